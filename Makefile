@@ -1,0 +1,72 @@
+# Commands of the repository; `make help` lists them. They need Python 3.11 or newer, git and make.
+
+# The interpreter that the environments are made with.
+PYTHON ?= $(firstword $(foreach python,python3 python3.11 python3.12 python3.13 python3.14,\
+	$(shell $(python) -c 'import sys; print(sys.executable if sys.version_info >= (3, 11) else "")' 2>/dev/null)))
+VENV ?= .venv
+RUNTIME_VENV ?= .venv-runtime
+
+# Where torch comes from; empty: pip's own configuration. The build without CUDA, 200 MB instead of some GB:
+#   make demo TORCH_INDEX=https://download.pytorch.org/whl/cpu
+TORCH_INDEX ?=
+TORCH ?= torch>=2.13,<2.14
+
+BIN = $(VENV)/bin
+PIP = $(BIN)/python -m pip --disable-pip-version-check
+PROJECTS = pyproject.toml runtimes/python/pyproject.toml
+RUNTIME_SOURCES = $(shell find runtimes/python/aotexport_runtime -type f -not -name '*.pyc')
+# torch and the model libraries use as many threads as there are cores; hubs are never asked.
+export HF_HUB_OFFLINE = 1
+
+.PHONY: help demo test test-full lint bench clean
+
+help: ## list the commands
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
+
+demo: $(VENV)/.demo $(RUNTIME_VENV)/.made ## export a model, fine-tune its bundle without the model's code, compare with eager
+	@$(BIN)/python examples/demo.py --runtime $(RUNTIME_VENV)/bin/python --output demo
+
+test: lint ## check style, types and schemas, and run the tests (below 20 minutes on 2 cores)
+	$(BIN)/python -m pytest -m "not slow" --ignore=tests/sweeps
+
+test-full: lint ## the same with the slow tests and the sweeps
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/.dev ## check style, types, and that the generated schemas are fresh
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/pyright
+	$(BIN)/pyright --project runtimes/python
+	$(BIN)/python schemas/tools/diff.py --check
+	$(BIN)/python schemas/tools/generate.py --check
+
+bench: $(VENV)/.dev ## measure against eager; ARGS="--help" shows the choices
+	$(BIN)/python -m benchmarks $(ARGS)
+
+clean: ## remove everything that these commands made
+	rm -rf $(VENV) $(RUNTIME_VENV) demo build dist .pytest_cache .ruff_cache .hypothesis
+	rm -rf *.egg-info runtimes/python/build runtimes/python/*.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# --- environments, each with a stamp that is renewed when its sources change ------------------------------
+
+$(BIN)/python:
+	@test -n "$(PYTHON)" || { echo "error: no Python 3.11 or newer found; name one: make PYTHON=/path/to/python" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+# torch goes first and alone, so that no other requirement brings in a build from another index.
+$(VENV)/.torch: | $(BIN)/python
+	$(PIP) install --progress-bar off $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) '$(TORCH)'
+	@touch $@
+
+$(VENV)/.demo: $(VENV)/.torch $(PROJECTS)
+	$(PIP) install --quiet --editable runtimes/python --editable '.[demo]'
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.torch $(PROJECTS)
+	$(PIP) install --quiet --editable runtimes/python --editable '.[dev,examples]'
+	@touch $@ $(VENV)/.demo
+
+$(RUNTIME_VENV)/.made: $(VENV)/.demo examples/runtime_venv.py $(RUNTIME_SOURCES)
+	$(BIN)/python examples/runtime_venv.py $(RUNTIME_VENV)
+	@touch $@

@@ -1,0 +1,98 @@
+"""A bundle against a model file: the model, with the bundle's weights, runs eagerly and the bundle must agree.
+
+This tells whether the code of a model still means what was exported, whatever was trained since.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+
+from aotexport.capture.call import ExampleCall, example_call
+from aotexport.capture.state import State, StateEntry, collect_state
+from aotexport.errors import VerificationFailed
+from aotexport.source import Source
+from aotexport.vectors import record_vectors
+from aotexport_runtime import dtypes
+from aotexport_runtime.bundle import Bundle
+from aotexport_runtime.schema.manifest import StateTensor
+from aotexport_runtime.schema.program import ArgumentInput
+from aotexport_runtime.self_test import VectorResult, run_vector
+from aotexport_runtime.weights import load_tensors
+
+
+def compare_with_model(
+    bundle: Bundle, source: Source, *, targets: Sequence[str], operator_namespaces: Iterable[str] = ()
+) -> list[VectorResult]:
+    """Return how the bundle compares with the model of a model file that has the bundle's weights.
+
+    Args:
+        bundle: an open bundle.
+        source: the model file; its module is given the weights of the bundle.
+        targets: engines to run the bundle with.
+        operator_namespaces: see `aotexport_runtime.load`.
+
+    Returns:
+        One result per program, recorded call and target. Calls are recorded anew: the file's example inputs, random
+        values of the same kind, and other sizes of dynamic dimensions.
+
+    Raises:
+        VerificationFailed: the model has other parameters, buffers or inputs than the bundle.
+        ExportFailed: the model fails on its own example inputs.
+    """
+    call = example_call(source.target, source.args, source.kwargs, source.dynamic_shapes)
+    state = collect_state(call.module)
+    _give_weights(bundle, state, source.name)
+    namespaces = tuple(operator_namespaces)
+    results: list[VectorResult] = []
+    for name in bundle.program_names:
+        program = bundle.program(name)
+        _check_inputs([s.path for s in program.inputs if isinstance(s, ArgumentInput)], call, name, source.name)
+        for vector in record_vectors(call, state, program):
+            results += [
+                run_vector(bundle.root, vector.name, vector.record, vector.tensors, None, target, namespaces)
+                for target in targets
+            ]
+    return results
+
+
+def _give_weights(bundle: Bundle, state: State, file: str) -> None:
+    """Copy the bundle's parameters, buffers and tensor attributes into the model's, by name."""
+    stored = {entry.name: entry for entry in bundle.manifest.state}
+    own = {name: entry for entry in state.entries for name in entry.names}
+    # Constants that tracing found in code have no name in the model; a changed one shows in the results.
+    named = {name: entry for name, entry in stored.items() if entry.role != "constant" or name in own}
+    problems = [f"`{name}` is in the bundle alone" for name in named if name not in own]
+    problems += [
+        f"`{entry.names[0]}` is in `{file}` alone"
+        for entry in state.entries
+        if entry.role != "constant" and not stored.keys() & set(entry.names)
+    ]
+    problems += [
+        problem for name, entry in named.items() if name in own and (problem := _misfit(name, own[name], entry))
+    ]
+    if problems:
+        lines = "\n".join(f"  {problem}" for problem in problems[:40])
+        raise VerificationFailed(f"the weights of the bundle do not fit the model of `{file}`:\n{lines}", problems)
+    tensors = load_tensors(bundle, named.values())
+    with torch.no_grad():
+        for name, tensor in tensors.items():
+            own[name].tensor.copy_(tensor)
+
+
+def _misfit(name: str, own: StateEntry, stored: StateTensor) -> str | None:
+    have = f"{dtypes.name_of(own.tensor.dtype)}{list(own.tensor.shape)}"
+    need = f"{stored.dtype}{list(stored.shape)}"
+    hint = " (give --dtype as at the export)" if tuple(own.tensor.shape) == stored.shape else ""
+    return None if have == need else f"`{name}` is {need} in the bundle and {have} in the model{hint}"
+
+
+def _check_inputs(expected: list[str], call: ExampleCall, program: str, file: str) -> None:
+    missing = [path for path in expected if path not in call.paths]
+    if missing:
+        raise VerificationFailed(
+            f"program `{program}` has the tensor inputs {', '.join(expected)}; the example call of `{file}` has "
+            f"{', '.join(call.paths) or 'none'}",
+            missing,
+        )

@@ -1,0 +1,212 @@
+"""The example call: the callable, its signature, and its arguments as flat leaves.
+
+Invariant: a tensor object occurs once among the leaves, however often it was passed.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from aotexport.capture.structure import tree_of
+from aotexport.errors import ModelFileInvalid
+from aotexport_runtime.schema.program import Parameter
+from aotexport_runtime.schema.trees import Constant, Leaf, Mapping, NamedFields, Sequence, Tree
+from aotexport_runtime.trees import steps
+
+
+@dataclass
+class ExampleCall:
+    """A callable with one call of it.
+
+    Attributes:
+        callable: an `nn.Module`, or a function of tensors.
+        parameters: its signature; leaves of the trees index `tensors`.
+        tensors: argument tensors, each object once; and integers of dynamic arguments.
+        paths: where each of them stands, first place first.
+        axes: per tensor, the user's dynamic dimension per axis.
+        args: positional arguments.
+        kwargs: keyword arguments.
+    """
+
+    callable: nn.Module | Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    parameters: tuple[Parameter, ...] = ()
+    tensors: list[torch.Tensor] = field(default_factory=list)
+    paths: list[str] = field(default_factory=list)
+    axes: list[dict[int, Any] | None] = field(default_factory=list)
+
+    @property
+    def module(self) -> nn.Module | None:
+        """The module, or None for a function."""
+        return self.callable if isinstance(self.callable, nn.Module) else None
+
+    @property
+    def name(self) -> str:
+        """Name of the class or function."""
+        if self.module is not None:
+            return type(self.module).__name__
+        return getattr(self.callable, "__name__", type(self.callable).__name__)
+
+    def rebuild(self, tensors: list[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return `(args, kwargs)` with `tensors` in place of the example's, everything else as in the example."""
+        swap = {id(old): new for old, new in zip(self.tensors, tensors, strict=True)}
+        return tuple(_swap(arg, swap) for arg in self.args), {key: _swap(arg, swap) for key, arg in self.kwargs.items()}
+
+
+def example_call(
+    callable_: nn.Module | Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any] | None,
+    dynamic_shapes: Any,
+) -> ExampleCall:
+    """Return the example call, bound to the callable's signature and flattened.
+
+    Args:
+        callable_: module or function.
+        args: positional example arguments.
+        kwargs: keyword example arguments.
+        dynamic_shapes: as `torch.export.export` takes it: by parameter name or position, nested like the arguments.
+
+    Raises:
+        ModelFileInvalid: the arguments do not fit the signature, or `dynamic_shapes` does not fit the arguments.
+        ExportFailed: an argument that a bundle cannot hold.
+    """
+    if not isinstance(args, tuple | list):
+        raise ModelFileInvalid(f"example arguments must be a tuple, got {type(args).__name__}")
+    call = ExampleCall(callable_, tuple(args), dict(kwargs or {}))
+    signature = _signature(callable_)
+    try:
+        bound = signature.bind(*call.args, **call.kwargs)
+    except TypeError as error:
+        raise ModelFileInvalid(f"the example inputs do not fit `{call.name}{signature}`: {error}") from None
+    indices: dict[int, int] = {}
+
+    def leaf_index(value: Any, path: str) -> int | None:
+        if not isinstance(value, torch.Tensor):
+            return None
+        if id(value) not in indices:
+            indices[id(value)] = len(call.tensors)
+            call.tensors.append(value)
+            call.paths.append(path)
+            call.axes.append(None)
+        return indices[id(value)]
+
+    call.parameters = tuple(
+        _parameter(parameter, bound.arguments, leaf_index) for parameter in signature.parameters.values()
+    )
+    if dynamic_shapes is not None:
+        _spread(call, dynamic_shapes)
+    return call
+
+
+def _signature(callable_: Any) -> inspect.Signature:
+    target = callable_.forward if isinstance(callable_, nn.Module) else callable_
+    try:
+        return inspect.signature(target)
+    except (ValueError, TypeError):
+        return inspect.signature(lambda *args, **kwargs: None)
+
+
+def _parameter(parameter: inspect.Parameter, arguments: dict[str, Any], leaf_index: Any) -> Parameter:
+    kind: Any = parameter.kind.name.lower()
+    empty: Any = {"var_positional": (), "var_keyword": {}}.get(kind, parameter.default)
+    passed = parameter.name in arguments
+    value = arguments[parameter.name] if passed else empty
+    tree = tree_of(value, parameter.name, leaf_index, what="input")
+    default_stands_in = empty is not inspect.Parameter.empty and (not passed or _same_constant(value, empty))
+    return Parameter(name=parameter.name, kind=kind, tree=tree, optional=default_stands_in)
+
+
+def _same_constant(value: Any, default: Any) -> bool:
+    return value is default or (
+        type(value) is type(default) and isinstance(value, int | float | str) and value == default
+    )
+
+
+def _spread(call: ExampleCall, dynamic_shapes: Any) -> None:
+    """Write the user's dynamic dimensions to `call.axes`."""
+    names = [parameter.name for parameter in call.parameters]
+    if isinstance(dynamic_shapes, tuple | list):
+        by_name = dict(zip(names, dynamic_shapes, strict=False))
+    elif isinstance(dynamic_shapes, dict):
+        by_name = dict(dynamic_shapes)
+    else:
+        raise ModelFileInvalid(f"dynamic_shapes must be a dict or tuple, got {type(dynamic_shapes).__name__}")
+    trees = {parameter.name: parameter for parameter in call.parameters}
+    extra = next((p for p in call.parameters if p.kind == "var_keyword"), None)
+    for name, spec in by_name.items():
+        if name in trees:
+            _spread_tree(call, trees[name].tree, spec, name)
+        elif extra is not None and isinstance(extra.tree, Mapping) and name in extra.tree.keys:
+            _spread_tree(call, extra.tree.items[extra.tree.keys.index(name)], spec, str(name))
+        else:
+            raise ModelFileInvalid(f"dynamic_shapes names `{name}`; the parameters are {', '.join(names)}")
+
+
+def _spread_tree(call: ExampleCall, tree: Tree, spec: Any, path: str) -> None:
+    if spec is None:
+        return
+    if isinstance(tree, Constant):
+        if isinstance(spec, dict | tuple | list) and any(item is not None for item in _items(spec)):
+            raise ModelFileInvalid(f"dynamic_shapes: `{path}` is no tensor in the example call")
+        return
+    if isinstance(tree, Leaf):
+        call.axes[tree.index] = _axes(spec, call.tensors[tree.index], path)
+        return
+    for step, item, child in zip(steps(tree), tree.items, _child_specs(tree, spec, path), strict=True):
+        _spread_tree(call, item, child, path + step)
+
+
+def _items(spec: Any) -> list[Any]:
+    return list(spec.values()) if isinstance(spec, dict) else list(spec)
+
+
+def _child_specs(tree: Sequence | Mapping | NamedFields, spec: Any, path: str) -> list[Any]:
+    if isinstance(spec, dict):
+        keys = tree.keys if isinstance(tree, Mapping) else tree.fields if isinstance(tree, NamedFields) else ()
+        unknown = [key for key in spec if key not in keys]
+        if unknown:
+            raise ModelFileInvalid(f"dynamic_shapes: `{path}` has no {unknown[0]!r}")
+        return [spec.get(key) for key in keys]
+    if isinstance(spec, tuple | list) and len(spec) == len(tree.items):
+        return list(spec)
+    raise ModelFileInvalid(f"dynamic_shapes: `{path}` has {len(tree.items)} items; give one entry each, or None")
+
+
+def _axes(spec: Any, tensor: torch.Tensor, path: str) -> dict[int, Any]:
+    axes = dict(enumerate(spec)) if isinstance(spec, tuple | list) else spec
+    if not isinstance(axes, dict):
+        raise ModelFileInvalid(f"dynamic_shapes: `{path}` needs a dict from axis to dimension, got {spec!r}")
+    result: dict[int, Any] = {}
+    for axis, dimension in axes.items():
+        if not -tensor.dim() <= axis < tensor.dim():
+            raise ModelFileInvalid(f"dynamic_shapes: `{path}` has {tensor.dim()} axes, no axis {axis}")
+        result[axis % tensor.dim()] = dimension
+    return result
+
+
+def _swap(value: Any, swap: dict[int, Any]) -> Any:
+    if isinstance(value, torch.Tensor):
+        return swap[id(value)]
+    if isinstance(value, torch.Size):
+        return value
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(_swap(item, swap) for item in value))
+    if isinstance(value, tuple | list):
+        return type(value)(_swap(item, swap) for item in value)
+    if isinstance(value, dict):
+        swapped = {key: _swap(item, swap) for key, item in value.items()}
+        return type(value)(swapped) if type(value) is not dict else swapped
+    if hasattr(value, "__dataclass_fields__") and not isinstance(value, type):
+        import dataclasses
+
+        fields = {f.name: _swap(getattr(value, f.name), swap) for f in dataclasses.fields(value)}
+        return type(value)(**fields)
+    return value

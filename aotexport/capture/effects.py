@@ -1,0 +1,147 @@
+"""What tracing would lose: detected while the model runs, and refused by name.
+
+Tracing keeps tensor operators. Python state that a call changes, hooks that it registers and `.data` that it
+assigns are no operators; a program without them would be silently wrong.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from aotexport.capture.sources import is_user_file, user_line
+from aotexport.errors import ExportFailed
+
+_NUMBERS = (bool, int, float, str)
+
+
+@dataclass
+class Effects:
+    """What was seen while the model ran.
+
+    Attributes:
+        autograd_functions: names of custom autograd functions, whose backward the forward graph does not hold.
+        sets_requires_grad: whether the model calls `requires_grad_`, which functional graphs do not hold.
+        checks_sizes: whether the graph checks sizes that only the data know (`torch._check`).
+        notes: sentences for the user about what the bundle does not reproduce.
+    """
+
+    autograd_functions: list[str] = field(default_factory=list)
+    sets_requires_grad: bool = False
+    checks_sizes: bool = False
+    notes: list[str] = field(default_factory=list)
+
+
+@contextlib.contextmanager
+def observed(module: nn.Module | None) -> Iterator[Effects]:
+    """Watch the model run under tracing.
+
+    Yields:
+        What was seen, complete once the block has ended.
+
+    Raises:
+        ExportFailed: the model did something that tracing loses.
+    """
+    effects = Effects()
+    before = _attributes(module)
+    try:
+        with contextlib.ExitStack() as patches:
+            for owner, name, replacement in _replacements(effects):
+                patches.enter_context(_replaced(owner, name, replacement))
+            yield effects
+    finally:
+        changes = _restore(module, before)
+    _judge(changes, effects)
+
+
+@contextlib.contextmanager
+def _replaced(owner: Any, name: str, replacement: Any) -> Iterator[None]:
+    """Set an attribute of a class for a while; one that it only inherits is shadowed."""
+    own = name in vars(owner)
+    original = vars(owner).get(name)
+    setattr(owner, name, replacement)
+    try:
+        yield
+    finally:
+        if own:
+            setattr(owner, name, original)
+        else:
+            delattr(owner, name)
+
+
+def _replacements(effects: Effects) -> list[tuple[Any, str, Any]]:
+    """Return what stands in for methods that tracing does not see, as `(class, name, attribute)`."""
+    function, tensor = torch.autograd.Function, torch.Tensor
+    original_apply, original_requires_grad = vars(function)["apply"], tensor.requires_grad_
+
+    def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        # Torch's operators with bodies have autograd functions of their own; their nodes hold the whole operator.
+        own = cls.__module__.startswith(("torch._higher_order_ops", "torch._dynamo"))
+        if not own and cls.__qualname__ not in effects.autograd_functions:
+            effects.autograd_functions.append(cls.__qualname__)
+        return original_apply.__get__(None, cls)(*args, **kwargs)
+
+    def requires_grad_(self: torch.Tensor, requires_grad: bool = True) -> torch.Tensor:
+        if not is_user_file(sys._getframe(1).f_code.co_filename):
+            return original_requires_grad(self, requires_grad)
+        effects.sets_requires_grad = True
+        return torch.ops.aten.requires_grad_.default(self, requires_grad)
+
+    data = property(lambda self: self.detach(), _refused("Tensor.data = ...", "Use `copy_`, or return the new tensor"))
+    hooks = "Register hooks on the loaded bundle's parameters, inputs or outputs instead"
+    seeds = "Seed outside of the model"
+    return [
+        (torch, "manual_seed", _refused("torch.manual_seed", seeds)),
+        (torch.random, "manual_seed", _refused("torch.manual_seed", seeds)),
+        (function, "apply", classmethod(apply)),
+        (tensor, "data", data),
+        (tensor, "requires_grad_", requires_grad_),
+        (tensor, "register_hook", _refused("Tensor.register_hook", hooks)),
+        (tensor, "register_post_accumulate_grad_hook", _refused("Tensor.register_post_accumulate_grad_hook", hooks)),
+        (tensor, "backward", _refused("Tensor.backward", "Return the loss, and call `backward` outside of the model")),
+    ]
+
+
+def _refused(what: str, way_out: str) -> Any:
+    def refuse(*args: Any, **kwargs: Any) -> Any:
+        raise ExportFailed(f"{user_line()}the model calls `{what}`, which a bundle cannot hold. {way_out}")
+
+    return refuse
+
+
+def _attributes(module: nn.Module | None) -> list[tuple[str, nn.Module, dict[str, Any]]]:
+    if module is None:
+        return []
+    return [(path, child, dict(vars(child))) for path, child in module.named_modules()]
+
+
+def _restore(
+    module: nn.Module | None, before: list[tuple[str, nn.Module, dict[str, Any]]]
+) -> list[tuple[str, Any, Any]]:
+    """Put every attribute back; return the changed ones as `(name, old, new)`."""
+    changes: list[tuple[str, Any, Any]] = []
+    for path, child, old in before:
+        new = vars(child)
+        for key in {**old, **new}:
+            if old.get(key) is not new.get(key):
+                changes.append((f"{path}.{key}" if path else key, old.get(key), new.get(key)))
+        new.clear()
+        new.update(old)
+    return changes
+
+
+def _judge(changes: list[tuple[str, Any, Any]], effects: Effects) -> None:
+    for name, old, new in changes:
+        if isinstance(new, _NUMBERS) and type(old) is type(new) and old != new:
+            raise ExportFailed(
+                f"the call changes the attribute `{name}` of the model from {old!r} to {new!r}, and a bundle has no "
+                "Python state. Keep it as a buffer (`register_buffer`) and change it in place, or outside of the call"
+            )
+        if isinstance(new, torch.Tensor) and not isinstance(old, torch.Tensor):
+            effects.notes.append(f"the tensor that the call stores in `{name}` is not kept by the bundle")

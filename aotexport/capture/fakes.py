@@ -1,0 +1,141 @@
+"""Fake tensors that stand for the inputs of a trace, with symbols for the user's dynamic sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from aotexport.capture.call import ExampleCall
+from aotexport.capture.state import State
+from aotexport.errors import ModelFileInvalid
+from aotexport.torch_internals import FakeTensorMode, make_fake_inputs
+
+
+@dataclass
+class FakeInputs:
+    """The fake world of one program.
+
+    Attributes:
+        mode: its fake mode, with the shape environment.
+        state: one fake per entry of the state; grows with constants that tracing finds.
+        arguments: one fake per argument tensor.
+        equalities: what the user said about equal and derived dimensions.
+        axes: the user's dimension per axis, per argument tensor.
+    """
+
+    mode: FakeTensorMode
+    state: list[torch.Tensor]
+    arguments: list[torch.Tensor]
+    equalities: Any
+    axes: list[dict[int, Any] | None] = field(default_factory=list)
+
+    def fake(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return the fake of a tensor with fixed sizes."""
+        return self.mode.from_tensor(tensor, static_shapes=True)
+
+    def twins(self, fakes: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Return fresh fakes with the metadata of `fakes`: a trace may change those that it is given."""
+        with self.mode:
+            return [_twin(fake) for fake in fakes]
+
+
+class _Arguments(nn.Module):
+    def forward(self, *args: Any) -> None:
+        """Stand for a callable of flat tensors, for torch's checks of dynamic shapes."""
+
+
+def fake_inputs(call: ExampleCall, state: State) -> FakeInputs:
+    """Return fakes for the example call and the state.
+
+    Raises:
+        ModelFileInvalid: the dynamic dimensions contradict the example inputs.
+    """
+    dynamic_shapes = {"args": tuple(call.axes)} if any(axes is not None for axes in call.axes) else None
+    try:
+        mode, arguments, _, equalities, _, _ = make_fake_inputs(_Arguments(), tuple(call.tensors), {}, dynamic_shapes)
+        _relate_sizes(call, arguments)
+    except ModelFileInvalid:
+        raise
+    except Exception as error:
+        raise ModelFileInvalid(f"dynamic_shapes do not fit the example inputs: {error}") from error
+    fakes = FakeInputs(mode, [], list(arguments), equalities, call.axes)
+    fakes.state = [fakes.fake(entry.tensor) for entry in state.entries]
+    return fakes
+
+
+@dataclass(frozen=True)
+class _Size:
+    """A size that the user named: `factor * root + offset`."""
+
+    factor: int
+    offset: int
+    size: Any
+    example: int
+    where: str
+
+    def derived_from(self, other: _Size, size: Any) -> Any:
+        """Return what this size is when `other` is `size`."""
+        if (self.factor, self.offset) == (other.factor, other.offset):
+            return size
+        return self.factor * ((size - other.offset) // other.factor) + self.offset
+
+
+def _relate_sizes(call: ExampleCall, fakes: Sequence[Any]) -> None:
+    """Let the shape environment assume what the user's names say: equal where equal, `2 * half` where derived.
+
+    Calls are held to these relations even where the model does not need them.
+
+    Raises:
+        ModelFileInvalid: the example breaks a relation.
+    """
+    for name, (first, *others) in _named_sizes(call, fakes).items():
+        torch._check((first.size - first.offset) % first.factor == 0)
+        for other in others:
+            expected = other.derived_from(first, first.example)
+            if other.example != expected:
+                raise ModelFileInvalid(
+                    f"dynamic_shapes: {first.where} is {first.example} in the example inputs, so with the dimension "
+                    f"`{name}` {other.where} must be {expected}; it is {other.example}"
+                )
+            torch._check(other.size == other.derived_from(first, first.size))
+
+
+def _named_sizes(call: ExampleCall, fakes: Sequence[Any]) -> dict[str, list[_Size]]:
+    """Return the named sizes by the name of their root, roots themselves before what derives from them."""
+    found: dict[str, list[_Size]] = {}
+    for fake, tensor, axes, path in zip(fakes, call.tensors, call.axes, call.paths, strict=True):
+        for axis, dimension in (axes or {}).items():
+            root = getattr(dimension, "root", dimension)
+            # Hints (`Dim.AUTO`) and fixed sizes have no name.
+            if not hasattr(root, "__name__"):
+                continue
+            offset, at_one = (0, 1) if root is dimension else (dimension.fn(0), dimension.fn(1))
+            size = _Size(at_one - offset, offset, fake.shape[axis], tensor.shape[axis], f"axis {axis} of `{path}`")
+            found.setdefault(root.__name__, []).append(size)
+    return {name: sorted(sizes, key=lambda s: (s.factor, abs(s.offset))) for name, sizes in found.items()}
+
+
+def _twin(fake: torch.Tensor) -> torch.Tensor:
+    if not isinstance(fake, torch.Tensor):
+        return fake
+    size, stride, offset = fake.size(), fake.stride(), fake.storage_offset()
+    if isinstance(offset, int) and offset == 0:
+        twin = torch.empty_strided(size, stride, dtype=fake.dtype, device=fake.device)
+    else:
+        room: Any = 1 + offset + sum((n - 1) * s for n, s in zip(size, stride, strict=True))
+        room = torch.sym_max(room, offset)
+        base = torch.empty(room, dtype=fake.dtype, device=fake.device)
+        twin = torch.empty(0, dtype=fake.dtype, device=fake.device)
+        twin.set_(base.untyped_storage(), offset, size, stride)
+    if fake.requires_grad:
+        twin.requires_grad_(True)
+        if not fake.is_leaf:
+            with torch.enable_grad():
+                twin = twin.clone()
+    if isinstance(fake, nn.Parameter):
+        twin = nn.Parameter(twin, requires_grad=fake.requires_grad)
+    return twin

@@ -1,0 +1,280 @@
+"""The forward graph: the program before autograd, in place mutations and all."""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from aotexport.capture.call import ExampleCall
+from aotexport.capture.effects import Effects, observed
+from aotexport.capture.fakes import FakeInputs, fake_inputs
+from aotexport.capture.grad_mode import make_relative, marked_regions
+from aotexport.capture.sources import is_user_file, user_line
+from aotexport.capture.state import State, StateEntry, swapped
+from aotexport.capture.strategies import STRATEGIES
+from aotexport.capture.structure import tree_of
+from aotexport.errors import AotExportError, ExportFailed
+from aotexport.torch_internals import (
+    OpOverload,
+    has_transforms,
+    insert_data_dependent_checks,
+    node_annotations,
+    trace_forward,
+)
+from aotexport_runtime.schema.trees import Tree
+
+
+@dataclass(frozen=True)
+class Binding:
+    """What a graph input is: state (`entry`), argument tensor `argument`, or both when they are one tensor."""
+
+    entry: StateEntry | None = None
+    argument: int | None = None
+
+
+@dataclass
+class ForwardCapture:
+    """A traced forward graph.
+
+    Attributes:
+        graph: its module; placeholders in the order of `bindings`, outputs flat.
+        bindings: what each placeholder is.
+        inputs: fakes per placeholder, untouched by the trace.
+        output_tree: structure of the returned value.
+        rebinds: state entries that the call replaces, with the index of the output that replaces them.
+        effects: what was seen.
+        fakes: the fake world; its shape environment collects guards.
+        function: the traced function on flat inputs in the order of `bindings`, for a direct joint capture.
+        strategy: which strategy gave it.
+    """
+
+    graph: torch.fx.GraphModule
+    bindings: list[Binding]
+    inputs: list[torch.Tensor]
+    output_tree: Tree
+    rebinds: list[tuple[StateEntry, int]]
+    effects: Effects
+    fakes: FakeInputs
+    function: Any
+    strategy: str
+
+
+def capture_forward(call: ExampleCall, state: State) -> ForwardCapture:
+    """Trace the call by the first strategy that can.
+
+    Args:
+        call: the example call; the module is in the wanted mode.
+        state: its state; constants that the trace finds are added.
+
+    Raises:
+        ExportFailed: no strategy could; says why, per strategy, with the user's line.
+    """
+    reasons: list[str] = []
+    for strategy in STRATEGIES:
+        try:
+            with _quiet():
+                return _trace(call, state, strategy.prepare(call), strategy.name)
+        except AotExportError as error:
+            if strategy.name == "direct":
+                raise
+            reasons.append(f"{strategy.name}: {error}")
+        except Exception as error:
+            reasons.append(f"{strategy.name}: {user_line(error)}{_first_line(error)}")
+    listed = "\n".join(f"  - {reason}" for reason in reasons)
+    raise ExportFailed(
+        f"`{call.name}` cannot be captured as a graph. What was tried:\n{listed}\n"
+        "Python code that depends on the values of tensors is the usual cause: use torch.where or torch.cond, "
+        "`torch._check` for sizes, or a custom operator (torch.library.custom_op)"
+    )
+
+
+def _first_line(error: BaseException) -> str:
+    lines = [line for line in str(error).strip().splitlines() if line.strip()] or [""]
+    return f"{type(error).__name__}: {lines[0][:300]}"
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    import logging
+    import warnings
+
+    loggers = [logging.getLogger(name) for name in ("torch.export", "torch._dynamo", "torch.fx")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
+@dataclass
+class _Flat:
+    """The callable on flat tensors: state entries first, then the arguments that are no state."""
+
+    call: ExampleCall
+    target: Any
+    state: State
+    shared: dict[int, int]
+    output_tree: Tree | None = None
+    rebinds: list[tuple[StateEntry, int]] = field(default_factory=list)
+    effects: Effects = field(default_factory=Effects)
+
+    def __call__(self, *tensors: Any) -> tuple[Any, ...]:
+        count = len(self.state.entries)
+        own = iter(tensors[count:])
+        indices_of_arguments = range(len(self.call.tensors))
+        arguments = [tensors[self.shared[i]] if i in self.shared else next(own) for i in indices_of_arguments]
+        args, kwargs = self.call.rebuild(arguments)
+        outputs: list[Any] = []
+        indices: dict[int, int] = {}
+
+        def leaf_index(value: Any, path: str) -> int | None:
+            if type(value) is int:
+                return None
+            if id(value) not in indices:
+                indices[id(value)] = len(outputs)
+                outputs.append(value)
+            return indices[id(value)]
+
+        with (
+            observed(self.call.module) as self.effects,
+            swapped(self.state, list(tensors[:count])) as replaced,
+        ):
+            result = self.target(*args, **kwargs)
+        self.output_tree = tree_of(result, "output", leaf_index, what="output")
+        self.rebinds = [(entry, _required(leaf_index(new, ""), entry)) for entry, new in replaced]
+        return tuple(outputs)
+
+
+def _required(index: int | None, entry: StateEntry) -> int:
+    if index is None:
+        raise ExportFailed(f"the call replaces the tensor `{entry.names[0]}` by something that is no tensor")
+    return index
+
+
+def _trace(call: ExampleCall, state: State, target: Any, strategy: str) -> ForwardCapture:
+    fakes = fake_inputs(call, state)
+    known = len(state.entries)
+    entries = {id(entry.tensor): index for index, entry in enumerate(state.entries)}
+    shared = {index: entries[id(t)] for index, t in enumerate(call.tensors) if id(t) in entries}
+    flat = _Flat(call, target, State(list(state.entries)), shared)
+    own = [index for index in range(len(call.tensors)) if index not in shared]
+    inputs = [*fakes.state, *[fakes.arguments[index] for index in own]]
+    with _module_paths(call.module), marked_regions() as regions:
+        graph = trace_forward(flat, fakes.twins(inputs), fakes.mode, keeps_frames_of=is_user_file)
+        if has_transforms(graph.graph):
+            if regions["entered"]:
+                raise ExportFailed("the model mixes function transforms (torch.vmap, torch.func) and grad-mode regions")
+            graph = trace_forward(
+                flat, fakes.twins(inputs), fakes.mode, keeps_frames_of=is_user_file, above_autograd=False
+            )
+    assert flat.output_tree is not None
+    bindings = [Binding(entry=entry) for entry in state.entries[:known]]
+    for index, entry in shared.items():
+        bindings[entry] = Binding(entry=state.entries[entry], argument=index)
+    bindings += [Binding(argument=index) for index in own]
+    for entry in _lift_constants(graph, state):
+        if len(fakes.state) < len(state.entries):
+            fakes.state.append(fakes.fake(entry.tensor))
+        bindings.append(Binding(entry=entry))
+        inputs.append(fakes.fake(entry.tensor))
+    make_relative(graph.graph)
+    assert fakes.mode.shape_env is not None
+    flat.effects.checks_sizes = insert_data_dependent_checks(graph, fakes.mode.shape_env)
+    graph.graph.eliminate_dead_code(is_impure_node=_keeps_effect)
+    bindings, inputs = _drop_unused_state(graph, bindings, inputs)
+    graph.recompile()
+    return ForwardCapture(graph, bindings, inputs, flat.output_tree, flat.rebinds, flat.effects, fakes, flat, strategy)
+
+
+def _keeps_effect(node: torch.fx.Node) -> bool:
+    """Return whether a node must stay although nothing uses its result."""
+    if node.op in ("placeholder", "output"):
+        return True
+    if node.op != "call_function":
+        return False
+    if not isinstance(node.target, OpOverload):
+        return node.target is not operator.getitem
+    schema = node.target._schema
+    pure = not schema.is_mutable and torch.Tag.nondeterministic_seeded not in node.target.tags
+    composite_random = ("dropout", "batch_norm", "rrelu", "rnn", "lstm", "gru", "instance_norm", "assert")
+    return not pure or any(word in schema.name for word in composite_random)
+
+
+def _lift_constants(graph: torch.fx.GraphModule, state: State) -> list[StateEntry]:
+    """Turn tensors that the code closes over into placeholders, one per tensor; return their state entries."""
+    by_target: dict[str, torch.fx.Node] = {}
+    by_tensor: dict[int, torch.fx.Node] = {}
+    entries: list[StateEntry] = []
+    last = (
+        next(node for node in reversed(graph.graph.find_nodes(op="placeholder")))
+        if graph.graph.find_nodes(op="placeholder")
+        else None
+    )
+    for node in graph.graph.find_nodes(op="get_attr"):
+        tensor = getattr(graph, str(node.target), None)
+        if not isinstance(tensor, torch.Tensor):
+            continue
+        placeholder = by_target.get(str(node.target)) or by_tensor.get(id(tensor))
+        if placeholder is None:
+            with graph.graph.inserting_after(last) if last is not None else graph.graph.inserting_before(None):
+                placeholder = graph.graph.placeholder(f"constant_{len(entries)}")
+            placeholder.meta["val"] = node.meta.get("val")
+            last = placeholder
+            entries.append(state.add_constant(tensor))
+        by_target[str(node.target)] = by_tensor[id(tensor)] = placeholder
+        node.replace_all_uses_with(placeholder)
+        graph.graph.erase_node(node)
+    return entries
+
+
+def _drop_unused_state(
+    graph: torch.fx.GraphModule, bindings: list[Binding], inputs: list[torch.Tensor]
+) -> tuple[list[Binding], list[torch.Tensor]]:
+    kept: list[int] = []
+    for index, node in enumerate(graph.graph.find_nodes(op="placeholder")):
+        if bindings[index].argument is None and not node.users:
+            graph.graph.erase_node(node)
+        else:
+            kept.append(index)
+    return [bindings[index] for index in kept], [inputs[index] for index in kept]
+
+
+@contextlib.contextmanager
+def _module_paths(module: nn.Module | None) -> Iterator[None]:
+    """Annotate every traced node with the path of the submodule that it came from."""
+    if module is None:
+        yield
+        return
+    paths = {id(child): path for path, child in module.named_modules()}
+    stack: list[str | None] = []
+
+    def enter(child: nn.Module, args: Any) -> None:
+        annotations = node_annotations()
+        stack.append(annotations.get("module"))
+        path = paths.get(id(child))
+        if path is not None:
+            annotations["module"] = path
+
+    def leave(child: nn.Module, args: Any, output: Any) -> None:
+        node_annotations()["module"] = stack.pop() if stack else None
+
+    handles = [
+        nn.modules.module.register_module_forward_pre_hook(enter),
+        nn.modules.module.register_module_forward_hook(leave, always_call=True),
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()

@@ -1,0 +1,85 @@
+"""The functional graph: the joint of forward and backward, or the inference graph, through AOTAutograd."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.fx.traceback
+
+from aotexport.capture.forward import ForwardCapture
+from aotexport.capture.sources import user_line
+from aotexport.torch_internals import FunctionalCapture, capture_functional, onednn_disabled
+
+
+@dataclass(frozen=True)
+class Refused:
+    """Why there is no functional graph; the program then runs its forward graph."""
+
+    reason: str
+
+
+def capture_functional_graph(forward: ForwardCapture, *, grad: bool) -> FunctionalCapture | Refused:
+    """Capture the functional graph of a traced program.
+
+    Args:
+        forward: the program before autograd, the source of the functional graph.
+        grad: joint graph; False: inference graph.
+    """
+    inputs = forward.inputs
+    if grad and not any(fake.requires_grad for fake in inputs if isinstance(fake, torch.Tensor)):
+        return Refused("nothing that the program uses requires grad")
+    if forward.effects.sets_requires_grad:
+        return Refused("the model calls `requires_grad_`")
+    if forward.effects.checks_sizes:
+        return Refused("the model checks sizes that only the data know")
+    if forward.rebinds:
+        names = ", ".join(f"`{entry.names[0]}`" for entry, _ in forward.rebinds)
+        return Refused(f"the call replaces the tensor attribute {names}")
+    try:
+        # Below autograd, where a joint graph is traced, grad mode is off: torch would pick recurrent kernels that eager
+        # training does not use and whose backward lacks gradients, and guard on sizes to pick a convolution kernel.
+        with onednn_disabled() if grad else contextlib.nullcontext():
+            captured = capture_functional(_traced(forward), forward.fakes.twins(inputs), forward.fakes.mode, grad=grad)
+    except Exception as error:
+        lines = [line for line in str(error).strip().splitlines() if line.strip()] or [""]
+        return Refused(f"{user_line(error)}{type(error).__name__}: {lines[0][:300]}")
+    return captured
+
+
+def _traced(forward: ForwardCapture) -> Callable[..., Any]:
+    """Return the function to capture: the forward graph, or the code itself where only that has the backward."""
+    if forward.effects.autograd_functions:
+        return _reordered(forward)
+    graph = forward.graph
+    for node in graph.graph.nodes:
+        node.meta["custom"] = {**(node.meta.get("custom") or {}), "origin": node.name}
+
+    def run(*inputs: Any) -> Any:
+        with torch.fx.traceback.preserve_node_meta():
+            return torch.fx.Interpreter(graph).run(*inputs)
+
+    return run
+
+
+def _reordered(forward: ForwardCapture) -> Callable[..., Any]:
+    """Return the flat Python function, on the forward graph's inputs."""
+    flat = forward.function
+    entries = {id(entry): index for index, entry in enumerate(flat.state.entries)}
+    own = [index for index in range(len(flat.call.tensors)) if index not in flat.shared]
+
+    def run(*inputs: Any) -> Any:
+        arguments: list[Any] = forward.fakes.twins(forward.fakes.state[: len(entries)])
+        arguments += [None] * len(own)
+        for binding, value in zip(forward.bindings, inputs, strict=True):
+            if binding.entry is None:
+                assert binding.argument is not None
+                arguments[len(entries) + own.index(binding.argument)] = value
+            elif id(binding.entry) in entries:
+                arguments[entries[id(binding.entry)]] = value
+        return flat(*arguments)
+
+    return run

@@ -1,0 +1,91 @@
+"""Grad-mode regions of the model, made relative to the mode that a call begins in.
+
+`with torch.no_grad():` switches back, at its end, to the mode before it. Tracing sees only a switch to `True`, the mode
+during the trace; replayed by a caller under `no_grad` that would switch gradients on. So the end of every region whose
+outside is the caller's mode is told apart, and restores the mode that `torch.is_grad_enabled()` gave at the start.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from aotexport.torch_internals import SET_GRAD_ENABLED, node_annotations
+
+_MARK = "restores_ambient_grad_mode"
+
+
+@contextlib.contextmanager
+def marked_regions() -> Iterator[dict[str, bool]]:
+    """Mark the nodes that end a grad-mode region whose outside is the caller's mode.
+
+    Yields:
+        A record whose `entered` says whether the model had any such region.
+    """
+    inside = {"region": False, "entered": False}
+    regions = (torch.no_grad, torch.enable_grad, torch.set_grad_enabled)
+    originals = [(region, region.__dict__.get("__enter__"), region.__dict__.get("__exit__")) for region in regions]
+    original_init = torch.set_grad_enabled.__init__
+
+    def remember(region: Any) -> None:
+        region.__dict__.setdefault("_outer_region", inside["region"])
+        inside["region"] = True
+        # Transforms of torch.func switch gradients on for themselves.
+        inside["entered"] |= "_functorch" not in sys._getframe(2).f_code.co_filename
+
+    def enter_of(original: Any) -> Any:
+        def enter(self: Any) -> Any:
+            remember(self)
+            return original(self)
+
+        return enter
+
+    def exit_of(original: Any) -> Any:
+        def leave(self: Any, *exception: Any) -> Any:
+            outer = self.__dict__.pop("_outer_region", False)
+            annotations = node_annotations()
+            annotations[_MARK] = not outer
+            try:
+                return original(self, *exception)
+            finally:
+                annotations.pop(_MARK, None)
+                inside["region"] = outer
+
+        return leave
+
+    def init(self: Any, mode: bool) -> None:
+        remember(self)
+        original_init(self, mode)
+
+    for region, enter, leave in originals:
+        region.__enter__ = enter_of(enter)  # type: ignore[method-assign]
+        region.__exit__ = exit_of(leave)  # type: ignore[method-assign]
+    torch.set_grad_enabled.__init__ = init  # type: ignore[method-assign]
+    try:
+        yield inside
+    finally:
+        torch.set_grad_enabled.__init__ = original_init  # type: ignore[method-assign]
+        for region, enter, leave in originals:
+            region.__enter__ = enter  # type: ignore[method-assign]
+            region.__exit__ = leave  # type: ignore[method-assign]
+
+
+def make_relative(graph: torch.fx.Graph) -> None:
+    """Let every marked node restore the mode at the start of the graph."""
+    marked = [
+        node
+        for node in graph.find_nodes(op="call_function", target=SET_GRAD_ENABLED)
+        if (node.meta.get("custom") or {}).get(_MARK)
+    ]
+    if not marked:
+        return
+    first = next(node for node in graph.nodes if node.op != "placeholder")
+    with graph.inserting_before(first):
+        ambient = graph.call_function(torch.is_grad_enabled)
+    ambient.meta["val"] = True
+    for node in marked:
+        node.args = (ambient,)

@@ -1,0 +1,72 @@
+"""The user's source lines: of the running frame, and of recorded stack traces."""
+
+from __future__ import annotations
+
+import re
+import sys
+import sysconfig
+from pathlib import Path
+
+import torch
+
+from aotexport_runtime.schema.graph import SourceLine
+
+_TORCH = str(Path(torch.__file__).parent)
+_HERE = str(Path(__file__).parents[1])
+_STDLIB = sysconfig.get_paths()["stdlib"]
+_SITE = tuple(sorted({sysconfig.get_paths()["purelib"], sysconfig.get_paths()["platlib"]}))
+_FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>\S+)')
+
+
+def is_user_file(file: str) -> bool:
+    """Return whether `file` is neither torch's, nor Python's, nor this package's."""
+    if file.startswith((_TORCH, _HERE, "<")):
+        return False
+    return not file.startswith(_STDLIB) or file.startswith(_SITE)
+
+
+def user_line(error: BaseException | None = None) -> str:
+    """Return `file:line: in function: ` of the innermost user frame, or an empty string.
+
+    Args:
+        error: look in its traceback; None: in the running stack.
+    """
+    found: tuple[str, int, str] | None = None
+    if error is not None:
+        trace = error.__traceback__
+        while trace is not None:
+            code = trace.tb_frame.f_code
+            if is_user_file(code.co_filename):
+                found = (code.co_filename, trace.tb_lineno, code.co_name)
+            trace = trace.tb_next
+    else:
+        frame = sys._getframe(1)
+        while frame is not None and found is None:
+            if is_user_file(frame.f_code.co_filename):
+                found = (frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
+            frame = frame.f_back  # type: ignore[assignment]
+    return f"{found[0]}:{found[1]}: in {found[2]}: " if found else ""
+
+
+def source_of(stack_trace: str | None, root: Path | None) -> SourceLine | None:
+    """Return the innermost user line of a recorded stack trace.
+
+    Args:
+        stack_trace: text as Python formats it.
+        root: directory that the exported model's own files are relative to.
+    """
+    if not stack_trace:
+        return None
+    frames = [match for match in _FRAME.finditer(stack_trace) if is_user_file(match["file"])]
+    if not frames:
+        return None
+    frame = frames[-1]
+    return SourceLine(file=relative_path(frame["file"], root), line=int(frame["line"]), function=frame["function"])
+
+
+def relative_path(file: str, root: Path | None) -> str:
+    """Return `file` without anything of this machine: below `root`, below site-packages, or its bare name."""
+    for base in (*(() if root is None else (str(root),)), *_SITE):
+        if file.startswith(base.rstrip("/") + "/"):
+            return file[len(base.rstrip("/")) + 1 :]
+    return Path(file).name

@@ -1,0 +1,137 @@
+"""The module's state: parameters, buffers and tensor attributes, each tensor object once.
+
+A tensor that is an attribute but no buffer is *constant* state: the call may read it and may replace it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from aotexport.errors import ExportFailed
+
+_BASE_ATTRIBUTES = frozenset(vars(nn.Module()))
+
+Slot = tuple[dict[str, Any], str]
+
+
+@dataclass
+class StateEntry:
+    """One tensor of the state.
+
+    Attributes:
+        tensor: the tensor object.
+        names: FQNs under which it is found; several when tied.
+        role: see `StateTensor.role`.
+        persistent: whether `state_dict` holds it.
+        slots: tables and keys where the module keeps it.
+    """
+
+    tensor: torch.Tensor
+    names: list[str]
+    role: Literal["parameter", "buffer", "constant"]
+    persistent: bool = True
+    slots: list[Slot] = field(default_factory=list)
+
+
+@dataclass
+class State:
+    """The state of a module (empty for a function), in the module's order."""
+
+    entries: list[StateEntry] = field(default_factory=list)
+
+    def add_constant(self, tensor: torch.Tensor) -> StateEntry:
+        """Return the entry of a tensor that the code closes over; made on first sight."""
+        for entry in self.entries:
+            if entry.tensor is tensor:
+                return entry
+        taken = {name for entry in self.entries for name in entry.names}
+        count = sum(entry.role == "constant" for entry in self.entries)
+        name = next(
+            name for index in range(count, count + len(taken) + 1) if (name := f"constant.{index}") not in taken
+        )
+        entry = StateEntry(tensor, [name], "constant", persistent=False)
+        self.entries.append(entry)
+        return entry
+
+
+def collect_state(module: nn.Module | None) -> State:
+    """Return the state of `module`.
+
+    Raises:
+        ExportFailed: a parameter is not initialised yet, or is a tensor that a bundle cannot hold.
+    """
+    state = State()
+    if module is None:
+        return state
+    by_id: dict[int, StateEntry] = {}
+    seen_tables: set[int] = set()
+    for path, child in module.named_modules(remove_duplicate=False):
+        prefix = f"{path}." if path else ""
+        tables: list[tuple[str, dict[str, Any]]] = [
+            ("parameter", child._parameters),
+            ("buffer", child._buffers),
+            ("constant", vars(child)),
+        ]
+        for role, table in tables:
+            first = id(table) not in seen_tables
+            seen_tables.add(id(table))
+            for key, tensor in table.items():
+                if not isinstance(tensor, torch.Tensor) or key in _BASE_ATTRIBUTES:
+                    continue
+                _check(tensor, prefix + key)
+                entry = by_id.get(id(tensor))
+                if entry is None:
+                    persistent = role == "parameter" or (
+                        role == "buffer" and key not in child._non_persistent_buffers_set
+                    )
+                    entry = StateEntry(tensor, [], role, persistent)  # type: ignore[arg-type]
+                    by_id[id(tensor)] = entry
+                    state.entries.append(entry)
+                if role != "constant" or entry.role == "constant":
+                    entry.names.append(prefix + key)
+                if first:
+                    entry.slots.append((table, key))
+    order = {"parameter": 0, "buffer": 1, "constant": 2}
+    state.entries.sort(key=lambda entry: order[entry.role])
+    return state
+
+
+def _check(tensor: torch.Tensor, name: str) -> None:
+    if isinstance(tensor, nn.UninitializedParameter | nn.UninitializedBuffer):
+        raise ExportFailed(f"`{name}` is not initialised yet; call the module once before exporting it")
+    if tensor.layout is not torch.strided:
+        raise ExportFailed(f"`{name}` has layout {tensor.layout}; a bundle holds strided tensors")
+
+
+@contextlib.contextmanager
+def swapped(state: State, tensors: list[Any]) -> Iterator[list[tuple[StateEntry, Any]]]:
+    """Put `tensors` where the module keeps its state, and put everything back afterwards.
+
+    Args:
+        state: the state.
+        tensors: one stand-in per entry.
+
+    Yields:
+        A list that, once the block has ended, holds the entries that the block replaced, with the new tensors.
+    """
+    replaced: list[tuple[StateEntry, Any]] = []
+    before = [(table, key, table[key]) for entry in state.entries for table, key in entry.slots]
+    for entry, tensor in zip(state.entries, tensors, strict=True):
+        for table, key in entry.slots:
+            table[key] = tensor
+    try:
+        yield replaced
+        for entry, tensor in zip(state.entries, tensors, strict=True):
+            new = [table.get(key) for table, key in entry.slots]
+            changed = [value for value in new if value is not tensor]
+            if changed:
+                replaced.append((entry, changed[0]))
+    finally:
+        for table, key, tensor in before:
+            table[key] = tensor

@@ -1,0 +1,108 @@
+"""The group of commands, its default command, and what every command does with errors.
+
+Exit codes: 0 well, 1 the export or a comparison failed, 2 wrong usage or model file, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+import traceback
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import click
+
+import aotexport
+from aotexport.cli.diff import diff
+from aotexport.cli.export import export
+from aotexport.cli.inspect import inspect
+from aotexport.cli.verify import verify
+from aotexport.errors import AotExportError, ModelFileInvalid, OutputExists
+from aotexport.inspect import printable
+
+_INTERRUPTED = 130
+_EXAMPLE = """\b
+Example:
+  aotexport model.py -o bundle/
+  aotexport inspect bundle/
+\b
+`aotexport export --help` shows the options of an export.
+"""
+_OWN_OPTIONS = ("--help", "-h", "--version")
+
+
+class _App(click.Group):
+    """A group whose first argument may be a model file: then the command is `export`."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if args and args[0] not in self.commands and args[0] not in _OWN_OPTIONS:
+            self._check_is_model(ctx, args[0])
+            args = ["export", *args]
+        return super().parse_args(ctx, args)
+
+    def _check_is_model(self, ctx: click.Context, argument: str) -> None:
+        if Path(argument, "bundle.json").is_file():
+            ctx.fail(f"`{argument}` is a bundle; write `aotexport inspect {argument}`")
+        if (
+            not argument.startswith("-")
+            and not any(mark in argument for mark in ".:/")
+            and not os.path.exists(argument)
+        ):
+            ctx.fail(f"`{argument}` is neither a model file nor a command; the commands are {', '.join(self.commands)}")
+
+    def format_usage(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        formatter.write_usage("aotexport", "MODEL.py -o BUNDLE [OPTIONS]")
+        formatter.write_usage("aotexport", "COMMAND [ARGUMENTS]", prefix="       ")
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except AotExportError as error:
+            _print_error(str(error))
+            ctx.exit(2 if isinstance(error, ModelFileInvalid | OutputExists) else 1)
+        except KeyboardInterrupt:
+            _print_error("interrupted; nothing was written")
+            ctx.exit(_INTERRUPTED)
+        except (click.ClickException, click.exceptions.Exit, click.Abort, BrokenPipeError):
+            raise
+        except Exception as error:
+            _print_unexpected(error)
+            ctx.exit(1)
+
+
+def _print_error(message: str) -> None:
+    click.echo(click.style("error: ", fg="red", bold=True) + printable(message.rstrip()), err=True)
+
+
+def _print_unexpected(error: Exception) -> None:
+    versions = f"aotexport {aotexport.__version__}, torch {_torch_version()}, Python {platform.python_version()}"
+    _print_error(
+        f"aotexport failed where it should not ({type(error).__name__}). Please report this as a bug, with these "
+        f"versions ({versions}) and the lines below"
+    )
+    click.echo(printable("".join(traceback.format_exception(error))), err=True)
+
+
+def _torch_version() -> str:
+    try:
+        return metadata.version("torch")
+    except metadata.PackageNotFoundError:
+        return "(not installed)"
+
+
+@click.group(cls=_App, epilog=_EXAMPLE, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(aotexport.__version__, message="aotexport %(version)s")
+def app() -> None:
+    """Turn a PyTorch model into a portable bundle, and look at bundles."""
+
+
+for command in (export, inspect, verify, diff):
+    app.add_command(command)
+
+
+def main() -> None:
+    """Run the command line; exits with the code of the command."""
+    sys.exit(app.main(prog_name="aotexport"))

@@ -1,0 +1,188 @@
+"""The option `--dynamic 'x:0=batch[1:64]'`: its grammar, and its place in the nested `dynamic_shapes`.
+
+    INPUT : AXIS = [FACTOR *] NAME [ '[' MIN : MAX ']' ] [+ OFFSET]
+
+INPUT is the path of a tensor in the example call: `x`, `batch['ids']`, `batch.ids`, `layers[0]`. MIN and MAX are the
+least and the greatest NAME, each may be left out. One NAME in several places is one dimension.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch.export import Dim
+
+from aotexport.capture.call import ExampleCall, example_call
+from aotexport.errors import ModelFileInvalid
+from aotexport.source import Source
+from aotexport_runtime.schema.trees import Constant, Leaf, Mapping, NamedFields, Tree
+from aotexport_runtime.schema.trees import Sequence as SequenceTree
+
+_OPTION = re.compile(
+    r"(?P<input>.+):(?P<axis>-?\d+)\s*=\s*"
+    r"((?P<factor>\d+)\s*\*\s*)?(?P<name>[^\W\d]\w*)"
+    r"(?P<bounds>\[(?P<min>\d*):(?P<max>\d*)\])?"
+    r"(\s*(?P<sign>[+-])\s*(?P<offset>\d+))?"
+)
+_STEP = re.compile(r"\.(?P<name>\w+)|\[(?P<index>\d+)\]|\['(?P<single>[^']*)'\]|\[\"(?P<double>[^\"]*)\"\]")
+
+Bounds = tuple[int | None, int | None]
+
+
+@dataclass(frozen=True)
+class DynamicSize:
+    """One option, read.
+
+    Attributes:
+        text: the option as it was given.
+        parameter: parameter of the model that the input is in.
+        steps: keys, field names and indices from the parameter to the tensor.
+        axis: axis of the tensor.
+        name: name of the dimension.
+        bounds: least and greatest value of the dimension; None: not given here.
+        factor: the size is `factor * dimension + offset`.
+        offset: see `factor`.
+    """
+
+    text: str
+    parameter: str
+    steps: tuple[str | int, ...]
+    axis: int
+    name: str
+    bounds: Bounds | None = None
+    factor: int = 1
+    offset: int = 0
+
+
+def parse_dynamic(text: str) -> DynamicSize:
+    """Return what the option `text` says.
+
+    Raises:
+        ModelFileInvalid: it does not follow the grammar, or its bounds leave no choice.
+    """
+    match = _OPTION.fullmatch(text.strip())
+    path = None if match is None else _split_path(match["input"].strip())
+    if match is None or path is None:
+        raise _wrong(text, "write INPUT:AXIS=NAME[MIN:MAX], for example 'x:0=batch[1:64]' or 'batch[\"ids\"]:1=2*half'")
+    bounds: Bounds | None = None
+    if match["bounds"]:
+        low, high = (int(bound) if bound else None for bound in (match["min"], match["max"]))
+        if high is not None and high <= (low or 0):
+            raise _wrong(text, f"[{match['min']}:{match['max']}] leaves no choice of sizes")
+        bounds = (low, high)
+    factor = int(match["factor"] or 1)
+    if factor == 0:
+        raise _wrong(text, "the factor is 0")
+    offset = int(match["offset"] or 0) * (-1 if match["sign"] == "-" else 1)
+    return DynamicSize(text, *path, int(match["axis"]), match["name"], bounds, factor, offset)
+
+
+def _wrong(text: str, why: str) -> ModelFileInvalid:
+    return ModelFileInvalid(f"--dynamic {text!r}: {why}")
+
+
+def _split_path(path: str) -> tuple[str, tuple[str | int, ...]] | None:
+    parameter = re.match(r"[^\W\d]\w*", path)
+    if parameter is None:
+        return None
+    steps: list[str | int] = []
+    position = parameter.end()
+    while position < len(path):
+        step = _STEP.match(path, position)
+        if step is None:
+            return None
+        named = next((step[kind] for kind in ("name", "single", "double") if step[kind] is not None), None)
+        steps.append(int(step["index"]) if named is None else named)
+        position = step.end()
+    return parameter[0], tuple(steps)
+
+
+def merge_dynamic(source: Source, options: Sequence[str]) -> Any:
+    """Return the `dynamic_shapes` of the model file with the command line's options on top.
+
+    Args:
+        source: the model file.
+        options: values of `--dynamic`.
+
+    Raises:
+        ModelFileInvalid: an option is malformed, contradicts another, or names no tensor or axis of the example call.
+    """
+    if not options:
+        return source.dynamic_shapes
+    wanted = [parse_dynamic(option) for option in options]
+    call = example_call(source.target, source.args, source.kwargs, source.dynamic_shapes)
+    dimensions = _dimensions(wanted, call)
+    for option in wanted:
+        leaf = _find_leaf(call, option)
+        rank = call.tensors[leaf.index].dim()
+        if not -rank <= option.axis < rank:
+            raise _wrong(option.text, f"the tensor has {rank} axes in the example call, no axis {option.axis}")
+        axes = call.axes[leaf.index] or {}
+        call.axes[leaf.index] = axes
+        size = dimensions[option.name]
+        size = size * option.factor if option.factor != 1 else size
+        axes[option.axis % rank] = size + option.offset if option.offset else size
+    return {parameter.name: _nested(parameter.tree, call.axes) for parameter in call.parameters}
+
+
+def _dimensions(wanted: Iterable[DynamicSize], call: ExampleCall) -> dict[str, Any]:
+    """Return a dimension per name. Bounds may stand at any place of the name; the file's hold where none do."""
+    bounds: dict[str, Bounds] = {}
+    for option in wanted:
+        if option.bounds is not None and bounds.setdefault(option.name, option.bounds) != option.bounds:
+            raise _wrong(option.text, f"`{option.name}` has other bounds in another --dynamic")
+    dimensions: dict[str, Any] = {
+        root.__name__: root
+        for axes in call.axes
+        for dimension in (axes or {}).values()
+        if hasattr(root := getattr(dimension, "root", dimension), "__name__")
+    }
+    for option in wanted:
+        if option.name in bounds or option.name not in dimensions:
+            low, high = bounds.get(option.name, (None, None))
+            dimensions[option.name] = Dim(option.name, min=low, max=high)
+    for axes in call.axes:
+        for axis, dimension in (axes or {}).items():
+            if isinstance(axes, dict) and getattr(dimension, "__name__", None) in bounds:
+                axes[axis] = dimensions[dimension.__name__]
+    return dimensions
+
+
+def _find_leaf(call: ExampleCall, option: DynamicSize) -> Leaf:
+    trees: dict[str, Tree] = {}
+    for parameter in call.parameters:
+        trees[parameter.name] = parameter.tree
+        if parameter.kind == "var_keyword" and isinstance(parameter.tree, Mapping):
+            trees |= {str(key): item for key, item in zip(parameter.tree.keys, parameter.tree.items, strict=True)}
+    tree = trees.get(option.parameter)
+    for step in option.steps:
+        tree = None if tree is None else _child(tree, step)
+    if isinstance(tree, Leaf):
+        return tree
+    paths = ", ".join(call.paths) or "none"
+    raise _wrong(option.text, f"there is no such tensor in the example call; its tensors are {paths}")
+
+
+def _child(tree: Tree, step: str | int) -> Tree | None:
+    if isinstance(tree, Leaf | Constant):
+        return None
+    keys: Sequence[Any] = range(len(tree.items))
+    if isinstance(tree, Mapping):
+        keys = tree.keys
+    elif isinstance(tree, NamedFields) and isinstance(step, str):
+        keys = tree.fields
+    return tree.items[list(keys).index(step)] if step in keys else None
+
+
+def _nested(tree: Tree, axes: Sequence[dict[int, Any] | None]) -> Any:
+    if isinstance(tree, Leaf):
+        return axes[tree.index]
+    if isinstance(tree, Constant):
+        return None
+    children = [_nested(item, axes) for item in tree.items]
+    if isinstance(tree, SequenceTree):
+        return tuple(children)
+    return dict(zip(tree.keys if isinstance(tree, Mapping) else tree.fields, children, strict=True))

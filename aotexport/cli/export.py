@@ -1,0 +1,114 @@
+"""`aotexport model.py -o bundle/`: export a model."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from pathlib import Path
+
+import click
+
+from aotexport.cli.output import DTYPES, print_json, stdout
+from aotexport.cli.progress import Progress
+
+_EXAMPLE = """\b
+Example, with this model.py:
+  model = Net()
+  example_inputs = (torch.randn(8, 3),)
+\b
+  aotexport model.py -o bundle/ --dynamic 'x:0=batch[1:64]'
+"""
+
+
+@click.command(short_help="Export a model file (the default command).", epilog=_EXAMPLE)
+@click.argument("model")
+@click.option(
+    "-o", "--output", required=True, type=click.Path(path_type=Path), metavar="BUNDLE", help="Directory to write."
+)
+@click.option(
+    "--program",
+    "programs",
+    multiple=True,
+    metavar="NAME",
+    help="Program to capture: train, infer or eval-joint; repeatable. [default: what the model suggests]",
+)
+@click.option(
+    "--dynamic",
+    multiple=True,
+    metavar="INPUT:AXIS=NAME[MIN:MAX]",
+    help="A size that may vary; repeatable. 'x:0=batch[1:64]', 'batch[\"ids\"]:1=seq', 'y:0=2*batch'.",
+)
+@click.option("--dtype", type=click.Choice(DTYPES), help="Cast floating weights and example inputs first.")
+@click.option(
+    "--target",
+    "targets",
+    multiple=True,
+    default=("portable",),
+    show_default=True,
+    metavar="NAME",
+    help="Form to ship; repeatable.",
+)
+@click.option("--force", is_flag=True, help="Replace a bundle at the output.")
+@click.option("--no-verify", is_flag=True, help="Do not compare the bundle with eager execution.")
+@click.option("--strip", is_flag=True, help="Leave source lines and module paths out.")
+@click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
+def export(
+    model: str,
+    output: Path,
+    programs: tuple[str, ...],
+    dynamic: tuple[str, ...],
+    dtype: str | None,
+    targets: tuple[str, ...],
+    force: bool,
+    no_verify: bool,
+    strip: bool,
+    as_json: bool,
+) -> None:
+    """Export MODEL (model.py, model.py:attr or package.module:attr) to a bundle, and verify it against eager.
+
+    The file offers `model` (a module, a class or function that makes one, or a function of tensors) and
+    `example_inputs` (a tuple of positional arguments, a dict of keyword arguments, or a function that returns either).
+    It may offer `example_kwargs`, `dynamic_shapes`, `programs`, and `custom_ops` (modules to import).
+    """
+    # With --json, standard output is for the document alone; models print.
+    elsewhere = contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext()
+    with elsewhere, Progress() as progress:
+        progress("import torch")
+        import torch
+
+        from aotexport.cast import cast
+        from aotexport.cli.dynamic import merge_dynamic
+        from aotexport.cli.summary import print_summary, summarize
+        from aotexport.model_file import importable
+        from aotexport.pipeline import export as run_export
+        from aotexport.source import load_source
+        from aotexport.targets import check_targets
+        from aotexport.write.files import check_output
+
+        # Before the model is built, which may take long.
+        check_targets(targets)
+        check_output(output, force=force)
+        progress(f"load {model}")
+        source = load_source(model)
+        with importable(source.root):
+            if dtype is not None:
+                source = cast(source, getattr(torch, dtype))
+            report = run_export(
+                source.target,
+                source.args,
+                source.kwargs,
+                output=output,
+                programs=programs or source.programs,
+                dynamic_shapes=merge_dynamic(source, dynamic),
+                targets=targets,
+                verify=not no_verify,
+                force=force,
+                strip=strip,
+                source_root=source.root,
+                progress=progress,
+            )
+    summary = summarize(report, progress.seconds, verified=not no_verify)
+    if as_json:
+        print_json(summary)
+    else:
+        print_summary(stdout(), summary)

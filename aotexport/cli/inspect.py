@@ -1,0 +1,36 @@
+"""`aotexport inspect bundle/`: show what a bundle is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from aotexport.cli.output import print_json, stdout
+from aotexport.inspect import render
+from aotexport_runtime.bundle import open_bundle
+from aotexport_runtime.describe import summary
+
+_EXAMPLE = """\b
+Example:
+  aotexport inspect bundle/ --program train --graph
+"""
+
+
+@click.command(short_help="Show what a bundle is.", epilog=_EXAMPLE)
+@click.argument("bundle", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.option("--program", metavar="NAME", help="Show one program.")
+@click.option("--graph", is_flag=True, help="Show the graphs, one line per operator call.")
+@click.option("--json", "as_json", is_flag=True, help="Print the records as JSON.")
+def inspect(bundle: Path, program: str | None, graph: bool, as_json: bool) -> None:
+    """Show what BUNDLE is: programs, inputs, outputs with what they alias, changes, graphs, files and digests.
+
+    Every file is compared with its digest. Nothing of the bundle is run, and torch is not needed.
+    """
+    opened = open_bundle(bundle)
+    if as_json:
+        print_json(summary(opened, program=program, graph=graph))
+        return
+    console = stdout()
+    for piece in render(opened, program=program, graph=graph):
+        console.print(piece, soft_wrap=not console.is_terminal)

@@ -1,0 +1,141 @@
+"""The closing summary of an export, as data and as text."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from aotexport.inspect import printable
+from aotexport.pipeline import ExportReport
+from aotexport.verify import Comparison
+
+_SHOWN = {"output": 8, "gradient": 5, "state": 5}
+_REST = {"output": "outputs", "gradient": "gradients", "state": "buffers and inputs after the call"}
+_CALL = re.compile(r"call \d+: ")
+
+
+def summarize(report: ExportReport, seconds: Mapping[str, float], *, verified: bool) -> dict[str, Any]:
+    """Return what `--json` prints.
+
+    Args:
+        report: a finished export.
+        seconds: wall time per stage.
+        verified: whether the bundle was compared with eager execution.
+    """
+    manifest = report.manifest
+    parameters = [entry for entry in manifest.state if entry.role == "parameter"]
+    targets = {entry.name: list(entry.targets) for entry in manifest.programs}
+    return {
+        "path": str(report.path),
+        "name": manifest.name,
+        "kind": manifest.kind,
+        "parameters": {"tensors": len(parameters), "elements": sum(math.prod(entry.shape) for entry in parameters)},
+        "files": len(manifest.files),
+        "bytes": sum(entry.nbytes for entry in manifest.files),
+        "programs": [
+            {
+                "name": program.record.name,
+                "mode": program.record.mode,
+                "targets": targets[program.record.name],
+                "operators": {file.removesuffix(".json"): len(graph.nodes) for file, graph in program.graphs.items()},
+                "refusals": [{"graph": r.graph, "reason": r.reason} for r in program.record.refusals],
+            }
+            for program in report.programs
+        ],
+        "verified": verified,
+        "verification": largest_errors(report.comparisons),
+        "notes": report.notes,
+        "seconds": {stage: round(value, 3) for stage, value in seconds.items()},
+    }
+
+
+def largest_errors(comparisons: Iterable[Comparison]) -> list[dict[str, Any]]:
+    """Return the largest error per compared value of a program, over all recorded calls."""
+    found: dict[tuple[str, str, str], dict[str, Any]] = {}
+    for comparison in comparisons:
+        value = _CALL.sub("", comparison.name, count=1).removesuffix(" norm")
+        key = (comparison.program, comparison.target, value)
+        row = found.setdefault(
+            key,
+            {
+                "program": comparison.program,
+                "target": comparison.target,
+                "value": value,
+                "kind": _kind(value),
+                "error": 0.0,
+                "absolute": 0.0,
+                "comparisons": 0,
+            },
+        )
+        row["error"] = max(row["error"], comparison.error)
+        row["absolute"] = max(row["absolute"], comparison.absolute)
+        row["comparisons"] += 1
+    return list(found.values())
+
+
+def _kind(value: str) -> str:
+    if value.startswith("gradient of "):
+        return "gradient"
+    return "state" if value.startswith("state ") or value.endswith(" afterwards") else "output"
+
+
+# --- text -------------------------------------------------------------------------------------------------
+
+
+def print_summary(console: Console, summary: Mapping[str, Any]) -> None:
+    """Print a summary for a person."""
+    parameters = summary["parameters"]
+    console.print(
+        f"{summary['path']}: {printable(summary['name'])} ({summary['kind']}), {parameters['tensors']} parameters "
+        f"({parameters['elements']:,} elements), {summary['bytes']:,} bytes in {summary['files']} files",
+        soft_wrap=True,
+    )
+    console.print()
+    console.print(_programs(summary["programs"]))
+    for program in summary["programs"]:
+        for refusal in program["refusals"]:
+            reason = printable(f"{program['name']}: no {refusal['graph']} graph, the forward graph runs instead: ")
+            console.print(reason + printable(refusal["reason"]), style="yellow", soft_wrap=True)
+    console.print()
+    if not summary["verified"]:
+        console.print("not verified (--no-verify)", style="yellow")
+    else:
+        console.print(_verification(summary["verification"]))
+    for note in summary["notes"]:
+        console.print(f"note: {printable(note)}", style="yellow", soft_wrap=True)
+    seconds = summary["seconds"]
+    stages = ", ".join(f"{stage} {value:.1f} s" for stage, value in seconds.items())
+    console.print(f"\n{sum(seconds.values()):.1f} s: {printable(stages)}", soft_wrap=True)
+
+
+def _programs(programs: Iterable[Mapping[str, Any]]) -> Table:
+    table = Table("program", "mode", "targets", "operators", box=None, pad_edge=False)
+    for program in programs:
+        operators = ", ".join(f"{count} {graph}" for graph, count in program["operators"].items())
+        table.add_row(printable(program["name"]), program["mode"], ", ".join(program["targets"]), operators)
+    return table
+
+
+def _verification(rows: list[Mapping[str, Any]]) -> Table:
+    """Return a table with the largest errors; what is left out is said in a row of its own."""
+    table = Table("program", "compared with eager", "relative error", "absolute error", box=None, pad_edge=False)
+    for key in dict.fromkeys((row["program"], row["target"], row["kind"]) for row in rows):
+        program, _, kind = key
+        same = sorted(
+            (row for row in rows if (row["program"], row["target"], row["kind"]) == key), key=lambda row: -row["error"]
+        )
+        # Buffers are mostly untouched: only those that differ at all are worth a line.
+        worth = [row for row in same if kind != "state" or row["error"]][: _SHOWN[kind]]
+        for row in worth:
+            table.add_row(program, printable(row["value"]), f"{row['error']:.1e}", f"{row['absolute']:.1e}")
+        rest = same[len(worth) :]
+        if rest:
+            what = f"{len(rest)} {'more ' if worth else ''}{_REST[kind]}"
+            most = max(row["absolute"] for row in rest)
+            table.add_row(program, what, f"≤ {rest[0]['error']:.1e}", f"≤ {most:.1e}")
+    return table

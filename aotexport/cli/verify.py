@@ -1,0 +1,143 @@
+"""`aotexport verify bundle/`: compare a bundle with eager execution."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from rich.table import Table
+
+from aotexport.cli.output import DTYPES, print_json, stdout
+from aotexport.cli.progress import Progress
+from aotexport.inspect import printable
+from aotexport_runtime.bundle import Bundle, open_bundle
+
+if TYPE_CHECKING:
+    from aotexport.verify import Comparison
+
+_SHOWN_PER_CALL = 5
+_EXAMPLE = """\b
+Example:
+  aotexport verify bundle/ --against model.py
+"""
+
+
+@click.command(short_help="Compare a bundle with eager execution.", epilog=_EXAMPLE)
+@click.argument("bundle", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.option("--against", metavar="MODEL", help="Model file to compare with; it is given the bundle's weights.")
+@click.option("--dtype", type=click.Choice(DTYPES), help="With --against: cast the model first, as at the export.")
+@click.option("--import", "imports", multiple=True, metavar="MODULE", help="Module that registers custom operators.")
+@click.option(
+    "--operator-namespace",
+    "namespaces",
+    multiple=True,
+    metavar="NAME",
+    help="Namespace of custom operators that the bundle may call.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the comparisons as JSON.")
+@click.pass_context
+def verify(
+    context: click.Context,
+    bundle: Path,
+    against: str | None,
+    dtype: str | None,
+    imports: tuple[str, ...],
+    namespaces: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """Compare BUNDLE with eager execution, by its functional graphs and by its forward graphs.
+
+    Without --against, a fresh process that has only the runtime runs the calls that the export recorded. With
+    --against, the model file's model gets the bundle's weights and runs eagerly; the bundle must do the same.
+
+    The exit code is 1 when anything differs.
+    """
+    if dtype is not None and against is None:
+        raise click.UsageError("--dtype casts the model of --against; give both")
+    opened = open_bundle(bundle)
+    elsewhere = contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext()
+    with elsewhere, Progress() as progress:
+        if against is None:
+            progress("run recorded calls in a fresh process")
+            results = _run_recorded(bundle, imports, namespaces)
+        else:
+            progress(f"compare with {against}")
+            results = _run_against(opened, against, dtype, imports, namespaces)
+    results = [result for result in results if _counts(opened, result)]
+    if as_json:
+        print_json({"agrees": all(result["agrees"] for result in results), "calls": results})
+    else:
+        _print(results)
+    context.exit(0 if results and all(result["agrees"] for result in results) else 1)
+
+
+def _run_recorded(bundle: Path, imports: tuple[str, ...], namespaces: tuple[str, ...]) -> list[dict[str, Any]]:
+    from aotexport.verify import TARGETS, run_selftest
+
+    options = [option for name in imports for option in ("--import", name)]
+    options += [option for name in namespaces for option in ("--operator-namespace", name)]
+    return run_selftest(bundle, TARGETS, options)
+
+
+def _run_against(
+    bundle: Bundle, against: str, dtype: str | None, imports: tuple[str, ...], namespaces: tuple[str, ...]
+) -> list[dict[str, Any]]:
+    import importlib
+
+    import torch
+
+    from aotexport.against import compare_with_model
+    from aotexport.cast import cast
+    from aotexport.model_file import importable
+    from aotexport.source import load_source
+    from aotexport.verify import TARGETS
+
+    source = load_source(against)
+    with importable(source.root):
+        for name in imports:
+            importlib.import_module(name)
+        if dtype is not None:
+            source = cast(source, getattr(torch, dtype))
+        results = compare_with_model(bundle, source, targets=TARGETS, operator_namespaces=namespaces)
+    return [{**dataclasses.asdict(result), "agrees": result.agrees} for result in results]
+
+
+def _counts(bundle: Bundle, result: dict[str, Any]) -> bool:
+    """Return whether the result decides: a forward graph without custom backwards need not give the gradients."""
+    program = bundle.program(result["program"])
+    return result["target"] != "autograd" or program.forward.differentiable or not program.grad
+
+
+def _print(results: list[dict[str, Any]]) -> None:
+    from aotexport.verify import comparisons
+
+    console = stdout()
+    if not results:
+        console.print("the bundle has no recorded calls; give --against")
+        return
+    table = Table("program", "call", "target", "", "relative error", "of", box=None, pad_edge=False)
+    wrong: list[str] = []
+    for result in results:
+        found = sorted(comparisons(result), key=lambda comparison: -comparison.error)
+        row = [result["program"], result["vector"], result["target"], "ok" if result["agrees"] else "DIFFERS"]
+        error = [f"{found[0].error:.1e}", found[0].name if found[0].error else ""] if found else ["", ""]
+        table.add_row(*(printable(cell) for cell in row + error))
+        wrong += _differences([comparison for comparison in found if not comparison.agrees])
+    console.print(table)
+    for line in wrong:
+        console.print(printable(line), style="red", soft_wrap=True)
+
+
+def _differences(wrong: list[Comparison]) -> list[str]:
+    """Return a line for each of the largest differences of one call."""
+    lines: list[str] = []
+    for comparison in wrong[:_SHOWN_PER_CALL]:
+        where = f"{comparison.program}/{comparison.vector} ({comparison.target}): {comparison.name}: "
+        lines.append(where + (comparison.detail or f"relative error {comparison.error:.1e}"))
+    if len(wrong) > _SHOWN_PER_CALL:
+        lines.append(f"  and {len(wrong) - _SHOWN_PER_CALL} more of this call")
+    return lines

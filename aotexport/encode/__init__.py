@@ -1,0 +1,1 @@
+"""torch objects to records of the format: one noun per file."""

@@ -1,0 +1,250 @@
+"""AOTAutograd's metadata of a functional graph to records: mutations, outputs, gradients.
+
+Every field of `ViewAndMutationMeta` is encoded, derived from others, or refused by name;
+`schemas/README.md` has the table, and `tests/meta` compares it with the installed torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from aotexport.encode.sizes import encode_size
+from aotexport.encode.values import encode_result_meta
+from aotexport.encode.views import encode_views
+from aotexport.partition import saved_values
+from aotexport.torch_internals import (
+    FunctionalCapture,
+    InputAliasInfo,
+    MutationType,
+    OutputAliasInfo,
+    OutputType,
+    PlainTensorMeta,
+    ViewAndMutationMeta,
+    tangent_descriptor,
+)
+from aotexport_runtime.schema.graph import Graph
+from aotexport_runtime.schema.program import (
+    FreshOutput,
+    FunctionalGraph,
+    Gradients,
+    InputAlias,
+    InputItself,
+    InputMutation,
+    IntermediateAlias,
+    OutputAlias,
+    OutputSpec,
+    Partition,
+    Tangent,
+)
+
+FIELDS: dict[str, str] = {
+    "input_info": "encoded: `mutations`, `Program.inputs`",
+    "output_info": "encoded: `outputs`",
+    "num_intermediate_bases": "encoded: `intermediate_bases`",
+    "keep_input_mutations": "refused unless false: functional graphs keep no mutations",
+    "traced_tangents": "encoded: `Gradients.tangents[].meta`",
+    "traced_tangents_descs": "encoded: `Gradients.tangents[].of`, `.index`",
+    "subclass_inp_meta": "refused unless plain",
+    "subclass_fw_graph_out_meta": "refused unless plain",
+    "subclass_tangent_meta": "encoded: `Gradients.tangents[].stride`, `.memory_format`; refused unless plain",
+    "traced_tangent_metas": "derived: set only when torch makes the metadata serialisable",
+    "num_symints_saved_for_bw": "derived: from `Partition.saved` and the values' metadata",
+    "num_tensors_saved_with_no_vc_check": "encoded: `Partition.unchecked`",
+    "num_opaque_objects_saved_for_bw": "refused unless none",
+    "grad_enabled_mutation": "encoded: `grad_mode`",
+    "deterministic": "encoded: `deterministic`",
+    "static_input_indices": "derived: state inputs",
+    "act_input_indices": "refused unless empty: asynchronous collective tensors",
+    "tokens": "refused unless empty: effect tokens",
+    "indices_of_inputs_that_requires_grad_with_mutations_in_bw": "refused unless empty: mutation in backward",
+    "bw_donated_idxs": "derived: at load, from reachability",
+    "num_backward_tokens": "refused unless 0: effect tokens",
+    "num_graphsafe_rng_states": "refused unless 0",
+    "graphsafe_rng_state_index": "refused unless None",
+    "graphsafe_rng_device": "refused unless None",
+    "mutated_inp_stream_indices": "refused unless None: user streams",
+    "compile_id_str": "derived: names a compilation in messages of torch",
+    "tangent_source_stack_traces": "derived: provenance of nodes",
+}
+"""What becomes of each field of `ViewAndMutationMeta` (torch 2.13)."""
+
+
+class Unsupported(Exception):
+    """The metadata holds something that the calling convention does not have; the message names it."""
+
+
+@dataclass(frozen=True)
+class _Counts:
+    mutations: int
+    outputs: int
+    bases: int
+
+    @property
+    def returned(self) -> int:
+        return self.mutations + self.outputs + self.bases
+
+
+def encode_functional(captured: FunctionalCapture, graph: Graph, *, file: str, inputs: int) -> FunctionalGraph:
+    """Return the calling convention of a functional graph.
+
+    Args:
+        captured: graph and metadata.
+        graph: its encoded record.
+        file: name of the graph's file.
+        inputs: number of program inputs.
+
+    Raises:
+        Unsupported: names the field of the metadata that has no record.
+    """
+    metadata = captured.metadata
+    _refuse(metadata)
+    mutations = [
+        _mutation(index, info)
+        for index, info in enumerate(metadata.input_info)
+        if info.mutation_type is MutationType.MUTATED_OUT_GRAPH
+    ]
+    outputs = tuple(_output(info) for info in metadata.output_info)
+    counts = _Counts(len(mutations), len(outputs), metadata.num_intermediate_bases)
+    joint = any(tangent_descriptor(node) is not None for node in captured.module.graph.find_nodes(op="placeholder"))
+    joint = joint or len(graph.outputs) > counts.returned
+    if len(graph.outputs) != counts.returned + (inputs if joint else 0):
+        raise Unsupported(f"a functional graph of {len(graph.outputs)} outputs")
+    return FunctionalGraph(
+        file=file,
+        mutations=tuple(mutations),
+        outputs=outputs,
+        intermediate_bases=counts.bases,
+        grad_mode=metadata.grad_enabled_mutation,
+        deterministic=metadata.deterministic,
+        gradients=_gradients(captured, graph, counts, inputs) if joint else None,
+    )
+
+
+def _refuse(metadata: ViewAndMutationMeta) -> None:
+    reasons = {
+        "effect tokens": bool(metadata.tokens) or metadata.num_backward_tokens > 0,
+        "asynchronous collective tensors": bool(metadata.act_input_indices),
+        "mutation of an input in backward": bool(metadata.indices_of_inputs_that_requires_grad_with_mutations_in_bw),
+        "functionalised random state": metadata.num_graphsafe_rng_states > 0 or metadata.is_rng_op_functionalized,
+        "mutations on user streams": any(index is not None for index in metadata.mutated_inp_stream_indices or []),
+        "mutations kept in the graph": metadata.keep_input_mutations,
+        "tensor subclasses": any(
+            not isinstance(meta, PlainTensorMeta)
+            for metas in (
+                metadata.subclass_inp_meta,
+                metadata.subclass_fw_graph_out_meta,
+                metadata.subclass_tangent_meta,
+            )
+            for meta in metas
+        ),
+    }
+    for reason, present in reasons.items():
+        if present:
+            raise Unsupported(reason)
+
+
+def _mutation(index: int, info: InputAliasInfo) -> InputMutation:
+    if info.mutation_inductor_storage_resize:
+        raise Unsupported("resizing the storage of an input")
+    hidden = info.mutations_hidden_from_autograd or info.mutations_under_no_grad_or_inference_mode
+    return InputMutation(
+        input_index=index,
+        data=info.mutates_data,
+        metadata=info.mutates_metadata,
+        storage=info.mutates_storage_metadata,
+        under_no_grad=hidden,
+        requires_grad=info.requires_grad,
+        is_leaf=info.is_leaf,
+    )
+
+
+def _output(info: OutputAliasInfo) -> OutputSpec:
+    kind, base, grad = info.output_type, info.base_idx, info.requires_grad
+    if kind is OutputType.non_alias:
+        return FreshOutput(requires_grad=grad)
+    if kind is OutputType.unsafe_view_alias:
+        return FreshOutput(requires_grad=grad, view="unsafe")
+    if kind is OutputType.custom_function_view:
+        return FreshOutput(requires_grad=grad, view="custom_function")
+    assert base is not None
+    if kind is OutputType.is_input:
+        return InputItself(input_index=base)
+    view: Any = {
+        "requires_grad": grad,
+        "under_no_grad": grad and not info.requires_grad_for_backward,
+        "steps": encode_views(info.view_meta_sequence),
+    }
+    if kind is OutputType.alias_of_input:
+        return InputAlias(input_index=base, **view)
+    if kind is OutputType.alias_of_intermediate_base_is_user_output:
+        return OutputAlias(output_index=base, **view)
+    return IntermediateAlias(base_index=base, **view)
+
+
+def _gradients(captured: FunctionalCapture, graph: Graph, counts: _Counts, inputs: int) -> Gradients:
+    placeholders = captured.module.graph.find_nodes(op="placeholder")
+    tangents = [node for node in placeholders if tangent_descriptor(node) is not None]
+    if len(placeholders) != inputs + len(tangents):
+        raise Unsupported("inputs of a joint graph that are neither the program's nor tangents")
+    metadata = captured.metadata
+    positions = _tangent_positions(metadata, counts)
+    if len(positions) != len(tangents):
+        raise Unsupported("tangents that do not match the outputs")
+    plain = [meta for meta in metadata.subclass_tangent_meta if isinstance(meta, PlainTensorMeta)]
+    records = [
+        _tangent(of, index, node.meta["val"], meta)
+        for (of, index), node, meta in zip(positions, tangents, plain, strict=True)
+    ]
+    gradients = graph.outputs[counts.returned :]
+    of_inputs = tuple(None if g is None else counts.returned + index for index, g in enumerate(gradients))
+    detached = tuple(
+        index
+        for index, (gradient, info) in enumerate(zip(gradients, metadata.input_info, strict=True))
+        if gradient is None and info.requires_grad and not info.is_leaf
+    )
+    saved = saved_values(graph, counts.returned, inputs)
+    unchecked = _unchecked(captured, graph)
+    partition = Partition(name="default", saved=saved, unchecked=tuple(name for name in saved if name in unchecked))
+    return Gradients(tangents=tuple(records), of_inputs=of_inputs, detached_inputs=detached, partitions=(partition,))
+
+
+def _unchecked(captured: FunctionalCapture, graph: Graph) -> set[str]:
+    """Return the values that a custom autograd function stashed on its context, beside `save_for_backward`.
+
+    Source: torch 2.13, Note [Activations with no version counter checks in eager].
+    """
+    calls = [node for node in captured.module.graph.nodes if node.op == "call_function"]
+    return {
+        record.name
+        for record, node in zip(graph.nodes, calls, strict=True)
+        if node.meta.get("saved_tensor_with_no_vc_check")
+    }
+
+
+def _tangent_positions(metadata: ViewAndMutationMeta, counts: _Counts) -> list[tuple[Any, int]]:
+    """Return `(of, index)` per tangent: written inputs, then fresh outputs, then intermediate bases.
+
+    Source: torch 2.13, `_functorch/_aot_autograd/runtime_wrappers.py`, `_codegen_backward_prologue`.
+    """
+    positions: list[tuple[Any, int]] = []
+    written = [info for info in metadata.input_info if info.mutation_type is MutationType.MUTATED_OUT_GRAPH]
+    positions += [("mutation", i) for i, info in enumerate(written) if info.mutates_data and info.requires_grad]
+    fresh = (OutputType.non_alias, OutputType.unsafe_view_alias, OutputType.custom_function_view)
+    for index, info in enumerate(metadata.output_info):
+        if info.output_type in fresh and issubclass(info.raw_type, torch.Tensor) and info.requires_grad_for_backward:
+            positions.append(("output", index))
+    positions += [("intermediate_base", index) for index in range(counts.bases)]
+    return positions
+
+
+def _tangent(of: Any, index: int, fake: torch.Tensor, meta: PlainTensorMeta) -> Tangent:
+    layout = meta.memory_format
+    stride = None if layout is None or layout.stride is None else tuple(encode_size(step) for step in layout.stride)
+    memory_format: Any = None
+    if stride is None:
+        chosen = torch.contiguous_format if layout is None else layout.memory_format or torch.contiguous_format
+        memory_format = str(chosen).removeprefix("torch.")
+    return Tangent(of=of, index=index, meta=encode_result_meta(fake), stride=stride, memory_format=memory_format)

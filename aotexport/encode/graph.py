@@ -1,0 +1,212 @@
+"""FX graphs to graph records, with provenance."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from aotexport.capture.sources import source_of
+from aotexport.encode.values import encode_argument, encode_meta
+from aotexport.errors import ExportFailed
+from aotexport.torch_internals import ENTER_AUTOCAST, EXIT_AUTOCAST, SET_GRAD_ENABLED, HigherOrderOperator, OpOverload
+from aotexport_runtime.allowed import BODY_OPERANDS, allowed_aten_operators
+from aotexport_runtime.schema.graph import Graph, GraphInput, Node, SourceLine
+from aotexport_runtime.schema.values import DeviceArgument, SubgraphArgument
+
+_BUILTINS: dict[Any, str] = {
+    operator.getitem: "python::getitem",
+    operator.add: "python::add",
+    operator.sub: "python::sub",
+    operator.mul: "python::mul",
+    operator.truediv: "python::truediv",
+    operator.floordiv: "python::floordiv",
+    operator.mod: "python::mod",
+    operator.pow: "python::pow",
+    operator.neg: "python::neg",
+    operator.eq: "python::eq",
+    operator.ne: "python::ne",
+    operator.lt: "python::lt",
+    operator.le: "python::le",
+    operator.gt: "python::gt",
+    operator.ge: "python::ge",
+    operator.and_: "python::and",
+    operator.or_: "python::or",
+    math.trunc: "python::sym_int",
+    torch.sym_max: "python::sym_max",
+    torch.sym_min: "python::sym_min",
+    torch.sym_int: "python::sym_int",
+    torch.sym_float: "python::sym_float",
+    torch.sym_not: "python::not",
+    torch.sym_ite: "python::sym_ite",
+    torch.sym_sum: "python::sym_sum",
+}
+_EFFECTS: dict[Any, str] = {
+    torch.is_grad_enabled: "torch::is_grad_enabled",
+    SET_GRAD_ENABLED: "torch::set_grad_enabled",
+    ENTER_AUTOCAST: "torch::enter_autocast",
+    EXIT_AUTOCAST: "torch::exit_autocast",
+}
+
+
+@dataclass
+class GraphEncoder:
+    """One graph being encoded.
+
+    Attributes:
+        module: the FX graph.
+        input_names: name per placeholder, in order.
+        root: directory that source files are relative to.
+        strip: leave out source lines and module paths.
+        origins: nodes of another graph by name, whose provenance stands in for nodes that have none.
+        constants: gives, for a tensor that the graph closes over, the name of the input that it is.
+    """
+
+    module: torch.fx.GraphModule
+    input_names: Sequence[str]
+    root: Path | None = None
+    strip: bool = False
+    origins: dict[str, torch.fx.Node] = field(default_factory=dict)
+    constants: Callable[[torch.Tensor], str | None] = lambda tensor: None
+
+    def __post_init__(self) -> None:
+        self.names: dict[torch.fx.Node, str] = {}
+        self.bodies: dict[torch.fx.Node, SubgraphArgument] = {}
+        self._subgraphs: dict[str, Graph] = {}
+        self._taken: set[str] = set(self.input_names)
+        self._sources: dict[SourceLine, int] = {}
+        self._modules: dict[str, int] = {}
+        self._schemas: dict[str, str] = {}
+        self._source_cache: dict[str, SourceLine | None] = {}
+
+    def encode(self) -> Graph:
+        """Return the record.
+
+        Raises:
+            ExportFailed: an operator that the format does not have, with the user's line.
+        """
+        graph = self.module.graph
+        inputs: list[GraphInput] = []
+        nodes: list[Node] = []
+        outputs: Any = []
+        names = iter(self.input_names)
+        for node in graph.nodes:
+            if node.op == "placeholder":
+                self.names[node] = next(names)
+                inputs.append(GraphInput(name=self.names[node], meta=encode_meta(node.meta.get("val"))))
+            elif node.op == "get_attr":
+                self._attribute(node)
+            elif node.op == "call_function":
+                nodes.append(self._node(node))
+            elif node.op == "output":
+                returned = node.args[0] if isinstance(node.args[0], tuple | list) else [node.args[0]]
+                outputs = [encode_argument(value, self.names, "the output") for value in returned]
+            else:
+                raise ExportFailed(f"{self._where(node)}: a `{node.op}` node is not supported")
+        return Graph(
+            inputs=tuple(inputs),
+            nodes=tuple(nodes),
+            outputs=outputs,
+            schemas=self._schemas,
+            subgraphs=self._subgraphs,
+            sources=tuple(self._sources),
+            modules=tuple(self._modules),
+        )
+
+    def _attribute(self, node: torch.fx.Node) -> None:
+        """Take in an attribute of the graph module: a tensor that is an input, or the body of an operator."""
+        value = getattr(self.module, str(node.target), None)
+        if isinstance(value, torch.fx.GraphModule):
+            self.bodies[node] = self._body(str(node.target), value)
+            return
+        name = self.constants(value) if isinstance(value, torch.Tensor) else None
+        if name is None:
+            raise ExportFailed(
+                f"{self._where(node)}: the graph closes over `{node.target}`, which is no tensor of the model"
+            )
+        self.names[node] = name
+
+    def _body(self, name: str, module: torch.fx.GraphModule) -> SubgraphArgument:
+        if name not in self._subgraphs:
+            names = [node.name for node in module.graph.find_nodes(op="placeholder")]
+            self._subgraphs[name] = GraphEncoder(module, names, self.root, self.strip).encode()
+        return SubgraphArgument(name=name)
+
+    def _node(self, node: torch.fx.Node) -> Node:
+        op, args = self._operator(node)
+        name = node.name
+        while name in self._taken:
+            name = f"{name}_"
+        self._taken.add(name)
+        where = self._where(node)
+        encoded_args = [
+            self.bodies[arg] if arg in self.bodies else encode_argument(arg, self.names, where) for arg in args
+        ]
+        kwargs = {key: encode_argument(value, self.names, where) for key, value in node.kwargs.items()}
+        self.names[node] = name
+        source, module = (None, None) if self.strip else self._provenance(node)
+        if op == "torch::enter_autocast":
+            encoded_args[0] = DeviceArgument(type=str(args[0]))
+        return Node(
+            name=name,
+            op=op,
+            args=encoded_args,
+            kwargs=kwargs,
+            meta=encode_meta(node.meta.get("val")),
+            source=source,
+            module=module,
+        )
+
+    def _operator(self, node: torch.fx.Node) -> tuple[str, tuple[Any, ...]]:
+        target = node.target
+        if isinstance(target, OpOverload):
+            schema = target._schema
+            name = f"{schema.name}.{schema.overload_name or 'default'}"
+            if name.startswith("aten::") and name.removeprefix("aten::") not in allowed_aten_operators():
+                raise ExportFailed(
+                    f"{self._where(node)}: operator `{name}` is not on the list of operators that a bundle may call. "
+                    "Write this part with other operators, or as a custom operator (torch.library.custom_op)"
+                )
+            self._schemas[name] = str(schema)
+            return name, node.args
+        if target in _BUILTINS:
+            return _BUILTINS[target], node.args
+        if target in _EFFECTS:
+            return _EFFECTS[target], node.args
+        if isinstance(target, HigherOrderOperator) and f"higher_order::{target.name()}" in BODY_OPERANDS:
+            return f"higher_order::{target.name()}", node.args
+        shown = getattr(target, "__name__", str(target))
+        raise ExportFailed(
+            f"{self._where(node)}: operator `{shown}` has no representation in a bundle. "
+            "Write this part with aten operators, or as a custom operator (torch.library.custom_op)"
+        )
+
+    # --- provenance ---------------------------------------------------------------------------------------
+
+    def _provenance(self, node: torch.fx.Node) -> tuple[int | None, int | None]:
+        line, module = self._source_line(node), self._module_path(node)
+        source = None if line is None else self._sources.setdefault(line, len(self._sources))
+        return source, None if module is None else self._modules.setdefault(module, len(self._modules))
+
+    def _origin(self, node: torch.fx.Node) -> torch.fx.Node:
+        return self.origins.get((node.meta.get("custom") or {}).get("origin", ""), node)
+
+    def _source_line(self, node: torch.fx.Node) -> SourceLine | None:
+        trace = self._origin(node).meta.get("stack_trace") or node.meta.get("stack_trace")
+        if trace is None:
+            return None
+        if trace not in self._source_cache:
+            self._source_cache[trace] = source_of(trace, self.root)
+        return self._source_cache[trace]
+
+    def _module_path(self, node: torch.fx.Node) -> str | None:
+        return (self._origin(node).meta.get("custom") or {}).get("module") or None
+
+    def _where(self, node: torch.fx.Node) -> str:
+        line = self._source_line(node)
+        return f"{line.file}:{line.line} in {line.function}" if line else f"node `{node.name}`"

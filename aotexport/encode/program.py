@@ -1,0 +1,189 @@
+"""A captured program to its record and graphs."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+import torch
+
+from aotexport.capture.call import ExampleCall
+from aotexport.capture.forward import Binding, ForwardCapture
+from aotexport.capture.functional import Refused
+from aotexport.capture.shapes import dimensions, guards
+from aotexport.encode.functional import Unsupported, encode_functional
+from aotexport.encode.graph import GraphEncoder
+from aotexport.encode.values import encode_result_meta, encode_tensor_meta
+from aotexport.errors import ExportFailed
+from aotexport.torch_internals import FunctionalCapture
+from aotexport_runtime.schema.graph import Graph
+from aotexport_runtime.schema.program import (
+    ArgumentInput,
+    ForwardGraph,
+    InputSpec,
+    Parameter,
+    Program,
+    Rebind,
+    Refusal,
+    StateInput,
+)
+from aotexport_runtime.schema.trees import Constant, Leaf, Tree
+from aotexport_runtime.schema.values import TensorMeta
+
+FORWARD_FILE = "forward.json"
+Mode = Literal["train", "eval", "function"]
+
+
+@dataclass(frozen=True)
+class ProgramSpec:
+    """What to capture.
+
+    Attributes:
+        name: name of the program.
+        mode: mode that the module is put in.
+        grad: capture the joint graph; False: the inference graph.
+    """
+
+    name: str
+    mode: Mode
+    grad: bool
+
+
+@dataclass(frozen=True)
+class EncodedProgram:
+    """A program's record with its graphs, by file name."""
+
+    record: Program
+    graphs: dict[str, Graph]
+    notes: tuple[str, ...] = ()
+
+    def without_functional(self, reason: str) -> EncodedProgram:
+        """Return the program without its functional graph, which `reason` rules out."""
+        assert self.record.functional is not None
+        graph: Any = "joint" if self.record.functional.gradients is not None else "inference"
+        refusals = (*self.record.refusals, Refusal(graph=graph, reason=reason))
+        record = msgspec.structs.replace(self.record, functional=None, refusals=refusals)
+        return dataclasses.replace(self, record=record, graphs={FORWARD_FILE: self.graphs[FORWARD_FILE]})
+
+
+def encode_program(
+    spec: ProgramSpec, call: ExampleCall, forward: ForwardCapture, *, root: Path | None, strip: bool
+) -> EncodedProgram:
+    """Return a program with its forward graph.
+
+    Must run before the functional graph is captured: that may fix sizes which the forward graph leaves open.
+
+    Args:
+        spec: what was captured.
+        call: the example call.
+        forward: its forward graph.
+        root: directory that source files are relative to.
+        strip: leave out provenance.
+
+    Raises:
+        ExportFailed: something that the format cannot hold.
+    """
+    names = [_input_name(binding, call) for binding in forward.bindings]
+    graph = GraphEncoder(forward.graph, names, root, strip).encode()
+    known = dimensions(forward, call.paths)
+    positions = {b.argument: index for index, b in enumerate(forward.bindings) if b.argument is not None}
+    values = [
+        value.meta.get("val") if isinstance(value, torch.fx.Node) else value
+        for value in forward.graph.graph.output_node().args[0]  # type: ignore[union-attr]
+    ]
+    program = Program(
+        name=spec.name,
+        mode=spec.mode,
+        grad=spec.grad,
+        parameters=tuple(_reindexed(parameter, positions) for parameter in call.parameters),
+        inputs=tuple(_input(b, fake, call) for b, fake in zip(forward.bindings, forward.inputs, strict=True)),
+        outputs=tuple(encode_result_meta(v) if isinstance(v, torch.Tensor) else None for v in values),
+        output_tree=forward.output_tree,
+        rebinds=tuple(Rebind(name=entry.names[0], output_index=index) for entry, index in forward.rebinds),
+        dimensions=known,
+        guards=guards(forward, known),
+        forward=ForwardGraph(file=FORWARD_FILE, differentiable=not forward.effects.autograd_functions),
+    )
+    return EncodedProgram(program, {FORWARD_FILE: graph}, tuple(forward.effects.notes))
+
+
+def with_functional(
+    program: EncodedProgram,
+    forward: ForwardCapture,
+    functional: FunctionalCapture | Refused,
+    *,
+    root: Path | None,
+    strip: bool,
+) -> EncodedProgram:
+    """Return the program with its functional graph, or with the reason why it has none.
+
+    Args:
+        program: the program with its forward graph.
+        forward: what it was encoded from.
+        functional: the functional graph.
+        root: directory that source files are relative to.
+        strip: leave out provenance.
+    """
+    kind: Any = "joint" if program.record.grad else "inference"
+    try:
+        if isinstance(functional, Refused):
+            raise Unsupported(functional.reason)
+        graph = _functional_graph(program, forward, functional, root, strip)
+        record = encode_functional(functional, graph, file=f"{kind}.json", inputs=len(program.record.inputs))
+    except (Unsupported, ExportFailed) as error:
+        refusals = (*program.record.refusals, Refusal(graph=kind, reason=str(error)))
+        return dataclasses.replace(program, record=msgspec.structs.replace(program.record, refusals=refusals))
+    extra = tuple(guard for guard in guards(forward, program.record.dimensions) if guard not in program.record.guards)
+    record = msgspec.structs.replace(record, guards=extra)
+    return EncodedProgram(
+        msgspec.structs.replace(program.record, functional=record),
+        {**program.graphs, record.file: graph},
+        program.notes,
+    )
+
+
+def _functional_graph(
+    program: EncodedProgram, forward: ForwardCapture, functional: FunctionalCapture, root: Path | None, strip: bool
+) -> Graph:
+    names = [value.name for value in program.graphs[FORWARD_FILE].inputs]
+    by_tensor = {id(b.entry.tensor): name for b, name in zip(forward.bindings, names, strict=True) if b.entry}
+    tangents = len(functional.module.graph.find_nodes(op="placeholder")) - len(names)
+    encoder = GraphEncoder(
+        functional.module,
+        [*names, *(f"tangent:{index}" for index in range(tangents))],
+        root,
+        strip,
+        {node.name: node for node in forward.graph.graph.nodes},
+        lambda tensor: by_tensor.get(id(tensor)),
+    )
+    return encoder.encode()
+
+
+def _input_name(binding: Binding, call: ExampleCall) -> str:
+    if binding.entry is not None:
+        return f"{binding.entry.role}:{binding.entry.names[0]}"
+    assert binding.argument is not None
+    return f"input:{call.paths[binding.argument]}"
+
+
+def _input(binding: Binding, fake: torch.Tensor, call: ExampleCall) -> InputSpec:
+    meta: TensorMeta = encode_tensor_meta(fake)
+    if binding.entry is not None:
+        return StateInput(name=binding.entry.names[0], meta=meta)
+    assert binding.argument is not None
+    return ArgumentInput(path=call.paths[binding.argument], meta=meta, is_leaf=fake.is_leaf)
+
+
+def _reindexed(parameter: Parameter, positions: dict[int, int]) -> Parameter:
+    return msgspec.structs.replace(parameter, tree=_reindexed_tree(parameter.tree, positions))
+
+
+def _reindexed_tree(tree: Tree, positions: dict[int, int]) -> Tree:
+    if isinstance(tree, Leaf):
+        return Leaf(index=positions[tree.index])
+    if isinstance(tree, Constant):
+        return tree
+    return msgspec.structs.replace(tree, items=tuple(_reindexed_tree(item, positions) for item in tree.items))

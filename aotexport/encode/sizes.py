@@ -1,0 +1,83 @@
+"""sympy expressions of the shape environment to size expressions of the format."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import sympy
+import torch
+
+from aotexport.errors import ExportFailed
+from aotexport_runtime.schema.sizes import Size, SizeExpression
+from aotexport_runtime.sizes import MAX_EXPONENT
+
+_BY_CLASS: dict[str, str] = {
+    "Add": "add",
+    "Mul": "mul",
+    "FloorDiv": "floordiv",
+    "CleanDiv": "floordiv",
+    "Mod": "mod",
+    "PythonMod": "mod",
+    "CeilToInt": "ceil",
+    "Max": "max",
+    "Min": "min",
+    "Equality": "eq",
+    "Unequality": "ne",
+    "StrictLessThan": "lt",
+    "LessThan": "le",
+    "And": "and",
+    "Or": "or",
+    "Not": "not",
+    "Where": "where",
+    "CeilDiv": "ceildiv",
+}
+_SWAPPED = {"GreaterThan": "le", "StrictGreaterThan": "lt"}
+
+
+class _Unsupported(Exception):
+    pass
+
+
+def encode_size(value: Any, *, or_none: bool = False) -> Any:
+    """Return the record of an integer or symbolic integer.
+
+    Args:
+        value: int, SymInt or SymBool.
+        or_none: return None instead of refusing an expression that the format cannot say (data-dependent ones).
+
+    Raises:
+        ExportFailed: such an expression, unless `or_none`.
+    """
+    if isinstance(value, int):
+        return int(value)
+    expression = value.node.expr if isinstance(value, torch.SymInt | torch.SymBool) else value
+    try:
+        return encode_expression(expression)
+    except _Unsupported as error:
+        if or_none:
+            return None
+        raise ExportFailed(f"the size `{expression}` cannot be expressed: {error}") from None
+
+
+def encode_expression(expression: Any) -> Size:
+    """Return the record of a sympy expression over integer symbols."""
+    if isinstance(expression, int | sympy.Integer):
+        return int(expression)
+    if isinstance(expression, sympy.Symbol):
+        return expression.name
+    if expression in (sympy.true, sympy.false):
+        return int(expression is sympy.true or expression == sympy.true)
+    name = type(expression).__name__
+    args = expression.args
+    if name in _SWAPPED:
+        return SizeExpression(op=_SWAPPED[name], args=tuple(encode_expression(arg) for arg in reversed(args)))  # type: ignore[arg-type]
+    if isinstance(expression, sympy.Pow) or name == "PowByNatural":
+        if not (args[1].is_Integer and 0 <= args[1] <= MAX_EXPONENT):
+            raise _Unsupported(f"an exponent that is no integer from 0 to {MAX_EXPONENT}")
+        return SizeExpression(op="pow", args=(encode_expression(args[0]), int(args[1])))
+    if name in _BY_CLASS and _BY_CLASS[name] != "ceil":
+        ordered = args if len(args) <= 2 and name not in ("Add", "Mul") else sorted(args, key=sympy.default_sort_key)
+        if name in ("FloorDiv", "CleanDiv", "Mod", "PythonMod", "Where", "CeilDiv"):
+            ordered = args
+        return SizeExpression(op=_BY_CLASS[name], args=tuple(encode_expression(arg) for arg in ordered))  # type: ignore[arg-type]
+    raise _Unsupported(f"no record for `{name}`")

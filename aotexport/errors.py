@@ -1,0 +1,32 @@
+"""The errors of an export, by who can mend them."""
+
+from __future__ import annotations
+
+from aotexport_runtime.errors import AotExportError
+
+
+class ModelFileInvalid(AotExportError):
+    """The model file, or a command-line argument about it, is missing something or wrong."""
+
+
+class ExportFailed(AotExportError):
+    """The model cannot be exported: an operator or construct, named with the user's source line and a way out."""
+
+
+class VerificationFailed(AotExportError):
+    """The written bundle disagrees with eager execution; nothing was left behind.
+
+    Attributes:
+        report: one line per compared value that differs.
+    """
+
+    def __init__(self, message: str, report: list[str]) -> None:
+        self.report = report
+        super().__init__(message)
+
+
+class OutputExists(AotExportError):
+    """The output directory exists and `force` was not given, or it is no bundle."""
+
+
+__all__ = ["AotExportError", "ExportFailed", "ModelFileInvalid", "OutputExists", "VerificationFailed"]

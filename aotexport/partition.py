@@ -1,0 +1,48 @@
+"""The cut of a joint graph in forward and backward: which values are saved in between.
+
+A partition is no more than that set; the runtime derives both halves from it by reachability.
+"""
+
+from __future__ import annotations
+
+from aotexport_runtime.schema.graph import Graph
+from aotexport_runtime.schema.values import SequenceMeta
+from aotexport_runtime.validate import references
+
+
+def saved_values(graph: Graph, returned: int, inputs: int) -> tuple[str, ...]:
+    """Return the values that backward takes from forward when nothing is recomputed, in graph order.
+
+    A node belongs to forward when an output of the forward needs it. Backward may use forward values and
+    inputs: those are saved, except that of an operator with several results the used items are saved.
+
+    Args:
+        graph: a joint graph.
+        returned: how many of its outputs the forward returns.
+        inputs: how many of its inputs are the program's; the rest are tangents.
+    """
+    forward = _needed(graph, graph.outputs[:returned])
+    backward = _needed(graph, graph.outputs[returned:])
+    tuples = {node.name for node in graph.nodes if isinstance(node.meta, SequenceMeta)}
+    for node in graph.nodes:
+        if node.op == "python::getitem" and node.args and node.args[0] in tuples and node.args[0] in forward:
+            forward.add(node.name)
+    available = forward | {value.name for value in graph.inputs[:inputs]}
+    used: set[str] = set()
+    for node in graph.nodes:
+        if node.name in backward and node.name not in forward:
+            for argument in (*node.args, *node.kwargs.values()):
+                used.update(name for name in references(argument) if name in available)
+    for output in graph.outputs[returned:]:
+        used.update(name for name in references(output) if name in available)
+    in_order = [value.name for value in (*graph.inputs, *graph.nodes)]
+    return tuple(name for name in in_order if name in used and name not in tuples)
+
+
+def _needed(graph: Graph, outputs: list) -> set[str]:  # type: ignore[type-arg]
+    wanted = {name for output in outputs for name in references(output)}
+    for node in reversed(graph.nodes):
+        if node.name in wanted:
+            for argument in (*node.args, *node.kwargs.values()):
+                wanted.update(references(argument))
+    return wanted

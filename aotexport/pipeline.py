@@ -1,0 +1,218 @@
+"""`export`: the whole way from a model to a bundle, in order."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from aotexport.capture.call import ExampleCall, example_call
+from aotexport.capture.forward import capture_forward
+from aotexport.capture.functional import capture_functional_graph
+from aotexport.capture.mode import in_mode
+from aotexport.capture.state import State, collect_state
+from aotexport.encode.program import EncodedProgram, ProgramSpec, encode_program, with_functional
+from aotexport.errors import ModelFileInvalid
+from aotexport.targets import check_targets
+from aotexport.vectors import Vector, record_vectors, write_vectors
+from aotexport.verify import Comparison, verify_bundle
+from aotexport.write.files import check_output, staged, write_manifest, write_programs
+from aotexport.write.readme import write_readme
+from aotexport.write.weights import SHARD_NBYTES, write_weights
+from aotexport_runtime.schema.manifest import Manifest
+
+Progress = Callable[[str], None]
+
+
+@dataclass
+class ExportReport:
+    """What an export did.
+
+    Attributes:
+        path: where the bundle is.
+        manifest: its manifest.
+        programs: its programs, as encoded.
+        comparisons: verified values with their errors; empty without verification.
+        seconds: wall time per stage.
+        notes: sentences about what the bundle does not reproduce.
+    """
+
+    path: Path
+    manifest: Manifest
+    programs: list[EncodedProgram]
+    comparisons: list[Comparison] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+
+def export(
+    model_or_fn: nn.Module | Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: dict[str, Any] | None = None,
+    *,
+    output: str | os.PathLike[str],
+    programs: Iterable[str] | None = None,
+    dynamic_shapes: Any = None,
+    targets: Iterable[str] = ("portable",),
+    verify: bool = True,
+    force: bool = False,
+    strip: bool = False,
+    source_root: str | os.PathLike[str] | None = None,
+    shard_nbytes: int = SHARD_NBYTES,
+    progress: Progress = lambda stage: None,
+) -> ExportReport:
+    """Export a module or a function of tensors to a bundle.
+
+    Args:
+        model_or_fn: what to export; left as it was.
+        args: positional example inputs.
+        kwargs: keyword example inputs.
+        output: directory to write the bundle to.
+        programs: names among `train`, `infer`, `eval-joint`; None: `train` and `infer` for a module with trainable
+            parameters, else `train` when an input requires grad, else `infer`.
+        dynamic_shapes: which sizes may differ from the example's, as `torch.export.export` takes it.
+        targets: forms to ship; `portable` always is.
+        verify: compare the written bundle with eager execution, in a fresh process.
+        force: replace a bundle at `output`.
+        strip: leave source lines and module paths out.
+        source_root: directory that recorded source files are relative to; None: the working directory.
+        shard_nbytes: size above which weights are split in several files.
+        progress: called with the name of each stage as it begins.
+
+    Returns:
+        What was done.
+
+    Raises:
+        ExportFailed: the model holds something that a bundle cannot; names it, with the source line.
+        ModelFileInvalid: the example inputs, programs, targets or dynamic shapes are wrong.
+        OutputExists: something is at `output`.
+        VerificationFailed: the bundle disagrees with eager execution; nothing is left behind.
+    """
+    check_targets(targets)
+    check_output(Path(output), force=force)
+    clock = _Clock(progress)
+    clock.stage("example call")
+    call = example_call(model_or_fn, tuple(args), kwargs, dynamic_shapes)
+    state = collect_state(call.module)
+    specs = choose_programs(call, programs)
+    root = Path(source_root or os.getcwd()).absolute()
+    encoded = [_capture(spec, call, state, root, strip, clock) for spec in specs]
+    clock.stage("record eager results")
+    vectors = [vector for program in encoded for vector in record_vectors(call, state, program.record)]
+    report = _write(call, state, encoded, vectors, Path(output), verify, force, shard_nbytes, clock)
+    report.seconds = clock.finish()
+    return report
+
+
+def _capture(
+    spec: ProgramSpec, call: ExampleCall, state: State, root: Path, strip: bool, clock: _Clock
+) -> EncodedProgram:
+    with in_mode(call.module, spec.mode):
+        clock.stage(f"{spec.name}: forward graph")
+        forward = capture_forward(call, state)
+        program = encode_program(spec, call, forward, root=root, strip=strip)
+        clock.stage(f"{spec.name}: {'joint' if spec.grad else 'inference'} graph")
+        functional = capture_functional_graph(forward, grad=spec.grad)
+    return with_functional(program, forward, functional, root=root, strip=strip)
+
+
+def _write(
+    call: ExampleCall,
+    state: State,
+    programs: list[EncodedProgram],
+    vectors: list[Vector],
+    output: Path,
+    verify: bool,
+    force: bool,
+    shard_nbytes: int,
+    clock: _Clock,
+) -> ExportReport:
+    comparisons: list[Comparison] = []
+    with staged(output, force=force) as stage:
+        clock.stage("write")
+        tensors = write_weights(state, stage, shard_nbytes=shard_nbytes)
+        records = write_vectors(vectors, stage)
+
+        def finish(current: list[EncodedProgram]) -> Manifest:
+            write_programs(current, stage)
+            write_readme(stage, call.name, [program.record for program in current])
+            return write_manifest(
+                stage,
+                name=call.name,
+                kind="module" if call.module is not None else "function",
+                training=call.module is not None and _starts_in_training(call.module, current),
+                programs=current,
+                state=tensors,
+                vectors=records,
+            )
+
+        if verify:
+            clock.stage("verify in a fresh process")
+            programs, comparisons = verify_bundle(stage, programs, finish)
+        manifest = finish(programs)
+    notes = [note for program in programs for note in program.notes]
+    return ExportReport(output, manifest, programs, comparisons, notes=list(dict.fromkeys(notes)))
+
+
+def _starts_in_training(module: nn.Module, programs: list[EncodedProgram]) -> bool:
+    modes = {program.record.mode for program in programs}
+    return module.training if {"train", "eval"} <= modes else "train" in modes
+
+
+def choose_programs(call: ExampleCall, names: Iterable[str] | None) -> list[ProgramSpec]:
+    """Return what to capture.
+
+    Args:
+        call: the example call.
+        names: the user's choice, or None for the default.
+
+    Raises:
+        ModelFileInvalid: an unknown name.
+    """
+    module = call.module
+    trainable = module is not None and any(parameter.requires_grad for parameter in module.parameters())
+    input_grad = any(tensor.requires_grad for tensor in call.tensors)
+    if names is None:
+        names = ("train", "infer") if trainable else ("train",) if input_grad else ("infer",)
+    elif isinstance(names, str):
+        names = (names,)
+    modes: dict[str, tuple[Any, bool]] = {
+        "train": ("train", True),
+        "infer": ("eval", False),
+        "eval-joint": ("eval", True),
+    }
+    specs: list[ProgramSpec] = []
+    for name in dict.fromkeys(names):
+        if name not in modes:
+            raise ModelFileInvalid(f"no program `{name}`; there are {', '.join(modes)}")
+        mode, grad = modes[name]
+        specs.append(ProgramSpec(name, mode if module is not None else "function", grad))
+    if not specs:
+        raise ModelFileInvalid("no programs were asked for")
+    return specs
+
+
+class _Clock:
+    """Wall time per stage, told to the progress callback."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._seconds: dict[str, float] = {}
+        self._current: tuple[str, float] | None = None
+
+    def stage(self, name: str) -> None:
+        self.finish()
+        self._progress(name)
+        self._current = (name, time.perf_counter())
+
+    def finish(self) -> dict[str, float]:
+        if self._current is not None:
+            name, start = self._current
+            self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - start
+            self._current = None
+        return self._seconds

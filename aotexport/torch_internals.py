@@ -1,0 +1,284 @@
+"""The only file that imports torch's private names; written for torch 2.13.
+
+Every name is here with what it is for. `tests/meta/test_torch_internals.py` fails with a clear message when torch
+moves one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.fx.traceback
+
+# Fake tensors with a shape environment that knows the user's dynamic dimensions.
+from torch._export.non_strict_utils import make_fake_inputs
+
+# The metadata that functional graphs come with.
+from torch._functorch._aot_autograd.descriptors import TangentAOTInput
+from torch._functorch._aot_autograd.schemas import (
+    InputAliasInfo,
+    MemoryFormatMeta,
+    MutationType,
+    OutputAliasInfo,
+    OutputType,
+    PlainTensorMeta,
+    ViewAndMutationMeta,
+)
+
+# AOTAutograd's capture with descriptors: the route with torch.compile's full semantics.
+from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
+
+# The tracing context tells AOTAutograd which fake mode and shape environment to go on with.
+from torch._guards import TracingContext, tracing
+
+# Custom operators with the functions that define them, to tell the user what to import.
+from torch._library.custom_ops import OPDEFS
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx.experimental.proxy_tensor import PythonKeyTracer, make_fx
+from torch.fx.experimental.symbolic_shapes import ConstraintViolationError, ShapeEnv
+from torch.fx.passes.runtime_assert import insert_deferred_runtime_asserts
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+# Containers that torch's tree utilities know and this package does not (caches of model libraries).
+from torch.utils._pytree import SUPPORTED_NODES, tree_map
+
+# What nodes of a pre-dispatch graph call, beside operators.
+OpOverload = torch._ops.OpOverload
+HigherOrderOperator = torch._ops.HigherOrderOperator
+SET_GRAD_ENABLED = torch._C._set_grad_enabled
+ENTER_AUTOCAST = torch.amp.autocast_mode._enter_autocast
+EXIT_AUTOCAST = torch.amp.autocast_mode._exit_autocast
+
+__all__ = [
+    "ENTER_AUTOCAST",
+    "EXIT_AUTOCAST",
+    "SET_GRAD_ENABLED",
+    "SUPPORTED_NODES",
+    "ConstraintViolationError",
+    "FakeTensor",
+    "FakeTensorMode",
+    "FunctionalCapture",
+    "HigherOrderOperator",
+    "InputAliasInfo",
+    "MemoryFormatMeta",
+    "MutationType",
+    "OpOverload",
+    "OutputAliasInfo",
+    "OutputType",
+    "PlainTensorMeta",
+    "ShapeEnv",
+    "ViewAndMutationMeta",
+    "capture_functional",
+    "custom_operator_module",
+    "exporting",
+    "has_transforms",
+    "insert_data_dependent_checks",
+    "is_traceable_wrapper_subclass",
+    "make_fake_inputs",
+    "onednn_disabled",
+    "trace_forward",
+    "tree_map",
+]
+
+
+@contextlib.contextmanager
+def exporting() -> Iterator[None]:
+    """Let the model see that an export goes on (`torch.compiler.is_exporting()`), as `torch.export` does."""
+    compiler = torch.compiler
+    before = compiler._is_compiling_flag, compiler._is_exporting_flag
+    compiler._is_compiling_flag = compiler._is_exporting_flag = True
+    try:
+        yield
+    finally:
+        compiler._is_compiling_flag, compiler._is_exporting_flag = before
+
+
+@contextlib.contextmanager
+def onednn_disabled() -> Iterator[None]:
+    """Hide oneDNN from torch's choice of kernels, without the warnings of the public switch."""
+    before = torch._C._get_mkldnn_enabled()
+    torch._C._set_mkldnn_enabled(False)
+    try:
+        yield
+    finally:
+        torch._C._set_mkldnn_enabled(before)
+
+
+@contextlib.contextmanager
+def convolution_choice_unguarded(fake_mode: FakeTensorMode) -> Iterator[None]:
+    """Let torch pick the kernel of a convolution without assuming anything about its sizes.
+
+    The graph keeps the operator that picks anew at every call, so a guard such as `batch < 16` would be in vain.
+    """
+    choose = torch._C._select_conv_backend
+    environment = fake_mode.shape_env
+
+    def unguarded(*args: Any, **kwargs: Any) -> Any:
+        with environment.suppress_guards() if environment is not None else contextlib.nullcontext():
+            return choose(*args, **kwargs)
+
+    torch._C._select_conv_backend = unguarded
+    try:
+        yield
+    finally:
+        torch._C._select_conv_backend = choose
+
+
+def custom_operator_module(name: str) -> str | None:
+    """Return the Python module that registered the custom operator `namespace::base.overload`, where torch knows."""
+    definition = OPDEFS.get(name.partition(".")[0])
+    return None if definition is None else getattr(definition._init_fn, "__module__", None)
+
+
+def node_annotations() -> dict[str, Any]:
+    """Return the mutable mapping whose entries the tracer copies to `node.meta['custom']` of new nodes."""
+    return torch.fx.traceback.get_current_meta().setdefault("custom", {})
+
+
+@contextlib.contextmanager
+def _frames_kept(keeps: Callable[[str], bool]) -> Iterator[None]:
+    """Record the frames below this package of files that `keeps` takes; torch keeps functions called `forward`."""
+    original = PythonKeyTracer._filter_traceback_frames
+    here = str(Path(__file__).parent)
+
+    def frames(self: PythonKeyTracer, summary: traceback.StackSummary) -> traceback.StackSummary:
+        last = max((i for i, frame in enumerate(summary) if frame.filename.startswith(here)), default=-1)
+        return traceback.StackSummary.from_list([f for f in summary[last + 1 :] if keeps(f.filename)])
+
+    PythonKeyTracer._filter_traceback_frames = frames  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        PythonKeyTracer._filter_traceback_frames = original  # type: ignore[method-assign]
+
+
+def trace_forward(
+    function: Callable[..., Any],
+    fakes: Sequence[Any],
+    fake_mode: FakeTensorMode,
+    *,
+    keeps_frames_of: Callable[[str], bool],
+    above_autograd: bool = True,
+) -> torch.fx.GraphModule:
+    """Trace `function` before autograd: composite operators, mutations in place, grad-mode changes as nodes.
+
+    Args:
+        function: takes and returns flat tensors.
+        fakes: fake tensors of `fake_mode`, one per input.
+        fake_mode: the mode under which the trace runs.
+        keeps_frames_of: whether a source file is the user's, so that its lines are recorded.
+        above_autograd: False: trace below autograd and function transforms, which then take no nodes: composite
+            operators come decomposed, and grad-mode changes do not show.
+
+    Returns:
+        The graph, each node with `meta['val']` and, where known, `stack_trace` and `custom`.
+    """
+    with (
+        exporting(),
+        convolution_choice_unguarded(fake_mode),
+        tracing(TracingContext(fake_mode)),
+        fake_mode,
+        torch.fx.traceback.preserve_node_meta(),
+        _frames_kept(keeps_frames_of),
+        # Gradients are on while the model runs, and what it leaves behind stays in the trace.
+        torch.set_grad_enabled(True),
+    ):
+        tracer = make_fx(
+            function,
+            tracing_mode="real",
+            pre_dispatch=above_autograd,
+            record_stack_traces=True,
+            _allow_non_fake_inputs=True,
+        )
+        return tracer(*fakes)
+
+
+@dataclass(frozen=True)
+class FunctionalCapture:
+    """A functional graph with what AOTAutograd knows about it.
+
+    Attributes:
+        module: the joint or inference graph; functional.
+        metadata: mutations and aliases.
+    """
+
+    module: torch.fx.GraphModule
+    metadata: ViewAndMutationMeta
+
+
+class _Root(torch.nn.Module):
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self._function = function
+
+    def forward(self, *inputs: Any) -> Any:
+        return self._function(*inputs)
+
+
+def capture_functional(
+    function: Callable[..., Any], fakes: Sequence[Any], fake_mode: FakeTensorMode, *, grad: bool
+) -> FunctionalCapture:
+    """Capture `function` as a functional graph through AOTAutograd.
+
+    Args:
+        function: takes and returns flat tensors.
+        fakes: fake tensors of `fake_mode`, one per input.
+        fake_mode: goes on with its shape environment.
+        grad: capture forward and backward; False: forward alone.
+    """
+    with (
+        contextlib.ExitStack() as stack,
+        exporting(),
+        convolution_choice_unguarded(fake_mode),
+        tracing(TracingContext(fake_mode)),
+        torch.set_grad_enabled(grad),
+        _random_operators_kept(),
+    ):
+        joint = aot_export_joint_with_descriptors(stack, _Root(function), tuple(fakes), {}, ignore_shape_env=True)
+        return FunctionalCapture(joint.graph_module, joint._aot_state.fw_metadata)
+
+
+@contextlib.contextmanager
+def _random_operators_kept() -> Iterator[None]:
+    """Keep random operators whose result is unused: they advance the generator, as in eager execution."""
+    original = torch.fx.Graph.eliminate_dead_code
+
+    def eliminate(self: torch.fx.Graph, is_impure_node: Any = None) -> bool:
+        def keeps(node: torch.fx.Node) -> bool:
+            draws = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+            return draws or (node.is_impure() if is_impure_node is None else is_impure_node(node))
+
+        return original(self, keeps)
+
+    torch.fx.Graph.eliminate_dead_code = eliminate  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        torch.fx.Graph.eliminate_dead_code = original  # type: ignore[method-assign]
+
+
+def insert_data_dependent_checks(module: torch.fx.GraphModule, shape_env: ShapeEnv) -> bool:
+    """Write what `torch._check` says about sizes that only the data know into a graph; return whether there was any."""
+    if not any(shape_env.is_unbacked_symint(symbol) for symbol in shape_env.var_to_range):
+        return False
+    before = len(module.graph.nodes)
+    insert_deferred_runtime_asserts(module, shape_env, "forward", export=True)
+    return len(module.graph.nodes) > before
+
+
+def has_transforms(graph: torch.fx.Graph) -> bool:
+    """Return whether nodes of a graph enter or leave a function transform (`torch.vmap`, `torch.func.grad`)."""
+    targets = (node.target for node in graph.nodes if node.op == "call_function")
+    return any(getattr(target, "__module__", "").startswith("torch._functorch") for target in targets)
+
+
+def tangent_descriptor(node: torch.fx.Node) -> TangentAOTInput | None:
+    """Return the descriptor of a placeholder that is a tangent, else None."""
+    descriptor = node.meta.get("desc")
+    return descriptor if isinstance(descriptor, TangentAOTInput) else None

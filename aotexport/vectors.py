@@ -1,0 +1,300 @@
+"""Recorded calls of eager execution: the example, fresh random values, and other sizes of dynamic dimensions.
+
+They decide whether an export is right, and ship as the bundle's self-test.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from aotexport.capture.call import ExampleCall
+from aotexport.capture.mode import in_mode
+from aotexport.capture.sources import user_line
+from aotexport.capture.state import State
+from aotexport.errors import ExportFailed
+from aotexport_runtime.observe import Observation, make_inputs, observe
+from aotexport_runtime.schema import encode_record
+from aotexport_runtime.schema.manifest import VectorEntry
+from aotexport_runtime.schema.program import ArgumentInput, Program
+from aotexport_runtime.schema.vectors import Vector as VectorRecord
+from aotexport_runtime.schema.vectors import VectorInput
+from aotexport_runtime.self_test import flat_outputs
+from aotexport_runtime.sizes import evaluate
+
+_SEED = 20240229
+_CALLS = 2
+_MAX_NUMEL = 1 << 26
+
+
+@dataclass(frozen=True)
+class Vector:
+    """A recorded call: its record, and the tensors it stores."""
+
+    name: str
+    record: VectorRecord
+    tensors: dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class _Arguments:
+    """Arguments of a call to record: what they are, and the spans of storage they are made of."""
+
+    name: str
+    specs: tuple[VectorInput, ...]
+    stored: dict[str, torch.Tensor]
+
+
+def record_vectors(call: ExampleCall, state: State, program: Program) -> list[Vector]:
+    """Run the eager callable and record what a caller can see.
+
+    Args:
+        call: the example call.
+        state: the module's state; left as it was.
+        program: which program.
+
+    Returns:
+        Recorded calls; those on generated arguments that eager itself refuses are left out.
+
+    Raises:
+        ExportFailed: eager fails on the example itself.
+    """
+    example = _example_arguments(call, program)
+    vectors = [_record(call, state, program, example)]
+    generator = torch.Generator().manual_seed(_SEED)
+    for arguments in (_random_arguments(example, generator), *_resized_arguments(program, example, generator)):
+        with contextlib.suppress(ExportFailed):
+            vectors.append(_record(call, state, program, arguments))
+    return vectors
+
+
+def write_vectors(vectors: list[Vector], directory: Path) -> tuple[VectorEntry, ...]:
+    """Write the vectors below `directory`; return their manifest entries."""
+    folder = directory / "testvectors"
+    folder.mkdir()
+    entries: list[VectorEntry] = []
+    for vector in vectors:
+        stem = f"{vector.record.program}.{vector.name}"
+        (folder / f"{stem}.json").write_bytes(encode_record(vector.record))
+        save_file({key: _storable(t) for key, t in vector.tensors.items()}, folder / f"{stem}.safetensors")
+        entries.append(
+            VectorEntry(
+                program=vector.record.program,
+                name=vector.name,
+                record=f"testvectors/{stem}.json",
+                tensors=f"testvectors/{stem}.safetensors",
+            )
+        )
+    return tuple(entries)
+
+
+def _storable(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+
+
+# --- arguments --------------------------------------------------------------------------------------------
+
+
+def _example_arguments(call: ExampleCall, program: Program) -> _Arguments:
+    by_path = dict(zip(call.paths, call.tensors, strict=True))
+    stored: dict[str, torch.Tensor] = {}
+    keys: dict[int, str] = {}
+    specs: list[VectorInput] = []
+    for spec in program.inputs:
+        if not isinstance(spec, ArgumentInput):
+            continue
+        tensor = by_path[spec.path]
+        pointer = tensor.untyped_storage().data_ptr()
+        key = keys.setdefault(pointer if pointer else -len(specs) - 1, f"input{len(keys)}")
+        if key not in stored:
+            stored[key] = _whole_storage(tensor)
+        specs.append(
+            VectorInput(
+                path=spec.path,
+                key=key,
+                shape=tuple(tensor.shape),
+                stride=tuple(tensor.stride()),
+                offset=int(tensor.storage_offset()),
+                requires_grad=tensor.requires_grad,
+                is_leaf=tensor.is_leaf,
+                is_complex=tensor.is_complex(),
+            )
+        )
+    return _Arguments("example", tuple(specs), stored)
+
+
+def _whole_storage(tensor: torch.Tensor) -> torch.Tensor:
+    count = tensor.untyped_storage().nbytes() // tensor.element_size()
+    flat = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+    return flat.set_(tensor.detach().untyped_storage(), 0, (count,), (1,)).cpu().clone()
+
+
+def _random_arguments(example: _Arguments, generator: torch.Generator) -> _Arguments:
+    stored = {key: _shuffled(tensor, generator) for key, tensor in example.stored.items()}
+    return _Arguments("random", example.specs, stored)
+
+
+def _shuffled(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """Return other values of the same kind: a permutation, and for floats a little noise of the same scale."""
+    values = tensor[torch.randperm(tensor.numel(), generator=generator)]
+    if not values.is_floating_point() or values.numel() < 2:
+        return values
+    wide = values.to(torch.float64)
+    noisy = wide + 0.1 * wide.std() * torch.randn(values.shape, generator=generator, dtype=torch.float64)
+    # Values that the model may rely on (probabilities, masks) keep their range.
+    return noisy.clamp(wide.min(), wide.max()).to(values.dtype)
+
+
+def _resized_arguments(program: Program, example: _Arguments, generator: torch.Generator) -> list[_Arguments]:
+    if not program.dimensions:
+        return []
+    least = {dimension.symbol: dimension.min for dimension in program.dimensions}
+    more = {
+        d.symbol: min(max(d.min, 5 + 2 * i), d.max if d.max is not None else 1 << 30)
+        for i, d in enumerate(program.dimensions)
+    }
+    candidates = {"least-sizes": least, "other-sizes": more}
+    return [
+        arguments
+        for name, symbols in candidates.items()
+        if all(evaluate(guard, symbols) for guard in program.guards)
+        and (arguments := _resized(name, program, example, symbols, generator)) is not None
+    ]
+
+
+def _resized(
+    name: str, program: Program, example: _Arguments, symbols: dict[str, int], generator: torch.Generator
+) -> _Arguments | None:
+    metas = [spec.meta for spec in program.inputs if isinstance(spec, ArgumentInput)]
+    specs: list[VectorInput] = []
+    stored: dict[str, torch.Tensor] = {}
+    for index, (spec, meta) in enumerate(zip(example.specs, metas, strict=True)):
+        shape = tuple(evaluate(size, symbols) for size in meta.shape)
+        stride = tuple(evaluate(step, symbols) for step in meta.stride)
+        count = 1 + sum((n - 1) * s for n, s in zip(shape, stride, strict=True)) if all(shape) else 0
+        source = example.stored[spec.key]
+        if count > _MAX_NUMEL or not source.numel():
+            return None
+        key = f"input{index}"
+        stored[key] = source[torch.randint(source.numel(), (count,), generator=generator)]
+        specs.append(
+            VectorInput(
+                path=spec.path,
+                key=key,
+                shape=shape,
+                stride=stride,
+                requires_grad=spec.requires_grad,
+                is_leaf=spec.is_leaf,
+                is_complex=spec.is_complex,
+            )
+        )
+    return _Arguments(name, tuple(specs), stored)
+
+
+# --- recording --------------------------------------------------------------------------------------------
+
+
+def _record(call: ExampleCall, state: State, program: Program, arguments: _Arguments) -> Vector:
+    try:
+        with in_mode(call.module, program.mode), _restored(state), _attention_as_traced():
+            seen = _observe_eager(call, state, program, arguments)
+    except Exception as error:
+        first = (str(error).strip().splitlines() or [""])[0][:300]
+        raise ExportFailed(
+            f"the model fails on its {arguments.name} inputs: {user_line(error)}{type(error).__name__}: {first}"
+        ) from error
+    values = {f"v{index}": value for index, value in enumerate(seen.values.values())}
+    record = VectorRecord(
+        program=program.name,
+        seed=_SEED,
+        calls=_CALLS,
+        backward=program.grad,
+        inputs=arguments.specs,
+        facts=seen.facts,
+        values=tuple(seen.values),
+    )
+    return Vector(arguments.name, record, {**arguments.stored, **values})
+
+
+def _observe_eager(call: ExampleCall, state: State, program: Program, arguments: _Arguments) -> Observation:
+    device = call.tensors[0].device if call.tensors else None
+    own = {spec.path: index for index, spec in enumerate(arguments.specs)}
+
+    def eager(values: list[Any]) -> Any:
+        tensors = [values[own[p]] if p in own else t for p, t in zip(call.paths, call.tensors, strict=True)]
+        args, kwargs = call.rebuild(tensors)
+        return call.callable(*args, **kwargs)
+
+    def current_state() -> dict[str, torch.Tensor]:
+        return {e.names[0]: e.slots[0][0][e.slots[0][1]] if e.slots else e.tensor for e in state.entries}
+
+    return observe(
+        eager,
+        lambda: make_inputs(arguments.specs, arguments.stored, device),
+        [spec.path for spec in arguments.specs],
+        current_state,
+        lambda value: flat_outputs(program.output_tree, value),
+        seed=_SEED,
+        calls=_CALLS,
+        backward=program.grad,
+    )
+
+
+@contextlib.contextmanager
+def _attention_as_traced() -> Iterator[None]:
+    """Switch off torch's inference fast path of attention modules, which tracing cannot take.
+
+    It gives the same values in another memory layout; see docs/decisions/0003-attention-fast-path.md.
+    """
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
+
+
+@contextlib.contextmanager
+def _restored(state: State) -> Iterator[None]:
+    """Give the state back as it was: data, metadata, gradients, places, and the random generator."""
+    before = [
+        (entry, entry.tensor.detach(), entry.tensor.detach().clone(), entry.tensor.grad, entry.tensor.requires_grad)
+        for entry in state.entries
+    ]
+    versions = [entry.tensor._version for entry in state.entries]
+    slots = [(table, key, table[key]) for entry in state.entries for table, key in entry.slots]
+    random_state = torch.get_rng_state()
+    grad_mode = torch.is_grad_enabled()
+    for entry in state.entries:
+        if entry.tensor.is_leaf:
+            entry.tensor.grad = None
+    try:
+        yield
+    finally:
+        torch.set_grad_enabled(grad_mode)
+        torch.set_rng_state(random_state)
+        for table, key, tensor in slots:
+            table[key] = tensor
+        for (entry, original, data, grad, requires_grad), version in zip(before, versions, strict=True):
+            # Kernels write running statistics without a new version, so what is no parameter is always put back.
+            if entry.tensor._version != version or entry.role != "parameter":
+                _put_back(entry.tensor, original, data)
+            if entry.tensor.is_leaf:
+                entry.tensor.requires_grad_(requires_grad)
+                entry.tensor.grad = grad
+
+
+def _put_back(tensor: torch.Tensor, original: torch.Tensor, data: torch.Tensor) -> None:
+    """Give `tensor` the memory, sizes and strides of `original`, its alias from before, and the elements of `data`."""
+    with torch.no_grad():
+        if not tensor.is_set_to(original):
+            tensor.data = original
+        # No call can have written to an expanded tensor, nor can we.
+        if all(step or size <= 1 for size, step in zip(original.shape, original.stride(), strict=True)):
+            original.copy_(data)

@@ -1,0 +1,174 @@
+"""Verification: the written bundle, in a fresh process without the exporter, against recorded eager results."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from aotexport.errors import VerificationFailed
+from aotexport_runtime.schema.manifest import Manifest, Requirements
+
+if TYPE_CHECKING:
+    from aotexport.encode.program import EncodedProgram
+
+TIMEOUT_S = 3600
+TARGETS = ("autograd", "portable")
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One compared quantity of one recorded call.
+
+    Attributes:
+        program: name of the program.
+        vector: name of the recorded call.
+        target: engine that ran it.
+        name: what was compared.
+        error: largest difference, relative to the largest expected magnitude.
+        absolute: largest absolute difference.
+        agrees: whether it is within tolerance.
+        detail: for what is no number: what eager gave and what the bundle gave.
+    """
+
+    program: str
+    vector: str
+    target: str
+    name: str
+    error: float
+    absolute: float
+    agrees: bool
+    detail: str = ""
+
+
+def verify_bundle(
+    directory: Path, programs: list[EncodedProgram], rewrite: Callable[[list[EncodedProgram]], Manifest]
+) -> tuple[list[EncodedProgram], list[Comparison]]:
+    """Compare a written bundle with its recorded calls, by the functional graphs and by the forward graphs.
+
+    A functional graph that disagrees is dropped, with the reason in the program's record; the forward graph, which is
+    the program's meaning, must agree.
+
+    Args:
+        directory: the bundle.
+        programs: its programs.
+        rewrite: writes programs and manifest to the directory.
+
+    Returns:
+        The programs, possibly without some functional graphs, and every comparison of what remains.
+
+    Raises:
+        VerificationFailed: the forward graph disagrees.
+    """
+    results = _run(directory, rewrite(programs).requirements)
+    judged = [(program, _verdict(program, results)) for program in programs]
+    wrong = [program.record.name for program, verdict in judged if verdict == "wrong"]
+    if wrong:
+        report = failures([result for result in results if result["program"] in wrong])
+        shown = "\n".join(report[:40])
+        raise VerificationFailed(f"the bundle disagrees with eager execution; nothing was written:\n{shown}", report)
+    kept: list[dict[str, Any]] = []
+    for program, verdict in judged:
+        served = "autograd" if verdict == "forward" else "portable"
+        kept += [r for r in results if r["program"] == program.record.name and r["target"] == served]
+    programs = [
+        program.without_functional(_reason(results, program)) if verdict == "forward" else program
+        for program, verdict in judged
+    ]
+    return programs, [comparison for result in kept for comparison in comparisons(result)]
+
+
+def _verdict(program: EncodedProgram, results: list[dict[str, Any]]) -> Literal["functional", "forward", "wrong"]:
+    """Return which graph serves the program.
+
+    The forward graph must agree wherever it can be run: it serves the calls that the functional graph does not.
+    """
+    record = program.record
+
+    def agrees(target: str) -> bool:
+        return all(r["agrees"] for r in results if (r["program"], r["target"]) == (record.name, target))
+
+    if not agrees("autograd") and (record.forward.differentiable or not record.grad):
+        return "wrong"
+    if agrees("portable"):
+        return "functional"
+    return "forward" if record.functional is not None and record.forward.differentiable else "wrong"
+
+
+def _run(directory: Path, requirements: Requirements) -> list[dict[str, Any]]:
+    """Run the self-test, in a fresh process unless custom operators exist only in this one (`__main__`)."""
+    namespaces, modules = requirements.operator_namespaces, requirements.operator_modules
+    if namespaces and (not modules or "__main__" in modules):
+        from aotexport_runtime.self_test import run_vectors
+
+        found = [run_vectors(directory, target=target, operator_namespaces=namespaces) for target in TARGETS]
+        return [{**dataclasses.asdict(r), "agrees": r.agrees} for results in found for r in results]
+    options = [option for name in namespaces for option in ("--operator-namespace", name)]
+    options += [option for name in modules for option in ("--import", name)]
+    return run_selftest(directory, TARGETS, options)
+
+
+def run_selftest(directory: Path, targets: Sequence[str], options: Sequence[str] = ()) -> list[dict[str, Any]]:
+    """Run the bundle's self-test in a fresh process that has only the runtime; return its results as JSON.
+
+    Raises:
+        VerificationFailed: the process failed.
+    """
+    # Without `-P`, a file `inspect.py` in the working directory would stand in for Python's.
+    python = [sys.executable] if "--import" in options else [sys.executable, "-P"]
+    command = [*python, "-m", "aotexport_runtime", "selftest", str(directory), "--json", *options]
+    for target in targets:
+        command += ["--target", target]
+    environment = dict(os.environ)
+    if "--import" in options:
+        environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
+    process = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False, env=environment)
+    try:
+        return json.loads(process.stdout.splitlines()[-1])
+    except (IndexError, ValueError):
+        tail = process.stderr.strip()[-2000:] or f"exit code {process.returncode}"
+        raise VerificationFailed(f"the fresh process that verifies the bundle failed:\n{tail}", [tail]) from None
+
+
+def comparisons(result: dict[str, Any]) -> list[Comparison]:
+    """Return the compared quantities of one result."""
+    base = {key: result[key] for key in ("program", "vector", "target")}
+    if result["error"]:
+        return [
+            Comparison(**base, name="call", error=math.inf, absolute=math.inf, agrees=False, detail=result["error"])
+        ]
+    return [
+        Comparison(
+            **base,
+            name=d["name"],
+            error=d["error"],
+            absolute=d["absolute"],
+            agrees=d["agrees"],
+            detail=f"expected {d['expected']}, got {d['got']}" if d["expected"] or d["got"] else "",
+        )
+        for d in result["differences"]
+    ]
+
+
+def failures(results: Sequence[dict[str, Any]]) -> list[str]:
+    """Return one line per quantity that differs."""
+    return [
+        f"  {c.program}/{c.vector} ({c.target}): {c.name}: {c.detail or f'relative error {c.error:.2e}'}"
+        for result in results
+        for c in comparisons(result)
+        if not c.agrees
+    ]
+
+
+def _reason(results: list[dict[str, Any]], program: EncodedProgram) -> str:
+    own = [r for r in results if r["program"] == program.record.name and r["target"] == "portable"]
+    lines = failures(own)
+    first = lines[0].split(": ", 1)[1] if lines else ""
+    return f"it disagreed with eager execution when it was verified: {first}"[:300]

@@ -1,0 +1,156 @@
+"""The directory of a bundle: staged beside its place, listed with digests, moved in whole."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+import aotexport
+from aotexport.encode.program import EncodedProgram
+from aotexport.errors import OutputExists
+from aotexport.torch_internals import custom_operator_module
+from aotexport_runtime.bundle import MANIFEST_NAME
+from aotexport_runtime.schema import CALLING_CONVENTION, FORMAT_VERSION, encode_record
+from aotexport_runtime.schema.graph import Graph
+from aotexport_runtime.schema.manifest import (
+    FileEntry,
+    Manifest,
+    Producer,
+    ProgramEntry,
+    Requirements,
+    StateTensor,
+    VectorEntry,
+)
+from aotexport_runtime.schema.versions import format_version, min_reader
+
+
+@contextlib.contextmanager
+def staged(output: Path, *, force: bool) -> Iterator[Path]:
+    """Give a temporary directory beside `output`, and move it there when the block ends well.
+
+    Args:
+        output: where the bundle goes.
+        force: replace a bundle that is there.
+
+    Yields:
+        The temporary directory; removed when the block raises.
+
+    Raises:
+        OutputExists: something is at `output` that may not be replaced.
+    """
+    output = output.absolute()
+    check_output(output, force=force)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    stage = Path(tempfile.mkdtemp(prefix=f".{output.name}.", dir=output.parent))
+    try:
+        yield stage
+        _open_modes(stage)
+        check_output(output, force=force)
+        old = None
+        if output.exists():
+            old = Path(tempfile.mkdtemp(prefix=f".{output.name}.old.", dir=output.parent))
+            os.replace(output, old / "bundle")
+        os.replace(stage, output)
+        if old is not None:
+            shutil.rmtree(old)
+    finally:
+        shutil.rmtree(stage, ignore_errors=True)
+
+
+def _open_modes(stage: Path) -> None:
+    """Give files and directories the modes of ordinary new ones; temporary and safetensors files begin private."""
+    mask = os.umask(0)
+    os.umask(mask)
+    for path in (stage, *stage.rglob("*")):
+        path.chmod((0o777 if path.is_dir() else 0o666) & ~mask)
+
+
+def check_output(output: Path, *, force: bool) -> None:
+    """Refuse an output that exists, unless it is a bundle and `force` is given.
+
+    Raises:
+        OutputExists: see above.
+    """
+    if not output.exists() or (output.is_dir() and not any(output.iterdir())):
+        return
+    if not (output / MANIFEST_NAME).is_file():
+        raise OutputExists(f"`{output}` exists and is no bundle; choose another place")
+    if not force:
+        raise OutputExists(f"`{output}` exists; give --force (force=True) to replace it, or choose another place")
+
+
+def write_programs(programs: list[EncodedProgram], directory: Path) -> None:
+    """Write each program's record and graphs below `directory`, in place of any that are there."""
+    shutil.rmtree(directory / "programs", ignore_errors=True)
+    for program in programs:
+        folder = directory / "programs" / program.record.name
+        folder.mkdir(parents=True)
+        (folder / "program.json").write_bytes(encode_record(program.record))
+        for name, graph in program.graphs.items():
+            (folder / name).write_bytes(encode_record(graph, indent=False))
+
+
+def write_manifest(
+    directory: Path,
+    *,
+    name: str,
+    kind: str,
+    training: bool,
+    programs: list[EncodedProgram],
+    state: tuple[StateTensor, ...],
+    vectors: tuple[VectorEntry, ...],
+) -> Manifest:
+    """List everything below `directory` in its manifest; return it."""
+    manifest = Manifest(
+        format=format_version(FORMAT_VERSION),
+        min_reader=format_version(min_reader(set())),
+        calling_convention=CALLING_CONVENTION,
+        producer=Producer(aotexport=aotexport.__version__, torch=str(torch.__version__)),
+        name=name,
+        kind=kind,  # type: ignore[arg-type]
+        training=training,
+        programs=tuple(ProgramEntry(name=program.record.name) for program in programs),
+        state=state,
+        testvectors=vectors,
+        requirements=_requirements(programs),
+        files=list_files(directory),
+    )
+    (directory / MANIFEST_NAME).write_bytes(encode_record(manifest))
+    return manifest
+
+
+def list_files(directory: Path) -> tuple[FileEntry, ...]:
+    """Return an entry for every file below `directory` but the manifest, sorted by path."""
+    paths = sorted(path for path in directory.rglob("*") if path.is_file() and path.name != MANIFEST_NAME)
+    return tuple(sorted((_entry(path, directory) for path in paths), key=lambda entry: entry.path))
+
+
+def _entry(path: Path, directory: Path) -> FileEntry:
+    with path.open("rb") as stream:
+        digest = hashlib.file_digest(stream, "sha256").hexdigest()
+    return FileEntry(path=path.relative_to(directory).as_posix(), nbytes=path.stat().st_size, sha256=digest)
+
+
+_OWN_NAMESPACES = ("aten", "higher_order", "python", "torch")
+
+
+def _operators(graph: Graph) -> set[str]:
+    return {node.op for node in graph.nodes}.union(*map(_operators, graph.subgraphs.values()))
+
+
+def _requirements(programs: list[EncodedProgram]) -> Requirements:
+    graphs = [graph for program in programs for graph in program.graphs.values()]
+    operators = set[str]().union(*map(_operators, graphs))
+    custom = {op for op in operators if op.partition("::")[0] not in _OWN_NAMESPACES}
+    modules = {module for op in custom if (module := custom_operator_module(op)) is not None}
+    return Requirements(
+        operator_namespaces=tuple(sorted({op.partition("::")[0] for op in custom})),
+        operator_modules=tuple(sorted(modules)),
+    )

@@ -1,0 +1,186 @@
+"""State tensors to safetensors files: each storage once, ties and overlaps kept, sharded above a size.
+
+A tensor that is contiguous and alone in its storage is stored under its FQN, as any safetensors reader expects.
+One that is not (a transposed view, a slice, several overlapping tensors) is stored as the flat span of storage that it
+needs, and the manifest says which elements are its own.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+from aotexport.capture.state import State, StateEntry
+from aotexport.errors import ExportFailed
+from aotexport_runtime.schema.manifest import StateTensor
+
+SHARD_NBYTES = 5 * 1000**3
+"""Size above which weights are split, Hugging Face's default."""
+
+
+@dataclass(frozen=True)
+class _Stored:
+    key: str
+    tensor: torch.Tensor
+    constant: bool
+
+
+def write_weights(state: State, directory: Path, *, shard_nbytes: int = SHARD_NBYTES) -> tuple[StateTensor, ...]:
+    """Write the state below `directory` and return its manifest entries.
+
+    Persistent tensors go to `weights/model.safetensors` (or shards with an index), the rest to
+    `weights/constants.safetensors`.
+
+    Args:
+        state: what to write.
+        directory: the bundle's.
+        shard_nbytes: size of one file at most, in bytes; a single larger tensor has a file of its own.
+    """
+    entries: list[tuple[StateEntry, _Stored, bool, int]] = []
+    plain = [_plain(entry, state) for entry in state.entries]
+    for group in _by_storage(plain):
+        entries += _store(group)
+    order = {id(entry): index for index, entry in enumerate(plain)}
+    entries.sort(key=lambda item: order[id(item[0])])
+    unique = {item[1].key: item[1] for item in entries}
+    files = _write(list(unique.values()), directory / "weights", shard_nbytes)
+    return tuple(
+        StateTensor(
+            name=entry.names[0],
+            tied=tuple(entry.names[1:]),
+            role=entry.role,
+            persistent=entry.persistent,
+            requires_grad=entry.tensor.requires_grad,
+            file=f"weights/{files[stored.key]}",
+            key=stored.key,
+            dtype=str(entry.tensor.dtype).removeprefix("torch."),  # type: ignore[arg-type]
+            shape=tuple(entry.tensor.shape),
+            stride=tuple(entry.tensor.stride()),
+            offset=offset,
+            whole=whole,
+        )
+        for entry, stored, whole, offset in entries
+    )
+
+
+def _plain(entry: StateEntry, state: State) -> StateEntry:
+    """Return `entry` with a tensor whose storage holds its values: not their conjugates or negatives."""
+    tensor = entry.tensor
+    if not (tensor.is_conj() or tensor.is_neg()):
+        return entry
+    pointer = tensor.untyped_storage().data_ptr()
+    for other in state.entries:
+        if other is not entry and other.tensor.untyped_storage().data_ptr() == pointer:
+            raise ExportFailed(
+                f"`{entry.names[0]}` is a conjugated or negated view of the memory of `{other.names[0]}`, which a "
+                "bundle cannot hold; give it memory of its own (`.resolve_conj().resolve_neg()`)"
+            )
+    own = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+    return replace(entry, tensor=own.copy_(tensor.detach()).requires_grad_(tensor.requires_grad))
+
+
+def _by_storage(entries: Iterable[StateEntry]) -> list[list[StateEntry]]:
+    groups: dict[tuple[object, int], list[StateEntry]] = {}
+    for index, entry in enumerate(entries):
+        if type(entry.tensor) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
+            raise ExportFailed(
+                f"`{entry.names[0]}` is a `{type(entry.tensor).__name__}`, a tensor subclass that a bundle cannot hold"
+            )
+        pointer = entry.tensor.untyped_storage().data_ptr()
+        alone = pointer == 0 or entry.tensor.numel() == 0
+        groups.setdefault((str(entry.tensor.device), -index - 1 if alone else pointer), []).append(entry)
+    return list(groups.values())
+
+
+def _store(group: list[StateEntry]) -> list[tuple[StateEntry, _Stored, bool, int]]:
+    constant = not any(entry.persistent for entry in group)
+    spans = [_span(entry.tensor) for entry in group]
+    disjoint = all(a[1] <= b[0] or b[1] <= a[0] for i, a in enumerate(spans) for b in spans[i + 1 :])
+    dtypes = {entry.tensor.dtype for entry in group}
+    if disjoint and all(entry.tensor.is_contiguous() for entry in group):
+        return [(e, _Stored(e.names[0], e.tensor.detach(), not e.persistent), True, 0) for e in group]
+    if disjoint:
+        return [_alone(entry) for entry in group]
+    if len(dtypes) > 1:
+        raise ExportFailed(f"`{group[0].names[0]}` and `{group[1].names[0]}` share memory with different dtypes")
+    low, high = min(span[0] for span in spans), max(span[1] for span in spans)
+    flat = _flat(group[0].tensor, low, high)
+    stored = _Stored(group[0].names[0], flat, constant)
+    return [(entry, stored, False, int(entry.tensor.storage_offset()) - low) for entry in group]
+
+
+def _alone(entry: StateEntry) -> tuple[StateEntry, _Stored, bool, int]:
+    tensor = entry.tensor.detach()
+    if tensor.is_contiguous() or tensor.numel() == 0:
+        return entry, _Stored(entry.names[0], tensor.contiguous(), not entry.persistent), True, 0
+    low, high = _span(tensor)
+    return entry, _Stored(entry.names[0], _flat(tensor, low, high), not entry.persistent), False, 0
+
+
+def _span(tensor: torch.Tensor) -> tuple[int, int]:
+    """Return the first and past-the-last element of storage that `tensor` touches."""
+    if tensor.numel() == 0:
+        return 0, 0
+    low = int(tensor.storage_offset())
+    return low, low + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True)) + 1
+
+
+def _flat(tensor: torch.Tensor, low: int, high: int) -> torch.Tensor:
+    return torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(
+        tensor.untyped_storage(), low, (high - low,), (1,)
+    )
+
+
+def _write(stored: list[_Stored], directory: Path, shard_nbytes: int) -> dict[str, str]:
+    """Write the tensors and return the file of each key."""
+    directory.mkdir(exist_ok=True)
+    files: dict[str, str] = {}
+    constants = [item for item in stored if item.constant]
+    if constants:
+        _save(constants, directory / "constants.safetensors")
+        files.update({item.key: "constants.safetensors" for item in constants})
+    shards = _shards([item for item in stored if not item.constant], shard_nbytes)
+    for number, shard in enumerate(shards, start=1):
+        name = "model.safetensors" if len(shards) == 1 else f"model-{number:05d}-of-{len(shards):05d}.safetensors"
+        _save(shard, directory / name)
+        files.update({item.key: name for item in shard})
+    if len(shards) > 1:
+        _write_index(shards, files, directory)
+    return files
+
+
+def _shards(stored: list[_Stored], limit: int) -> list[list[_Stored]]:
+    shards: list[list[_Stored]] = []
+    room = 0
+    for item in stored:
+        if not shards or item.tensor.nbytes > room:
+            shards.append([])
+            room = limit
+        shards[-1].append(item)
+        room -= item.tensor.nbytes
+    return shards
+
+
+def _save(stored: list[_Stored], path: Path) -> None:
+    tensors = {item.key: _storable(item.tensor) for item in sorted(stored, key=lambda item: item.key)}
+    save_file(tensors, path, metadata={"format": "pt"})
+
+
+def _storable(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a contiguous tensor of a dtype that safetensors has, on the CPU."""
+    tensor = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
+    tensor = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+    # safetensors refuses tensors that share storage; these are disjoint parts of one.
+    return tensor.clone() if tensor.untyped_storage().nbytes() != tensor.nbytes else tensor
+
+
+def _write_index(shards: list[list[_Stored]], files: dict[str, str], directory: Path) -> None:
+    weight_map = {item.key: files[item.key] for shard in shards for item in shard}
+    total = sum(item.tensor.nbytes for shard in shards for item in shard)
+    index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+    (directory / "model.safetensors.index.json").write_text(json.dumps(index, indent=2, sort_keys=True) + "\n")

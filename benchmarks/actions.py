@@ -1,0 +1,121 @@
+"""What is timed in a process, by name: each maker returns a function that does it once.
+
+A function that runs the model returns its output, `export` returns what preparing told, `load` returns None.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.models import Model, call
+from benchmarks.systems import Prepared, System
+from benchmarks.systems.interface import Mode
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a process is asked to do.
+
+    Attributes:
+        system: what to run.
+        model: on what.
+        directory: holds the system's artefact of the model.
+        variant: how to load it, by name.
+    """
+
+    system: System
+    model: Model
+    directory: Path
+    variant: str
+
+    def load(self, mode: Mode) -> Callable[..., Any]:
+        """Return the module, ready to be called in `mode`."""
+        assert self.system.load is not None
+        return self.system.load(self.model, self.directory, mode, **self.system.load_variants[self.variant])
+
+
+Action = Callable[[], Any]
+
+
+def train_step(job: Job) -> Action:
+    """Gradients reset, forward, loss, backward; no optimizer."""
+    module, inputs, loss = job.load("train"), job.model.inputs(), job.model.loss
+    parameters = list(module.parameters())  # type: ignore[attr-defined]
+
+    def step() -> Any:
+        for parameter in parameters:
+            parameter.grad = None
+        output = call(module, inputs)
+        loss(output).backward()
+        return output
+
+    return step
+
+
+def inference(job: Job) -> Action:
+    """A call in eval mode under `no_grad`."""
+    import torch
+
+    module, inputs = job.load("infer"), job.model.inputs()
+
+    def infer() -> Any:
+        with torch.no_grad():
+            return call(module, inputs)
+
+    return infer
+
+
+def forward(job: Job) -> Action:
+    """A call in train mode that records for backward, and no backward."""
+    module, inputs = job.load("train"), job.model.inputs()
+    return lambda: call(module, inputs)
+
+
+def forward_backward(job: Job) -> Action:
+    """A call in train mode, and backward from a given gradient of its output: no loss."""
+    import torch
+
+    module, inputs = job.load("train"), job.model.inputs()
+    parameters = list(module.parameters())  # type: ignore[attr-defined]
+    tangent = torch.ones_like(call(module, inputs))
+
+    def run() -> Any:
+        for parameter in parameters:
+            parameter.grad = None
+        output = call(module, inputs)
+        output.backward(tangent)
+        return output
+
+    return run
+
+
+def load(job: Job) -> Action:
+    """From the artefact to a module."""
+
+    def run() -> None:
+        job.load("train")
+
+    return run
+
+
+def export(job: Job) -> Action:
+    """From the model to the artefact."""
+
+    def run() -> Prepared:
+        return job.system.prepare(job.model, job.directory)
+
+    return run
+
+
+ACTIONS: dict[str, Callable[[Job], Action]] = {
+    "train step": train_step,
+    "inference": inference,
+    "forward": forward,
+    "forward + backward": forward_backward,
+    "load": load,
+    "export": export,
+}
+"""Makers of actions, by name."""

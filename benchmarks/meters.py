@@ -1,0 +1,33 @@
+"""Readings of the running process."""
+
+from __future__ import annotations
+
+import resource
+import time
+from pathlib import Path
+
+
+def wall_s() -> float:
+    """Return seconds of a clock that all processes of the machine share."""
+    return time.clock_gettime(time.CLOCK_MONOTONIC)
+
+
+def cpu_s() -> float:
+    """Return processor seconds of this process, of all its threads and of its ended children."""
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.process_time() + children.ru_utime + children.ru_stime
+
+
+def private_nbytes() -> dict[str, int]:
+    """Return bytes of memory that no other process shares: `private`, and `dirty`, the part that has no file behind it.
+
+    The rest of `private` are pages of mapped files that this process alone has touched; the system may drop them.
+
+    Raises:
+        OSError: the system has no `/proc/self/smaps_rollup`.
+    """
+    fields: dict[str, int] = {}
+    for line in Path("/proc/self/smaps_rollup").read_text(encoding="ascii").splitlines()[1:]:
+        name, amount, _ = line.split(maxsplit=2)
+        fields[name.rstrip(":")] = int(amount) * 1024
+    return {"private": fields["Private_Clean"] + fields["Private_Dirty"], "dirty": fields["Private_Dirty"]}

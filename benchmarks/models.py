@@ -1,0 +1,142 @@
+"""The models that are measured: small, randomly initialised, always with the same weights.
+
+torch and model libraries are imported by the functions that need them, never by this module: a fresh process that
+is measured must not import more than its system does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+Inputs = tuple[Any, ...] | Mapping[str, Any]
+"""Example inputs: a tuple is passed by position, a mapping by keyword."""
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model with an example call.
+
+    Attributes:
+        name: as on the command line.
+        summary: sizes, for a person to read.
+        module: returns the module, in train mode; needs the model's library.
+        inputs: returns the example call; needs torch alone.
+        loss: scalar loss of the module's output; needs torch alone.
+        only_in: the suites that the model is made for; empty: it is chosen by `--models`, for any suite.
+    """
+
+    name: str
+    summary: str
+    module: Callable[[], nn.Module]
+    inputs: Callable[[], Inputs]
+    loss: Callable[[Any], torch.Tensor]
+    only_in: tuple[str, ...] = ()
+
+
+def call(module: Callable[..., Any], inputs: Inputs) -> Any:
+    """Return the module's output for example inputs."""
+    return module(*inputs) if isinstance(inputs, tuple) else module(**inputs)
+
+
+def _mlp() -> nn.Module:
+    from torch import manual_seed, nn
+
+    manual_seed(0)
+    return nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 8))
+
+
+def _digits() -> nn.Module:
+    from torch import manual_seed, nn
+
+    manual_seed(0)
+    return nn.Sequential(
+        *(nn.Conv2d(1, 32, kernel_size=3, padding=1), nn.BatchNorm2d(32), nn.ReLU()),
+        *(nn.Conv2d(32, 64, kernel_size=3, padding=1), nn.BatchNorm2d(64), nn.ReLU()),
+        *(nn.MaxPool2d(2), nn.Flatten(), nn.Dropout(0.25)),
+        *(nn.Linear(64 * 4 * 4, 128), nn.ReLU(), nn.Dropout(0.5), nn.Linear(128, 10)),
+    )
+
+
+def _gpt2() -> nn.Module:
+    from torch import manual_seed
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    manual_seed(0)
+    sizes = {"n_layer": 4, "n_embd": 256, "n_head": 4, "vocab_size": 4096, "n_positions": 128}
+    network = GPT2LMHeadModel(GPT2Config(**sizes, bos_token_id=0, eos_token_id=0, use_cache=False))
+    network.loss_type = "ForCausalLM"  # transformers finds none in the name of this class, and warns
+    return network.train()
+
+
+def _bert() -> nn.Module:
+    from torch import manual_seed
+    from transformers import BertConfig, BertForSequenceClassification
+
+    manual_seed(0)
+    sizes = {"num_hidden_layers": 4, "hidden_size": 384, "num_attention_heads": 6, "intermediate_size": 1536}
+    return BertForSequenceClassification(BertConfig(**sizes, vocab_size=8000)).train()
+
+
+def _wide() -> nn.Module:
+    from torch import nn
+
+    layers = [nn.utils.skip_init(nn.Linear, 4096, 4096, bias=False) for _ in range(5)]
+    for layer in layers:
+        nn.init.eye_(layer.weight)
+    return nn.Sequential(*layers)
+
+
+def _floats(*shape: int) -> Callable[[], tuple[torch.Tensor]]:
+    def inputs() -> tuple[torch.Tensor]:
+        import torch
+
+        return (torch.rand(*shape, generator=torch.Generator().manual_seed(0)),)
+
+    return inputs
+
+
+def _tokens(vocabulary: int, *shape: int) -> torch.Tensor:
+    import torch
+
+    return torch.randint(vocabulary, shape, generator=torch.Generator().manual_seed(0))
+
+
+def _gpt2_inputs() -> Inputs:
+    tokens = _tokens(4096, 2, 128)
+    return {"input_ids": tokens, "labels": tokens.clone()}
+
+
+def _bert_inputs() -> Inputs:
+    import torch
+
+    tokens = _tokens(8000, 4, 128)
+    return {"input_ids": tokens, "attention_mask": torch.ones_like(tokens), "labels": torch.tensor([0, 1, 1, 0])}
+
+
+def _cross_entropy(logits: torch.Tensor) -> torch.Tensor:
+    import torch
+
+    classes = torch.arange(logits.shape[0]) % logits.shape[1]
+    return torch.nn.functional.cross_entropy(logits, classes)
+
+
+def _own_loss(output: Any) -> torch.Tensor:
+    return output.loss
+
+
+_ALL = (
+    Model("mlp", "2 linear layers, 64-64-8, batch 16", _mlp, _floats(16, 64), _cross_entropy),
+    Model("digits", "2 convolutions with batch norm, dropout, batch 64", _digits, _floats(64, 1, 8, 8), _cross_entropy),
+    Model("gpt2", "GPT-2, 4 layers of 256, dropout, 2 x 128 tokens", _gpt2, _gpt2_inputs, _own_loss),
+    Model("bert", "BERT classifier, 4 layers of 384, dropout, 4 x 128 tokens", _bert, _bert_inputs, _own_loss),
+    Model("wide", "320 MiB of weights, 5 linear layers", _wide, _floats(1, 4096), _cross_entropy, ("memory", "load")),
+)
+
+MODELS: Mapping[str, Model] = {model.name: model for model in _ALL}
+"""Every model, by name."""

@@ -1,0 +1,122 @@
+"""Figures as aligned text, as Markdown and as JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from benchmarks.figures import Figure, Spread
+from benchmarks.suites import SUITES, Suite
+
+_SMALL_STAGE = 0.01
+"""Stages below this fraction of the whole are left out of tables."""
+
+
+def text(suite: Suite, figures: Sequence[Figure]) -> str:
+    """Return a table with aligned columns, below its title."""
+    rows = _rows(suite, figures)
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return "\n".join([f"{suite.name}: {suite.summary}", lines[0], "-" * len(lines[0]), *lines[1:]])
+
+
+def markdown(machine: Mapping[str, str], notes: Sequence[str], figures: Sequence[Figure]) -> str:
+    """Return a document with a table per suite."""
+    parts = ["# Figures", "", *(f"- {name}: {value}" for name, value in machine.items())]
+    if notes:
+        parts += ["", "Notes:", "", *(f"- {note}" for note in notes)]
+    for suite in SUITES.values():
+        own = [figure for figure in figures if figure.suite == suite.name]
+        if own:
+            head, *rows = _rows(suite, own)
+            parts += ["", f"## {suite.name}", "", f"{suite.summary[0].upper()}{suite.summary[1:]}.", ""]
+            parts += [_line(head), _line(["---"] * len(head)), *map(_line, rows)]
+    return "\n".join(parts) + "\n"
+
+
+def as_json(
+    machine: Mapping[str, str], settings: Mapping[str, Any], notes: Sequence[str], figures: Sequence[Figure]
+) -> str:
+    """Return everything, with the samples of every round; seconds and bytes."""
+    rows = [dataclasses.asdict(figure) for figure in figures]
+    document = {"machine": machine, "settings": settings, "notes": notes, "figures": rows}
+    return json.dumps(document, indent=1) + "\n"
+
+
+def _line(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def _rows(suite: Suite, figures: Sequence[Figure]) -> list[list[str]]:
+    """Return head and rows of a table; columns that no row fills are left out."""
+    relative = suite.relative_to
+    head = [
+        "model",
+        "measure",
+        "system",
+        "wall",
+        "cpu time",
+        f"{relative}, wall",
+        "(quartiles)",
+        "best",
+        "cpu",
+        "remark",
+    ]
+    if all(figure.unit == "B" for figure in figures if figure.value is not None):
+        head[3], head[5] = "memory", relative
+    rows = [head]
+    for figure in figures:
+        rows.append(_row(suite, figure))
+        rows += [["", f"  {stage}", "", _seconds(part.median), *[""] * 6] for stage, part in _stages(figure)]
+    filled = [index for index in range(len(head)) if any(row[index] for row in rows[1:])]
+    return [[row[index] for index in filled] for row in rows]
+
+
+def _row(suite: Suite, figure: Figure) -> list[str]:
+    names = [figure.model, figure.measure, figure.system]
+    if figure.value is None:
+        return [*names, "-", *[""] * 5, f"not measured: {figure.reason}"]
+    show = _seconds if figure.unit == "s" else _bytes
+    compare = _RELATIVE[suite.relative_as]
+    return [
+        *names,
+        show(figure.value.median),
+        _median(figure.cpu, _seconds),
+        _median(figure.relative, compare),
+        f"({compare(figure.relative.lower)} - {compare(figure.relative.upper)})" if figure.relative else "",
+        "" if figure.relative_best is None else compare(figure.relative_best),
+        _median(figure.relative_cpu, compare),
+        "",
+    ]
+
+
+def _stages(figure: Figure) -> list[tuple[str, Spread]]:
+    if figure.value is None:
+        return []
+    least = _SMALL_STAGE * figure.value.median
+    return [(stage, part) for stage, part in figure.stages.items() if part.median >= least]
+
+
+def _median(spread: Spread | None, show: Callable[[float], str]) -> str:
+    return "" if spread is None else show(spread.median)
+
+
+def _seconds(value: float) -> str:
+    """Return three digits with the unit that fits."""
+    for factor, unit in ((1e6, "us"), (1e3, "ms")):
+        if abs(value) * factor < 999.5:
+            return f"{value * factor:.3g} {unit}"
+    return f"{value:.2f} s"
+
+
+def _bytes(value: float) -> str:
+    return f"{value / 2**20:.1f} MiB"
+
+
+_RELATIVE: dict[str, Callable[[float], str]] = {
+    "ratio": lambda value: f"{value:.2f}",
+    "seconds": lambda value: f"{value:+.2f} s",
+    "percent": lambda value: f"{value:.1%}",
+}

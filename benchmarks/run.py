@@ -1,0 +1,130 @@
+"""One run: what was asked for, and the ways in which suites turn it into figures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from benchmarks.artefacts import Artefacts
+from benchmarks.figures import Figure, Spread
+from benchmarks.measure import Samples, alternate
+from benchmarks.models import MODELS, Model
+from benchmarks.processes import NotMeasured, Source
+from benchmarks.systems import SYSTEMS, System
+from benchmarks.systems.interface import Mode
+
+BASELINE = "eager"
+"""The system that others are compared with, where a suite names no other."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """What was asked for.
+
+    Attributes:
+        model_names: chosen models.
+        system_names: chosen systems.
+        rounds: samples per figure; suites whose samples take seconds take fewer.
+        round_s: seconds of a round of executions that take less.
+        threads: of torch, in every process.
+        artefacts: what was prepared.
+        progress: told what begins.
+    """
+
+    model_names: tuple[str, ...]
+    system_names: tuple[str, ...]
+    rounds: int
+    round_s: float
+    threads: int
+    artefacts: Artefacts
+    progress: Callable[[str], None]
+
+    def models(self, suite: str) -> list[Model]:
+        """Return the chosen models, and those that are made for `suite`."""
+        return [
+            model
+            for model in MODELS.values()
+            if (suite in model.only_in if model.only_in else model.name in self.model_names)
+        ]
+
+    def systems(self, *modes: Mode) -> list[System]:
+        """Return the chosen systems that can do all of `modes`."""
+        chosen = [system for system in SYSTEMS.values() if system.name in self.system_names]
+        return [system for system in chosen if system.modes.issuperset(modes) and system.load is not None]
+
+    def spec(self, system: System, model: Model, **more: Any) -> dict[str, Any]:
+        """Return the task of a process.
+
+        Raises:
+            NotMeasured: the system's artefact could not be prepared.
+        """
+        default = next(iter(system.load_variants))
+        directory = str(self.artefacts.of(system, model))
+        names = {"system": system.name, "model": model.name, "directory": directory, "variant": default}
+        return {**names, "round_s": self.round_s, **more}
+
+    def compare(
+        self,
+        title: Figure,
+        sources: Mapping[str, Callable[[], Source]],
+        *,
+        rounds: int | None = None,
+        baseline: str = BASELINE,
+    ) -> list[Figure]:
+        """Return one figure per source of times, each with its ratio to the baseline's.
+
+        Args:
+            title: suite, model and measure of the figures.
+            sources: makers of sources, by system.
+            rounds: how many; None: as asked for.
+            baseline: which of the systems; without it there are no ratios.
+        """
+        self.progress(f"{title.suite}: {title.model}, {title.measure}")
+        results = alternate(sources, rounds or self.rounds)
+        base = results.get(baseline)
+        return [times(title, system, samples, base, Spread.over) for system, samples in results.items()]
+
+
+def times(
+    title: Figure,
+    system: str,
+    samples: Samples | NotMeasured,
+    base: Samples | NotMeasured | None,
+    compare: Callable[[Spread, Spread], Spread],
+) -> Figure:
+    """Return the figure of samples of times.
+
+    Args:
+        title: suite, model and measure.
+        system: whose samples.
+        samples: its samples, or why there are none.
+        base: the baseline's.
+        compare: gives the relative value from the value and the baseline's.
+    """
+    figure = partial(Figure, suite=title.suite, model=title.model, measure=title.measure, system=system)
+    if isinstance(samples, NotMeasured):
+        return figure(reason=str(samples))
+    value, cpu = _spread(samples, "wall_s"), _spread(samples, "cpu_s")
+    stages = {stage: Spread.of([s["stages"][stage] for s in samples]) for stage in samples[0].get("stages", {})}
+    if base is None or isinstance(base, NotMeasured):
+        return figure(value=value, cpu=cpu, stages=stages)
+    base_value, base_cpu = _spread(base, "wall_s"), _spread(base, "cpu_s")
+    return figure(
+        value=value,
+        cpu=cpu,
+        relative=compare(value, base_value),
+        relative_cpu=compare(cpu, base_cpu),
+        relative_best=compare(_best(samples), _best(base)).median,
+        stages=stages,
+    )
+
+
+def _spread(samples: Samples, key: str) -> Spread:
+    return Spread.of([sample[key] for sample in samples])
+
+
+def _best(samples: Samples) -> Spread:
+    """Return the least time as a spread of one: sources that time no shorter stretches give that of a sample."""
+    return Spread.of([min(sample.get("best_s", sample["wall_s"]) for sample in samples)])

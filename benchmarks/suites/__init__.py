@@ -1,0 +1,13 @@
+"""The suites, one table of the output each. A new suite is a new file, and its line in `SUITES`."""
+
+from benchmarks.suites.export import EXPORT
+from benchmarks.suites.interface import Suite
+from benchmarks.suites.load import LOAD
+from benchmarks.suites.memory import MEMORY
+from benchmarks.suites.start import START
+from benchmarks.suites.steps import INFER, OVERHEAD, TRAIN
+
+SUITES: dict[str, Suite] = {suite.name: suite for suite in (TRAIN, INFER, OVERHEAD, START, MEMORY, LOAD, EXPORT)}
+"""Every suite, by name, in the order of a run."""
+
+__all__ = ["SUITES", "Suite"]

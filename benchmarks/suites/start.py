@@ -1,0 +1,50 @@
+"""From a fresh process to its first result, beside one that only imports torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+from benchmarks.figures import Figure, Spread
+from benchmarks.measure import alternate
+from benchmarks.models import Model
+from benchmarks.processes import Fresh
+from benchmarks.run import Run, times
+from benchmarks.suites.interface import Suite
+from benchmarks.systems import System
+
+_MOST_ROUNDS = 5
+_IMPORT = ("import torch", "-")
+_FIRST = (("inference", "infer"), ("train step", "train"))
+
+
+def _figures(run: Run) -> Iterator[Figure]:
+    for model in run.models("start"):
+        run.progress(f"start: {model.name}")
+        results = alternate(_sources(run, model), min(run.rounds, _MOST_ROUNDS))
+        for (measure, system), samples in results.items():
+            title = Figure(suite="start", model=model.name, measure=measure, system=system)
+            base = results[_IMPORT] if system != _IMPORT[1] else None
+            yield times(title, system, samples, base, Spread.beyond)
+
+
+def _sources(run: Run, model: Model) -> dict[tuple[str, str], Callable[[], Fresh]]:
+    def start(system: System, action: str) -> Fresh:
+        return Fresh(run.spec(system, model, what="start", action=action), run.threads)
+
+    sources: dict[tuple[str, str], Callable[[], Fresh]] = {
+        _IMPORT: lambda: Fresh({"what": "start", "action": None}, run.threads)
+    }
+    for action, mode in _FIRST:
+        for system in run.systems(mode):
+            sources[f"first {action}", system.name] = partial(start, system, action)
+    return sources
+
+
+START = Suite(
+    "start",
+    "from the start of a process to its first result; torch and everything else imported on the way",
+    _figures,
+    relative_to="beyond import torch",
+    relative_as="seconds",
+)

@@ -1,0 +1,66 @@
+"""Training steps, inference, and the fixed cost of a call: every system in a process that stays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+from benchmarks.figures import Figure
+from benchmarks.models import MODELS, Model
+from benchmarks.processes import NotMeasured, Worker
+from benchmarks.run import BASELINE, Run
+from benchmarks.suites.interface import Suite
+from benchmarks.systems import System
+from benchmarks.systems.interface import Mode
+
+_TOLERANCE: dict[Mode, float] = {"infer": 1e-3, "train": 0.1}
+"""How far the loss of the first execution may be from eager's; random draws may differ in training."""
+
+
+def _train(run: Run) -> Iterator[Figure]:
+    for model in run.models("train"):
+        yield from _compare(run, "train", model, "train step", "train")
+
+
+def _infer(run: Run) -> Iterator[Figure]:
+    for model in run.models("infer"):
+        yield from _compare(run, "infer", model, "inference", "infer")
+
+
+def _overhead(run: Run) -> Iterator[Figure]:
+    for measure in ("forward", "forward + backward"):
+        yield from _compare(run, "overhead", MODELS["mlp"], measure, "train")
+    yield from _compare(run, "overhead", MODELS["mlp"], "inference", "infer")
+
+
+def _compare(run: Run, suite: str, model: Model, action: str, mode: Mode) -> list[Figure]:
+    losses: dict[str, float] = {}
+
+    def start(system: System) -> Worker:
+        worker = Worker(run.spec(system, model, action=action), run.threads)
+        losses[system.name] = worker.first["loss"]
+        try:
+            _check_same(losses, system.name, _TOLERANCE[mode])
+        except NotMeasured:
+            worker.close()
+            raise
+        return worker
+
+    sources: dict[str, Callable[[], Worker]] = {system.name: partial(start, system) for system in run.systems(mode)}
+    return run.compare(Figure(suite=suite, model=model.name, measure=action, system=""), sources)
+
+
+def _check_same(losses: dict[str, float], system: str, tolerance: float) -> None:
+    """Refuse to time a system that computes something else.
+
+    Raises:
+        NotMeasured: its loss is not the baseline's.
+    """
+    ours, theirs = losses[system], losses.get(BASELINE)
+    if theirs is not None and not abs(ours - theirs) <= tolerance * abs(theirs):
+        raise NotMeasured(f"it computes something else: its loss is {ours:.6g}, that of {BASELINE} {theirs:.6g}")
+
+
+TRAIN = Suite("train", "gradients reset, forward, loss, backward; no optimizer", _train)
+INFER = Suite("infer", "a call in eval mode under no_grad", _infer)
+OVERHEAD = Suite("overhead", "fixed cost of a call: the smallest model", _overhead)

@@ -1,0 +1,81 @@
+"""`python -m aotexport_runtime inspect|selftest bundle/`, for containers without the exporter."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import Any
+
+from aotexport_runtime.errors import AotExportError
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run a command; return its exit code: 0 well, 1 the bundle failed, 2 wrong usage."""
+    parser = argparse.ArgumentParser(prog="python -m aotexport_runtime", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    inspect = commands.add_parser("inspect", help="show what a bundle is; needs no torch")
+    inspect.add_argument("bundle")
+    inspect.add_argument("--program", help="show one program")
+    inspect.add_argument("--graph", action="store_true", help="show the graphs")
+    inspect.add_argument("--json", action="store_true", help="print JSON")
+    test = commands.add_parser("selftest", help="compare a bundle with the recorded results of eager execution")
+    test.add_argument("bundle", nargs="+")
+    test.add_argument("--device", help="where to run, for example cuda")
+    test.add_argument("--target", action="append", help="engine; may be given several times (default: auto)")
+    test.add_argument("--import", dest="imports", action="append", default=[], metavar="MODULE")
+    test.add_argument("--operator-namespace", action="append", default=[], metavar="NAME")
+    test.add_argument("--json", action="store_true", help="print JSON")
+    options = parser.parse_args(argv)
+    try:
+        return _inspect(options) if options.command == "inspect" else _selftest(options)
+    except AotExportError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+
+
+def _inspect(options: Any) -> int:
+    from aotexport_runtime.bundle import open_bundle
+    from aotexport_runtime.describe import describe, summary
+
+    bundle = open_bundle(options.bundle)
+    if options.json:
+        print(json.dumps(summary(bundle, program=options.program, graph=options.graph), indent=2))
+    else:
+        print(describe(bundle, program=options.program, graph=options.graph))
+    return 0
+
+
+def _selftest(options: Any) -> int:
+    import importlib
+
+    for name in options.imports:
+        importlib.import_module(name)
+    from aotexport_runtime.self_test import describe_failures, run_vectors
+
+    results = [
+        (path, result)
+        for path in options.bundle
+        for target in options.target or ["auto"]
+        for result in run_vectors(
+            path, device=options.device, target=target, operator_namespaces=options.operator_namespace
+        )
+    ]
+    if options.json:
+        import dataclasses
+
+        print(json.dumps([{"bundle": p, **dataclasses.asdict(r), "agrees": r.agrees} for p, r in results]))
+        return 0 if all(result.agrees for _, result in results) else 1
+    for path, result in results:
+        worst = max((d.error for d in result.differences), default=0.0)
+        verdict = "ok" if result.agrees else "FAILED"
+        print(f"{path}: {result.program}/{result.vector} ({result.target}): {verdict}, relative error {worst:.1e}")
+        for line in describe_failures(result):
+            print(line)
+    if not results:
+        print("no recorded calls")
+    return 0 if all(result.agrees for _, result in results) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

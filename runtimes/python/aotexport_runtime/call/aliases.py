@@ -1,0 +1,103 @@
+"""Epilogue: outputs that are, or are views of, inputs, intermediates or other outputs.
+
+A view is made anew from its base, so that autograd knows it as a view of the caller's tensor: by the recorded view
+operators where there are any, else by `as_strided`.
+
+Source: torch 2.13, `_functorch/_aot_autograd/functional_utils.py`, `gen_alias_from_base`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from aotexport_runtime import ops
+from aotexport_runtime.call.holder import unwrap
+from aotexport_runtime.engines.codegen import Environment, constant_value
+from aotexport_runtime.schema.program import (
+    FreshOutput,
+    FunctionalGraph,
+    InputAlias,
+    InputItself,
+    IntermediateAlias,
+    OutputAlias,
+    OutputSpec,
+    ViewStep,
+)
+
+Regenerate = Callable[[Sequence[Any], Sequence[Any], Any], Any]
+"""`(inputs, outputs and bases as returned, this output as returned) -> output for the caller`."""
+
+
+def regenerators(functional: FunctionalGraph, environment: Environment) -> list[Regenerate] | None:
+    """Return one function per output, or None when every output is fresh."""
+    if all(isinstance(output, FreshOutput) for output in functional.outputs):
+        return None
+    return [_regenerator(output, len(functional.outputs), environment) for output in functional.outputs]
+
+
+def _regenerator(output: OutputSpec, count: int, environment: Environment) -> Regenerate:
+    if isinstance(output, FreshOutput):
+        return lambda inputs, returned, value: value
+    if isinstance(output, InputItself):
+        input_index = output.input_index
+        return lambda inputs, returned, value: inputs[input_index]
+    view = _viewer(output, environment)
+    if isinstance(output, InputAlias):
+        input_index = output.input_index
+        return lambda inputs, returned, value: view(inputs[input_index], unwrap(value))
+    base_index = count + output.base_index if isinstance(output, IntermediateAlias) else output.output_index
+    return lambda inputs, returned, value: view(unwrap(returned[base_index]), unwrap(value))
+
+
+def _viewer(
+    output: InputAlias | IntermediateAlias | OutputAlias, environment: Environment
+) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    requires_grad, under_no_grad = output.requires_grad, output.under_no_grad
+    steps = [_step(step, environment) for step in output.steps] if output.steps is not None else None
+
+    def view(base: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        if under_no_grad:
+            with torch.no_grad():
+                return regenerate(base, target)
+        return regenerate(base, target)
+
+    def regenerate(base: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        alias = _replay(base, steps) if steps is not None else None
+        if alias is None or alias.shape != target.shape:
+            alias = _as_strided(base, target)
+        if base.requires_grad and not requires_grad:
+            return alias.detach()
+        if requires_grad and not base.requires_grad and torch.is_grad_enabled():
+            return alias.requires_grad_(True)
+        return alias
+
+    return view
+
+
+def _replay(base: torch.Tensor, steps: Sequence[Callable[[torch.Tensor], torch.Tensor]]) -> torch.Tensor:
+    for step in steps:
+        base = step(base)
+    return base
+
+
+def _step(step: ViewStep, environment: Environment) -> Callable[[torch.Tensor], torch.Tensor]:
+    function = ops.resolve(step.op, None, environment.namespaces)
+    ops.check_call(step.op, function, ["base", *step.args], {})
+    arguments = [constant_value(argument, environment) for argument in step.args]
+    if step.item is None:
+        return lambda base: function(base, *arguments)
+    item = step.item
+    return lambda base: function(base, *arguments)[item]
+
+
+def _as_strided(base: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    if base.is_complex() and not target.is_complex():
+        base = torch.view_as_real(base)
+    elif target.is_complex() and not base.is_complex():
+        base = torch.view_as_complex(base)
+    elif base.dtype != target.dtype:
+        base = base.view(target.dtype)
+    return base.as_strided(target.size(), target.stride(), target.storage_offset())

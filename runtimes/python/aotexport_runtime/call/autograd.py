@@ -1,0 +1,274 @@
+"""The joint graph as an `autograd.Function`: forward, saved values, backward.
+
+Invariant: which gradients are None is what eager autograd gives. Inputs that do not require grad get none, and
+outputs whose tangent is undefined contribute nothing, rather than zeros.
+
+Source: torch 2.13, `_functorch/_aot_autograd/runtime_wrappers.py`, `_AOTDispatchAutogradFunctionFactory`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from aotexport_runtime import dtypes, sizes
+from aotexport_runtime.call.holder import Held
+from aotexport_runtime.engines import halves
+from aotexport_runtime.engines.codegen import Environment, Function, compile_graph
+from aotexport_runtime.errors import NotSupported
+from aotexport_runtime.schema.graph import Graph
+from aotexport_runtime.schema.program import FreshOutput, FunctionalGraph, InputItself, OutputSpec, Tangent
+
+Pattern = tuple[bool, ...]
+
+
+class JointProgram:
+    """A joint graph, compiled per pattern of needed gradients on first use."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        functional: FunctionalGraph,
+        environment: Environment,
+        label: str,
+        reference: Callable[[list[Any], dict[str, int]], Any] | None,
+    ) -> None:
+        """Prepare `graph`.
+
+        Args:
+            graph: the joint graph.
+            functional: its calling convention.
+            environment: namespaces and device.
+            label: name of the program.
+            reference: runs the program's forward graph under autograd, for double backward; None: there is none.
+        """
+        assert functional.gradients is not None
+        self.graph = graph
+        self.functional = functional
+        self.gradients = functional.gradients
+        self.environment = environment
+        self.label = label
+        self.kept = random_nodes(graph)
+        plain = all(isinstance(output, FreshOutput | InputItself) for output in functional.outputs)
+        self.reference = reference if plain and not functional.mutations else None
+        self._variants: dict[Pattern, _Variant] = {}
+
+    def __call__(self, inputs: Sequence[Any], symbols: dict[str, int]) -> Sequence[Any]:
+        """Run the forward under autograd.
+
+        Args:
+            inputs: tensors and sizes, one per program input.
+            symbols: value per symbol.
+
+        Returns:
+            Mutated values, outputs and intermediate bases, in order; aliases are held.
+        """
+        if self.gradients.detached_inputs:
+            inputs = list(inputs)
+            for index in self.gradients.detached_inputs:
+                inputs[index] = inputs[index].detach()
+        return _Joint.apply(self, symbols, *inputs)
+
+    def variant(self, needed: Pattern) -> _Variant:
+        """Return the compiled halves for `needed`: which inputs' gradients are wanted."""
+        found = self._variants.get(needed)
+        if found is None:
+            found = self._variants[needed] = _Variant.build(self, needed)
+        return found
+
+
+def random_nodes(graph: Graph) -> set[str]:
+    """Return the nodes that draw random numbers; they run even when nothing uses their result."""
+    names: set[str] = set()
+    for node in graph.nodes:
+        if node.op.startswith("aten::"):
+            base, _, overload = node.op.removeprefix("aten::").partition(".")
+            function = getattr(getattr(torch.ops.aten, base, None), overload or "default", None)
+            if torch.Tag.nondeterministic_seeded in getattr(function, "tags", ()):
+                names.add(node.name)
+    return names
+
+
+@dataclass
+class _Variant:
+    """Compiled halves, and what the `autograd.Function` must know about their values."""
+
+    joint: JointProgram
+    halves: halves.Halves
+    forward: Function
+    returns: int
+    held: list[int]
+    nondifferentiable: list[int]
+    tangent_positions: list[int]
+    backwards: dict[Pattern, Function] = field(default_factory=dict)
+
+    @classmethod
+    def build(cls, joint: JointProgram, needed: Pattern) -> _Variant:
+        functional, gradients = joint.functional, joint.gradients
+        cut = halves.cut(joint.graph, functional, gradients.partitions[0], needed, joint.kept)
+        mutations, outputs = len(functional.mutations), len(functional.outputs)
+        start = {"mutation": 0, "output": mutations, "intermediate_base": mutations + outputs}
+        positions = [start[tangent.of] + tangent.index for tangent in gradients.tangents]
+        reached = {position for position, reaches in zip(positions, cut.reaching, strict=True) if reaches}
+        # A view made under no_grad requires grad like its base, and no gradient comes back through it.
+        flowless = {mutations + i for i, output in enumerate(functional.outputs) if _requires_grad(output)}
+        flowless -= set(positions)
+        held = [index for index, mutation in enumerate(functional.mutations) if not mutation.data]
+        held += [mutations + i for i, output in enumerate(functional.outputs) if not isinstance(output, FreshOutput)]
+        returns = halves.forward_returns(functional)
+        return cls(
+            joint=joint,
+            halves=cut,
+            forward=compile_graph(
+                joint.graph,
+                cut.forward.nodes,
+                cut.forward.inputs,
+                cut.forward.outputs,
+                joint.environment,
+                label=f"{joint.label} forward",
+            ),
+            returns=returns,
+            held=held,
+            nondifferentiable=[i for i in range(returns) if i not in reached and i not in held and i not in flowless],
+            tangent_positions=positions,
+        )
+
+    def backward(self, defined: Pattern) -> Function:
+        """Return the compiled backward for a call in which only some tangents are defined."""
+        found = self.backwards.get(defined)
+        if found is None:
+            found = self.backwards[defined] = self._compile_backward(defined)
+        return found
+
+    def _compile_backward(self, defined: Pattern) -> Function:
+        piece = self.halves.backward
+        tangents = piece.inputs[len(piece.inputs) - len(defined) :]
+        undefined = {name for name, is_defined in zip(tangents, defined, strict=True) if not is_defined}
+        if undefined:
+            piece = halves.without_undefined(self.joint.graph, piece, tangents, undefined)
+        return compile_graph(
+            self.joint.graph,
+            piece.nodes,
+            piece.inputs,
+            piece.outputs,
+            self.joint.environment,
+            label=f"{self.joint.label} backward",
+        )
+
+
+class _Joint(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, joint: JointProgram, symbols: dict[str, int], *inputs: Any) -> tuple[Any, ...]:
+        variant = joint.variant(ctx.needs_input_grad[2:])
+        results = variant.forward(list(inputs), symbols)
+        returned = list(results[: variant.returns])
+        cut = variant.halves
+        unchecked_start = variant.returns + cut.saved_tensors
+        sizes_start = unchecked_start + cut.saved_unchecked
+        ctx.save_for_backward(*[_alone(value) for value in results[variant.returns : unchecked_start]])
+        ctx.unchecked = [_alone(value) for value in results[unchecked_start:sizes_start]]
+        ctx.sizes = results[sizes_start:]
+        ctx.variant = variant
+        ctx.symbols = symbols
+        if joint.reference is not None:
+            ctx.again = _Again(joint, list(inputs), symbols, torch.get_rng_state() if joint.kept else None)
+        ctx.deterministic = torch.are_deterministic_algorithms_enabled()
+        for index in variant.held:
+            returned[index] = Held(returned[index])
+        ctx.mark_non_differentiable(
+            *[returned[i] for i in variant.nondifferentiable if isinstance(returned[i], torch.Tensor)]
+        )
+        ctx.set_materialize_grads(False)
+        return tuple(returned)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[Any, ...]:
+        variant: _Variant = ctx.variant
+        joint = variant.joint
+        if torch.is_grad_enabled():
+            return _differentiable_backward(ctx, grads)
+        if torch.are_deterministic_algorithms_enabled() and not ctx.deterministic:
+            raise NotSupported(
+                "deterministic algorithms were switched on between forward and backward; switch them on before both"
+            )
+        tangents = [grads[position] for position in variant.tangent_positions]
+        defined = tuple([tangent is not None for tangent in tangents])
+        if not any(defined):
+            return (None,) * (2 + len(joint.gradients.of_inputs))
+        function = variant.backward(defined)
+        args: list[Any] = [*ctx.saved_tensors, *ctx.unchecked, *ctx.sizes]
+        for spec, tangent in zip(joint.gradients.tangents, tangents, strict=True):
+            args.append(None if tangent is None else _laid_out(spec, tangent, ctx.symbols))
+        clear = getattr(ctx, "maybe_clear_saved_tensors", None)
+        if clear is not None:
+            clear()
+        return (None, None, *function(args, ctx.symbols))
+
+
+@dataclass(frozen=True)
+class _Again:
+    """What it takes to run a call again by the forward graph: double backward differentiates that."""
+
+    joint: JointProgram
+    inputs: list[Any]
+    symbols: dict[str, int]
+    random_state: torch.Tensor | None
+
+    def gradients(self, grads: Sequence[torch.Tensor | None], needed: Sequence[bool]) -> list[torch.Tensor | None]:
+        """Return differentiable gradients of the inputs."""
+        assert self.joint.reference is not None
+        with torch.random.fork_rng(enabled=self.random_state is not None):
+            if self.random_state is not None:
+                torch.set_rng_state(self.random_state)
+            outputs = self.joint.reference(list(self.inputs), self.symbols)
+        wanted = [value for value, needs in zip(self.inputs, needed, strict=True) if needs]
+        pairs = [(o, g) for o, g in zip(outputs, grads, strict=False) if g is not None and o.requires_grad]
+        found = iter(
+            torch.autograd.grad(
+                [output for output, _ in pairs],
+                wanted,
+                [grad for _, grad in pairs],
+                create_graph=True,
+                allow_unused=True,
+            )
+        )
+        return [next(found) if needs else None for needs in needed]
+
+
+def _differentiable_backward(ctx: Any, grads: Sequence[torch.Tensor | None]) -> tuple[Any, ...]:
+    again: _Again | None = getattr(ctx, "again", None)
+    if again is None:
+        raise NotSupported(
+            "double backward (`create_graph=True`) through this program's joint graph is not supported: it changes its "
+            "inputs, returns views, or has custom autograd functions. Load the bundle with target='autograd'"
+        )
+    return (None, None, *again.gradients(grads, ctx.needs_input_grad[2:]))
+
+
+def _requires_grad(output: OutputSpec) -> bool:
+    return isinstance(output, FreshOutput) and output.requires_grad
+
+
+def _alone(tensor: torch.Tensor | None) -> torch.Tensor | None:
+    """Return `tensor` so that autograd can save it: a view is detached from its base, sharing its version.
+
+    Operators may return no tensor where their metadata promises one (workspaces that a kernel does not use).
+    """
+    return tensor.detach() if tensor is not None and tensor._is_view() else tensor
+
+
+def _laid_out(spec: Tangent, tangent: torch.Tensor, symbols: dict[str, int]) -> torch.Tensor:
+    """Return `tangent` in the layout and dtype that the joint graph was traced with."""
+    if tangent.dtype is not (dtype := dtypes.dtype(spec.meta.dtype)):
+        tangent = tangent.to(dtype)
+    if spec.memory_format is not None:
+        return tangent.contiguous(memory_format=dtypes.MEMORY_FORMATS[spec.memory_format])
+    assert spec.stride is not None
+    stride = tuple(sizes.evaluate(step, symbols) for step in spec.stride)
+    if tangent.stride() == stride:
+        return tangent
+    laid_out = torch.empty_strided(tangent.shape, stride, dtype=tangent.dtype, device=tangent.device)
+    return laid_out.copy_(tangent)

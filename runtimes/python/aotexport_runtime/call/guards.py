@@ -1,0 +1,251 @@
+"""Guards: does a call fit the captured program?
+
+Two kinds. A *hard* guard says that no graph of the program is right for the call (dtype, rank, a static size, a
+range): the call is refused, all violations at once. A *soft* guard says that only the functional graph is
+specialised too far (strides, aliasing between arguments, which inputs require grad): then the forward graph, which
+is as general as the user's code, serves the call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from aotexport_runtime import dtypes, sizes
+from aotexport_runtime.schema.program import (
+    ArgumentInput,
+    FunctionalGraph,
+    InputAlias,
+    Program,
+    SizeInput,
+    StateInput,
+)
+from aotexport_runtime.schema.sizes import Dimension, Size
+
+
+class Guards:
+    """The guards of one program."""
+
+    def __init__(self, program: Program, device: torch.device | None) -> None:
+        """Prepare the guards of `program`, loaded to `device` (None: where it was captured)."""
+        self._program = program
+        self._device = device
+        self._names = {dimension.symbol: dimension.name for dimension in program.dimensions}
+        self._arguments = [
+            (index, spec) for index, spec in enumerate(program.inputs) if isinstance(spec, ArgumentInput)
+        ]
+        self._fast = [
+            (index, dtypes.dtype(spec.meta.dtype), tuple(spec.meta.shape), self._device_type(spec.meta.device))
+            for index, spec in self._arguments
+        ]
+        self._static = not program.dimensions and all(
+            isinstance(size, int) for _, spec in self._arguments for size in spec.meta.shape
+        )
+        self._has_sizes = any(isinstance(spec, SizeInput) for spec in program.inputs)
+
+    def _device_type(self, captured: str) -> str:
+        return captured if self._device is None else self._device.type
+
+    def check(self, leaves: list[Any]) -> tuple[dict[str, int], list[str]]:
+        """Check the tensors of a call.
+
+        Args:
+            leaves: one entry per program input; entries of state are ignored.
+
+        Returns:
+            The value of each symbol, and one sentence per violation.
+        """
+        if self._static and not self._has_sizes and self._fits(leaves):
+            return {}, []
+        violations: list[str] = []
+        ranks_fit = self._check_metadata(leaves, violations)
+        if not ranks_fit:
+            return {}, violations
+        symbols = self._bind_symbols(leaves, violations)
+        if len(symbols) == len(self._program.dimensions):
+            self._check_guards(symbols, violations)
+            self._check_sizes(leaves, symbols, violations)
+        return symbols, violations
+
+    def _fits(self, leaves: list[Any]) -> bool:
+        """Return whether every tensor has its static metadata; the fast way to say yes."""
+        for index, dtype, shape, device_type in self._fast:
+            leaf = leaves[index]
+            if (
+                not isinstance(leaf, torch.Tensor)
+                or leaf.dtype is not dtype
+                or leaf.shape != shape
+                or leaf.device.type != device_type
+                or leaf.layout is not torch.strided
+            ):
+                return False
+        return True
+
+    def _check_metadata(self, leaves: list[Any], violations: list[str]) -> bool:
+        ok = True
+        for index, spec in self._arguments:
+            leaf, meta, path = leaves[index], spec.meta, spec.path
+            if not isinstance(leaf, torch.Tensor):
+                violations.append(f"`{path}`: expected a tensor {meta.dtype}, got {type(leaf).__name__}")
+                ok = False
+                continue
+            if dtypes.name_of(leaf.dtype) != meta.dtype:
+                violations.append(f"`{path}`: expected dtype {meta.dtype}, got {dtypes.name_of(leaf.dtype)}")
+            if leaf.device.type != self._device_type(meta.device):
+                expected = self._device_type(meta.device)
+                violations.append(f"`{path}`: expected a tensor on {expected}, got one on {leaf.device}")
+            if leaf.layout != torch.strided:
+                violations.append(f"`{path}`: expected layout strided, got {dtypes.name_of(leaf.layout)}")
+                ok = False
+            elif leaf.dim() != len(meta.shape):
+                expected = self._shape(meta.shape)
+                violations.append(f"`{path}`: expected shape {expected}, got {list(leaf.shape)}")
+                ok = False
+        for index, spec in enumerate(self._program.inputs):
+            if isinstance(spec, SizeInput) and type(leaves[index]) is not int:
+                violations.append(f"`{spec.path}`: expected an int, got {type(leaves[index]).__name__}")
+                ok = False
+        return ok
+
+    def _bind_symbols(self, leaves: list[Any], violations: list[str]) -> dict[str, int]:
+        """Return the value of each symbol that has one."""
+        symbols: dict[str, int] = {}
+        for dimension in self._program.dimensions:
+            size, where = self._read(dimension, leaves)
+            value, remainder = divmod(size - dimension.offset, dimension.factor)
+            if remainder:
+                violations.append(
+                    f"{where} is {size}; expected {dimension.factor} * {dimension.name} + {dimension.offset}"
+                )
+                continue
+            if value < dimension.min or (dimension.max is not None and value > dimension.max):
+                upper = "" if dimension.max is None else dimension.max
+                violations.append(f"{where}: `{dimension.name}` is {value}, outside [{dimension.min}:{upper}]")
+            symbols[dimension.symbol] = value
+        return symbols
+
+    def _check_guards(self, symbols: Mapping[str, int], violations: list[str]) -> None:
+        for guard in self._program.guards:
+            if not _value(guard, symbols):
+                values = ", ".join(
+                    f"{self._names[symbol]}={symbols[symbol]}" for symbol in sorted(sizes.symbols_of(guard))
+                )
+                violations.append(f"the program holds only where {sizes.describe(guard, self._names)}; here {values}")
+
+    def _read(self, dimension: Dimension, leaves: list[Any]) -> tuple[int, str]:
+        spec = self._program.inputs[dimension.input_index]
+        leaf = leaves[dimension.input_index]
+        if isinstance(spec, SizeInput):
+            return leaf, f"`{spec.path}`"
+        path = spec.path if isinstance(spec, ArgumentInput) else spec.name
+        return leaf.shape[dimension.axis], f"`{path}`: size {dimension.axis}"
+
+    def _check_sizes(self, leaves: list[Any], symbols: Mapping[str, int], violations: list[str]) -> None:
+        for index, spec in self._arguments:
+            actual = leaves[index].shape
+            for axis, expected in enumerate(spec.meta.shape):
+                wanted = _value(expected, symbols)
+                if actual[axis] != wanted:
+                    shape = self._shape(spec.meta.shape)
+                    name = "" if isinstance(expected, int) else f" ({sizes.describe(expected, self._names)} = {wanted})"
+                    violations.append(f"`{spec.path}`: expected shape {shape}, got {list(actual)} at axis {axis}{name}")
+                    break
+        for index, spec in enumerate(self._program.inputs):
+            if isinstance(spec, SizeInput) and leaves[index] != symbols[spec.symbol]:
+                violations.append(f"`{spec.path}`: expected {symbols[spec.symbol]}, got {leaves[index]}")
+
+    def _shape(self, shape: tuple[Any, ...]) -> str:
+        return "[" + ", ".join(sizes.describe(size, self._names) for size in shape) + "]"
+
+
+class SoftGuards:
+    """The guards of one functional graph; a call that fails them runs the forward graph."""
+
+    def __init__(self, program: Program, functional: FunctionalGraph) -> None:
+        """Prepare the guards of `functional`, a graph of `program`."""
+        self._strides: list[tuple[int, tuple[Any, ...], bool]] = [
+            (index, spec.meta.stride, all(isinstance(step, int) for step in spec.meta.stride))
+            for index, spec in enumerate(program.inputs)
+            if isinstance(spec, ArgumentInput | StateInput)
+        ]
+        self._can_require_grad = [
+            not isinstance(spec, SizeInput) and spec.meta.requires_grad for spec in program.inputs
+        ]
+        self._guards = functional.guards
+        self._records_gradients = functional.gradients is not None
+        mutated = {mutation.input_index for mutation in functional.mutations}
+        arguments = [index for index, spec in enumerate(program.inputs) if isinstance(spec, ArgumentInput)]
+        self._tensors = [index for index, spec in enumerate(program.inputs) if not isinstance(spec, SizeInput)]
+        self._mutated = sorted(mutated)
+        self._offsets = _offsets(program, functional)
+        self._needs_alias_check = bool(arguments) and bool(mutated)
+        self._leaf_mutations = [
+            (mutation.input_index, mutation.is_leaf)
+            for mutation in functional.mutations
+            if isinstance(program.inputs[mutation.input_index], ArgumentInput) and mutation.requires_grad
+        ]
+
+    def check(self, inputs: list[Any], symbols: Mapping[str, int]) -> str | None:
+        """Return why the functional graph does not fit the call, or None when it does.
+
+        Args:
+            inputs: tensors and sizes, one per program input.
+            symbols: value per symbol.
+        """
+        for guard in self._guards:
+            if not _value(guard, symbols):
+                return f"the graph assumes {sizes.describe(guard)}"
+        for index, stride, static in self._strides:
+            tensor = inputs[index]
+            actual = tensor.stride()
+            if actual != stride:
+                expected = stride if static else tuple(_value(step, symbols) for step in stride)
+                if actual != expected and not _same_layout(tensor.shape, actual, expected):
+                    return f"input {index} has strides {actual}, captured with {expected}"
+        if self._records_gradients:
+            for index, allowed in enumerate(self._can_require_grad):
+                if not allowed and isinstance(inputs[index], torch.Tensor) and inputs[index].requires_grad:
+                    return f"input {index} requires grad, and did not at capture"
+            for index, is_leaf in self._leaf_mutations:
+                if inputs[index].is_leaf != is_leaf:
+                    return f"mutated input {index} is {'no' if is_leaf else 'a'} leaf, unlike at capture"
+        for index, offset in self._offsets:
+            if inputs[index].storage_offset() != sizes.evaluate(offset, symbols):
+                return f"mutated input {index} does not begin where it did in its storage at capture"
+        if self._needs_alias_check and self._mutation_is_shared(inputs):
+            return "a mutated input shares memory with another input"
+        return None
+
+    def _mutation_is_shared(self, inputs: list[Any]) -> bool:
+        owners: dict[int, int] = {}
+        for index in self._tensors:
+            pointer = inputs[index].untyped_storage().data_ptr()
+            owners[pointer] = owners.get(pointer, 0) + (pointer != 0)
+        return any(owners[inputs[index].untyped_storage().data_ptr()] > 1 for index in self._mutated)
+
+
+def _value(size: Size, symbols: Mapping[str, int]) -> int | None:
+    """Return the value of `size`; None: it divides by zero for these symbols, and nothing equals it."""
+    try:
+        return sizes.evaluate(size, symbols)
+    except ZeroDivisionError:
+        return None
+
+
+def _offsets(program: Program, functional: FunctionalGraph) -> list[tuple[int, Size]]:
+    """Return the inputs whose storage offset matters, with the offset at capture.
+
+    A view without recorded steps is made by `as_strided` with the offset that it has in the graph. Where the graph
+    writes to the base, that offset is into a new tensor, and is the caller's only if the base begins where it did.
+    """
+    written = {mutation.input_index for mutation in functional.mutations if mutation.data}
+    viewed = {o.input_index for o in functional.outputs if isinstance(o, InputAlias) and o.steps is None}
+    specs = [(index, program.inputs[index]) for index in sorted(written & viewed)]
+    return [(index, spec.meta.offset) for index, spec in specs if not isinstance(spec, SizeInput)]
+
+
+def _same_layout(shape: torch.Size, actual: tuple[int, ...], expected: tuple[int | None, ...]) -> bool:
+    """Return whether two strides address the same elements: they may differ where there is at most one."""
+    return all(size <= 1 or a == b for size, a, b in zip(shape, actual, expected, strict=True))

@@ -1,0 +1,199 @@
+"""The whole of a call, link by link.
+
+    bind and flatten -> hard guards -> state -> choose a graph -> run -> mutations -> aliases -> grad mode -> unflatten
+
+The functional graph serves the calls it was captured for; every other call that the hard guards admit is served
+by the forward graph under eager autograd, which is the program's meaning.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from aotexport_runtime.bundle import Bundle
+from aotexport_runtime.call import transforms
+from aotexport_runtime.call.aliases import regenerators
+from aotexport_runtime.call.autograd import JointProgram
+from aotexport_runtime.call.guards import Guards, SoftGuards
+from aotexport_runtime.call.mutations import apply_mutations
+from aotexport_runtime.call.signature import Signature
+from aotexport_runtime.engines.codegen import Environment, Function, compile_graph, constant_value
+from aotexport_runtime.engines.higher_order import EFFECTS, restored_on_error
+from aotexport_runtime.errors import CallInvalid, NotSupported
+from aotexport_runtime.schema.program import FunctionalGraph, Program, StateInput
+from aotexport_runtime.schema.trees import Constant
+from aotexport_runtime.trees import builder
+
+log = logging.getLogger("aotexport_runtime")
+
+StateSlot = tuple[dict[str, Any], str]
+"""A table and the key in it at which the current tensor of a name is kept."""
+
+
+class Plan:
+    """A program, ready to be called."""
+
+    def __init__(
+        self,
+        bundle: Bundle,
+        program: Program,
+        slot: Callable[[str], StateSlot],
+        environment: Environment,
+        *,
+        functional: bool,
+    ) -> None:
+        """Compose the chain of `program`.
+
+        Args:
+            bundle: where its graphs are.
+            program: its record.
+            slot: gives, per name of a state tensor, where its current tensor is kept.
+            environment: namespaces and device.
+            functional: whether the functional graph may be used; False: the forward graph serves every call.
+        """
+        self.program = program
+        self.bundle = bundle
+        self.environment = environment
+
+        def constant(leaf: Constant) -> Any:
+            return constant_value(leaf.value, environment)
+
+        self._signature = Signature(program.parameters, constant)
+        self._guards = Guards(program, environment.device)
+        self._state = [
+            (index, *slot(spec.name)) for index, spec in enumerate(program.inputs) if isinstance(spec, StateInput)
+        ]
+        self._rebinds = [(rebind.output_index, *slot(rebind.name)) for rebind in program.rebinds]
+        self._unflatten = builder(program.output_tree, constant)
+        self._forward: Function | None = None
+        self._has_effects = False
+        self._functional = _Functional(self, program.functional) if functional and program.functional else None
+
+    @property
+    def records_gradients(self) -> bool:
+        """Whether the functional graph is a joint graph."""
+        return self.program.functional is not None and self.program.functional.gradients is not None
+
+    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call the program.
+
+        Raises:
+            CallInvalid: the call does not fit; lists every violation.
+        """
+        inputs: list[Any] = [None] * len(self.program.inputs)
+        violations = self._signature.flatten(args, kwargs, inputs)
+        if violations:
+            raise CallInvalid(self.program.name, violations)
+        symbols, violations = self._guards.check(inputs)
+        if violations:
+            raise CallInvalid(self.program.name, violations)
+        for index, table, key in self._state:
+            passed, inputs[index] = inputs[index], table[key]
+            if passed is not None and passed is not inputs[index]:
+                name = self._state_name(index)
+                violations.append(f"an argument that was the module's own `{name}` at capture must be it again")
+        if violations:
+            raise CallInvalid(self.program.name, violations)
+        functional = self._functional
+        if functional is not None and functional.serves(inputs, symbols):
+            outputs = functional.run(inputs, symbols)
+        else:
+            outputs = self.run_forward(inputs, symbols)
+        for index, table, key in self._rebinds:
+            table[key] = outputs[index]
+        return self._unflatten(outputs)
+
+    def _state_name(self, index: int) -> str:
+        spec = self.program.inputs[index]
+        assert isinstance(spec, StateInput)
+        return spec.name
+
+    def run_forward(self, inputs: list[Any], symbols: dict[str, int]) -> Any:
+        """Run the forward graph under the caller's grad mode; return the outputs."""
+        forward = self.program.forward
+        if not forward.differentiable and torch.is_grad_enabled() and any(map(_requires_grad, inputs)):
+            raise NotSupported(
+                f"this call of program `{self.program.name}` needs the forward graph under autograd, and the module's "
+                "custom autograd functions are only in its joint graph. "
+                f"Reason: {self._why_not(inputs, symbols)}"
+            )
+        if self._forward is None:
+            graph = self.bundle.graph(self.program.name, forward.file)
+            names = [graph_input.name for graph_input in graph.inputs]
+            self._forward = compile_graph(
+                graph, graph.nodes, names, graph.outputs, self.environment, label=f"{self.program.name} forward graph"
+            )
+            self._has_effects = any(node.op in EFFECTS for node in graph.nodes)
+        if not self._has_effects:
+            return self._forward(inputs, symbols)
+        with restored_on_error():
+            return self._forward(inputs, symbols)
+
+    def _why_not(self, inputs: list[Any], symbols: dict[str, int]) -> str:
+        if self._functional is None:
+            return "; ".join(refusal.reason for refusal in self.program.refusals) or "the program has no joint graph"
+        return self._functional.why_not(inputs, symbols) or "gradients of an inference program"
+
+
+class _Functional:
+    """The functional graph of a program with its epilogues."""
+
+    def __init__(self, plan: Plan, functional: FunctionalGraph) -> None:
+        program = plan.program
+        graph = plan.bundle.graph(program.name, functional.file)
+        self._record = functional
+        self._mutations = functional.mutations
+        self._soft = SoftGuards(program, functional)
+        self._outputs = slice(len(functional.mutations), len(functional.mutations) + len(functional.outputs))
+        self._regenerators = regenerators(functional, plan.environment)
+        self._joint = None
+        self._inference = None
+        if functional.gradients is not None:
+            reference = plan.run_forward if program.forward.differentiable else None
+            self._joint = JointProgram(graph, functional, plan.environment, program.name, reference)
+        else:
+            names = [graph_input.name for graph_input in graph.inputs]
+            self._inference = compile_graph(
+                graph, graph.nodes, names, graph.outputs, plan.environment, label=program.name
+            )
+
+    def serves(self, inputs: list[Any], symbols: dict[str, int]) -> bool:
+        """Return whether the functional graph is right for this call."""
+        if transforms.active():
+            return False
+        grad = torch.is_grad_enabled() and any(map(_requires_grad, inputs))
+        return grad == (self._joint is not None) and self._soft.check(inputs, symbols) is None
+
+    def why_not(self, inputs: list[Any], symbols: dict[str, int]) -> str | None:
+        """Return why the functional graph does not serve this call."""
+        return self._soft.check(inputs, symbols)
+
+    def run(self, inputs: list[Any], symbols: dict[str, int]) -> Any:
+        """Run the graph and its epilogues; return the outputs."""
+        if self._joint is not None:
+            returned = self._joint(inputs, symbols)
+        else:
+            assert self._inference is not None
+            with torch.no_grad():
+                returned = self._inference(list(inputs), symbols)
+        if self._mutations:
+            apply_mutations(self._mutations, inputs, returned[: len(self._mutations)])
+            returned = returned[len(self._mutations) :]
+        if self._regenerators is None:
+            outputs = returned
+        else:
+            outputs = [
+                regenerate(inputs, returned, value)
+                for regenerate, value in zip(self._regenerators, returned, strict=False)
+            ]
+        if self._record.grad_mode is not None:
+            torch.set_grad_enabled(self._record.grad_mode)
+        return outputs
+
+
+def _requires_grad(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.requires_grad

@@ -1,0 +1,151 @@
+"""From a call's arguments to the flat list of tensors: binding and flattening, structure checked on the way.
+
+The captured program is only right for arguments of the captured structure, so every container, key and constant
+is compared; positional and keyword passing of the same signature are equivalent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Mapping as MappingABC
+from typing import Any
+
+import torch
+
+from aotexport_runtime.schema.program import Parameter
+from aotexport_runtime.schema.trees import Constant, Leaf, Mapping, NamedFields, Sequence, Tree
+from aotexport_runtime.trees import steps
+
+_MISSING = object()
+Report = Callable[[str], None]
+
+
+class Signature:
+    """The signature of a program, able to bind and flatten calls."""
+
+    def __init__(self, parameters: tuple[Parameter, ...], constant: Callable[[Constant], Any]) -> None:
+        """Prepare for `parameters`.
+
+        Args:
+            parameters: the program's signature.
+            constant: value of a constant leaf.
+        """
+        self._parameters = parameters
+        self._constant = constant
+        self._positional = [p for p in parameters if p.kind in ("positional_only", "positional_or_keyword")]
+        self._by_name = {p.name: p for p in parameters if p.kind in ("positional_or_keyword", "keyword_only")}
+        self._var_positional = next((p for p in parameters if p.kind == "var_positional"), None)
+        self._var_keyword = next((p for p in parameters if p.kind == "var_keyword"), None)
+        plain = [p.tree.index for p in self._positional if isinstance(p.tree, Leaf)]
+        rest_optional = all(p.optional for p in parameters if p not in self._positional)
+        simple = len(set(plain)) == len(self._positional) and rest_optional
+        self._plain_leaves = plain if simple else None
+
+    def flatten(self, args: tuple[Any, ...], kwargs: dict[str, Any], leaves: list[Any]) -> list[str]:
+        """Put each leaf of the call into its place in `leaves`.
+
+        Args:
+            args: positional arguments.
+            kwargs: keyword arguments.
+            leaves: as long as the program's inputs; written in place.
+
+        Returns:
+            One sentence per violation; empty when the call has the captured structure.
+        """
+        plain = self._plain_leaves
+        if plain is not None and not kwargs and len(args) == len(plain):
+            for index, value in zip(plain, args, strict=True):
+                leaves[index] = value
+            return []
+        violations: list[str] = []
+        for parameter, value in self._bind(args, kwargs, violations.append):
+            if value is not _MISSING:
+                self._flatten(parameter.tree, value, parameter.name, leaves, violations.append)
+        return violations
+
+    def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any], report: Report) -> list[tuple[Parameter, Any]]:
+        """Return each parameter with what the call passes for it; `_MISSING` for a default that stands in."""
+        rest = dict(kwargs)
+        bound: list[tuple[Parameter, Any]] = list(zip(self._positional, args, strict=False))
+        if len(args) > len(self._positional) and self._var_positional is None:
+            report(f"takes {len(self._positional)} positional arguments, got {len(args)}")
+        for parameter in self._positional[len(args) :]:
+            bound.append(
+                (parameter, rest.pop(parameter.name, _MISSING) if parameter.name in self._by_name else _MISSING)
+            )
+        if self._var_positional is not None:
+            bound.append((self._var_positional, args[len(self._positional) :]))
+        for parameter in self._parameters:
+            if parameter.kind == "keyword_only":
+                bound.append((parameter, rest.pop(parameter.name, _MISSING)))
+        if self._var_keyword is not None:
+            tree = self._var_keyword.tree
+            order = tree.keys if isinstance(tree, Mapping) else ()
+            known = {key: rest.pop(key) for key in order if isinstance(key, str) and key in rest}
+            bound.append((self._var_keyword, {**known, **rest}))
+        else:
+            for name in rest:
+                twice = name in self._by_name
+                report(f"`{name}`: " + ("passed twice" if twice else "unexpected keyword argument"))
+        for parameter, value in bound:
+            if value is _MISSING and not parameter.optional:
+                report(f"`{parameter.name}`: missing; it was passed at capture")
+        return bound
+
+    def _flatten(self, tree: Tree, value: Any, path: str, leaves: list[Any], report: Report) -> None:
+        if isinstance(tree, Leaf):
+            if value is None:
+                report(f"`{path}`: expected a tensor or number, got None")
+            if leaves[tree.index] is not None and leaves[tree.index] is not value:
+                report(f"`{path}`: at capture another argument was the very same tensor; pass the same one")
+            leaves[tree.index] = value
+        elif isinstance(tree, Constant):
+            expected = self._constant(tree)
+            if type(value) is not type(expected) or not _equal(value, expected):
+                report(f"`{path}`: expected {expected!r}, as at capture, got {_describe(value)}")
+        else:
+            items = _children(tree, value)
+            if isinstance(items, str):
+                report(f"`{path}`: {items}")
+                return
+            for step, child, item in zip(steps(tree), tree.items, items, strict=True):
+                self._flatten(child, item, path + step, leaves, report)
+
+
+def _equal(value: Any, expected: Any) -> bool:
+    return bool(value == expected) or (value != value and expected != expected)
+
+
+def _children(tree: Sequence | Mapping | NamedFields, value: Any) -> list[Any] | str:
+    """Return the children of `value` in the order of `tree`, or what is wrong with its structure."""
+    if isinstance(tree, Sequence):
+        type_: type[Any] = {"tuple": tuple, "list": list, "size": torch.Size}[tree.type]
+        if type(value) is not type_ or len(value) != len(tree.items):
+            return f"expected a {tree.type} of {len(tree.items)}, got {_describe(value)}"
+        return list(value)
+    if isinstance(tree, Mapping):
+        if not isinstance(value, dict) or list(value) != list(tree.keys):
+            return f"expected a dict with keys {list(tree.keys)} in this order, got {_describe(value)}"
+        return list(value.values())
+    return _fields(tree, value)
+
+
+def _fields(tree: NamedFields, value: Any) -> list[Any] | str:
+    missing = object()
+    if isinstance(value, MappingABC):
+        items = [value.get(name, missing) for name in tree.fields]
+    else:
+        items = [getattr(value, name, missing) for name in tree.fields]
+    if any(item is missing for item in items) or isinstance(value, torch.Tensor):
+        return f"expected a `{tree.name}` with fields {', '.join(tree.fields)}, got {_describe(value)}"
+    return items
+
+
+def _describe(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"a tensor {str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+    if isinstance(value, dict):
+        return f"a dict with keys {list(value)}"[:120]
+    if isinstance(value, list | tuple):
+        return f"a {type(value).__name__} of {len(value)}"
+    return repr(value)[:80]

@@ -1,0 +1,247 @@
+"""Straight-line graphs to Python functions.
+
+The generated source holds only what was validated: positions, integers, finite floats, booleans and signs of a fixed
+table. Names and strings of the bundle never reach it; they become entries of a constant table.
+"""
+
+from __future__ import annotations
+
+import itertools
+import linecache
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from aotexport_runtime import dtypes, ops, sizes
+from aotexport_runtime.allowed import INFIX
+from aotexport_runtime.engines import higher_order
+from aotexport_runtime.errors import BundleInvalid
+from aotexport_runtime.schema.graph import Graph, Node
+from aotexport_runtime.schema.values import (
+    Argument,
+    ComplexArgument,
+    DeviceArgument,
+    DTypeArgument,
+    FloatArgument,
+    LayoutArgument,
+    MemoryFormatArgument,
+    SizeArgument,
+    SliceArgument,
+    StringArgument,
+    SubgraphArgument,
+)
+from aotexport_runtime.validate import references
+
+Function = Callable[[list[Any], dict[str, int]], tuple[Any, ...]]
+"""A compiled graph: called with the list of inputs (emptied by the call) and the value of each symbol."""
+
+_serial = itertools.count()
+
+
+@dataclass(frozen=True)
+class Environment:
+    """What compiling a graph needs beside the graph.
+
+    Attributes:
+        namespaces: operator namespaces that the caller allowed beside `aten`.
+        device: where the bundle was loaded to; None: the device class of the capture.
+    """
+
+    namespaces: frozenset[str] = frozenset()
+    device: torch.device | None = None
+
+    def place(self, device_type: str) -> torch.device:
+        """Return the device for a device class of the capture."""
+        return self.device if self.device is not None else torch.device(device_type)
+
+
+@dataclass
+class _Source:
+    """A function under construction: its lines, and the table of objects that they refer to."""
+
+    graph: Graph
+    environment: Environment
+    lines: list[str] = field(default_factory=list)
+    objects: dict[str, Any] = field(default_factory=dict)
+    names: dict[str, str] = field(default_factory=dict)
+    functions: dict[str, str] = field(default_factory=dict)
+    constants: dict[tuple[type, Any], str] = field(default_factory=dict)
+    bodies: dict[str, str] = field(default_factory=dict)
+
+    def local(self, name: str) -> str:
+        """Return the local variable of value `name`, made on first use."""
+        variable = self.names.get(name)
+        if variable is None:
+            variable = self.names[name] = f"v{len(self.names)}"
+        return variable
+
+    def constant(self, value: Any) -> str:
+        """Return the global that holds the hashable `value`."""
+        key = (type(value), value)
+        if key not in self.constants:
+            self.constants[key] = self.object("c", value)
+        return self.constants[key]
+
+    def object(self, prefix: str, value: Any) -> str:
+        """Return a new global that holds `value`."""
+        name = f"{prefix}{len(self.objects)}"
+        self.objects[name] = value
+        return name
+
+    def function(self, op: str) -> str:
+        """Return the global that holds operator `op`."""
+        if op not in self.functions:
+            resolved = ops.resolve(op, self.graph.schemas.get(op), self.environment.namespaces)
+            self.functions[op] = self.object("f", resolved)
+        return self.functions[op]
+
+    def body(self, name: str) -> str:
+        """Return the global that holds the compiled subgraph `name`."""
+        if name not in self.bodies:
+            graph = self.graph.subgraphs[name]
+            inputs = [graph_input.name for graph_input in graph.inputs]
+            self.bodies[name] = self.object(
+                "g", compile_graph(graph, graph.nodes, inputs, graph.outputs, self.environment)
+            )
+        return self.bodies[name]
+
+
+def compile_graph(
+    graph: Graph,
+    nodes: Iterable[Node],
+    inputs: Sequence[str],
+    outputs: Sequence[Argument],
+    environment: Environment,
+    *,
+    label: str = "graph",
+) -> Function:
+    """Return a function that computes `outputs` from `inputs` by `nodes`, dropping each value at its last use.
+
+    Args:
+        graph: where schemas and subgraphs are found.
+        nodes: operator calls, in an order of execution.
+        inputs: names of the values that the function takes, in order.
+        outputs: what the function returns, in order.
+        environment: see there.
+        label: shown in tracebacks and profiles.
+
+    Raises:
+        BundleInvalid: an operator is not allowed.
+        NotSupported: an operator is missing in this torch.
+    """
+    nodes = list(nodes)
+    source = _Source(graph, environment)
+    parameters = [source.local(name) for name in inputs]
+    if parameters:
+        source.lines.append(f"{', '.join(parameters)}, = args")
+    source.lines.append("args.clear()")
+    last_uses = _last_uses(nodes, outputs)
+    unused = [name for name in inputs if name not in last_uses]
+    _drop(source, unused)
+    dying: dict[int, list[str]] = {}
+    for name, index in last_uses.items():
+        dying.setdefault(index, []).append(name)
+    for index, node in enumerate(nodes):
+        source.lines.append(_statement(source, node))
+        dead = dying.get(index, [])
+        if node.name not in last_uses and node.op not in higher_order.EFFECTS:
+            dead = [*dead, node.name]
+        _drop(source, dead)
+    returned = "".join(f"{_argument(source, output)}, " for output in outputs)
+    source.lines.append(f"return ({returned})")
+    return _build(source, label)
+
+
+def _last_uses(nodes: Sequence[Node], outputs: Sequence[Argument]) -> dict[str, int]:
+    """Return per value the index of the node that uses it last; `len(nodes)` for returned ones."""
+    uses: dict[str, int] = {}
+    for index, node in enumerate(nodes):
+        for argument in (*node.args, *node.kwargs.values()):
+            for name in references(argument):
+                uses[name] = index
+    for output in outputs:
+        for name in references(output):
+            uses[name] = len(nodes)
+    return uses
+
+
+def _drop(source: _Source, names: Iterable[str]) -> None:
+    variables = [source.local(name) for name in names]
+    if variables:
+        source.lines.append(f"del {', '.join(variables)}")
+
+
+def _statement(source: _Source, node: Node) -> str:
+    arguments = [_argument(source, argument) for argument in node.args]
+    if node.op in higher_order.EFFECTS:
+        function = source.object("f", higher_order.EFFECTS[node.op])
+        return f"{source.local(node.name)} = {function}({', '.join(arguments)})"
+    if node.op in INFIX and len(arguments) == 2:
+        return f"{source.local(node.name)} = ({arguments[0]}) {INFIX[node.op]} ({arguments[1]})"
+    if node.op == "python::getitem" and len(arguments) == 2:
+        return f"{source.local(node.name)} = {arguments[0]}[{arguments[1]}]"
+    if node.op in higher_order.OPERATORS:
+        function = source.object("f", higher_order.OPERATORS[node.op])
+        return f"{source.local(node.name)} = {function}(symbols, {', '.join(arguments)})"
+    arguments += [f"{keyword}={_argument(source, argument)}" for keyword, argument in node.kwargs.items()]
+    function = source.function(node.op)
+    ops.check_call(node.op, source.objects[function], node.args, node.kwargs)
+    return f"{source.local(node.name)} = {function}({', '.join(arguments)})"
+
+
+def _argument(source: _Source, argument: Argument) -> str:
+    """Return the source of an argument."""
+    if isinstance(argument, str):
+        return source.local(argument)
+    if argument is None or isinstance(argument, int):
+        return repr(argument)
+    if isinstance(argument, float):
+        return repr(argument) if math.isfinite(argument) else source.constant(argument)
+    if isinstance(argument, list):
+        return f"[{', '.join([_argument(source, item) for item in argument])}]"
+    if isinstance(argument, SizeArgument):
+        return sizes.source(argument.value, lambda symbol: f"symbols[{source.constant(symbol)}]")
+    if isinstance(argument, SubgraphArgument):
+        return source.body(argument.name)
+    if isinstance(argument, SliceArgument):
+        parts = [_argument(source, part) for part in (argument.start, argument.stop, argument.step)]
+        return f"slice({', '.join(parts)})"
+    return source.constant(constant_value(argument, source.environment))
+
+
+def constant_value(argument: Argument, environment: Environment) -> Any:
+    """Return the Python value of an argument that refers to no value of a graph."""
+    if isinstance(argument, StringArgument):
+        return argument.value
+    if isinstance(argument, FloatArgument):
+        return float(argument.value)
+    if isinstance(argument, ComplexArgument):
+        parts = (argument.real, argument.imag)
+        return complex(*(float(part.value if isinstance(part, FloatArgument) else part) for part in parts))
+    if isinstance(argument, DTypeArgument):
+        return dtypes.dtype(argument.value)
+    if isinstance(argument, DeviceArgument):
+        return environment.place(argument.type)
+    if isinstance(argument, LayoutArgument):
+        return dtypes.layout(argument.value)
+    if isinstance(argument, MemoryFormatArgument):
+        return dtypes.MEMORY_FORMATS[argument.value]
+    if isinstance(argument, list):
+        return [constant_value(item, environment) for item in argument]
+    if isinstance(argument, SliceArgument):
+        return slice(argument.start, argument.stop, argument.step)
+    if argument is None or isinstance(argument, bool | int | float):
+        return argument
+    raise BundleInvalid(f"a constant may not hold {type(argument).__name__}")
+
+
+def _build(source: _Source, label: str) -> Function:
+    text = "def run(args, symbols):\n" + "".join(f"    {line}\n" for line in source.lines)
+    filename = f"<aotexport {label} {next(_serial)}>"
+    linecache.cache[filename] = (len(text), None, text.splitlines(keepends=True), filename)
+    scope = dict(source.objects)
+    exec(compile(text, filename, "exec"), scope)
+    return scope["run"]

@@ -1,0 +1,233 @@
+"""A joint graph cut in two: the forward and backward that one pattern of needed gradients asks for.
+
+Data only, no torch. The joint graph is stored once; a partition names the values that are saved in between, and
+everything else follows by reachability: what backward does not need is not saved, and what no needed gradient
+depends on is not computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from aotexport_runtime.schema.graph import Graph, Node
+from aotexport_runtime.schema.program import FunctionalGraph, Partition
+from aotexport_runtime.schema.values import (
+    Argument,
+    DeviceArgument,
+    DTypeArgument,
+    SizeArgument,
+    TensorMeta,
+    ValueMeta,
+)
+from aotexport_runtime.validate import references
+
+
+@dataclass(frozen=True)
+class StraightLine:
+    """A piece of a graph: named inputs, nodes in order, returned arguments."""
+
+    inputs: list[str]
+    nodes: list[Node]
+    outputs: list[Argument]
+
+
+@dataclass(frozen=True)
+class Halves:
+    """Forward and backward for one set of needed gradients.
+
+    Attributes:
+        forward: inputs are the program's; outputs the forward returns, then the saved values.
+        backward: inputs are the saved values, then one tangent per `Gradients.tangents`; outputs one gradient per
+            program input, None where it is not needed or statically undefined.
+        saved_tensors: how many saved values are tensors whose version is checked; they come first.
+        saved_unchecked: how many tensors without such a check follow.
+        saved_sizes: how many numbers follow those.
+        reaching: per tangent, whether a needed gradient depends on it.
+    """
+
+    forward: StraightLine
+    backward: StraightLine
+    saved_tensors: int
+    saved_unchecked: int
+    saved_sizes: int
+    reaching: tuple[bool, ...]
+
+
+def forward_returns(functional: FunctionalGraph) -> int:
+    """Return how many outputs of the graph the forward returns: mutations, outputs, intermediate bases."""
+    return len(functional.mutations) + len(functional.outputs) + functional.intermediate_bases
+
+
+def cut(
+    graph: Graph, functional: FunctionalGraph, partition: Partition, needed: Sequence[bool], kept: set[str]
+) -> Halves:
+    """Return the halves of a joint graph.
+
+    Args:
+        graph: the joint graph.
+        functional: its calling convention; `gradients` is not None.
+        partition: which values are saved.
+        needed: per program input, whether its gradient is wanted.
+        kept: names of nodes that run even when nothing uses them (random operators advance the generator).
+    """
+    gradients = functional.gradients
+    assert gradients is not None
+    inputs = [graph_input.name for graph_input in graph.inputs]
+    primals, tangents = inputs[: len(needed)], inputs[len(needed) :]
+    returned = graph.outputs[: forward_returns(functional)]
+    wanted: list[Argument] = [
+        graph.outputs[index] if index is not None and wants else None
+        for index, wants in zip(gradients.of_inputs, needed, strict=True)
+    ]
+
+    boundary = {*partition.saved, *primals, *tangents}
+    backward_nodes, reached = _ancestors(graph, wanted, boundary, kept=set())
+    saved = _ordered(reached - set(tangents), graph, partition)
+
+    forward_nodes, _ = _ancestors(graph, [*returned, *saved.names], {*primals, *tangents}, kept=kept)
+    return Halves(
+        forward=StraightLine(primals, forward_nodes, [*returned, *saved.names]),
+        backward=StraightLine([*saved.names, *tangents], backward_nodes, wanted),
+        saved_tensors=saved.tensors,
+        saved_unchecked=saved.unchecked,
+        saved_sizes=saved.sizes,
+        reaching=tuple(name in reached for name in tangents),
+    )
+
+
+@dataclass(frozen=True)
+class _Saved:
+    names: list[str]
+    tensors: int
+    unchecked: int
+    sizes: int
+
+
+def _ordered(names: set[str], graph: Graph, partition: Partition) -> _Saved:
+    """Return the saved values in graph order: checked tensors, unchecked tensors, numbers."""
+    metas: dict[str, ValueMeta] = {value.name: value.meta for value in (*graph.inputs, *graph.nodes)}
+    unchecked = set(partition.unchecked)
+    in_order = [name for name in metas if name in names]
+    tensors = [name for name in in_order if isinstance(metas[name], TensorMeta) and name not in unchecked]
+    loose = [name for name in in_order if isinstance(metas[name], TensorMeta) and name in unchecked]
+    numbers = [name for name in in_order if not isinstance(metas[name], TensorMeta)]
+    return _Saved([*tensors, *loose, *numbers], len(tensors), len(loose), len(numbers))
+
+
+def _ancestors(
+    graph: Graph, roots: Sequence[Argument], boundary: set[str], kept: set[str]
+) -> tuple[list[Node], set[str]]:
+    """Return the nodes that `roots` need, not looking behind `boundary`, and the boundary values reached."""
+    wanted = {name for root in roots for name in references(root)}
+    reached = wanted & boundary
+    nodes: list[Node] = []
+    for node in reversed(graph.nodes):
+        if node.name in boundary or (node.name not in wanted and node.name not in kept):
+            continue
+        nodes.append(node)
+        for argument in (*node.args, *node.kwargs.values()):
+            for name in references(argument):
+                wanted.add(name)
+                if name in boundary:
+                    reached.add(name)
+    nodes.reverse()
+    return nodes, reached
+
+
+def _descendants(nodes: Sequence[Node], roots: set[str]) -> set[str]:
+    """Return `roots` and every value computed from them."""
+    derived = set(roots)
+    for node in nodes:
+        if any(name in derived for argument in (*node.args, *node.kwargs.values()) for name in references(argument)):
+            derived.add(node.name)
+    return derived
+
+
+def without_undefined(
+    graph: Graph, backward: StraightLine, tangents: Sequence[str], undefined: set[str]
+) -> StraightLine:
+    """Return `backward` for a call in which some tangents are undefined.
+
+    Backward is linear in its tangents, so a value computed from undefined ones alone is undefined too, and a
+    gradient that is undefined is None, as in eager autograd. A sum with one undefined term is the other term. Only
+    where an operator needs the tensor all the same, zeros stand in.
+
+    Args:
+        graph: the joint graph, for metadata.
+        backward: its backward half.
+        tangents: names of all tangents.
+        undefined: names of the undefined ones.
+    """
+    metas: dict[str, ValueMeta] = {value.name: value.meta for value in (*graph.inputs, *graph.nodes)}
+    derived = _descendants(backward.nodes, set(tangents))
+    missing = set(undefined)
+    alias: dict[str, str] = {}
+    nodes: list[Node] = []
+    zeros: dict[str, Node] = {}
+    for node in backward.nodes:
+        arguments = (*node.args, *node.kwargs.values())
+        names = {alias.get(name, name) for argument in arguments for name in references(argument)}
+        gone = names & missing
+        if gone and not (names & derived) - missing:
+            missing.add(node.name)
+            continue
+        if gone and (term := _other_term(node, missing, alias, metas)) is not None:
+            alias[node.name] = term
+            derived.add(term)
+            continue
+        for name in sorted(gone):
+            if name not in zeros:
+                zeros[name] = _zeros(f"{name}.zeros", metas[name])
+                nodes.append(zeros[name])
+        renames = {**alias, **{name: zeros[name].name for name in gone}}
+        nodes.append(_renamed(node, renames) if renames else node)
+    outputs: list[Argument] = []
+    for output in backward.outputs:
+        output = _rename(output, alias)
+        outputs.append(None if any(name in missing for name in references(output)) else output)
+    return StraightLine(backward.inputs, nodes, outputs)
+
+
+def _other_term(node: Node, missing: set[str], alias: dict[str, str], metas: dict[str, ValueMeta]) -> str | None:
+    """Return the defined term of a two-term sum of equal tensors, if `node` is one."""
+    if node.op != "aten::add.Tensor" or node.kwargs or len(node.args) != 2:
+        return None
+    terms = [alias.get(argument, argument) for argument in node.args if isinstance(argument, str)]
+    defined = [term for term in terms if term not in missing]
+    if len(terms) != 2 or len(defined) != 1:
+        return None
+    term, whole = metas.get(defined[0]), node.meta
+    if not isinstance(term, TensorMeta) or not isinstance(whole, TensorMeta):
+        return None
+    return defined[0] if (term.shape, term.dtype) == (whole.shape, whole.dtype) else None
+
+
+def _zeros(name: str, meta: ValueMeta) -> Node:
+    assert isinstance(meta, TensorMeta)
+    shape: list[Argument] = [size if isinstance(size, int) else SizeArgument(value=size) for size in meta.shape]
+    kwargs: dict[str, Argument] = {
+        "dtype": DTypeArgument(value=meta.dtype),
+        "device": DeviceArgument(type=meta.device),
+    }
+    return Node(name=name, op="aten::zeros.default", args=[shape], kwargs=kwargs, meta=meta)
+
+
+def _renamed(node: Node, renames: dict[str, str]) -> Node:
+    return Node(
+        name=node.name,
+        op=node.op,
+        args=[_rename(argument, renames) for argument in node.args],
+        kwargs={keyword: _rename(argument, renames) for keyword, argument in node.kwargs.items()},
+        meta=node.meta,
+        source=node.source,
+        module=node.module,
+    )
+
+
+def _rename(argument: Argument, renames: dict[str, str]) -> Argument:
+    if isinstance(argument, str):
+        return renames.get(argument, argument)
+    if isinstance(argument, list):
+        return [_rename(item, renames) for item in argument]
+    return argument

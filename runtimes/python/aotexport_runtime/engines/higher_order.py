@@ -1,0 +1,154 @@
+"""Operators that are not plain tensor functions: changes of interpreter state, and operators with bodies.
+
+Bodies are run as eager execution runs them, branch by branch and step by step, so that autograd sees through them.
+
+Source: torch 2.13, `torch/_higher_order_ops/` (`cond_op_dense`, `while_loop_dense`, `generic_scan`, `map_dense`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Generator, Sequence
+from typing import Any
+
+import torch
+
+from aotexport_runtime.call import transforms
+
+Body = Callable[[list[Any], dict[str, int]], tuple[Any, ...]]
+"""A compiled subgraph, see `codegen.Function`."""
+
+# --- interpreter state ------------------------------------------------------------------------------------
+
+
+class _Open(threading.local):
+    """Autocast regions that forward graphs of this thread have entered and not left."""
+
+    def __init__(self) -> None:
+        self.regions: list[torch.autocast] = []
+
+
+_open = _Open()
+
+
+@contextlib.contextmanager
+def restored_on_error() -> Generator[None]:
+    """Put grad mode and autocast back as they were if the block raises, as the model's own regions would."""
+    grad, depth = torch.is_grad_enabled(), len(_open.regions)
+    try:
+        yield
+    except BaseException:
+        while len(_open.regions) > depth:
+            _exit_autocast(_open.regions[-1])
+        torch.set_grad_enabled(grad)
+        raise
+
+
+def _set_grad_enabled(mode: bool) -> None:
+    torch.set_grad_enabled(mode)
+
+
+def _enter_autocast(
+    device: torch.device, dtype: torch.dtype | None, enabled: bool, cache_enabled: bool
+) -> torch.autocast:
+    region = torch.autocast(device.type, dtype=dtype, enabled=enabled, cache_enabled=cache_enabled)
+    region.__enter__()
+    _open.regions.append(region)
+    return region
+
+
+def _exit_autocast(region: torch.autocast) -> None:
+    _open.regions.remove(region)
+    region.__exit__(None, None, None)
+
+
+EFFECTS: dict[str, Callable[..., Any]] = {
+    "torch::is_grad_enabled": torch.is_grad_enabled,
+    "torch::set_grad_enabled": _set_grad_enabled,
+    "torch::enter_autocast": _enter_autocast,
+    "torch::exit_autocast": _exit_autocast,
+}
+"""Operators called for their effect on the interpreter's state; forward graphs only."""
+
+# --- bodies -----------------------------------------------------------------------------------------------
+
+
+def _cond(symbols: dict[str, int], predicate: Any, yes: Body, no: Body, operands: list[Any]) -> tuple[Any, ...]:
+    return _reaching((yes if predicate else no)(list(operands), symbols), operands)
+
+
+def _reaching(results: tuple[Any, ...], operands: Sequence[Any]) -> tuple[Any, ...]:
+    """Return `results` such that every operand gets a gradient from them, zeros where the branch did not use it.
+
+    Eager `torch.cond` differentiates both branches with respect to all operands, closed-over parameters among them.
+    """
+    tracked = [operand for operand in operands if isinstance(operand, torch.Tensor) and operand.requires_grad]
+    if not tracked or not torch.is_grad_enabled() or transforms.active():
+        return results
+    return _Reaching.apply(len(results), *results, *tracked)
+
+
+class _Reaching(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, count: int, *tensors: Any) -> tuple[Any, ...]:
+        ctx.count = count
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*tensors[count:])
+        return tuple(t.view_as(t) if isinstance(t, torch.Tensor) else t for t in tensors[:count])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
+        return (None, *grads, *[torch.zeros_like(operand) for operand in ctx.saved_tensors])
+
+
+def _while_loop(
+    symbols: dict[str, int], condition: Body, body: Body, carried: list[Any], additional: list[Any]
+) -> tuple[Any, ...]:
+    values = tuple(carried)
+    while condition([*values, *additional], symbols)[0]:
+        values = body([*values, *additional], symbols)
+    return values
+
+
+def _while_loop_stack_output(
+    symbols: dict[str, int], condition: Body, body: Body, carried: list[Any], additional: list[Any]
+) -> tuple[Any, ...]:
+    """Return every value that the loop went through, stacked: what its backward needs."""
+    values = tuple(carried)
+    steps: list[tuple[Any, ...]] = []
+    while condition([*values, *additional], symbols)[0]:
+        values = body([*values, *additional], symbols)
+        steps.append(values)
+    return _stacked(steps) if steps else tuple(value.unsqueeze(0)[:0] for value in values)
+
+
+def _scan(
+    symbols: dict[str, int], combine: Body, initial: list[Any], xs: list[Any], additional: list[Any]
+) -> tuple[Any, ...]:
+    carried: tuple[Any, ...] = tuple(initial)
+    steps: list[tuple[Any, ...]] = []
+    for index in range(xs[0].shape[0]):
+        results = combine([*carried, *(x[index] for x in xs), *additional], symbols)
+        carried, ys = results[: len(initial)], results[len(initial) :]
+        steps.append(ys)
+    return (*carried, *_stacked(steps))
+
+
+def _map(symbols: dict[str, int], body: Body, xs: list[Any], additional: list[Any]) -> tuple[Any, ...]:
+    return _stacked([body([*(x[index] for x in xs), *additional], symbols) for index in range(xs[0].shape[0])])
+
+
+def _stacked(steps: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
+    columns = zip(*steps, strict=True)
+    return tuple(None if column[0] is None else torch.stack(column) for column in columns)
+
+
+OPERATORS: dict[str, Callable[..., Any]] = {
+    "higher_order::cond": _cond,
+    "higher_order::while_loop": _while_loop,
+    "higher_order::while_loop_stack_output": _while_loop_stack_output,
+    "higher_order::scan": _scan,
+    "higher_order::map_impl": _map,
+}
+"""Operators with bodies; called with the symbols first."""

@@ -1,0 +1,59 @@
+"""The errors that the runtime raises, by who can mend them.
+
+Every error says what is wrong, where (the caller's own argument path, or the file and its JSON path), what
+was expected, what was found, and what to do. None of them wraps a bare torch traceback.
+"""
+
+from __future__ import annotations
+
+
+class AotExportError(Exception):
+    """Base of every error of aotexport and its runtime."""
+
+
+class BundleInvalid(AotExportError):
+    """A bundle is broken, truncated, tampered with, hostile, or no bundle at all.
+
+    Attributes:
+        where: file inside the bundle, with a JSON path if one is known (`"bundle.json $.programs[0]"`).
+    """
+
+    def __init__(self, message: str, *, where: str = "") -> None:
+        self.where = where
+        super().__init__(f"{where}: {message}" if where else message)
+
+
+class BundleTooNew(BundleInvalid):
+    """A bundle needs a newer reader than this runtime.
+
+    Attributes:
+        needed: format version that the bundle asks for, `(major, minor)`.
+        supported: newest format version that this runtime reads.
+    """
+
+    def __init__(self, message: str, *, needed: tuple[int, int], supported: tuple[int, int]) -> None:
+        self.needed = needed
+        self.supported = supported
+        super().__init__(message, where="bundle.json")
+
+
+class NotSupported(AotExportError):
+    """The bundle is valid, and asks for something that this runtime, torch build or machine cannot do."""
+
+
+class CallInvalid(AotExportError, ValueError):
+    """A call of a loaded bundle does not fit any program.
+
+    Attributes:
+        violations: one sentence per violated guard, each naming the argument by its path in the call.
+    """
+
+    def __init__(self, program: str, violations: list[str]) -> None:
+        self.program = program
+        self.violations = violations
+        lines = "\n".join(f"  - {violation}" for violation in violations)
+        super().__init__(f"the call does not fit program `{program}`:\n{lines}")
+
+
+class SelfTestFailed(AotExportError):
+    """A loaded bundle disagrees with the results that were recorded from eager execution."""

@@ -1,0 +1,92 @@
+"""`load`: from a directory to a module."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterable
+from typing import Literal
+
+import torch
+
+from aotexport_runtime.bundle import open_bundle
+from aotexport_runtime.engines.codegen import Environment
+from aotexport_runtime.errors import NotSupported
+from aotexport_runtime.module import BundleModule
+from aotexport_runtime.schema.manifest import Requirements
+from aotexport_runtime.weights import load_tensors
+
+log = logging.getLogger("aotexport_runtime")
+
+ENGINES = {
+    "portable": "the functional graphs as operator calls of torch, on any device",
+    "autograd": "the forward graph under eager autograd; the reference",
+}
+"""Engines by target name, in order of preference of `auto`."""
+
+
+def load(
+    path: str | os.PathLike[str],
+    *,
+    device: torch.device | str | None = None,
+    target: str = "auto",
+    trust: Literal["data", "native"] = "data",
+    mapped: bool = True,
+    check_digests: bool = True,
+    operator_namespaces: Iterable[str] = (),
+) -> BundleModule:
+    """Load the bundle at `path` as a module that behaves like the exported one.
+
+    Args:
+        path: directory of the bundle.
+        device: where to put parameters, buffers and new tensors; None: where the bundle was captured.
+        target: `auto`, or the name of an engine (`portable`, `autograd`).
+        trust: `data`: nothing but data is read, and only operators of the allow-list run. `native`: native files whose
+            digest matches the manifest may be loaded as well.
+        mapped: map weights into memory (private pages); False: read them, for network disks.
+        check_digests: compare every file with its SHA-256 in the manifest.
+        operator_namespaces: namespaces of custom operators that the bundle may call; the packages that register
+            them must be imported.
+
+    Returns:
+        The module, in the mode that the original was in at export.
+
+    Raises:
+        BundleInvalid: not a bundle, broken, tampered with, or hostile.
+        BundleTooNew: written for a newer runtime.
+        NotSupported: needs an operator, dtype, device or target that is not here.
+    """
+    if target not in ("auto", *ENGINES):
+        raise NotSupported(f"no target `{target}`; there are auto, {', '.join(ENGINES)}")
+    if trust not in ("data", "native"):
+        raise NotSupported(f"no trust tier `{trust}`; there are data and native")
+    bundle = open_bundle(path, check_digests=check_digests)
+    namespaces = frozenset(operator_namespaces)
+    _check_namespaces(bundle.manifest.requirements, namespaces)
+    tensors = load_tensors(bundle, bundle.manifest.state, mapped=mapped)
+    chosen = "portable" if target == "auto" else target
+    place = torch.device(device) if device is not None else None
+    if place is not None and place.type != "cpu" and place.index is None:  # pyright: ignore[reportUnnecessaryComparison] (torch's stub)
+        place = torch.empty(0, device=place).device
+    environment = Environment(namespaces, place)
+    module = BundleModule(bundle, tensors, target=chosen, environment=environment)
+    if place is not None:
+        module.to(place)
+    for name in bundle.program_names:
+        program = bundle.program(name)
+        for refusal in program.refusals:
+            log.info("program %s runs its forward graph: no %s graph (%s)", name, refusal.graph, refusal.reason)
+    return module
+
+
+def _check_namespaces(requirements: Requirements, allowed: frozenset[str]) -> None:
+    missing = [name for name in requirements.operator_namespaces if name not in allowed]
+    if not missing:
+        return
+    listed = ", ".join(f"`{name}`" for name in missing)
+    imports = "".join(f"import {module}; " for module in requirements.operator_modules)
+    how = f"`{imports.strip()}`" if imports else "the package that registers them"
+    raise NotSupported(
+        f"the bundle calls custom operators of {listed}, which the caller did not allow. Import {how} first, and pass "
+        f"`operator_namespaces={missing}` to `load`"
+    )

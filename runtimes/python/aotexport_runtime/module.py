@@ -1,0 +1,210 @@
+"""A loaded bundle as an `nn.Module` with the original names."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import torch
+from torch import nn
+
+from aotexport_runtime import dtypes
+from aotexport_runtime.bundle import Bundle
+from aotexport_runtime.call.plan import Plan, StateSlot
+from aotexport_runtime.engines.codegen import Environment
+from aotexport_runtime.errors import NotSupported
+from aotexport_runtime.schema.manifest import StateTensor
+
+
+class BundleModule(nn.Module):
+    """A bundle, loaded: called, trained and saved like the module that it was exported from.
+
+    Parameters and buffers have their original names, tied ones are tied. `train()` and `eval()` choose the program.
+
+    Attributes:
+        bundle: the open bundle.
+    """
+
+    def __init__(
+        self,
+        bundle: Bundle,
+        tensors: dict[str, torch.Tensor],
+        *,
+        target: str,
+        environment: Environment,
+    ) -> None:
+        """Build the module; use `aotexport_runtime.load`.
+
+        Args:
+            bundle: an open bundle.
+            tensors: its state, by name; owned by the module from now on.
+            target: engine to run, see `load`.
+            environment: namespaces and device.
+        """
+        super().__init__()
+        self.bundle = bundle
+        self._environment = environment
+        self._target = target
+        self._owners: dict[str, tuple[nn.Module, str]] = {}
+        self._constants: dict[str, torch.Tensor] = {}
+        self._plans: dict[str, Plan] = {}
+        # Last, since a name of the user's may equal one of ours, and can then no longer be assigned to.
+        for entry in bundle.manifest.state:
+            self._register(entry, tensors[entry.name])
+        super().train(bundle.manifest.training)
+
+    @property
+    def device(self) -> torch.device | None:
+        """Where the bundle was loaded to; None: where it was captured."""
+        return self._environment.device
+
+    # --- state --------------------------------------------------------------------------------------------
+
+    def _register(self, entry: StateTensor, tensor: torch.Tensor) -> None:
+        if entry.role == "constant":
+            self._constants[entry.name] = tensor.requires_grad_(entry.requires_grad)
+            return
+        value = nn.Parameter(tensor, requires_grad=entry.requires_grad) if entry.role == "parameter" else tensor
+        if entry.role == "buffer" and entry.requires_grad:
+            tensor.requires_grad_(True)
+        for name in (entry.name, *entry.tied):
+            *path, leaf = name.split(".")
+            owner = self._container(path)
+            # Straight into the tables: a name of the user's may equal one of ours.
+            if isinstance(value, nn.Parameter):
+                owner._parameters[leaf] = value
+            else:
+                owner._buffers[leaf] = value
+                if not entry.persistent:
+                    owner._non_persistent_buffers_set.add(leaf)
+            self._owners[name] = (owner, leaf)
+
+    def _container(self, path: list[str]) -> nn.Module:
+        module: nn.Module = self
+        for part in path:
+            if part not in module._modules:
+                module._modules[part] = Container()
+            child = module._modules[part]
+            assert child is not None
+            module = child
+        return module
+
+    def _slot(self, name: str) -> StateSlot:
+        """Return where the current tensor of state `name` is kept (it may be replaced between calls)."""
+        if name in self._constants:
+            return self._constants, name
+        owner, leaf = self._owners[name]
+        return (owner._parameters if leaf in owner._parameters else owner._buffers), leaf
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> BundleModule:
+        for dtype in {tensor.dtype for tensor in self.state_tensors().values()}:
+            converted = fn(torch.empty(0, dtype=dtype)).dtype
+            if converted != dtype:
+                raise NotSupported(
+                    f"the programs were captured with weights of {dtypes.name_of(dtype)}, and do not hold for "
+                    f"{dtypes.name_of(converted)}. Convert the model and its example inputs, and export again"
+                )
+        super()._apply(fn, recurse)
+        for name, tensor in self._constants.items():
+            self._constants[name] = fn(tensor)
+        tensors = (*self.parameters(), *self.buffers(), *self._constants.values())
+        devices = {tensor.device for tensor in tensors}
+        if len(devices) == 1:
+            self.__dict__["_environment"] = Environment(self._environment.namespaces, devices.pop())
+            self._plans.clear()
+        return self
+
+    def state_tensors(self) -> dict[str, torch.Tensor]:
+        """Return the current tensor of every entry of the manifest's state, by its first name; not copied."""
+        slots = {entry.name: self._slot(entry.name) for entry in self.bundle.manifest.state}
+        return {name: table[key] for name, (table, key) in slots.items()}
+
+    # --- calls --------------------------------------------------------------------------------------------
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the program of the current mode.
+
+        Raises:
+            CallInvalid: the call does not fit the program.
+            NotSupported: the bundle has no program for this mode.
+        """
+        return self._plan(self._select())(args, kwargs)
+
+    def program(self, name: str) -> Callable[..., Any]:
+        """Return program `name` as a function of the module's inputs, whatever the mode of the module.
+
+        Raises:
+            BundleInvalid: no such program.
+        """
+        plan = self._plan(name)
+        return lambda *args, **kwargs: plan(args, kwargs)
+
+    def _select(self) -> str:
+        programs = [self.bundle.program(name) for name in self.bundle.program_names]
+        mode = "train" if self.training else "eval"
+        fitting = [program for program in programs if program.mode in (mode, "function")]
+        if not fitting:
+            names = ", ".join(f"`{program.name}` ({program.mode} mode)" for program in programs)
+            raise NotSupported(
+                f"the module is in {mode} mode, and the bundle has only {names}. Call "
+                f"`.{'eval' if self.training else 'train'}()` first, or export a program for {mode} mode"
+            )
+        grad = torch.is_grad_enabled()
+        return next((program.name for program in fitting if program.grad == grad), fitting[0].name)
+
+    def _plan(self, name: str) -> Plan:
+        plan = self._plans.get(name)
+        if plan is None:
+            program = self.bundle.program(name)
+            functional = self._target != "autograd"
+            plan = Plan(self.bundle, program, self._slot, self._environment, functional=functional)
+            self._plans[name] = plan
+        return plan
+
+    # --- copies -------------------------------------------------------------------------------------------
+
+    def twin(self, *, target: str | None = None, memo: dict[int, Any] | None = None) -> BundleModule:
+        """Return an independent copy.
+
+        Args:
+            target: engine of the copy; None: the same.
+            memo: of `copy.deepcopy`.
+        """
+        memo = {} if memo is None else memo
+        tensors = {name: copy.deepcopy(tensor, memo) for name, tensor in self.state_tensors().items()}
+        twin = BundleModule(self.bundle, tensors, target=target or self._target, environment=self._environment)
+        requires_grad = {name: parameter.requires_grad for name, parameter in self.named_parameters()}
+        for name, parameter in twin.named_parameters():
+            parameter.requires_grad_(requires_grad.get(name, parameter.requires_grad))
+        return twin.train(self.training)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> BundleModule:
+        twin = memo[id(self)] = self.twin(memo=memo)
+        return twin
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise NotSupported(
+            "a loaded bundle is not pickled: save it with `aotexport_runtime.save(module, path)`, "
+            "or its weights alone with `module.state_dict()`"
+        )
+
+    def extra_repr(self) -> str:
+        """Return what `repr` shows: name and programs."""
+        programs = ", ".join(self.bundle.program_names)
+        return f"{self.bundle.manifest.name}, programs: {programs}, from {str(self.bundle.root)!r}"
+
+
+class Container(nn.Module):
+    """Stands where the original had a submodule, so that names are the same; it has no behaviour of its own."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Refuse: a bundle holds the behaviour of the whole module only.
+
+        Raises:
+            NotSupported: always.
+        """
+        raise NotSupported("a bundle holds the program of the whole module; its submodules cannot be called")
+
+
+__all__ = ["BundleModule", "Container"]

@@ -1,0 +1,262 @@
+"""What a caller can see of a call: values, gradients, metadata, identity, aliasing, mutation.
+
+The exporter observes eager execution with this, the self-test a loaded bundle; both must see the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from aotexport_runtime.schema.vectors import VectorInput
+
+SAMPLE = 4096
+"""Elements of a tensor that are kept at most; the rest is covered by its norm."""
+
+_NORM = " norm"
+
+
+@dataclass
+class Observation:
+    """What was seen.
+
+    Attributes:
+        facts: by name, as text.
+        values: by name, as flat tensors of at most `SAMPLE` elements, followed by `... norm` scalars.
+    """
+
+    facts: dict[str, str] = field(default_factory=dict)
+    values: dict[str, torch.Tensor] = field(default_factory=dict)
+
+    def tensor(self, name: str, tensor: torch.Tensor | None) -> None:
+        """Note the value and metadata of a tensor, or that there is none."""
+        if tensor is None:
+            self.facts[name] = "None"
+            return
+        steps = [step for step, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1]
+        self.facts[name] = f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)} strides {steps}"
+        flat = tensor.detach().resolve_conj().resolve_neg().reshape(-1).cpu()
+        flat = torch.view_as_real(flat).reshape(-1) if flat.is_complex() else flat
+        if flat.numel() > SAMPLE:
+            norm = torch.linalg.vector_norm(flat.to(torch.float64)).reshape(1)
+            self.values[f"{name}{_NORM}"] = norm
+            flat = flat[:: -(-flat.numel() // SAMPLE)]
+        self.values[name] = flat.contiguous().clone()
+
+
+def make_inputs(specs: Sequence[VectorInput], stored: Mapping[str, torch.Tensor], device: Any) -> Inputs:
+    """Return fresh arguments for a recorded call.
+
+    Args:
+        specs: what they are.
+        stored: spans of storage, by key.
+        device: where to put them; None: the CPU.
+    """
+    bases = {spec.key: stored[spec.key].to(device).clone() for spec in specs if spec.value is None}
+    values: list[Any] = []
+    leaves: list[Any] = []
+    for spec in specs:
+        if spec.value is not None:
+            values.append(spec.value)
+            leaves.append(None)
+            continue
+        base = bases[spec.key]
+        tensor = torch.empty(0, dtype=base.dtype, device=base.device)
+        tensor.set_(base.untyped_storage(), spec.offset, spec.shape, spec.stride)
+        if spec.requires_grad:
+            tensor.requires_grad_(True)
+        leaves.append(tensor if spec.requires_grad else None)
+        if spec.requires_grad and not spec.is_leaf:
+            with torch.enable_grad():
+                tensor = tensor.clone()
+        values.append(tensor)
+    return Inputs(values, leaves)
+
+
+@dataclass
+class Inputs:
+    """Arguments of a call; `leaves` are the tensors that gradients accumulate in, None where there are none."""
+
+    values: list[Any]
+    leaves: list[Any]
+
+
+def observe(
+    call: Callable[[list[Any]], Any],
+    make: Callable[[], Inputs],
+    paths: Sequence[str],
+    state: Callable[[], Mapping[str, torch.Tensor]],
+    flatten: Callable[[Any], list[tuple[str, Any]]],
+    *,
+    seed: int,
+    calls: int,
+    backward: bool,
+) -> Observation:
+    """Call several times and return what a caller can see.
+
+    Args:
+        call: takes the flat arguments.
+        make: makes the arguments of one call; they are changed as the call changes them.
+        paths: name per argument.
+        state: gives the current state tensors by name.
+        flatten: the leaves of a returned value, with their paths.
+        seed: for `torch.manual_seed`.
+        calls: how often to call.
+        backward: run a backward pass from all differentiable outputs after each call.
+    """
+    seen = Observation()
+    torch.manual_seed(seed)
+    before = {name: _snapshot(tensor) for name, tensor in state().items()}
+    for number in range(calls):
+        inputs = make()
+        with torch.set_grad_enabled(backward):
+            result = call(inputs.values)
+        outputs = flatten(result)
+        where = f"call {number}: "
+        _look_at_outputs(seen, where, outputs, inputs.values, paths, state())
+        if backward:
+            _backward(seen, where, outputs)
+        for path, value, leaf in zip(paths, inputs.values, inputs.leaves, strict=True):
+            if isinstance(value, torch.Tensor):
+                seen.tensor(f"{where}{path} afterwards", value)
+                seen.facts[f"{where}{path} afterwards requires_grad"] = str(value.requires_grad)
+            if leaf is not None and backward:
+                seen.tensor(f"{where}gradient of {path}", leaf.grad)
+        for name, tensor in state().items():
+            if tensor.requires_grad and tensor.is_leaf and backward:
+                seen.tensor(f"{where}gradient of {name}", tensor.grad)
+            # Kernels write running statistics without a new version, so what is no parameter is always looked at.
+            if not tensor.requires_grad or _changed(before[name], tensor):
+                seen.tensor(f"{where}state {name}", tensor)
+    return seen
+
+
+def _snapshot(tensor: torch.Tensor) -> tuple[int, int, torch.Tensor]:
+    return id(tensor), tensor._version, tensor
+
+
+def _changed(before: tuple[int, int, torch.Tensor], tensor: torch.Tensor) -> bool:
+    return before[0] != id(tensor) or before[1] != tensor._version
+
+
+def _look_at_outputs(
+    seen: Observation,
+    where: str,
+    outputs: list[tuple[str, Any]],
+    inputs: Sequence[Any],
+    paths: Sequence[str],
+    state: Mapping[str, torch.Tensor],
+) -> None:
+    seen.facts[f"{where}outputs"] = ", ".join(path for path, _ in outputs)
+    known: list[tuple[str, torch.Tensor]] = [
+        (path, value) for path, value in zip(paths, inputs, strict=True) if isinstance(value, torch.Tensor)
+    ]
+    known += list(state.items())
+    for path, value in outputs:
+        name = f"{where}{path}"
+        if not isinstance(value, torch.Tensor):
+            seen.facts[name] = repr(value)
+            continue
+        seen.tensor(name, value)
+        seen.facts[f"{name} requires_grad"] = str(value.requires_grad)
+        same = [other for other, tensor in known if tensor is value]
+        shared = [other for other, tensor in known if _share(tensor, value)]
+        if same:
+            seen.facts[f"{name} is"] = same[0]
+        if shared:
+            seen.facts[f"{name} shares memory with"] = ", ".join(shared)
+        known.append((path, value))
+
+
+def _share(a: torch.Tensor, b: torch.Tensor) -> bool:
+    pointer = a.untyped_storage().data_ptr()
+    return pointer != 0 and pointer == b.untyped_storage().data_ptr() and a.device == b.device
+
+
+def _backward(seen: Observation, where: str, outputs: list[tuple[str, Any]]) -> None:
+    """Run a backward pass with fixed cotangents from every differentiable output."""
+    roots: list[torch.Tensor] = []
+    for _, value in outputs:
+        differentiable = isinstance(value, torch.Tensor) and value.requires_grad and value.grad_fn is not None
+        if differentiable and not any(value is root for root in roots):
+            roots.append(value)
+    if not roots:
+        return
+    try:
+        torch.autograd.backward(roots, [_cotangent(root) for root in roots])
+    except RuntimeError as error:
+        seen.facts[f"{where}backward"] = f"raises {type(error).__name__}"
+
+
+def _cotangent(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a fixed, generic cotangent: cosines of the element numbers."""
+    numbers = torch.arange(tensor.numel(), dtype=torch.float64, device=tensor.device)
+    return torch.cos(numbers * 0.7 + 0.3).reshape(tensor.shape).to(tensor.dtype)
+
+
+TOLERANCES: dict[torch.dtype, float] = {
+    torch.float64: 1e-7,
+    torch.float32: 1e-4,
+    torch.float16: 2e-2,
+    torch.bfloat16: 4e-2,
+}
+"""Largest accepted error per dtype, relative to the largest magnitude of the expected tensor."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A compared quantity.
+
+    Attributes:
+        name: what was compared.
+        error: largest absolute difference over the largest expected magnitude; infinite for facts that differ.
+        absolute: largest absolute difference.
+        agrees: whether it is within tolerance.
+        expected: for facts, what eager gave.
+        got: for facts, what the bundle gave.
+    """
+
+    name: str
+    error: float
+    absolute: float
+    agrees: bool
+    expected: str = ""
+    got: str = ""
+
+
+def compare(expected: Observation, got: Observation) -> list[Difference]:
+    """Compare two observations: facts exactly, values within the tolerance of their dtype."""
+    differences: list[Difference] = []
+    for name in {**expected.facts, **got.facts}:
+        a, b = expected.facts.get(name, "nothing"), got.facts.get(name, "nothing")
+        if a != b:
+            differences.append(Difference(name, float("inf"), float("inf"), False, a, b))
+    for name, a in expected.values.items():
+        b = got.values.get(name)
+        if b is not None and b.shape == a.shape and b.dtype == a.dtype:
+            differences.append(_compare_values(name, a, b, _tolerance(name, expected.values)))
+    return differences
+
+
+def _tolerance(name: str, values: Mapping[str, torch.Tensor]) -> float:
+    """Return the tolerance of a value; a norm is kept as float64, and is no more exact than what it is the norm of."""
+    tensor = values.get(name.removesuffix(_NORM), values[name])
+    dtype = tensor.dtype if tensor.dtype.is_floating_point else values[name].dtype
+    return TOLERANCES.get(dtype, 0.13)
+
+
+def _compare_values(name: str, expected: torch.Tensor, got: torch.Tensor, tolerance: float) -> Difference:
+    if not expected.dtype.is_floating_point:
+        wrong = int((expected != got).sum())
+        return Difference(name, float(wrong > 0), float(wrong), wrong == 0)
+    a, b = expected.to(torch.float64), got.to(torch.float64)
+    same = (a == b) | (a.isnan() & b.isnan())
+    gap = torch.where(same, torch.zeros_like(a), (a - b).abs())
+    absolute = float(gap.max()) if gap.numel() else 0.0
+    finite = a[a.isfinite()].abs()
+    scale = max(float(finite.max()) if finite.numel() else 0.0, 1e-6 if tolerance < 1e-6 else 1e-3)
+    error = absolute / scale
+    return Difference(name, error, absolute, bool(error <= tolerance))

@@ -1,0 +1,150 @@
+"""`save`: tuned weights as a new bundle that shares everything else with the one they came from."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+import torch
+from safetensors.torch import save_file
+
+from aotexport_runtime import dtypes, schema
+from aotexport_runtime.bundle import MANIFEST_NAME, Bundle
+from aotexport_runtime.errors import NotSupported
+from aotexport_runtime.module import BundleModule
+from aotexport_runtime.schema.manifest import FileEntry, StateTensor
+from aotexport_runtime.self_test import record_again
+from aotexport_runtime.weights import load_tensors
+
+
+def save(module: BundleModule, path: str | os.PathLike[str], *, force: bool = False) -> Path:
+    """Write the current weights of `module` as a new bundle at `path`.
+
+    Graphs and programs are hard links to the files of the loaded bundle where the file system allows, else copies.
+    The recorded calls are recorded anew, from the forward graphs with the new weights.
+
+    Args:
+        module: a loaded bundle.
+        path: directory to write; made with a temporary sibling, so that a crash leaves nothing half-written.
+        force: replace a bundle at `path`.
+
+    Returns:
+        The directory.
+
+    Raises:
+        NotSupported: `path` exists, or a tensor no longer has the dtype or shape that the programs were captured with.
+    """
+    output = Path(path).absolute()
+    _check_output(output, force)
+    tensors = {name: tensor.detach() for name, tensor in module.state_tensors().items()}
+    for entry in module.bundle.manifest.state:
+        _check_tensor(entry, tensors[entry.name])
+    output.parent.mkdir(parents=True, exist_ok=True)
+    stage = Path(tempfile.mkdtemp(prefix=f".{output.name}.", dir=output.parent))
+    try:
+        _write(module, tensors, stage)
+        _open_modes(stage)
+        _move(stage, output)
+    finally:
+        shutil.rmtree(stage, ignore_errors=True)
+    return output
+
+
+def _check_output(output: Path, force: bool) -> None:
+    if not output.exists() or (output.is_dir() and not any(output.iterdir())):
+        return
+    if not (output / MANIFEST_NAME).is_file():
+        raise NotSupported(f"`{output}` exists and is no bundle; choose another place")
+    if not force:
+        raise NotSupported(f"`{output}` exists; pass force=True to replace it, or choose another place")
+
+
+def _check_tensor(entry: StateTensor, tensor: torch.Tensor) -> None:
+    if dtypes.name_of(tensor.dtype) != entry.dtype or tuple(tensor.shape) != entry.shape:
+        raise NotSupported(
+            f"`{entry.name}` is {dtypes.name_of(tensor.dtype)}{list(tensor.shape)}, and the programs were captured "
+            f"with {entry.dtype}{list(entry.shape)}. Save with the original dtypes and shapes, or export again"
+        )
+
+
+def _write(module: BundleModule, tensors: dict[str, torch.Tensor], stage: Path) -> None:
+    bundle = module.bundle
+    current = module.state_tensors()
+    rewritten = {entry.file for entry in bundle.manifest.state}
+    rewritten |= {file for vector in bundle.manifest.testvectors for file in (vector.record, vector.tensors)}
+    for entry in bundle.manifest.files:
+        target = stage.joinpath(*entry.path.split("/"))
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if entry.path not in rewritten:
+            _link(bundle.file(entry.path), target)
+    for file in sorted({entry.file for entry in bundle.manifest.state}):
+        entries = [entry for entry in bundle.manifest.state if entry.file == file]
+        save_file(_stored(bundle, entries, tensors), stage.joinpath(*file.split("/")), metadata={"format": "pt"})
+    for vector in bundle.manifest.testvectors:
+        record, values = record_again(module, vector)
+        stage.joinpath(*vector.record.split("/")).write_bytes(schema.encode_record(record))
+        save_file(values, stage.joinpath(*vector.tensors.split("/")))
+    manifest = msgspec.structs.replace(
+        bundle.manifest,
+        training=module.training,
+        state=tuple(
+            msgspec.structs.replace(entry, requires_grad=current[entry.name].requires_grad)
+            for entry in bundle.manifest.state
+        ),
+        files=tuple(_entry(e.path, stage) if e.path in rewritten else e for e in bundle.manifest.files),
+    )
+    (stage / MANIFEST_NAME).write_bytes(schema.encode_record(manifest))
+
+
+def _stored(bundle: Bundle, entries: list[StateTensor], tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return what a safetensors file holds now, by key."""
+    stored: dict[str, torch.Tensor] = {}
+    spans = [entry for entry in entries if not entry.whole]
+    before = load_tensors(bundle, spans, mapped=False)
+    for entry in spans:
+        before[entry.name].copy_(tensors[entry.name])
+    for entry in entries:
+        if entry.whole:
+            tensor = tensors[entry.name].cpu().resolve_conj().resolve_neg().contiguous()
+        else:
+            tensor = torch.empty(0, dtype=before[entry.name].dtype).set_(before[entry.name].untyped_storage())
+        stored[entry.key] = (torch.view_as_real(tensor) if tensor.is_complex() else tensor).clone()
+    return dict(sorted(stored.items()))
+
+
+def _open_modes(stage: Path) -> None:
+    """Give files and directories the modes of ordinary new ones; temporary and safetensors files begin private."""
+    mask = os.umask(0)
+    os.umask(mask)
+    for path in (stage, *stage.rglob("*")):
+        if path.is_dir() or path.stat().st_nlink == 1:
+            path.chmod((0o777 if path.is_dir() else 0o666) & ~mask)
+
+
+def _link(source: Path, target: Path) -> None:
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)
+
+
+def _entry(path: str, stage: Path) -> FileEntry:
+    full = stage.joinpath(*path.split("/"))
+    with full.open("rb") as stream:
+        digest = hashlib.file_digest(stream, "sha256").hexdigest()
+    return FileEntry(path=path, nbytes=full.stat().st_size, sha256=digest)
+
+
+def _move(stage: Path, output: Path) -> None:
+    if not output.exists():
+        os.replace(stage, output)
+        return
+    old = Path(tempfile.mkdtemp(prefix=f".{output.name}.old.", dir=output.parent))
+    os.replace(output, old / "bundle")
+    os.replace(stage, output)
+    shutil.rmtree(old)

@@ -1,0 +1,17 @@
+"""The base of every record: frozen, keyword-only, strict, and without its defaults in JSON."""
+
+from __future__ import annotations
+
+from typing import dataclass_transform
+
+import msgspec
+
+
+# Type checkers do not see that records inherit `frozen`.
+@dataclass_transform(frozen_default=True, field_specifiers=(msgspec.field,))
+class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A plain value of the format.
+
+    Unknown fields are refused when decoding, since a dropped field changes numbers; a field that equals its
+    default is left out when encoding, so that the bytes of an old feature do not change with a new one.
+    """

@@ -1,0 +1,90 @@
+"""Records to canonical JSON bytes and back, strictly.
+
+The same record always gives the same bytes: sorted keys, no timestamps, no absolute paths. Non-finite floats
+never reach JSON (`FloatArgument`), since msgspec would write them as null.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import msgspec
+
+from aotexport_runtime.errors import BundleInvalid
+from aotexport_runtime.schema.base import Record
+from aotexport_runtime.schema.versions import FORMAT_VERSION, Version, pending
+
+T = TypeVar("T", bound=Record)
+
+MAX_JSON_NBYTES = 1 << 30
+MAX_DEPTH = 64
+MAX_MESSAGE = 300
+
+
+def encode_record(record: Record, *, indent: bool = True) -> bytes:
+    """Return the canonical JSON of `record`, ending in a newline."""
+    data = msgspec.json.encode(record, order="sorted")
+    return (msgspec.json.format(data, indent=2) if indent else data) + b"\n"
+
+
+def decode_record(data: bytes, type_: type[T], *, where: str, written: Version = FORMAT_VERSION) -> T:
+    """Return the record that `data` holds.
+
+    Args:
+        data: JSON bytes.
+        type_: the record's type.
+        where: file name, for errors.
+        written: format version of the bundle; an older document is upgraded first.
+
+    Raises:
+        BundleInvalid: not JSON, nested too deep, or not such a record; the message carries the JSON path.
+    """
+    check_depth(data, where)
+    try:
+        steps = pending(type_.__name__, written)
+        if not steps:
+            return msgspec.json.decode(data, type=type_)
+        document = msgspec.json.decode(data, type=dict[str, Any])
+        for step in steps:
+            document = step(document)
+        return msgspec.convert(document, type=type_)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise BundleInvalid(str(error)[:MAX_MESSAGE], where=where) from None
+
+
+def check_depth(data: bytes, where: str) -> None:
+    """Refuse JSON that is too large, or nested deeper than any bundle needs.
+
+    Raises:
+        BundleInvalid: see above.
+    """
+    if len(data) > MAX_JSON_NBYTES:
+        raise BundleInvalid(f"{len(data)} bytes of JSON; at most {MAX_JSON_NBYTES} are read", where=where)
+    if max_depth(data) > MAX_DEPTH:
+        raise BundleInvalid(f"nested deeper than {MAX_DEPTH} levels", where=where)
+
+
+def max_depth(data: bytes) -> int:
+    """Return the deepest nesting of brackets in `data`, not counting those in strings.
+
+    Exact for JSON. Of what is no JSON, exact up to the first byte that no decoder gets past.
+    """
+    import numpy as np
+
+    # Escapes go first, then all but brackets and quotes, then pairs of quotes: the parity of the others stays.
+    data = data.replace(b"\\\\", b"").replace(b'\\"', b"").translate(None, _PLAIN).replace(b'""', b"")
+    depth = deepest = quotes = 0
+    for start in range(0, len(data), _CHUNK_NBYTES):
+        codes = np.frombuffer(data, dtype=np.uint8, count=min(_CHUNK_NBYTES, len(data) - start), offset=start)
+        seen = np.cumsum(codes == ord('"'), dtype=np.int32) + quotes
+        opening = (codes == ord("[")) | (codes == ord("{"))
+        closing = (codes == ord("]")) | (codes == ord("}"))
+        steps = (opening.astype(np.int8) - closing.astype(np.int8)) * (seen % 2 == 0)
+        running = np.cumsum(steps, dtype=np.int32) + depth
+        deepest = max(deepest, int(running.max()))
+        depth, quotes = int(running[-1]), int(seen[-1]) % 2
+    return deepest
+
+
+_CHUNK_NBYTES = 1 << 20
+_PLAIN = bytes(set(range(256)) - set(b'[]{}"'))

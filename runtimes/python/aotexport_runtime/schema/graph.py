@@ -1,0 +1,76 @@
+"""Graphs: single static assignment over full operator names, with provenance."""
+
+from __future__ import annotations
+
+from aotexport_runtime.schema.base import Record
+from aotexport_runtime.schema.values import Argument, ValueMeta
+
+
+class SourceLine(Record, kw_only=True):
+    """A line of the user's code.
+
+    Attributes:
+        file: path relative to the exported model, or below `site-packages`; never absolute.
+        line: line number, from 1.
+        function: name of the function that the line is in.
+    """
+
+    file: str
+    line: int
+    function: str
+
+
+class GraphInput(Record, kw_only=True):
+    """A placeholder.
+
+    Attributes:
+        name: name of the value; unique in its graph. Inputs are bound by position, never by name.
+        meta: what it was at capture.
+    """
+
+    name: str
+    meta: ValueMeta
+
+
+class Node(Record, kw_only=True):
+    """One operator call; its result is the value `name`.
+
+    Attributes:
+        name: name of the result; unique in its graph.
+        op: full operator name with overload (`aten::addmm.default`), or a `python::` builtin.
+        args: positional arguments, in the order of the operator's schema.
+        kwargs: keyword arguments.
+        meta: what the result is.
+        source: index into `Graph.sources`; None: unknown or stripped.
+        module: index into `Graph.modules`; None: outside of every module.
+    """
+
+    name: str
+    op: str
+    args: list[Argument] = []
+    kwargs: dict[str, Argument] = {}
+    meta: ValueMeta
+    source: int | None = None
+    module: int | None = None
+
+
+class Graph(Record, kw_only=True):
+    """A straight-line program.
+
+    Attributes:
+        inputs: placeholders, in calling order.
+        nodes: operator calls in an order of execution; a node refers to inputs and earlier nodes only.
+        outputs: returned values, in order; constants are allowed.
+        schemas: operator name to the schema string it was captured with.
+        subgraphs: bodies of higher-order operators; their inputs are their only names.
+        sources: table of source lines.
+        modules: table of module paths (FQNs of the user's submodules).
+    """
+
+    inputs: tuple[GraphInput, ...]
+    nodes: tuple[Node, ...]
+    outputs: list[Argument]
+    schemas: dict[str, str] = {}
+    subgraphs: dict[str, Graph] = {}
+    sources: tuple[SourceLine, ...] = ()
+    modules: tuple[str, ...] = ()

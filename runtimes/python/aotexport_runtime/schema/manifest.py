@@ -1,0 +1,142 @@
+"""The manifest `bundle.json`: what a bundle holds, from whom, and what it needs."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from aotexport_runtime.schema.base import Record
+from aotexport_runtime.schema.values import DType
+
+
+class FileEntry(Record, kw_only=True):
+    """A file of the bundle.
+
+    Attributes:
+        path: relative, with `/`, inside the bundle.
+        nbytes: its size in bytes.
+        sha256: its digest, in lower-case hexadecimal.
+    """
+
+    path: str
+    nbytes: int
+    sha256: str
+
+
+class ProgramEntry(Record, kw_only=True):
+    """A program by name; its record is `programs/<name>/program.json`.
+
+    Attributes:
+        name: plain name (`train`, `infer`): letters, digits, `_`, `.`, `-`, at most 64, beginning with a letter or
+            digit.
+        targets: forms that the bundle holds of it; `portable` is the graphs themselves.
+    """
+
+    name: str
+    targets: tuple[str, ...] = ("portable",)
+
+
+class StateTensor(Record, kw_only=True):
+    """A parameter, buffer or constant.
+
+    Attributes:
+        name: FQN in the original module (first of the tied ones); a tensor that the code closes over is named
+            `constant.<n>`.
+        tied: further FQNs of the very same tensor object.
+        role: what it was in the module. `constant`: a tensor that the code closes over, or an attribute that is neither
+            parameter nor buffer; never an entry of `state_dict`.
+        persistent: whether `state_dict` holds it (parameters: always; constants: never).
+        requires_grad: whether it required grad at export.
+        file: safetensors file that holds it.
+        key: its key in that file.
+        dtype: element type. Where safetensors lacks it (complex), the key holds `view_as_real` of it.
+        shape: size per axis.
+        stride: step per axis, in elements.
+        offset: where it begins in the span stored under `key`, in elements; 0 if `whole`.
+        whole: whether `key` holds exactly this tensor, contiguous; otherwise it holds a flat span of
+            storage, and `shape`, `stride` and `offset` say which elements are this tensor's.
+    """
+
+    name: str
+    tied: tuple[str, ...] = ()
+    role: Literal["parameter", "buffer", "constant"]
+    persistent: bool = True
+    requires_grad: bool = False
+    file: str
+    key: str
+    dtype: DType
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int = 0
+    whole: bool = True
+
+
+class VectorEntry(Record, kw_only=True):
+    """A recorded call of a program.
+
+    Attributes:
+        program: name of the program.
+        name: name of the call (`example`, `random`, ...); unique in its program.
+        record: file of its `Vector` record.
+        tensors: safetensors file of its tensors.
+    """
+
+    program: str
+    name: str
+    record: str
+    tensors: str
+
+
+class Requirements(Record, kw_only=True):
+    """What a machine needs to run the bundle.
+
+    Attributes:
+        operator_namespaces: namespaces other than aten's whose operators the graphs call.
+        operator_modules: Python modules that register them, where known; shown to the user, never imported by itself.
+    """
+
+    operator_namespaces: tuple[str, ...] = ()
+    operator_modules: tuple[str, ...] = ()
+
+
+class Producer(Record, kw_only=True):
+    """Who wrote the bundle; for people, no reader decides by it.
+
+    Attributes:
+        aotexport: version of the exporter.
+        torch: version of torch at capture.
+    """
+
+    aotexport: str
+    torch: str
+
+
+class Manifest(Record, kw_only=True):
+    """The whole of `bundle.json`.
+
+    Attributes:
+        format: format version of every JSON file of the bundle, `MAJOR.MINOR`.
+        min_reader: oldest format version whose readers understand this bundle, `MAJOR.MINOR`.
+        calling_convention: version of how graphs, saved tensors and epilogues are invoked.
+        producer: who wrote it.
+        name: name of the exported class or function.
+        kind: whether a module or a plain function was exported.
+        training: of a module: the mode it was in at export.
+        programs: programs, in order of preference.
+        state: parameters, then buffers, then constants, each in the module's order.
+        testvectors: recorded calls: the self-test.
+        requirements: what a machine needs to run the bundle.
+        files: every other file of the bundle, sorted by path.
+    """
+
+    format: str
+    min_reader: str
+    calling_convention: int
+    producer: Producer
+    name: str
+    kind: Literal["module", "function"]
+    training: bool = False
+    programs: tuple[ProgramEntry, ...]
+    state: tuple[StateTensor, ...] = ()
+    testvectors: tuple[VectorEntry, ...] = ()
+    requirements: Requirements = Requirements()
+    files: tuple[FileEntry, ...]

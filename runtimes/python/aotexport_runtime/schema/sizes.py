@@ -1,0 +1,53 @@
+"""Symbolic integers: sizes, strides and offsets as small expression trees over named symbols."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from aotexport_runtime.schema.base import Record
+
+SizeOperator = Literal[
+    "add", "mul", "floordiv", "mod", "pow", "min", "max", "ceildiv", "eq", "ne", "lt", "le", "and", "or", "not", "where"
+]
+
+
+class SizeExpression(Record, kw_only=True):
+    """An operator applied to sizes.
+
+    Attributes:
+        op: `add` and `mul`, `min`, `max`, `and`, `or` take two or more arguments; `floordiv`, `mod`, `pow`,
+            `ceildiv` and the comparisons two; `not` one; `where` three (condition, value if true, else).
+            Division and remainder round towards minus infinity, as in Python.
+        args: operands, in order.
+    """
+
+    op: SizeOperator
+    args: tuple[Size, ...]
+
+
+Size = int | str | SizeExpression
+"""An integer, the name of a symbol, or an expression."""
+
+
+class Dimension(Record, kw_only=True):
+    """A symbol: a dynamic size of the program's inputs.
+
+    Attributes:
+        symbol: name used in expressions; unique in its program.
+        name: the user's name for it (`batch`), shown in errors.
+        min: least value allowed, inclusive.
+        max: greatest value allowed, inclusive; None: unbounded.
+        input_index: index in `Program.inputs` of the tensor (or `SizeInput`) that the value is read from.
+        axis: axis of that tensor whose size is read; 0 for a `SizeInput`, whose value is read.
+        factor: what is read equals `factor * symbol + offset`; not 0.
+        offset: see `factor`.
+    """
+
+    symbol: str
+    name: str
+    min: int
+    max: int | None = None
+    input_index: int
+    axis: int
+    factor: int = 1
+    offset: int = 0

@@ -1,0 +1,229 @@
+"""What a value in a graph is (its metadata), and how it stands as an argument of an operator.
+
+An argument is plain JSON where JSON can say it: `null`, a boolean, an integer, a finite float, an array; a
+string is a reference to the value of that name. Everything else is an object with a `kind`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+from aotexport_runtime.schema.base import Record
+from aotexport_runtime.schema.sizes import Size
+
+DType = Literal[
+    "bool",
+    "uint8",
+    "uint16",
+    "uint32",
+    "uint64",
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "float16",
+    "bfloat16",
+    "float32",
+    "float64",
+    "complex32",
+    "complex64",
+    "complex128",
+    "float8_e4m3fn",
+    "float8_e5m2",
+    "float8_e4m3fnuz",
+    "float8_e5m2fnuz",
+    "float8_e8m0fnu",
+]
+MemoryFormat = Literal["contiguous_format", "preserve_format", "channels_last", "channels_last_3d"]
+Layout = Literal["strided"]
+
+
+class TensorMeta(Record, kw_only=True, tag="tensor", tag_field="kind"):
+    """Metadata of a strided tensor.
+
+    Attributes:
+        dtype: element type.
+        shape: size per axis.
+        stride: step per axis, in elements.
+        offset: storage offset, in elements; said of inputs only, 0 for results.
+        device: device class at capture (`cpu`, `cuda`, ...); a load may place it elsewhere.
+        requires_grad: of an input or output of a program: whether it required grad at capture; not said of values
+            inside of graphs.
+    """
+
+    dtype: DType
+    shape: tuple[Size, ...]
+    stride: tuple[Size, ...]
+    offset: Size = 0
+    device: str = "cpu"
+    requires_grad: bool = False
+
+
+class SizeMeta(Record, kw_only=True, tag="size", tag_field="kind"):
+    """An integer (or truth value, as 0 or 1) computed from sizes.
+
+    Attributes:
+        value: its expression over the program's symbols; None: it depends on the data of tensors.
+    """
+
+    value: Size | None = None
+
+
+class ScalarMeta(Record, kw_only=True, tag="scalar", tag_field="kind"):
+    """A Python number computed at run time.
+
+    Attributes:
+        type: its Python type.
+    """
+
+    type: Literal["float", "bool", "int"]
+
+
+class SequenceMeta(Record, kw_only=True, tag="sequence", tag_field="kind"):
+    """The tuple or list that an operator with several results returns.
+
+    Attributes:
+        items: metadata per result, in order.
+    """
+
+    items: tuple[ValueMeta, ...]
+
+
+class NothingMeta(Record, kw_only=True, tag="nothing", tag_field="kind"):
+    """No value: the operator is called for its effect."""
+
+
+ValueMeta = TensorMeta | SizeMeta | ScalarMeta | SequenceMeta | NothingMeta
+
+
+class StringArgument(Record, kw_only=True, tag="string", tag_field="kind"):
+    """A string argument (a bare JSON string is a reference to a value).
+
+    Attributes:
+        value: the string.
+    """
+
+    value: str
+
+
+class FloatArgument(Record, kw_only=True, tag="float", tag_field="kind"):
+    """A float that JSON has no literal for.
+
+    Attributes:
+        value: which one; the sign and payload of a NaN are not kept.
+    """
+
+    value: Literal["inf", "-inf", "nan"]
+
+
+class ComplexArgument(Record, kw_only=True, tag="complex", tag_field="kind"):
+    """A complex number.
+
+    Attributes:
+        real: its real part.
+        imag: its imaginary part.
+    """
+
+    real: float | FloatArgument
+    imag: float | FloatArgument
+
+
+class DTypeArgument(Record, kw_only=True, tag="dtype", tag_field="kind"):
+    """A `torch.dtype`.
+
+    Attributes:
+        value: its name, without `torch.`.
+    """
+
+    value: DType
+
+
+class DeviceArgument(Record, kw_only=True, tag="device", tag_field="kind"):
+    """A `torch.device`, by class only: a loader that places the bundle on another device replaces it by that.
+
+    Attributes:
+        type: device class at capture (`cpu`, `cuda`, ...).
+    """
+
+    type: str
+
+
+class LayoutArgument(Record, kw_only=True, tag="layout", tag_field="kind"):
+    """A `torch.layout`; tensors of a bundle are strided.
+
+    Attributes:
+        value: its name, without `torch.`.
+    """
+
+    value: Layout
+
+
+class MemoryFormatArgument(Record, kw_only=True, tag="memory_format", tag_field="kind"):
+    """A `torch.memory_format`.
+
+    Attributes:
+        value: its name, without `torch.`.
+    """
+
+    value: MemoryFormat
+
+
+class SizeArgument(Record, kw_only=True, tag="size", tag_field="kind"):
+    """An integer computed from the program's symbols.
+
+    Attributes:
+        value: its expression.
+    """
+
+    value: Size
+
+
+class SubgraphArgument(Record, kw_only=True, tag="subgraph", tag_field="kind"):
+    """A body of a higher-order operator.
+
+    Attributes:
+        name: its key in `Graph.subgraphs`.
+    """
+
+    name: str
+
+
+class SliceArgument(Record, kw_only=True, tag="slice", tag_field="kind"):
+    """A Python slice; a string is a reference to a value of the graph.
+
+    Attributes:
+        start: first index; None: as Python takes it.
+        stop: index past the last; None: as Python takes it.
+        step: step; None: 1.
+    """
+
+    start: int | str | None = None
+    stop: int | str | None = None
+    step: int | str | None = None
+
+
+Element = (
+    bool
+    | int
+    | float
+    | str
+    | StringArgument
+    | FloatArgument
+    | ComplexArgument
+    | DTypeArgument
+    | DeviceArgument
+    | LayoutArgument
+    | MemoryFormatArgument
+    | SizeArgument
+    | SubgraphArgument
+    | SliceArgument
+    | None
+)
+"""An argument that is no array."""
+
+if TYPE_CHECKING:
+    Argument: TypeAlias = Element | list["Argument"]
+else:
+    # Decoders know no recursive types; three levels are what operators take.
+    Argument = Element | list[Element | list[Element | list[Element]]]
+"""An argument: an element, or an array nested at most three deep."""

@@ -1,0 +1,53 @@
+"""Recorded calls of eager execution: the bundle's self-test."""
+
+from __future__ import annotations
+
+from aotexport_runtime.schema.base import Record
+
+
+class VectorInput(Record, kw_only=True):
+    """An argument of a recorded call.
+
+    Attributes:
+        path: the argument, as in `ArgumentInput.path`.
+        key: name of the stored flat span of storage that it is made from; two inputs of one key share memory.
+        shape: size per axis.
+        stride: step per axis, in elements.
+        offset: where it begins in the stored span, in elements.
+        requires_grad: whether autograd records it.
+        is_leaf: False: made by an operator from a leaf, whose gradient is recorded.
+        is_complex: whether the stored tensor is `view_as_real` of a complex one.
+        value: of a dynamic integer: its value; `key` is then empty.
+    """
+
+    path: str
+    key: str = ""
+    shape: tuple[int, ...] = ()
+    stride: tuple[int, ...] = ()
+    offset: int = 0
+    requires_grad: bool = False
+    is_leaf: bool = True
+    is_complex: bool = False
+    value: int | None = None
+
+
+class Vector(Record, kw_only=True):
+    """Consecutive calls of one program with the same arguments, and what was observed.
+
+    Attributes:
+        program: name of the program.
+        seed: passed to `torch.manual_seed` before the first call.
+        calls: how many calls.
+        backward: whether each call is followed by a backward pass.
+        inputs: one per tensor and integer argument, in the order of `Program.inputs`.
+        facts: what was observed, but for values: metadata, identity, aliasing, which gradients are None.
+        values: names of the observed tensors; the tensor of `values[i]` is stored under the key `v<i>`.
+    """
+
+    program: str
+    seed: int
+    calls: int
+    backward: bool
+    inputs: tuple[VectorInput, ...]
+    facts: dict[str, str]
+    values: tuple[str, ...]

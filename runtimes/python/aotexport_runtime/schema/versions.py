@@ -1,0 +1,124 @@
+"""Versions of the format, and how a document of an older one is brought up to date.
+
+Reading goes in steps: a lenient envelope, the range gate, the upgrade chain on plain dicts, then the strict decode.
+Two numbers are kept apart: the format (the JSON) and the calling convention (how graphs, saved tensors and epilogues
+are invoked).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from aotexport_runtime.errors import BundleInvalid, BundleTooNew
+
+Version = tuple[int, int]
+Step = Callable[[dict[str, Any]], dict[str, Any]]
+
+FORMAT_VERSION: Version = (1, 0)
+"""Format that this version of the schema writes, and the newest that it reads."""
+
+OLDEST_FORMAT: Version = (1, 0)
+"""Oldest format that the upgrade chain starts from."""
+
+CALLING_CONVENTION = 1
+"""Calling convention that the exporter writes, and the newest that the runtime runs."""
+
+OLDEST_CALLING_CONVENTION = 1
+"""Oldest calling convention that the runtime runs."""
+
+FEATURES: dict[str, Version] = {}
+"""Features newer than 1.0, with the format version that brought them; the writer derives `min_reader` from it."""
+
+_VERSION = re.compile(r"([0-9]{1,4})\.([0-9]{1,4})", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Upgrade:
+    """A link of the upgrade chain, for a format version that older documents do not fit.
+
+    Attributes:
+        to: the format version that it leads to.
+        steps: per kind of document (`Manifest`, `Program`, `Graph`, `Vector`), a function from the plain document
+            of the version before to that of `to`. Kinds that did not change are left out.
+    """
+
+    to: Version
+    steps: Mapping[str, Step]
+
+
+UPGRADES: tuple[Upgrade, ...] = ()
+"""The upgrade chain, oldest link first."""
+
+
+class Envelope(msgspec.Struct, frozen=True):
+    """The two fields that every version of the manifest has; all others are ignored."""
+
+    format: str
+    min_reader: str
+
+
+def parse_version(text: str) -> Version:
+    """Return `(major, minor)` of `"1.0"`.
+
+    Raises:
+        BundleInvalid: `text` is not of that form.
+    """
+    match = _VERSION.fullmatch(text)
+    if match is None:
+        raise BundleInvalid(f"expected a version `MAJOR.MINOR`, got {text[:20]!r}", where="bundle.json")
+    return int(match[1]), int(match[2])
+
+
+def format_version(version: Version) -> str:
+    """Return `"1.0"` of `(1, 0)`."""
+    return f"{version[0]}.{version[1]}"
+
+
+def min_reader(features: Iterable[str]) -> Version:
+    """Return the oldest format version whose readers understand a bundle that uses `features`."""
+    return max((FEATURES[feature] for feature in features), default=(1, 0))
+
+
+def check_readable(
+    envelope: Envelope, *, oldest: Version = OLDEST_FORMAT, supported: Version = FORMAT_VERSION
+) -> Version:
+    """Return the format that a bundle was written in, if a reader of `oldest` to `supported` can read it.
+
+    Raises:
+        BundleTooNew: its oldest permitted reader is newer; names both versions and both remedies.
+        BundleInvalid: its format is older than `oldest`, or no version at all.
+    """
+    written, needed = parse_version(envelope.format), parse_version(envelope.min_reader)
+    if needed > supported:
+        raise BundleTooNew(
+            f"this bundle has format {envelope.format} and needs a reader of format {envelope.min_reader} or newer; "
+            f"this runtime reads up to {format_version(supported)}. Install a newer aotexport-runtime, or export the "
+            f"model again with an aotexport that writes format {format_version(supported)}",
+            needed=needed,
+            supported=supported,
+        )
+    if written < oldest:
+        raise BundleInvalid(
+            f"this bundle has format {envelope.format}; this runtime reads {format_version(oldest)} to "
+            f"{format_version(supported)}. Load it with an older aotexport-runtime, or export the model again",
+            where="bundle.json",
+        )
+    return written
+
+
+def pending(kind: str, written: Version, chain: tuple[Upgrade, ...] | None = None) -> list[Step]:
+    """Return the steps that a document needs, in order.
+
+    Args:
+        kind: what the document is, by the name of its record.
+        written: format version that it was written in. One that is newer than the whole chain needs no step: the
+            strict decode decides.
+        chain: links; None: those of this runtime.
+    """
+    links = UPGRADES if chain is None else chain
+    return [link.steps[kind] for link in links if link.to > written and kind in link.steps]

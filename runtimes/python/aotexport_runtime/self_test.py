@@ -1,0 +1,266 @@
+"""The self-test: a loaded bundle against the results that were recorded from eager execution."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import torch
+
+from aotexport_runtime.bundle import Bundle, open_bundle
+from aotexport_runtime.engines.codegen import Environment, constant_value
+from aotexport_runtime.errors import BundleInvalid, SelfTestFailed
+from aotexport_runtime.loading import load
+from aotexport_runtime.module import BundleModule
+from aotexport_runtime.observe import Difference, Observation, compare, make_inputs, observe
+from aotexport_runtime.schema.manifest import VectorEntry
+from aotexport_runtime.schema.program import ArgumentInput, Program, SizeInput, StateInput
+from aotexport_runtime.schema.trees import Leaf, Tree
+from aotexport_runtime.schema.vectors import Vector
+from aotexport_runtime.trees import builder
+from aotexport_runtime.validate import check_vector
+from aotexport_runtime.validate.bounds import span_end
+from aotexport_runtime.weights import read_tensors
+
+
+@dataclass(frozen=True)
+class VectorResult:
+    """One recorded call, run again.
+
+    Attributes:
+        program: name of the program.
+        vector: name of the recorded call.
+        target: engine that ran it.
+        differences: every compared quantity.
+        error: what the call raised, if it raised.
+    """
+
+    program: str
+    vector: str
+    target: str
+    differences: list[Difference]
+    error: str = ""
+
+    @property
+    def agrees(self) -> bool:
+        """Whether everything is within tolerance."""
+        return not self.error and all(difference.agrees for difference in self.differences)
+
+
+def selftest(
+    path: str | os.PathLike[str],
+    *,
+    device: Any = None,
+    target: str = "auto",
+    operator_namespaces: Iterable[str] = (),
+) -> list[VectorResult]:
+    """Run every recorded call of the bundle at `path` and compare.
+
+    Args:
+        path: directory of the bundle.
+        device: see `load`.
+        target: see `load`.
+        operator_namespaces: see `load`.
+
+    Returns:
+        One result per recorded call, all in agreement.
+
+    Raises:
+        SelfTestFailed: a result differs; the message lists what.
+    """
+    results = run_vectors(path, device=device, target=target, operator_namespaces=operator_namespaces)
+    failures = [line for result in results for line in describe_failures(result)]
+    if failures:
+        raise SelfTestFailed("the bundle disagrees with eager execution:\n" + "\n".join(failures))
+    return results
+
+
+def describe_failures(result: VectorResult) -> list[str]:
+    """Return one line per quantity that differs."""
+    where = f"  {result.program}/{result.vector} ({result.target}): "
+    if result.error:
+        return [f"{where}raised {result.error}"]
+    lines: list[str] = []
+    for difference in result.differences:
+        if difference.agrees:
+            continue
+        if difference.expected or difference.got:
+            lines.append(f"{where}{difference.name}: expected {difference.expected}, got {difference.got}")
+        else:
+            lines.append(f"{where}{difference.name}: relative error {difference.error:.2e}")
+    return lines
+
+
+def run_vectors(
+    path: str | os.PathLike[str],
+    *,
+    device: Any = None,
+    target: str = "auto",
+    operator_namespaces: Iterable[str] = (),
+) -> list[VectorResult]:
+    """Run every recorded call, whether it agrees or not."""
+    bundle = open_bundle(path)
+    namespaces = tuple(operator_namespaces)
+    return [
+        run_vector(path, entry.name, *read_vector(bundle, entry), device, target, namespaces)
+        for entry in bundle.manifest.testvectors
+    ]
+
+
+def run_vector(
+    path: str | os.PathLike[str],
+    name: str,
+    vector: Vector,
+    stored: dict[str, torch.Tensor],
+    device: Any = None,
+    target: str = "auto",
+    operator_namespaces: Iterable[str] = (),
+) -> VectorResult:
+    """Run a recorded call, of the bundle's own or another, with the bundle at `path` loaded afresh.
+
+    Args:
+        path: directory of the bundle.
+        name: name of the recorded call.
+        vector: its record.
+        stored: its tensors.
+        device: see `load`.
+        target: see `load`.
+        operator_namespaces: see `load`.
+    """
+    expected = Observation(dict(vector.facts), {n: stored[f"v{i}"] for i, n in enumerate(vector.values)})
+    try:
+        module = load(path, device=device, target=target, operator_namespaces=operator_namespaces, check_digests=False)
+        got = _observe(module, vector, stored)
+    except Exception as error:
+        return VectorResult(vector.program, name, target, [], f"{type(error).__name__}: {error}")
+    return VectorResult(vector.program, name, target, compare(expected, got))
+
+
+def read_vector(bundle: Bundle, entry: VectorEntry) -> tuple[Vector, dict[str, torch.Tensor]]:
+    """Return a recorded call with its stored tensors.
+
+    Raises:
+        BundleInvalid: the record is invalid, or does not fit the stored tensors.
+    """
+    vector = bundle.record(entry.record, Vector)
+    check_vector(vector, bundle.program(entry.program), where=entry.record)
+    stored = read_tensors(bundle.file(entry.tensors), where=entry.tensors)
+    for spec in vector.inputs:
+        if spec.value is None and span_end(spec.shape, spec.stride, spec.offset) > _numel(stored, spec.key):
+            raise BundleInvalid(f"argument {spec.path!r} reaches past the end of {spec.key!r}", where=entry.record)
+    for key in {spec.key for spec in vector.inputs if spec.is_complex}:
+        stored[key] = torch.view_as_complex(stored[key])
+    missing = [name for index, name in enumerate(vector.values) if f"v{index}" not in stored]
+    if missing:
+        raise BundleInvalid(f"no tensor of {missing[0]!r}", where=entry.tensors)
+    return vector, stored
+
+
+def _numel(stored: dict[str, torch.Tensor], key: str) -> int:
+    return len(stored[key]) if key in stored else 0
+
+
+def record_again(module: BundleModule, entry: VectorEntry) -> tuple[Vector, dict[str, torch.Tensor]]:
+    """Return a recorded call with what `module` gives now, by its forward graph where that is differentiable.
+
+    Args:
+        module: a loaded bundle; left as it is.
+        entry: which recorded call of its bundle.
+    """
+    vector, stored = read_vector(module.bundle, entry)
+    program = module.bundle.program(vector.program)
+    reference = "autograd" if program.forward.differentiable or not vector.backward else "portable"
+    seen = _observe(module.twin(target=reference), vector, stored)
+    inputs = {
+        spec.key: torch.view_as_real(stored[spec.key]) if spec.is_complex else stored[spec.key]
+        for spec in vector.inputs
+        if spec.value is None
+    }
+    record = msgspec.structs.replace(vector, facts=seen.facts, values=tuple(seen.values))
+    return record, {**inputs, **{f"v{index}": value for index, value in enumerate(seen.values.values())}}
+
+
+def _observe(module: BundleModule, vector: Vector, stored: dict[str, torch.Tensor]) -> Observation:
+    program = module.bundle.program(vector.program)
+    module.train(program.mode == "train")
+    function = module.program(vector.program)
+    arguments = arguments_of(program)
+    device = next((tensor.device for tensor in module.state_tensors().values()), module.device)
+
+    def call(values: list[Any]) -> Any:
+        args, kwargs = arguments(values, module.state_tensors())
+        return function(*args, **kwargs)
+
+    return observe(
+        call,
+        lambda: make_inputs(vector.inputs, stored, device),
+        [spec.path for spec in vector.inputs],
+        module.state_tensors,
+        lambda value: flat_outputs(program.output_tree, value),
+        seed=vector.seed,
+        calls=vector.calls,
+        backward=vector.backward,
+    )
+
+
+def arguments_of(program: Program) -> Any:
+    """Return a function from the flat tensors of a call, and the state, to the call's `(args, kwargs)`."""
+    positions = [i for i, spec in enumerate(program.inputs) if isinstance(spec, ArgumentInput | SizeInput)]
+    environment = Environment()
+    builders = [
+        (parameter, builder(parameter.tree, lambda leaf: constant_value(leaf.value, environment)))
+        for parameter in program.parameters
+    ]
+
+    def arguments(values: list[Any], state: dict[str, torch.Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        flat: list[Any] = [state[spec.name] if isinstance(spec, StateInput) else None for spec in program.inputs]
+        for position, value in zip(positions, values, strict=True):
+            flat[position] = value
+        args: list[Any] = []
+        kwargs: dict[str, Any] = {}
+        for parameter, build in builders:
+            value = build(flat)
+            if parameter.kind == "var_positional":
+                args.extend(value)
+            elif parameter.kind == "var_keyword":
+                kwargs.update(value)
+            elif parameter.kind == "keyword_only":
+                kwargs[parameter.name] = value
+            else:
+                args.append(value)
+        return tuple(args), kwargs
+
+    return arguments
+
+
+def flat_outputs(tree: Tree, value: Any, path: str = "output") -> list[tuple[str, Any]]:
+    """Return the tensor and size leaves of a returned value, walked by its tree, with their paths."""
+    found: list[tuple[str, Any]] = []
+
+    def visit(tree: Tree, value: Any, path: str) -> None:
+        if isinstance(tree, Leaf):
+            found.append((path, value))
+            return
+        items = getattr(tree, "items", None)
+        if items is None:
+            return
+        for (name, item), child in zip(_children(tree, value), items, strict=True):
+            visit(child, item, path + name)
+
+    visit(tree, value, path)
+    return found
+
+
+def _children(tree: Any, value: Any) -> list[tuple[str, Any]]:
+    if hasattr(tree, "keys"):
+        return [(f"[{key!r}]", value[key]) for key in tree.keys]
+    if hasattr(tree, "fields"):
+        if isinstance(value, dict):
+            return [(f".{name}", value[name]) for name in tree.fields]
+        if isinstance(value, tuple):
+            return [(f".{name}", item) for name, item in zip(tree.fields, value, strict=True)]
+        return [(f".{name}", getattr(value, name)) for name in tree.fields]
+    return [(f"[{index}]", item) for index, item in enumerate(value)]

@@ -1,0 +1,145 @@
+"""Nested inputs and outputs: flattening by a tree record, and rebuilding values from one. No torch at import."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Callable, Iterator
+from keyword import iskeyword
+from typing import Any
+
+from aotexport_runtime.errors import BundleInvalid, NotSupported
+from aotexport_runtime.schema.trees import Constant, Leaf, Mapping, NamedFields, Sequence, Tree
+
+
+def leaves(tree: Tree, path: str = "") -> Iterator[tuple[str, Leaf | Constant]]:
+    """Yield every leaf and constant of `tree` with its path (`x['ids'][0]`), in order."""
+    if isinstance(tree, Leaf | Constant):
+        yield path, tree
+        return
+    for step, item in zip(steps(tree), tree.items, strict=True):
+        yield from leaves(item, path + step)
+
+
+def steps(tree: Sequence | Mapping | NamedFields) -> list[str]:
+    """Return the path step to each child: `[0]`, `['key']` or `.field`."""
+    if isinstance(tree, Sequence):
+        return [f"[{index}]" for index in range(len(tree.items))]
+    if isinstance(tree, Mapping):
+        return [f"[{key!r}]" for key in tree.keys]
+    return [f".{field}" for field in tree.fields]
+
+
+def check_tree(tree: Tree, count: int, *, where: str) -> None:
+    """Refuse a tree whose leaves point outside `range(count)`, or whose containers are malformed.
+
+    Raises:
+        BundleInvalid: names the fault.
+    """
+    if isinstance(tree, Leaf):
+        if not 0 <= tree.index < count:
+            raise BundleInvalid(f"leaf {tree.index} of a tree is out of range", where=where)
+        return
+    if isinstance(tree, Constant):
+        return
+    if isinstance(tree, Mapping):
+        _check_names(tree.keys, len(tree.items), where)
+    elif isinstance(tree, NamedFields):
+        _check_names(tree.fields, len(tree.items), where)
+        _check_identifier(tree.name, "_" if tree.type == "return_type" else "__", where)
+        for field in tree.fields:
+            # Named tuples keep names with an underscore for themselves.
+            _check_identifier(field, "_" if tree.type == "namedtuple" else "__", where)
+    for item in tree.items:
+        check_tree(item, count, where=where)
+
+
+def _check_names(names: tuple[object, ...], items: int, where: str) -> None:
+    if len(names) != items:
+        raise BundleInvalid(f"{len(names)} names for {items} items of a tree", where=where)
+    if len(set(names)) != items:
+        raise BundleInvalid("a tree has a name twice", where=where)
+
+
+def _check_identifier(name: str, reserved: str, where: str) -> None:
+    """Refuse a name that is no plain attribute: it goes into code that Python's named tuples and dataclasses write."""
+    if not name.isidentifier() or iskeyword(name) or name.startswith(reserved):
+        raise BundleInvalid(f"the name {name[:80]!r} in a tree is no plain identifier", where=where)
+
+
+class ModelOutput(collections.OrderedDict[str, Any]):
+    """Named outputs, with access by key, attribute and position; entries that are None are left out.
+
+    Stands in for the output classes of model libraries, which a runtime without model code cannot import.
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return self.get(name)
+
+    def __getitem__(self, key: str | int | slice) -> Any:
+        return super().__getitem__(key) if isinstance(key, str) else self.to_tuple()[key]
+
+    def to_tuple(self) -> tuple[Any, ...]:
+        """Return the values, in order."""
+        return tuple(self.values())
+
+
+Builder = Callable[[list[Any]], Any]
+
+
+def builder(tree: Tree, constant: Callable[[Constant], Any]) -> Builder:
+    """Return a function from the list of leaf values to the value that `tree` describes.
+
+    Args:
+        tree: a tree that `check_tree` accepted.
+        constant: value of a constant leaf.
+    """
+    if isinstance(tree, Leaf):
+        index = tree.index
+        return lambda values: values[index]
+    if isinstance(tree, Constant):
+        value = constant(tree)
+        return lambda values: value
+    items = [builder(item, constant) for item in tree.items]
+    if isinstance(tree, Sequence):
+        return _sequence_builder(tree, items)
+    if isinstance(tree, Mapping):
+        type_ = dict if tree.type == "dict" else collections.OrderedDict
+        keys = tree.keys
+        return lambda values: type_((key, item(values)) for key, item in zip(keys, items, strict=True))
+    make = _named_fields_type(tree)
+    return lambda values: make([item(values) for item in items])
+
+
+def _sequence_builder(tree: Sequence, items: list[Builder]) -> Builder:
+    if tree.type == "list":
+        return lambda values: [item(values) for item in items]
+    if tree.type == "tuple":
+        return lambda values: tuple([item(values) for item in items])
+    import torch
+
+    return lambda values: torch.Size([item(values) for item in items])
+
+
+def _named_fields_type(tree: NamedFields) -> Callable[[list[Any]], Any]:
+    fields = list(tree.fields)
+    if tree.type == "namedtuple":
+        type_ = collections.namedtuple(tree.name, fields)  # pyright: ignore[reportUntypedNamedTuple] (known from data)
+        return lambda items: type_(*items)
+    if tree.type == "return_type":
+        import torch
+
+        return_type = getattr(torch.return_types, tree.name, None)
+        if not (isinstance(return_type, type) and issubclass(return_type, tuple)):
+            raise NotSupported(f"this torch ({torch.__version__}) has no return type `{tree.name[:80]}`")
+        if getattr(return_type, "n_fields", None) != len(fields):
+            raise BundleInvalid(f"return type `{tree.name[:80]}` does not have {len(fields)} fields")
+        return return_type
+    if tree.type == "dataclass":
+        record = dataclasses.make_dataclass(tree.name, fields)
+        return lambda items: record(*items)
+    return lambda items: ModelOutput(
+        (field, item) for field, item in zip(fields, items, strict=True) if item is not None
+    )

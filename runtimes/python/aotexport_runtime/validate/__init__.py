@@ -1,0 +1,22 @@
+"""Consistency of decoded records: what the types of the schema cannot say. No torch.
+
+One file per record, each rule with a crafted bundle in `tests/hostile`. Nothing of a bundle is used before the record
+it is in has passed here, and nothing here runs anything of the bundle.
+"""
+
+from aotexport_runtime.validate.arguments import references
+from aotexport_runtime.validate.graph import check_graph
+from aotexport_runtime.validate.interface import check_forward_graph, check_functional_graph
+from aotexport_runtime.validate.manifest import check_manifest
+from aotexport_runtime.validate.program import check_program
+from aotexport_runtime.validate.vector import check_vector
+
+__all__ = [
+    "check_forward_graph",
+    "check_functional_graph",
+    "check_graph",
+    "check_manifest",
+    "check_program",
+    "check_vector",
+    "references",
+]

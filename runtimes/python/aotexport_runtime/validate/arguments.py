@@ -1,0 +1,130 @@
+"""Rules of arguments and of the metadata of values."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+
+from aotexport_runtime.errors import BundleInvalid
+from aotexport_runtime.schema.values import (
+    Argument,
+    DeviceArgument,
+    SequenceMeta,
+    SizeArgument,
+    SizeMeta,
+    SliceArgument,
+    SubgraphArgument,
+    TensorMeta,
+    ValueMeta,
+)
+from aotexport_runtime.sizes import INT64_MAX, check_size
+from aotexport_runtime.validate.bounds import MAX_AXES
+
+DEVICES = frozenset(("cpu", "cuda", "xpu", "mps", "hpu", "mtia", "xla", "npu"))
+"""Device classes that hold memory of their own. `meta` has none: its tensors pass bounds checks and lead nowhere."""
+
+_MAX_INTEGER = 1 << 64
+
+
+def references(argument: Argument) -> Iterator[str]:
+    """Yield the names of the values that `argument` refers to."""
+    if isinstance(argument, str):
+        yield argument
+    elif isinstance(argument, list):
+        for item in argument:
+            yield from references(item)
+    elif isinstance(argument, SliceArgument):
+        for item in (argument.start, argument.stop, argument.step):
+            yield from references(item)
+
+
+def check_argument(
+    argument: Argument, defined: Collection[str], subgraphs: Collection[str], symbols: set[str], where: str
+) -> None:
+    """Refuse an argument that refers to nothing, or holds what no operator of a bundle takes.
+
+    Args:
+        argument: of an operator, or a returned value.
+        defined: names of the values that it may refer to.
+        subgraphs: names of the bodies that it may refer to.
+        symbols: of the program.
+        where: for errors.
+
+    Raises:
+        BundleInvalid: names the fault.
+    """
+    if isinstance(argument, str):
+        if argument not in defined:
+            raise BundleInvalid(f"value {argument[:80]!r} is used before it is defined", where=where)
+    elif isinstance(argument, list):
+        for item in argument:
+            check_argument(item, defined, subgraphs, symbols, where)
+    elif isinstance(argument, int):
+        if not -_MAX_INTEGER < argument < _MAX_INTEGER:
+            raise BundleInvalid("an integer argument has more than 64 bits", where=where)
+    elif isinstance(argument, SliceArgument):
+        for item in (argument.start, argument.stop, argument.step):
+            check_argument(item, defined, subgraphs, symbols, where)
+    elif isinstance(argument, SizeArgument):
+        check_size(argument.value, symbols, where=where)
+    elif isinstance(argument, DeviceArgument):
+        _check_device(argument.type, where)
+    elif isinstance(argument, SubgraphArgument) and argument.name not in subgraphs:
+        raise BundleInvalid(f"no subgraph {argument.name[:80]!r}", where=where)
+
+
+def check_constant(argument: Argument, what: str, where: str) -> None:
+    """Refuse an argument that is no constant: it refers to a value, a symbol or a body.
+
+    Raises:
+        BundleInvalid: names `what`.
+    """
+    if isinstance(argument, list):
+        for item in argument:
+            check_constant(item, what, where)
+    elif isinstance(argument, SliceArgument):
+        for part in (argument.start, argument.stop, argument.step):
+            check_constant(part, what, where)
+    elif isinstance(argument, str | SizeArgument | SubgraphArgument):
+        raise BundleInvalid(f"{what} is no constant", where=where)
+    else:
+        check_argument(argument, (), (), set(), where)
+
+
+def check_meta(meta: ValueMeta, symbols: set[str], where: str) -> None:
+    """Refuse metadata with malformed sizes or unknown symbols.
+
+    Raises:
+        BundleInvalid: names the fault.
+    """
+    if isinstance(meta, TensorMeta):
+        if len(meta.shape) != len(meta.stride) or len(meta.shape) > MAX_AXES:
+            raise BundleInvalid(
+                f"a tensor has {len(meta.shape)} sizes and {len(meta.stride)} strides; at most {MAX_AXES} are read",
+                where=where,
+            )
+        for size in (*meta.shape, *meta.stride, meta.offset):
+            if not isinstance(size, int) or not -INT64_MAX <= size <= INT64_MAX:
+                check_size(size, symbols, where=where)
+        _check_device(meta.device, where)
+    elif isinstance(meta, SizeMeta):
+        if meta.value is not None:
+            check_size(meta.value, symbols, where=where)
+    elif isinstance(meta, SequenceMeta):
+        for item in meta.items:
+            check_meta(item, symbols, where)
+
+
+def introduced(meta: ValueMeta) -> set[str]:
+    """Return the symbols that stand alone in `meta`: sizes that only the data know are introduced so."""
+    if isinstance(meta, TensorMeta):
+        return {size for size in meta.shape if isinstance(size, str)}
+    if isinstance(meta, SizeMeta):
+        return {meta.value} if isinstance(meta.value, str) else set()
+    if isinstance(meta, SequenceMeta):
+        return {symbol for item in meta.items for symbol in introduced(item)}
+    return set()
+
+
+def _check_device(type_: str, where: str) -> None:
+    if type_ not in DEVICES:
+        raise BundleInvalid(f"device class {type_[:40]!r} is not one of {', '.join(sorted(DEVICES))}", where=where)

@@ -1,0 +1,152 @@
+"""Rules of calls that are no operators of torch: arithmetic of Python numbers, and regions of interpreter state.
+
+Arithmetic is kept to numbers of bounded size: `2 ** (10 ** 9)` and `[0] * (10 ** 10)` are short to write.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from aotexport_runtime.allowed import BODY_OPERANDS, BUILTIN_OPERANDS, EFFECT_OPERANDS
+from aotexport_runtime.errors import BundleInvalid
+from aotexport_runtime.schema.graph import Node
+from aotexport_runtime.schema.values import (
+    Argument,
+    DeviceArgument,
+    DTypeArgument,
+    FloatArgument,
+    NothingMeta,
+    ScalarMeta,
+    SequenceMeta,
+    SizeArgument,
+    SizeMeta,
+    SliceArgument,
+    SubgraphArgument,
+    ValueMeta,
+)
+from aotexport_runtime.sizes import MAX_EXPONENT, MAX_NBITS
+
+_NUMBER_NBITS = 64
+
+
+class Builtins:
+    """The builtin calls of one graph, in order."""
+
+    def __init__(self, values: Mapping[str, ValueMeta], where: str) -> None:
+        """Check calls that refer to `values`, which grows as the graph defines them."""
+        self._values = values
+        self._where = where
+        self._nbits: dict[str, int] = {}
+        self._regions: list[str] = []
+
+    def check(self, node: Node) -> None:
+        """Refuse a call with operands that it does not take.
+
+        Args:
+            node: any call but one of `aten`; custom operators pass.
+
+        Raises:
+            BundleInvalid: names the fault.
+        """
+        expected = {**BUILTIN_OPERANDS, **EFFECT_OPERANDS, **BODY_OPERANDS}.get(node.op)
+        if expected is None:
+            return
+        if len(node.args) != expected or node.kwargs:
+            raise self._invalid(node, f"takes {expected} operands, got {len(node.args) + len(node.kwargs)}")
+        if node.op == "python::getitem":
+            self._check_item(node)
+        elif node.op.startswith("python::"):
+            self._check_arithmetic(node)
+        elif node.op in BODY_OPERANDS:
+            self._check_bodies(node)
+        else:
+            self._check_effect(node)
+
+    def check_closed(self) -> None:
+        """Refuse an autocast region that the graph leaves open, which would outlast the call.
+
+        Raises:
+            BundleInvalid: see above.
+        """
+        if self._regions:
+            raise BundleInvalid("an autocast region is not left", where=self._where)
+
+    def _invalid(self, node: Node, reason: str) -> BundleInvalid:
+        return BundleInvalid(f"builtin `{node.op}` {reason}", where=self._where)
+
+    def _check_bodies(self, node: Node) -> None:
+        count = {"higher_order::cond": 2, "higher_order::scan": 1, "higher_order::map_impl": 1}.get(node.op, 2)
+        start = 1 if node.op == "higher_order::cond" else 0
+        bodies = node.args[start : start + count]
+        if not all(isinstance(body, SubgraphArgument) for body in bodies):
+            raise self._invalid(node, "takes subgraphs as its bodies")
+        if not all(isinstance(operands, list) for operands in node.args[start + count :]):
+            raise self._invalid(node, "takes lists of operands")
+
+    def _check_item(self, node: Node) -> None:
+        container, index = node.args
+        meta = self._values.get(container) if isinstance(container, str) else None
+        if not isinstance(meta, SequenceMeta):
+            raise self._invalid(node, "takes an item of what is no sequence")
+        if isinstance(index, bool) or not isinstance(index, int | SliceArgument):
+            raise self._invalid(node, "takes an item by what is no integer")
+        if isinstance(index, int) and not -len(meta.items) <= index < len(meta.items):
+            raise self._invalid(node, f"takes item {index} of a sequence of {len(meta.items)}")
+
+    def _check_arithmetic(self, node: Node) -> None:
+        operands = node.args[0] if node.op == "python::sym_sum" else node.args
+        if not isinstance(operands, list):
+            raise self._invalid(node, "takes a list of numbers")
+        nbits = [self._number_nbits(operand, node) for operand in operands]
+        if node.op == "python::pow" and not self._is_float(operands[0]):
+            nbits = [nbits[0] * self._exponent(node)]
+        total = sum(nbits) if node.op == "python::mul" else max(nbits, default=0) + len(nbits).bit_length()
+        if total > MAX_NBITS:
+            raise self._invalid(node, f"may give numbers of more than {MAX_NBITS} bits")
+        self._nbits[node.name] = total
+
+    def _exponent(self, node: Node) -> int:
+        exponent = node.args[1]
+        if isinstance(exponent, int) and abs(exponent) <= MAX_EXPONENT:
+            return abs(exponent)
+        if self._is_float(exponent):
+            return 1
+        raise self._invalid(
+            node, f"raises an integer to a power that is no integer from -{MAX_EXPONENT} to {MAX_EXPONENT}"
+        )
+
+    def _is_float(self, operand: Argument) -> bool:
+        meta = self._values.get(operand) if isinstance(operand, str) else None
+        return isinstance(operand, float | FloatArgument) or (isinstance(meta, ScalarMeta) and meta.type == "float")
+
+    def _number_nbits(self, operand: Argument, node: Node) -> int:
+        """Return how many bits an operand has at most."""
+        if isinstance(operand, int):
+            return operand.bit_length()
+        if isinstance(operand, SizeArgument | float | FloatArgument):
+            return _NUMBER_NBITS
+        meta = self._values.get(operand) if isinstance(operand, str) else None
+        if not isinstance(operand, str) or not isinstance(meta, SizeMeta | ScalarMeta):
+            raise self._invalid(node, "takes numbers only")
+        return self._nbits.get(operand, _NUMBER_NBITS)
+
+    def _check_effect(self, node: Node) -> None:
+        if node.op == "torch::enter_autocast":
+            self._check_autocast(node)
+            self._regions.append(node.name)
+        elif node.op == "torch::exit_autocast":
+            if not self._regions or node.args[0] != self._regions.pop():
+                raise self._invalid(node, "leaves a region that is not the innermost one")
+        elif node.op == "torch::set_grad_enabled":
+            mode = node.args[0]
+            meta = self._values.get(mode) if isinstance(mode, str) else None
+            if not isinstance(mode, bool) and not isinstance(meta, NothingMeta | SizeMeta | ScalarMeta):
+                raise self._invalid(node, "takes a truth value")
+
+    def _check_autocast(self, node: Node) -> None:
+        device, dtype, enabled, cache_enabled = node.args
+        is_dtype = dtype is None or isinstance(dtype, DTypeArgument)
+        if not (isinstance(device, DeviceArgument) and is_dtype):
+            raise self._invalid(node, "takes a device, a dtype and two truth values")
+        if not (isinstance(enabled, bool) and isinstance(cache_enabled, bool)):
+            raise self._invalid(node, "takes a device, a dtype and two truth values")

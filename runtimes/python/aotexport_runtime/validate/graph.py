@@ -1,0 +1,103 @@
+"""Rules of a graph by itself: single static assignment over names that it may call."""
+
+from __future__ import annotations
+
+import re
+from keyword import iskeyword
+
+from aotexport_runtime.allowed import (
+    BODY_OPERANDS,
+    BUILTIN_OPERANDS,
+    EFFECT_OPERANDS,
+    allowed_aten_operators,
+)
+from aotexport_runtime.errors import BundleInvalid
+from aotexport_runtime.schema.graph import Graph, Node
+from aotexport_runtime.schema.values import ValueMeta
+from aotexport_runtime.validate.arguments import check_argument, check_meta, introduced
+from aotexport_runtime.validate.bounds import MAX_NODES, check_index
+from aotexport_runtime.validate.builtins import Builtins
+
+_OPERATOR = re.compile(r"[A-Za-z_][A-Za-z0-9_]*::[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)?")
+
+
+def check_graph(graph: Graph, symbols: set[str], namespaces: set[str], *, where: str) -> None:
+    """Refuse a graph that is no single static assignment, refers to what it does not have, or calls what it may not.
+
+    Args:
+        graph: as decoded.
+        symbols: of its program. A value may bring in others, sizes that only the data know: they describe values, and
+            nothing is computed from them.
+        namespaces: of custom operators, as the manifest declares them; whether they may run is the caller's to say.
+        where: file name, for errors.
+
+    Raises:
+        BundleInvalid: names the fault.
+    """
+    if len(graph.nodes) > MAX_NODES:
+        raise BundleInvalid(f"{len(graph.nodes)} nodes; at most {MAX_NODES} are read", where=where)
+    described = set(symbols)
+    values: dict[str, ValueMeta] = {}
+    builtins = Builtins(values, where)
+    for graph_input in graph.inputs:
+        described |= introduced(graph_input.meta)
+        check_meta(graph_input.meta, described, where)
+        _define(graph_input.name, graph_input.meta, values, where)
+    for node in graph.nodes:
+        _check_operator(node, namespaces, where)
+        for argument in (*node.args, *node.kwargs.values()):
+            check_argument(argument, values, graph.subgraphs, symbols, where)
+        if not node.op.startswith("aten::"):
+            builtins.check(node)
+        described |= introduced(node.meta)
+        check_meta(node.meta, described, where)
+        _define(node.name, node.meta, values, where)
+        if node.source is not None:
+            check_index(node.source, len(graph.sources), "source of a node", where)
+        if node.module is not None:
+            check_index(node.module, len(graph.modules), "module of a node", where)
+    builtins.check_closed()
+    check_argument(graph.outputs, values, graph.subgraphs, symbols, where)
+    for name, subgraph in graph.subgraphs.items():
+        check_graph(subgraph, symbols, namespaces, where=f"{where} $.subgraphs[{name[:40]!r}]")
+
+
+def _define(name: str, meta: ValueMeta, values: dict[str, ValueMeta], where: str) -> None:
+    if name in values:
+        raise BundleInvalid(f"value {name[:80]!r} is defined twice", where=where)
+    values[name] = meta
+
+
+def _check_operator(node: Node, namespaces: set[str], where: str) -> None:
+    if not _OPERATOR.fullmatch(node.op):
+        raise BundleInvalid(f"operator {node.op[:80]!r} is not a full operator name", where=where)
+    check_allowed(node.op, namespaces, where=where)
+    for keyword in node.kwargs:
+        if not (keyword.isidentifier() and keyword.isascii()) or iskeyword(keyword):
+            raise BundleInvalid(f"operator `{node.op[:80]}` has a malformed keyword {keyword[:40]!r}", where=where)
+
+
+def check_allowed(op: str, namespaces: set[str], *, where: str) -> None:
+    """Refuse an operator that no bundle may call, or whose namespace the manifest does not declare.
+
+    Args:
+        op: full operator name.
+        namespaces: see `check_graph`.
+        where: for errors.
+
+    Raises:
+        BundleInvalid: names the operator.
+    """
+    namespace, _, name = op.partition("::")
+    if namespace == "aten":
+        if name not in allowed_aten_operators():
+            raise BundleInvalid(
+                f"operator `{op[:80]}` is not on the list of operators that a bundle may call", where=where
+            )
+    elif namespace in ("python", "torch", "higher_order"):
+        if op not in BUILTIN_OPERANDS and op not in EFFECT_OPERANDS and op not in BODY_OPERANDS:
+            raise BundleInvalid(f"unknown builtin `{op[:80]}`", where=where)
+    elif namespace not in namespaces:
+        raise BundleInvalid(
+            f"operator `{op[:80]}` is in namespace `{namespace[:40]}`, which the manifest does not declare", where=where
+        )

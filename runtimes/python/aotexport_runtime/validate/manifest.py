@@ -1,0 +1,123 @@
+"""Rules of the manifest: contained paths, unique names, references that lead somewhere."""
+
+from __future__ import annotations
+
+import re
+
+from aotexport_runtime.errors import BundleInvalid
+from aotexport_runtime.schema.manifest import Manifest, StateTensor
+from aotexport_runtime.schema.versions import CALLING_CONVENTION, OLDEST_CALLING_CONVENTION
+from aotexport_runtime.validate.bounds import MAX_TEXT, check_plain_name, check_span, check_text, check_unique
+
+WHERE = "bundle.json"
+MAX_PARTS = 64
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_PATH_PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+=@-]{0,127}(?<!\.)")
+_NAMESPACE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+def check_manifest(manifest: Manifest) -> None:
+    """Refuse a manifest with escaping paths, duplicate names or dangling references.
+
+    Raises:
+        BundleInvalid: names the fault.
+    """
+    if not OLDEST_CALLING_CONVENTION <= manifest.calling_convention <= CALLING_CONVENTION:
+        raise BundleInvalid(
+            f"calling convention {manifest.calling_convention} is not known to this runtime, which implements "
+            f"{OLDEST_CALLING_CONVENTION} to {CALLING_CONVENTION}. Install the aotexport-runtime that fits, or export "
+            "the model again",
+            where=WHERE,
+        )
+    for text in (manifest.name, manifest.producer.aotexport, manifest.producer.torch):
+        check_text(text, "name or version", WHERE)
+    _check_files(manifest)
+    _check_programs(manifest)
+    _check_requirements(manifest)
+    listed = {entry.path for entry in manifest.files}
+    for tensor in manifest.state:
+        _check_state(tensor, listed)
+    _check_state_names([name for tensor in manifest.state for name in (tensor.name, *tensor.tied)])
+    _check_vectors(manifest, listed)
+
+
+def _check_files(manifest: Manifest) -> None:
+    check_unique([entry.path for entry in manifest.files], "file", WHERE)
+    for entry in manifest.files:
+        check_relative_path(entry.path)
+        if entry.nbytes < 0 or not _DIGEST.fullmatch(entry.sha256):
+            raise BundleInvalid(f"malformed size or digest of `{entry.path}`", where=WHERE)
+
+
+def check_relative_path(path: str) -> None:
+    """Refuse a path that is absolute, leaves the bundle, or is not in plain form.
+
+    Raises:
+        BundleInvalid: shows the path.
+    """
+    parts = path.split("/")
+    if len(path) > MAX_TEXT or not all(_PATH_PART.fullmatch(part) for part in parts):
+        raise BundleInvalid(f"path {path[:80]!r} is not a plain relative path", where=WHERE)
+
+
+def _check_programs(manifest: Manifest) -> None:
+    if not manifest.programs:
+        raise BundleInvalid("no programs", where=WHERE)
+    check_unique([program.name for program in manifest.programs], "program", WHERE)
+    for program in manifest.programs:
+        check_plain_name(program.name, "program name", WHERE)
+        for target in program.targets:
+            check_plain_name(target, "target", WHERE)
+
+
+def _check_requirements(manifest: Manifest) -> None:
+    required = manifest.requirements
+    for name in (*required.operator_namespaces, *(part for m in required.operator_modules for part in m.split("."))):
+        if not _NAMESPACE.fullmatch(name):
+            raise BundleInvalid(f"operator namespace or module {name[:80]!r} is no identifier", where=WHERE)
+
+
+def _check_state(tensor: StateTensor, listed: set[str]) -> None:
+    what = f"state {tensor.name[:80]!r}"
+    if tensor.file not in listed:
+        raise BundleInvalid(f"{what} is in a file that is not listed: {tensor.file[:80]!r}", where=WHERE)
+    check_span(tensor.shape, tensor.stride, tensor.offset, what, WHERE)
+    if tensor.whole and (tensor.offset != 0 or not _is_contiguous(tensor)):
+        raise BundleInvalid(f"{what} is said to be whole, and is not contiguous from its first element", where=WHERE)
+    if tensor.requires_grad and not tensor.dtype.startswith(("float", "bfloat", "complex")):
+        raise BundleInvalid(f"{what} is {tensor.dtype} and cannot require grad", where=WHERE)
+
+
+def _is_contiguous(tensor: StateTensor) -> bool:
+    expected = 1
+    for size, step in zip(reversed(tensor.shape), reversed(tensor.stride), strict=True):
+        if size > 1 and step != expected and 0 not in tensor.shape:
+            return False
+        expected *= size
+    return True
+
+
+def _check_state_names(names: list[str]) -> None:
+    check_unique(names, "state tensor", WHERE)
+    modules: set[str] = set()
+    for name in names:
+        check_text(name, "state name", WHERE)
+        parts = name.split(".")
+        if len(parts) > MAX_PARTS or not all(parts) or "__dict__" in parts:
+            raise BundleInvalid(f"state name {name[:80]!r} is malformed", where=WHERE)
+        modules.update(".".join(parts[:count]) for count in range(1, len(parts)))
+    both = modules.intersection(names)
+    if both:
+        raise BundleInvalid(f"{min(both)[:80]!r} is the name of a state tensor and of a module", where=WHERE)
+
+
+def _check_vectors(manifest: Manifest, listed: set[str]) -> None:
+    check_unique([f"{entry.program}/{entry.name}" for entry in manifest.testvectors], "recorded call", WHERE)
+    programs = {program.name for program in manifest.programs}
+    for entry in manifest.testvectors:
+        check_plain_name(entry.name, "recorded call", WHERE)
+        if entry.program not in programs:
+            raise BundleInvalid(f"a recorded call is of program {entry.program[:80]!r}, which is not here", where=WHERE)
+        for path in (entry.record, entry.tensors):
+            if path not in listed:
+                raise BundleInvalid(f"a recorded call is in a file that is not listed: {path[:80]!r}", where=WHERE)

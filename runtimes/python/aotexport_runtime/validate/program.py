@@ -1,0 +1,217 @@
+"""Rules of a program: its inputs, outputs, symbols, signature and epilogues refer to each other within bounds."""
+
+from __future__ import annotations
+
+from aotexport_runtime.allowed import VIEWS
+from aotexport_runtime.errors import BundleInvalid
+from aotexport_runtime.schema.manifest import Manifest, StateTensor
+from aotexport_runtime.schema.program import (
+    FreshOutput,
+    FunctionalGraph,
+    Gradients,
+    InputAlias,
+    InputItself,
+    IntermediateAlias,
+    OutputSpec,
+    Parameter,
+    Program,
+    SizeInput,
+    StateInput,
+    Tangent,
+    ViewStep,
+)
+from aotexport_runtime.schema.sizes import Dimension
+from aotexport_runtime.schema.trees import Constant, Mapping, Sequence, Tree
+from aotexport_runtime.sizes import INT64_MAX, check_size
+from aotexport_runtime.trees import check_tree, leaves
+from aotexport_runtime.validate.arguments import check_constant, check_meta, introduced
+from aotexport_runtime.validate.bounds import MAX_NODES, check_index, check_plain_name, check_text, check_unique
+from aotexport_runtime.validate.graph import check_allowed
+
+_RANKS = {"channels_last": 4, "channels_last_3d": 5}
+
+
+def check_program(program: Program, manifest: Manifest, *, name: str, where: str) -> None:
+    """Refuse a program whose indices, symbols or names do not hold together.
+
+    Args:
+        program: as decoded.
+        manifest: of its bundle, checked.
+        name: that the manifest gives it.
+        where: file name, for errors.
+
+    Raises:
+        BundleInvalid: names the fault.
+    """
+    if program.name != name:
+        raise BundleInvalid(f"it is of program {program.name[:80]!r}, not `{name}`", where=where)
+    check_unique([dimension.symbol for dimension in program.dimensions], "symbol", where)
+    symbols = {dimension.symbol for dimension in program.dimensions}
+    _check_inputs(program, manifest, symbols, where)
+    for dimension in program.dimensions:
+        _check_dimension(dimension, program, where)
+    for guard in program.guards:
+        check_size(guard, symbols, where=where)
+    _check_signature(program, where)
+    for meta in program.outputs:
+        if meta is not None:
+            check_meta(meta, symbols | introduced(meta), where)
+    _check_tree(program.output_tree, len(program.outputs), where)
+    _check_rebinds(program, manifest, where)
+    check_plain_name(program.forward.file, "graph file", where)
+    if program.functional is not None:
+        _check_functional(program, program.functional, symbols, where)
+
+
+def _check_inputs(program: Program, manifest: Manifest, symbols: set[str], where: str) -> None:
+    state = {name: tensor for tensor in manifest.state for name in (tensor.name, *tensor.tied)}
+    for spec in program.inputs:
+        if isinstance(spec, StateInput):
+            _check_state_input(spec, state.get(spec.name), where)
+        else:
+            check_text(spec.path, "path of an argument", where)
+        if isinstance(spec, SizeInput):
+            check_size(spec.symbol, symbols, where=where)
+        else:
+            check_meta(spec.meta, symbols, where)
+
+
+def _check_state_input(spec: StateInput, stored: StateTensor | None, where: str) -> None:
+    if stored is None:
+        raise BundleInvalid(f"input {spec.name[:80]!r} is not in the manifest's state", where=where)
+    if (spec.meta.dtype, spec.meta.shape) != (stored.dtype, stored.shape):
+        raise BundleInvalid(f"input {spec.name[:80]!r} is not what the manifest's state says", where=where)
+
+
+def _check_dimension(dimension: Dimension, program: Program, where: str) -> None:
+    check_text(dimension.name, "name of a dimension", where)
+    check_index(dimension.input_index, len(program.inputs), "input_index of a dimension", where)
+    spec = program.inputs[dimension.input_index]
+    if isinstance(spec, StateInput):
+        raise BundleInvalid("a dimension is read from a state tensor", where=where)
+    if not isinstance(spec, SizeInput):
+        check_index(dimension.axis, len(spec.meta.shape), "axis of a dimension", where)
+    if dimension.factor == 0:
+        raise BundleInvalid("a dimension has factor 0", where=where)
+    numbers = (dimension.min, dimension.max or 0, dimension.factor, dimension.offset)
+    if any(abs(number) > INT64_MAX for number in numbers):
+        raise BundleInvalid("a dimension has a number of more than 64 bits", where=where)
+
+
+def _check_signature(program: Program, where: str) -> None:
+    check_unique([parameter.name for parameter in program.parameters], "parameter", where)
+    for kind in ("var_positional", "var_keyword"):
+        if sum(parameter.kind == kind for parameter in program.parameters) > 1:
+            raise BundleInvalid(f"several parameters are {kind}", where=where)
+    for parameter in program.parameters:
+        _check_parameter(parameter, len(program.inputs), where)
+
+
+def _check_parameter(parameter: Parameter, inputs: int, where: str) -> None:
+    if not parameter.name.isidentifier():
+        raise BundleInvalid(f"parameter {parameter.name[:80]!r} is not an identifier", where=where)
+    _check_tree(parameter.tree, inputs, where)
+    if parameter.kind == "var_positional" and not isinstance(parameter.tree, Sequence):
+        raise BundleInvalid(f"parameter `{parameter.name[:80]}` is var_positional and no sequence", where=where)
+    if parameter.kind == "var_keyword" and not isinstance(parameter.tree, Mapping):
+        raise BundleInvalid(f"parameter `{parameter.name[:80]}` is var_keyword and no mapping", where=where)
+
+
+def _check_tree(tree: Tree, count: int, where: str) -> None:
+    check_tree(tree, count, where=where)
+    for _, leaf in leaves(tree):
+        if isinstance(leaf, Constant):
+            check_constant(leaf.value, "a constant of a tree", where)
+
+
+def _check_rebinds(program: Program, manifest: Manifest, where: str) -> None:
+    first_names = {tensor.name for tensor in manifest.state}
+    check_unique([rebind.name for rebind in program.rebinds], "rebound state", where)
+    for rebind in program.rebinds:
+        if rebind.name not in first_names:
+            raise BundleInvalid(f"rebound state {rebind.name[:80]!r} is not in the manifest's state", where=where)
+        check_index(rebind.output_index, len(program.outputs), "output_index of a rebind", where)
+        if program.outputs[rebind.output_index] is None:
+            raise BundleInvalid(f"state {rebind.name[:80]!r} is rebound to a size", where=where)
+
+
+def _check_functional(program: Program, functional: FunctionalGraph, symbols: set[str], where: str) -> None:
+    check_plain_name(functional.file, "graph file", where)
+    outputs = len(program.outputs)
+    if len(functional.outputs) != outputs:
+        raise BundleInvalid(f"{len(functional.outputs)} output kinds for {outputs} outputs", where=where)
+    check_index(functional.intermediate_bases, MAX_NODES, "number of intermediate bases", where)
+    for guard in functional.guards:
+        check_size(guard, symbols, where=where)
+    check_unique([mutation.input_index for mutation in functional.mutations], "mutation of input", where)
+    for mutation in functional.mutations:
+        _check_tensor_input(mutation.input_index, program, "input_index of a mutation", where)
+    for output in functional.outputs:
+        _check_output(output, program, functional.intermediate_bases, where)
+    if functional.gradients is not None:
+        _check_gradients(functional.gradients, functional, program, symbols, where)
+
+
+def _check_tensor_input(index: int, program: Program, what: str, where: str) -> None:
+    check_index(index, len(program.inputs), what, where)
+    if isinstance(program.inputs[index], SizeInput):
+        raise BundleInvalid(f"{what} is {index}, which is no tensor", where=where)
+
+
+def _check_output(output: OutputSpec, program: Program, bases: int, where: str) -> None:
+    if isinstance(output, FreshOutput):
+        return
+    if isinstance(output, InputItself | InputAlias):
+        _check_tensor_input(output.input_index, program, "input_index of an output", where)
+    elif isinstance(output, IntermediateAlias):
+        check_index(output.base_index, bases, "base_index of an output", where)
+    else:
+        check_index(output.output_index, len(program.outputs), "output_index of an output", where)
+        if program.outputs[output.output_index] is None:
+            raise BundleInvalid(f"output_index of an output is {output.output_index}, which is no tensor", where=where)
+    if not isinstance(output, InputItself):
+        for step in output.steps or ():
+            _check_step(step, where)
+
+
+def _check_step(step: ViewStep, where: str) -> None:
+    check_allowed(step.op, set(), where=where)
+    if step.op.removeprefix("aten::").partition(".")[0] not in VIEWS:
+        raise BundleInvalid(f"operator `{step.op}` of a view step is no view", where=where)
+    for argument in step.args:
+        check_constant(argument, "an argument of a view step", where)
+    if step.item is not None:
+        check_index(step.item, INT64_MAX, "item of a view step", where)
+
+
+def _check_gradients(
+    gradients: Gradients, functional: FunctionalGraph, program: Program, symbols: set[str], where: str
+) -> None:
+    if len(gradients.of_inputs) != len(program.inputs):
+        raise BundleInvalid(f"{len(gradients.of_inputs)} gradients for {len(program.inputs)} inputs", where=where)
+    for index, gradient in enumerate(gradients.of_inputs):
+        if gradient is not None:
+            _check_tensor_input(index, program, "input of a gradient", where)
+    if not gradients.partitions:
+        raise BundleInvalid("a joint graph has no partition", where=where)
+    check_unique([f"{tangent.of} {tangent.index}" for tangent in gradients.tangents], "tangent of", where)
+    limits = {"mutation": len(functional.mutations), "output": len(program.outputs)}
+    limits["intermediate_base"] = functional.intermediate_bases
+    for tangent in gradients.tangents:
+        check_index(tangent.index, limits[tangent.of], "index of a tangent", where)
+        _check_tangent(tangent, symbols, where)
+    for index in gradients.detached_inputs:
+        _check_tensor_input(index, program, "detached input", where)
+
+
+def _check_tangent(tangent: Tangent, symbols: set[str], where: str) -> None:
+    check_meta(tangent.meta, symbols | introduced(tangent.meta), where)
+    rank = len(tangent.meta.shape)
+    if tangent.memory_format is not None:
+        if tangent.memory_format == "preserve_format" or _RANKS.get(tangent.memory_format, rank) != rank:
+            raise BundleInvalid(f"a tangent of {rank} axes has memory format {tangent.memory_format}", where=where)
+        return
+    if tangent.stride is None or len(tangent.stride) != rank:
+        raise BundleInvalid(f"a tangent of {rank} axes has no layout", where=where)
+    for step in tangent.stride:
+        check_size(step, symbols, where=where)

@@ -1,0 +1,30 @@
+"""Rules of a recorded call."""
+
+from __future__ import annotations
+
+from aotexport_runtime.errors import BundleInvalid
+from aotexport_runtime.schema.program import Program, StateInput
+from aotexport_runtime.schema.vectors import Vector
+from aotexport_runtime.sizes import INT64_MAX
+from aotexport_runtime.validate.bounds import check_index, check_span, check_text, check_unique
+
+MAX_CALLS = 100
+
+
+def check_vector(vector: Vector, program: Program, *, where: str) -> None:
+    """Refuse a recorded call that does not fit its program, or never ends.
+
+    Raises:
+        BundleInvalid: names the fault.
+    """
+    if vector.program != program.name:
+        raise BundleInvalid(f"it is of program {vector.program[:80]!r}, not `{program.name}`", where=where)
+    check_index(vector.calls, MAX_CALLS + 1, "number of calls", where)
+    check_index(vector.seed, INT64_MAX, "seed", where)
+    expected = sum(not isinstance(spec, StateInput) for spec in program.inputs)
+    if len(vector.inputs) != expected:
+        raise BundleInvalid(f"{len(vector.inputs)} arguments; the program takes {expected}", where=where)
+    for spec in vector.inputs:
+        check_text(spec.path, "path of an argument", where)
+        check_span(spec.shape, spec.stride, spec.offset, f"argument {spec.path!r}", where)
+    check_unique(vector.values, "value", where)

@@ -1,0 +1,148 @@
+"""What the format consists of: its documents, records, fields and named types, as plain data for the other tools.
+
+Types are written as unions: a sorted list of arms, each a name (`int`, `null`, `TensorMeta`, `"train"`) or an object
+`{"array": union}` or `{"map": union}`. A union that contains a named type names it instead of repeating its arms.
+"""
+
+from __future__ import annotations
+
+import types
+import typing
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from aotexport_runtime.schema import graph, manifest, program, sizes, trees, values, vectors
+from aotexport_runtime.schema.base import Record
+
+DOCUMENTS: dict[str, type[Record]] = {
+    "bundle": manifest.Manifest,
+    "program": program.Program,
+    "graph": graph.Graph,
+    "vector": vectors.Vector,
+}
+"""The record at the root of each kind of JSON file."""
+
+NAMED_TYPES: dict[str, tuple[Any, str]] = {
+    "Argument": (values.Argument, "An argument: an element, or an array of them, nested at most three deep."),
+    "Element": (values.Element, "An argument that is no array; a bare string is a reference to a value of the graph."),
+    "ValueMeta": (values.ValueMeta, "What a value of a graph is."),
+    "Tree": (trees.Tree, "A nested input or output."),
+    "InputSpec": (program.InputSpec, "What an input of a program is."),
+    "OutputSpec": (program.OutputSpec, "How an output comes back to the caller."),
+    "Size": (sizes.Size, "An integer, the name of a symbol, or an expression."),
+    "SizeOperator": (sizes.SizeOperator, "An operator on sizes."),
+    "DType": (values.DType, "An element type, by the name that torch gives it."),
+    "Layout": (values.Layout, "A layout of tensors, by the name that torch gives it."),
+    "MemoryFormat": (values.MemoryFormat, "A memory format, by the name that torch gives it."),
+}
+"""Types that several fields share, widest first, with a description."""
+
+Union = list[Any]
+_PLAIN = {bool: "bool", int: "int", float: "float", str: "string", types.NoneType: "null"}
+
+
+def records() -> list[type[Record]]:
+    """Return every record that a document can hold, sorted by name."""
+    found: dict[str, type[Record]] = {}
+    waiting: list[type[Record]] = list(DOCUMENTS.values())
+    while waiting:
+        record = waiting.pop()
+        if record.__name__ not in found:
+            found[record.__name__] = record
+            waiting += [mentioned for hint in hints(record).values() for mentioned in _records_in(hint)]
+    return [found[name] for name in sorted(found)]
+
+
+def hints(record: type[Record]) -> dict[str, Any]:
+    """Return the type of each field of `record`, in order."""
+    resolved = typing.get_type_hints(record)
+    return {name: resolved[name] for name in record.__struct_fields__}
+
+
+def _records_in(hint: Any) -> Iterator[type[Record]]:
+    if isinstance(hint, type) and issubclass(hint, Record):
+        yield hint
+    for argument in typing.get_args(hint):
+        yield from _records_in(argument)
+
+
+def union_of(hint: Any, *, within: str = "") -> Union:
+    """Return a type as a union.
+
+    Args:
+        hint: a type annotation.
+        within: name of the named type that is being spelled out, which is not named itself.
+    """
+    arms = _arms(hint)
+    union: Union = []
+    for name, (named, _) in NAMED_TYPES.items():
+        covered = _arms(named)
+        if name != within and all(arm in arms for arm in covered):
+            union.append(name)
+            arms = [arm for arm in arms if arm not in covered]
+    union += [_arm(arm) for arm in arms]
+    return sorted(union, key=str)
+
+
+def _arms(hint: Any) -> list[Any]:
+    origin = typing.get_origin(hint)
+    if origin in (typing.Union, types.UnionType):
+        return [arm for part in typing.get_args(hint) for arm in _arms(part)]
+    if origin is typing.Literal:
+        return [typing.Literal[value] for value in typing.get_args(hint)]
+    return [hint]
+
+
+def _arm(arm: Any) -> Any:
+    origin, arguments = typing.get_origin(arm), typing.get_args(arm)
+    if arm in _PLAIN:
+        return _PLAIN[arm]
+    if origin is typing.Literal:
+        return f'"{arguments[0]}"'
+    if origin in (tuple, list):
+        return {"array": union_of(arguments[0])}
+    if origin is dict:
+        return {"map": union_of(arguments[1])}
+    return arm.__name__
+
+
+def spelled(union: Union) -> str:
+    """Return a union for people to read: `array<int | null>`."""
+    return " | ".join(sorted((_spelled_arm(arm) for arm in union), key=lambda text: (text == "null", text)))
+
+
+def _spelled_arm(arm: Any) -> str:
+    if isinstance(arm, str):
+        return arm
+    ((kind, items),) = arm.items()
+    return f"{kind}<{spelled(items)}>"
+
+
+def default_of(field: msgspec.structs.FieldInfo) -> Any:
+    """Return the default of a field that is not required, as JSON has it."""
+    factory = field.default_factory
+    default = field.default if factory is msgspec.NODEFAULT else factory()
+    return msgspec.json.decode(msgspec.json.encode(default))
+
+
+def attribute_docs(record: type[Record]) -> dict[str, str]:
+    """Return what the docstring of `record` says about each field."""
+    docs: dict[str, str] = {}
+    name = ""
+    _, _, section = (record.__doc__ or "").partition("Attributes:\n")
+    for line in section.splitlines():
+        indent = len(line) - len(line.lstrip())
+        if indent == 8:
+            name, _, text = line.strip().partition(": ")
+            docs[name] = text
+        elif name and line.strip():
+            docs[name] += " " + line.strip()
+    return docs
+
+
+def summary_of(record: type[Record]) -> str:
+    """Return the docstring of `record` up to its fields, as one line."""
+    text, _, _ = (record.__doc__ or "").partition("Attributes:\n")
+    return " ".join(text.split())

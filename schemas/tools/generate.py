@@ -1,0 +1,133 @@
+"""Write what follows from the records: `python schemas/tools/generate.py`, or `--check` whether it is current.
+
+`schemas/v1/<document>.schema.json` describes each kind of JSON file of a bundle (JSON Schema 2020-12). What the schemas
+cannot say (an integer is written without fraction or exponent, a float with one; indices are in range; ...) is in the
+prose of `schemas/README.md`, whose tables are written here as well.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from catalogue import DOCUMENTS, NAMED_TYPES, attribute_docs, records, summary_of
+from lock import LOCK, lock_of_records, read_lock
+from reference import filled
+
+SCHEMAS = Path(__file__).parents[1]
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+REFERENCE = "#/$defs/{name}"
+
+
+def generate() -> dict[str, str]:
+    """Return the text of each generated file, by its path below `schemas`."""
+    texts = {f"v1/{name}.schema.json": _text(_schema(record)) for name, record in DOCUMENTS.items()}
+    prose = (SCHEMAS / "README.md").read_text(encoding="utf-8")
+    return {**texts, "README.md": filled(prose, lock_of_records(read_lock(LOCK)))}
+
+
+def _schema(record: type[Any]) -> dict[str, Any]:
+    _, components = msgspec.json.schema_components((record,), ref_template=REFERENCE)
+    docs = {record.__name__: record for record in records()}
+    definitions: dict[str, Any] = {}
+    for name, component in components.items():
+        described = _described(docs[name], component)
+        definitions[name] = _named(described)
+    used = {name for name in NAMED_TYPES if _mentions(definitions, name)}
+    while True:
+        definitions.update({name: _named_type(name) for name in used})
+        more = {name for name in NAMED_TYPES if _mentions(definitions, name)} - used
+        if not more:
+            break
+        used |= more
+    root = definitions.pop(record.__name__)
+    if _mentions({"": root, **definitions}, record.__name__):
+        definitions[record.__name__] = root
+        root = {"$ref": REFERENCE.format(name=record.__name__), "title": root["title"]}
+    return {"$schema": DIALECT, **root, "$defs": definitions}
+
+
+def _described(record: type[Any], component: dict[str, Any]) -> dict[str, Any]:
+    """Return the schema of a record with the docstring's words on the record and on each field."""
+    docs = attribute_docs(record)
+    properties = {
+        field: {**schema, "description": docs[field]} if field in docs else schema
+        for field, schema in component["properties"].items()
+    }
+    return {**component, "description": summary_of(record), "properties": properties}
+
+
+def _named(schema: Any, *, within: str = "") -> Any:
+    """Return `schema` with named types in place of their arms, and without OpenAPI's discriminators."""
+    if isinstance(schema, list):
+        return [_named(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    plain = {key: _named(value) for key, value in schema.items() if key not in ("discriminator", "anyOf")}
+    if "anyOf" in schema:
+        arms = _arms(schema)
+        for name in NAMED_TYPES:
+            covered = _arms_of(name)
+            if name != within and len(covered) > 1 and all(arm in arms for arm in covered):
+                arms = [{"$ref": REFERENCE.format(name=name)}] + [arm for arm in arms if arm not in covered]
+        arms = [_named(arm) for arm in arms]
+        return {**plain, **(arms[0] if len(arms) == 1 else {"anyOf": arms})}
+    for name in NAMED_TYPES:
+        if name != within and "enum" in schema and [{"enum": schema["enum"]}] == _arms_of(name):
+            del plain["enum"]
+            return {**plain, "$ref": REFERENCE.format(name=name)}
+    return plain
+
+
+def _arms(schema: dict[str, Any]) -> list[Any]:
+    """Return the arms of a union, nested unions flattened."""
+    if "anyOf" not in schema:
+        return [{key: value for key, value in schema.items() if key != "discriminator"}]
+    return [arm for nested in schema["anyOf"] for arm in _arms(nested)]
+
+
+def _arms_of(name: str) -> list[Any]:
+    (schema,), _ = msgspec.json.schema_components((NAMED_TYPES[name][0],), ref_template=REFERENCE)
+    return _arms(schema)
+
+
+def _named_type(name: str) -> dict[str, Any]:
+    arms = _arms_of(name)
+    schema = arms[0] if len(arms) == 1 else {"anyOf": arms}
+    return {"title": name, "description": NAMED_TYPES[name][1], **_named(schema, within=name)}
+
+
+def _mentions(schema: Any, name: str) -> bool:
+    return f'"{REFERENCE.format(name=name)}"' in json.dumps(schema)
+
+
+def _text(schema: dict[str, Any]) -> str:
+    return json.dumps(schema, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Write the files, or check them; return the exit code."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--check", action="store_true", help="write nothing; fail when a file is not current")
+    options = parser.parse_args(argv)
+    texts = generate()
+    if not options.check:
+        for name, text in texts.items():
+            (SCHEMAS / name).write_text(text, encoding="utf-8")
+        return 0
+    current = {path.relative_to(SCHEMAS).as_posix() for path in SCHEMAS.glob("v1/*.schema.json")} | {"README.md"}
+    stale = [
+        name for name in texts if name not in current or (SCHEMAS / name).read_text(encoding="utf-8") != texts[name]
+    ]
+    stale += sorted(current - {*texts})
+    for name in stale:
+        print(f"schemas/{name} differs from the records; run `python schemas/tools/generate.py`", file=sys.stderr)
+    return 1 if stale else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,72 @@
+"""The zoo: small callables, one per semantic, shared by the conformance tests.
+
+A case is a callable with the arguments of its example call, made anew each time. Its name is its id.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+FILES = ("aliases", "autograd", "bodies", "dynamic", "modules", "mutations", "randomness", "structure")
+
+
+@dataclass(frozen=True)
+class Case:
+    """A callable to export.
+
+    Attributes:
+        name: words joined by underscores.
+        make: returns the callable (a function or a fresh module) and its positional and keyword arguments.
+        options: further arguments of `aotexport.export`.
+        forward_only: why no functional graph is expected, as a part of the recorded reason; empty: one is.
+    """
+
+    name: str
+    make: Callable[[], tuple[Any, tuple[Any, ...], dict[str, Any]]]
+    options: dict[str, Any] = field(default_factory=dict)
+    forward_only: str = ""
+
+
+CASES: dict[str, Case] = {}
+
+
+def case(
+    make_args: Callable[[], tuple[Any, ...]], *, forward_only: str = "", kwargs: Any = None, **options: Any
+) -> Any:
+    """Register a function of tensors, or a module class, as a case.
+
+    Args:
+        make_args: returns fresh positional arguments.
+        forward_only: see `Case`.
+        kwargs: returns fresh keyword arguments.
+        options: see `Case`.
+    """
+
+    def register(target: Any) -> Any:
+        def make() -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+            import torch
+
+            torch.manual_seed(0)
+            callable_ = target() if isinstance(target, type) else target
+            return callable_, make_args(), kwargs() if kwargs else {}
+
+        name = target.__name__ if not isinstance(target, type) else _snake(target.__name__)
+        assert name not in CASES, f"two cases are called {name}"
+        CASES[name] = Case(name, make, options, forward_only)
+        return target
+
+    return register
+
+
+def _snake(name: str) -> str:
+    return "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in name).lstrip("_")
+
+
+def all_cases() -> list[Case]:
+    """Return every case, in order of file and definition."""
+    for file in FILES:
+        importlib.import_module(f"tests.cases.{file}")
+    return list(CASES.values())

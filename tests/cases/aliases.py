@@ -1,0 +1,190 @@
+"""Outputs and inputs that share memory."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from tests.cases import case
+from tests.cases.mutations import leaf, non_leaf
+
+
+@case(lambda: (leaf(3, 4),))
+def output_is_the_input(x):
+    return x, x * 2
+
+
+@case(lambda: (leaf(3, 4),))
+def views_of_the_input(x):
+    return x.view(-1), x.t(), x[0], x.unsqueeze(0), x.narrow(1, 1, 2)
+
+
+@case(lambda: (torch.randn(3, 4),))
+def views_of_an_input_without_grad(x):
+    return x.view(-1), x.t(), x.diagonal(), x.unfold(1, 2, 1)
+
+
+@case(lambda: (non_leaf(3, 4),))
+def view_of_a_non_leaf(x):
+    return x.view(2, 6), x.sum()
+
+
+@case(lambda: (leaf(6, 4),))
+def several_views_at_once(x):
+    return x.split(2), x.unbind(1)[0], x.chunk(3)[1]
+
+
+@case(lambda: (leaf(6, 4),))
+def several_views_of_an_intermediate(x):
+    return (x * 2).chunk(3)
+
+
+@case(lambda: (leaf(3, 4),))
+def views_of_an_intermediate(x):
+    y = x * 2
+    return y.view(-1), y[1]
+
+
+@case(lambda: (leaf(3, 4),))
+def views_of_an_intermediate_that_is_returned(x):
+    y = x * 2
+    return y.view(-1), y.t(), y
+
+
+@case(lambda: (leaf(3, 4),))
+def one_view_of_an_intermediate(x):
+    return (x * 2).view(-1)
+
+
+@case(lambda: (leaf(3, 4),))
+def same_output_twice(x):
+    y = x * 2
+    return y, y, [y]
+
+
+@case(lambda: (leaf(3, 4),))
+def expanded_outputs(x):
+    return x.unsqueeze(0).expand(2, 3, 4), (x * 2).unsqueeze(0).expand(2, 3, 4)
+
+
+@case(lambda: (leaf(3, 4),))
+def detached_outputs(x):
+    y = x * 2
+    return x.detach(), y.detach(), y
+
+
+@case(lambda: (leaf(3, 4),))
+def view_made_under_no_grad(x):
+    with torch.no_grad():
+        y = x.view(-1)
+    return y, x * 2
+
+
+@case(lambda: (leaf(3, 4),))
+def intermediate_view_made_under_no_grad(x):
+    z = x * 2
+    with torch.no_grad():
+        y = z.view(-1)
+    return y, z.sum()
+
+
+@case(lambda: (torch.randn(3, 4, dtype=torch.complex64, requires_grad=True),))
+def complex_as_real(x):
+    return torch.view_as_real(x), (x * 2).abs()
+
+
+@case(lambda: (torch.randn(3, 4),))
+def view_of_another_dtype(x):
+    return x.view(torch.int32), x.view(torch.int16)
+
+
+@case(lambda: (torch.randn(3, 4),))
+def mutated_input_and_its_view(x):
+    x.add_(1)
+    return x.view(-1), x
+
+
+@case(lambda: (leaf(3, 4),))
+def reshape_that_copies(x):
+    return x.t().reshape(-1), x.reshape(-1)
+
+
+def _overlapping() -> tuple[torch.Tensor, torch.Tensor]:
+    base = torch.randn(10)
+    return base[:6], base[3:9]
+
+
+def _disjoint() -> tuple[torch.Tensor, torch.Tensor]:
+    base = torch.randn(10)
+    return base[:4], base[5:9]
+
+
+@case(_overlapping)
+def overlapping_inputs_one_mutated(x, y):
+    x.mul_(2)
+    return x + y
+
+
+@case(_overlapping)
+def overlapping_inputs_none_mutated(x, y):
+    return x + y, x[3:]
+
+
+@case(_disjoint)
+def disjoint_slices_one_mutated(x, y):
+    x.mul_(2)
+    return x + y
+
+
+def _views_of_a_grad_base() -> tuple[torch.Tensor, torch.Tensor]:
+    base = non_leaf(10)
+    return base[:6], base[3:9]
+
+
+@case(_views_of_a_grad_base)
+def views_of_a_common_base_one_mutated(x, y):
+    x.mul_(2)
+    return x * y
+
+
+def _twice() -> tuple[torch.Tensor, torch.Tensor]:
+    x = leaf(3, 4)
+    return x, x
+
+
+@case(_twice)
+def the_same_tensor_twice(x, y):
+    return x * y
+
+
+def _twice_plain() -> tuple[torch.Tensor, torch.Tensor]:
+    x = torch.randn(3, 4)
+    return x, x
+
+
+@case(_twice_plain)
+def the_same_tensor_twice_and_mutated(x, y):
+    x.mul_(2)
+    return x + y
+
+
+@case(lambda: (torch.randn(2, 3),))
+class ParameterReturned(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4, 3))
+
+    def forward(self, x):
+        return x @ self.weight.t(), self.weight, self.weight[0]
+
+
+@case(lambda: (torch.randn(2, 3),))
+class BufferReturned(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(3))
+        self.weight = nn.Parameter(torch.randn(3))
+
+    def forward(self, x):
+        self.mean.add_(x.mean(0))
+        return x * self.weight, self.mean

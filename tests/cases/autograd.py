@@ -1,0 +1,153 @@
+"""What reaches which gradient."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from tests.cases import case
+from tests.cases.mutations import leaf, non_leaf
+
+
+@case(lambda: (leaf(3, 4), leaf(4, 5)))
+def matmul(x, w):
+    return (x @ w).relu().sum()
+
+
+@case(lambda: (leaf(3), leaf(3), leaf(3)))
+def several_outputs_of_several_inputs(a, b, c):
+    return a * b, b * c, (a + c).sum()
+
+
+@case(lambda: (leaf(3), leaf(3)))
+def input_without_gradient(x, y):
+    return x * 2 + y.detach()
+
+
+@case(lambda: (leaf(3), non_leaf(3)))
+def non_leaf_without_gradient(x, y):
+    return x * y.detach()
+
+
+@case(lambda: (leaf(3, 4),))
+def outputs_without_gradient(x):
+    return x * 2, x.detach() * 3, x > 0, x.argmax(), 5, None
+
+
+@case(lambda: (leaf(3, 4),))
+def region_under_no_grad(x):
+    with torch.no_grad():
+        scale = x.abs().max()
+    return x / scale, scale
+
+
+@case(lambda: (leaf(3, 4),))
+def region_with_grad_inside_no_grad(x):
+    with torch.no_grad():
+        a = x * 2
+        with torch.enable_grad():
+            b = x * 3
+        c = x * 4
+    return a, b, c
+
+
+@case(lambda: (leaf(4, 4).t(),))
+def transposed_input(x):
+    return x.reshape(-1) * 2, x.contiguous().sum(0)
+
+
+@case(lambda: (leaf(2, 3, 4, 4).to(memory_format=torch.channels_last).detach().requires_grad_(),))
+def channels_last_input(x):
+    return nn.functional.relu(x) * 2
+
+
+@case(lambda: (leaf(2, 3, 8, 8), leaf(4, 3, 3, 3)))
+def convolution(x, w):
+    return nn.functional.conv2d(x, w, padding=1, stride=2).tanh()
+
+
+@case(lambda: (leaf(5, 4), torch.tensor([0, 3, 1, 2, 0])))
+def cross_entropy(x, target):
+    return nn.functional.cross_entropy(x, target), x.softmax(-1)
+
+
+@case(lambda: (leaf(2, 4, 6), leaf(2, 4, 6), leaf(2, 4, 6)))
+def attention(q, k, v):
+    return nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+@case(lambda: (leaf(3, 4), torch.tensor([[0, 1], [2, 0]])))
+def gather_and_index(x, i):
+    return x.gather(1, i), x[i], x.index_select(0, i[0])
+
+
+@case(lambda: (leaf(4, 4),), forward_only="with_effects")
+def linear_algebra(x):
+    spd = x @ x.t() + 4 * torch.eye(4)
+    return torch.linalg.cholesky(spd), torch.linalg.inv(spd), torch.logdet(spd)
+
+
+@case(lambda: (leaf(3, 4),))
+def reductions(x):
+    return x.mean(), x.var(0), x.logsumexp(1), x.norm(), x.prod(), x.cumsum(0), x.amax(1)
+
+
+@case(lambda: (leaf(3, 4),))
+def sort_and_topk(x):
+    return x.sort(dim=1), torch.topk(x, 2), x.max(1), x.median(0)
+
+
+@case(lambda: (leaf(3, 4),))
+def scalar_parts(x):
+    return x.sum() * x.shape[0], x * float(x.shape[1])
+
+
+@case(lambda: (torch.randn(3, 4, dtype=torch.bfloat16, requires_grad=True),))
+def bfloat16(x):
+    return (x * 2).sin().sum()
+
+
+@case(lambda: (torch.randn(3, 4, dtype=torch.float64, requires_grad=True),))
+def float64(x):
+    return (x * 2).sin().exp()
+
+
+@case(lambda: (leaf(3, 4),))
+def autocast_region(x):
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y = x @ x.t()
+    return y.float().sum(), y
+
+
+@case(lambda: (torch.randn(4, dtype=torch.complex64, requires_grad=True),))
+def complex_numbers(x):
+    return (x * (1 + 2j)).conj(), torch.fft.fft(x).abs()
+
+
+class Cube(torch.autograd.Function):
+    """x ** 3, with a backward that is not its derivative, so that a lost backward shows."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x**3
+
+    @staticmethod
+    def backward(ctx, grad):
+        (x,) = ctx.saved_tensors
+        return grad * x * 7
+
+
+@case(lambda: (leaf(3, 4),))
+def custom_autograd_function(x):
+    return Cube.apply(x) + x
+
+
+@case(lambda: (leaf(3, 4), leaf(3, 4)))
+def where_and_masks(x, y):
+    return torch.where(x > 0, x, y), x.masked_fill(y > 0, 0.0), x.clamp(-0.5, 0.5)
+
+
+@case(lambda: (leaf(2, 3), leaf(3)))
+def broadcast(x, y):
+    return x + y, x * y.unsqueeze(0), torch.einsum("ij,j->i", x, y)

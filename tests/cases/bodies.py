@@ -1,0 +1,89 @@
+"""Operators with bodies: branches, loops, scans, maps, checkpoints, autocast."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch._higher_order_ops.associative_scan import associative_scan
+from torch._higher_order_ops.map import map as map_over
+from torch._higher_order_ops.scan import scan
+from torch._higher_order_ops.while_loop import while_loop
+from torch.utils.checkpoint import checkpoint
+
+from tests.cases import case
+from tests.cases.mutations import leaf
+
+
+@case(lambda: (leaf(3, 4),))
+def branches(x):
+    return torch.cond(x.sum() > 0, lambda x: x.sin() * 2, lambda x: x.cos(), (x,))
+
+
+@case(lambda: (torch.randn(3, 4), torch.tensor(False)))
+def branches_on_a_flag(x, flag):
+    return torch.cond(flag, lambda x: x + 1, lambda x: x - 1, (x,))
+
+
+@case(lambda: (torch.randn(3, 4),))
+class BranchesOverParameters(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(4, 4)
+        self.second = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return torch.cond(x.mean() > 0, lambda x: self.first(x).sin(), lambda x: self.second(x).cos(), (x,))
+
+
+@case(lambda: (torch.randn(3, 4),))
+def loop_without_grad(x):
+    return while_loop(lambda i, x: i < 3, lambda i, x: (i + 1, x * 2), (torch.tensor(0), x))
+
+
+@case(lambda: (leaf(3, 4),))
+def loop_with_grad(x):
+    return while_loop(lambda i, x: i < 3, lambda i, x: (i + 1, x.sin()), (torch.tensor(0), x))
+
+
+@case(lambda: (leaf(5, 4),))
+def scan_of_running_sums(x):
+    return scan(lambda carried, x: (carried + x, carried * x), torch.zeros(4), x)
+
+
+@case(lambda: (leaf(5, 4), leaf(4)))
+def map_over_rows(x, y):
+    return map_over(lambda row, y: (row * y).sin(), x, y)
+
+
+@case(lambda: (leaf(5, 4),))
+def associative_product(x):
+    return associative_scan(lambda a, b: a * b, x, 0, combine_mode="generic")
+
+
+@case(lambda: (leaf(3, 4), leaf(4, 4)))
+def checkpointed(x, w):
+    return checkpoint(lambda x: (x @ w).sin().exp(), x, use_reentrant=False) * 2
+
+
+@case(lambda: (leaf(3, 4),))
+def nested_autocast(x):
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y = x @ x.t()
+        with torch.autocast("cpu", enabled=False):
+            z = x @ x.t()
+    return y.float().sum() + z.sum()
+
+
+@case(lambda: (leaf(5, 4), leaf(4)))
+def vmapped(x, w):
+    return torch.vmap(lambda row: (row * w).sum().sin())(x)
+
+
+@case(lambda: (torch.randn(5, 4), torch.randn(4)))
+def gradient_inside(x, w):
+    return torch.func.grad(lambda w: (x @ w).sin().sum())(w)
+
+
+@case(lambda: (torch.randn(4),))
+def jacobian_inside(x):
+    return torch.func.jacrev(lambda x: x.sin() * x.sum())(x)

@@ -1,0 +1,168 @@
+"""Modules: ties, shared submodules, normalisation, recurrence, attention, constants, frozen parameters."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from tests.cases import case
+
+CLOSED_OVER = torch.linspace(0, 1, 4)
+
+
+@case(lambda: (torch.randn(6, 3, 8, 8),))
+class ConvolutionsWithBatchNorm(nn.Sequential):
+    def __init__(self):
+        super().__init__(
+            nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(36, 2)
+        )
+
+
+@case(lambda: (torch.randint(0, 10, (2, 5)),))
+class TiedWeights(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(10, 4)
+        self.head = nn.Linear(4, 10, bias=False)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, ids):
+        return self.head(self.embedding(ids).tanh())
+
+
+@case(lambda: (torch.randn(2, 4),))
+class SharedSubmodule(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(4, 4)
+        self.second = self.first
+        self.third = nn.Linear(4, 4)
+        self.third.weight = self.first.weight
+
+    def forward(self, x):
+        return self.third(self.second(self.first(x)))
+
+
+@case(lambda: (torch.randn(2, 4),))
+class FrozenPart(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.frozen = nn.Linear(4, 4).requires_grad_(False)
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.head(self.frozen(x).relu())
+
+
+@case(lambda: (torch.randn(2, 4),))
+class UnusedParameter(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.used = nn.Linear(4, 2)
+        self.unused = nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.used(x)
+
+
+@case(lambda: (torch.randn(2, 4),))
+class ConstantsOfEveryKind(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4))
+        self.plain = torch.randn(4)
+        self.listed = [torch.randn(4), torch.randn(4)]
+        self.register_buffer("hidden", torch.randn(4), persistent=False)
+
+    def forward(self, x):
+        return x * self.weight + self.plain + self.listed[1] + self.hidden + CLOSED_OVER + torch.tensor([1.0, 2, 3, 4])
+
+
+@case(lambda: (torch.randn(3, 2, 4),), forward_only="mkldnn_rnn_layer")
+class Recurrent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lstm = nn.LSTM(4, 5, 2, bidirectional=True)
+        self.gru = nn.GRU(10, 3)
+
+    def forward(self, x):
+        y, (h, c) = self.lstm(x)
+        return self.gru(y)[0], h, c
+
+
+@case(lambda: (torch.randn(3, 2, 8),))
+class EncoderLayer(nn.TransformerEncoderLayer):
+    def __init__(self):
+        super().__init__(8, 2, 16)
+
+
+@case(lambda: (torch.randn(3, 2, 8),) * 3)
+class MultiheadAttention(nn.MultiheadAttention):
+    def __init__(self):
+        super().__init__(8, 2, batch_first=True)
+
+
+@case(lambda: (torch.randint(0, 10, (3, 5)),))
+class EmbeddingBag(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.EmbeddingBag(10, 4), nn.LayerNorm(4), nn.Linear(4, 2))
+
+
+@case(lambda: (torch.randn(2, 6, 5, 5),))
+class Normalisations(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.GroupNorm(2, 6), nn.InstanceNorm2d(6, affine=True, track_running_stats=True), nn.GELU())
+
+
+@case(lambda: (torch.randn(2, 4),), programs=["train", "infer", "eval-joint"])
+class ThreePrograms(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Linear(4, 2))
+
+
+@case(lambda: (torch.randn(2, 4),))
+class NonContiguousState(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(6, 4).t())
+        storage = torch.randn(12)
+        self.register_buffer("left", storage[:8])
+        self.register_buffer("right", storage[4:])
+
+    def forward(self, x):
+        self.left.add_(0.5)
+        return (x @ self.weight).sum(1) + self.right.sum()
+
+
+@case(lambda: (torch.randn(2, 4),))
+class RootHooks(nn.Linear):
+    def __init__(self):
+        super().__init__(4, 3)
+        self.register_forward_pre_hook(lambda module, args: (args[0] * 2,))
+        self.register_forward_hook(lambda module, args, output: output + 1)
+
+
+class Norm(nn.Module):
+    def forward(self, x):
+        return x / x.norm()
+
+
+@case(lambda: (torch.randn(2, 4),))
+class WeightNormed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.utils.parametrizations.weight_norm(nn.Linear(4, 3))
+        nn.utils.parametrize.register_parametrization(self.layer, "bias", Norm())
+
+    def forward(self, x):
+        return self.layer(x)
+
+
+@case(lambda: (torch.randn(2, 4),))
+class SpectralNormed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.utils.parametrizations.spectral_norm(nn.Linear(4, 3))
+
+    def forward(self, x):
+        return self.layer(x)

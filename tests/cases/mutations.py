@@ -1,0 +1,220 @@
+"""Inputs, parameters and buffers that a call changes."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from tests.cases import case
+
+
+def leaf(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, requires_grad=True)
+
+
+def non_leaf(*shape: int) -> torch.Tensor:
+    return leaf(*shape) * 1
+
+
+@case(lambda: (torch.randn(3, 4),))
+def data_of_an_input(x):
+    x.add_(1)
+    return x * 2
+
+
+@case(lambda: (leaf(3, 4), torch.randn(3, 4)))
+def data_of_an_input_that_is_used_in_backward(x, y):
+    y.mul_(2)
+    return x * y
+
+
+@case(lambda: (non_leaf(3, 4),))
+def data_of_a_non_leaf(x):
+    x.mul_(3)
+    return x.sin()
+
+
+@case(lambda: (non_leaf(3, 4),))
+def data_of_a_non_leaf_that_is_returned(x):
+    x.mul_(3)
+    return x, x * 2
+
+
+@case(lambda: (non_leaf(3, 4), leaf(3, 4)))
+def data_of_a_non_leaf_from_another_input(x, w):
+    x.copy_(w * 2)
+    return x.exp()
+
+
+@case(lambda: (torch.randn(3, 4), leaf(3, 4)))
+def data_of_an_input_from_one_that_requires_grad(x, w):
+    x.mul_(w)
+    return x.sum()
+
+
+@case(lambda: (leaf(3, 4),))
+def data_of_a_leaf_under_no_grad(x):
+    with torch.no_grad():
+        x.mul_(2)
+    return x * 3
+
+
+@case(lambda: (leaf(3, 4),))
+def data_through_a_detached_alias(x):
+    x.detach().mul_(2)
+    return x * 3
+
+
+@case(lambda: (torch.arange(6), torch.randn(6)))
+def data_of_integers(i, x):
+    i.add_(1)
+    return x * i
+
+
+@case(lambda: (torch.randn(4, 4),))
+def data_through_a_view(x):
+    x[0].add_(1)
+    x.view(-1)[5:7].zero_()
+    return x.sum(0)
+
+
+@case(lambda: (non_leaf(4, 4),))
+def data_of_a_non_leaf_through_a_view(x):
+    x[1].mul_(2)
+    return x.sum(0)
+
+
+@case(lambda: (torch.randn(3), torch.randn(3), leaf(3)))
+def data_of_several_inputs(a, b, w):
+    a.add_(1)
+    b.mul_(a)
+    return a * w + b
+
+
+@case(lambda: (torch.randn(3, 4),))
+def metadata_by_t(x):
+    x.t_()
+    return x * 2
+
+
+@case(lambda: (torch.randn(3, 4, 5),))
+def metadata_by_transpose(x):
+    x.transpose_(0, 2)
+    return x + 1
+
+
+@case(lambda: (torch.randn(3, 1, 5),))
+def metadata_by_squeeze_and_unsqueeze(x):
+    x.squeeze_(1)
+    x.unsqueeze_(0)
+    return x + 1
+
+
+@case(lambda: (torch.randn(3, 4),))
+def metadata_by_as_strided(x):
+    x.as_strided_((2, 3), (4, 1))
+    return x * 2
+
+
+@case(lambda: (torch.randn(3, 4),))
+def data_and_metadata(x):
+    x.t_()
+    x.mul_(2)
+    return x + 1
+
+
+@case(lambda: (torch.randn(3, 4), leaf(3, 4)), forward_only="modified by an inplace operation")
+def metadata_beside_a_gradient(x, w):
+    y = x * w
+    x.t_()
+    return y.sum(0)
+
+
+@case(lambda: (leaf(3, 4),))
+def intermediate_in_place(x):
+    y = x.sin()
+    y.add_(1)
+    y[0].mul_(2)
+    return y.exp()
+
+
+@case(lambda: (torch.randn(3, 4),))
+def zeros_in_place(x):
+    x.zero_()
+    return x.fill_(2.0)
+
+
+@case(lambda: (torch.randn(2, 3),))
+class BufferInPlace(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("count", torch.zeros(()))
+        self.register_buffer("seen", torch.zeros(3), persistent=False)
+        self.weight = nn.Parameter(torch.randn(3))
+
+    def forward(self, x):
+        self.count += 1
+        self.seen.add_(x.mean(0))
+        return x * self.weight + self.seen
+
+
+@case(lambda: (torch.randn(2, 3),))
+class ParameterUnderNoGrad(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(3))
+
+    def forward(self, x):
+        with torch.no_grad():
+            self.weight.clamp_(-0.5, 0.5)
+        return x * self.weight
+
+
+@case(lambda: (torch.randn(2, 3),), forward_only="replaces the tensor attribute")
+class BufferReplaced(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(3))
+        self.weight = nn.Parameter(torch.randn(3))
+
+    def forward(self, x):
+        self.mean = 0.9 * self.mean + 0.1 * x.mean(0)
+        return (x - self.mean) * self.weight
+
+
+@case(lambda: (torch.randn(2, 3),), forward_only="replaces the tensor attribute")
+class TensorAttributeReplaced(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.total = torch.zeros(3)
+        self.weight = nn.Parameter(torch.randn(3))
+
+    def forward(self, x):
+        self.total = self.total + x.sum(0)
+        return self.total * self.weight
+
+
+@case(lambda: (torch.randn(2, 3),))
+class TensorAttributeInPlace(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.total = torch.zeros(3)
+        self.weight = nn.Parameter(torch.randn(3))
+
+    def forward(self, x):
+        self.total.add_(x.sum(0))
+        return self.total * self.weight
+
+
+@case(lambda: (leaf(3, 4),))
+def grad_mode_left_off(x):
+    y = x * 2
+    torch.set_grad_enabled(False)
+    return y
+
+
+@case(lambda: (torch.randn(6).requires_grad_(), torch.tensor([0, 2, 2])))
+def index_add_into_an_intermediate(x, i):
+    y = torch.zeros(3)
+    y.index_add_(0, i, x[:3])
+    return y + x[3:]

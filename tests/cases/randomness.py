@@ -1,0 +1,46 @@
+"""Random operators: the same seed gives the same result as eager execution."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from tests.cases import case
+from tests.cases.mutations import leaf
+
+
+@case(lambda: (leaf(30, 4),))
+def dropout(x):
+    return nn.functional.dropout(x, 0.5) * 2
+
+
+@case(lambda: (leaf(3, 4),))
+def random_values(x):
+    return x * torch.randn_like(x) + torch.rand(3, 4) + torch.randint(0, 5, (3, 4))
+
+
+@case(lambda: (torch.rand(3, 4),))
+def draws_from_distributions(p):
+    return torch.bernoulli(p), torch.multinomial(p, 2), torch.normal(p, 1.0), torch.randperm(5)
+
+
+@case(lambda: (leaf(3, 4),))
+def in_place_random(x):
+    return x * torch.empty(3, 4).uniform_(0, 2).exponential_(1.0)
+
+
+@case(lambda: (leaf(3, 4),))
+def unused_draw_advances_the_generator(x):
+    torch.rand(3)
+    return x * torch.rand(3, 4)
+
+
+@case(lambda: (torch.randn(5, 8),))
+class DropoutBetweenLayers(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.Linear(8, 8), nn.Dropout(0.3), nn.ReLU(), nn.Dropout(0.3), nn.Linear(8, 2))
+
+
+@case(lambda: (leaf(4, 6, 8),))
+def feature_and_alpha_dropout(x):
+    return nn.functional.dropout1d(x, 0.4), nn.functional.alpha_dropout(x, 0.4), nn.functional.rrelu(x, training=True)

@@ -1,0 +1,88 @@
+"""Nested inputs and outputs, signatures, constants."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from typing import Any, NamedTuple
+
+import torch
+
+from tests.cases import case
+from tests.cases.mutations import leaf
+
+
+class Pair(NamedTuple):
+    first: torch.Tensor
+    second: Any
+
+
+@dataclasses.dataclass
+class Record:
+    loss: torch.Tensor
+    extra: Any = None
+
+
+@case(lambda: (leaf(3), [torch.randn(3), {"a": torch.randn(3), "b": (torch.randn(3), 3, "s", None)}]))
+def nested_containers(x, rest):
+    return {"sum": x + rest[0], "list": [rest[1]["a"] * 2, (rest[1]["b"][0],)], "nothing": None, "five": 5}
+
+
+@case(lambda: (Pair(leaf(3), 2.0),))
+def named_tuple(pair):
+    return Pair(pair.first * pair.second, (pair.first + 1, "label"))
+
+
+@case(lambda: (Record(leaf(3), {"k": torch.randn(3)}),))
+def dataclass_record(record):
+    return Record(record.loss * record.extra["k"], None)
+
+
+@case(lambda: (leaf(3),))
+def ordered_dict(x):
+    return collections.OrderedDict(b=x * 2, a=x * 3)
+
+
+@case(lambda: (leaf(3, 4),))
+def return_types(x):
+    return torch.max(x, 1), torch.linalg.qr(x)
+
+
+@case(lambda: (leaf(3, 4),))
+def size_and_dtype(x):
+    return x.shape, x.dtype, x * 1, x.dim(), x.is_floating_point()
+
+
+@case(lambda: (leaf(3, 4),), kwargs=lambda: {"scale": 2.5, "flag": True, "mode": "a"})
+def keyword_arguments(x, *, scale, flag=False, mode="b"):
+    return x * scale if flag and mode == "a" else x
+
+
+@case(lambda: (leaf(3), torch.randn(3), torch.randn(3)), kwargs=lambda: {"a": torch.randn(3), "b": 2})
+def variadic(x, *args, **kwargs):
+    return x + sum(args) + kwargs["a"] * kwargs["b"]
+
+
+@case(lambda: (leaf(3),))
+def optional_arguments(x, y=None, n=3, *, z=1.5):
+    return x * n * z if y is None else x + y
+
+
+@case(lambda: ())
+def no_arguments():
+    return torch.ones(3), 7
+
+
+@case(lambda: (torch.randn(3), torch.tensor(2)))
+def scalar_tensors(x, n):
+    return x * n, n + 1, torch.tensor(3.5) * x
+
+
+@case(lambda: (torch.randn(0, 3), leaf(2, 0)))
+def empty_tensors(x, y):
+    return x * 2, y.sum(), torch.cat([x, torch.ones(1, 3)])
+
+
+@case(lambda: (leaf(3),))
+def special_floats(x):
+    return x + float("inf"), x * float("nan"), x.clamp(max=float("inf")), x * -0.0

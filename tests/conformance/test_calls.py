@@ -1,0 +1,326 @@
+"""Calls unlike the captured one: other gradients, modes, layouts and aliasing, compared with eager in this process."""
+
+from __future__ import annotations
+
+import copy
+import threading
+
+import pytest
+import torch
+from torch import nn
+
+import aotexport
+import aotexport_runtime
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(4, 6)
+        self.norm = nn.BatchNorm1d(6)
+        self.second = nn.Linear(6, 3)
+        self.dropout = nn.Dropout(0.25)
+
+    def forward(self, x, y):
+        hidden = self.dropout(self.norm(self.first(x)).relu())
+        return self.second(hidden), hidden * y, y + 1
+
+
+def arguments(**grad):
+    torch.manual_seed(1)
+    return torch.randn(5, 4, requires_grad=grad.get("x", True)), torch.randn(5, 6, requires_grad=grad.get("y", True))
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory):
+    torch.manual_seed(0)
+    net = Net()
+    path = tmp_path_factory.mktemp("calls") / "net"
+    aotexport.export(net, arguments(), output=path, verify=False)
+    return net, path
+
+
+@pytest.fixture(params=["portable", "autograd"])
+def pair(exported, request):
+    """Return an eager twin and the loaded bundle, with the same weights."""
+    net, path = exported
+    return copy.deepcopy(net), aotexport_runtime.load(path, target=request.param)
+
+
+def outcome(module, call):
+    """Return what `call` gives on `module`, with the gradients and buffers afterwards."""
+    torch.manual_seed(7)
+    module.zero_grad()
+    values = call(module)
+    gradients = {name: parameter.grad for name, parameter in module.named_parameters()}
+    return values, gradients, {name: buffer.clone() for name, buffer in module.named_buffers()}
+
+
+def assert_same(pair, call):
+    eager, loaded = pair
+    for expected, got in zip(outcome(eager, call), outcome(loaded, call), strict=True):
+        torch.testing.assert_close(got, expected, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("used", [(0,), (1,), (2,), (0, 1), (0, 2), (1, 2), (0, 1, 2)])
+def test_backward_from_some_outputs_gives_the_same_gradients_and_nones(pair, used):
+    def call(module):
+        x, y = arguments()
+        outputs = module(x, y)
+        sum(outputs[index].sum() for index in used).backward()
+        return [x.grad, y.grad]
+
+    assert_same(pair, call)
+
+
+@pytest.mark.parametrize("frozen", [("first",), ("second",), ("first", "norm"), ("first", "norm", "second")])
+def test_frozen_parameters_get_no_gradient_and_the_rest_the_same(pair, frozen):
+    def call(module):
+        for name in frozen:
+            getattr(module, name).requires_grad_(False) if hasattr(module, "dropout") else None
+        for name, parameter in module.named_parameters():
+            parameter.requires_grad_(name.split(".")[0] not in frozen)
+        x, y = arguments()
+        outputs = module(x, y)
+        outputs[0].square().sum().backward()
+        return [x.grad, y.grad, [output.requires_grad for output in outputs]]
+
+    assert_same(pair, call)
+
+
+@pytest.mark.parametrize("grad", [{"x": False}, {"y": False}, {"x": False, "y": False}])
+def test_inputs_without_grad_give_the_same_requires_grad(pair, grad):
+    def call(module):
+        x, y = arguments(**grad)
+        outputs = module(x, y)
+        outputs[0].sum().backward()
+        return [x.grad, y.grad, [output.requires_grad for output in outputs]]
+
+    assert_same(pair, call)
+
+
+def test_frozen_module_without_input_grad_gives_outputs_without_grad(pair):
+    def call(module):
+        module.requires_grad_(False)
+        outputs = module(*arguments(x=False, y=False))
+        return [*outputs, [output.requires_grad for output in outputs]]
+
+    assert_same(pair, call)
+
+
+def test_no_grad_call_of_the_train_program_equals_eager(pair):
+    def call(module):
+        with torch.no_grad():
+            outputs = module(*arguments())
+        return [*outputs, [output.requires_grad for output in outputs]]
+
+    assert_same(pair, call)
+
+
+def test_inference_mode_call_equals_eager(pair):
+    def call(module):
+        module.eval()
+        with torch.inference_mode():
+            outputs = module(*arguments())
+        return [output.clone() for output in outputs]
+
+    assert_same(pair, call)
+
+
+def test_evaluation_mode_with_gradients_equals_eager(pair):
+    def call(module):
+        module.eval()
+        x, y = arguments()
+        module(x, y)[0].sum().backward()
+        return [x.grad, y.grad]
+
+    assert_same(pair, call)
+
+
+def test_retain_graph_gives_the_gradients_twice(pair):
+    def call(module):
+        x, y = arguments()
+        loss = module(x, y)[0].sum()
+        loss.backward(retain_graph=True)
+        loss.backward()
+        return [x.grad, y.grad]
+
+    assert_same(pair, call)
+
+
+def test_accumulated_gradients_equal_eager(pair):
+    def call(module):
+        for _ in range(3):
+            module(*arguments())[0].square().mean().backward()
+        return []
+
+    assert_same(pair, call)
+
+
+@pytest.mark.parametrize("layout", ["transposed", "strided", "expanded"])
+def test_inputs_in_another_layout_equal_eager(pair, layout):
+    def call(module):
+        x, y = arguments(x=False, y=False)
+        if layout == "transposed":
+            x = x.t().contiguous().t()
+        elif layout == "strided":
+            x = torch.stack([x, x], dim=-1)[..., 0]
+        else:
+            x = x[:1].expand(5, 4)
+        outputs = module(x, y)
+        outputs[0].sum().backward()
+        return list(outputs)
+
+    assert_same(pair, call)
+
+
+@pytest.mark.parametrize("layout", ["expanded", "transposed", "double"])
+def test_tangents_in_another_layout_equal_eager(pair, layout):
+    def call(module):
+        x, y = arguments()
+        output = module(x, y)[0]
+        if layout == "expanded":
+            output.sum().backward()
+        elif layout == "transposed":
+            output.backward(torch.randn(3, 5, generator=torch.Generator().manual_seed(3)).t())
+        else:
+            output.double().sum().backward()
+        return [x.grad, y.grad]
+
+    assert_same(pair, call)
+
+
+def test_hooks_on_parameters_inputs_and_the_module_are_called(pair):
+    def call(module):
+        seen = []
+        x, y = arguments()
+        handles = [
+            x.register_hook(lambda grad: seen.append(grad.clone())),
+            module.get_parameter("first.weight").register_hook(lambda grad: grad * 2),
+            module.register_forward_hook(lambda module, args, output: (output[0] * 3, *output[1:])),
+        ]
+        module(x, y)[0].sum().backward()
+        for handle in handles:
+            handle.remove()
+        return [x.grad, *seen]
+
+    assert_same(pair, call)
+
+
+def test_anomaly_mode_and_gradient_of_non_leaf_inputs_equal_eager(pair):
+    def call(module):
+        x, y = arguments()
+        with torch.autograd.set_detect_anomaly(True):
+            module(x * 2, y.exp())[1].sum().backward()
+        return [x.grad, y.grad]
+
+    assert_same(pair, call)
+
+
+def test_threads_call_one_module_at_once(exported):
+    _, path = exported
+    module = aotexport_runtime.load(path).eval()
+    x, y = arguments()
+    expected = torch.autograd.grad(module(x, y)[0].sum(), x)[0]
+    results = []
+
+    def work():
+        for _ in range(20):
+            a, b = x.detach().clone().requires_grad_(), y.detach()
+            results.append(torch.autograd.grad(module(a, b)[0].sum(), a)[0])
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(results) == 80
+    assert all(torch.equal(result, expected) for result in results)
+
+
+def test_changed_saved_tensor_makes_backward_raise(pair):
+    for module in pair:
+        x, y = arguments()
+        loss = module(x, y)[0].sum()
+        with torch.no_grad():
+            module.get_parameter("second.weight").mul_(2)
+        with pytest.raises(RuntimeError, match="has been modified by an inplace operation"):
+            loss.backward()
+
+
+def test_double_backward_equals_eager(pair):
+    def call(module):
+        module.eval()
+        x, y = arguments()
+        (gradient,) = torch.autograd.grad(module(x, y)[0].square().sum(), x, create_graph=True)
+        gradient.square().sum().backward()
+        return [x.grad, y.grad]
+
+    assert_same(pair, call)
+
+
+def test_func_grad_and_vmap_equal_eager(pair):
+    def call(module):
+        module.eval()
+        x, y = arguments(x=False, y=False)
+        parameters = dict(module.named_parameters())
+        buffers = dict(module.named_buffers())
+
+        def loss(parameters, x, y):
+            return torch.func.functional_call(module, (parameters, buffers), (x, y))[0].square().sum()
+
+        whole = torch.func.grad(loss)({name: value.detach() for name, value in parameters.items()}, x, y)
+        return whole
+
+    assert_same(pair, call)
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.AdamW])
+def test_training_equals_eager(pair, optimizer):
+    def call(module):
+        steps = optimizer(module.parameters(), lr=0.05)
+        losses = []
+        for _ in range(5):
+            steps.zero_grad()
+            loss = module(*arguments())[0].square().mean()
+            loss.backward()
+            nn.utils.clip_grad_norm_(module.parameters(), 1.0)
+            steps.step()
+            losses.append(loss.detach())
+        return losses
+
+    assert_same(pair, call)
+
+
+def test_state_dict_goes_both_ways(exported):
+    net, path = exported
+    loaded = aotexport_runtime.load(path)
+    twin = Net()
+    twin.load_state_dict(loaded.state_dict())
+    loaded.load_state_dict(net.state_dict())
+    assert list(loaded.state_dict()) == list(net.state_dict())
+    for name, tensor in net.state_dict().items():
+        assert torch.equal(twin.state_dict()[name], tensor)
+
+
+@pytest.mark.parametrize("target", ["portable", "autograd"])
+def test_violated_check_of_a_data_dependent_number_raises(tmp_path, target):
+    def repeated(n):
+        k = n.item()
+        torch._check(k <= 4)
+        return torch.ones(k).sum()
+
+    aotexport.export(repeated, (torch.tensor(3),), output=tmp_path / "bundle", verify=False)
+    module = aotexport_runtime.load(tmp_path / "bundle", target=target)
+    assert module(torch.tensor(4)) == 4
+    with pytest.raises(RuntimeError, match="Runtime assertion failed"):
+        module(torch.tensor(7))
+
+
+def test_export_of_a_model_that_switches_gradients_off_leaves_them_on(tmp_path):
+    def switching(x):
+        torch.set_grad_enabled(False)
+        return x * 2
+
+    aotexport.export(switching, (torch.ones(3),), output=tmp_path / "bundle", verify=False)
+    assert torch.is_grad_enabled()

@@ -1,0 +1,76 @@
+"""Every case, through files, in a fresh process that has only the runtime, by both graphs, equal to eager."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import warnings
+
+import pytest
+
+import aotexport
+import aotexport_runtime
+from tests.cases import Case, all_cases
+
+CASES = all_cases()
+
+
+@pytest.fixture(scope="module")
+def bundles(tmp_path_factory):
+    """Export every case without verification, and run all their self-tests in one fresh process."""
+    root = tmp_path_factory.mktemp("bundles")
+    failures = {}
+    for case in CASES:
+        callable_, args, kwargs = case.make()
+        try:
+            # Operators with bodies make torch compile, which warns of its own deprecations.
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                aotexport.export(callable_, args, kwargs, output=root / case.name, verify=False, **case.options)
+        except aotexport.AotExportError as error:
+            failures[case.name] = error
+    paths = [str(root / case.name) for case in CASES if case.name not in failures]
+    command = [sys.executable, "-m", "aotexport_runtime", "selftest", "--json", *paths]
+    process = subprocess.run(
+        [*command, "--target", "autograd", "--target", "portable"], capture_output=True, text=True, check=False
+    )
+    results = json.loads(process.stdout)
+    return root, failures, results
+
+
+def _failures(results, case: Case, target: str):
+    return [
+        (r["program"], r["vector"], r["error"], [d for d in r["differences"] if not d["agrees"]][:3])
+        for r in results
+        if r["bundle"].endswith(f"/{case.name}") and r["target"] == target and not r["agrees"]
+    ]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_case_by_the_forward_graph_equals_eager(bundles, case):
+    root, failures, results = bundles
+    assert case.name not in failures, failures[case.name]
+    if all(
+        record.forward.differentiable
+        for record in map(aotexport_runtime.open_bundle(root / case.name).program, _programs(root, case))
+    ):
+        assert _failures(results, case, "autograd") == []
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_case_by_the_functional_graph_equals_eager(bundles, case):
+    root, failures, results = bundles
+    assert case.name not in failures, failures[case.name]
+    reasons = [
+        refusal.reason
+        for name in _programs(root, case)
+        for refusal in aotexport_runtime.open_bundle(root / case.name).program(name).refusals
+    ]
+    assert _failures(results, case, "portable") == []
+    assert bool(reasons) == bool(case.forward_only), reasons
+    assert all(case.forward_only in reason for reason in reasons)
+
+
+def _programs(root, case: Case):
+    return aotexport_runtime.open_bundle(root / case.name).program_names

@@ -1,0 +1,45 @@
+"""Fixtures shared by several kinds of tests: one small bundle, exported once."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import aotexport
+
+
+class Tiny(nn.Module):
+    """A little of everything: parameters, a mutated buffer, a default, a view of an input, several results."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 3)
+        self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x, scale=2.0):
+        self.calls.add_(1)
+        best = self.linear(x).mul(scale).max(dim=1)
+        return {"best": best.values, "where": best.indices, "turned": x.t()}
+
+
+@pytest.fixture(scope="session")
+def make_tiny():
+    """Return a function that makes the small module anew, always with the same weights."""
+
+    def make():
+        torch.manual_seed(0)
+        return Tiny()
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def tiny(make_tiny, tmp_path_factory):
+    """Return the directory of a small bundle; not to be written to."""
+    path = tmp_path_factory.mktemp("bundles") / "tiny"
+    batch = torch.export.Dim("batch", min=2, max=64)
+    aotexport.export(
+        make_tiny(), (torch.linspace(-1, 1, 20).reshape(5, 4),), output=path, dynamic_shapes=({0: batch},), verify=False
+    )
+    return path

@@ -1,0 +1,24 @@
+"""Fixtures of the end-to-end tests."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.processes import EXAMPLES, ROOT, Example, run
+
+
+@pytest.fixture(scope="session")
+def runtime_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The interpreter of an environment without the exporter."""
+    directory = tmp_path_factory.mktemp("runtime") / "venv"
+    run(sys.executable, EXAMPLES / "runtime_venv.py", directory, cwd=ROOT)
+    return directory / "bin" / "python"
+
+
+@pytest.fixture
+def example(request: pytest.FixtureRequest, tmp_path: Path, runtime_python: Path) -> Example:
+    """The example whose name is the parameter."""
+    return Example(request.param, tmp_path, runtime_python)

@@ -1,0 +1,473 @@
+"""The command line as a user meets it: real model files, real bundles, exit codes, both output streams."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from safetensors.torch import load_file, save_file
+
+import aotexport_runtime
+from aotexport.cli import app
+from aotexport.inspect import printable
+
+NET = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(3)
+        self.linear = nn.Linear(3, 2)
+
+    def forward(self, x):
+        return {"logits": self.linear(self.norm(x)), "x": x}
+
+torch.manual_seed(0)
+model = Net()
+example_inputs = (torch.randn(8, 3),)
+"""
+FUNCTION = """
+import torch
+
+def model(x, y):
+    return x.sin() + y
+
+example_inputs = (torch.ones(4), torch.ones(4))
+"""
+
+Run = Callable[..., Result]
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Run a command in this process, in a fresh working directory."""
+    monkeypatch.chdir(tmp_path)
+    return lambda *arguments: CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Give a verified bundle of `NET`, its model file beside it."""
+    folder = tmp_path_factory.mktemp("net")
+    (folder / "net.py").write_text(NET)
+    result = CliRunner().invoke(app, [str(folder / "net.py"), "-o", str(folder / "bundle"), "--dynamic", "x:0=n[2:64]"])
+    assert (result.exit_code, result.stderr.splitlines()[-1]) == (0, "verify in a fresh process")
+    return folder / "bundle"
+
+
+def in_process_of_its_own(*arguments: Any, cwd: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "aotexport", *map(str, arguments)]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=600, check=False)
+
+
+# --- the whole way ----------------------------------------------------------------------------------------
+
+
+def test_commands_in_processes_of_their_own_go_the_whole_round(tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text(NET + "print('loading')\n")
+    export = in_process_of_its_own("net.py", "-o", "a", "--json", cwd=tmp_path)
+    assert export.returncode == 0, export.stderr
+    summary = json.loads(export.stdout)
+    assert [program["name"] for program in summary["programs"]] == ["train", "infer"]
+    assert all(row["error"] <= 1e-6 for row in summary["verification"])
+    assert "loading" in export.stderr.splitlines()
+    inspect = in_process_of_its_own("inspect", "a", cwd=tmp_path)
+    assert (inspect.returncode, inspect.stdout.splitlines()[0], inspect.stderr) == (0, "Net (module)", "")
+    verify = in_process_of_its_own("verify", "a", cwd=tmp_path)
+    assert (verify.returncode, verify.stdout.count(" ok ")) == (0, 8)
+    again = in_process_of_its_own("net.py:model", "-o", "b", "--no-verify", cwd=tmp_path)
+    assert again.returncode == 0, again.stderr
+    diff = in_process_of_its_own("diff", "a", "b", cwd=tmp_path)
+    assert (diff.returncode, diff.stdout) == (0, "the bundles are the same\n")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b", "net.py"]
+
+
+INTERRUPT = """
+import os, signal
+os.kill({}, signal.SIGINT)
+"""
+
+
+def test_interrupt_during_capture_leaves_nothing_and_exits_with_130(tmp_path: Path) -> None:
+    body = "\ndef model(x, y):" + INTERRUPT.format("os.getpid()").replace("\n", "\n    ") + "return x + y\n"
+    (tmp_path / "net.py").write_text(FUNCTION + body)
+    done = in_process_of_its_own("net.py", "-o", "bundle", cwd=tmp_path)
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (130, "error: interrupted; nothing was written")
+    assert [path.name for path in tmp_path.iterdir()] == ["net.py"]
+
+
+def test_interrupt_during_verification_leaves_nothing_and_exits_with_130(tmp_path: Path) -> None:
+    # The verifying process imports the module of the operator, and is the one without the exporter.
+    (tmp_path / "my_ops.py").write_text(
+        "import sys, torch\n"
+        "if 'aotexport' not in sys.modules:" + INTERRUPT.format("os.getppid()").replace("\n", "\n    ") + "\n"
+        "@torch.library.custom_op('interrupted::double', mutates_args=())\n"
+        "def double(x: torch.Tensor) -> torch.Tensor:\n    return x * 2\n"
+        "@double.register_fake\n"
+        "def _(x):\n    return torch.empty_like(x)\n"
+    )
+    text = "import torch, my_ops\ndef model(x):\n    return my_ops.double(x)\nexample_inputs = torch.ones(3)\n"
+    (tmp_path / "net.py").write_text(text)
+    done = in_process_of_its_own("net.py", "-o", "bundle", cwd=tmp_path)
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (130, "error: interrupted; nothing was written")
+    assert {path.name for path in tmp_path.iterdir()} <= {"net.py", "my_ops.py", "__pycache__"}
+
+
+# --- export -----------------------------------------------------------------------------------------------
+
+
+def test_export_closes_with_a_summary_and_tells_the_stages(run: Run) -> None:
+    Path("net.py").write_text(NET)
+    result = run("net.py", "-o", "bundle", "--program", "infer")
+    assert result.exit_code == 0, result.output
+    stages = result.stderr.splitlines()
+    assert (stages[:2], stages[-1]) == (["import torch", "load net.py"], "verify in a fresh process")
+    assert "infer: forward graph" in stages
+    lines = [line.split() for line in result.stdout.splitlines()]
+    assert lines[0][:7] == ["bundle:", "Net", "(module),", "4", "parameters", "(14", "elements),"]
+    assert ["infer", "eval", "portable", "2", "forward,"] in [line[:5] for line in lines]
+    assert ["infer", "output['logits']", "0.0e+00", "0.0e+00"] in lines
+
+
+def test_export_of_a_program_without_functional_graph_says_why(run: Run) -> None:
+    text = "import torch\nclass Total(torch.nn.Module):\n    total = torch.zeros(3)\n    def forward(self, x):\n"
+    text += "        self.total = self.total + x\n        return self.total\n"
+    text += "model = Total()\nmodel.total = torch.zeros(3)\nexample_inputs = torch.ones(3)\n"
+    Path("total.py").write_text(text)
+    result = run("total.py", "-o", "bundle", "--no-verify")
+    assert result.stdout.splitlines()[4:7] == [
+        "infer: no inference graph, the forward graph runs instead: the call replaces the tensor attribute `total`",
+        "",
+        "not verified (--no-verify)",
+    ]
+
+
+def test_export_with_options_obeys_them(run: Run) -> None:
+    Path("net.py").write_text(NET)
+    options = ["--dtype", "bfloat16", "--strip", "--no-verify", "--dynamic", "x:0=rows[2:9]"]
+    assert run("export", "net.py", "-o", "bundle", *options).exit_code == 0
+    bundle = aotexport_runtime.open_bundle("bundle")
+    assert {e.name: e.dtype for e in bundle.manifest.state if e.name.startswith("linear")} == {
+        "linear.weight": "bfloat16",
+        "linear.bias": "bfloat16",
+    }
+    program = bundle.program("infer")
+    assert [(d.name, d.min, d.max) for d in program.dimensions] == [("rows", 2, 9)]
+    assert bundle.graph("infer", program.forward.file).sources == ()
+
+
+def test_export_over_a_bundle_needs_force(run: Run) -> None:
+    Path("fn.py").write_text(FUNCTION)
+    assert run("fn.py", "-o", "bundle", "--no-verify").exit_code == 0
+    refused = run("fn.py", "-o", "bundle", "--no-verify")
+    assert (refused.exit_code, refused.stderr.splitlines()[-1]) == (
+        2,
+        "error: `bundle` exists; give --force (force=True) to replace it, or choose another place",
+    )
+    assert run("fn.py", "-o", "bundle", "--no-verify", "--force").exit_code == 0
+
+
+@pytest.mark.parametrize("name", ["inspect.py", "export.py", "diff.py"])
+def test_model_file_named_like_a_command_is_exported(run: Run, name: str) -> None:
+    Path(name).write_text(FUNCTION)
+    assert run(name, "-o", "bundle").exit_code == 0
+    assert aotexport_runtime.open_bundle("bundle").program_names == ("infer",)
+
+
+def test_operators_of_a_module_beside_the_model_file_are_verified(run: Run) -> None:
+    Path("nets").mkdir()
+    Path("nets/beside.py").write_text(
+        "import torch\n@torch.library.custom_op('beside::twice', mutates_args=())\n"
+        "def twice(x: torch.Tensor) -> torch.Tensor:\n    return x * 2\n"
+        "@twice.register_fake\ndef _(x):\n    return torch.empty_like(x)\n"
+    )
+    text = "import torch, beside\ndef model(x):\n    return beside.twice(x)\n"
+    Path("nets/net.py").write_text(text + "example_inputs = torch.ones(3)\ncustom_ops = [beside]\n")
+    assert run("nets/net.py", "-o", "bundle").exit_code == 0
+    refused = run("verify", "bundle")
+    assert (refused.exit_code, refused.stdout.count("operator_namespaces=['beside']")) == (1, 4)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["fn.py", "-o", "out", "--target", "tpu"], "error: no target `tpu`; there are portable"),
+        (["fn.py", "-o", "out", "--program", "p"], "error: no program `p`; there are train, infer, eval-joint"),
+        (["no.py", "-o", "out"], "error: no file `no.py`"),
+        (
+            ["pkg.mod", "-o", "out"],
+            "error: `pkg.mod` is no model file; write model.py, model.py:attr or package.module:attr",
+        ),
+        (["fn.py"], "Error: Missing option '-o' / '--output'."),
+        (
+            ["exprt", "fn.py"],
+            "Error: `exprt` is neither a model file nor a command; the commands are export, inspect, verify, diff",
+        ),
+        (["inspect", "nowhere"], "Error: Invalid value for 'BUNDLE': Directory 'nowhere' does not exist."),
+        (["verify", ".", "--dtype", "float16"], "Error: --dtype casts the model of --against; give both"),
+    ],
+)
+def test_wrong_usage_exits_with_2_and_writes_nothing(run: Run, arguments: list[str], message: str) -> None:
+    Path("fn.py").write_text(FUNCTION)
+    result = run(*arguments)
+    assert (result.exit_code, result.stderr.splitlines()[-1], result.stdout) == (2, message, "")
+    assert [path.name for path in Path().iterdir()] == ["fn.py"]
+
+
+def test_bundle_in_place_of_a_command_points_to_inspect(run: Run, bundle: Path) -> None:
+    result = run(bundle)
+    assert result.exit_code == 2
+    assert result.stderr.splitlines()[-1] == f"Error: `{bundle}` is a bundle; write `aotexport inspect {bundle}`"
+
+
+def test_model_that_cannot_be_exported_exits_with_1_and_writes_nothing(run: Run) -> None:
+    Path("fn.py").write_text(FUNCTION + "example_inputs = (torch.ones(4), object())\n")
+    result = run("fn.py", "-o", "out")
+    assert (result.exit_code, result.stderr.splitlines()[-1]) == (
+        1,
+        "error: input `y` is a `builtins.object`, which a bundle cannot hold. Pass tensors, numbers, strings, None, or "
+        "tuples, lists, dicts, named tuples or dataclasses of them",
+    )
+    assert [path.name for path in Path().iterdir()] == ["fn.py"]
+
+
+def test_failure_of_the_exporter_itself_asks_for_a_report_with_versions(run: Run) -> None:
+    method = "    def named_modules(self, *args, **kwargs):\n        raise RuntimeError('odd')\n"
+    Path("net.py").write_text(NET.replace("    def forward", method + "\n    def forward"))
+    result = run("net.py", "-o", "out")
+    versions = f"aotexport 0.1.0, torch {sys.modules['torch'].__version__}, Python {sys.version.split()[0]}"
+    lines = result.stderr.splitlines()
+    assert result.exit_code == 1
+    assert (
+        "error: aotexport failed where it should not (RuntimeError). Please report this as a bug, with these versions "
+        f"({versions}) and the lines below"
+    ) in lines
+    assert "RuntimeError: odd" in lines
+
+
+# --- inspect ----------------------------------------------------------------------------------------------
+
+
+def test_inspect_shows_inputs_outputs_changes_and_graphs(run: Run, bundle: Path) -> None:
+    result = run("inspect", bundle)
+    assert result.exit_code == 0
+    lines = [line.strip() for line in result.stdout.splitlines()]
+    for expected in [
+        "Net (module)",
+        "parameters      4 (14 elements)",
+        "program train (train mode), targets: portable",
+        "inputs  x: float32[n, 3]",
+        "dimension n in [2:64]",
+        "output['x']: float32[n, 3], is the input x itself",
+        "changes the values of norm.running_var",
+    ]:
+        assert expected in lines
+
+
+def test_inspect_of_one_program_with_graph_shows_its_operators_alone(run: Run, bundle: Path) -> None:
+    result = run("inspect", bundle, "--program", "infer", "--graph")
+    assert "program train" not in result.stdout
+    assert "aten::linear.default(" in result.stdout
+    assert "# net.py:12" in result.stdout
+
+
+def test_inspect_as_json_prints_one_document(run: Run, bundle: Path) -> None:
+    document = json.loads(run("inspect", bundle, "--json", "--program", "infer", "--graph").stdout)
+    assert document["manifest"]["name"] == "Net"
+    assert list(document["programs"]) == ["infer"]
+    assert set(document["programs"]["infer"]["graphs"]) == {"forward.json", "inference.json"}
+
+
+def test_inspect_of_something_else_exits_with_1(run: Run, bundle: Path) -> None:
+    result = run("inspect", bundle.parent)
+    assert (result.exit_code, result.stderr) == (
+        1,
+        f"error: `{bundle.parent}` is no bundle: it has no file `bundle.json`\n",
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [("plain é\n", "plain é\n"), ("\x1b[31mred", "\\x1b[31mred"), ("a\rb\tc\u202e", "a\\rb\\tc\\u202e")],
+)
+def test_control_characters_of_a_bundle_do_not_reach_the_terminal(text: str, shown: str) -> None:
+    assert printable(text) == shown
+
+
+# --- verify -----------------------------------------------------------------------------------------------
+
+
+def test_verify_finds_a_recorded_result_that_the_bundle_does_not_give(run: Run, bundle: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    in_copy = copy / "testvectors/infer.example.safetensors"
+    subprocess.run(["cp", "-r", bundle, copy], check=True)
+    tensors = load_file(in_copy)
+    save_file({**tensors, "v0": tensors["v0"] + 1}, in_copy)
+    _sign(copy, in_copy)
+    result = run("verify", copy)
+    assert result.exit_code == 1
+    wrong = [line.split(": relative error")[0] for line in result.stdout.splitlines() if "DIFFERS" not in line]
+    assert [line for line in wrong if line.startswith("infer/")] == [
+        "infer/example (autograd): call 0: output['logits']",
+        "infer/example (portable): call 0: output['logits']",
+    ]
+    assert result.stdout.count("DIFFERS") == 2
+
+
+def _sign(bundle: Path, changed: Path) -> None:
+    """Give the manifest the new digest of a changed file."""
+    manifest = json.loads((bundle / "bundle.json").read_text())
+    entry = next(entry for entry in manifest["files"] if (bundle / entry["path"]) == changed)
+    entry |= {"sha256": hashlib.sha256(changed.read_bytes()).hexdigest(), "nbytes": changed.stat().st_size}
+    (bundle / "bundle.json").write_text(json.dumps(manifest))
+
+
+def test_verify_of_a_damaged_bundle_exits_with_1(run: Run, bundle: Path, tmp_path: Path) -> None:
+    subprocess.run(["cp", "-r", bundle, tmp_path / "copy"], check=True)
+    readme = tmp_path / "copy/README.md"
+    readme.write_text(readme.read_text().upper())
+    result = run("verify", "copy")
+    assert (result.exit_code, result.stderr) == (
+        1,
+        "error: README.md: its SHA-256 differs from the manifest's: the file was changed or damaged after export. "
+        "Copy the bundle again, or export it again\n",
+    )
+
+
+def test_verify_against_its_model_file_agrees_whatever_the_weights(run: Run, bundle: Path) -> None:
+    # Other initial weights: the model of the file is given those of the bundle.
+    Path("net.py").write_text(NET.replace("manual_seed(0)", "manual_seed(1)"))
+    result = run("verify", bundle, "--against", "net.py", "--json")
+    document = json.loads(result.stdout)
+    assert (result.exit_code, document["agrees"]) == (0, True)
+    assert {(call["program"], call["target"]) for call in document["calls"]} == {
+        (program, target) for program in ("train", "infer") for target in ("autograd", "portable")
+    }
+
+
+def test_verify_against_a_changed_model_file_shows_what_differs(run: Run, bundle: Path) -> None:
+    Path("net.py").write_text(NET.replace("self.linear(", "2 * self.linear("))
+    result = run("verify", bundle, "--against", "net.py")
+    assert result.exit_code == 1
+    assert "infer/example (portable): call 0: output['logits']: relative error" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        (
+            "self.linear = nn.Linear(3, 2)",
+            "self.linear = nn.Linear(3, 2, bias=False); self.extra = nn.Parameter(torch.ones(1))",
+            "error: the weights of the bundle do not fit the model of `net.py`:\n"
+            "  `linear.bias` is in the bundle alone\n"
+            "  `extra` is in `net.py` alone\n",
+        ),
+        (
+            "model = Net()",
+            "model = Net().double()",
+            "error: the weights of the bundle do not fit the model of `net.py`:\n"
+            + "".join(
+                f"  `{name}` is float32{shape} in the bundle and float64{shape} in the model "
+                "(give --dtype as at the export)\n"
+                for name, shape in [
+                    ("norm.weight", [3]),
+                    ("norm.bias", [3]),
+                    ("linear.weight", [2, 3]),
+                    ("linear.bias", [2]),
+                    ("norm.running_mean", [3]),
+                    ("norm.running_var", [3]),
+                ]
+            ),
+        ),
+        (
+            "def forward(self, x):",
+            "def forward(self, y):\n        x = y",
+            "error: program `train` has the tensor inputs x; the example call of `net.py` has y\n",
+        ),
+    ],
+)
+def test_verify_against_a_model_file_that_does_not_fit_says_why(
+    run: Run, bundle: Path, old: str, new: str, message: str
+) -> None:
+    Path("net.py").write_text(NET.replace(old, new))
+    result = run("verify", bundle, "--against", "net.py")
+    assert (result.exit_code, result.stderr) == (1, "compare with net.py\n" + message)
+
+
+# --- diff -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Give a bundle that differs from `bundle` in a program, its sizes, an operator and weights."""
+    folder = tmp_path_factory.mktemp("other")
+    text = NET.replace("manual_seed(0)", "manual_seed(1)").replace('"x": x', '"x": x.exp()')
+    (folder / "net.py").write_text(text)
+    arguments = [str(folder / "net.py"), "-o", str(folder / "bundle"), "--program", "infer", "--no-verify"]
+    assert CliRunner().invoke(app, arguments).exit_code == 0
+    return folder / "bundle"
+
+
+def test_diff_of_different_bundles_lists_what_changed_and_exits_with_1(run: Run, bundle: Path, other: Path) -> None:
+    result = run("diff", bundle, other)
+    assert result.exit_code == 1
+    lines = [" ".join(line.split()) for line in result.stdout.splitlines()]
+    expected = [
+        "train train mode, targets portable -> absent",
+        "x float32[n, 3] -> float32[8, 3]",
+        "dimension n [2:64] -> absent",
+        "aten::exp.default absent -> 1",
+        "infer: forward.json",
+        "files",
+    ]
+    assert [line for line in expected if line not in lines] == []
+    assert not any(line.startswith("norm.weight") for line in lines)
+
+
+def test_diff_as_json_gives_the_largest_difference_of_weights(run: Run, bundle: Path, other: Path) -> None:
+    document = json.loads(run("diff", bundle, other, "--json").stdout)
+    before, after = (aotexport_runtime.load(path).state_dict()["linear.weight"] for path in (bundle, other))
+    assert document["differ"] is True
+    assert [change for change in document["changes"] if change["name"] == "linear.weight"] == [
+        {
+            "section": "weights",
+            "name": "linear.weight",
+            "before": "parameter float32[2, 3], requires grad",
+            "after": "parameter float32[2, 3], requires grad",
+            "unequal": 6,
+            "max_abs": pytest.approx((before - after).abs().max().item()),
+        }
+    ]
+
+
+def test_diff_of_a_bundle_with_itself_exits_with_0(run: Run, bundle: Path) -> None:
+    result = run("diff", bundle, bundle, "--json")
+    assert (result.exit_code, json.loads(result.stdout)) == (0, {"differ": False, "changes": []})
+
+
+# --- help -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", [[], ["export"], ["inspect"], ["verify"], ["diff"]])
+def test_help_of_every_command_teaches_by_an_example(run: Run, command: list[str]) -> None:
+    result = run(*command, "--help")
+    assert result.exit_code == 0
+    _, _, example = result.stdout.partition("Example")
+    assert f"aotexport {' '.join(command)}".removesuffix(" export").strip() in example
+
+
+def test_help_and_version_do_not_import_torch(tmp_path: Path) -> None:
+    script = "import sys; from aotexport.cli import app; app(sys.argv[1:], standalone_mode=False); "
+    script += "sys.exit('torch' in sys.modules)"
+    for option in ("--help", "--version"):
+        done = subprocess.run([sys.executable, "-c", script, option], cwd=tmp_path, capture_output=True, check=False)
+        assert done.returncode == 0

@@ -1,0 +1,666 @@
+"""What the goldens are exported from: one small model per thing that the format can say.
+
+Each case is a function without arguments that returns a `Case`; its name is the name of the golden, its docstring
+says what it is there for.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import typing
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch._higher_order_ops.map import map as map_over
+from torch._higher_order_ops.scan import scan
+from torch._higher_order_ops.while_loop import while_loop
+
+from aotexport_runtime.schema.values import DType
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """Arguments of one export.
+
+    Attributes:
+        model: a module or function.
+        args: positional example inputs.
+        kwargs: keyword example inputs.
+        programs: see `aotexport.export`.
+        dynamic_shapes: see `aotexport.export`.
+    """
+
+    model: nn.Module | Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any] = dataclasses.field(default_factory=dict)
+    programs: tuple[str, ...] = ("train",)
+    dynamic_shapes: Any = None
+
+
+CASES: dict[str, Callable[[], Case]] = {}
+
+
+def case(function: Callable[[], Case]) -> Callable[[], Case]:
+    """Register a case."""
+    CASES[function.__name__] = function
+    return function
+
+
+class Built(nn.Module):
+    """A module with given state, whose forward is a function of it and of the inputs."""
+
+    def __init__(self, function: Callable[..., Any], **state: Any) -> None:
+        super().__init__()
+        self._function = function
+        for name, value in state.items():
+            if isinstance(value, Tensor) and not isinstance(value, nn.Parameter):
+                self.register_buffer(name, value)
+            else:
+                setattr(self, name, value)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self._function(self, *args, **kwargs)
+
+
+def weight(*shape: int) -> nn.Parameter:
+    """Return a parameter of generic values."""
+    return nn.Parameter(ramp(*shape))
+
+
+def ramp(*shape: int) -> Tensor:
+    """Return a tensor of generic values: cosines of its element numbers."""
+    count = 1
+    for size in shape:
+        count *= size
+    return torch.cos(torch.arange(count, dtype=torch.float32) * 0.7 + 0.1).reshape(shape)
+
+
+def needs_grad(*shape: int) -> Tensor:
+    """Return a leaf that requires grad."""
+    return ramp(*shape).requires_grad_(True)
+
+
+def non_leaf(*shape: int) -> Tensor:
+    """Return a tensor that requires grad and is no leaf."""
+    return needs_grad(*shape).clone()
+
+
+# --- state ------------------------------------------------------------------------------------------------
+
+
+@case
+def linear() -> Case:
+    """A module with parameters, in both default programs."""
+    return Case(nn.Sequential(nn.Linear(3, 2), nn.ReLU()), (ramp(4, 3),), programs=("train", "infer"))
+
+
+@case
+def tied_weights() -> Case:
+    """One parameter under two names."""
+
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding = nn.Embedding(5, 3)
+            self.head = nn.Linear(3, 5, bias=False)
+            self.head.weight = self.embedding.weight
+
+        def forward(self, ids: Tensor) -> Tensor:
+            return self.head(self.embedding(ids))
+
+    return Case(Tied(), (torch.tensor([0, 3, 3]),))
+
+
+@case
+def state_layouts() -> Case:
+    """State that is transposed, overlapping, empty, complex, not persistent, or closed over."""
+
+    class Layouts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.transposed = nn.Parameter(ramp(3, 2).t())
+            whole = ramp(6)
+            self.register_buffer("low", whole[:4])
+            self.register_buffer("high", whole[2:])
+            self.register_buffer("empty", torch.zeros(0, 2))
+            self.register_buffer("phase", torch.polar(torch.ones(2), ramp(2)))
+            self.register_buffer("scratch", ramp(2), persistent=False)
+            self.scale = torch.tensor(3.0)
+
+        def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+            turned = torch.view_as_real(torch.view_as_complex(x) * self.phase)
+            return (
+                x @ self.transposed,
+                self.low.sum() + self.high.sum() + self.empty.sum(),
+                turned + self.scratch.sum() * self.scale,
+            )
+
+    return Case(Layouts(), (ramp(2, 2),))
+
+
+@case
+def every_dtype() -> Case:
+    """A buffer of every element type."""
+    names = [name for name in typing.get_args(DType) if name != "complex32"]
+    buffers = {f"a_{name}": torch.ones(2).to(getattr(torch, name)) for name in names}
+    buffers["a_complex32"] = torch.view_as_complex(torch.ones(2, 2, dtype=torch.float16))
+    return Case(Built(lambda self, x: x * self.a_float32, **buffers), (needs_grad(2),))
+
+
+@case
+def normalisation() -> Case:
+    """Buffers whose values change, dropout, and a counter of integers."""
+    return Case(nn.Sequential(nn.BatchNorm1d(3), nn.Dropout(0.5)), (ramp(4, 3),), programs=("train", "infer"))
+
+
+@case
+def rebound_buffer() -> Case:
+    """A buffer that the call replaces by a new tensor."""
+
+    class Total(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("total", torch.zeros(3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.total = self.total + x
+            return self.total * 2
+
+    return Case(Total(), (needs_grad(3),))
+
+
+@case
+def closed_over_tensor() -> Case:
+    """A function that closes over a tensor."""
+    table = ramp(4)
+    return Case(lambda x: x * table, (needs_grad(4),))
+
+
+# --- outputs ----------------------------------------------------------------------------------------------
+
+
+@case
+def output_is_input() -> Case:
+    """An output that is an input, and one that is a parameter."""
+    return Case(Built(lambda self, x: (x, self.w, x * self.w), w=weight(3)), (needs_grad(3),))
+
+
+@case
+def views_of_input() -> Case:
+    """Outputs that are views of an input, by the view operators that keep the number of elements."""
+
+    def views(x: Tensor) -> tuple[Tensor, ...]:
+        return (
+            x.view(4, 1, 6),
+            x.t(),
+            x.transpose(0, 1).transpose(1, 0),
+            x.permute(1, 0).unsqueeze(0),
+            x.unsqueeze(1).squeeze(),
+            x.unsqueeze(1).squeeze(1),
+            x.unsqueeze(1).squeeze((1, 2)),
+            x.detach(),
+        )
+
+    return Case(views, (needs_grad(4, 6),))
+
+
+@case
+def selections_of_input() -> Case:
+    """Outputs that are views of some elements of an input, or of some several times."""
+
+    def views(x: Tensor, z: Tensor) -> tuple[Tensor, ...]:
+        return (
+            x.expand(2, 4, 6),
+            x[1],
+            x[:, 1:5:2],
+            x.diagonal(1),
+            x.unfold(1, 3, 2),
+            torch.view_as_real(z),
+        )
+
+    return Case(views, (needs_grad(4, 6), torch.polar(ramp(3), ramp(3)).requires_grad_(True)))
+
+
+@case
+def more_views_of_input() -> Case:
+    """Views of an input that change its dtype or cut it in several."""
+
+    def views(x: Tensor) -> tuple[Tensor, ...]:
+        first, second = x.split(2)
+        return torch.view_as_complex(x), x.view(torch.int32), first, second, *x.unbind(), x.view_as(x)
+
+    return Case(views, (ramp(4, 2),), programs=("infer",))
+
+
+@case
+def view_under_no_grad() -> Case:
+    """A view of an input that was made where gradients are off."""
+
+    def view(x: Tensor) -> tuple[Tensor, Tensor]:
+        with torch.no_grad():
+            y = x.view(-1)
+        return y, x * 2
+
+    return Case(view, (needs_grad(2, 3),))
+
+
+@case
+def strided_view_of_input() -> Case:
+    """A view of an input that has no recorded steps."""
+    return Case(lambda x: (x.as_strided((2, 2), (1, 2), 1), x * 2), (needs_grad(6),))
+
+
+@case
+def views_of_intermediate() -> Case:
+    """Two views of one intermediate that is no output itself."""
+
+    def views(x: Tensor) -> tuple[Tensor, Tensor]:
+        y = x * 2
+        return y.view(-1), y.t()
+
+    return Case(views, (needs_grad(2, 3),))
+
+
+@case
+def strided_views_of_intermediate() -> Case:
+    """Views of one intermediate without recorded steps, with and without gradients."""
+
+    def views(x: Tensor) -> tuple[Tensor, ...]:
+        y = x * 2
+        with torch.no_grad():
+            still = y.view(-1)
+        return y.as_strided((2, 2), (1, 2), 1), y.t(), still, y.detach()
+
+    return Case(views, (needs_grad(2, 3),))
+
+
+@case
+def strided_views_of_output() -> Case:
+    """Views of another output without recorded steps, with and without gradients."""
+
+    def views(x: Tensor) -> tuple[Tensor, ...]:
+        y = x * 2
+        with torch.no_grad():
+            still = y.view(-1)
+        return y, y.as_strided((2, 2), (1, 2), 1), still, y.detach()
+
+    return Case(views, (needs_grad(2, 3),))
+
+
+@case
+def view_of_output() -> Case:
+    """A view of another output."""
+
+    def views(x: Tensor) -> tuple[Tensor, Tensor]:
+        y = x * 2
+        return y, y.view(-1)
+
+    return Case(views, (needs_grad(2, 3),))
+
+
+@case
+def unsafe_view() -> Case:
+    """A single view of an intermediate."""
+    return Case(lambda x: (x * 2).view(-1), (needs_grad(2, 3),))
+
+
+class _Flat(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.view(-1)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return 3 * grad.view(2, 3)
+
+
+@case
+def custom_function_view() -> Case:
+    """A view that a custom autograd function made."""
+    return Case(lambda x: _Flat.apply(x), (needs_grad(2, 3),))
+
+
+class _Sine(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        ctx.twice = x * 2
+        return x.sin()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return grad * x.cos() * ctx.twice
+
+
+@case
+def custom_autograd_function() -> Case:
+    """A backward of the user's own: the forward graph is not differentiable."""
+    return Case(lambda x: _Sine.apply(x), (needs_grad(3),))
+
+
+@case
+def outputs_without_gradient() -> Case:
+    """Outputs that are integers, detached or nothing, and an input whose gradient is never defined."""
+
+    def outputs(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, None, int, Tensor]:
+        return x * 2, x.argmax(), None, 7, y.detach() + 1
+
+    return Case(outputs, (needs_grad(3), non_leaf(3)))
+
+
+@case
+def size_output() -> Case:
+    """An output that is a dynamic size."""
+    return Case(
+        lambda x: (x * 2, x.shape[0], x.shape[0] // 2),
+        (needs_grad(4, 3),),
+        dynamic_shapes={"x": {0: torch.export.Dim("batch", min=2, max=9)}},
+    )
+
+
+# --- mutations --------------------------------------------------------------------------------------------
+
+
+@case
+def input_data_mutated() -> Case:
+    """Inputs that are written to: one that records gradients, one that does not, one where gradients are off."""
+
+    def write(x: Tensor, y: Tensor, w: Tensor) -> Tensor:
+        x.mul_(2)
+        y.add_(x.detach())
+        with torch.no_grad():
+            w.mul_(3)
+        return x + w
+
+    return Case(write, (non_leaf(3), ramp(3), needs_grad(3)))
+
+
+@case
+def input_metadata_mutated() -> Case:
+    """An input that is transposed in place."""
+
+    def turn(x: Tensor) -> Tensor:
+        x.t_()
+        return x * 2
+
+    return Case(turn, (ramp(2, 3),), programs=("infer",))
+
+
+@case
+def input_data_and_metadata_mutated() -> Case:
+    """An input that is transposed in place and written to."""
+
+    def turn(x: Tensor) -> Tensor:
+        x.t_()
+        x.mul_(2)
+        return x + 1
+
+    return Case(turn, (non_leaf(2, 3),))
+
+
+@case
+def input_storage_replaced() -> Case:
+    """An input that gets another's storage."""
+
+    def replace(x: Tensor, y: Tensor) -> Tensor:
+        x.set_(y)
+        return x * 2
+
+    return Case(replace, (ramp(2, 3), ramp(2, 3) * 2), programs=("infer",))
+
+
+@case
+def view_of_mutated_input() -> Case:
+    """A view of an input that is written to afterwards."""
+
+    def write(x: Tensor) -> Tensor:
+        y = x.view(-1)
+        x.mul_(2)
+        return y
+
+    return Case(write, (non_leaf(2, 3),))
+
+
+# --- calls ------------------------------------------------------------------------------------------------
+
+
+class Pair(NamedTuple):
+    """A named tuple."""
+
+    left: Tensor
+    right: Tensor
+
+
+@dataclasses.dataclass
+class Box:
+    """A dataclass."""
+
+    tensor: Tensor
+    note: str
+
+
+@dataclasses.dataclass
+class Result(collections.OrderedDict):  # type: ignore[type-arg]
+    """A model output, as model libraries make them: a dataclass that is a mapping without its empty fields."""
+
+    loss: Tensor | None = None
+    hidden: tuple[Tensor, ...] | None = None
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if value is not None:
+                self[field.name] = value
+
+
+@case
+def nested_inputs() -> Case:
+    """Every kind of container among the inputs, and constants of every type."""
+
+    def call(
+        x: Tensor,
+        /,
+        pair: Pair,
+        box: Box,
+        size: torch.Size,
+        *rest: Any,
+        flags: dict[Any, Any],
+        mode: str = "sum",
+        **more: Any,
+    ) -> Tensor:
+        total = x + pair.left * pair.right + box.tensor.reshape(size).sum()
+        for item in (*rest[0], *flags.values(), *more.values()):
+            total = total + item if isinstance(item, Tensor) else total
+        return total
+
+    x = needs_grad(3)
+    numbers = [None, True, 3, 0.5, -0.0, float("inf"), float("nan"), 2 - 1j, complex(float("-inf"), 0)]
+    layouts = ["strided"]
+    formats = ["contiguous_format", "preserve_format", "channels_last", "channels_last_3d"]
+    names = [getattr(torch, name) for name in ("float16", *layouts, *formats)]
+    constants = [*numbers, "text", torch.device("cpu"), slice(None), slice(1, 5, 2), *names]
+    args = (x, Pair(ramp(3), x), Box(ramp(4), "note"), torch.Size([2, 2]), (ramp(3), constants))
+    flags = collections.OrderedDict({"a": ramp(3), 1: 2, None: "none", False: ramp(3)})
+    return Case(call, args, {"flags": flags, "extra": {"deep": 1.5}, "again": ramp(3)})
+
+
+@case
+def nested_outputs() -> Case:
+    """Every kind of container among the outputs."""
+
+    def call(x: Tensor) -> dict[str, Any]:
+        return {
+            "list": [x + 1, (x + 2,)],
+            "pair": Pair(x + 3, x + 4),
+            "box": Box(x + 5, "note"),
+            "max": torch.max(x, dim=0),
+            "ordered": collections.OrderedDict(first=x + 6),
+            "result": Result(hidden=(x + 7,)),
+            "size": x.shape,
+            "constants": (None, 2.5, "text", float("-inf"), complex(float("inf"), float("nan"))),
+        }
+
+    return Case(call, (ramp(2, 3),), programs=("infer",))
+
+
+@case
+def same_tensor_twice() -> Case:
+    """One tensor passed as two arguments."""
+    x = needs_grad(3)
+    return Case(lambda a, b: a * b.sin(), (x, x))
+
+
+@case
+def argument_is_parameter() -> Case:
+    """A parameter of the module passed as an argument."""
+    module = Built(lambda self, x, w: x * self.w + w, w=weight(3))
+    return Case(module, (ramp(3), module.w))
+
+
+# --- sizes ------------------------------------------------------------------------------------------------
+
+
+@case
+def dynamic_sizes() -> Case:
+    """Sizes that follow from each other, with guards and gradients in a memory format."""
+
+    def call(x: Tensor, y: Tensor) -> Tensor:
+        rows, columns = x.shape
+        total = torch.cat([x, y]) + rows // 2 + (columns + 1) % 3
+        if columns >= 3 and rows != columns and rows * columns < 1000:
+            total = total * 2
+        return total.reshape(-1)
+
+    batch, width = torch.export.Dim("batch", min=2, max=16), torch.export.Dim("width", min=1)
+    shapes = {"x": {0: batch, 1: width}, "y": {0: 2 * batch + 1, 1: width}}
+    return Case(call, (needs_grad(4, 5), needs_grad(9, 5)), dynamic_shapes=shapes)
+
+
+@case
+def size_arithmetic() -> Case:
+    """Sizes computed by every operator on sizes."""
+
+    def call(x: Tensor) -> tuple[Any, ...]:
+        rows, columns = x.shape
+        is_square = rows == columns
+        return (
+            torch.ones(torch.sym_max(rows, columns)),
+            torch.ones(torch.sym_min(rows, columns)),
+            rows**2,
+            -(-rows // columns),
+            torch.sym_ite(is_square, rows, columns),
+            torch.sym_ite(torch.sym_not(is_square), rows, columns),
+            torch.sym_ite((rows < columns) & (rows > 3), rows, columns),
+            torch.sym_ite((rows <= columns) | (rows != 3), rows, columns),
+            torch.sym_int(rows * 0.5),
+        )
+
+    shapes = {"x": {0: torch.export.Dim("rows", min=2), 1: torch.export.Dim("columns", min=2)}}
+    return Case(call, (ramp(4, 5),), programs=("infer",), dynamic_shapes=shapes)
+
+
+@case
+def data_dependent_size() -> Case:
+    """A size that only the data knows."""
+
+    def call(x: Tensor, n: Tensor) -> Tensor:
+        count = n.item()
+        torch._check(count >= 0)
+        torch._check(count <= 4)
+        return x.sum() + torch.ones(count).sum()
+
+    return Case(call, (ramp(4), torch.tensor(3)), programs=("infer",))
+
+
+# --- nodes ------------------------------------------------------------------------------------------------
+
+
+@case
+def arguments() -> Case:
+    """Operators with arguments of every kind."""
+
+    def call(x: Tensor, index: Tensor) -> tuple[Tensor, ...]:
+        blank = torch.full((2, 3), float("-inf"), dtype=torch.float64, device="cpu", layout=torch.strided)
+        picked = x[None, index, :, 1:]
+        rounded = torch.div(x, 3.0, rounding_mode="floor")
+        turned = torch.full((2,), complex(1, -2)).abs()
+        laid_out = x.to(memory_format=torch.channels_last)
+        return blank, picked, rounded, turned, laid_out, x.nan_to_num(1e-308, float("inf"))
+
+    return Case(call, (ramp(2, 2, 2, 3), torch.tensor([1, 0])), programs=("infer",))
+
+
+@case
+def regions() -> Case:
+    """Regions without gradients and of autocast, in the forward graph."""
+
+    def call(x: Tensor) -> tuple[Tensor, Tensor]:
+        with torch.no_grad():
+            scale = x.sum()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            product = x @ x.t()
+        return product * scale, x * scale
+
+    return Case(call, (needs_grad(2, 2),))
+
+
+@case
+def branches() -> Case:
+    """A branch on data, with gradients."""
+    return Case(lambda x: torch.cond(x.sum() > 0, lambda x: x.sin() * 2, lambda x: x.cos(), (x,)), (needs_grad(2, 2),))
+
+
+@case
+def loops() -> Case:
+    """A loop, a scan and a map."""
+
+    def call(x: Tensor) -> tuple[Tensor, ...]:
+        count, grown = while_loop(lambda i, x: i < 3, lambda i, x: (i + 1, x * 2), (torch.tensor(0), x))
+        total, products = scan(lambda carried, x: (carried + x, carried * x), torch.zeros(2), x)
+        return count, grown, total, products, map_over(lambda row: row.sin(), x)
+
+    return Case(call, (ramp(3, 2),), programs=("infer",))
+
+
+@case
+def loop_with_gradients() -> Case:
+    """A loop whose steps are kept for backward."""
+
+    def call(x: Tensor) -> tuple[Tensor, ...]:
+        return while_loop(lambda i, x: i < 3, lambda i, x: (i + 1, x.sin()), (torch.tensor(0), x))
+
+    return Case(call, (needs_grad(2),))
+
+
+@case
+def grad_mode_left_off() -> Case:
+    """A call that leaves gradients switched off."""
+
+    def call(x: Tensor) -> Tensor:
+        y = x * 2
+        torch.set_grad_enabled(False)
+        return y
+
+    return Case(call, (needs_grad(3),))
+
+
+@case
+def several_results() -> Case:
+    """Operators with several results, and a scalar read from a tensor."""
+
+    def call(x: Tensor) -> tuple[Tensor, Tensor]:
+        values, indices = x.sort()
+        scale = x.abs().max().item()
+        return values * scale, indices
+
+    return Case(call, (ramp(5),), programs=("infer",))
+
+
+@case
+def joint_in_eval_mode() -> Case:
+    """Gradients of a module in eval mode."""
+    return Case(nn.Sequential(nn.BatchNorm1d(3), nn.Dropout(0.5)), (ramp(4, 3),), programs=("eval-joint",))

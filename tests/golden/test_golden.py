@@ -1,0 +1,158 @@
+"""Bundles of every format version: still read, still right, still written byte by byte the same."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+import aotexport_runtime
+from aotexport_runtime.errors import BundleTooNew
+from aotexport_runtime.schema import Graph, Manifest, Program, decode_record, encode_record
+from aotexport_runtime.schema.vectors import Vector
+from aotexport_runtime.schema.versions import FORMAT_VERSION, format_version, parse_version
+from aotexport_runtime.self_test import describe_failures, run_vectors
+from tests.golden.arms import all_arms, arms_of
+from tests.golden.cases import CASES
+from tests.golden.regenerate import regenerate, text_of
+from tests.golden.uncovered import UNCOVERED
+
+HERE = Path(__file__).parent
+GOLDENS = sorted(path.parent for path in HERE.glob("v*/*/bundle"))
+CURRENT = HERE / f"v{format_version(FORMAT_VERSION)}"
+MAX_NBYTES = 40_000
+SCHEMAS = {Manifest: "bundle", Program: "program", Graph: "graph", Vector: "vector"}
+
+each_golden = pytest.mark.parametrize("golden", GOLDENS, ids=lambda path: f"{path.parent.name}-{path.name}")
+
+
+def documents(golden: Path) -> list[tuple[Path, type]]:
+    """Return every JSON file of a golden with the type of its record."""
+    bundle = aotexport_runtime.open_bundle(golden / "bundle")
+    found: list[tuple[Path, type]] = [(bundle.root / "bundle.json", Manifest)]
+    found += [(bundle.root / entry.record, Vector) for entry in bundle.manifest.testvectors]
+    for name in bundle.program_names:
+        program, folder = bundle.program(name), bundle.root / "programs" / name
+        found += [(folder / "program.json", Program), (folder / program.forward.file, Graph)]
+        found += [(folder / program.functional.file, Graph)] if program.functional else []
+    return found
+
+
+@each_golden
+@pytest.mark.parametrize("target", ["portable", "autograd"])
+@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
+def test_golden_run_by_a_target_gives_what_eager_gave(golden, target):
+    bundle = aotexport_runtime.open_bundle(golden / "bundle")
+    programs = [bundle.program(name) for name in bundle.program_names]
+    exempt = {p.name for p in programs if target == "autograd" and p.grad and not p.forward.differentiable}
+
+    results = run_vectors(golden / "bundle", target=target)
+
+    assert {result.program for result in results} == set(bundle.program_names)
+    assert [line for r in results if r.program not in exempt for line in describe_failures(r)] == []
+
+
+@each_golden
+def test_golden_written_again_has_the_same_bytes(golden):
+    written = {
+        path: encode_record(decode_record(path.read_bytes(), type_, where=path.name), indent=type_ is not Graph)
+        for path, type_ in documents(golden)
+    }
+
+    assert {path.name for path, data in written.items() if data != path.read_bytes()} == set()
+
+
+@each_golden
+def test_golden_as_text_is_as_expected(golden):
+    bundle = aotexport_runtime.open_bundle(golden / "bundle")
+
+    assert text_of(bundle) == (golden / "expected.txt").read_text(encoding="utf-8")
+
+
+@each_golden
+def test_golden_fits_the_json_schemas(golden):
+    for path, type_ in documents(golden):
+        schema = json.loads((HERE.parents[1] / f"schemas/v1/{SCHEMAS[type_]}.schema.json").read_text())
+        jsonschema.Draft202012Validator(schema).validate(json.loads(path.read_text()))
+
+
+@each_golden
+def test_golden_has_the_version_of_its_directory_and_is_small(golden):
+    bundle = aotexport_runtime.open_bundle(golden / "bundle")
+
+    assert parse_version(bundle.manifest.format) == parse_version(golden.parent.name.removeprefix("v"))
+    assert sum(path.stat().st_size for path in golden.rglob("*") if path.is_file()) < 2 * MAX_NBYTES
+    assert sum(entry.nbytes for entry in bundle.manifest.files) < MAX_NBYTES
+
+
+def test_goldens_of_the_current_version_are_the_cases():
+    assert {golden.name for golden in GOLDENS if golden.parent == CURRENT} == set(CASES)
+
+
+def test_goldens_cover_every_arm_but_those_with_a_reason():
+    files = [file for golden in GOLDENS for file in documents(golden)]
+    records = [decode_record(path.read_bytes(), type_, where=path.name) for path, type_ in files]
+    seen = set().union(*map(arms_of, records))
+
+    assert all_arms() - seen == set(UNCOVERED)
+
+
+def noted_in_the_prose() -> dict[str, re.Pattern[str]]:
+    """Return a pattern for every name that the prose lists of what a recorded call notes."""
+    prose = (HERE.parents[1] / "schemas/README.md").read_text(encoding="utf-8")
+    rows = prose.partition("| noted | what |\n")[2].split("\n\n")[0].splitlines()[1:]
+    shapes = {"call 0": r"call \d+", "<output>": r"output\S*", "<argument>": r"\S+", "<name>": r"\S+"}
+    patterns: dict[str, re.Pattern[str]] = {}
+    for listed in [row.split("`")[1] for row in rows]:
+        pattern = listed
+        for word, shape in shapes.items():
+            pattern = pattern.replace(word, shape)
+        patterns[listed] = re.compile(pattern + "( norm)?")
+    return patterns
+
+
+def test_what_goldens_note_is_what_the_prose_lists():
+    patterns = noted_in_the_prose()
+    files = [path for golden in GOLDENS for path, type_ in documents(golden) if type_ is Vector]
+    records = [decode_record(path.read_bytes(), Vector, where=path.name) for path in files]
+    names = {name for record in records for name in (*record.facts, *record.values)}
+    used = {name: [listed for listed, pattern in patterns.items() if pattern.fullmatch(name)] for name in names}
+
+    assert [name for name, listed in used.items() if not listed] == []
+    assert set(patterns) - {one for listed in used.values() for one in listed} == {"call 0: backward"}
+
+
+# --- the file from the future -----------------------------------------------------------------------------
+
+
+def test_file_from_the_future_is_refused_with_both_versions_and_both_remedies():
+    with pytest.raises(BundleTooNew) as caught:
+        aotexport_runtime.open_bundle(HERE / "future")
+
+    assert str(caught.value) == (
+        "bundle.json: this bundle has format 7.2 and needs a reader of format 7.1 or newer; this runtime reads up to "
+        "1.0. Install a newer aotexport-runtime, or export the model again with an aotexport that writes format 1.0"
+    )
+
+
+# --- the generator ----------------------------------------------------------------------------------------
+
+
+def test_regenerate_of_a_released_version_is_refused(tmp_path):
+    (tmp_path / f"{format_version(FORMAT_VERSION)}.json").write_text("{}")
+
+    with pytest.raises(SystemExit) as caught:
+        regenerate([], tmp_path, released=tmp_path)
+
+    assert str(caught.value) == "format 1.0 is released: its goldens stay as they are; raise FORMAT_VERSION first"
+    assert [path.name for path in tmp_path.iterdir()] == ["1.0.json"]
+
+
+def test_regenerate_of_an_unknown_case_is_refused(tmp_path):
+    with pytest.raises(SystemExit) as caught:
+        regenerate(["linear", "nonsense"], tmp_path, released=tmp_path)
+
+    assert str(caught.value) == f"no case nonsense; there are {', '.join(CASES)}"

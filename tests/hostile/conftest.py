@@ -1,0 +1,12 @@
+"""The crafted bundle of each test."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.hostile.crafted import Crafted
+
+
+@pytest.fixture
+def crafted(tiny, tmp_path):
+    return Crafted(tiny, tmp_path / "crafted")

@@ -1,0 +1,82 @@
+"""Bundles made hostile: copies of a small valid one, edited, and sealed again so that sizes and digests are right."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from aotexport_runtime import open_bundle
+
+FILES = {
+    "manifest": "bundle.json",
+    "program": "programs/train/program.json",
+    "forward": "programs/train/forward.json",
+    "joint": "programs/train/joint.json",
+    "vector": "testvectors/train.example.json",
+}
+"""Documents that tests edit, by short name."""
+
+END = "-"
+"""As the last step of a path: append to the list."""
+
+
+class Crafted:
+    """A copy of a bundle whose documents can be edited."""
+
+    def __init__(self, source: Path, root: Path) -> None:
+        self.root = root
+        shutil.copytree(source, root)
+        self._documents: dict[str, Any] = {}
+
+    def document(self, name: str) -> Any:
+        """Return a document of `FILES`, parsed; edits to it are written by `seal`."""
+        if name not in self._documents:
+            self._documents[name] = json.loads((self.root / FILES[name]).read_text())
+        return self._documents[name]
+
+    def put(self, name: str, path: str, value: Any) -> None:
+        """Set the value at `path`: keys and indices, separated by slashes."""
+        *steps, last = path.split("/")
+        place = self.document(name)
+        for step in steps:
+            place = place[int(step)] if isinstance(place, list) else place.setdefault(step, {})
+        if last == END:
+            place.append(value)
+        elif isinstance(place, list):
+            place[int(last)] = value
+        else:
+            place[last] = value
+
+    def node(self, graph: str, **fields: Any) -> None:
+        """Append a node to a graph."""
+        meta = {"kind": "tensor", "dtype": "float32", "shape": [], "stride": []}
+        self.put(graph, "nodes/-", {"name": "crafted", "args": [], "meta": meta, **fields})
+
+    def write(self, path: str, data: bytes) -> None:
+        """Replace a file."""
+        (self.root / path).write_bytes(data)
+
+    def seal(self) -> Path:
+        """Write the edited documents, and sizes and digests to the manifest; return the directory."""
+        for name, document in self._documents.items():
+            if name != "manifest":
+                (self.root / FILES[name]).write_text(json.dumps(document))
+        for entry in self.document("manifest")["files"]:
+            file = self.root / str(entry["path"])
+            if file.is_file() and file.is_relative_to(self.root):
+                entry["nbytes"] = file.stat().st_size
+                entry["sha256"] = hashlib.sha256(file.read_bytes()).hexdigest()
+        (self.root / FILES["manifest"]).write_text(json.dumps(self.document("manifest")))
+        return self.root
+
+    def read(self) -> None:
+        """Seal, open the bundle and read every program and graph; nothing of it runs."""
+        bundle = open_bundle(self.seal())
+        for name in bundle.program_names:
+            program = bundle.program(name)
+            bundle.graph(name, program.forward.file)
+            if program.functional is not None:
+                bundle.graph(name, program.functional.file)

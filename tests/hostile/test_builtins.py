@@ -1,0 +1,92 @@
+"""Builtin calls: arithmetic without bound, items out of range, regions of interpreter state left open."""
+
+from __future__ import annotations
+
+import pytest
+
+from aotexport_runtime import BundleInvalid
+from tests.hostile.crafted import Crafted
+
+WHERE = "programs/train/forward.json"
+SIZE = {"kind": "size"}
+CPU = {"kind": "device", "type": "cpu"}
+BFLOAT = {"kind": "dtype", "value": "bfloat16"}
+NOTHING = {"kind": "nothing"}
+LITTLE = "takes numbers only"
+
+FAULTS = [
+    ("python::pow", [10, 10**9], "raises an integer to a power that is no integer from -64 to 64"),
+    ("python::pow", [10, "size"], "raises an integer to a power that is no integer from -64 to 64"),
+    ("python::pow", ["size", 64], "may give numbers of more than 1024 bits"),
+    ("python::mul", [[0], 10**10], LITTLE),
+    ("python::mul", [{"kind": "string", "value": "a"}, 10**10], LITTLE),
+    ("python::mul", ["max_1", 10**10], LITTLE),
+    ("python::mod", [{"kind": "string", "value": "%9999999999d"}, 1], LITTLE),
+    ("python::add", ["linear", 1], LITTLE),
+    ("python::add", [None, 1], LITTLE),
+    ("python::add", [1], "takes 2 operands, got 1"),
+    ("python::add", [1, 2, 3], "takes 2 operands, got 3"),
+    ("python::neg", [], "takes 1 operands, got 0"),
+    ("python::sym_ite", [True, 1], "takes 3 operands, got 2"),
+    ("python::sym_sum", [1], "takes a list of numbers"),
+    ("python::sym_sum", [["linear"]], LITTLE),
+    ("python::sym_int", [{"kind": "string", "value": "9"}], LITTLE),
+    ("python::getitem", ["max_1", 2], "takes item 2 of a sequence of 2"),
+    ("python::getitem", ["max_1", -3], "takes item -3 of a sequence of 2"),
+    ("python::getitem", ["max_1", True], "takes an item by what is no integer"),
+    ("python::getitem", ["max_1", "size"], "takes an item by what is no integer"),
+    ("python::getitem", ["max_1", {"kind": "string", "value": "__class__"}], "takes an item by what is no integer"),
+    ("python::getitem", ["linear", 0], "takes an item of what is no sequence"),
+    ("python::getitem", [[1, 2], 0], "takes an item of what is no sequence"),
+    ("torch::set_grad_enabled", ["linear"], "takes a truth value"),
+    ("torch::set_grad_enabled", [{"kind": "string", "value": "x"}], "takes a truth value"),
+    ("torch::is_grad_enabled", [1], "takes 0 operands, got 1"),
+    ("torch::enter_autocast", [0, BFLOAT, True, True], "takes a device, a dtype and two truth values"),
+    ("torch::enter_autocast", [CPU, 15, True, True], "takes a device, a dtype and two truth values"),
+    ("torch::enter_autocast", [CPU, BFLOAT, 1, True], "takes a device, a dtype and two truth values"),
+    ("torch::exit_autocast", ["linear"], "leaves a region that is not the innermost one"),
+]
+
+
+def refusal(crafted: Crafted) -> str:
+    with pytest.raises(BundleInvalid) as caught:
+        crafted.read()
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(("op", "args", "reason"), FAULTS, ids=[f"{op}:{reason[:40]}" for op, _, reason in FAULTS])
+def test_builtin_with_unsound_operands_is_refused(crafted: Crafted, op, args, reason):
+    crafted.node("forward", name="size", op="aten::sym_size.int", args=["linear", 0], meta=SIZE)
+    crafted.node("forward", op=op, args=args, meta=SIZE)
+    assert refusal(crafted) == f"{WHERE}: builtin `{op}` {reason}"
+
+
+def test_builtin_with_keywords_is_refused(crafted: Crafted):
+    crafted.node("forward", op="python::add", args=[1], kwargs={"other": 2})
+    assert refusal(crafted) == f"{WHERE}: builtin `python::add` takes 2 operands, got 2"
+
+
+def test_repeated_squaring_is_refused(crafted: Crafted):
+    crafted.node("forward", name="n0", op="aten::sym_size.int", args=["linear", 0], meta=SIZE)
+    for step in range(5):
+        crafted.node("forward", name=f"n{step + 1}", op="python::mul", args=[f"n{step}"] * 2, meta=SIZE)
+    assert refusal(crafted) == f"{WHERE}: builtin `python::mul` may give numbers of more than 1024 bits"
+
+
+def test_autocast_region_that_is_not_left_is_refused(crafted: Crafted):
+    crafted.node("forward", op="torch::enter_autocast", args=[CPU, BFLOAT, True, True], meta=NOTHING)
+    assert refusal(crafted) == f"{WHERE}: an autocast region is not left"
+
+
+def test_autocast_regions_that_are_left_in_the_wrong_order_are_refused(crafted: Crafted):
+    for name in ("outer", "inner"):
+        crafted.node("forward", name=name, op="torch::enter_autocast", args=[CPU, BFLOAT, True, True], meta=NOTHING)
+    crafted.node("forward", op="torch::exit_autocast", args=["outer"], meta=NOTHING)
+    message = "builtin `torch::exit_autocast` leaves a region that is not the innermost one"
+    assert refusal(crafted) == f"{WHERE}: {message}"
+
+
+def test_functional_graph_that_changes_the_interpreter_is_refused(crafted: Crafted):
+    crafted.node("joint", op="torch::set_grad_enabled", args=[False], meta=NOTHING)
+    message = "`torch::set_grad_enabled` changes the state of the interpreter; a functional graph may not"
+    assert refusal(crafted) == f"programs/train/joint.json: {message}"

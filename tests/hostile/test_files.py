@@ -1,0 +1,195 @@
+"""Files: missing, changed, not listed, outside of the bundle, or no bundle at all."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+
+from aotexport_runtime import BundleInvalid, load, open_bundle
+from tests.hostile.crafted import Crafted
+
+TAMPERED = (
+    "its SHA-256 differs from the manifest's: the file was changed or damaged after export. "
+    "Copy the bundle again, or export it again"
+)
+
+
+def test_path_that_is_no_directory_is_refused(tmp_path):
+    with pytest.raises(BundleInvalid) as caught:
+        open_bundle(tmp_path / "nothing")
+    assert str(caught.value) == f"no directory `{tmp_path / 'nothing'}`"
+
+
+def test_file_in_place_of_a_directory_is_refused(tmp_path):
+    (tmp_path / "file").write_text("{}")
+    with pytest.raises(BundleInvalid) as caught:
+        open_bundle(tmp_path / "file")
+    assert str(caught.value) == f"no directory `{tmp_path / 'file'}`"
+
+
+def test_directory_without_manifest_is_refused(tmp_path):
+    with pytest.raises(BundleInvalid) as caught:
+        open_bundle(tmp_path)
+    assert str(caught.value) == f"`{tmp_path}` is no bundle: it has no file `bundle.json`"
+
+
+def test_manifest_that_is_a_link_is_refused(crafted: Crafted):
+    manifest = crafted.root / "bundle.json"
+    manifest.rename(crafted.root.parent / "elsewhere.json")
+    manifest.symlink_to(crafted.root.parent / "elsewhere.json")
+    with pytest.raises(BundleInvalid) as caught:
+        open_bundle(crafted.root)
+    assert str(caught.value) == f"`{crafted.root}` is no bundle: it has no file `bundle.json`"
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/etc/passwd",
+        "../secret",
+        "a/../../secret",
+        "./a",
+        "a//b",
+        "a/",
+        "",
+        "..",
+        "a\\..\\b",
+        "C:secret",
+        "a\0b",
+        "a\nb",
+        ".hidden",
+        "a ",
+        "a.",
+        "\uff41",
+        "a" * 129,
+        "/".join(["a"] * 600),
+    ],
+)
+def test_listed_path_that_is_not_plain_is_refused(crafted: Crafted, path):
+    crafted.put("manifest", "files/-", {"path": path, "nbytes": 0, "sha256": "0" * 64})
+    with pytest.raises(BundleInvalid) as caught:
+        crafted.read()
+    assert str(caught.value) == f"bundle.json: path {path[:80]!r} is not a plain relative path"
+
+
+def test_listed_link_that_leads_outside_is_refused(crafted: Crafted):
+    secret = crafted.root.parent / "secret"
+    secret.write_text("secret")
+    (crafted.root / "README.md").unlink()
+    (crafted.root / "README.md").symlink_to(secret)
+    with pytest.raises(BundleInvalid) as caught:
+        crafted.read()
+    assert str(caught.value) == "README.md: leads outside the bundle"
+
+
+def test_listed_file_below_a_link_that_leads_outside_is_refused(crafted: Crafted):
+    (crafted.root / "weights").rename(crafted.root.parent / "weights")
+    (crafted.root / "weights").symlink_to(crafted.root.parent / "weights")
+    with pytest.raises(BundleInvalid) as caught:
+        crafted.read()
+    assert str(caught.value) == "weights/model.safetensors: leads outside the bundle"
+
+
+def test_link_that_stays_inside_is_followed(crafted: Crafted):
+    (crafted.root / "README.md").rename(crafted.root / "text")
+    (crafted.root / "README.md").symlink_to("text")
+    crafted.read()
+
+
+def test_listed_directory_is_refused(crafted: Crafted):
+    crafted.put("manifest", "files/-", {"path": "weights", "nbytes": 0, "sha256": "0" * 64})
+    with pytest.raises(BundleInvalid) as caught:
+        crafted.read()
+    assert str(caught.value) == "weights: missing"
+
+
+def test_listed_pipe_is_refused_without_being_opened(crafted: Crafted):
+    (crafted.root / "README.md").unlink()
+    os.mkfifo(crafted.root / "README.md")
+    with pytest.raises(BundleInvalid) as caught:
+        crafted.read()
+    assert str(caught.value) == "README.md: missing"
+
+
+def test_listed_file_that_is_missing_is_refused(crafted: Crafted):
+    (crafted.root / "weights/model.safetensors").unlink()
+    with pytest.raises(BundleInvalid) as caught:
+        open_bundle(crafted.root)
+    assert str(caught.value) == "weights/model.safetensors: missing"
+
+
+@pytest.mark.parametrize("check_digests", [True, False])
+def test_listed_file_of_another_size_is_refused(crafted: Crafted, check_digests):
+    size = (crafted.root / "README.md").stat().st_size
+    with (crafted.root / "README.md").open("ab") as stream:
+        stream.write(b"x")
+    with pytest.raises(BundleInvalid) as caught:
+        open_bundle(crafted.root, check_digests=check_digests)
+    assert str(caught.value) == f"README.md: expected {size} bytes, got {size + 1}"
+
+
+def _flip(crafted: Crafted, path: str) -> None:
+    data = bytearray((crafted.root / path).read_bytes())
+    data[-2] ^= 1
+    crafted.write(path, bytes(data))
+
+
+@pytest.mark.parametrize("path", ["README.md", "weights/model.safetensors", "programs/train/joint.json"])
+def test_listed_file_of_another_digest_is_refused(crafted: Crafted, path):
+    _flip(crafted, path)
+    with pytest.raises(BundleInvalid) as caught:
+        open_bundle(crafted.root)
+    assert str(caught.value) == f"{path}: {TAMPERED}"
+
+
+def test_graph_of_another_digest_is_refused_even_when_digests_are_not_checked_at_once(crafted: Crafted):
+    _flip(crafted, "programs/train/joint.json")
+    bundle = open_bundle(crafted.root, check_digests=False)
+    with pytest.raises(BundleInvalid) as caught:
+        bundle.graph("train", "joint.json")
+    assert str(caught.value) == f"programs/train/joint.json: {TAMPERED}"
+
+
+def _unlist(crafted: Crafted, path: str) -> None:
+    manifest = crafted.document("manifest")
+    manifest["files"] = [entry for entry in manifest["files"] if entry["path"] != path]
+
+
+@pytest.mark.parametrize("path", ["programs/train/program.json", "programs/train/joint.json"])
+def test_file_that_is_not_listed_is_not_read(crafted: Crafted, path):
+    _unlist(crafted, path)
+    with pytest.raises(BundleInvalid) as caught:
+        crafted.read()
+    assert str(caught.value) == f"{path}: not listed in the manifest"
+
+
+@pytest.mark.parametrize("file", ["../../bundle.json", "/etc/passwd", "a/b", ""])
+@pytest.mark.parametrize("path", ["forward/file", "functional/file"])
+def test_graph_file_that_is_no_plain_name_is_refused(crafted: Crafted, path, file):
+    crafted.put("program", path, file)
+    with pytest.raises(BundleInvalid) as caught:
+        crafted.read()
+    assert str(caught.value) == f"programs/train/program.json: graph file {file!r} is not a plain name"
+
+
+def test_json_file_that_is_listed_as_enormous_is_not_read(crafted: Crafted):
+    path = crafted.root / "programs/train/joint.json"
+    crafted.seal()
+    with path.open("r+b") as stream:
+        stream.truncate(1 << 31)
+    manifest = json.loads((crafted.root / "bundle.json").read_text())
+    next(entry for entry in manifest["files"] if entry["path"].endswith("train/joint.json"))["nbytes"] = 1 << 31
+    (crafted.root / "bundle.json").write_text(json.dumps(manifest))
+    bundle = open_bundle(crafted.root, check_digests=False)
+    with pytest.raises(BundleInvalid) as caught:
+        bundle.graph("train", "joint.json")
+    assert str(caught.value) == "programs/train/joint.json: larger than the 1073741824 bytes of JSON that are read"
+
+
+def test_load_refuses_what_open_refuses(crafted: Crafted):
+    _flip(crafted, "weights/model.safetensors")
+    with pytest.raises(BundleInvalid) as caught:
+        load(crafted.root)
+    assert str(caught.value) == f"weights/model.safetensors: {TAMPERED}"

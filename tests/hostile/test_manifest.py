@@ -1,0 +1,127 @@
+"""The manifest: names, references and numbers that do not hold together."""
+
+from __future__ import annotations
+
+import pytest
+
+from aotexport_runtime import BundleInvalid, BundleTooNew, load
+from tests.hostile.crafted import Crafted
+
+DIGEST = "0" * 64
+ENTRY = {"path": "a", "nbytes": 0, "sha256": DIGEST}
+STATE = {"name": "w", "role": "parameter", "file": "weights/model.safetensors", "key": "linear.bias"}
+STATE |= {"dtype": "float32", "shape": [3], "stride": [1]}
+VECTOR = {"program": "train", "name": "one", "record": "README.md", "tensors": "README.md"}
+ESCAPE = "\x1b[2J"
+
+FAULTS = [
+    ("programs", [], "no programs"),
+    ("programs/-", {"name": "train"}, "program 'train' occurs twice"),
+    ("programs/-", {"name": "../train"}, "program name '../train' is not a plain name"),
+    ("programs/-", {"name": "x", "targets": ["a/b"]}, "target 'a/b' is not a plain name"),
+    ("name", ESCAPE, r"name or version '\x1b[2J' is too long or not printable"),
+    ("name", "n" * 1001, f"name or version '{'n' * 80}' is too long or not printable"),
+    ("producer/torch", "2\n13", r"name or version '2\n13' is too long or not printable"),
+    ("files/-", {**ENTRY, "path": "README.md"}, "file 'README.md' occurs twice"),
+    ("files/0/nbytes", -1, "malformed size or digest of `missing`"),
+    ("files/0/sha256", "0" * 63, "malformed size or digest of `missing`"),
+    ("files/0/sha256", "A" * 64, "malformed size or digest of `missing`"),
+    (
+        "requirements/operator_namespaces",
+        ["os; import os"],
+        "operator namespace or module 'os; import os' is no identifier",
+    ),
+    ("requirements/operator_modules", ["a..b"], "operator namespace or module '' is no identifier"),
+    ("state/-", {**STATE, "name": "linear.bias"}, "state tensor 'linear.bias' occurs twice"),
+    ("state/-", {**STATE, "tied": ["calls"]}, "state tensor 'calls' occurs twice"),
+    ("state/-", {**STATE, "name": "linear"}, "'linear' is the name of a state tensor and of a module"),
+    ("state/-", {**STATE, "name": "a..b"}, "state name 'a..b' is malformed"),
+    ("state/-", {**STATE, "name": "a.__dict__"}, "state name 'a.__dict__' is malformed"),
+    ("state/-", {**STATE, "name": ".".join("a" * 65)}, f"state name {'.'.join('a' * 65)[:80]!r} is malformed"),
+    ("state/-", {**STATE, "name": ESCAPE}, r"state name '\x1b[2J' is too long or not printable"),
+    ("state/-", {**STATE, "file": "a"}, "state 'w' is in a file that is not listed: 'a'"),
+    ("state/-", {**STATE, "stride": []}, "state 'w' has 1 sizes and 0 strides"),
+    ("state/-", {**STATE, "shape": [1] * 65, "stride": [1] * 65}, "state 'w' has 65 sizes and 65 strides"),
+    ("state/-", {**STATE, "shape": [-3]}, "state 'w' has negative sizes, strides or offset"),
+    ("state/-", {**STATE, "stride": [-1]}, "state 'w' has negative sizes, strides or offset"),
+    ("state/-", {**STATE, "offset": -1}, "state 'w' has negative sizes, strides or offset"),
+    (
+        "state/-",
+        {**STATE, "shape": [2**40, 2**40], "stride": [0, 0], "whole": False},
+        "state 'w' has sizes, strides or offset beyond 64 bits",
+    ),
+    (
+        "state/-",
+        {**STATE, "shape": [2, 0], "stride": [2**70, 1], "whole": False},
+        "state 'w' has sizes, strides or offset beyond 64 bits",
+    ),
+    (
+        "state/-",
+        {**STATE, "shape": [2**33], "stride": [2**33], "whole": False},
+        "state 'w' has sizes, strides or offset beyond 64 bits",
+    ),
+    ("state/-", {**STATE, "offset": 1}, "state 'w' is said to be whole, and is not contiguous from its first element"),
+    (
+        "state/-",
+        {**STATE, "shape": [3, 1, 2], "stride": [1, 9, 3]},
+        "state 'w' is said to be whole, and is not contiguous from its first element",
+    ),
+    ("state/2/requires_grad", True, "state 'calls' is int64 and cannot require grad"),
+    ("testvectors/-", {**VECTOR, "program": "x"}, "a recorded call is of program 'x', which is not here"),
+    ("testvectors/-", {**VECTOR, "name": "example"}, "recorded call 'train/example' occurs twice"),
+    ("testvectors/-", {**VECTOR, "name": "a/b"}, "recorded call 'a/b' is not a plain name"),
+    (
+        "testvectors/-",
+        {**VECTOR, "record": "/etc/passwd"},
+        "a recorded call is in a file that is not listed: '/etc/passwd'",
+    ),
+    (
+        "calling_convention",
+        2,
+        "calling convention 2 is not known to this runtime, which implements 1 to 1. "
+        "Install the aotexport-runtime that fits, or export the model again",
+    ),
+]
+
+
+@pytest.mark.parametrize(("path", "value", "message"), FAULTS, ids=[f"{p}:{m[:40]}" for p, _, m in FAULTS])
+def test_manifest_with_a_fault_is_refused(crafted: Crafted, path, value, message):
+    crafted.document("manifest")["files"].insert(0, {**ENTRY, "path": "missing"})
+    crafted.put("manifest", path, value)
+    with pytest.raises(BundleInvalid) as caught:
+        crafted.read()
+    assert str(caught.value) == f"bundle.json: {message}"
+
+
+@pytest.mark.parametrize(
+    ("format_", "min_reader", "message"),
+    [
+        ("1", "1.0", "expected a version `MAJOR.MINOR`, got '1'"),
+        ("1.0", "1.0.0", "expected a version `MAJOR.MINOR`, got '1.0.0'"),
+        ("9" * 5000 + ".0", "1.0", f"expected a version `MAJOR.MINOR`, got '{'9' * 20}'"),
+        ("1.0", "-1.0", "expected a version `MAJOR.MINOR`, got '-1.0'"),
+        ("1.0", "\u0661.\u0660", "expected a version `MAJOR.MINOR`, got '\u0661.\u0660'"),
+    ],
+)
+def test_manifest_with_a_malformed_version_is_refused(crafted: Crafted, format_, min_reader, message):
+    crafted.put("manifest", "format", format_)
+    crafted.put("manifest", "min_reader", min_reader)
+    with pytest.raises(BundleInvalid) as caught:
+        crafted.read()
+    assert str(caught.value) == f"bundle.json: {message}"
+
+
+def test_manifest_of_a_newer_format_is_refused_before_its_fields_are_looked_at(crafted: Crafted):
+    crafted.put("manifest", "min_reader", "7.3")
+    crafted.put("manifest", "field_of_the_future", {"anything": 1})
+    with pytest.raises(BundleTooNew) as caught:
+        crafted.read()
+    assert (caught.value.needed, caught.value.supported) == ((7, 3), (1, 0))
+
+
+def test_bundle_that_was_only_copied_and_sealed_still_loads_and_runs(crafted: Crafted):
+    import torch
+
+    crafted.read()
+    module = load(crafted.root)
+    assert module(torch.ones(3, 4))["turned"].shape == (4, 3)

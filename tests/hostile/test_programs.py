@@ -1,0 +1,207 @@
+"""Programs: indices, names and symbols that point nowhere, trees that are no containers."""
+
+from __future__ import annotations
+
+import pytest
+
+from aotexport_runtime import BundleInvalid
+from tests.hostile.crafted import Crafted
+
+DIMENSION = {"symbol": "s1", "name": "n", "min": 0, "input_index": 3, "axis": 0}
+TENSOR = {"kind": "tensor", "dtype": "float32", "shape": [3], "stride": [1]}
+STATE_INPUT = {"kind": "state", "name": "linear.bias", "meta": TENSOR}
+VIEW = "functional/outputs/2"
+GRADIENTS = "functional/gradients"
+STEP = {"op": "aten::t.default"}
+LEAF = {"kind": "leaf", "index": 0}
+LONG = 1 << 70
+
+FAULTS = [
+    ("name", "infer", "it is of program 'infer', not `train`"),
+    # inputs and dimensions
+    ("inputs/0", {**STATE_INPUT, "name": "secret"}, "input 'secret' is not in the manifest's state"),
+    (
+        "inputs/0",
+        {**STATE_INPUT, "meta": {**TENSOR, "shape": [4]}},
+        "input 'linear.bias' is not what the manifest's state says",
+    ),
+    (
+        "inputs/0",
+        {**STATE_INPUT, "meta": {**TENSOR, "dtype": "int64"}},
+        "input 'linear.bias' is not what the manifest's state says",
+    ),
+    ("inputs/3/path", "x\x1b[2J", r"path of an argument 'x\x1b[2J' is too long or not printable"),
+    ("inputs/3/meta/shape/0", "s99", "unknown symbol 's99' in a size"),
+    ("inputs/3/meta/stride", [1], "a tensor has 2 sizes and 1 strides; at most 64 are read"),
+    (
+        "inputs/3/meta/device",
+        "meta",
+        "device class 'meta' is not one of cpu, cuda, hpu, mps, mtia, npu, xla, xpu",
+    ),
+    ("dimensions/-", {**DIMENSION, "symbol": "s33"}, "symbol 's33' occurs twice"),
+    ("dimensions/-", {**DIMENSION, "input_index": 4}, "input_index of a dimension is 4, out of range(4)"),
+    ("dimensions/-", {**DIMENSION, "input_index": -1}, "input_index of a dimension is -1, out of range(4)"),
+    ("dimensions/-", {**DIMENSION, "input_index": 0}, "a dimension is read from a state tensor"),
+    ("dimensions/-", {**DIMENSION, "axis": 2}, "axis of a dimension is 2, out of range(2)"),
+    ("dimensions/-", {**DIMENSION, "axis": -1}, "axis of a dimension is -1, out of range(2)"),
+    ("dimensions/-", {**DIMENSION, "factor": 0}, "a dimension has factor 0"),
+    ("dimensions/-", {**DIMENSION, "max": LONG}, "a dimension has a number of more than 64 bits"),
+    ("dimensions/-", {**DIMENSION, "name": "\a"}, r"name of a dimension '\x07' is too long or not printable"),
+    # signature
+    ("parameters/-", {"name": "x", "kind": "keyword_only", "tree": LEAF}, "parameter 'x' occurs twice"),
+    ("parameters/0/name", "x=print(1)", "parameter 'x=print(1)' is not an identifier"),
+    ("parameters/0/tree/index", 4, "leaf 4 of a tree is out of range"),
+    ("parameters/0/tree/index", -1, "leaf -1 of a tree is out of range"),
+    ("parameters/0/kind", "var_positional", "parameter `x` is var_positional and no sequence"),
+    ("parameters/0/kind", "var_keyword", "parameter `x` is var_keyword and no mapping"),
+    ("parameters/1/tree/value", "input:x", "a constant of a tree is no constant"),
+    ("parameters/1/tree/value", {"kind": "size", "value": "s33"}, "a constant of a tree is no constant"),
+    # outputs
+    ("outputs/0/shape/0", {"op": "not", "args": ["s99"]}, "unknown symbol 's99' in a size"),
+    ("output_tree/items/0/index", 3, "leaf 3 of a tree is out of range"),
+    ("rebinds", [{"name": "secret", "output_index": 0}], "rebound state 'secret' is not in the manifest's state"),
+    ("rebinds", [{"name": "calls", "output_index": 3}], "output_index of a rebind is 3, out of range(3)"),
+    ("rebinds", [{"name": "calls", "output_index": 0}] * 2, "rebound state 'calls' occurs twice"),
+    # epilogues
+    ("functional/outputs", [{"kind": "fresh"}], "1 output kinds for 3 outputs"),
+    (
+        "functional/intermediate_bases",
+        -1,
+        "number of intermediate bases is -1, out of range(1000000)",
+    ),
+    (
+        "functional/intermediate_bases",
+        LONG,
+        f"number of intermediate bases is {LONG}, out of range(1000000)",
+    ),
+    ("functional/guards", [{"op": "eq", "args": ["s99", 1]}], "unknown symbol 's99' in a size"),
+    ("functional/mutations/0/input_index", 4, "input_index of a mutation is 4, out of range(4)"),
+    ("functional/mutations/-", {"input_index": 2}, "mutation of input '2' occurs twice"),
+    (VIEW, {"kind": "input", "input_index": 4}, "input_index of an output is 4, out of range(4)"),
+    (VIEW, {"kind": "input_alias", "input_index": -1}, "input_index of an output is -1, out of range(4)"),
+    (VIEW, {"kind": "intermediate_alias", "base_index": 0}, "base_index of an output is 0, out of range(0)"),
+    (VIEW, {"kind": "output_alias", "output_index": 3}, "output_index of an output is 3, out of range(3)"),
+    (f"{VIEW}/steps/0/op", "aten::relu.default", "operator `aten::relu.default` of a view step is no view"),
+    (
+        f"{VIEW}/steps/0/op",
+        "aten::from_file.default",
+        "operator `aten::from_file.default` is not on the list of operators that a bundle may call",
+    ),
+    (
+        f"{VIEW}/steps/0/op",
+        "os::system",
+        "operator `os::system` is in namespace `os`, which the manifest does not declare",
+    ),
+    (f"{VIEW}/steps/0/args", ["input:x"], "an argument of a view step is no constant"),
+    (f"{VIEW}/steps/0/item", -1, f"item of a view step is -1, out of range({2**63 - 1})"),
+    # gradients
+    (f"{GRADIENTS}/of_inputs", [None], "1 gradients for 4 inputs"),
+    (f"{GRADIENTS}/partitions", [], "a joint graph has no partition"),
+    (f"{GRADIENTS}/tangents/0/index", 3, "index of a tangent is 3, out of range(3)"),
+    (f"{GRADIENTS}/tangents/0/of", "intermediate_base", "index of a tangent is 0, out of range(0)"),
+    (f"{GRADIENTS}/tangents/0/memory_format", None, "a tangent of 1 axes has no layout"),
+    (
+        f"{GRADIENTS}/tangents/0/memory_format",
+        "channels_last",
+        "a tangent of 1 axes has memory format channels_last",
+    ),
+    (
+        f"{GRADIENTS}/tangents/0/memory_format",
+        "preserve_format",
+        "a tangent of 1 axes has memory format preserve_format",
+    ),
+    (f"{GRADIENTS}/detached_inputs", [4], "detached input is 4, out of range(4)"),
+]
+
+
+@pytest.mark.parametrize(("path", "value", "message"), FAULTS, ids=[f"{p}:{m[:40]}" for p, _, m in FAULTS])
+def test_program_with_a_fault_is_refused(crafted: Crafted, path, value, message):
+    crafted.put("program", path, value)
+    with pytest.raises(BundleInvalid) as caught:
+        crafted.read()
+    assert str(caught.value) == f"programs/train/program.json: {message}"
+
+
+def test_tangent_that_comes_twice_is_refused(crafted: Crafted):
+    tangent = crafted.document("program")["functional"]["gradients"]["tangents"][0]
+    crafted.put("program", f"{GRADIENTS}/tangents/-", tangent)
+    with pytest.raises(BundleInvalid) as caught:
+        crafted.read()
+    assert str(caught.value) == "programs/train/program.json: tangent of 'output 0' occurs twice"
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        ("functional/mutations/0/input_index", 3, "input_index of a mutation is 3, which is no tensor"),
+        (f"{VIEW}/input_index", 3, "input_index of an output is 3, which is no tensor"),
+        (f"{GRADIENTS}/of_inputs/3", 4, "input of a gradient is 3, which is no tensor"),
+        (f"{GRADIENTS}/detached_inputs", [3], "detached input is 3, which is no tensor"),
+        ("inputs/3/symbol", "s99", "unknown symbol 's99' in a size"),
+    ],
+)
+def test_number_in_place_of_a_tensor_is_refused(crafted: Crafted, path, value, message):
+    crafted.put("program", f"{VIEW}/input_index", 0)
+    crafted.put("program", "inputs/3", {"kind": "size", "path": "x", "symbol": "s33"})
+    crafted.put("program", path, value)
+    with pytest.raises(BundleInvalid) as caught:
+        crafted.read()
+    assert str(caught.value) == f"programs/train/program.json: {message}"
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        (VIEW, {"kind": "output_alias", "output_index": 1}, "output_index of an output is 1, which is no tensor"),
+        ("rebinds", [{"name": "calls", "output_index": 1}], "state 'calls' is rebound to a size"),
+    ],
+)
+def test_size_in_place_of_a_tensor_is_refused(crafted: Crafted, path, value, message):
+    crafted.put("program", "outputs/1", None)
+    crafted.put("program", path, value)
+    with pytest.raises(BundleInvalid) as caught:
+        crafted.read()
+    assert str(caught.value) == f"programs/train/program.json: {message}"
+
+
+def _fields(type_: str, name: str, fields: list[str]):
+    items = [{"kind": "leaf", "index": index} for index in range(3)]
+    return {"kind": "named_fields", "type": type_, "name": name, "fields": fields, "items": items}
+
+
+TREES = [
+    (_fields("namedtuple", "T", ["a", "b"]), "2 names for 3 items of a tree"),
+    (_fields("namedtuple", "T", ["a", "b", "a"]), "a tree has a name twice"),
+    (_fields("namedtuple", "T", ["a", "b", "c=print()"]), "the name 'c=print()' in a tree is no plain identifier"),
+    (_fields("namedtuple", "T", ["a", "b", "_c"]), "the name '_c' in a tree is no plain identifier"),
+    (
+        _fields("namedtuple", "T): import os #", list("abc")),
+        "the name 'T): import os #' in a tree is no plain identifier",
+    ),
+    (_fields("dataclass", "T", ["a", "b", "class"]), "the name 'class' in a tree is no plain identifier"),
+    (_fields("dataclass", "T", ["a", "b", "__class__"]), "the name '__class__' in a tree is no plain identifier"),
+    (
+        _fields("dataclass", "T", ["a", "b", "__init__"]),
+        "the name '__init__' in a tree is no plain identifier",
+    ),
+    (_fields("model_output", "T", ["a", "b", ""]), "the name '' in a tree is no plain identifier"),
+    (_fields("return_type", "__loader__", list("abc")), "the name '__loader__' in a tree is no plain identifier"),
+    (_fields("return_type", "_x", list("abc")), "the name '_x' in a tree is no plain identifier"),
+    (
+        {"kind": "mapping", "type": "dict", "keys": [1, True, "c"], "items": [LEAF] * 3},
+        "a tree has a name twice",
+    ),
+    ({"kind": "mapping", "type": "dict", "keys": ["a"], "items": []}, "1 names for 0 items of a tree"),
+    (
+        {"kind": "sequence", "type": "list", "items": [{"kind": "constant", "value": "best"}]},
+        "a constant of a tree is no constant",
+    ),
+]
+
+
+@pytest.mark.parametrize(("tree", "message"), TREES, ids=[message for _, message in TREES])
+def test_output_tree_with_a_fault_is_refused(crafted: Crafted, tree, message):
+    crafted.put("program", "output_tree", tree)
+    with pytest.raises(BundleInvalid) as caught:
+        crafted.read()
+    assert str(caught.value) == f"programs/train/program.json: {message}"

@@ -1,0 +1,50 @@
+"""Recorded calls that never end, or whose arguments reach outside of what is stored."""
+
+from __future__ import annotations
+
+import pytest
+
+from aotexport_runtime import BundleInvalid, selftest
+from tests.hostile.crafted import Crafted
+
+RECORD = "testvectors/train.example.json"
+
+FAULTS = [
+    ("program", "infer", "it is of program 'infer', not `train`"),
+    ("calls", 10**9, "number of calls is 1000000000, out of range(101)"),
+    ("calls", -1, "number of calls is -1, out of range(101)"),
+    ("seed", -1, f"seed is -1, out of range({2**63 - 1})"),
+    ("inputs", [], "0 arguments; the program takes 1"),
+    ("inputs/0/path", "\x1b]", r"path of an argument '\x1b]' is too long or not printable"),
+    ("inputs/0/stride", [1], "argument 'x' has 2 sizes and 1 strides"),
+    ("inputs/0/offset", -1, "argument 'x' has negative sizes, strides or offset"),
+    ("inputs/0/offset", 1, "argument 'x' reaches past the end of 'input0'"),
+    ("inputs/0/shape", [1 << 20, 4], "argument 'x' reaches past the end of 'input0'"),
+    ("inputs/0/key", "nothing", "argument 'x' reaches past the end of 'nothing'"),
+    ("values", ["a", "a"], "value 'a' occurs twice"),
+]
+
+
+@pytest.mark.parametrize(("path", "value", "message"), FAULTS, ids=[f"{p}:{m[:40]}" for p, _, m in FAULTS])
+def test_recorded_call_with_a_fault_is_refused(crafted: Crafted, path, value, message):
+    crafted.put("vector", path, value)
+    with pytest.raises(BundleInvalid) as caught:
+        selftest(crafted.seal())
+    assert str(caught.value) == f"{RECORD}: {message}"
+
+
+def test_recorded_value_that_is_not_stored_is_refused(crafted: Crafted):
+    values = [f"value {index}" for index in range(99)]
+    count = len(crafted.document("vector")["values"])
+    crafted.put("vector", "values", values)
+    with pytest.raises(BundleInvalid) as caught:
+        selftest(crafted.seal())
+    assert str(caught.value) == f"testvectors/train.example.safetensors: no tensor of 'value {count}'"
+
+
+def test_recorded_tensors_that_are_no_safetensors_file_are_refused(crafted: Crafted):
+    crafted.write("testvectors/train.example.safetensors", b"")
+    with pytest.raises(BundleInvalid) as caught:
+        selftest(crafted.seal())
+    reason = "not a safetensors file: Error while deserializing: header too small"
+    assert str(caught.value) == f"testvectors/train.example.safetensors: {reason}"

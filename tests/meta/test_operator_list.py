@@ -1,0 +1,86 @@
+"""The list of allowed operators is what its tool writes, and lacks what a hostile graph would call."""
+
+from __future__ import annotations
+
+import operators
+import pytest
+import torch
+
+from aotexport_runtime.allowed import allowed_aten_operators
+
+WRITTEN_WITH = "2.13"
+
+DANGEROUS = {
+    "reads files": ["from_file.default"],
+    "takes storage from anywhere": ["set_.source_Storage", "set_.source_Storage_storage_offset", "set_data.default"],
+    "checks no bounds": ["_reshape_alias.default", "_reshape_alias_copy.default", "_index_put_impl_.default"],
+    "builds sparse tensors unchecked": [
+        *("_sparse_coo_tensor_unsafe.default", "_sparse_compressed_tensor_unsafe.default", "sparse_coo_tensor.indices"),
+        *("_sparse_csr_tensor_unsafe.default", "to_sparse.default", "_to_sparse.default", "sparse_resize_.default"),
+    ],
+    "trusts packed buffers": [
+        *("_cudnn_rnn.default", "_cudnn_rnn_flatten_weight.default", "_convert_weight_to_int4pack.default"),
+        *("_weight_int4pack_mm.default", "_mkldnn_reshape.default", "mkldnn_rnn_layer.default"),
+        *("_make_per_tensor_quantized_tensor.default", "fbgemm_pack_gemm_matrix_fp16.default"),
+    ],
+    "has no memory behind it": ["_efficientzerotensor.default", "_nested_view_from_buffer.default"],
+    "changes the process": [
+        *("record_stream.default", "_cufft_clear_plan_cache.default", "_cufft_set_plan_cache_max_size.default"),
+        *("pin_memory.default", "_pin_memory.default"),
+    ],
+    "drives autograd": ["_backward.default", "retain_grad.default", "_fw_primal.default", "_make_dual.default"],
+    "is a test": ["_test_warn_in_autograd.default", "_foobar.default"],
+}
+
+NEEDED = [
+    *(
+        "_unsafe_view.default",
+        "_unsafe_index.Tensor",
+        "_to_copy.default",
+        "empty_strided.default",
+        "as_strided.default",
+    ),
+    *("native_layer_norm_backward.default", "native_batch_norm_backward.default", "native_dropout_backward.default"),
+    *("embedding_dense_backward.default", "convolution_backward.default", "nll_loss_backward.default"),
+    *(
+        "_softmax_backward_data.default",
+        "_log_softmax_backward_data.default",
+        "max_pool2d_with_indices_backward.default",
+    ),
+    *("_scaled_dot_product_flash_attention_for_cpu.default", "_scaled_dot_product_efficient_attention.default"),
+    *("_assert_async.msg", "_assert_scalar.default", "sym_size.int", "sym_constrain_range_for_size.default"),
+    *("lift_fresh_copy.default", "linear.default", "scaled_dot_product_attention.default", "add.out"),
+]
+
+
+written_with = pytest.mark.skipif(
+    not torch.__version__.startswith(f"{WRITTEN_WITH}."), reason=f"the list is that of torch {WRITTEN_WITH}"
+)
+
+
+@written_with
+def test_list_is_what_its_tool_writes():
+    assert operators.LIST.read_text(encoding="ascii") == operators.HEADER + "\n".join(operators.allowed()) + "\n"
+
+
+@pytest.mark.parametrize("reason", DANGEROUS)
+def test_list_lacks_operators_of_every_dangerous_kind(reason):
+    assert [name for name in DANGEROUS[reason] if name in allowed_aten_operators()] == []
+
+
+@written_with
+def test_dangerous_operators_are_operators_of_torch():
+    assert [name for names in DANGEROUS.values() for name in names if name not in operators.dispatched()] == []
+
+
+def test_list_has_what_captured_graphs_need():
+    assert [name for name in NEEDED if name not in allowed_aten_operators()] == []
+
+
+@written_with
+def test_no_listed_operator_takes_or_gives_storages_streams_or_quantizers():
+    foreign = ("Storage", "Stream", "Quantizer", "QScheme")
+    operators_ = [name.partition(".")[::2] for name in sorted(allowed_aten_operators())]
+    schemas = [str(getattr(getattr(torch.ops.aten, base), overload)._schema) for base, overload in operators_]
+    assert len(schemas) > 2000
+    assert [schema for schema in schemas if any(type_ in schema for type_ in foreign)] == []

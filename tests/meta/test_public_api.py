@@ -1,0 +1,60 @@
+"""Every public name of both packages can be imported and says what it is."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+from types import FunctionType, ModuleType
+
+import pytest
+
+import aotexport
+import aotexport_runtime
+
+
+def _modules() -> list[str]:
+    packages = (aotexport, aotexport_runtime)
+    found = [package.__name__ for package in packages]
+    for package in packages:
+        found += [module.name for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")]
+    return [name for name in found if not name.endswith(".__main__")]
+
+
+def _undocumented(module: ModuleType) -> list[str]:
+    missing = [] if module.__doc__ else ["the module"]
+    for name, value in vars(module).items():
+        if name.startswith("_") or getattr(value, "__module__", None) != module.__name__:
+            continue
+        if not isinstance(value, FunctionType | type):
+            continue
+        if not value.__doc__:
+            missing.append(name)
+        if isinstance(value, type):
+            missing += [f"{name}.{member}" for member in _undocumented_members(value)]
+    return missing
+
+
+def _undocumented_members(class_: type) -> list[str]:
+    fields = getattr(class_, "__dataclass_fields__", {})
+    public = [(n, member) for n, member in vars(class_).items() if not n.startswith("_") and n not in fields]
+    methods = [(n, m) for n, m in public if isinstance(m, FunctionType | property | classmethod | staticmethod)]
+    return [name for name, _ in methods if not inspect.getdoc(getattr(class_, name))]
+
+
+@pytest.mark.parametrize("name", _modules())
+def test_every_public_name_of_a_module_is_documented(name):
+    assert _undocumented(importlib.import_module(name)) == []
+
+
+@pytest.mark.parametrize("package", [aotexport, aotexport_runtime], ids=lambda package: package.__name__)
+def test_every_name_that_a_package_offers_can_be_imported_and_is_documented(package):
+    assert sorted(package.__all__) == package.__all__
+    assert [name for name in package.__all__ if not getattr(package, name).__doc__] == []
+
+
+@pytest.mark.parametrize("package", [aotexport, aotexport_runtime], ids=lambda package: package.__name__)
+def test_name_that_a_package_lacks_is_an_attribute_error(package):
+    with pytest.raises(AttributeError) as caught:
+        package.nothing  # noqa: B018
+    assert str(caught.value) == f"module '{package.__name__}' has no attribute 'nothing'"

@@ -1,0 +1,110 @@
+"""The prose of the format says what the code does, where that can be compared."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+
+import pytest
+
+from aotexport.encode.functional import FIELDS
+from aotexport.torch_internals import ViewAndMutationMeta
+from aotexport_runtime import allowed
+from aotexport_runtime.observe import SAMPLE, TOLERANCES
+from aotexport_runtime.schema.codec import MAX_DEPTH, MAX_JSON_NBYTES
+from aotexport_runtime.schema.versions import CALLING_CONVENTION, FORMAT_VERSION, format_version
+from aotexport_runtime.sizes import MAX_TERMS, OPERATORS
+from aotexport_runtime.validate.bounds import MAX_AXES, MAX_NODES
+
+SCHEMAS = Path(__file__).parents[2] / "schemas"
+PROSE = (SCHEMAS / "README.md").read_text(encoding="utf-8")
+
+
+def table(head: str) -> list[list[str]]:
+    """Return the rows of the table with the header line `head`, as cells."""
+    _, _, rest = PROSE.partition(f"| {head} |\n")
+    rows = rest.split("\n\n")[0].splitlines()[1:]
+    return [[cell.strip() for cell in re.split(r"(?<!\\)\|", row.strip("|"))] for row in rows]
+
+
+def names(cells: list[str], prefix: str = "") -> set[str]:
+    """Return the names in back quotes of the first cells, all with the prefix that the first of each cell has."""
+    return {prefix + name.removeprefix(prefix) for cell in cells for name in re.findall(r"`([^`]+)`", cell)}
+
+
+def test_metadata_table_is_the_table_of_the_exporter():
+    assert [(row[0].strip("`"), row[1]) for row in table("field | what becomes of it")] == list(FIELDS.items())
+
+
+def test_metadata_table_has_every_field_of_the_installed_torch():
+    assert list(FIELDS) == [field.name for field in dataclasses.fields(ViewAndMutationMeta)]
+
+
+def test_metadata_table_says_one_of_three_things_of_each_field():
+    assert {re.split(r"[ :]", decision)[0] for decision in FIELDS.values()} == {"encoded", "derived", "refused"}
+
+
+def test_builtins_table_has_every_builtin():
+    rows = table("builtin | arguments | result")
+
+    assert names([row[0] for row in rows], "python::") == set(allowed.BUILTIN_OPERANDS)
+
+
+def test_effects_table_has_every_effect():
+    rows = table("effect | arguments | what it does; result")
+
+    assert names([row[0] for row in rows]) == set(allowed.EFFECT_OPERANDS)
+
+
+def test_bodies_table_has_every_operator_with_bodies():
+    rows = table("operator | arguments | result")
+
+    assert {name for row in rows for name in names([row[0]])} == set(allowed.BODY_OPERANDS)
+
+
+def test_size_operators_table_has_every_operator():
+    rows = table("op | operands | value")
+
+    assert names([row[0] for row in rows]) == {*OPERATORS, "and", "or", "where"}
+
+
+def test_prose_lists_the_operators_of_view_steps():
+    _, _, rest = PROSE.partition("these operators of `aten`: ")
+
+    assert names([rest.split(".")[0]]) == allowed.VIEWS
+
+
+def test_prose_and_history_are_of_the_current_versions():
+    version = format_version(FORMAT_VERSION)
+
+    assert f"**format {version}** and **calling convention {CALLING_CONVENTION}**" in PROSE
+    assert table("format | calling convention | what is new")[-1][:2] == [version, str(CALLING_CONVENTION)]
+    assert f"## {version} " in (SCHEMAS / "CHANGELOG.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    "sentence",
+    [
+        f"nested {MAX_DEPTH} levels deep, and a file may be {MAX_JSON_NBYTES >> 30} GiB long",
+        f"more than {MAX_AXES} axes",
+        f"more than {MAX_NODES:,} nodes".replace(",", " "),
+        f"of more than {MAX_TERMS} terms",
+        f"Of more than {SAMPLE} elements",
+        *(
+            f"{bound:.0e} for {str(dtype).removeprefix('torch.')}".replace("e-0", "e-")
+            for dtype, bound in TOLERANCES.items()
+        ),
+    ],
+)
+def test_prose_has_the_bounds_of_the_code(sentence):
+    assert sentence in " ".join(PROSE.split())
+
+
+def test_links_inside_of_the_prose_resolve():
+    heads = re.findall(r"^#+ (.+)$", PROSE, re.MULTILINE)
+    anchors = {re.sub(r"[^a-z0-9 _-]", "", head.lower()).replace(" ", "-") for head in heads}
+    links = re.findall(r"\]\(([^)]+)\)", PROSE)
+
+    assert [link for link in links if link.startswith("#") and link[1:] not in anchors] == []
+    assert [link for link in links if link[0] != "#" and "://" not in link and not (SCHEMAS / link).exists()] == []

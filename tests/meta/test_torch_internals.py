@@ -1,0 +1,110 @@
+"""A probe per private name of torch that the exporter uses: when torch moves one, the failure says which."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+FILE = Path(__file__).parents[2] / "aotexport/torch_internals.py"
+TREE = ast.parse(FILE.read_text(encoding="utf-8"))
+
+
+def _imported() -> dict[str, str]:
+    """Return, per name that the file imports from torch, where it is."""
+    names = {"torch": "torch"}
+    for node in ast.walk(TREE):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("torch"):
+            names |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
+    return names
+
+
+def _chains() -> Iterator[str]:
+    """Yield every dotted name of the file that begins with an imported one."""
+    imported = _imported()
+    yield from imported.values()
+    for node in ast.walk(TREE):
+        path: list[str] = []
+        while isinstance(node, ast.Attribute):
+            path.insert(0, node.attr)
+            node = node.value
+        if path and isinstance(node, ast.Name) and node.id in imported:
+            yield ".".join([imported[node.id], *path])
+
+
+SYMBOLS = sorted({*_chains(), "torch.compiler._is_compiling_flag", "torch.compiler._is_exporting_flag"})
+
+MEMBERS = {
+    "torch._functorch.aot_autograd.JointWithDescriptors": ["graph_module", "_aot_state"],
+    "torch._functorch._aot_autograd.schemas.AOTState": ["fw_metadata"],
+    "torch._functorch._aot_autograd.schemas.MemoryFormatMeta": ["stride", "memory_format"],
+    "torch.fx.experimental.symbolic_shapes.ShapeEnv": ["suppress_guards", "is_unbacked_symint"],
+    "torch._subclasses.fake_tensor.FakeTensorMode": ["shape_env"],
+}
+"""Members of torch's classes that the exporter reads from objects."""
+
+KEYWORDS = {
+    "torch.fx.experimental.proxy_tensor.make_fx": [
+        *("tracing_mode", "pre_dispatch", "record_stack_traces", "_allow_non_fake_inputs")
+    ],
+    "torch._functorch.aot_autograd.aot_export_joint_with_descriptors": ["ignore_shape_env"],
+    "torch.fx.passes.runtime_assert.insert_deferred_runtime_asserts": ["export"],
+    "torch.fx.Graph.eliminate_dead_code": ["is_impure_node"],
+}
+"""Keyword arguments that the exporter passes."""
+
+
+def find(symbol: str) -> Any:
+    """Return the object at a dotted name: the longest module that imports, then attributes."""
+    parts = symbol.split(".")
+    for count in range(len(parts), 0, -1):
+        try:
+            found: Any = importlib.import_module(".".join(parts[:count]))
+        except ModuleNotFoundError:
+            continue
+        for part in parts[count:]:
+            assert hasattr(found, part), moved(symbol)
+            found = getattr(found, part)
+        return found
+    raise AssertionError(moved(symbol))
+
+
+def moved(what: str) -> str:
+    return f"torch {torch.__version__} has no `{what}`, which aotexport/torch_internals.py uses"
+
+
+@pytest.mark.parametrize("symbol", SYMBOLS)
+def test_private_name_is_where_the_exporter_looks_for_it(symbol):
+    find(symbol)
+
+
+@pytest.mark.parametrize("class_", MEMBERS)
+def test_private_class_has_the_members_that_the_exporter_reads(class_):
+    found = find(class_)
+    assigned = inspect.getsource(found)
+    for member in MEMBERS[class_]:
+        assert hasattr(found, member) or f"{member}:" in assigned or f"self.{member} =" in assigned, moved(
+            f"{class_}.{member}"
+        )
+
+
+@pytest.mark.parametrize("function", KEYWORDS)
+def test_private_function_takes_the_keywords_that_the_exporter_passes(function):
+    parameters = inspect.signature(find(function)).parameters
+    for keyword in KEYWORDS[function]:
+        assert keyword in parameters, moved(f"{function}({keyword}=...)")
+
+
+def test_probe_of_a_name_that_torch_does_not_have_says_so():
+    with pytest.raises(AssertionError) as caught:
+        find("torch._functorch.aot_autograd.nothing")
+    assert str(caught.value).splitlines()[0] == (
+        f"torch {torch.__version__} has no `torch._functorch.aot_autograd.nothing`, "
+        "which aotexport/torch_internals.py uses"
+    )

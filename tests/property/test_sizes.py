@@ -1,0 +1,129 @@
+"""Size expressions: the evaluator, the generated source and sympy agree, and accepted ones stay small."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import sympy
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils._sympy.functions import CeilDiv, FloorDiv, Max, Min, Mod, PowByNatural, PythonMod, Where
+
+from aotexport.encode.sizes import encode_expression
+from aotexport_runtime import BundleInvalid
+from aotexport_runtime.schema.sizes import SizeExpression
+from aotexport_runtime.sizes import MAX_NBITS, check_size, evaluate, source, symbols_of
+from tests.property.profile import quick
+
+NAMES = ("a", "b")
+NARY = ("add", "mul", "min", "max", "and", "or")
+BINARY = ("floordiv", "mod", "ceildiv", "eq", "ne", "lt", "le")
+
+
+def _expressions(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    def make(ops: Any, *args: Any) -> st.SearchStrategy[Any]:
+        return st.builds(lambda op, args: SizeExpression(op=op, args=tuple(args)), ops, st.tuples(*args))
+
+    return st.one_of(
+        make(st.sampled_from(NARY), inner, inner),
+        make(st.sampled_from(NARY), inner, inner, inner),
+        make(st.sampled_from(BINARY), inner, inner),
+        make(st.just("pow"), inner, st.integers(0, 3)),
+        make(st.just("not"), inner),
+        make(st.just("where"), inner, inner, inner),
+    )
+
+
+sizes = st.recursive(st.integers(-9, 9) | st.sampled_from(NAMES), _expressions, max_leaves=12)
+values = st.fixed_dictionaries({name: st.integers(0, 50) for name in NAMES})
+
+
+def value_or_error(compute: Any) -> Any:
+    try:
+        return compute()
+    except ZeroDivisionError:
+        return "division by zero"
+
+
+@quick
+@given(sizes, values)
+def test_generated_source_gives_what_the_evaluator_gives(size, symbols):
+    text = source(size, lambda symbol: f"symbols[{symbol!r}]")
+    expected = value_or_error(lambda: evaluate(size, symbols))
+    assert value_or_error(lambda: eval(text, {"symbols": symbols})) == expected
+
+
+@quick
+@given(sizes, st.fixed_dictionaries({name: st.integers(-(1 << 63), (1 << 63) - 1) for name in NAMES}))
+def test_size_that_is_accepted_has_no_large_value_for_any_symbols(size, symbols):
+    try:
+        check_size(size, set(NAMES), where="test")
+    except BundleInvalid:
+        return
+    value = value_or_error(lambda: evaluate(size, symbols))
+    assert value == "division by zero" or abs(value).bit_length() <= MAX_NBITS
+
+
+@quick
+@given(sizes)
+def test_size_is_accepted_only_if_its_symbols_are_known(size):
+    known = symbols_of(size)
+    for missing in known:
+        try:
+            check_size(size, known - {missing}, where="test")
+        except BundleInvalid:
+            continue
+        raise AssertionError(f"{missing} is unknown")
+
+
+# --- sympy ------------------------------------------------------------------------------------------------
+
+SYMBOLS = {name: sympy.Symbol(name, positive=True, integer=True) for name in NAMES}
+
+
+def _natural(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    """Build larger non-negative expressions, with the functions of torch's shape environment."""
+    divisor = st.integers(1, 7).map(sympy.Integer)
+    return st.one_of(
+        st.tuples(inner, inner).map(lambda pair: pair[0] + pair[1]),
+        st.tuples(inner, inner).map(lambda pair: pair[0] * pair[1]),
+        st.tuples(inner, inner).map(lambda pair: Max(*pair)),
+        st.tuples(inner, inner).map(lambda pair: Min(*pair)),
+        st.tuples(inner, divisor).map(lambda pair: FloorDiv(*pair)),
+        st.tuples(inner, divisor).map(lambda pair: CeilDiv(*pair)),
+        st.tuples(inner, divisor).map(lambda pair: Mod(*pair)),
+        st.tuples(inner, divisor).map(lambda pair: PythonMod(*pair)),
+        st.tuples(inner, st.integers(1, 3)).map(lambda pair: pair[0] ** pair[1]),
+        st.tuples(inner, st.integers(1, 3)).map(lambda pair: PowByNatural(pair[0], sympy.Integer(pair[1]))),
+        st.tuples(inner, inner, inner).map(lambda triple: Where(sympy.Lt(triple[0], triple[1]), triple[1], triple[2])),
+    )
+
+
+naturals = st.recursive(
+    st.integers(0, 9).map(sympy.Integer) | st.sampled_from(list(SYMBOLS.values())), _natural, max_leaves=8
+)
+relations = st.builds(
+    lambda relation, a, b: relation(a, b),
+    st.sampled_from([sympy.Eq, sympy.Ne, sympy.Lt, sympy.Le, sympy.Gt, sympy.Ge]),
+    naturals,
+    naturals,
+)
+truths = st.recursive(
+    relations,
+    lambda inner: st.one_of(
+        st.tuples(inner, inner).map(lambda pair: sympy.And(*pair)),
+        st.tuples(inner, inner).map(lambda pair: sympy.Or(*pair)),
+        inner.map(sympy.Not),
+    ),
+    max_leaves=4,
+)
+positive = st.fixed_dictionaries({name: st.integers(1, 50) for name in NAMES})
+
+
+@quick
+@given(naturals | truths, positive)
+def test_encoded_expression_has_the_value_that_sympy_gives(expression, symbols):
+    expected = expression.subs({SYMBOLS[name]: value for name, value in symbols.items()})
+    size = encode_expression(expression)
+    check_size(size, set(NAMES), where="test")
+    assert evaluate(size, symbols) == int(bool(expected) if expected in (sympy.true, sympy.false) else expected)

@@ -1,0 +1,255 @@
+"""`BundleModule`: names, state, modes, copies and hooks, as the original module has them."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+
+import pytest
+import torch
+from torch import nn
+
+import aotexport
+from aotexport_runtime import BundleInvalid, NotSupported, load
+from tests.hostile.crafted import Crafted
+
+
+@pytest.fixture
+def loaded(tiny):
+    return load(tiny)
+
+
+@pytest.fixture
+def batch():
+    return torch.linspace(-2, 2, 12).reshape(3, 4)
+
+
+def same(a: dict, b: dict) -> bool:
+    return list(a) == list(b) and all(torch.equal(a[key], b[key]) for key in a)
+
+
+# --- state ------------------------------------------------------------------------------------------------
+
+
+def test_state_dict_loads_into_the_original(loaded, make_tiny):
+    original = make_tiny()
+    with torch.no_grad():
+        loaded.linear.weight.mul_(3)
+    original.load_state_dict(loaded.state_dict())
+    assert same(original.state_dict(), loaded.state_dict())
+
+
+def test_state_dict_of_the_original_loads(loaded, make_tiny, batch):
+    original = make_tiny()
+    with torch.no_grad():
+        original.linear.weight.mul_(3)
+    loaded.load_state_dict(original.state_dict())
+    assert torch.equal(loaded(batch)["best"], original(batch)["best"])
+
+
+def test_names_are_the_originals(loaded, make_tiny):
+    original = make_tiny()
+    assert [name for name, _ in loaded.named_parameters()] == [name for name, _ in original.named_parameters()]
+    assert [name for name, _ in loaded.named_buffers()] == [name for name, _ in original.named_buffers()]
+    assert [name for name, _ in loaded.named_modules()] == [name for name, _ in original.named_modules()]
+
+
+def test_parameter_that_is_replaced_is_the_one_that_is_used(loaded, batch):
+    loaded.linear.weight = nn.Parameter(torch.zeros(3, 4))
+    loaded.linear.bias = nn.Parameter(torch.tensor([0.0, 7.0, 0.0]))
+    assert loaded(batch)["best"].tolist() == [14.0, 14.0, 14.0]
+
+
+def test_buffer_that_the_call_changes_is_changed(loaded, batch):
+    loaded(batch)
+    loaded.eval()(batch)
+    assert loaded.calls == 2
+
+
+def test_gradient_of_a_frozen_parameter_is_none_and_others_are_right(loaded, make_tiny, batch):
+    original = make_tiny()
+    for module in (original, loaded):
+        module.linear.weight.requires_grad_(False)
+        module(batch)["best"].sum().backward()
+    assert loaded.linear.weight.grad is None
+    assert torch.equal(loaded.linear.bias.grad, original.linear.bias.grad)
+
+
+def test_module_with_everything_frozen_returns_no_differentiable_tensor(loaded, batch):
+    assert not loaded.requires_grad_(False)(batch)["best"].requires_grad
+
+
+def test_gradients_accumulate_and_are_zeroed(loaded, batch):
+    for _ in range(2):
+        loaded(batch)["best"].sum().backward()
+    once = load(loaded.bundle.root)
+    once(batch)["best"].sum().backward()
+    assert torch.equal(loaded.linear.bias.grad, 2 * once.linear.bias.grad)
+    loaded.zero_grad()
+    assert loaded.linear.bias.grad is None
+
+
+@pytest.mark.parametrize("convert", ["half", "double", "bfloat16"])
+def test_conversion_to_another_dtype_is_refused_and_changes_nothing(loaded, batch, convert):
+    with pytest.raises(NotSupported) as caught:
+        getattr(loaded, convert)()
+    name = {"half": "float16", "double": "float64"}.get(convert, convert)
+    assert str(caught.value) == (
+        f"the programs were captured with weights of float32, and do not hold for {name}. "
+        "Convert the model and its example inputs, and export again"
+    )
+    assert loaded(batch)["best"].dtype is torch.float32
+
+
+# --- modes ------------------------------------------------------------------------------------------------
+
+
+def only(tiny, tmp_path, program: str):
+    """Return the small bundle with one of its programs, loaded."""
+    crafted = Crafted(tiny, tmp_path / program)
+    crafted.put("manifest", "programs", [{"name": program}])
+    manifest = crafted.document("manifest")
+    manifest["testvectors"] = []
+    return load(crafted.seal())
+
+
+def test_module_is_in_the_mode_that_the_original_was_in(loaded):
+    assert loaded.training
+
+
+@pytest.mark.parametrize(
+    ("program", "train", "message"),
+    [
+        (
+            "infer",
+            True,
+            "the module is in train mode, and the bundle has only `infer` (eval mode). "
+            "Call `.eval()` first, or export a program for train mode",
+        ),
+        (
+            "train",
+            False,
+            "the module is in eval mode, and the bundle has only `train` (train mode). "
+            "Call `.train()` first, or export a program for eval mode",
+        ),
+    ],
+)
+def test_mode_without_a_program_is_refused_with_the_way_out(tiny, tmp_path, batch, program, train, message):
+    module = only(tiny, tmp_path, program).train(train)
+    with pytest.raises(NotSupported) as caught:
+        module(batch)
+    assert str(caught.value) == message
+
+
+def test_program_is_called_by_name_whatever_the_mode(loaded, batch):
+    result = loaded.program("infer")(batch)["best"]
+    assert loaded.training
+    assert torch.equal(result, loaded.eval()(batch)["best"])
+
+
+def test_program_of_an_unknown_name_is_refused(loaded):
+    with pytest.raises(BundleInvalid) as caught:
+        loaded.program("tune")
+    assert str(caught.value) == "no program 'tune'; the bundle has train, infer"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"target": "tpu"}, "no target `tpu`; there are auto, portable, autograd"),
+        ({"trust": "all"}, "no trust tier `all`; there are data and native"),
+    ],
+)
+def test_option_of_load_that_is_unknown_is_refused(tiny, options, message):
+    with pytest.raises(NotSupported) as caught:
+        load(tiny, **options)
+    assert str(caught.value) == message
+
+
+# --- copies and hooks -------------------------------------------------------------------------------------
+
+
+def test_deep_copy_is_independent(loaded, batch):
+    loaded.linear.bias.requires_grad_(False)
+    loaded.eval()
+    twin = copy.deepcopy(loaded)
+    before = loaded(batch)["best"].clone()
+    with torch.no_grad():
+        twin.linear.weight.zero_()
+    assert torch.equal(loaded(batch)["best"], before)
+    assert not twin.training
+    assert [p.requires_grad for p in twin.parameters()] == [True, False]
+    assert twin.linear.weight.data_ptr() != loaded.linear.weight.data_ptr()
+
+
+@pytest.mark.parametrize("dump", [pickle.dumps, copy.copy, lambda module: torch.save(module, io.BytesIO())])
+def test_pickling_is_refused_with_the_way_out(loaded, dump):
+    with pytest.raises(NotSupported) as caught:
+        dump(loaded)
+    assert str(caught.value) == (
+        "a loaded bundle is not pickled: save it with `aotexport_runtime.save(module, path)`, "
+        "or its weights alone with `module.state_dict()`"
+    )
+
+
+def test_hooks_of_modules_and_parameters_are_called_in_order(loaded, batch):
+    seen: list[str] = []
+    loaded.register_forward_pre_hook(lambda module, args: seen.append("before"))
+    loaded.register_forward_hook(lambda module, args, output: seen.append("after"))
+    loaded.linear.bias.register_hook(lambda gradient: seen.append("gradient"))
+    loaded.linear.bias.register_post_accumulate_grad_hook(lambda parameter: seen.append("accumulated"))
+    loaded(batch)["best"].sum().backward()
+    assert seen == ["before", "after", "gradient", "accumulated"]
+
+
+def test_hook_that_changes_the_output_changes_it(loaded, batch):
+    loaded.register_forward_hook(lambda module, args, output: output["best"])
+    assert loaded(batch).shape == (3,)
+
+
+def test_submodule_is_not_callable(loaded, batch):
+    with pytest.raises(NotSupported) as caught:
+        loaded.linear(batch)
+    assert str(caught.value) == ("a bundle holds the program of the whole module; its submodules cannot be called")
+
+
+def test_repr_says_what_it_is(loaded):
+    assert repr(loaded).splitlines()[1] == f"  Tiny, programs: train, infer, from {str(loaded.bundle.root)!r}"
+
+
+def test_functional_call_takes_other_parameters(loaded, batch):
+    replaced = {"linear.weight": torch.zeros(3, 4), "linear.bias": torch.ones(3)}
+    assert torch.func.functional_call(loaded, replaced, (batch,))["best"].tolist() == [2.0, 2.0, 2.0]
+
+
+# --- names that equal ours --------------------------------------------------------------------------------
+
+
+class Colliding(nn.Module):
+    """Uses names that `BundleModule` uses itself."""
+
+    def __init__(self):
+        super().__init__()
+        self.bundle = nn.Linear(4, 3)
+        self.program = nn.Linear(3, 2)
+        self._plans = nn.ModuleList([nn.Linear(2, 2)])
+        self.state_tensors = nn.ParameterDict({"load": nn.Parameter(torch.ones(2))})
+        self.device = nn.Parameter(torch.ones(2))
+        self.register_buffer("_constants", torch.ones(2))
+        self.register_buffer("_environment", torch.ones(2), persistent=False)
+        self._owners = torch.arange(2.0)
+
+    def forward(self, x):
+        shift = self._constants * self.device + self.state_tensors["load"] + self._owners + self._environment
+        return self._plans[0](self.program(self.bundle(x))) + shift
+
+
+def test_names_that_equal_ours_keep_working(tmp_path, batch):
+    torch.manual_seed(0)
+    original = Colliding()
+    aotexport.export(original, (batch,), output=tmp_path / "colliding", programs=["infer"], verify=False)
+    module = load(tmp_path / "colliding")
+    twin = copy.deepcopy(module.to("cpu")).eval()
+    assert same(twin.state_dict(), original.state_dict())
+    assert torch.equal(twin(batch), original.eval()(batch))

@@ -1,0 +1,151 @@
+"""Guards: hard ones refuse a call in words, soft ones send it to the forward graph."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from aotexport_runtime.call.guards import Guards
+from aotexport_runtime.schema.program import ArgumentInput, ForwardGraph, Program, SizeInput
+from aotexport_runtime.schema.sizes import Dimension, SizeExpression
+from aotexport_runtime.schema.trees import Sequence
+from aotexport_runtime.schema.values import TensorMeta
+
+
+def tensor(path: str, *shape: Any, dtype: Any = "float32", device: str = "cpu") -> ArgumentInput:
+    return ArgumentInput(path=path, meta=TensorMeta(dtype=dtype, shape=shape, stride=(1,) * len(shape), device=device))
+
+
+def dimension(symbol: str, name: str, index: int = 0, axis: int = 0, **fields: Any) -> Dimension:
+    return Dimension(symbol=symbol, name=name, input_index=index, axis=axis, **{"min": 2, "max": 64, **fields})
+
+
+def size(op: Any, *args: Any) -> SizeExpression:
+    return SizeExpression(op=op, args=args)
+
+
+def check(program: Program, *leaves: Any, device: torch.device | None = None) -> tuple[dict[str, int], list[str]]:
+    return Guards(program, device).check(list(leaves))
+
+
+def program(*inputs: Any, dimensions: tuple[Any, ...] = (), guards: tuple[Any, ...] = ()) -> Program:
+    return Program(
+        name="train",
+        mode="train",
+        grad=True,
+        parameters=(),
+        inputs=inputs,
+        outputs=(),
+        output_tree=Sequence(type="tuple", items=()),
+        dimensions=dimensions,
+        guards=guards,
+        forward=ForwardGraph(file="forward.json"),
+    )
+
+
+STATIC = program(tensor("x", 2, 3), tensor("ids[0]", 4, dtype="int64"))
+BATCH = program(
+    tensor("x", "b", 3),
+    tensor("y", "b", size("mul", 2, "b")),
+    dimensions=(dimension("b", "batch"),),
+    guards=(size("eq", size("mod", "b", 2), 0),),
+)
+HALVES = program(
+    tensor("x", size("add", size("mul", 2, "h"), 1)), dimensions=(dimension("h", "half", factor=2, offset=1),)
+)
+OPEN = program(tensor("x", "n"), dimensions=(dimension("n", "n", min=5, max=None),))
+COUNT = program(tensor("x", "b"), SizeInput(path="n", symbol="b"), dimensions=(dimension("b", "batch"),))
+RATIO = program(
+    tensor("x", "b"), tensor("y", size("floordiv", 12, size("add", "b", -2))), dimensions=(dimension("b", "batch"),)
+)
+IDS = torch.zeros(4, dtype=torch.int64)
+
+
+@pytest.mark.parametrize(
+    ("record", "leaves", "symbols"),
+    [
+        (STATIC, (torch.zeros(2, 3), IDS), {}),
+        (STATIC, (torch.zeros(3, 2).t(), IDS), {}),
+        (BATCH, (torch.zeros(4, 3), torch.zeros(4, 8)), {"b": 4}),
+        (HALVES, (torch.zeros(9),), {"h": 4}),
+        (OPEN, (torch.zeros(5000),), {"n": 5000}),
+        (COUNT, (torch.zeros(3), 3), {"b": 3}),
+        (RATIO, (torch.zeros(5), torch.zeros(4)), {"b": 5}),
+    ],
+)
+def test_call_that_fits_binds_the_symbols(record, leaves, symbols):
+    assert check(record, *leaves) == (symbols, [])
+
+
+VIOLATIONS = {
+    "no_tensor": (STATIC, ([1.0], IDS), ["`x`: expected a tensor float32, got list"]),
+    "dtype": (STATIC, (torch.zeros(2, 3, dtype=torch.float64), IDS), ["`x`: expected dtype float32, got float64"]),
+    "rank": (STATIC, (torch.zeros(2, 3, 1), IDS), ["`x`: expected shape [2, 3], got [2, 3, 1]"]),
+    "static_size": (STATIC, (torch.zeros(2, 4), IDS), ["`x`: expected shape [2, 3], got [2, 4] at axis 1"]),
+    "device": (
+        STATIC,
+        (torch.zeros(2, 3, device="meta"), IDS),
+        ["`x`: expected a tensor on cpu, got one on meta"],
+    ),
+    "layout": (STATIC, (torch.zeros(2, 3).to_sparse(), IDS), ["`x`: expected layout strided, got sparse_coo"]),
+    "several": (
+        STATIC,
+        (torch.zeros(5), IDS.int()),
+        ["`x`: expected shape [2, 3], got [5]", "`ids[0]`: expected dtype int64, got int32"],
+    ),
+    "sizes_of_several": (
+        STATIC,
+        (torch.zeros(3, 2), IDS[:2]),
+        ["`x`: expected shape [2, 3], got [3, 2] at axis 0", "`ids[0]`: expected shape [4], got [2] at axis 0"],
+    ),
+    "below_the_range": (
+        BATCH,
+        (torch.zeros(0, 3), torch.zeros(0, 0)),
+        ["`x`: size 0: `batch` is 0, outside [2:64]"],
+    ),
+    "above_the_range": (
+        BATCH,
+        (torch.zeros(66, 3), torch.zeros(66, 132)),
+        ["`x`: size 0: `batch` is 66, outside [2:64]"],
+    ),
+    "below_an_open_range": (OPEN, (torch.zeros(4),), ["`x`: size 0: `n` is 4, outside [5:]"]),
+    "unequal": (
+        BATCH,
+        (torch.zeros(4, 3), torch.zeros(6, 8)),
+        ["`y`: expected shape [batch, (2 * batch)], got [6, 8] at axis 0 (batch = 4)"],
+    ),
+    "derived_size": (
+        BATCH,
+        (torch.zeros(4, 3), torch.zeros(4, 9)),
+        ["`y`: expected shape [batch, (2 * batch)], got [4, 9] at axis 1 ((2 * batch) = 8)"],
+    ),
+    "guard": (
+        BATCH,
+        (torch.zeros(5, 3), torch.zeros(5, 10)),
+        ["the program holds only where ((batch % 2) == 0); here batch=5"],
+    ),
+    "not_a_multiple": (HALVES, (torch.zeros(8),), ["`x`: size 0 is 8; expected 2 * half + 1"]),
+    "no_integer": (COUNT, (torch.zeros(3), 3.0), ["`n`: expected an int, got float"]),
+    "truth_value": (COUNT, (torch.zeros(3), True), ["`n`: expected an int, got bool"]),
+    "another_integer": (COUNT, (torch.zeros(3), 4), ["`n`: expected 3, got 4"]),
+    "division_by_zero": (
+        RATIO,
+        (torch.zeros(2), torch.zeros(4)),
+        ["`y`: expected shape [(12 // (batch + -2))], got [4] at axis 0 ((12 // (batch + -2)) = None)"],
+    ),
+}
+
+
+@pytest.mark.parametrize(("record", "leaves", "expected"), VIOLATIONS.values(), ids=VIOLATIONS)
+def test_call_that_does_not_fit_is_told_every_violation(record, leaves, expected):
+    assert check(record, *leaves)[1] == expected
+
+
+def test_call_of_a_program_loaded_elsewhere_needs_tensors_there():
+    violations = check(STATIC, torch.zeros(2, 3), IDS, device=torch.device("meta"))[1]
+    assert violations == [
+        "`x`: expected a tensor on meta, got one on cpu",
+        "`ids[0]`: expected a tensor on meta, got one on cpu",
+    ]

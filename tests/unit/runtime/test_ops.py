@@ -1,0 +1,97 @@
+"""Operators by name, and when a schema of another torch release means the same call."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from aotexport_runtime import BundleInvalid, NotSupported
+from aotexport_runtime.allowed import BUILTIN_OPERANDS, BUILTINS, EFFECT_OPERANDS, INFIX, VIEWS, allowed_aten_operators
+from aotexport_runtime.engines.higher_order import EFFECTS
+from aotexport_runtime.ops import is_compatible, resolve
+
+NOWHERE: frozenset[str] = frozenset()
+
+
+def test_listed_operator_resolves_to_its_overload():
+    assert resolve("aten::add.Tensor", None, NOWHERE) is torch.ops.aten.add.Tensor
+
+
+def test_builtin_resolves_to_its_function():
+    assert resolve("python::sym_ite", None, NOWHERE)(False, 1, 2) == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        (
+            "aten::from_file.default",
+            "operator `aten::from_file.default` is not on the list of operators that a bundle may call",
+        ),
+        ("aten::add", "operator `aten::add` is not on the list of operators that a bundle may call"),
+        ("python::eval", "unknown builtin `python::eval`"),
+    ],
+)
+def test_operator_that_no_bundle_may_call_is_refused(name, message):
+    with pytest.raises(BundleInvalid) as caught:
+        resolve(name, None, NOWHERE)
+    assert str(caught.value) == message
+
+
+def test_custom_operator_that_is_not_allowed_is_refused_with_the_way_out():
+    with pytest.raises(NotSupported) as caught:
+        resolve("mylib::op.default", None, NOWHERE)
+    assert str(caught.value) == (
+        "operator `mylib::op.default` is in namespace `mylib`, which the caller did not allow. Import the "
+        "package that registers it and pass `operator_namespaces=['mylib']` to `load`"
+    )
+
+
+def test_custom_operator_that_is_not_registered_is_refused_with_the_way_out():
+    with pytest.raises(NotSupported) as caught:
+        resolve("mylib::op.default", None, frozenset({"mylib"}))
+    assert str(caught.value) == (
+        "operator `mylib::op.default` is not registered: import the package that registers namespace `mylib` "
+        "before loading"
+    )
+
+
+@pytest.mark.parametrize(
+    ("captured", "current", "compatible"),
+    [
+        ("a::f(Tensor x) -> Tensor", "a::f(Tensor x) -> Tensor", True),
+        ("a::f(Tensor x) -> Tensor", "a::f(Tensor x, int n=1) -> Tensor", True),
+        ("a::f(Tensor x) -> Tensor", "a::f(Tensor x, *, int n=1) -> Tensor", True),
+        ("a::f(Tensor x, *, int m=0) -> Tensor", "a::f(Tensor x, *, int n=1, int m=0) -> Tensor", True),
+        ("a::f(Tensor x, *, int m=0) -> Tensor", "a::f(Tensor x, int m=0) -> Tensor", True),
+        (
+            "a::f(Tensor x, int[2] s=[1, 1]) -> (Tensor a, Tensor b)",
+            "a::f(Tensor x, int[2] s=[1, 1], int n=1) -> (Tensor a, Tensor b)",
+            True,
+        ),
+        ("a::f(Tensor x) -> Tensor", "a::f(Tensor x, int n) -> Tensor", False),
+        ("a::f(Tensor x) -> Tensor", "a::f(Tensor x) -> Tensor[]", False),
+        ("a::f(Tensor x) -> Tensor", "a::f(Tensor(a!) x) -> Tensor", False),
+        ("a::f(Tensor x, int n=1) -> Tensor", "a::f(Tensor x, int n=2) -> Tensor", False),
+        ("a::f(Tensor x, int n=1) -> Tensor", "a::f(Tensor x) -> Tensor", False),
+        ("a::f(Tensor x, int n=1) -> Tensor", "a::f(Tensor x, int m=0, int n=1) -> Tensor", False),
+        ("a::f(Tensor x, int n=1) -> Tensor", "a::f(int n=1, Tensor x) -> Tensor", False),
+        ("a::f(Tensor x, int n=1) -> Tensor", "a::f(Tensor x, *, int n=1) -> Tensor", False),
+        ("nonsense", "a::f(Tensor x) -> Tensor", False),
+        ("a::f(Tensor x", "a::f(Tensor x) -> Tensor", False),
+    ],
+)
+def test_schema_is_compatible_only_if_every_captured_call_means_the_same(captured, current, compatible):
+    assert is_compatible(captured, current) is compatible
+
+
+def test_every_builtin_has_a_number_of_operands():
+    assert set(BUILTIN_OPERANDS) == {*BUILTINS, *INFIX}
+    assert set(EFFECT_OPERANDS) == set(EFFECTS)
+
+
+def test_every_view_is_an_allowed_operator_that_makes_views():
+    allowed = {name.partition(".")[0] for name in allowed_aten_operators()}
+    assert allowed >= VIEWS
+    schemas = [str(getattr(torch.ops.aten, name).default._schema) for name in ("alias", "t", "permute", "as_strided")]
+    assert all("(Tensor(a) self" in schema for schema in schemas)

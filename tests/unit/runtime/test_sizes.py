@@ -1,0 +1,49 @@
+"""Size expressions in words, and their values; `tests/property` has the rest."""
+
+from __future__ import annotations
+
+import pytest
+
+from aotexport_runtime.schema.sizes import SizeExpression
+from aotexport_runtime.sizes import describe, evaluate, source, symbols_of
+
+
+def size(op, *args):
+    return SizeExpression(op=op, args=args)
+
+
+VALUES = [
+    (size("add", "a", 1, -2), 4, "(a + 1 + -2)"),
+    (size("mul", "a", "b"), 15, "(a * b)"),
+    (size("floordiv", -7, 2), -4, "(-7 // 2)"),
+    (size("mod", -7, 3), 2, "(-7 % 3)"),
+    (size("pow", -2, 2), 4, "(-2 ** 2)"),
+    (size("ceildiv", 7, 2), 4, "ceildiv(7, 2)"),
+    (size("ceildiv", -7, 2), -3, "ceildiv(-7, 2)"),
+    (size("min", "a", "b"), 3, "min(a, b)"),
+    (size("max", "a", "b"), 5, "max(a, b)"),
+    (size("eq", "a", 5), 1, "(a == 5)"),
+    (size("ne", "a", 5), 0, "(a != 5)"),
+    (size("lt", "a", 5), 0, "(a < 5)"),
+    (size("le", "a", 5), 1, "(a <= 5)"),
+    (size("and", "a", "b"), 1, "(a and b)"),
+    (size("and", 0, size("floordiv", 1, 0)), 0, "(0 and (1 // 0))"),
+    (size("or", 0, "b"), 1, "(0 or b)"),
+    (size("or", 1, size("floordiv", 1, 0)), 1, "(1 or (1 // 0))"),
+    (size("not", "a"), 0, "not(a)"),
+    (size("where", 1, "a", size("floordiv", 1, 0)), 5, "where(1, a, (1 // 0))"),
+]
+
+
+@pytest.mark.parametrize(("expression", "value", "words"), VALUES, ids=[words for *_, words in VALUES])
+def test_expression_has_its_value_in_every_form(expression, value, words):
+    symbols = {"a": 5, "b": 3}
+    assert evaluate(expression, symbols) == value
+    assert eval(source(expression, lambda symbol: f"symbols[{symbol!r}]"), {"symbols": symbols}) == value
+    assert describe(expression) == words
+
+
+def test_symbols_are_found_and_shown_by_the_users_names():
+    expression = size("add", "s0", size("mul", "s1", "s0"))
+    assert symbols_of(expression) == {"s0", "s1"}
+    assert describe(expression, {"s0": "batch"}) == "(batch + (s1 * batch))"

@@ -1,0 +1,84 @@
+"""Values rebuilt from trees: the containers that a caller sees."""
+
+from __future__ import annotations
+
+import collections
+
+import pytest
+import torch
+
+from aotexport_runtime import BundleInvalid, NotSupported
+from aotexport_runtime.schema.trees import Constant, Leaf, Mapping, NamedFields, Sequence
+from aotexport_runtime.trees import builder, leaves
+
+ITEMS = (Leaf(index=1), Constant(value=None), Leaf(index=0))
+
+
+def build(tree):
+    return builder(tree, lambda constant: constant.value)(["zero", "one"])
+
+
+def fields(type_, *names, items=ITEMS, name="Result"):
+    return NamedFields(type=type_, name=name, fields=names, items=items)
+
+
+def test_sequences_are_rebuilt():
+    assert build(Sequence(type="list", items=ITEMS)) == ["one", None, "zero"]
+    assert build(Sequence(type="tuple", items=ITEMS)) == ("one", None, "zero")
+    size = build(Sequence(type="size", items=(Constant(value=2), Constant(value=3))))
+    assert size == torch.Size([2, 3])
+    assert type(size) is torch.Size
+
+
+def test_mappings_are_rebuilt_in_order():
+    plain = build(Mapping(type="dict", keys=("b", 1, None), items=ITEMS))
+    assert (type(plain), list(plain.items())) == (dict, [("b", "one"), (1, None), (None, "zero")])
+    assert type(build(Mapping(type="ordered_dict", keys=("b", 1, None), items=ITEMS))) is collections.OrderedDict
+
+
+def test_named_tuple_is_rebuilt():
+    value = build(fields("namedtuple", "a", "b", "c"))
+    assert (type(value).__name__, value, value.c) == ("Result", ("one", None, "zero"), "zero")
+
+
+def test_dataclass_is_rebuilt():
+    value = build(fields("dataclass", "a", "b", "c"))
+    assert repr(value) == "Result(a='one', b=None, c='zero')"
+
+
+def test_return_type_of_torch_is_rebuilt():
+    value = build(fields("return_type", "values", "indices", items=ITEMS[::2], name="max"))
+    assert type(value) is torch.return_types.max
+    assert value.indices == "zero"
+
+
+def test_model_output_has_keys_attributes_and_positions_without_what_is_none():
+    value = build(fields("model_output", "a", "b", "c"))
+    assert (value["c"], value.c, value[1], value[0:2]) == ("zero", "zero", "zero", ("one", "zero"))
+    assert list(value) == ["a", "c"]
+    assert value.b is None
+    with pytest.raises(AttributeError):
+        value.__nothing__  # noqa: B018
+
+
+@pytest.mark.parametrize("name", ["inspect", "all_return_types", "pytree_register_structseq", "nothing"])
+def test_name_of_torchs_that_is_no_return_type_is_refused(name):
+    with pytest.raises(NotSupported) as caught:
+        build(fields("return_type", "a", "b", items=ITEMS[:2], name=name))
+    assert str(caught.value) == f"this torch ({torch.__version__}) has no return type `{name}`"
+
+
+def test_return_type_with_other_fields_is_refused():
+    with pytest.raises(BundleInvalid) as caught:
+        build(fields("return_type", "a", "b", "c", name="max"))
+    assert str(caught.value) == "return type `max` does not have 3 fields"
+
+
+def test_leaves_have_the_paths_of_python():
+    tree = Mapping(type="dict", keys=("a", 2), items=(fields("namedtuple", "x", "y", "z"), Leaf(index=3)))
+    assert [path for path, _ in leaves(tree, "batch")] == [
+        "batch['a'].x",
+        "batch['a'].y",
+        "batch['a'].z",
+        "batch[2]",
+    ]

@@ -1,0 +1,209 @@
+"""`--dynamic`: its grammar, its place in the nested `dynamic_shapes`, and that calls are held to what it says."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.export import Dim
+
+import aotexport
+import aotexport_runtime
+from aotexport.cli.dynamic import DynamicSize, merge_dynamic, parse_dynamic
+from aotexport.errors import ModelFileInvalid
+from aotexport.source import Source
+
+
+def source_of(function: Any, *args: Any, dynamic_shapes: Any = None, **kwargs: Any) -> Source:
+    return Source("model.py", function, args, kwargs, dynamic_shapes, None, (), Path())
+
+
+def spelled(dynamic_shapes: Any) -> Any:
+    """Return nested shapes with every dimension as `name[min:max]`."""
+    if isinstance(dynamic_shapes, dict):
+        return {key: spelled(value) for key, value in dynamic_shapes.items()}
+    if isinstance(dynamic_shapes, tuple):
+        return tuple(spelled(value) for value in dynamic_shapes)
+    if dynamic_shapes is None:
+        return None
+    return f"{dynamic_shapes.__name__}[{dynamic_shapes.min}:{dynamic_shapes.max}]"
+
+
+# --- grammar ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("x:0=batch", DynamicSize("", "x", (), 0, "batch")),
+        ("x:-1=batch[1:64]", DynamicSize("", "x", (), -1, "batch", (1, 64))),
+        ("x:0=batch[:64]", DynamicSize("", "x", (), 0, "batch", (None, 64))),
+        ("x:0=batch[2:]", DynamicSize("", "x", (), 0, "batch", (2, None))),
+        ("x:0=2*half", DynamicSize("", "x", (), 0, "half", None, 2)),
+        (" x:0 = 2 * half[1:8] + 3 ", DynamicSize("", "x", (), 0, "half", (1, 8), 2, 3)),
+        ("x:0=n-1", DynamicSize("", "x", (), 0, "n", None, 1, -1)),
+        ("batch['ids']:1=n", DynamicSize("", "batch", ("ids",), 1, "n")),
+        ('batch["a:0=b"]:1=n', DynamicSize("", "batch", ("a:0=b",), 1, "n")),
+        ("batch.ids:1=n", DynamicSize("", "batch", ("ids",), 1, "n")),
+        ("layers[0].cache[12]['k']:2=n", DynamicSize("", "layers", (0, "cache", 12, "k"), 2, "n")),
+    ],
+)
+def test_dynamic_option_in_the_grammar_is_read(text: str, expected: DynamicSize) -> None:
+    assert dataclasses.replace(parse_dynamic(text), text="") == expected
+
+
+SYNTAX = "write INPUT:AXIS=NAME[MIN:MAX], for example 'x:0=batch[1:64]' or 'batch[\"ids\"]:1=2*half'"
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("", SYNTAX),
+        ("x", SYNTAX),
+        ("x:0", SYNTAX),
+        ("x:0=", SYNTAX),
+        ("x:zero=batch", SYNTAX),
+        ("x:0=64", SYNTAX),
+        ("x:0=batch[1-64]", SYNTAX),
+        ("x:0=batch*2", SYNTAX),
+        ("x[:0=batch", SYNTAX),
+        ("x..y:0=batch", SYNTAX),
+        ("0:0=batch", SYNTAX),
+        ("x:0=batch[8:8]", "[8:8] leaves no choice of sizes"),
+        ("x:0=batch[:0]", "[:0] leaves no choice of sizes"),
+        ("x:0=0*batch", "the factor is 0"),
+    ],
+)
+def test_dynamic_option_outside_the_grammar_is_refused(text: str, why: str) -> None:
+    with pytest.raises(ModelFileInvalid) as raised:
+        parse_dynamic(text)
+    assert str(raised.value) == f"--dynamic {text!r}: {why}"
+
+
+# --- place ------------------------------------------------------------------------------------------------
+
+
+def nested(x, batch, scale=1.0, *rest, **named): ...
+
+
+EXAMPLE = source_of(
+    nested,
+    torch.zeros(4, 3),
+    {"ids": torch.zeros(4, 8), "parts": [torch.zeros(2), 5], 7: torch.zeros(1)},
+    2.0,
+    torch.zeros(6),
+    extra=torch.zeros(9),
+)
+NOTHING = {"x": None, "batch": {"ids": None, "parts": (None, None), 7: None}, "scale": None, "rest": (None,)}
+NOTHING |= {"named": {"extra": None}}
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (["x:0=n[1:8]"], {"x": {0: "n[1:8]"}}),
+        (["x:-1=n[1:8]"], {"x": {1: "n[1:8]"}}),
+        (["x:0=n[1:8]", "x:1=m[1:8]"], {"x": {0: "n[1:8]", 1: "m[1:8]"}}),
+        (["batch['ids']:1=n[1:8]"], {"batch": {"ids": {1: "n[1:8]"}, "parts": (None, None), 7: None}}),
+        (["batch.parts[0]:0=n[1:8]"], {"batch": {"ids": None, "parts": ({0: "n[1:8]"}, None), 7: None}}),
+        (["batch[7]:0=n[1:8]"], {"batch": {"ids": None, "parts": (None, None), 7: {0: "n[1:8]"}}}),
+        (["rest[0]:0=n[1:8]"], {"rest": ({0: "n[1:8]"},)}),
+        (["extra:0=n[1:8]"], {"named": {"extra": {0: "n[1:8]"}}}),
+        (["named.extra:0=n[1:8]"], {"named": {"extra": {0: "n[1:8]"}}}),
+        (["x:0=n[1:8]", "x:1=n"], {"x": {0: "n[1:8]", 1: "n[1:8]"}}),
+        (
+            ["x:0=n", "rest[0]:0=n+2", "x:1=2*n[1:8]"],
+            {"x": {0: "n[1:8]", 1: "2*n[2:16]"}, "rest": ({0: "n + 2[3:10]"},)},
+        ),
+    ],
+)
+def test_dynamic_options_take_their_place_among_the_arguments(options: list[str], expected: dict[str, Any]) -> None:
+    assert spelled(merge_dynamic(EXAMPLE, options)) == {**NOTHING, **expected}
+
+
+def test_no_dynamic_option_leaves_the_files_dynamic_shapes() -> None:
+    shapes = {"x": {0: Dim("n")}}
+    assert merge_dynamic(dataclasses.replace(EXAMPLE, dynamic_shapes=shapes), []) is shapes
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (["x:1=m[1:8]"], {0: "n[2:9]", 1: "m[1:8]"}),
+        (["x:0=m[1:8]"], {0: "m[1:8]"}),
+        (["x:1=n"], {0: "n[2:9]", 1: "n[2:9]"}),
+        (["x:1=n[1:8]"], {0: "n[1:8]", 1: "n[1:8]"}),
+    ],
+)
+def test_dynamic_option_wins_over_the_files_dynamic_shapes(options: list[str], expected: dict[int, str]) -> None:
+    source = dataclasses.replace(EXAMPLE, dynamic_shapes={"x": {0: Dim("n", min=2, max=9)}})
+    assert spelled(merge_dynamic(source, options)) == {**NOTHING, "x": expected}
+
+
+TENSORS = "x, batch['ids'], batch['parts'][0], batch[7], rest[0], named['extra']"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["y:0=n"], f"'y:0=n': there is no such tensor in the example call; its tensors are {TENSORS}"),
+        (["batch:0=n"], f"'batch:0=n': there is no such tensor in the example call; its tensors are {TENSORS}"),
+        (["scale:0=n"], f"'scale:0=n': there is no such tensor in the example call; its tensors are {TENSORS}"),
+        (["x.y:0=n"], f"'x.y:0=n': there is no such tensor in the example call; its tensors are {TENSORS}"),
+        (["x:2=n"], "'x:2=n': the tensor has 2 axes in the example call, no axis 2"),
+        (["x:0=n[1:8]", "x:1=n[2:8]"], "'x:1=n[2:8]': `n` has other bounds in another --dynamic"),
+    ],
+)
+def test_dynamic_option_that_does_not_fit_the_example_is_refused(options: list[str], message: str) -> None:
+    with pytest.raises(ModelFileInvalid) as raised:
+        merge_dynamic(EXAMPLE, options)
+    assert str(raised.value) == f"--dynamic {message}"
+
+
+# --- meaning ----------------------------------------------------------------------------------------------
+
+
+def apart(x, y):
+    return x.sin(), y.sin()
+
+
+def exported(path: Path, x: int, y: int, *options: str) -> Any:
+    source = source_of(apart, torch.zeros(x, 3), torch.zeros(y, 3))
+    shapes = merge_dynamic(source, options)
+    aotexport.export(apart, source.args, output=path, dynamic_shapes=shapes, verify=False)
+    return aotexport_runtime.load(path)
+
+
+def test_one_name_in_two_places_holds_calls_to_equal_sizes(tmp_path: Path) -> None:
+    module = exported(tmp_path / "b", 4, 4, "x:0=n[2:8]", "y:0=n")
+    assert [t.shape[0] for t in module(torch.zeros(7, 3), torch.zeros(7, 3))] == [7, 7]
+    with pytest.raises(aotexport_runtime.CallInvalid) as raised:
+        module(torch.zeros(7, 3), torch.zeros(6, 3))
+    assert raised.value.violations == ["`y`: expected shape [n, 3], got [6, 3] at axis 0 (n = 7)"]
+
+
+def test_derived_size_holds_calls_to_the_relation(tmp_path: Path) -> None:
+    module = exported(tmp_path / "b", 6, 3, "x:0=2*half", "y:0=half[1:8]")
+    assert [t.shape[0] for t in module(torch.zeros(10, 3), torch.zeros(5, 3))] == [10, 5]
+    with pytest.raises(aotexport_runtime.CallInvalid):
+        module(torch.zeros(10, 3), torch.zeros(6, 3))
+
+
+def test_derived_size_alone_holds_calls_to_its_multiples(tmp_path: Path) -> None:
+    module = exported(tmp_path / "b", 6, 3, "x:0=2*half[1:8]")
+    assert module(torch.zeros(10, 3), torch.zeros(3, 3))[0].shape[0] == 10
+    with pytest.raises(aotexport_runtime.CallInvalid):
+        module(torch.zeros(9, 3), torch.zeros(3, 3))
+
+
+def test_example_that_breaks_a_relation_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelFileInvalid) as raised:
+        exported(tmp_path / "b", 6, 4, "x:0=2*half", "y:0=half")
+    assert str(raised.value) == (
+        "dynamic_shapes: axis 0 of `y` is 4 in the example inputs, so with the dimension `half` axis 0 of `x` "
+        "must be 8; it is 6"
+    )
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,194 @@
+"""Records to canonical bytes and back: strict, lossless, the same bytes for the same record."""
+
+from __future__ import annotations
+
+import math
+import struct
+
+import pytest
+
+from aotexport.encode.values import encode_constant
+from aotexport_runtime.engines.codegen import Environment, constant_value
+from aotexport_runtime.errors import BundleInvalid
+from aotexport_runtime.schema import Graph, GraphInput, Manifest, Node, Program, decode_record, encode_record
+from aotexport_runtime.schema.manifest import Producer, ProgramEntry
+from aotexport_runtime.schema.program import ForwardGraph
+from aotexport_runtime.schema.sizes import SizeExpression
+from aotexport_runtime.schema.trees import Constant, Leaf, Mapping
+from aotexport_runtime.schema.values import (
+    ComplexArgument,
+    DTypeArgument,
+    FloatArgument,
+    SequenceMeta,
+    SizeArgument,
+    SizeMeta,
+    SliceArgument,
+    StringArgument,
+    TensorMeta,
+)
+
+TENSOR = TensorMeta(dtype="float32", shape=(2, "s0"), stride=(SizeExpression(op="add", args=("s0", 1)), 1))
+NODE = Node(
+    name="sum",
+    op="aten::sum.dim_IntList",
+    args=["x", [0, 1], True, 0.5, None, [["x", StringArgument(value="x")]]],
+    kwargs={
+        "dtype": DTypeArgument(value="float64"),
+        "slice": SliceArgument(start="n", step=2),
+        "other": SizeArgument(value="s0"),
+    },
+    meta=SequenceMeta(items=(TENSOR, SizeMeta())),
+    source=0,
+)
+GRAPH = Graph(inputs=(GraphInput(name="x", meta=TENSOR),), nodes=(NODE,), outputs=["sum", None, 3])
+PROGRAM = Program(
+    name="train",
+    mode="train",
+    grad=True,
+    parameters=(),
+    inputs=(),
+    outputs=(TENSOR, None),
+    output_tree=Mapping(type="dict", keys=("a", 1, None, True), items=(*[Leaf(index=0)] * 3, Constant(value=2.5))),
+    forward=ForwardGraph(file="forward.json"),
+)
+MANIFEST = Manifest(
+    format="1.0",
+    min_reader="1.0",
+    calling_convention=1,
+    producer=Producer(aotexport="0.1.0", torch="2.13.0"),
+    name="Netz → ü",
+    kind="module",
+    programs=(ProgramEntry(name="train"),),
+    files=(),
+)
+
+
+@pytest.mark.parametrize("record", [GRAPH, PROGRAM, MANIFEST], ids=lambda record: type(record).__name__)
+@pytest.mark.parametrize("indent", [True, False])
+def test_record_through_json_is_equal_and_gives_the_same_bytes(record, indent):
+    data = encode_record(record, indent=indent)
+
+    decoded = decode_record(data, type(record), where="x")
+
+    assert decoded == record
+    assert encode_record(decoded, indent=indent) == data
+
+
+def test_bytes_of_a_record_are_canonical():
+    assert encode_record(GRAPH, indent=False).decode() == (
+        '{"inputs":[{"meta":{"dtype":"float32","kind":"tensor","shape":[2,"s0"],'
+        '"stride":[{"args":["s0",1],"op":"add"},1]},"name":"x"}],'
+        '"nodes":[{"args":["x",[0,1],true,0.5,null,[["x",{"kind":"string","value":"x"}]]],'
+        '"kwargs":{"dtype":{"kind":"dtype","value":"float64"},"other":{"kind":"size","value":"s0"},'
+        '"slice":{"kind":"slice","start":"n","step":2}},'
+        '"meta":{"items":[{"dtype":"float32","kind":"tensor","shape":[2,"s0"],'
+        '"stride":[{"args":["s0",1],"op":"add"},1]},{"kind":"size"}],"kind":"sequence"},'
+        '"name":"sum","op":"aten::sum.dim_IntList","source":0}],"outputs":["sum",null,3]}\n'
+    )
+
+
+def test_text_beyond_ascii_is_written_as_it_is():
+    assert '"name": "Netz → ü"'.encode() in encode_record(MANIFEST)
+
+
+# --- strictness -------------------------------------------------------------------------------------------
+
+VALID_NODE = b'{"name":"y","op":"aten::neg.default","args":["x"],"meta":{"kind":"nothing"}}'
+
+
+def graph_with(node: bytes) -> bytes:
+    """Return the JSON of a graph with one node."""
+    return b'{"inputs":[],"nodes":[' + node + b'],"outputs":[]}'
+
+
+@pytest.mark.parametrize(
+    ("node", "reason"),
+    [
+        (VALID_NODE[:-1] + b',"colour":1}', "Object contains unknown field `colour` - at `$.nodes[0]`"),
+        (b'{"name":"y","op":"aten::neg.default"}', "Object missing required field `meta` - at `$.nodes[0]`"),
+        (VALID_NODE.replace(b'"y"', b"3"), "Expected `str`, got `int` - at `$.nodes[0].name`"),
+        (
+            VALID_NODE.replace(b'{"kind":"nothing"}', b'{"kind":"tensor","dtype":"float33","shape":[],"stride":[]}'),
+            "Invalid enum value 'float33' - at `$.nodes[0].meta.dtype`",
+        ),
+        (
+            VALID_NODE.replace(b"nothing", b"anything"),
+            "Invalid value 'anything' - at `$.nodes[0].meta.kind`",
+        ),
+        (
+            VALID_NODE.replace(b'["x"]', b'[{"kind":"float","value":"infinity"}]'),
+            "Invalid enum value 'infinity' - at `$.nodes[0].args[0].value`",
+        ),
+        (VALID_NODE.replace(b'["x"]', b"[NaN]"), "JSON is malformed: invalid character (byte 67)"),
+        (VALID_NODE.replace(b'["x"]', b"[1e999]"), "Number out of range - at `$.nodes[0].args[0]`"),
+    ],
+    ids=["unknown", "missing", "type", "enumeration", "tag", "float", "nan", "overflow"],
+)
+def test_decode_of_what_is_no_record_names_the_json_path(node, reason):
+    with pytest.raises(BundleInvalid) as caught:
+        decode_record(graph_with(node), Graph, where="programs/train/joint.json")
+
+    assert str(caught.value) == f"programs/train/joint.json: {reason}"
+
+
+def test_decode_of_the_valid_node_succeeds():
+    assert decode_record(graph_with(VALID_NODE), Graph, where="x").nodes[0].args == ["x"]
+
+
+# --- floats -----------------------------------------------------------------------------------------------
+
+FLOATS = [
+    math.inf,
+    -math.inf,
+    math.nan,
+    0.0,
+    -0.0,
+    1.0,
+    0.1,
+    5e-324,
+    -2.2250738585072009e-308,
+    2.2250738585072014e-308,
+    1e308,
+    1.7976931348623157e308,
+    1e16,
+    123456789012345680.0,
+    1 / 3,
+]
+
+
+def through_json(argument):
+    """Return an argument after it was written to a graph and read back."""
+    node = Node(name="y", op="aten::neg.default", args=[argument], meta=SizeMeta())
+    data = encode_record(Graph(inputs=(), nodes=(node,), outputs=[]))
+    return decode_record(data, Graph, where="x").nodes[0].args[0]
+
+
+def bits(value: float) -> bytes:
+    """Return the bits of a float; all NaNs are one."""
+    return b"nan" if math.isnan(value) else struct.pack("<d", value)
+
+
+@pytest.mark.parametrize("value", FLOATS, ids=repr)
+def test_float_argument_keeps_its_type_and_every_bit(value):
+    read = constant_value(through_json(encode_constant(value)), Environment())
+
+    assert type(read) is float
+    assert bits(read) == bits(value)
+
+
+@pytest.mark.parametrize("value", [complex(0.0, -0.0), complex(math.inf, math.nan), complex(-1e308, 5e-324)], ids=repr)
+def test_complex_argument_keeps_every_bit(value):
+    read = constant_value(through_json(encode_constant(value)), Environment())
+
+    assert (bits(read.real), bits(read.imag)) == (bits(value.real), bits(value.imag))
+
+
+@pytest.mark.parametrize("value", [0, 1, -1, 2**63 - 1, -(2**63), True, False, None], ids=repr)
+def test_integer_argument_stays_an_integer(value):
+    read = through_json(encode_constant(value))
+
+    assert (type(read), read) == (type(value), value)
+
+
+def test_nonfinite_parts_of_a_complex_argument_are_spelled_out():
+    assert encode_constant(complex(math.inf, 1.0)) == ComplexArgument(real=FloatArgument(value="inf"), imag=1.0)

@@ -1,0 +1,64 @@
+"""Exporting the same model twice gives the same bundle, byte by byte, wherever and by whatever hash seed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+CASES = Path(__file__).parents[1] / "golden/cases.py"
+CHOSEN = ("custom_autograd_function", "dynamic_sizes", "nested_inputs", "normalisation", "rebound_buffer")
+SCRIPT = f"""
+import torch
+import aotexport
+from cases import CASES
+
+for name in {CHOSEN!r}:
+    torch.manual_seed(0)
+    case = CASES[name]()
+    options = dict(programs=case.programs, dynamic_shapes=case.dynamic_shapes)
+    aotexport.export(case.model, case.args, case.kwargs, output="out/" + name, verify=False, **options)
+"""
+
+
+def start_export(directory: Path, hash_seed: str) -> subprocess.Popen[bytes]:
+    """Start a fresh process in `directory` that exports the chosen cases."""
+    directory.mkdir(parents=True)
+    shutil.copy(CASES, directory / "cases.py")
+    (directory / "script.py").write_text(SCRIPT)
+    environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
+    return subprocess.Popen([sys.executable, "script.py"], cwd=directory, env=environment)
+
+
+def files_of(directory: Path) -> dict[str, bytes]:
+    """Return the bytes of every exported file by its path."""
+    paths = [path for path in (directory / "out").rglob("*") if path.is_file()]
+    return {path.relative_to(directory).as_posix(): path.read_bytes() for path in paths}
+
+
+@pytest.fixture(scope="module")
+def twice(tmp_path_factory):
+    """Return the files of two exports."""
+    root = tmp_path_factory.mktemp("determinism")
+    directories = [root / "here", root / "some/where/else"]
+    processes = [start_export(directory, seed) for directory, seed in zip(directories, "12", strict=True)]
+    assert [process.wait() for process in processes] == [0, 0]
+    return [files_of(directory) for directory in directories]
+
+
+def test_export_under_another_hash_seed_in_another_directory_gives_the_same_files(twice):
+    first, second = twice
+
+    assert {path.split("/")[1] for path in first} == set(CHOSEN)
+    assert sorted(first) == sorted(second)
+    assert [path for path in first if first[path] != second[path]] == []
+
+
+def test_export_writes_nothing_of_its_directory(twice, tmp_path_factory):
+    trace = str(tmp_path_factory.getbasetemp()).encode()
+
+    assert [path for path, data in twice[0].items() if trace in data] == []

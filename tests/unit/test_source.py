@@ -1,0 +1,307 @@
+"""Model files: what they may offer, and the errors that show the lines to write."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from aotexport.cast import cast
+from aotexport.errors import ModelFileInvalid
+from aotexport.source import load_source
+
+NET = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self, width=2):
+        super().__init__()
+        self.linear = nn.Linear(3, width)
+
+    def forward(self, x, scale=1.0):
+        return self.linear(x) * scale
+"""
+INPUTS = "example_inputs = (torch.ones(4, 3),)\n"
+
+Write = Callable[..., None]
+
+
+@pytest.fixture
+def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Write]:
+    """Write files to a fresh working directory; modules that they become are forgotten afterwards."""
+    monkeypatch.chdir(tmp_path)
+
+    def write_files(**files: str) -> None:
+        for name, text in files.items():
+            path = tmp_path.joinpath(*name.split("__")).with_suffix(".py")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+
+    yield write_files
+    for name, module in list(sys.modules.items()):
+        if (getattr(module, "__file__", None) or "").startswith(str(tmp_path)):
+            del sys.modules[name]
+
+
+# --- the model --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "model = Net()",
+        "model = Net",
+        "model = lambda: Net()",
+        "def model(width=2): return Net(width)",
+        "import functools; model = functools.partial(Net, 2)",
+    ],
+)
+def test_model_file_offering_a_module_in_any_form_gives_the_module(write: Write, line: str) -> None:
+    write(model=NET + INPUTS + line)
+    target = load_source("model.py").target
+    assert isinstance(target, nn.Module)
+    assert target(torch.ones(4, 3)).shape == (4, 2)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "def model(x): return x + 1",
+        "def model(*tensors): return torch.zeros(3) + sum(tensors)",
+        "def model(x=torch.zeros(3)): return x + 1",
+        "model = torch.sin",
+    ],
+)
+def test_model_file_offering_a_function_of_tensors_gives_the_function(write: Write, line: str) -> None:
+    write(model="import torch\n" + INPUTS + line)
+    target = load_source("model.py").target
+    assert not isinstance(target, nn.Module)
+    assert target(torch.ones(4, 3)).shape == (4, 3)
+
+
+@pytest.mark.parametrize("where", ["model.py:other", "model.py:holder.inner", "package.model:other"])
+def test_attribute_named_after_the_file_is_taken(write: Write, where: str) -> None:
+    text = NET + INPUTS + "other = Net(7)\nclass holder: inner = other\n"
+    write(model=text, package__model=text)
+    assert load_source(where).target.linear.out_features == 7
+
+
+def test_model_file_importing_a_sibling_finds_it_from_another_directory(
+    write: Write, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    write(nets__model="from layers import Net, torch\nmodel = Net()\n" + INPUTS, nets__layers=NET)
+    source = load_source("nets/model.py")
+    assert isinstance(source.target, nn.Module)
+    assert source.root == tmp_path / "nets"
+    assert str(source.root) not in sys.path
+
+
+def test_model_file_named_like_a_module_of_python_leaves_that_module_alone(write: Write) -> None:
+    import inspect
+
+    write(inspect=NET + INPUTS + "model = Net()\n")
+    assert isinstance(load_source("inspect.py").target, nn.Module)
+    assert sys.modules["inspect"] is inspect
+
+
+def test_model_file_of_a_package_has_the_directory_above_the_package_as_root(write: Write, tmp_path: Path) -> None:
+    write(package__deep__model="from ..layers import Net, torch\nmodel = Net()\n" + INPUTS, package__layers=NET)
+    assert load_source("package.deep.model:model").root == tmp_path
+
+
+def test_model_file_read_leaves_no_bytecode_beside_it(write: Write, tmp_path: Path) -> None:
+    write(model=NET + INPUTS + "model = Net()\n")
+    load_source("model.py")
+    assert [path.name for path in tmp_path.iterdir()] == ["model.py"]
+
+
+# --- the example and the rest -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("lines", "args", "kwargs"),
+    [
+        ("example_inputs = (1, 2)", (1, 2), {}),
+        ("example_inputs = ()", (), {}),
+        ("example_inputs = {'x': 1, 'scale': 2}", (), {"x": 1, "scale": 2}),
+        ("def example_inputs(): return (1,)", (1,), {}),
+        ("example_inputs = lambda: {'x': 1}", (), {"x": 1}),
+        ("example_inputs = (1,); example_kwargs = {'scale': 2}", (1,), {"scale": 2}),
+        ("example_inputs = {'x': 1}; example_kwargs = {'scale': 2}", (), {"x": 1, "scale": 2}),
+        ("example_kwargs = {'x': 1}", (), {"x": 1}),
+    ],
+)
+def test_example_inputs_in_any_form_give_the_arguments(
+    write: Write, lines: str, args: tuple[int, ...], kwargs: dict[str, int]
+) -> None:
+    write(model=NET + "model = Net()\n" + lines)
+    source = load_source("model.py")
+    assert (source.args, source.kwargs) == (args, kwargs)
+
+
+def test_example_inputs_as_one_tensor_are_one_argument(write: Write) -> None:
+    write(model=NET + "model = Net()\nexample_inputs = torch.ones(4, 3)\n")
+    (value,) = load_source("model.py").args
+    assert value.shape == (4, 3)
+
+
+def test_optional_names_of_a_model_file_are_read(write: Write) -> None:
+    lines = 'dynamic_shapes = {"x": {0: 3}}\nprograms = "infer"\nimport my_ops\ncustom_ops = [my_ops, "more_ops"]\n'
+    write(model=NET + INPUTS + "model = Net()\n" + lines, my_ops="", more_ops="")
+    source = load_source("model.py")
+    assert source.dynamic_shapes == {"x": {0: 3}}
+    assert source.programs == ("infer",)
+    assert source.custom_ops == ("my_ops", "more_ops")
+    assert "more_ops" in sys.modules
+
+
+# --- errors -----------------------------------------------------------------------------------------------
+
+FORMS = "a tuple of positional arguments, a dict of keyword arguments, or a function that returns either"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            NET + "net = Net()",
+            "`model.py` has no `model`. Add the line\n\n    model = Net()\n\n"
+            "or name what it has: model.py:net, model.py:Net",
+        ),
+        ("", "`model.py` has no `model`. Add the line\n\n    model = MyModule()"),
+        (
+            "model = 3",
+            "`model` in `model.py` is a int; it must be an nn.Module, a class or function without required arguments "
+            "that returns one, or a function of tensors",
+        ),
+        ("class model: pass", "`model` in `model.py` is a class, and no nn.Module"),
+        (
+            "from torch import nn\nmodel = nn.Linear",
+            "`model` in `model.py` needs the arguments in_features, out_features. Add the line\n\n"
+            "    model = Linear(in_features=..., out_features=...)",
+        ),
+        ("def model(): pass", "`model()` in `model.py` returned None; it must return an nn.Module"),
+        (
+            "def model(path='net.pt'):\n    raise OSError('no file')",
+            "calling `model()` of `model.py`, to see whether it makes a module, failed at model.py:2: OSError: no file",
+        ),
+        (
+            "def model(x, mask, scale=1): return x",
+            "`model.py` has no `example_inputs`. Add the arguments of one call, for example\n\n"
+            '    example_inputs = {"x": torch.randn(2, 8), "mask": torch.randn(2, 8)}\n\n'
+            "as a dict of keyword arguments, a tuple of positional ones, or a function that returns either",
+        ),
+        (
+            "def model(x): return x\nexample_inputs = [1]",
+            f"`example_inputs` in `model.py` is a list; it must be {FORMS}. For one argument, write\n\n"
+            "    example_inputs = (value,)",
+        ),
+        (
+            "def model(x): return x\ndef example_inputs():\n    return 1 / 0",
+            "calling `example_inputs()` of `model.py` failed at model.py:3: ZeroDivisionError: division by zero",
+        ),
+        (
+            "def model(x): return x\nexample_inputs = {0: 1}",
+            "`example_inputs` in `model.py` must be a dict from parameter names to values",
+        ),
+        (
+            "def model(x): return x\nexample_inputs = {'x': 1}\nexample_kwargs = {'x': 1}",
+            "`model.py`: `x` is in example_inputs and in example_kwargs",
+        ),
+        (
+            "def model(x): return x\nexample_inputs = (1,)\ndynamic_shapes = 'batch'",
+            "`dynamic_shapes` in `model.py` is a str; it must be a dict nested like the arguments. For example\n\n"
+            '    dynamic_shapes = {"x": {0: torch.export.Dim("batch", min=1, max=64)}}',
+        ),
+        (
+            "def model(x): return x\nexample_inputs = (1,)\nprograms = 3",
+            '`programs` in `model.py` must be a list of names, like ["train", "infer"]',
+        ),
+        (
+            "def model(x): return x\nexample_inputs = (1,)\ncustom_ops = [3]",
+            '`custom_ops` in `model.py` must be a list of modules to import, like ["my_ops"]',
+        ),
+        (
+            "def model(x): return x\nexample_inputs = (1,)\ncustom_ops = ['no_such_ops']",
+            "importing `no_such_ops`, which `custom_ops` of `model.py` names, failed: ModuleNotFoundError: "
+            "No module named 'no_such_ops'",
+        ),
+    ],
+)
+def test_model_file_offering_something_wrong_is_refused(write: Write, text: str, message: str) -> None:
+    write(model=text)
+    with pytest.raises(ModelFileInvalid) as raised:
+        load_source("model.py")
+    assert str(raised.value) == message
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("import torch\nimport no_such_module", "model.py:2: ModuleNotFoundError: No module named 'no_such_module'"),
+        ("x = = 3", "model.py:1: SyntaxError: invalid syntax"),
+        ("import sibling", "sibling.py:2: ValueError: the\nwhole message"),
+        ("import sys\n\nsys.exit(3)", "model.py:3: SystemExit: 3"),
+        (
+            "import json\njson.loads('{')",
+            "model.py:2: JSONDecodeError: Expecting property name enclosed in double quotes: line 1 column 2 (char 1)",
+        ),
+        (
+            "from . import sibling",
+            "model.py:1: ImportError: attempted relative import with no known parent package. "
+            "A file in a package is named by its module: package.module:attr",
+        ),
+    ],
+)
+def test_model_file_that_raises_is_refused_with_the_users_line(write: Write, text: str, message: str) -> None:
+    write(model=text, sibling="\nraise ValueError('the\\nwhole message')")
+    with pytest.raises(ModelFileInvalid) as raised:
+        load_source("model.py")
+    assert str(raised.value) == f"running `model.py` failed at {message}"
+
+
+@pytest.mark.parametrize(
+    ("where", "message"),
+    [
+        ("missing.py", "no file `missing.py`"),
+        ("missing.py:net", "no file `missing.py`"),
+        ("no_such.module:net", "importing `no_such.module` failed: ModuleNotFoundError: No module named 'no_such'"),
+        ("model", "`model` is no model file; write model.py, model.py:attr or package.module:attr"),
+        ("model.py:", "`model.py:` is no model file; write model.py, model.py:attr or package.module:attr"),
+        ("model.py:a b", "`model.py:a b` is no model file; write model.py, model.py:attr or package.module:attr"),
+    ],
+)
+def test_name_of_no_model_file_is_refused(write: Write, where: str, message: str) -> None:
+    write()
+    with pytest.raises(ModelFileInvalid) as raised:
+        load_source(where)
+    assert str(raised.value) == message
+
+
+# --- dtype ------------------------------------------------------------------------------------------------
+
+
+def test_cast_changes_floating_tensors_alone_and_keeps_ties(write: Write) -> None:
+    lines = "model.tied = model.linear.weight\nmodel.register_buffer('count', torch.tensor(3))\n"
+    inputs = (
+        "x = torch.ones(4, 3, requires_grad=True)\nexample_inputs = (x, {'same': x, 'ids': torch.tensor([1])}, 2)\n"
+    )
+    write(model=NET + "model = Net()\n" + lines + inputs)
+    source = cast(load_source("model.py"), torch.bfloat16)
+    module = source.target
+    assert {name: tensor.dtype for name, tensor in module.state_dict().items()} == {
+        "linear.weight": torch.bfloat16,
+        "tied": torch.bfloat16,
+        "linear.bias": torch.bfloat16,
+        "count": torch.int64,
+    }
+    assert module.tied is module.linear.weight
+    x, nested, number = source.args
+    assert (x.dtype, x.requires_grad, x.is_leaf) == (torch.bfloat16, True, True)
+    assert nested["same"] is x
+    assert (nested["ids"].dtype, number) == (torch.int64, 2)
