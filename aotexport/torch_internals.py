@@ -186,8 +186,6 @@ def trace_forward(
         fake_mode,
         torch.fx.traceback.preserve_node_meta(),
         _frames_kept(keeps_frames_of),
-        # Gradients are on while the model runs, and what it leaves behind stays in the trace.
-        torch.set_grad_enabled(True),
     ):
         tracer = make_fx(
             function,

@@ -170,7 +170,8 @@ def _trace(call: ExampleCall, state: State, target: Any, strategy: str) -> Forwa
     flat = _Flat(call, target, State(list(state.entries)), shared)
     own = [index for index in range(len(call.tensors)) if index not in shared]
     inputs = [*fakes.state, *[fakes.arguments[index] for index in own]]
-    with _module_paths(call.module), marked_regions() as regions:
+    # Gradients are on while the model runs, and what it leaves behind stays in the trace.
+    with torch.enable_grad(), _module_paths(call.module), marked_regions() as regions:
         graph = trace_forward(flat, fakes.twins(inputs), fakes.mode, keeps_frames_of=is_user_file)
         if has_transforms(graph.graph):
             if regions["entered"]:
