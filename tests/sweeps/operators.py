@@ -1,0 +1,68 @@
+"""`op_db`: every operator of torch's test collection, in float32 and one other dtype, with and without gradients."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch.testing._internal import common_methods_invocations
+
+from tests.sweeps.sample import Items, Sample, spread
+
+OTHER_DTYPES = (torch.complex64, torch.int64, torch.bfloat16, torch.float64, torch.bool)
+SAMPLES = 4
+
+EXCLUDED = {
+    **dict.fromkeys(
+        ("empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"),
+        "returns memory as it finds it",
+    ),
+    **dict.fromkeys(("resize_", "resize_as_"), "grows into memory as it finds it"),
+}
+"""Operators without a result to compare, with the reason."""
+
+# Seeds are set outside of the recorded calls; those of the collection's own wrapper would stand inside.
+common_methods_invocations.wrapper_set_seed = lambda op, *args, **kwargs: op(*args, **kwargs)
+
+
+def items() -> Items:
+    """Return the operators, by name, dtype and whether gradients are asked for."""
+    return items_of(op for op in common_methods_invocations.op_db if op.name not in EXCLUDED)
+
+
+def items_of(infos: Iterable[Any]) -> Items:
+    """Return the items of operators that torch's test collections describe."""
+    found: Items = {}
+    for info in infos:
+        name = f"{info.name}.{info.variant_test_name}" if info.variant_test_name else info.name
+        for dtype in _dtypes(info):
+            label = f"{name} {str(dtype).removeprefix('torch.')}"
+            found[label] = partial(_samples, info, dtype, False)
+            if info.supports_autograd and dtype in info.supported_backward_dtypes("cpu"):
+                found[f"{label} grad"] = partial(_samples, info, dtype, True)
+    return found
+
+
+def _dtypes(info: Any) -> list[torch.dtype]:
+    supported = info.supported_dtypes("cpu")
+    others = [dtype for dtype in OTHER_DTYPES if dtype in supported]
+    return [*([torch.float32] if torch.float32 in supported else []), *others[:1]]
+
+
+def _samples(info: Any, dtype: torch.dtype, grad: bool) -> Iterator[Sample]:
+    torch.manual_seed(0)
+    random.seed(0)
+    np.random.seed(0)
+    for inputs in spread(list(info.sample_inputs("cpu", dtype, requires_grad=grad)), SAMPLES):
+        yield Sample(_call(info), (inputs.input, *inputs.args), dict(inputs.kwargs))
+
+
+def _call(info: Any) -> Any:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return info(*args, **kwargs)
+
+    return call
