@@ -16,7 +16,21 @@ from tests.sweeps.sample import Items, Sample, spread
 OTHER_DTYPES = (torch.complex64, torch.int64, torch.bfloat16, torch.float64, torch.bool)
 SAMPLES = 4
 
-EXCLUDED = {
+# Seeds are set outside of the recorded calls; those of the collection's own wrapper would stand inside.
+common_methods_invocations.wrapper_set_seed = lambda op, *args, **kwargs: op(*args, **kwargs)
+
+
+def name_of(info: Any) -> str:
+    """Return the name of an operator with that of its variant."""
+    return f"{info.name}.{info.variant_test_name}" if info.variant_test_name else info.name
+
+
+def without_kernels(infos: Iterable[Any]) -> dict[str, str]:
+    """Return the operators that are not run for want of kernels, with that reason."""
+    return {name_of(info): "has no kernel for the CPU" for info in infos if not info.supported_dtypes("cpu")}
+
+
+EXCLUDED = without_kernels(common_methods_invocations.op_db) | {
     **dict.fromkeys(
         ("empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"),
         "returns memory as it finds it",
@@ -25,22 +39,18 @@ EXCLUDED = {
 }
 """Operators without a result to compare, with the reason."""
 
-# Seeds are set outside of the recorded calls; those of the collection's own wrapper would stand inside.
-common_methods_invocations.wrapper_set_seed = lambda op, *args, **kwargs: op(*args, **kwargs)
-
 
 def items() -> Items:
     """Return the operators, by name, dtype and whether gradients are asked for."""
-    return items_of(op for op in common_methods_invocations.op_db if op.name not in EXCLUDED)
+    return items_of(common_methods_invocations.op_db)
 
 
 def items_of(infos: Iterable[Any]) -> Items:
     """Return the items of operators that torch's test collections describe."""
     found: Items = {}
     for info in infos:
-        name = f"{info.name}.{info.variant_test_name}" if info.variant_test_name else info.name
         for dtype in _dtypes(info):
-            label = f"{name} {str(dtype).removeprefix('torch.')}"
+            label = f"{name_of(info)} {str(dtype).removeprefix('torch.')}"
             found[label] = partial(_samples, info, dtype, False)
             if info.supports_autograd and dtype in info.supported_backward_dtypes("cpu"):
                 found[f"{label} grad"] = partial(_samples, info, dtype, True)

@@ -68,29 +68,36 @@ def _self_tests(paths: list[str]) -> dict[str, Outcome]:
             return {paths[0]: Outcome(CRASHED, f"self-test ended with {process.returncode}: {_stable(end)}")}
         half = len(paths) // 2
         return _self_tests(paths[:half]) | _self_tests(paths[half:])
-    found = {path: _agreement(path) for path in paths}
-    for result in json.loads(process.stdout.splitlines()[-1]):
-        if not result["agrees"]:
-            found[result["bundle"]] = _failure(result)
-    return found
+    results = json.loads(process.stdout.splitlines()[-1])
+    return {path: _verdict(path, [result for result in results if result["bundle"] == path]) for path in paths}
 
 
 def _command(paths: list[str]) -> list[str]:
     command = [sys.executable, "-W", "ignore", "-m", "aotexport_runtime", "selftest", *paths, "--json"]
     command += ["--target", "autograd", "--target", "portable"]
     requirements = [aotexport_runtime.open_bundle(path).manifest.requirements for path in paths]
-    # This package first: it makes torch's collections importable.
-    modules = ["tests.sweeps", *sorted({name for needed in requirements for name in needed.operator_modules})]
+    # This package makes torch's collections importable, one of which registers an operator that names no module.
+    modules = ["tests.sweeps", "torch.testing._internal.hop_db"]
+    modules += sorted({name for needed in requirements for name in needed.operator_modules})
     namespaces = sorted({name for needed in requirements for name in needed.operator_namespaces})
     if namespaces:
         command += [option for name in modules for option in ("--import", name)]
     return command + [option for name in namespaces for option in ("--operator-namespace", name)]
 
 
-def _agreement(path: str) -> Outcome:
+def _verdict(path: str, results: list[dict[str, Any]]) -> Outcome:
     bundle = aotexport_runtime.open_bundle(path)
-    programs = [bundle.program(name) for name in bundle.program_names]
-    reasons = sorted({refusal.reason for program in programs for refusal in program.refusals})
+    programs = {name: bundle.program(name) for name in bundle.program_names}
+    # Custom autograd functions are in joint graphs only; the forward graph is not asked for gradients then.
+    joint_only = [name for name, program in programs.items() if program.grad and not program.forward.differentiable]
+    failures = [
+        _failure(result)
+        for result in results
+        if not result["agrees"] and (result["target"], result["program"] in joint_only) != ("autograd", True)
+    ]
+    if failures:
+        return next((failure for failure in failures if failure.kind == WRONG), failures[0])
+    reasons = sorted({refusal.reason for program in programs.values() for refusal in program.refusals})
     return Outcome(FORWARD, _stable("; ".join(reasons))) if reasons else Outcome(EQUAL)
 
 
@@ -106,7 +113,6 @@ def _failure(result: dict[str, Any]) -> Outcome:
 
 
 def _stable(text: str) -> str:
-    """Return the first line of a message, without what differs between runs and machines."""
-    line = next((line.strip() for line in text.splitlines() if line.strip()), "")
-    line = re.sub(r"\S+\.py:\d+: (in \S+: )?", "", line)
-    return re.sub(r"\b0x[0-9a-f]+", "0x…", line).replace("\t", " ")[:160]
+    """Return the begin of a message on one line, without what differs between runs and machines."""
+    line = re.sub(r"\S+\.py:\d+:? (in \S+: )?", "", " ".join(text.split()))
+    return re.sub(r"\b0x[0-9a-f]+", "0x…", line)[:300]

@@ -1,0 +1,19 @@
+"""`hop_db` and `autograd_function_db`: operators that call functions, and backward passes written by hand."""
+
+from __future__ import annotations
+
+import itertools
+
+from torch.testing._internal.autograd_function_db import autograd_function_db
+from torch.testing._internal.hop_db import hop_db
+
+from tests.sweeps.operators import items_of, without_kernels
+from tests.sweeps.sample import Items
+
+EXCLUDED = without_kernels(hop_db) | {"register_hook.simple int64": "the collection asks for gradients of integers"}
+"""Operators that are not run, with the reason."""
+
+
+def items() -> Items:
+    """Return the operators and functions, by name, dtype and whether gradients are asked for."""
+    return items_of(itertools.chain(hop_db, autograd_function_db))
