@@ -73,6 +73,9 @@ INTERNAL = re.compile(
 ON_NUMBERS = frozenset(("_assert_scalar", "sym_constrain_range", "sym_constrain_range_for_size"))
 """Operators without tensors that captured graphs hold."""
 
+ELEMENT_WISE = frozenset(f"{base}_backward" for base in ("gelu", "sigmoid", "silu", "tanh", "threshold"))
+"""Backward operators whose form that writes into a given tensor the runtime uses."""
+
 FOREIGN = re.compile("Storage|Stream|Quantizer|QScheme|Dimname|Dict|__torch__")
 """Types that no argument of a bundle has."""
 
@@ -90,7 +93,11 @@ def dispatched() -> set[str]:
 
 def _is_allowed(name: str) -> bool:
     base, _, overload = name.partition(".")
-    if overload == "grad_input" or EXCLUDED.match(base) or (base.startswith("_") and not INTERNAL.match(base)):
+    if (
+        (overload == "grad_input" and base not in ELEMENT_WISE)
+        or EXCLUDED.match(base)
+        or (base.startswith("_") and not INTERNAL.match(base))
+    ):
         return False
     operator = getattr(getattr(torch.ops.aten, base, None), overload, None)
     if operator is None:

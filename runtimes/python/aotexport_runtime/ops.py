@@ -58,6 +58,40 @@ def resolve(name: str, captured_schema: str | None, namespaces: frozenset[str]) 
     return function
 
 
+_DIRECT = frozenset(
+    f"aten::{name}"
+    for name in (
+        *("add.Tensor", "add_.Tensor", "addmm.default", "baddbmm.default", "bmm.default", "cat.default"),
+        *("clone.default", "convolution.default", "cos.default", "detach.default", "div.Tensor", "div_.Tensor"),
+        *(
+            "embedding.default",
+            "exp.default",
+            "expand.default",
+            "gelu.default",
+            "index_select.default",
+            "linear.default",
+        ),
+        *("matmul.default", "mean.dim", "mm.default", "mul.Tensor", "mul_.Tensor", "native_layer_norm.default"),
+        *("neg.default", "permute.default", "pow.Tensor_Scalar", "relu.default", "relu_.default", "rsqrt.default"),
+        *("sigmoid.default", "sin.default", "sub.Tensor", "sum.dim_IntList", "t.default", "tanh.default"),
+        *("transpose.int", "unsqueeze.default", "view.default", "where.self"),
+    )
+)
+"""Operators that torch's Python functions call with the same arguments, at half the cost of a call by schema."""
+
+
+@cache
+def direct(name: str) -> Callable[..., Any] | None:
+    """Return the function or tensor method of torch that calls operator `name`; None: there is none."""
+    if name not in _DIRECT:
+        return None
+    base = name.removeprefix("aten::").partition(".")[0]
+    for owner in (torch, torch.Tensor, torch.nn.functional):
+        if hasattr(owner, base):
+            return getattr(owner, base)
+    return None
+
+
 def check_allowed(name: str, namespaces: frozenset[str]) -> None:
     """Refuse an operator that the bundle may not call.
 

@@ -17,7 +17,8 @@ import torch
 from aotexport_runtime import dtypes, sizes
 from aotexport_runtime.call.holder import Held
 from aotexport_runtime.engines import halves
-from aotexport_runtime.engines.codegen import Environment, Function, compile_graph
+from aotexport_runtime.engines.codegen import Environment, Function
+from aotexport_runtime.engines.functional import compile_functional
 from aotexport_runtime.errors import NotSupported
 from aotexport_runtime.schema.graph import Graph
 from aotexport_runtime.schema.program import FreshOutput, FunctionalGraph, InputItself, OutputSpec, Tangent
@@ -122,13 +123,8 @@ class _Variant:
         return cls(
             joint=joint,
             halves=cut,
-            forward=compile_graph(
-                joint.graph,
-                cut.forward.nodes,
-                cut.forward.inputs,
-                cut.forward.outputs,
-                joint.environment,
-                label=f"{joint.label} forward",
+            forward=compile_functional(
+                joint.graph, cut.forward, joint.environment, label=f"{joint.label} forward", visible=returns
             ),
             returns=returns,
             held=held,
@@ -149,14 +145,7 @@ class _Variant:
         undefined = {name for name, is_defined in zip(tangents, defined, strict=True) if not is_defined}
         if undefined:
             piece = halves.without_undefined(self.joint.graph, piece, tangents, undefined)
-        return compile_graph(
-            self.joint.graph,
-            piece.nodes,
-            piece.inputs,
-            piece.outputs,
-            self.joint.environment,
-            label=f"{self.joint.label} backward",
-        )
+        return compile_functional(self.joint.graph, piece, self.joint.environment, label=f"{self.joint.label} backward")
 
 
 class _Joint(torch.autograd.Function):
@@ -178,9 +167,10 @@ class _Joint(torch.autograd.Function):
         ctx.deterministic = torch.are_deterministic_algorithms_enabled()
         for index in variant.held:
             returned[index] = Held(returned[index])
-        ctx.mark_non_differentiable(
-            *[returned[i] for i in variant.nondifferentiable if isinstance(returned[i], torch.Tensor)]
-        )
+        if variant.nondifferentiable:
+            ctx.mark_non_differentiable(
+                *[returned[i] for i in variant.nondifferentiable if isinstance(returned[i], torch.Tensor)]
+            )
         ctx.set_materialize_grads(False)
         return tuple(returned)
 

@@ -170,8 +170,10 @@ class SoftGuards:
             for index, spec in enumerate(program.inputs)
             if isinstance(spec, ArgumentInput | StateInput)
         ]
-        self._can_require_grad = [
-            not isinstance(spec, SizeInput) and spec.meta.requires_grad for spec in program.inputs
+        self._without_grad = [
+            index
+            for index, spec in enumerate(program.inputs)
+            if not isinstance(spec, SizeInput) and not spec.meta.requires_grad
         ]
         self._guards = functional.guards
         self._records_gradients = functional.gradients is not None
@@ -205,8 +207,8 @@ class SoftGuards:
                 if actual != expected and not _same_layout(tensor.shape, actual, expected):
                     return f"input {index} has strides {actual}, captured with {expected}"
         if self._records_gradients:
-            for index, allowed in enumerate(self._can_require_grad):
-                if not allowed and isinstance(inputs[index], torch.Tensor) and inputs[index].requires_grad:
+            for index in self._without_grad:
+                if inputs[index].requires_grad:
                     return f"input {index} requires grad, and did not at capture"
             for index, is_leaf in self._leaf_mutations:
                 if inputs[index].is_leaf != is_leaf:

@@ -22,6 +22,8 @@ from aotexport_runtime.call.guards import Guards, SoftGuards
 from aotexport_runtime.call.mutations import apply_mutations
 from aotexport_runtime.call.signature import Signature
 from aotexport_runtime.engines.codegen import Environment, Function, compile_graph, constant_value
+from aotexport_runtime.engines.functional import compile_functional
+from aotexport_runtime.engines.halves import StraightLine
 from aotexport_runtime.engines.higher_order import EFFECTS, restored_on_error
 from aotexport_runtime.errors import CallInvalid, NotSupported
 from aotexport_runtime.schema.program import FunctionalGraph, Program, StateInput
@@ -157,9 +159,8 @@ class _Functional:
             self._joint = JointProgram(graph, functional, plan.environment, program.name, reference)
         else:
             names = [graph_input.name for graph_input in graph.inputs]
-            self._inference = compile_graph(
-                graph, graph.nodes, names, graph.outputs, plan.environment, label=program.name
-            )
+            line = StraightLine(names, list(graph.nodes), graph.outputs)
+            self._inference = compile_functional(graph, line, plan.environment, label=program.name)
 
     def serves(self, inputs: list[Any], symbols: dict[str, int]) -> bool:
         """Return whether the functional graph is right for this call."""

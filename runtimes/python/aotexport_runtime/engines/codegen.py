@@ -67,6 +67,7 @@ class _Source:
     lines: list[str] = field(default_factory=list)
     objects: dict[str, Any] = field(default_factory=dict)
     names: dict[str, str] = field(default_factory=dict)
+    operators: dict[str, Callable[..., Any]] = field(default_factory=dict)
     functions: dict[str, str] = field(default_factory=dict)
     constants: dict[tuple[type, Any], str] = field(default_factory=dict)
     bodies: dict[str, str] = field(default_factory=dict)
@@ -91,12 +92,14 @@ class _Source:
         self.objects[name] = value
         return name
 
-    def function(self, op: str) -> str:
-        """Return the global that holds operator `op`."""
-        if op not in self.functions:
-            resolved = ops.resolve(op, self.graph.schemas.get(op), self.environment.namespaces)
-            self.functions[op] = self.object("f", resolved)
-        return self.functions[op]
+    def function(self, node: Node) -> str:
+        """Return the global that holds what calls the operator of `node`."""
+        if node.op not in self.operators:
+            resolved = ops.resolve(node.op, self.graph.schemas.get(node.op), self.environment.namespaces)
+            self.operators[node.op] = resolved
+            self.functions[node.op] = self.object("f", ops.direct(node.op) or resolved)
+        ops.check_call(node.op, self.operators[node.op], node.args, node.kwargs)
+        return self.functions[node.op]
 
     def body(self, name: str) -> str:
         """Return the global that holds the compiled subgraph `name`."""
@@ -187,9 +190,7 @@ def _statement(source: _Source, node: Node) -> str:
         function = source.object("f", higher_order.OPERATORS[node.op])
         return f"{source.local(node.name)} = {function}(symbols, {', '.join(arguments)})"
     arguments += [f"{keyword}={_argument(source, argument)}" for keyword, argument in node.kwargs.items()]
-    function = source.function(node.op)
-    ops.check_call(node.op, source.objects[function], node.args, node.kwargs)
-    return f"{source.local(node.name)} = {function}({', '.join(arguments)})"
+    return f"{source.local(node.name)} = {source.function(node)}({', '.join(arguments)})"
 
 
 def _argument(source: _Source, argument: Argument) -> str:

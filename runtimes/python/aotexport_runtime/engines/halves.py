@@ -181,10 +181,10 @@ def without_undefined(
                 zeros[name] = _zeros(f"{name}.zeros", metas[name])
                 nodes.append(zeros[name])
         renames = {**alias, **{name: zeros[name].name for name in gone}}
-        nodes.append(_renamed(node, renames) if renames else node)
+        nodes.append(renamed(node, renames) if renames else node)
     outputs: list[Argument] = []
     for output in backward.outputs:
-        output = _rename(output, alias)
+        output = rename(output, alias)
         outputs.append(None if any(name in missing for name in references(output)) else output)
     return StraightLine(backward.inputs, nodes, outputs)
 
@@ -213,21 +213,23 @@ def _zeros(name: str, meta: ValueMeta) -> Node:
     return Node(name=name, op="aten::zeros.default", args=[shape], kwargs=kwargs, meta=meta)
 
 
-def _renamed(node: Node, renames: dict[str, str]) -> Node:
+def renamed(node: Node, renames: dict[str, str]) -> Node:
+    """Return `node` with other names for its operands."""
     return Node(
         name=node.name,
         op=node.op,
-        args=[_rename(argument, renames) for argument in node.args],
-        kwargs={keyword: _rename(argument, renames) for keyword, argument in node.kwargs.items()},
+        args=[rename(argument, renames) for argument in node.args],
+        kwargs={keyword: rename(argument, renames) for keyword, argument in node.kwargs.items()},
         meta=node.meta,
         source=node.source,
         module=node.module,
     )
 
 
-def _rename(argument: Argument, renames: dict[str, str]) -> Argument:
+def rename(argument: Argument, renames: dict[str, str]) -> Argument:
+    """Return `argument` with other names for the values it refers to."""
     if isinstance(argument, str):
         return renames.get(argument, argument)
     if isinstance(argument, list):
-        return [_rename(item, renames) for item in argument]
+        return [rename(item, renames) for item in argument]
     return argument

@@ -1,0 +1,27 @@
+"""Functional graphs to Python functions: fewer calls, and memory used again."""
+
+from __future__ import annotations
+
+from aotexport_runtime.engines.codegen import Environment, Function, compile_graph
+from aotexport_runtime.engines.halves import StraightLine
+from aotexport_runtime.engines.reuse import reusing
+from aotexport_runtime.engines.simplify import simplified
+from aotexport_runtime.schema.graph import Graph
+from aotexport_runtime.schema.values import ValueMeta
+
+
+def compile_functional(
+    graph: Graph, line: StraightLine, environment: Environment, *, label: str, visible: int | None = None
+) -> Function:
+    """Return a function that runs `line`, a piece of the functional `graph`; called where nothing records gradients.
+
+    Args:
+        graph: where metadata, schemas and subgraphs are found.
+        line: what to run.
+        environment: see `compile_graph`.
+        label: see `compile_graph`.
+        visible: how many outputs the caller sees, from the first on; None: all.
+    """
+    metas: dict[str, ValueMeta] = {value.name: value.meta for value in (*graph.inputs, *graph.nodes)}
+    line = reusing(simplified(line, metas), visible=len(line.outputs) if visible is None else visible)
+    return compile_graph(graph, line.nodes, line.inputs, line.outputs, environment, label=label)

@@ -1,0 +1,214 @@
+"""Results written over operands that nothing else can see any more. Data only, no torch.
+
+Functional graphs give every result memory of its own. Fresh memory is page-faulted in at every call, which costs more
+than the arithmetic of a cheap operator; where an operand dies at a call, is of the result's very layout, and lies in
+memory that this line allocated and no other living value shares, the call writes there instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from aotexport_runtime.engines.halves import StraightLine
+from aotexport_runtime.schema.graph import Node
+from aotexport_runtime.schema.values import Argument, SequenceMeta, TensorMeta
+from aotexport_runtime.validate import references
+
+_UNARY = (
+    *("abs", "acos", "asin", "atan", "ceil", "cos", "cosh", "elu", "erf", "exp", "expm1", "floor", "gelu"),
+    *("hardsigmoid", "hardswish", "hardtanh", "leaky_relu", "log", "log1p", "log2", "mish", "neg", "reciprocal"),
+    *("relu", "round", "rsqrt", "sigmoid", "sign", "silu", "sin", "sinh", "sqrt", "tan", "tanh", "trunc"),
+)
+_WRITTEN_OVER_FIRST = (
+    *(f"{base}.default" for base in (*_UNARY, "clamp", "clamp_max", "clamp_min")),
+    *("add.Scalar", "sub.Scalar", "mul.Scalar", "div.Scalar", "sub.Tensor", "div.Tensor"),
+    *("masked_fill.Scalar", "masked_fill.Tensor"),
+)
+_COMMUTATIVE = ("add.Tensor", "mul.Tensor")
+
+
+def _with_underscore(name: str) -> str:
+    base, _, overload = name.partition(".")
+    return f"aten::{base}_.{overload}"
+
+
+IN_PLACE: dict[str, str] = {f"aten::{name}": _with_underscore(name) for name in (*_WRITTEN_OVER_FIRST, *_COMMUTATIVE)}
+"""Element-wise operators, with the form that writes over its first operand."""
+
+_SWAPPABLE = frozenset(f"aten::{name}" for name in _COMMUTATIVE)
+
+INTO: dict[str, tuple[str, str]] = {
+    "aten::where.self": ("aten::where.self_out", "out"),
+    **{
+        f"aten::{base}_backward.default": (f"aten::{base}_backward.grad_input", "grad_input")
+        for base in ("gelu", "sigmoid", "silu", "tanh", "threshold")
+    },
+}
+"""Element-wise operators, with the form that writes into a named argument, which may be any operand."""
+
+_VIEWS = frozenset(
+    f"aten::{name}"
+    for name in (
+        *("_unsafe_view.default", "alias.default", "detach.default", "permute.default", "squeeze.default"),
+        *("squeeze.dim", "squeeze.dims", "t.default", "transpose.int", "unsqueeze.default", "view.default"),
+    )
+)
+"""Views that show every element of their operand once."""
+
+FRESH = frozenset(
+    (
+        *IN_PLACE,
+        *INTO,
+        *(
+            f"aten::{name}"
+            for name in (
+                *("_log_softmax.default", "_log_softmax_backward_data.default", "_softmax.default"),
+                *("_softmax_backward_data.default", "_to_copy.default", "addmm.default", "amax.default"),
+                *("amin.default", "baddbmm.default", "bmm.default", "cat.default", "clone.default"),
+                *("convolution.default", "convolution_backward.default", "cumsum.default", "embedding.default"),
+                *("embedding_dense_backward.default", "eq.Scalar", "eq.Tensor", "full.default", "full_like.default"),
+                *("gather.default", "ge.Scalar", "gt.Scalar", "index.Tensor", "index_select.default"),
+                *("max_pool2d_with_indices.default", "max_pool2d_with_indices_backward.default", "mean.dim"),
+                *("mm.default", "native_batch_norm_backward.default", "native_layer_norm.default"),
+                *(
+                    "native_layer_norm_backward.default",
+                    "pow.Scalar",
+                    "pow.Tensor_Scalar",
+                    "pow.Tensor_Tensor",
+                    "slice_backward.default",
+                ),
+                *("sum.default", "sum.dim_IntList", "var_mean.correction", "zeros.default", "zeros_like.default"),
+                *("_native_batch_norm_legit_functional.default", "_native_batch_norm_legit_no_training.default"),
+                *("_scaled_dot_product_flash_attention_for_cpu.default", "rsub.Scalar", "select_backward.default"),
+                *("_scaled_dot_product_flash_attention_for_cpu_backward.default",),
+            )
+        ),
+    )
+)
+"""Operators whose results are memory of their own, each of them."""
+
+
+def reusing(line: StraightLine, *, visible: int) -> StraightLine:
+    """Return `line` with calls that write over dead operands where nothing can see it.
+
+    Args:
+        line: functional operators; what it takes is never written to.
+        visible: how many of its outputs the caller sees, from the first on; those stay no views, since autograd
+            refuses to let a caller change views that a custom function returns.
+    """
+    last_uses = _last_uses(line)
+    seen = {name for output in line.outputs[:visible] for name in references(output)}
+    memories: dict[str, _Memory] = {}
+    metas = {node.name: node.meta for node in line.nodes}
+    nodes: list[Node] = []
+    for index, node in enumerate(line.nodes):
+
+        def dies(name: str, node: Node = node, index: int = index) -> bool:
+            memory = memories.get(name)
+            if memory is None or not memory.owned or metas.get(name) != node.meta:
+                return False
+            if name not in memory.whole or (node.name in seen and name in memory.views):
+                return False
+            if any(last_uses.get(other, -1) > index for other in memory.names):
+                return False
+            operands = [other for argument in _arguments(node) for other in references(argument)]
+            return sum(memories.get(other) is memory for other in operands) == 1
+
+        written = _written_over(node, dies)
+        nodes.append(node if written is None else written[0])
+        if written is not None:
+            memory = memories[written[1]]
+            memories[node.name] = memory.joined(node.name, view=written[1] in memory.views)
+        else:
+            _remember(node, memories)
+    return StraightLine(line.inputs, nodes, line.outputs)
+
+
+@dataclass
+class _Memory:
+    """An allocation: the values that lie in it.
+
+    Attributes:
+        owned: whether this line made it, and every value that may lie in it is known.
+        names: values that lie in it.
+        whole: those that cover all of it.
+        views: those that are views of another.
+    """
+
+    owned: bool
+    names: set[str] = field(default_factory=set[str])
+    whole: set[str] = field(default_factory=set[str])
+    views: set[str] = field(default_factory=set[str])
+
+    def joined(self, name: str, *, whole: bool = True, view: bool = False) -> _Memory:
+        self.names.add(name)
+        if whole:
+            self.whole.add(name)
+        if view:
+            self.views.add(name)
+        return self
+
+
+def _remember(node: Node, memories: dict[str, _Memory]) -> None:
+    """Note where the result of `node` lies."""
+    operands = [name for argument in _arguments(node) for name in references(argument)]
+    if node.op == "python::getitem":
+        # Each item has memory of its own, told apart by its place, and lives as long as the sequence can give it again.
+        key = f"{operands[0]}[{node.args[1]!r}]" if operands else ""
+        owned = memories.get(operands[0]) if operands else None
+        if owned is None or not owned.owned or len(operands) != 1:
+            memories[node.name] = _Memory(owned=False)
+            return
+        memory = memories.setdefault(key, _Memory(owned=True, names={operands[0]}))
+        memories[node.name] = memory.joined(node.name)
+    elif node.op in FRESH or _drops(node):
+        memories[node.name] = _Memory(owned=True).joined(node.name, whole=not isinstance(node.meta, SequenceMeta))
+    elif node.op in _VIEWS and operands and operands[0] in memories:
+        memories[node.name] = memories[operands[0]].joined(node.name, view=True)
+    else:
+        # It may lie in the memory of any operand, or show a part of it.
+        shared = _Memory(owned=False, names={node.name})
+        for name in operands:
+            if name in memories:
+                memories[name].owned = False
+        memories[node.name] = shared
+
+
+def _drops(node: Node) -> bool:
+    """Return whether `node` is a dropout that does not return its operand as it is."""
+    return node.op == "aten::native_dropout.default" and node.args[2] is True and node.args[1] not in (0, 1)
+
+
+def _written_over(node: Node, dies: Callable[[str], bool]) -> tuple[Node, str] | None:
+    """Return the call that writes over an operand, and that operand."""
+    if not isinstance(node.meta, TensorMeta):
+        return None
+    if node.op in IN_PLACE and not (node.kwargs and node.op in _SWAPPABLE):
+        places = (0, 1) if node.op in _SWAPPABLE else (0,)
+        for place in places:
+            operand = node.args[place] if place < len(node.args) else None
+            if isinstance(operand, str) and dies(operand):
+                args = [operand, *(argument for i, argument in enumerate(node.args) if i != place)]
+                return _called(node, IN_PLACE[node.op], args, node.kwargs), operand
+    if node.op in INTO:
+        op, keyword = INTO[node.op]
+        for operand in node.args:
+            if isinstance(operand, str) and dies(operand):
+                return _called(node, op, node.args, {**node.kwargs, keyword: operand}), operand
+    return None
+
+
+def _called(node: Node, op: str, args: list[Argument], kwargs: dict[str, Argument]) -> Node:
+    return Node(name=node.name, op=op, args=args, kwargs=kwargs, meta=node.meta, source=node.source, module=node.module)
+
+
+def _arguments(node: Node) -> Sequence[Argument]:
+    return (*node.args, *node.kwargs.values())
+
+
+def _last_uses(line: StraightLine) -> dict[str, int]:
+    """Return per value the index of the node that uses it last; the number of nodes for returned ones."""
+    uses = {name: index for index, node in enumerate(line.nodes) for a in _arguments(node) for name in references(a)}
+    uses.update((name, len(line.nodes)) for output in line.outputs for name in references(output))
+    return uses

@@ -1,0 +1,132 @@
+"""Straight lines of functional operators with fewer calls: what changes nothing is left out. Data only, no torch.
+
+AOTAutograd's formulas transpose twice, detach where nothing records, and reshape to the shape at hand. What a line
+returns stays as many tensors as it was, since that can be seen.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from aotexport_runtime.engines.halves import StraightLine, rename, renamed
+from aotexport_runtime.schema.graph import Node
+from aotexport_runtime.schema.values import Argument, TensorMeta, ValueMeta
+from aotexport_runtime.validate import references
+
+_IDENTITIES = frozenset(("aten::detach.default", "aten::alias.default"))
+_INVOLUTIONS = frozenset(("aten::t.default", "aten::transpose.int"))
+_RESHAPES = frozenset(("aten::view.default", "aten::_unsafe_view.default", "aten::expand.default"))
+_SUM = "aten::sum.dim_IntList"
+
+
+def simplified(line: StraightLine, metas: dict[str, ValueMeta]) -> StraightLine:
+    """Return `line` without the calls that change nothing.
+
+    Args:
+        line: functional operators.
+        metas: metadata of its inputs.
+    """
+    returned = {name for output in line.outputs for name in references(output)}
+    state = _State(dict(metas))
+    uses = _uses(line)
+    for node in line.nodes:
+        node = renamed(node, state.alias) if state.alias else node
+        same = state.equal_value(node)
+        if same is not None and node.name in returned:
+            # One result may stand for another, but not for two, nor for an input.
+            same = same if same in state.by_name and same not in returned else None
+            returned.update({same} if same else ())
+        if same is not None:
+            state.alias[node.name] = same
+            continue
+        if (fused := state.summed(node, uses)) is not None:
+            node = fused
+        state.add(node)
+    outputs = [rename(output, state.alias) for output in line.outputs]
+    return StraightLine(line.inputs, _needed(state.nodes, outputs), outputs)
+
+
+@dataclass
+class _State:
+    metas: dict[str, ValueMeta]
+    alias: dict[str, str] = field(default_factory=dict[str, str])
+    nodes: list[Node] = field(default_factory=list[Node])
+    by_name: dict[str, Node] = field(default_factory=dict[str, Node])
+
+    def add(self, node: Node) -> None:
+        self.nodes.append(node)
+        self.by_name[node.name] = node
+        self.metas[node.name] = node.meta
+
+    def equal_value(self, node: Node) -> str | None:
+        """Return the earlier value that `node` equals, memory and all."""
+        source = node.args[0] if node.args else None
+        if not isinstance(source, str) or node.kwargs:
+            return None
+        if node.op in _IDENTITIES:
+            return source
+        if node.op in _RESHAPES and _same_layout(self.metas.get(source), node.meta):
+            return source
+        before = self.by_name.get(source)
+        if node.op in _INVOLUTIONS and before is not None and before.op == node.op and not before.kwargs:
+            first = before.args[0]
+            if isinstance(first, str) and before.args[1:] == node.args[1:]:
+                return first
+        return None
+
+    def summed(self, node: Node, uses: dict[str, int]) -> Node | None:
+        """Return the sum without kept axes, where `node` is what drops the kept axes of a sum used here alone."""
+        if node.op != "aten::view.default" or node.kwargs or not isinstance(node.args[0], str):
+            return None
+        total = self.by_name.get(node.args[0])
+        if total is None or total.op != _SUM or uses[total.name] != 1 or total.kwargs or len(total.args) != 3:
+            return None
+        source, axes, keeps = total.args
+        kept, dropped = total.meta, node.meta
+        if keeps is not True or not isinstance(axes, list) or len(axes) != 1 or not isinstance(axes[0], int):
+            return None
+        if not isinstance(kept, TensorMeta) or not isinstance(dropped, TensorMeta):
+            return None
+        axis = axes[0] % len(kept.shape)
+        shape = kept.shape[:axis] + kept.shape[axis + 1 :]
+        stride = kept.stride[:axis] + kept.stride[axis + 1 :]
+        if (shape, stride) != (dropped.shape, dropped.stride):
+            return None
+        return Node(
+            name=node.name,
+            op=_SUM,
+            args=[source, axes, False],
+            meta=node.meta,
+            source=node.source,
+            module=node.module,
+        )
+
+
+def _same_layout(before: ValueMeta | None, after: ValueMeta) -> bool:
+    return (
+        isinstance(before, TensorMeta)
+        and isinstance(after, TensorMeta)
+        and (before.shape, before.stride, before.dtype) == (after.shape, after.stride, after.dtype)
+    )
+
+
+def _uses(line: StraightLine) -> dict[str, int]:
+    uses: dict[str, int] = {}
+    for argument in (*(a for node in line.nodes for a in (*node.args, *node.kwargs.values())), *line.outputs):
+        for name in references(argument):
+            uses[name] = uses.get(name, 0) + 1
+    return uses
+
+
+def _needed(nodes: list[Node], outputs: list[Argument]) -> list[Node]:
+    """Return `nodes` without the ones that only served what was left out: pure views and sums."""
+    wanted = {name for output in outputs for name in references(output)}
+    droppable = {*_IDENTITIES, *_INVOLUTIONS, *_RESHAPES, _SUM}
+    kept: list[Node] = []
+    for node in reversed(nodes):
+        if node.name not in wanted and node.op in droppable:
+            continue
+        kept.append(node)
+        wanted.update(name for argument in (*node.args, *node.kwargs.values()) for name in references(argument))
+    kept.reverse()
+    return kept

@@ -1,0 +1,301 @@
+"""What the engine of functional graphs leaves out and writes over; each line runs beside the line as it was given."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from aotexport_runtime.engines import reuse
+from aotexport_runtime.engines.codegen import Environment, compile_graph
+from aotexport_runtime.engines.halves import StraightLine
+from aotexport_runtime.engines.reuse import reusing
+from aotexport_runtime.engines.simplify import simplified
+from aotexport_runtime.ops import direct, resolve
+from aotexport_runtime.schema.graph import Graph, GraphInput, Node
+from aotexport_runtime.schema.values import SequenceMeta, TensorMeta
+
+SQUARE = TensorMeta(dtype="float32", shape=(3, 3), stride=(3, 1))
+TURNED = TensorMeta(dtype="float32", shape=(3, 3), stride=(1, 3))
+ROW = TensorMeta(dtype="float32", shape=(1, 3), stride=(3, 1))
+FLAT = TensorMeta(dtype="float32", shape=(3,), stride=(1,))
+LONG = TensorMeta(dtype="float32", shape=(9,), stride=(1,))
+
+
+def node(name, op, *args, meta=SQUARE, **kwargs):
+    return Node(name=name, op=f"aten::{op}", args=list(args), kwargs=kwargs, meta=meta)
+
+
+def line(*nodes, outputs):
+    return StraightLine(["x", "y"], list(nodes), outputs)
+
+
+def metas():
+    return {"x": SQUARE, "y": SQUARE}
+
+
+def run(piece):
+    graph = Graph(inputs=tuple(GraphInput(name=name, meta=SQUARE) for name in "xy"), nodes=(), outputs=[])
+    function = compile_graph(graph, piece.nodes, piece.inputs, piece.outputs, Environment())
+    x = torch.linspace(-2, 2, 9).reshape(3, 3)
+    y = torch.linspace(1, 3, 9).reshape(3, 3)
+    before = x.clone(), y.clone()
+    results = function([x, y], {})
+    assert torch.equal(x, before[0])
+    assert torch.equal(y, before[1])
+    return results
+
+
+def same_results(before, after):
+    expected, got = run(before), run(after)
+    assert [(a.shape, a.stride()) for a in expected] == [(a.shape, a.stride()) for a in got]
+    assert all(torch.equal(a, b) for a, b in zip(expected, got, strict=True))
+    assert len({id(tensor) for tensor in got}) == len({id(tensor) for tensor in expected})
+
+
+def simplify(before, ops):
+    after = simplified(before, metas())
+    assert [n.op.removeprefix("aten::") for n in after.nodes] == ops
+    same_results(before, after)
+
+
+# --- simplified -------------------------------------------------------------------------------------------
+
+
+def test_a_transpose_of_a_transpose_is_left_out():
+    turned = (node("a", "relu.default", "x"), node("b", "t.default", "a", meta=TURNED), node("c", "t.default", "b"))
+    simplify(line(*turned, node("d", "mm.default", "c", "y"), outputs=["d"]), ["relu.default", "mm.default"])
+    simplify(line(*turned, outputs=["c"]), ["relu.default"])
+
+
+def test_a_transpose_of_other_axes_stays():
+    nodes = (
+        node("a", "transpose.int", "x", 0, 1, meta=TURNED),
+        node("b", "transpose.int", "a", 1, 1, meta=TURNED),
+        node("c", "exp.default", "b", meta=TURNED),
+    )
+    simplify(line(*nodes, outputs=["c"]), ["transpose.int", "transpose.int", "exp.default"])
+
+
+def test_detach_and_a_view_to_the_same_shape_are_left_out():
+    nodes = (
+        node("a", "detach.default", "x"),
+        node("b", "view.default", "a", [3, 3]),
+        node("c", "exp.default", "b"),
+    )
+    simplify(line(*nodes, outputs=["c"]), ["exp.default"])
+
+
+def test_a_view_to_another_layout_stays():
+    nodes = (node("a", "view.default", "x", [9], meta=LONG), node("b", "exp.default", "a", meta=LONG))
+    simplify(line(*nodes, outputs=["b"]), ["view.default", "exp.default"])
+
+
+def test_outputs_stay_as_many_tensors_as_they_were():
+    nodes = (node("a", "exp.default", "x"), node("b", "detach.default", "a"), node("c", "detach.default", "a"))
+    simplify(line(*nodes, outputs=["a", "b"]), ["exp.default", "detach.default"])
+    simplify(line(*nodes, outputs=["b", "c"]), ["exp.default", "detach.default"])
+    simplify(line(node("b", "detach.default", "x"), outputs=["b"]), ["detach.default"])
+
+
+def test_a_sum_that_keeps_an_axis_to_drop_it_is_one_sum():
+    nodes = (
+        node("a", "sum.dim_IntList", "x", [0], True, meta=ROW),
+        node("b", "view.default", "a", [3], meta=FLAT),
+    )
+    before = line(*nodes, outputs=["b"])
+    simplify(before, ["sum.dim_IntList"])
+    assert simplified(before, metas()).nodes[0].args == ["x", [0], False]
+
+
+def test_a_kept_sum_that_is_used_elsewhere_stays():
+    nodes = (
+        node("a", "sum.dim_IntList", "x", [0], True, meta=ROW),
+        node("b", "view.default", "a", [3], meta=FLAT),
+    )
+    simplify(line(*nodes, outputs=["a", "b"]), ["sum.dim_IntList", "view.default"])
+
+
+# --- reusing ----------------------------------------------------------------------------------------------
+
+
+def over(*nodes, outputs, ops, visible=None):
+    before = line(*nodes, outputs=outputs)
+    after = reusing(before, visible=len(outputs) if visible is None else visible)
+    assert [n.op.removeprefix("aten::") for n in after.nodes] == ops
+    same_results(before, after)
+
+
+def test_a_dead_operand_is_written_over():
+    over(
+        node("a", "exp.default", "x"),
+        node("b", "relu.default", "a"),
+        outputs=["b"],
+        ops=["exp.default", "relu_.default"],
+    )
+
+
+def test_inputs_are_never_written_over():
+    over(node("a", "relu.default", "x"), outputs=["a"], ops=["relu.default"])
+    over(
+        node("v", "t.default", "x", meta=TURNED),
+        node("a", "relu.default", "v", meta=TURNED),
+        outputs=["a"],
+        ops=["t.default", "relu.default"],
+    )
+
+
+def test_what_is_used_later_or_returned_is_not_written_over():
+    first = node("a", "exp.default", "x")
+    second = node("b", "relu.default", "a")
+    over(
+        first,
+        second,
+        node("c", "mm.default", "a", "b"),
+        outputs=["c"],
+        ops=["exp.default", "relu.default", "mm.default"],
+    )
+    over(first, second, outputs=["a", "b"], ops=["exp.default", "relu.default"])
+
+
+def test_what_a_living_view_shows_is_not_written_over():
+    nodes = (
+        node("a", "exp.default", "x"),
+        node("v", "view.default", "a", [9], meta=LONG),
+        node("b", "relu.default", "a"),
+    )
+    over(*nodes, outputs=["b", "v"], ops=["exp.default", "view.default", "relu.default"])
+    over(
+        *nodes,
+        node("c", "exp.default", "v", meta=LONG),
+        outputs=["b", "c"],
+        ops=["exp.default", "view.default", "relu.default", "exp.default"],
+    )
+
+
+def test_what_an_unknown_operator_may_share_is_not_written_over():
+    over(
+        node("a", "exp.default", "x"),
+        node("v", "slice.Tensor", "a", 0, 1, 2, meta=ROW),
+        node("b", "relu.default", "a"),
+        node("c", "exp.default", "v", meta=ROW),
+        outputs=["b", "c"],
+        ops=["exp.default", "slice.Tensor", "relu.default", "exp.default"],
+    )
+    over(
+        node("a", "slice.Tensor", "x", 0, 1, 2, meta=ROW),
+        node("b", "relu.default", "a", meta=ROW),
+        outputs=["b"],
+        ops=["slice.Tensor", "relu.default"],
+    )
+
+
+def test_an_operand_that_stands_twice_is_not_written_over():
+    over(
+        node("a", "exp.default", "x"),
+        node("b", "mul.Tensor", "a", "a"),
+        outputs=["b"],
+        ops=["exp.default", "mul.Tensor"],
+    )
+    over(
+        node("a", "exp.default", "x"),
+        node("v", "t.default", "a", meta=TURNED),
+        node("b", "add.Tensor", "a", "v"),
+        outputs=["b"],
+        ops=["exp.default", "t.default", "add.Tensor"],
+    )
+
+
+def test_either_operand_of_a_commutative_operator_is_written_over():
+    first = node("a", "exp.default", "x")
+    over(first, node("b", "add.Tensor", "y", "a"), outputs=["b"], ops=["exp.default", "add_.Tensor"])
+    over(first, node("b", "sub.Tensor", "y", "a"), outputs=["b"], ops=["exp.default", "sub.Tensor"])
+    over(first, node("b", "add.Tensor", "y", "a", alpha=2), outputs=["b"], ops=["exp.default", "add.Tensor"])
+    over(first, node("b", "add.Tensor", "a", 1.5), outputs=["b"], ops=["exp.default", "add_.Tensor"])
+
+
+def test_an_operand_of_another_layout_is_not_written_over():
+    over(
+        node("a", "sum.dim_IntList", "x", [0], True, meta=ROW),
+        node("b", "add.Tensor", "a", "y"),
+        outputs=["b"],
+        ops=["sum.dim_IntList", "add.Tensor"],
+    )
+
+
+def test_a_view_is_written_over_only_where_the_caller_does_not_see_it():
+    nodes = (
+        node("a", "exp.default", "x"),
+        node("v", "t.default", "a", meta=TURNED),
+        node("b", "relu.default", "v", meta=TURNED),
+    )
+    over(*nodes, outputs=["b"], ops=["exp.default", "t.default", "relu.default"])
+    over(*nodes, outputs=["b"], visible=0, ops=["exp.default", "t.default", "relu_.default"])
+
+
+def test_backward_operators_write_into_either_operand():
+    over(
+        node("a", "exp.default", "x"),
+        node("b", "threshold_backward.default", "y", "a", 0),
+        outputs=["b"],
+        ops=["exp.default", "threshold_backward.grad_input"],
+    )
+
+
+def test_items_of_several_results_are_told_apart():
+    statistics = SequenceMeta(items=(SQUARE, ROW, ROW))
+    nodes = (
+        node("s", "native_layer_norm.default", "x", [3], None, None, 1e-5, meta=statistics),
+        Node(name="a", op="python::getitem", args=["s", 0], meta=SQUARE),
+        Node(name="m", op="python::getitem", args=["s", 1], meta=ROW),
+        node("b", "relu.default", "a"),
+    )
+    ops = ["native_layer_norm.default", "python::getitem", "python::getitem", "relu_.default"]
+    over(*nodes, outputs=["b", "m"], ops=ops)
+    again = Node(name="again", op="python::getitem", args=["s", 0], meta=SQUARE)
+    over(*nodes, again, outputs=["b", "again"], ops=[*ops[:3], "relu.default", "python::getitem"])
+
+
+@pytest.mark.parametrize(
+    ("probability", "train", "written"), [(0.5, True, True), (0.0, True, False), (0.5, False, False)]
+)
+def test_a_dropout_that_may_return_its_operand_is_no_fresh_memory(probability, train, written):
+    masked = SequenceMeta(items=(SQUARE, TensorMeta(dtype="bool", shape=(3, 3), stride=(3, 1))))
+    before = line(
+        node("s", "native_dropout.default", "x", probability, train, meta=masked),
+        Node(name="a", op="python::getitem", args=["s", 0], meta=SQUARE),
+        node("b", "relu.default", "a"),
+        outputs=["b"],
+    )
+    after = reusing(before, visible=1)
+    assert after.nodes[-1].op == ("aten::relu_.default" if written else "aten::relu.default")
+
+
+# --- tables -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", sorted(reuse.FRESH))
+def test_fresh_operators_declare_no_alias(name):
+    operator = resolve(name, None, frozenset())
+    assert all(returned.alias_info is None for returned in operator._schema.returns)
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key  # noqa: TID251 (what autograd itself goes by)
+    composite = has_kernel(operator.name(), "CompositeImplicitAutograd")
+    assert not composite or has_kernel(operator.name(), "CPU")
+
+
+@pytest.mark.parametrize(("name", "written"), sorted(reuse.IN_PLACE.items()))
+def test_in_place_operators_write_over_their_first_operand_alone(name, written):
+    before, after = resolve(name, None, frozenset())._schema, resolve(written, None, frozenset())._schema
+    assert [a.name for a in before.arguments] == [a.name for a in after.arguments]
+    assert [a.alias_info is not None for a in after.arguments] == [True] + [False] * (len(after.arguments) - 1)
+
+
+@pytest.mark.parametrize(("name", "into"), sorted(reuse.INTO.items()))
+def test_out_operators_take_the_same_operands(name, into):
+    before, after = resolve(name, None, frozenset())._schema, resolve(into[0], None, frozenset())._schema
+    assert [a.name for a in before.arguments] + [into[1]] == [a.name for a in after.arguments]
+
+
+@pytest.mark.parametrize("name", sorted({*reuse.FRESH, "aten::linear.default", "aten::expand.default"}))
+def test_direct_functions_are_torch_s_own(name):
+    function = direct(name)
+    assert function is None or type(function).__name__ in ("builtin_function_or_method", "method_descriptor")
