@@ -11,6 +11,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import CodeType, FunctionType
 from typing import Any
 
 import torch
@@ -74,6 +75,7 @@ __all__ = [
     "PlainTensorMeta",
     "ShapeEnv",
     "ViewAndMutationMeta",
+    "applied_functions",
     "capture_functional",
     "custom_operator_module",
     "exporting",
@@ -97,6 +99,43 @@ def exporting() -> Iterator[None]:
         yield
     finally:
         compiler._is_compiling_flag, compiler._is_exporting_flag = before
+
+
+_WATCH = "_aotexport_applied"
+
+
+@contextlib.contextmanager
+def applied_functions(seen: Callable[[type], None]) -> Iterator[None]:
+    """Call `seen` with the class of every custom autograd function that is applied.
+
+    The code of `Function.apply` is exchanged, not the attribute: models bind the method beforehand (`apply = F.apply`).
+    """
+    apply = vars(torch.autograd.Function)["apply"].__func__
+    original = FunctionType(apply.__code__, apply.__globals__, apply.__name__, apply.__defaults__, apply.__closure__)
+
+    def watch(cls: type, *args: Any, **kwargs: Any) -> Any:
+        seen(cls)
+        return original(cls, *args, **kwargs)
+
+    before = apply.__code__
+    apply.__globals__[_WATCH] = watch
+    apply.__code__ = _watched()
+    try:
+        yield
+    finally:
+        apply.__code__ = before
+        del apply.__globals__[_WATCH]
+
+
+def _watched() -> CodeType:
+    """Return code that calls the watcher of `Function.apply`, with the free variable that the method has."""
+    __class__ = torch.autograd.Function
+
+    def apply(cls: type, *args: Any, **kwargs: Any) -> Any:
+        assert __class__ is not None
+        return _aotexport_applied(cls, *args, **kwargs)  # type: ignore[name-defined]  # noqa: F821
+
+    return apply.__code__
 
 
 @contextlib.contextmanager

@@ -17,6 +17,7 @@ from torch import nn
 
 from aotexport.capture.sources import is_user_file, user_line
 from aotexport.errors import ExportFailed
+from aotexport.torch_internals import applied_functions
 
 _NUMBERS = (bool, int, float, str)
 
@@ -37,6 +38,13 @@ class Effects:
     checks_sizes: bool = False
     notes: list[str] = field(default_factory=list)
 
+    def applied(self, function: type) -> None:
+        """Note that a custom autograd function is applied."""
+        # Torch's operators with bodies have autograd functions of their own; their nodes hold the whole operator.
+        own = function.__module__.startswith(("torch._higher_order_ops", "torch._dynamo"))
+        if not own and function.__qualname__ not in self.autograd_functions:
+            self.autograd_functions.append(function.__qualname__)
+
 
 @contextlib.contextmanager
 def observed(module: nn.Module | None) -> Iterator[Effects]:
@@ -52,6 +60,7 @@ def observed(module: nn.Module | None) -> Iterator[Effects]:
     before = _attributes(module)
     try:
         with contextlib.ExitStack() as patches:
+            patches.enter_context(applied_functions(effects.applied))
             for owner, name, replacement in _replacements(effects):
                 patches.enter_context(_replaced(owner, name, replacement))
             yield effects
@@ -77,15 +86,8 @@ def _replaced(owner: Any, name: str, replacement: Any) -> Iterator[None]:
 
 def _replacements(effects: Effects) -> list[tuple[Any, str, Any]]:
     """Return what stands in for methods that tracing does not see, as `(class, name, attribute)`."""
-    function, tensor = torch.autograd.Function, torch.Tensor
-    original_apply, original_requires_grad = vars(function)["apply"], tensor.requires_grad_
-
-    def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        # Torch's operators with bodies have autograd functions of their own; their nodes hold the whole operator.
-        own = cls.__module__.startswith(("torch._higher_order_ops", "torch._dynamo"))
-        if not own and cls.__qualname__ not in effects.autograd_functions:
-            effects.autograd_functions.append(cls.__qualname__)
-        return original_apply.__get__(None, cls)(*args, **kwargs)
+    tensor = torch.Tensor
+    original_requires_grad = tensor.requires_grad_
 
     def requires_grad_(self: torch.Tensor, requires_grad: bool = True) -> torch.Tensor:
         if not is_user_file(sys._getframe(1).f_code.co_filename):
@@ -99,7 +101,6 @@ def _replacements(effects: Effects) -> list[tuple[Any, str, Any]]:
     return [
         (torch, "manual_seed", _refused("torch.manual_seed", seeds)),
         (torch.random, "manual_seed", _refused("torch.manual_seed", seeds)),
-        (function, "apply", classmethod(apply)),
         (tensor, "data", data),
         (tensor, "requires_grad_", requires_grad_),
         (tensor, "register_hook", _refused("Tensor.register_hook", hooks)),

@@ -143,6 +143,14 @@ def custom_autograd_function(x):
     return Cube.apply(x) + x
 
 
+cube = Cube.apply
+
+
+@case(lambda: (leaf(3, 4),))
+def custom_function_bound_beforehand(x):
+    return cube(x) + x
+
+
 @case(lambda: (leaf(3, 4), leaf(3, 4)))
 def where_and_masks(x, y):
     return torch.where(x > 0, x, y), x.masked_fill(y > 0, 0.0), x.clamp(-0.5, 0.5)
