@@ -19,8 +19,11 @@ def main() -> None:
         shards = SWEEPS[sweep][1]
         for index in range(shards):
             start = time.monotonic()
-            rows |= rows_of(sweep, index)
+            found = rows_of(sweep, index)
             print(f"{sweep} {index + 1}/{shards}: {time.monotonic() - start:.0f} s", flush=True)
+            for item in table.bad(found):
+                print(f"  {item}: {found[item]}", flush=True)
+            rows |= found
         table.write(table.RESULTS / f"{sweep}.tsv", rows)
         print(_totals(sweep, rows), flush=True)
 

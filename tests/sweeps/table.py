@@ -52,6 +52,11 @@ def counts(row: str) -> Counter[str]:
     return Counter(dict(zip(KINDS, map(int, row.split("\t")[: len(KINDS)]), strict=True)))
 
 
+def bad(rows: dict[str, str]) -> list[str]:
+    """Return the items with a sample that came out wrong or crashed."""
+    return [item for item, row in rows.items() if counts(row)[WRONG] or counts(row)[CRASHED]]
+
+
 def write(path: Path, rows: dict[str, str]) -> None:
     """Write a table, sorted by item."""
     lines = [HEADER, *(f"{item}\t{rows[item]}" for item in sorted(rows))]
