@@ -7,10 +7,10 @@ import itertools
 from torch.testing._internal.autograd_function_db import autograd_function_db
 from torch.testing._internal.hop_db import hop_db
 
-from tests.sweeps.operators import items_of, without_kernels
+from tests.sweeps.operators import elsewhere, items_of
 from tests.sweeps.sample import Items
 
-EXCLUDED = without_kernels(hop_db) | {"register_hook.simple int64": "the collection asks for gradients of integers"}
+EXCLUDED = elsewhere(hop_db) | {"register_hook.simple int64": "the collection asks for gradients of integers"}
 """Operators that are not run, with the reason."""
 
 

@@ -24,6 +24,7 @@ SWEEPS = {
 """Per sweep the module of this package with its `items()` and `EXCLUDED`, and the number of shards."""
 
 TIMEOUT_S = 1200
+ROOT = Path(__file__).parents[2]
 
 
 def rows_of(sweep: str, index: int) -> dict[str, str]:
@@ -40,7 +41,9 @@ def rows_of(sweep: str, index: int) -> dict[str, str]:
             # One thread and one order of sets, so that a run gives what the one before gave.
             environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0", "HF_HUB_OFFLINE": "1"}
             try:
-                process = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=TIMEOUT_S)
+                process = subprocess.run(
+                    command, capture_output=True, text=True, env=environment, cwd=ROOT, timeout=TIMEOUT_S
+                )
                 last = (process.stderr.strip().splitlines() or [""])[-1]
                 end = f"the process ended with {process.returncode}: {last[:200]}"
             except subprocess.TimeoutExpired:
