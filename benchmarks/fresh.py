@@ -67,7 +67,7 @@ def _memory(spec: dict[str, Any]) -> dict[str, Any]:
     growth = {
         f"{kind}, {when}": reading[kind] - before[kind]
         for when, reading in (("loaded", loaded), ("after one inference", used))
-        for kind in ("private", "dirty")
+        for kind in ("private", "anonymous")
     }
     return {"nbytes": growth, "weights_nbytes": weights}
 

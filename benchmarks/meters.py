@@ -19,7 +19,7 @@ def cpu_s() -> float:
 
 
 def private_nbytes() -> dict[str, int]:
-    """Return bytes of memory that no other process shares: `private`, and `dirty`, the part that has no file behind it.
+    """Return bytes of memory that no other process shares: `private`, and `anonymous`, the part that has no file behind it.
 
     The rest of `private` are pages of mapped files that this process alone has touched; the system may drop them.
 
@@ -30,4 +30,4 @@ def private_nbytes() -> dict[str, int]:
     for line in Path("/proc/self/smaps_rollup").read_text(encoding="ascii").splitlines()[1:]:
         name, amount, _ = line.split(maxsplit=2)
         fields[name.rstrip(":")] = int(amount) * 1024
-    return {"private": fields["Private_Clean"] + fields["Private_Dirty"], "dirty": fields["Private_Dirty"]}
+    return {"private": fields["Private_Clean"] + fields["Private_Dirty"], "anonymous": fields["Anonymous"]}

@@ -51,7 +51,7 @@ def _rows(model: Model, label: str, samples: Samples | NotMeasured) -> Iterator[
 
 MEMORY = Suite(
     "memory",
-    "growth of a fresh process's private memory; `dirty` is the part that the system cannot drop",
+    "growth of a fresh process's private memory; `anonymous` is the part that has no file behind it",
     _figures,
     relative_to="of weights",
     relative_as="percent",
