@@ -50,3 +50,41 @@ def test_call_that_fails_inside_of_a_region_restores_grad_mode_and_autocast(load
 
     assert torch.is_grad_enabled()
     assert not torch.is_autocast_enabled("cpu")
+
+
+class Recurrent(torch.nn.Module):
+    """A recurrent layer, which AOTAutograd takes apart step by step, or a linear one."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x):
+        return self.layer(x)
+
+
+@pytest.mark.parametrize(
+    ("layer", "target", "runs"),
+    [
+        (torch.nn.GRU(3, 3), "auto", "forward graph"),
+        (torch.nn.GRU(3, 3), "portable", "joint graph"),
+        (torch.nn.Linear(3, 3), "auto", "joint graph"),
+    ],
+    ids=["recurrent", "recurrent by its joint graph", "linear"],
+)
+def test_programs_that_a_joint_graph_unrolls_run_their_forward_graph(tmp_path, caplog, layer, target, runs):
+    caplog.set_level("INFO", "aotexport_runtime")
+    x = torch.randn(12, 2, 3)
+    module = Recurrent(layer)
+    aotexport.export(module, (x,), output=tmp_path / "bundle", verify=False)
+    loaded = aotexport_runtime.load(tmp_path / "bundle", target=target)
+    caplog.clear()
+
+    results = [output if isinstance(output, torch.Tensor) else output[0] for output in (loaded(x), module(x))]
+
+    torch.testing.assert_close(*results)
+    by_joint_graph = results[0].grad_fn.name() == "_JointBackward"
+    assert ("joint graph" if by_joint_graph else "forward graph") == runs
+    assert ["runs its forward graph" in record.getMessage() for record in caplog.records] == [True] * (
+        not by_joint_graph
+    )

@@ -64,12 +64,11 @@ def load(
     namespaces = frozenset(operator_namespaces)
     _check_namespaces(bundle.manifest.requirements, namespaces)
     tensors = load_tensors(bundle, bundle.manifest.state, mapped=mapped)
-    chosen = "portable" if target == "auto" else target
     place = torch.device(device) if device is not None else None
     if place is not None and place.type != "cpu" and place.index is None:  # pyright: ignore[reportUnnecessaryComparison] (torch's stub)
         place = torch.empty(0, device=place).device
     environment = Environment(namespaces, place)
-    module = BundleModule(bundle, tensors, target=chosen, environment=environment)
+    module = BundleModule(bundle, tensors, target=target, environment=environment)
     if place is not None:
         module.to(place)
     for name in bundle.program_names:

@@ -157,8 +157,7 @@ class BundleModule(nn.Module):
         plan = self._plans.get(name)
         if plan is None:
             program = self.bundle.program(name)
-            functional = self._target != "autograd"
-            plan = Plan(self.bundle, program, self._slot, self._environment, functional=functional)
+            plan = Plan(self.bundle, program, self._slot, self._environment, target=self._target)
             self._plans[name] = plan
         return plan
 

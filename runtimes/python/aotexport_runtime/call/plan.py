@@ -46,7 +46,7 @@ class Plan:
         slot: Callable[[str], StateSlot],
         environment: Environment,
         *,
-        functional: bool,
+        target: str,
     ) -> None:
         """Compose the chain of `program`.
 
@@ -55,7 +55,8 @@ class Plan:
             program: its record.
             slot: gives, per name of a state tensor, where its current tensor is kept.
             environment: namespaces and device.
-            functional: whether the functional graph may be used; False: the forward graph serves every call.
+            target: `portable`: the functional graph serves the calls it was captured for; `autograd`: the forward graph
+                serves every call; `auto`: the one that is faster.
         """
         self.program = program
         self.bundle = bundle
@@ -73,7 +74,9 @@ class Plan:
         self._unflatten = builder(program.output_tree, constant)
         self._forward: Function | None = None
         self._has_effects = False
-        self._functional = _Functional(self, program.functional) if functional and program.functional else None
+        self._functional = None
+        if program.functional and target != "autograd" and not (target == "auto" and _is_unrolled(bundle, program)):
+            self._functional = _Functional(self, program.functional)
 
     @property
     def records_gradients(self) -> bool:
@@ -194,6 +197,18 @@ class _Functional:
         if self._record.grad_mode is not None:
             torch.set_grad_enabled(self._record.grad_mode)
         return outputs
+
+
+def _is_unrolled(bundle: Bundle, program: Program) -> bool:
+    """Return whether the functional graph takes apart operators that eager runs whole, recurrent ones step by step."""
+    if program.functional is None or not program.forward.differentiable:
+        return False
+    whole = len(bundle.graph(program.name, program.forward.file).nodes)
+    apart = len(bundle.graph(program.name, program.functional.file).nodes)
+    if apart <= 10 * whole + 50:
+        return False
+    log.info("program %s runs its forward graph of %d operators, which the other makes %d", program.name, whole, apart)
+    return True
 
 
 def _requires_grad(value: Any) -> bool:
