@@ -83,6 +83,7 @@ __all__ = [
     "insert_data_dependent_checks",
     "is_traceable_wrapper_subclass",
     "make_fake_inputs",
+    "masks_unread",
     "onednn_disabled",
     "trace_forward",
     "tree_map",
@@ -99,6 +100,21 @@ def exporting() -> Iterator[None]:
         yield
     finally:
         compiler._is_compiling_flag, compiler._is_exporting_flag = before
+
+
+@contextlib.contextmanager
+def masks_unread() -> Iterator[None]:
+    """Keep transformer layers from comparing a mask with the causal one, which branches on values.
+
+    Where the two are equal the layers then use the mask, in place of the kernels' own causal one.
+    """
+    layers = torch.nn.modules.transformer
+    original = layers._detect_is_causal_mask
+    layers._detect_is_causal_mask = lambda mask, is_causal=None, size=None: is_causal is True
+    try:
+        yield
+    finally:
+        layers._detect_is_causal_mask = original
 
 
 _WATCH = "_aotexport_applied"

@@ -19,9 +19,10 @@ def cpu_s() -> float:
 
 
 def private_nbytes() -> dict[str, int]:
-    """Return bytes of memory that no other process shares: `private`, and `anonymous`, the part that has no file behind it.
+    """Return bytes of memory that no other process shares.
 
-    The rest of `private` are pages of mapped files that this process alone has touched; the system may drop them.
+    `private` is all of it, `anonymous` the part that has no file behind it: the rest are pages of mapped files that
+    this process alone has touched, and the system may drop them.
 
     Raises:
         OSError: the system has no `/proc/self/smaps_rollup`.

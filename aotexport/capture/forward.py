@@ -24,6 +24,7 @@ from aotexport.torch_internals import (
     OpOverload,
     has_transforms,
     insert_data_dependent_checks,
+    masks_unread,
     node_annotations,
     trace_forward,
 )
@@ -171,7 +172,7 @@ def _trace(call: ExampleCall, state: State, target: Any, strategy: str) -> Forwa
     own = [index for index in range(len(call.tensors)) if index not in shared]
     inputs = [*fakes.state, *[fakes.arguments[index] for index in own]]
     # Gradients are on while the model runs, and what it leaves behind stays in the trace.
-    with torch.enable_grad(), _module_paths(call.module), marked_regions() as regions:
+    with torch.enable_grad(), _module_paths(call.module), masks_unread(), marked_regions() as regions:
         graph = trace_forward(flat, fakes.twins(inputs), fakes.mode, keeps_frames_of=is_user_file)
         if has_transforms(graph.graph):
             if regions["entered"]:

@@ -166,3 +166,26 @@ class SpectralNormed(nn.Module):
 
     def forward(self, x):
         return self.layer(x)
+
+
+@case(
+    lambda: (torch.randn(2, 5, 8), torch.randn(2, 3, 8)),
+    kwargs=lambda: {"tgt_mask": nn.Transformer.generate_square_subsequent_mask(3)},
+)
+class TransformerWithACausalMask(nn.Module):
+    """Its layers look whether the mask is the causal one."""
+
+    def __init__(self):
+        super().__init__()
+        sizes = {
+            "d_model": 8,
+            "nhead": 2,
+            "num_encoder_layers": 1,
+            "num_decoder_layers": 1,
+            "dim_feedforward": 16,
+            "batch_first": True,
+        }
+        self.transformer = nn.Transformer(**sizes, dropout=0.0)
+
+    def forward(self, source, target, tgt_mask):
+        return self.transformer(source, target, tgt_mask=tgt_mask)
