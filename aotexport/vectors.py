@@ -141,7 +141,13 @@ def _random_arguments(example: _Arguments, generator: torch.Generator) -> _Argum
 
 
 def _shuffled(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """Return other values of the same kind: a permutation, and for floats a little noise of the same scale."""
+    """Return other values of the same kind: a permutation, and for floats a little noise of the same scale.
+
+    Ascending integers stay: kernels trust that offsets, lengths and positions are in order.
+    """
+    counts = not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool)
+    if counts and bool((tensor[1:] >= tensor[:-1]).all()):
+        return tensor.clone()
     values = tensor[torch.randperm(tensor.numel(), generator=generator)]
     if not values.is_floating_point() or values.numel() < 2:
         return values

@@ -30,6 +30,8 @@ _VIEWS: dict[str, tuple[str, int]] = {
     "select_int_ViewMeta": ("aten::select.int", 2),
     "slice_Tensor_ViewMeta": ("aten::slice.Tensor", 4),
     "diagonal_ViewMeta": ("aten::diagonal.default", 3),
+    "_conj_ViewMeta": ("aten::_conj.default", 0),
+    "_neg_view_ViewMeta": ("aten::_neg_view.default", 0),
     "detach_ViewMeta": ("aten::detach.default", 0),
     "alias_ViewMeta": ("aten::alias.default", 0),
     "view_as_real_ViewMeta": ("aten::view_as_real.default", 0),

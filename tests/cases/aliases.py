@@ -188,3 +188,8 @@ class BufferReturned(nn.Module):
     def forward(self, x):
         self.mean.add_(x.mean(0))
         return x * self.weight, self.mean
+
+
+@case(lambda: (torch.randn(3, 4, dtype=torch.complex64),))
+def conjugate_views(x):
+    return x.conj(), x.mH, x.conj().imag

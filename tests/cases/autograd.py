@@ -159,3 +159,26 @@ def where_and_masks(x, y):
 @case(lambda: (leaf(2, 3), leaf(3)))
 def broadcast(x, y):
     return x + y, x * y.unsqueeze(0), torch.einsum("ij,j->i", x, y)
+
+
+@case(lambda: (leaf(3, 4),))
+def gradients_that_are_zero_for_every_tangent(x):
+    return torch.angle(x), x * 2
+
+
+@case(lambda: (leaf(3, 3),))
+def sign_that_requires_grad(x):
+    spd = x @ x.t() + 3 * torch.eye(3)
+    return torch.sign(spd), spd.sum()
+
+
+@case(lambda: (torch.tensor([1, 4, 2, 0, 3]), torch.tensor([0, 2, 3])))
+class BagsByOffsets(nn.Module):
+    """Offsets must ascend: the kernel reads past its memory otherwise."""
+
+    def __init__(self):
+        super().__init__()
+        self.bag = nn.EmbeddingBag(5, 3)
+
+    def forward(self, tokens, offsets):
+        return self.bag(tokens, offsets)

@@ -85,7 +85,20 @@ BODY_OPERANDS: dict[str, int] = {
 
 VIEWS = frozenset(
     (
-        *("alias", "as_strided", "detach", "diagonal", "expand", "permute", "select", "slice", "squeeze", "t"),
+        *(
+            "_conj",
+            "_neg_view",
+            "alias",
+            "as_strided",
+            "detach",
+            "diagonal",
+            "expand",
+            "permute",
+            "select",
+            "slice",
+            "squeeze",
+            "t",
+        ),
         *("transpose", "unfold", "unsqueeze", "view", "view_as_complex", "view_as_real"),
     )
 )

@@ -205,6 +205,8 @@ TOLERANCES: dict[torch.dtype, float] = {
 }
 """Largest accepted error per dtype, relative to the largest magnitude of the expected tensor."""
 
+_GRADIENT = "gradient of "
+
 
 @dataclass(frozen=True)
 class Difference:
@@ -212,7 +214,8 @@ class Difference:
 
     Attributes:
         name: what was compared.
-        error: largest absolute difference over the largest expected magnitude; infinite for facts that differ.
+        error: largest absolute difference over the largest expected magnitude (for gradients at least a hundredth of
+            the call's largest gradient); infinite for facts that differ.
         absolute: largest absolute difference.
         agrees: whether it is within tolerance.
         expected: for facts, what eager gave.
@@ -234,11 +237,38 @@ def compare(expected: Observation, got: Observation) -> list[Difference]:
         a, b = expected.facts.get(name, "nothing"), got.facts.get(name, "nothing")
         if a != b:
             differences.append(Difference(name, float("inf"), float("inf"), False, a, b))
+    floors = _gradient_floors(expected.values)
     for name, a in expected.values.items():
         b = got.values.get(name)
         if b is not None and b.shape == a.shape and b.dtype == a.dtype:
-            differences.append(_compare_values(name, a, b, _tolerance(name, expected.values)))
+            floor = floors.get(_call_of_gradient(name), 0.0)
+            differences.append(_compare_values(name, a, b, _tolerance(name, expected.values), floor))
     return differences
+
+
+def _call_of_gradient(name: str) -> str:
+    """Return what stands before the word in the name of a gradient; it tells the call."""
+    call, found, _ = name.partition(_GRADIENT)
+    return call if found else ""
+
+
+def _gradient_floors(values: Mapping[str, torch.Tensor]) -> dict[str, float]:
+    """Return, per call, the least scale of its gradients: a hundredth of the largest.
+
+    Gradients that are zero but for rounding (a bias before a softmax, or before batch norm) carry the rounding of the
+    large ones, and two runs of eager may differ in it.
+    """
+    floors: dict[str, float] = {}
+    for name, tensor in values.items():
+        call = _call_of_gradient(name)
+        if call and tensor.dtype.is_floating_point and not name.endswith(_NORM):
+            floors[call] = max(floors.get(call, 0.0), 0.01 * _magnitude(tensor))
+    return floors
+
+
+def _magnitude(tensor: torch.Tensor) -> float:
+    finite = tensor[tensor.isfinite()].abs()
+    return float(finite.max()) if finite.numel() else 0.0
 
 
 def _tolerance(name: str, values: Mapping[str, torch.Tensor]) -> float:
@@ -248,7 +278,7 @@ def _tolerance(name: str, values: Mapping[str, torch.Tensor]) -> float:
     return TOLERANCES.get(dtype, 0.13)
 
 
-def _compare_values(name: str, expected: torch.Tensor, got: torch.Tensor, tolerance: float) -> Difference:
+def _compare_values(name: str, expected: torch.Tensor, got: torch.Tensor, tolerance: float, floor: float) -> Difference:
     if not expected.dtype.is_floating_point:
         wrong = int((expected != got).sum())
         return Difference(name, float(wrong > 0), float(wrong), wrong == 0)
@@ -256,7 +286,6 @@ def _compare_values(name: str, expected: torch.Tensor, got: torch.Tensor, tolera
     same = (a == b) | (a.isnan() & b.isnan())
     gap = torch.where(same, torch.zeros_like(a), (a - b).abs())
     absolute = float(gap.max()) if gap.numel() else 0.0
-    finite = a[a.isfinite()].abs()
-    scale = max(float(finite.max()) if finite.numel() else 0.0, 1e-6 if tolerance < 1e-6 else 1e-3)
+    scale = max(_magnitude(a), floor, 1e-6 if tolerance < 1e-6 else 1e-3)
     error = absolute / scale
     return Difference(name, error, absolute, bool(error <= tolerance))

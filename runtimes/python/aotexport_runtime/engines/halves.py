@@ -43,7 +43,7 @@ class Halves:
         saved_tensors: how many saved values are tensors whose version is checked; they come first.
         saved_unchecked: how many tensors without such a check follow.
         saved_sizes: how many numbers follow those.
-        reaching: per tangent, whether a needed gradient depends on it.
+        reaching: per tangent, whether its output requires grad: a needed gradient comes through it.
     """
 
     forward: StraightLine
@@ -85,6 +85,12 @@ def cut(
     backward_nodes, reached = _ancestors(graph, wanted, boundary, kept=set())
     saved = _ordered(reached - set(tangents), graph, partition)
 
+    # With all gradients of the capture wanted, the outputs that required grad there do; and a gradient that is the same
+    # for every tangent (zeros, of a sign) comes through any of them.
+    complete = all(wants or index is None for index, wants in zip(gradients.of_inputs, needed, strict=True))
+    derived = _descendants(backward_nodes, set(tangents))
+    constant = any(isinstance(gradient, str) and gradient not in derived for gradient in wanted)
+
     forward_nodes, _ = _ancestors(graph, [*returned, *saved.names], {*primals, *tangents}, kept=kept)
     return Halves(
         forward=StraightLine(primals, forward_nodes, [*returned, *saved.names]),
@@ -92,7 +98,7 @@ def cut(
         saved_tensors=saved.tensors,
         saved_unchecked=saved.unchecked,
         saved_sizes=saved.sizes,
-        reaching=tuple(name in reached for name in tangents),
+        reaching=tuple(complete or constant or name in reached for name in tangents),
     )
 
 
