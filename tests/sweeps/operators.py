@@ -35,13 +35,18 @@ def elsewhere(infos: Iterable[Any]) -> dict[str, str]:
 
 
 EXCLUDED = elsewhere(common_methods_invocations.op_db) | {
+    **{
+        name_of(info): "compiles for CUDA and ROCm alone"
+        for info in common_methods_invocations.op_db
+        if info.name.startswith("jiterator")
+    },
     **dict.fromkeys(
         ("empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"),
         "returns memory as it finds it",
     ),
     **dict.fromkeys(("resize_", "resize_as_"), "grows into memory as it finds it"),
 }
-"""Operators without a result to compare, with the reason."""
+"""Operators that are not run, with the reason."""
 
 
 def items() -> Items:
