@@ -24,6 +24,8 @@ from aotexport_runtime.schema.program import (
     IntermediateAlias,
     OutputAlias,
     OutputSpec,
+    Program,
+    SizeInput,
     ViewStep,
 )
 
@@ -31,30 +33,42 @@ Regenerate = Callable[[Sequence[Any], Sequence[Any], Any], Any]
 """`(inputs, outputs and bases as returned, this output as returned) -> output for the caller`."""
 
 
-def regenerators(functional: FunctionalGraph, environment: Environment) -> list[Regenerate] | None:
+def regenerators(program: Program, functional: FunctionalGraph, environment: Environment) -> list[Regenerate] | None:
     """Return one function per output, or None when every output is fresh."""
     if all(isinstance(output, FreshOutput) for output in functional.outputs):
         return None
-    return [_regenerator(output, len(functional.outputs), environment) for output in functional.outputs]
+    return [_regenerator(output, program, len(functional.outputs), environment) for output in functional.outputs]
 
 
-def _regenerator(output: OutputSpec, count: int, environment: Environment) -> Regenerate:
+def _regenerator(output: OutputSpec, program: Program, count: int, environment: Environment) -> Regenerate:
     if isinstance(output, FreshOutput):
         return lambda inputs, returned, value: value
     if isinstance(output, InputItself):
         input_index = output.input_index
         return lambda inputs, returned, value: inputs[input_index]
-    view = _viewer(output, environment)
     if isinstance(output, InputAlias):
         input_index = output.input_index
+        spec = program.inputs[input_index]
+        view = _viewer(output, environment, like_base=not isinstance(spec, SizeInput) and spec.meta.requires_grad)
         return lambda inputs, returned, value: view(inputs[input_index], unwrap(value))
+    view = _viewer(output, environment)
     base_index = count + output.base_index if isinstance(output, IntermediateAlias) else output.output_index
     return lambda inputs, returned, value: view(unwrap(returned[base_index]), unwrap(value))
 
 
 def _viewer(
-    output: InputAlias | IntermediateAlias | OutputAlias, environment: Environment
+    output: InputAlias | IntermediateAlias | OutputAlias, environment: Environment, *, like_base: bool | None = None
 ) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    """Return a function that makes the view `output` of `(its base, its value)`.
+
+    Args:
+        output: the view.
+        environment: namespaces and device.
+        like_base: for a view of an input, whether that required grad at capture: where the view did as its base did,
+            it does in every call, whatever the caller's tensor is.
+    """
+    if like_base is output.requires_grad:
+        like_base = True
     requires_grad, under_no_grad = output.requires_grad, output.under_no_grad
     steps = [_step(step, environment) for step in output.steps] if output.steps is not None else None
 
@@ -68,6 +82,8 @@ def _viewer(
         alias = _replay(base, steps) if steps is not None else None
         if alias is None or alias.shape != target.shape:
             alias = _as_strided(base, target)
+        if like_base is True:
+            return alias
         if base.requires_grad and not requires_grad:
             return alias.detach()
         if requires_grad and not base.requires_grad and torch.is_grad_enabled():

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from aotexport_runtime import dtypes, sizes
+from aotexport_runtime.schema.graph import Graph
 from aotexport_runtime.schema.program import (
     ArgumentInput,
     FunctionalGraph,
@@ -163,8 +164,8 @@ class Guards:
 class SoftGuards:
     """The guards of one functional graph; a call that fails them runs the forward graph."""
 
-    def __init__(self, program: Program, functional: FunctionalGraph) -> None:
-        """Prepare the guards of `functional`, a graph of `program`."""
+    def __init__(self, program: Program, functional: FunctionalGraph, graph: Graph) -> None:
+        """Prepare the guards of `functional`, the calling convention of `graph`, for `program`."""
         self._strides: list[tuple[int, tuple[Any, ...], bool]] = [
             (index, spec.meta.stride, all(isinstance(step, int) for step in spec.meta.stride))
             for index, spec in enumerate(program.inputs)
@@ -181,7 +182,7 @@ class SoftGuards:
         arguments = [index for index, spec in enumerate(program.inputs) if isinstance(spec, ArgumentInput)]
         self._tensors = [index for index, spec in enumerate(program.inputs) if not isinstance(spec, SizeInput)]
         self._mutated = sorted(mutated)
-        self._offsets = _offsets(program, functional)
+        self._offsets = _offsets(program, functional, graph)
         self._needs_alias_check = bool(arguments) and bool(mutated)
         self._leaf_mutations = [
             (mutation.input_index, mutation.is_leaf)
@@ -215,7 +216,7 @@ class SoftGuards:
                     return f"mutated input {index} is {'no' if is_leaf else 'a'} leaf, unlike at capture"
         for index, offset in self._offsets:
             if inputs[index].storage_offset() != sizes.evaluate(offset, symbols):
-                return f"mutated input {index} does not begin where it did in its storage at capture"
+                return f"input {index} does not begin where it did in its storage at capture"
         if self._needs_alias_check and self._mutation_is_shared(inputs):
             return "a mutated input shares memory with another input"
         return None
@@ -236,15 +237,21 @@ def _value(size: Size, symbols: Mapping[str, int]) -> int | None:
         return None
 
 
-def _offsets(program: Program, functional: FunctionalGraph) -> list[tuple[int, Size]]:
+def _offsets(program: Program, functional: FunctionalGraph, graph: Graph) -> list[tuple[int, Size]]:
     """Return the inputs whose storage offset matters, with the offset at capture.
 
     A view without recorded steps is made by `as_strided` with the offset that it has in the graph. Where the graph
-    writes to the base, that offset is into a new tensor, and is the caller's only if the base begins where it did.
+    writes to the base, that offset is into a new tensor, and is the caller's only if the base begins where it did;
+    likewise where it changes its metadata as well. An `as_strided` in the graph counts from the caller's storage.
     """
-    written = {mutation.input_index for mutation in functional.mutations if mutation.data}
-    viewed = {o.input_index for o in functional.outputs if isinstance(o, InputAlias) and o.steps is None}
-    specs = [(index, program.inputs[index]) for index in sorted(written & viewed)]
+    if any(node.op.startswith("aten::as_strided") for node in graph.nodes):
+        matter = set(range(len(program.inputs)))
+    else:
+        written = {mutation.input_index for mutation in functional.mutations if mutation.data}
+        viewed = {o.input_index for o in functional.outputs if isinstance(o, InputAlias) and o.steps is None}
+        moved = {mutation.input_index for mutation in functional.mutations if mutation.data and mutation.metadata}
+        matter = (written & viewed) | moved
+    specs = [(index, program.inputs[index]) for index in sorted(matter)]
     return [(index, spec.meta.offset) for index, spec in specs if not isinstance(spec, SizeInput)]
 
 

@@ -26,7 +26,7 @@ from aotexport_runtime.engines.functional import compile_functional
 from aotexport_runtime.engines.halves import StraightLine
 from aotexport_runtime.engines.higher_order import EFFECTS, restored_on_error
 from aotexport_runtime.errors import CallInvalid, NotSupported
-from aotexport_runtime.schema.program import FunctionalGraph, Program, StateInput
+from aotexport_runtime.schema.program import FunctionalGraph, Program, SizeInput, StateInput
 from aotexport_runtime.schema.trees import Constant
 from aotexport_runtime.trees import builder
 
@@ -151,10 +151,13 @@ class _Functional:
         program = plan.program
         graph = plan.bundle.graph(program.name, functional.file)
         self._record = functional
+        place = plan.environment.device
+        captured = next((spec.meta.device for spec in program.inputs if not isinstance(spec, SizeInput)), "cpu")
+        self._device_type = captured if place is None else place.type
         self._mutations = functional.mutations
-        self._soft = SoftGuards(program, functional)
+        self._soft = SoftGuards(program, functional, graph)
         self._outputs = slice(len(functional.mutations), len(functional.mutations) + len(functional.outputs))
-        self._regenerators = regenerators(functional, plan.environment)
+        self._regenerators = regenerators(program, functional, plan.environment)
         self._joint = None
         self._inference = None
         if functional.gradients is not None:
@@ -167,7 +170,8 @@ class _Functional:
 
     def serves(self, inputs: list[Any], symbols: dict[str, int]) -> bool:
         """Return whether the functional graph is right for this call."""
-        if transforms.active():
+        # Under the caller's autocast every operator chooses its dtype anew, which only the forward graph does.
+        if transforms.active() or torch.is_autocast_enabled(self._device_type):
             return False
         grad = torch.is_grad_enabled() and any(map(_requires_grad, inputs))
         return grad == (self._joint is not None) and self._soft.check(inputs, symbols) is None
