@@ -12,6 +12,7 @@ from typing import Any
 from torch import nn
 
 from aotexport.capture.call import ExampleCall, example_call
+from aotexport.capture.effects import ChangedOnFirstCall
 from aotexport.capture.forward import capture_forward
 from aotexport.capture.functional import capture_functional_graph
 from aotexport.capture.mode import in_mode
@@ -19,7 +20,7 @@ from aotexport.capture.state import State, collect_state
 from aotexport.encode.program import EncodedProgram, ProgramSpec, encode_program, with_functional
 from aotexport.errors import ModelFileInvalid
 from aotexport.targets import check_targets
-from aotexport.vectors import Vector, record_vectors, write_vectors
+from aotexport.vectors import Vector, record_vectors, run_once, write_vectors
 from aotexport.verify import Comparison, verify_bundle
 from aotexport.write.files import check_output, staged, write_manifest, write_programs
 from aotexport.write.readme import write_readme
@@ -101,7 +102,13 @@ def export(
     state = collect_state(call.module)
     specs = choose_programs(call, programs)
     root = Path(source_root or os.getcwd()).absolute()
-    encoded = [_capture(spec, call, state, root, strip, clock) for spec in specs]
+    try:
+        encoded = [_capture(spec, call, state, root, strip, clock) for spec in specs]
+    except ChangedOnFirstCall:
+        # Libraries prepare their modules at the first call; a real one, and the next leaves the model as it is.
+        run_once(call, state, specs[0].mode)
+        state = collect_state(call.module)
+        encoded = [_capture(spec, call, state, root, strip, clock) for spec in specs]
     clock.stage("record eager results")
     vectors = [vector for program in encoded for vector in record_vectors(call, state, program.record)]
     report = _write(call, state, encoded, vectors, Path(output), verify, force, shard_nbytes, clock)

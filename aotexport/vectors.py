@@ -18,6 +18,7 @@ from aotexport.capture.call import ExampleCall
 from aotexport.capture.mode import in_mode
 from aotexport.capture.sources import user_line
 from aotexport.capture.state import State
+from aotexport.encode.program import Mode
 from aotexport.errors import ExportFailed
 from aotexport_runtime.observe import Observation, make_inputs, observe
 from aotexport_runtime.schema import encode_record
@@ -203,7 +204,15 @@ def _resized(
     return _Arguments(name, tuple(specs), stored)
 
 
-# --- recording --------------------------------------------------------------------------------------------
+# --- execution --------------------------------------------------------------------------------------------
+
+
+def run_once(call: ExampleCall, state: State, mode: Mode) -> None:
+    """Call the model for real on the example inputs; its tensors, the inputs and the random state stay as they are."""
+    tensors = [tensor.detach().clone().requires_grad_(tensor.requires_grad) for tensor in call.tensors]
+    args, kwargs = call.rebuild(tensors)
+    with in_mode(call.module, mode), _restored(state):
+        call.callable(*args, **kwargs)
 
 
 def _record(call: ExampleCall, state: State, program: Program, arguments: _Arguments) -> Vector:

@@ -15,11 +15,18 @@ from typing import Any
 import torch
 from torch import nn
 
+from aotexport.capture.containers import Change, Snapshot, snapshots
 from aotexport.capture.sources import is_user_file, user_line
 from aotexport.errors import ExportFailed
 from aotexport.torch_internals import applied_functions
 
 _NUMBERS = (bool, int, float, str)
+_STATE = ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set")
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+class ChangedOnFirstCall(ExportFailed):
+    """The call changed the model as a first call may: once it has run for real, the next need not."""
 
 
 @dataclass
@@ -58,6 +65,7 @@ def observed(module: nn.Module | None) -> Iterator[Effects]:
     """
     effects = Effects()
     before = _attributes(module)
+    containers = _containers(module)
     try:
         with contextlib.ExitStack() as patches:
             patches.enter_context(applied_functions(effects.applied))
@@ -65,7 +73,11 @@ def observed(module: nn.Module | None) -> Iterator[Effects]:
                 patches.enter_context(_replaced(owner, name, replacement))
             yield effects
     finally:
+        items = [change for snapshot in containers for change in snapshot.changes()]
+        for snapshot in containers:
+            snapshot.restore()
         changes = _restore(module, before)
+    _judge_items(items, effects)
     _judge(changes, effects)
 
 
@@ -120,6 +132,31 @@ def _attributes(module: nn.Module | None) -> list[tuple[str, nn.Module, dict[str
     if module is None:
         return []
     return [(path, child, dict(vars(child))) for path, child in module.named_modules()]
+
+
+def _containers(module: nn.Module | None) -> list[Snapshot]:
+    """Return the containers that the module's attributes hold, but for torch's own tables of its state."""
+    found: list[Snapshot] = []
+    for path, child in module.named_modules() if module is not None else ():
+        for name, value in vars(child).items():
+            if name not in _STATE:
+                found += snapshots(value, f"{path}.{name}" if path else name)
+    return found
+
+
+def _judge_items(changes: list[Change], effects: Effects) -> None:
+    for change in changes:
+        if any(table in change.path for table in _HOOKS):
+            raise ChangedOnFirstCall(
+                "the call registers hooks on modules, which a bundle cannot hold. Register them before the export"
+            )
+        if change.added and isinstance(change.new, torch.Tensor):
+            effects.notes.append(f"the tensor that the call stores in `{change.path}` is not kept by the bundle")
+        else:
+            raise ExportFailed(
+                f"the call changes `{change.path}` of the model, and a bundle has no Python state. Keep tensors as "
+                "buffers (`register_buffer`) and change them in place; count and collect outside of the call"
+            )
 
 
 def _restore(

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from aotexport.capture.call import ExampleCall
+from aotexport.capture.containers import snapshots
 from aotexport.capture.effects import Effects, observed
 from aotexport.capture.fakes import FakeInputs, fake_inputs
 from aotexport.capture.grad_mode import make_relative, marked_regions
@@ -151,7 +152,15 @@ class _Flat:
             observed(self.call.module) as self.effects,
             swapped(self.state, list(tensors[:count])) as replaced,
         ):
+            names = [*(parameter.name for parameter in self.call.parameters), *map(str, range(len(args)))]
+            given = [*zip(names, args, strict=False), *kwargs.items()]
+            passed = [snapshot for name, value in given for snapshot in snapshots(value, name)]
             result = self.target(*args, **kwargs)
+            for change in (change for snapshot in passed for change in snapshot.changes()):
+                raise ExportFailed(
+                    f"the call changes `{change.path}` of its arguments, and a bundle changes no lists and dicts of "
+                    "its caller. Return the new value instead"
+                )
         self.output_tree = tree_of(result, "output", leaf_index, what="output")
         self.rebinds = [(entry, _required(leaf_index(new, ""), entry)) for entry, new in replaced]
         return tuple(outputs)

@@ -1,0 +1,96 @@
+"""Python containers, and what a call changes in them: lists, dicts and sets are no tensors, and tracing loses them."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+Container = list[Any] | dict[Any, Any] | set[Any] | deque[Any]
+
+
+@dataclass(frozen=True)
+class Change:
+    """An item that a call added, replaced or removed.
+
+    Attributes:
+        path: where the item stands, in Python's notation.
+        old: what was there; None where nothing was.
+        new: what is there now; None where nothing is.
+        added: whether nothing was there.
+    """
+
+    path: str
+    old: Any
+    new: Any
+    added: bool
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A container and its items at a time; the items themselves are not copied."""
+
+    path: str
+    container: Container
+    items: Container
+
+    def changes(self) -> Iterator[Change]:
+        """Yield what differs now."""
+        before, after = _by_key(self.items), _by_key(self.container)
+        for key in {**before, **after}:
+            old, new = before.get(key), after.get(key)
+            if key not in before or key not in after or not _same(old, new):
+                yield Change(f"{self.path}[{key!r}]", old, new, key not in before)
+
+    def restore(self) -> None:
+        """Give the container the items that it had."""
+        if not any(True for _ in self.changes()):
+            return
+        self.container.clear()
+        if isinstance(self.container, dict | set):
+            self.container.update(self.items)  # type: ignore[arg-type]
+        else:
+            self.container.extend(self.items)
+
+
+def snapshots(value: Any, path: str) -> list[Snapshot]:
+    """Return a snapshot of every container in `value`, itself included, through tuples as well."""
+    found: list[Snapshot] = []
+    seen: set[int] = set()
+
+    def visit(value: Any, path: str) -> None:
+        if id(value) in seen:
+            return
+        if isinstance(value, list | dict | set | deque):
+            seen.add(id(value))
+            found.append(Snapshot(path, value, _copy(value)))
+        if isinstance(value, dict):
+            items: Any = value.items()
+        elif isinstance(value, list | tuple | deque):
+            items = enumerate(value)
+        else:
+            return
+        for key, item in list(items):
+            visit(item, f"{path}[{key!r}]")
+
+    visit(value, path)
+    return found
+
+
+def _copy(container: Container) -> Container:
+    if isinstance(container, dict):
+        return dict(container)
+    return set(container) if isinstance(container, set) else list(container)
+
+
+def _by_key(container: Container) -> dict[Any, Any]:
+    if isinstance(container, dict):
+        return container
+    if isinstance(container, set):
+        return {repr(item): item for item in container}
+    return dict(enumerate(container))
+
+
+def _same(old: Any, new: Any) -> bool:
+    return old is new or (type(old) is type(new) and isinstance(old, bool | int | float | str) and old == new)
