@@ -150,7 +150,7 @@ class _Flat:
 
         with (
             observed(self.call.module) as self.effects,
-            swapped(self.state, list(tensors[:count])) as replaced,
+            swapped(self.state, list(tensors[:count]), self.target) as replaced,
         ):
             names = [*(parameter.name for parameter in self.call.parameters), *map(str, range(len(args)))]
             given = [*zip(names, args, strict=False), *kwargs.items()]

@@ -110,20 +110,23 @@ def _check(tensor: torch.Tensor, name: str) -> None:
 
 
 @contextlib.contextmanager
-def swapped(state: State, tensors: list[Any]) -> Iterator[list[tuple[StateEntry, Any]]]:
+def swapped(state: State, tensors: list[Any], holder: Any = None) -> Iterator[list[tuple[StateEntry, Any]]]:
     """Put `tensors` where the module keeps its state, and put everything back afterwards.
 
     Args:
         state: the state.
         tensors: one stand-in per entry.
+        holder: a module of another make that holds the same tensors.
 
     Yields:
         A list that, once the block has ended, holds the entries that the block replaced, with the new tensors.
     """
     replaced: list[tuple[StateEntry, Any]] = []
-    before = [(table, key, table[key]) for entry in state.entries for table, key in entry.slots]
-    for entry, tensor in zip(state.entries, tensors, strict=True):
-        for table, key in entry.slots:
+    others = _slots_in(holder)
+    slots = [[*entry.slots, *others.get(id(entry.tensor), ())] for entry in state.entries]
+    before = [(table, key, table[key]) for places in slots for table, key in places]
+    for places, tensor in zip(slots, tensors, strict=True):
+        for table, key in places:
             table[key] = tensor
     try:
         yield replaced
@@ -135,3 +138,15 @@ def swapped(state: State, tensors: list[Any]) -> Iterator[list[tuple[StateEntry,
     finally:
         for table, key, tensor in before:
             table[key] = tensor
+
+
+def _slots_in(holder: Any) -> dict[int, list[Slot]]:
+    """Return where the modules of `holder` keep tensors, by the tensors' ids."""
+    found: dict[int, list[Slot]] = {}
+    for module in holder.modules() if isinstance(holder, nn.Module) else ():
+        tables: tuple[dict[str, Any], ...] = (module._parameters, module._buffers, vars(module))
+        for table in tables:
+            for key, value in table.items():
+                if isinstance(value, torch.Tensor):
+                    found.setdefault(id(value), []).append((table, key))
+    return found

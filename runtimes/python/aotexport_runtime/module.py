@@ -205,5 +205,16 @@ class Container(nn.Module):
         """
         raise NotSupported("a bundle holds the program of the whole module; its submodules cannot be called")
 
+    def _refuse_hook(self, *args: Any, **kwargs: Any) -> NoReturn:
+        raise NotSupported(
+            "a bundle holds the program of the whole module, so hooks on its submodules would never run. Register them "
+            "on the loaded module, on its parameters or on its outputs"
+        )
+
+    register_forward_hook = _refuse_hook
+    register_forward_pre_hook = _refuse_hook
+    register_full_backward_hook = _refuse_hook
+    register_full_backward_pre_hook = _refuse_hook
+
 
 __all__ = ["BundleModule", "Container"]

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from aotexport_runtime import dtypes, sizes
+from aotexport_runtime.call import transforms
 from aotexport_runtime.call.holder import Held
 from aotexport_runtime.engines import halves
 from aotexport_runtime.engines.codegen import Environment, Function
@@ -104,7 +105,7 @@ class _Variant:
     held: list[int]
     nondifferentiable: list[int]
     tangent_positions: list[int]
-    backwards: dict[Pattern, Function] = field(default_factory=dict)
+    backwards: dict[tuple[Pattern, bool], Function] = field(default_factory=dict)
 
     @classmethod
     def build(cls, joint: JointProgram, needed: Pattern) -> _Variant:
@@ -134,12 +135,14 @@ class _Variant:
 
     def backward(self, defined: Pattern) -> Function:
         """Return the compiled backward for a call in which only some tangents are defined."""
-        found = self.backwards.get(defined)
+        # Batched gradients (`is_grads_batched`) have no rules for operators that write over their operands.
+        key = (defined, transforms.active())
+        found = self.backwards.get(key)
         if found is None:
-            found = self.backwards[defined] = self._compile_backward(defined)
+            found = self.backwards[key] = self._compile_backward(*key)
         return found
 
-    def _compile_backward(self, defined: Pattern) -> Function:
+    def _compile_backward(self, defined: Pattern, batched: bool) -> Function:
         piece = self.halves.backward
         tangents = piece.inputs[len(piece.inputs) - len(defined) :]
         undefined = {name for name, is_defined in zip(tangents, defined, strict=True) if not is_defined}
@@ -153,12 +156,13 @@ class _Joint(torch.autograd.Function):
     def forward(ctx: Any, joint: JointProgram, symbols: dict[str, int], *inputs: Any) -> tuple[Any, ...]:
         variant = joint.variant(ctx.needs_input_grad[2:])
         results = variant.forward(list(inputs), symbols)
-        returned = list(results[: variant.returns])
+        # Autograd refuses to let a caller change views that a custom function returns.
+        returned = [without_base(value) for value in results[: variant.returns]]
         cut = variant.halves
         unchecked_start = variant.returns + cut.saved_tensors
         sizes_start = unchecked_start + cut.saved_unchecked
-        ctx.save_for_backward(*[_alone(value) for value in results[variant.returns : unchecked_start]])
-        ctx.unchecked = [_alone(value) for value in results[unchecked_start:sizes_start]]
+        ctx.save_for_backward(*[without_base(value) for value in results[variant.returns : unchecked_start]])
+        ctx.unchecked = [without_base(value) for value in results[unchecked_start:sizes_start]]
         ctx.sizes = results[sizes_start:]
         ctx.variant = variant
         ctx.symbols = symbols
@@ -242,12 +246,12 @@ def _requires_grad(output: OutputSpec) -> bool:
     return isinstance(output, FreshOutput) and output.requires_grad
 
 
-def _alone(tensor: torch.Tensor | None) -> torch.Tensor | None:
-    """Return `tensor` so that autograd can save it: a view is detached from its base, sharing its version.
+def without_base(value: Any) -> Any:
+    """Return a tensor that is no view: a view is detached from its base, sharing its memory and version.
 
     Operators may return no tensor where their metadata promises one (workspaces that a kernel does not use).
     """
-    return tensor.detach() if tensor is not None and tensor._is_view() else tensor
+    return value.detach() if isinstance(value, torch.Tensor) and value._is_view() else value
 
 
 def _laid_out(spec: Tangent, tangent: torch.Tensor, symbols: dict[str, int]) -> torch.Tensor:

@@ -17,7 +17,7 @@ import torch
 from aotexport_runtime.bundle import Bundle
 from aotexport_runtime.call import transforms
 from aotexport_runtime.call.aliases import regenerators
-from aotexport_runtime.call.autograd import JointProgram
+from aotexport_runtime.call.autograd import JointProgram, without_base
 from aotexport_runtime.call.guards import Guards, SoftGuards
 from aotexport_runtime.call.mutations import apply_mutations
 from aotexport_runtime.call.signature import Signature
@@ -97,7 +97,12 @@ class Plan:
         if violations:
             raise CallInvalid(self.program.name, violations)
         for index, table, key in self._state:
-            passed, inputs[index] = inputs[index], table[key]
+            passed, inputs[index] = inputs[index], table.get(key)
+            if inputs[index] is None:
+                raise NotSupported(
+                    f"the module's `{self._state_name(index)}` is gone or was replaced by something that is computed "
+                    "(pruning, parametrization), and the programs read it. Change the model, and export it again"
+                )
             if passed is not None and passed is not inputs[index]:
                 name = self._state_name(index)
                 violations.append(f"an argument that was the module's own `{name}` at capture must be it again")
@@ -154,6 +159,7 @@ class _Functional:
         place = plan.environment.device
         captured = next((spec.meta.device for spec in program.inputs if not isinstance(spec, SizeInput)), "cpu")
         self._device_type = captured if place is None else place.type
+        self._autocasts = torch.amp.is_autocast_available(self._device_type)
         self._mutations = functional.mutations
         self._soft = SoftGuards(program, functional, graph)
         self._outputs = slice(len(functional.mutations), len(functional.mutations) + len(functional.outputs))
@@ -171,7 +177,7 @@ class _Functional:
     def serves(self, inputs: list[Any], symbols: dict[str, int]) -> bool:
         """Return whether the functional graph is right for this call."""
         # Under the caller's autocast every operator chooses its dtype anew, which only the forward graph does.
-        if transforms.active() or torch.is_autocast_enabled(self._device_type):
+        if transforms.active() or (self._autocasts and torch.is_autocast_enabled(self._device_type)):
             return False
         grad = torch.is_grad_enabled() and any(map(_requires_grad, inputs))
         return grad == (self._joint is not None) and self._soft.check(inputs, symbols) is None
@@ -187,7 +193,7 @@ class _Functional:
         else:
             assert self._inference is not None
             with torch.no_grad():
-                returned = self._inference(list(inputs), symbols)
+                returned = [without_base(value) for value in self._inference(list(inputs), symbols)]
         if self._mutations:
             apply_mutations(self._mutations, inputs, returned[: len(self._mutations)])
             returned = returned[len(self._mutations) :]

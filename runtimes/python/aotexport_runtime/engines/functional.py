@@ -11,7 +11,13 @@ from aotexport_runtime.schema.values import ValueMeta
 
 
 def compile_functional(
-    graph: Graph, line: StraightLine, environment: Environment, *, label: str, visible: int | None = None
+    graph: Graph,
+    line: StraightLine,
+    environment: Environment,
+    *,
+    label: str,
+    visible: int | None = None,
+    in_place: bool = True,
 ) -> Function:
     """Return a function that runs `line`, a piece of the functional `graph`; called where nothing records gradients.
 
@@ -21,7 +27,10 @@ def compile_functional(
         environment: see `compile_graph`.
         label: see `compile_graph`.
         visible: how many outputs the caller sees, from the first on; None: all.
+        in_place: whether calls may write over dead operands.
     """
     metas: dict[str, ValueMeta] = {value.name: value.meta for value in (*graph.inputs, *graph.nodes)}
-    line = reusing(simplified(line, metas), visible=len(line.outputs) if visible is None else visible)
+    line = simplified(line, metas)
+    if in_place:
+        line = reusing(line, visible=len(line.outputs) if visible is None else visible)
     return compile_graph(graph, line.nodes, line.inputs, line.outputs, environment, label=label)
