@@ -10,7 +10,7 @@ import contextlib
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -37,12 +37,14 @@ class Effects:
         autograd_functions: names of custom autograd functions, whose backward the forward graph does not hold.
         sets_requires_grad: whether the model calls `requires_grad_`, which functional graphs do not hold.
         checks_sizes: whether the graph checks sizes that only the data know (`torch._check`).
+        reads: what Python code read off tensors, see `Program.fixed`.
         notes: sentences for the user about what the bundle does not reproduce.
     """
 
     autograd_functions: list[str] = field(default_factory=list)
     sets_requires_grad: bool = False
     checks_sizes: bool = False
+    reads: set[Literal["layout", "requires_grad"]] = field(default_factory=set)
     notes: list[str] = field(default_factory=list)
 
     def applied(self, function: type) -> None:
@@ -107,6 +109,10 @@ def _replacements(effects: Effects) -> list[tuple[Any, str, Any]]:
         effects.sets_requires_grad = True
         return torch.ops.aten.requires_grad_.default(self, requires_grad)
 
+    def contiguous(self: torch.Tensor, memory_format: torch.memory_format = torch.contiguous_format) -> torch.Tensor:
+        # Python returns a contiguous tensor without asking the dispatcher, and a trace would not see the call.
+        return torch.ops.aten.contiguous.default(self, memory_format=memory_format)
+
     data = property(lambda self: self.detach(), _refused("Tensor.data = ...", "Use `copy_`, or return the new tensor"))
     hooks = "Register hooks on the loaded bundle's parameters, inputs or outputs instead"
     seeds = "Seed outside of the model"
@@ -115,10 +121,37 @@ def _replacements(effects: Effects) -> list[tuple[Any, str, Any]]:
         (torch.random, "manual_seed", _refused("torch.manual_seed", seeds)),
         (tensor, "data", data),
         (tensor, "requires_grad_", requires_grad_),
+        (tensor, "contiguous", contiguous),
+        *[(tensor, name, _watched_method(name, effects)) for name in ("stride", "storage_offset", "is_contiguous")],
+        *[(tensor, name, _watched_property(name, effects)) for name in ("requires_grad", "is_leaf", "grad_fn")],
         (tensor, "register_hook", _refused("Tensor.register_hook", hooks)),
         (tensor, "register_post_accumulate_grad_hook", _refused("Tensor.register_post_accumulate_grad_hook", hooks)),
         (tensor, "backward", _refused("Tensor.backward", "Return the loss, and call `backward` outside of the model")),
     ]
+
+
+def _watched_method(name: str, effects: Effects) -> Any:
+    """Return a stand-in for a method that reads the layout of a tensor, noting the model's own reads."""
+    original = getattr(torch.Tensor, name)
+
+    def read(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        if not isinstance(self, nn.Parameter) and is_user_file(sys._getframe(1).f_code.co_filename):
+            effects.reads.add("layout")
+        return original(self, *args, **kwargs)
+
+    return read
+
+
+def _watched_property(name: str, effects: Effects) -> Any:
+    """Return a stand-in for a property that autograd gives a tensor, noting the model's own reads."""
+    original = getattr(torch.Tensor, name)
+
+    def read(self: torch.Tensor) -> Any:
+        if not isinstance(self, nn.Parameter) and is_user_file(sys._getframe(1).f_code.co_filename):
+            effects.reads.add("requires_grad")
+        return original.__get__(self)
+
+    return property(read, original.__set__ if hasattr(original, "__set__") else None)
 
 
 def _refused(what: str, way_out: str) -> Any:

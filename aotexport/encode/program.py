@@ -105,6 +105,7 @@ def encode_program(
         rebinds=tuple(Rebind(name=entry.names[0], output_index=index) for entry, index in forward.rebinds),
         dimensions=known,
         guards=guards(forward, known),
+        fixed=tuple(sorted(forward.effects.reads)),
         forward=ForwardGraph(file=FORWARD_FILE, differentiable=not forward.effects.autograd_functions),
     )
     return EncodedProgram(program, {FORWARD_FILE: graph}, tuple(forward.effects.notes))

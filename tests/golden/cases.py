@@ -254,6 +254,16 @@ def strided_view_of_input() -> Case:
 
 
 @case
+def python_that_reads_tensors() -> Case:
+    """Python code that branches on strides and on what requires grad."""
+
+    def branches(x: Tensor, y: Tensor) -> Tensor:
+        return x * y if x.is_contiguous() and y.requires_grad else x + y
+
+    return Case(branches, (torch.linspace(-1, 1, 6).reshape(2, 3), needs_grad(2, 3)))
+
+
+@case
 def views_of_intermediate() -> Case:
     """Two views of one intermediate that is no output itself."""
 

@@ -206,6 +206,11 @@ class Container(nn.Module):
         raise NotSupported("a bundle holds the program of the whole module; its submodules cannot be called")
 
     def _refuse_hook(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Refuse: the submodule is never called, and its hooks would not run.
+
+        Raises:
+            NotSupported: always.
+        """
         raise NotSupported(
             "a bundle holds the program of the whole module, so hooks on its submodules would never run. Register them "
             "on the loaded module, on its parameters or on its outputs"

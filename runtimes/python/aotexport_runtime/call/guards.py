@@ -58,7 +58,7 @@ class Guards:
         Returns:
             The value of each symbol, and one sentence per violation.
         """
-        if self._static and not self._has_sizes and self._fits(leaves):
+        if self._static and not self._has_sizes and not self._program.fixed and self._fits(leaves):
             return {}, []
         violations: list[str] = []
         ranks_fit = self._check_metadata(leaves, violations)
@@ -68,6 +68,7 @@ class Guards:
         if len(symbols) == len(self._program.dimensions):
             self._check_guards(symbols, violations)
             self._check_sizes(leaves, symbols, violations)
+            self._check_fixed(leaves, symbols, violations)
         return symbols, violations
 
     def _fits(self, leaves: list[Any]) -> bool:
@@ -109,6 +110,24 @@ class Guards:
                 violations.append(f"`{spec.path}`: expected an int, got {type(leaves[index]).__name__}")
                 ok = False
         return ok
+
+    def _check_fixed(self, leaves: list[Any], symbols: Mapping[str, int], violations: list[str]) -> None:
+        """Check what the captured Python code read off its tensors."""
+        for index, spec in self._arguments if self._program.fixed else ():
+            leaf, meta = leaves[index], spec.meta
+            if "layout" in self._program.fixed:
+                expected = tuple(_value(step, symbols) for step in meta.stride)
+                offset = _value(meta.offset, symbols)
+                if not _same_layout(leaf.shape, leaf.stride(), expected) or leaf.storage_offset() != offset:
+                    violations.append(
+                        f"`{spec.path}`: expected strides {expected} and storage offset {offset}, as at capture, since "
+                        f"the model's code reads the layout of tensors; got {leaf.stride()} and {leaf.storage_offset()}"
+                    )
+            if "requires_grad" in self._program.fixed and leaf.requires_grad != meta.requires_grad:
+                violations.append(
+                    f"`{spec.path}`: expected requires_grad={meta.requires_grad}, as at capture, since the model's "
+                    f"code reads it; got {leaf.requires_grad}"
+                )
 
     def _bind_symbols(self, leaves: list[Any], violations: list[str]) -> dict[str, int]:
         """Return the value of each symbol that has one."""
