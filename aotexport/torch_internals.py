@@ -39,6 +39,7 @@ from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 from torch._guards import TracingContext, tracing
 
 # Custom operators with the functions that define them, to tell the user what to import.
+from torch._library import simple_registry
 from torch._library.custom_ops import OPDEFS
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.proxy_tensor import PythonKeyTracer, make_fx
@@ -291,21 +292,35 @@ def capture_functional(
         convolution_choice_unguarded(fake_mode),
         tracing(TracingContext(fake_mode)),
         torch.set_grad_enabled(grad),
-        _random_operators_kept(),
+        _linalg_errors_unordered(),
+        _effects_kept(),
     ):
         joint = aot_export_joint_with_descriptors(stack, _Root(function), tuple(fakes), {}, ignore_shape_env=True)
         return FunctionalCapture(joint.graph_module, joint._aot_state.fw_metadata)
 
 
 @contextlib.contextmanager
-def _random_operators_kept() -> Iterator[None]:
-    """Keep random operators whose result is unused: they advance the generator, as in eager execution."""
+def _linalg_errors_unordered() -> Iterator[None]:
+    """Let linear algebra's checks for errors be plain operators: their order among themselves needs no token."""
+    effect = simple_registry.singleton.find("aten::_linalg_check_errors").effect
+    before = effect._effect
+    effect._effect = None
+    try:
+        yield
+    finally:
+        effect._effect = before
+
+
+@contextlib.contextmanager
+def _effects_kept() -> Iterator[None]:
+    """Keep operators without a used result: random ones advance the generator, others check for errors."""
     original = torch.fx.Graph.eliminate_dead_code
 
     def eliminate(self: torch.fx.Graph, is_impure_node: Any = None) -> bool:
         def keeps(node: torch.fx.Node) -> bool:
             draws = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
-            return draws or (node.is_impure() if is_impure_node is None else is_impure_node(node))
+            checks = isinstance(node.target, OpOverload) and not node.target._schema.returns
+            return draws or checks or (node.is_impure() if is_impure_node is None else is_impure_node(node))
 
         return original(self, keeps)
 

@@ -23,6 +23,7 @@ from aotexport_runtime.engines.functional import compile_functional
 from aotexport_runtime.errors import NotSupported
 from aotexport_runtime.schema.graph import Graph
 from aotexport_runtime.schema.program import FreshOutput, FunctionalGraph, InputItself, OutputSpec, Tangent
+from aotexport_runtime.schema.values import NothingMeta
 
 Pattern = tuple[bool, ...]
 
@@ -53,7 +54,8 @@ class JointProgram:
         self.gradients = functional.gradients
         self.environment = environment
         self.label = label
-        self.kept = random_nodes(graph)
+        self.kept = effects(graph)
+        self.draws = bool(random_nodes(graph))
         plain = all(isinstance(output, FreshOutput | InputItself) for output in functional.outputs)
         self.reference = reference if plain and not functional.mutations else None
         self._variants: dict[Pattern, _Variant] = {}
@@ -82,8 +84,13 @@ class JointProgram:
         return found
 
 
+def effects(graph: Graph) -> set[str]:
+    """Return the nodes that run even when nothing uses their result: they draw random numbers, or check for errors."""
+    return random_nodes(graph) | {node.name for node in graph.nodes if isinstance(node.meta, NothingMeta)}
+
+
 def random_nodes(graph: Graph) -> set[str]:
-    """Return the nodes that draw random numbers; they run even when nothing uses their result."""
+    """Return the nodes that draw random numbers."""
     names: set[str] = set()
     for node in graph.nodes:
         if node.op.startswith("aten::"):
@@ -167,7 +174,7 @@ class _Joint(torch.autograd.Function):
         ctx.variant = variant
         ctx.symbols = symbols
         if joint.reference is not None:
-            ctx.again = _Again(joint, list(inputs), symbols, torch.get_rng_state() if joint.kept else None)
+            ctx.again = _Again(joint, list(inputs), symbols, torch.get_rng_state() if joint.draws else None)
         ctx.deterministic = torch.are_deterministic_algorithms_enabled()
         for index in variant.held:
             returned[index] = Held(returned[index])
