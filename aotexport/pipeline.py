@@ -185,7 +185,10 @@ def choose_programs(call: ExampleCall, names: Iterable[str] | None) -> list[Prog
     trainable = module is not None and any(parameter.requires_grad for parameter in module.parameters())
     input_grad = any(tensor.requires_grad for tensor in call.tensors)
     if names is None:
-        names = ("train", "infer") if trainable else ("train",) if input_grad else ("infer",)
+        if module is not None and (trainable or input_grad):
+            names = ("train", "infer")
+        else:
+            names = ("train",) if input_grad else ("infer",)
     elif isinstance(names, str):
         names = (names,)
     modes: dict[str, tuple[Any, bool]] = {

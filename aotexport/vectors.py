@@ -147,7 +147,7 @@ def _shuffled(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     Ascending integers stay: kernels trust that offsets, lengths and positions are in order.
     """
     counts = not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool)
-    if counts and bool((tensor[1:] >= tensor[:-1]).all()):
+    if counts and bool((tensor.to(torch.int64).diff() >= 0).all()):
         return tensor.clone()
     values = tensor[torch.randperm(tensor.numel(), generator=generator)]
     if not values.is_floating_point() or values.numel() < 2:

@@ -95,7 +95,7 @@ def observe(
     calls: int,
     backward: bool,
 ) -> Observation:
-    """Call several times and return what a caller can see.
+    """Call several times and return what a caller can see; the random state stays as it is.
 
     Args:
         call: takes the flat arguments.
@@ -107,6 +107,22 @@ def observe(
         calls: how often to call.
         backward: run a backward pass from all differentiable outputs after each call.
     """
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    with torch.random.fork_rng(devices):
+        return _observe(call, make, paths, state, flatten, seed=seed, calls=calls, backward=backward)
+
+
+def _observe(
+    call: Callable[[list[Any]], Any],
+    make: Callable[[], Inputs],
+    paths: Sequence[str],
+    state: Callable[[], Mapping[str, torch.Tensor]],
+    flatten: Callable[[Any], list[tuple[str, Any]]],
+    *,
+    seed: int,
+    calls: int,
+    backward: bool,
+) -> Observation:
     seen = Observation()
     torch.manual_seed(seed)
     before = {name: _snapshot(tensor) for name, tensor in state().items()}

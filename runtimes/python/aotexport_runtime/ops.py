@@ -72,8 +72,16 @@ _DIRECT = frozenset(
             "linear.default",
         ),
         *("matmul.default", "mean.dim", "mm.default", "mul.Tensor", "mul_.Tensor", "native_layer_norm.default"),
-        *("neg.default", "permute.default", "pow.Tensor_Scalar", "relu.default", "relu_.default", "rsqrt.default"),
-        *("sigmoid.default", "sin.default", "sub.Tensor", "sum.dim_IntList", "t.default", "tanh.default"),
+        *("neg.default", "permute.default", "pow.Tensor_Scalar", "relu.default", "relu_.default", "reshape.default"),
+        *(
+            "rsqrt.default",
+            "sigmoid.default",
+            "sin.default",
+            "sub.Tensor",
+            "sum.dim_IntList",
+            "t.default",
+            "tanh.default",
+        ),
         *("transpose.int", "unsqueeze.default", "view.default", "where.self"),
     )
 )

@@ -216,6 +216,8 @@ class SoftGuards:
             inputs: tensors and sizes, one per program input.
             symbols: value per symbol.
         """
+        if 0 in symbols.values():
+            return "a size is 0, and kernels of functional graphs do not all bear that"
         for guard in self._guards:
             if not _value(guard, symbols):
                 return f"the graph assumes {sizes.describe(guard)}"

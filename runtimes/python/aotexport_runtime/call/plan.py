@@ -70,6 +70,12 @@ class Plan:
         self._state = [
             (index, *slot(spec.name)) for index, spec in enumerate(program.inputs) if isinstance(spec, StateInput)
         ]
+        used = {spec.name for spec in program.inputs if isinstance(spec, StateInput)}
+        self._ties = [
+            (slot(entry.name), [slot(name) for name in entry.tied], entry)
+            for entry in bundle.manifest.state
+            if entry.tied and entry.name in used
+        ]
         self._rebinds = [(rebind.output_index, *slot(rebind.name)) for rebind in program.rebinds]
         self._unflatten = builder(program.output_tree, constant)
         self._forward: Function | None = None
@@ -108,6 +114,10 @@ class Plan:
                 violations.append(f"an argument that was the module's own `{name}` at capture must be it again")
         if violations:
             raise CallInvalid(self.program.name, violations)
+        for (table, key), others, entry in self._ties:
+            if any(other.get(name) is not table[key] for other, name in others):
+                names = ", ".join(f"`{name}`" for name in (entry.name, *entry.tied))
+                raise NotSupported(f"{names} are one tensor in the programs, and no longer are in the module")
         functional = self._functional
         if functional is not None and functional.serves(inputs, symbols):
             outputs = functional.run(inputs, symbols)
@@ -125,7 +135,8 @@ class Plan:
     def run_forward(self, inputs: list[Any], symbols: dict[str, int]) -> Any:
         """Run the forward graph under the caller's grad mode; return the outputs."""
         forward = self.program.forward
-        if not forward.differentiable and torch.is_grad_enabled() and any(map(_requires_grad, inputs)):
+        recording = torch.is_grad_enabled() and any(map(_requires_grad, inputs))
+        if not forward.differentiable and (recording or transforms.forward_mode()):
             raise NotSupported(
                 f"this call of program `{self.program.name}` needs the forward graph under autograd, and the module's "
                 "custom autograd functions are only in its joint graph. "

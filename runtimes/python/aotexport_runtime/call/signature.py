@@ -6,6 +6,7 @@ is compared; positional and keyword passing of the same signature are equivalent
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from collections.abc import Mapping as MappingABC
 from typing import Any
@@ -81,6 +82,8 @@ class Signature:
         if self._var_keyword is not None:
             tree = self._var_keyword.tree
             order = tree.keys if isinstance(tree, Mapping) else ()
+            if [key for key in rest if key in order] != [key for key in order if key in rest]:
+                report(f"keyword arguments {', '.join(map(str, order))}: expected in this order, as at capture")
             known = {key: rest.pop(key) for key in order if isinstance(key, str) and key in rest}
             bound.append((self._var_keyword, {**known, **rest}))
         else:
@@ -113,6 +116,9 @@ class Signature:
 
 
 def _equal(value: Any, expected: Any) -> bool:
+    """Return whether two constants are the same: zeros of another sign are not, and NaN is."""
+    if isinstance(value, float) and isinstance(expected, float) and not value and not expected:
+        return math.copysign(1, value) == math.copysign(1, expected)
     return bool(value == expected) or (value != value and expected != expected)
 
 

@@ -16,4 +16,9 @@ _peek = getattr(_functorch, "peek_interpreter_stack", None)
 
 def active() -> bool:
     """Return whether `torch.func.grad`, `vmap`, `jvp`, a dual level or the like surrounds this call."""
-    return (_peek is not None and _peek() is not None) or getattr(forward_ad, "_current_level", -1) >= 0
+    return (_peek is not None and _peek() is not None) or forward_mode()
+
+
+def forward_mode() -> bool:
+    """Return whether derivatives are computed forwards: by a dual level, `torch.func.jvp` or `jacfwd`."""
+    return getattr(forward_ad, "_current_level", -1) >= 0

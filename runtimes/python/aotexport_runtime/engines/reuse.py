@@ -50,8 +50,8 @@ INTO: dict[str, tuple[str, str]] = {
 _VIEWS = frozenset(
     f"aten::{name}"
     for name in (
-        *("_unsafe_view.default", "alias.default", "detach.default", "permute.default", "squeeze.default"),
-        *("squeeze.dim", "squeeze.dims", "t.default", "transpose.int", "unsqueeze.default", "view.default"),
+        *("alias.default", "detach.default", "permute.default", "reshape.default", "squeeze.default", "squeeze.dim"),
+        *("squeeze.dims", "t.default", "transpose.int", "unsqueeze.default", "view.default"),
     )
 )
 """Views that show every element of their operand once."""

@@ -43,7 +43,7 @@ def simplified(line: StraightLine, metas: dict[str, ValueMeta]) -> StraightLine:
             node = fused
         state.add(node)
     outputs = [rename(output, state.alias) for output in line.outputs]
-    return StraightLine(line.inputs, _needed(state.nodes, outputs), outputs)
+    return StraightLine(line.inputs, [_reshaping(node) for node in _needed(state.nodes, outputs)], outputs)
 
 
 @dataclass
@@ -100,6 +100,20 @@ class _State:
             source=node.source,
             module=node.module,
         )
+
+
+def _reshaping(node: Node) -> Node:
+    """Return a view as a reshape: nothing is written through it, and kernels may choose other strides than traced."""
+    if node.op not in ("aten::view.default", "aten::_unsafe_view.default"):
+        return node
+    return Node(
+        name=node.name,
+        op="aten::reshape.default",
+        args=node.args,
+        meta=node.meta,
+        source=node.source,
+        module=node.module,
+    )
 
 
 def _same_layout(before: ValueMeta | None, after: ValueMeta) -> bool:
