@@ -1,0 +1,361 @@
+"""Calls that differ from the captured one in what a trace cannot see: eager's result, or a refusal that says why."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.autograd import forward_ad
+
+import aotexport
+import aotexport_runtime
+from aotexport_runtime import CallInvalid, NotSupported
+
+
+@pytest.fixture
+def load(tmp_path):
+    """Return a function that exports a callable, by default unverified, and loads the bundle."""
+
+    def export_and_load(function, *args, target="auto", **options):
+        aotexport.export(function, args, output=tmp_path / "bundle", **{"verify": False, **options})
+        return aotexport_runtime.load(tmp_path / "bundle", target=target)
+
+    return export_and_load
+
+
+def leaf(*shape):
+    return torch.randn(*shape, requires_grad=True)
+
+
+def linear():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 2))
+
+
+# --- gradients --------------------------------------------------------------------------------------------
+
+
+def test_view_of_an_input_requires_grad_as_the_callers_tensor_does(load):
+    def views(x, y):
+        return x.t(), (x * y).t()
+
+    module = load(views, leaf(4, 6), leaf(4, 6))
+    x, y = torch.randn(4, 6), leaf(4, 6)
+    assert [out.requires_grad for out in module(x, y)] == [out.requires_grad for out in views(x, y)] == [False, True]
+
+
+def test_output_that_is_a_view_may_be_changed_by_the_caller(load):
+    def turned(x):
+        return (x * 2).t()
+
+    x, twin = leaf(6, 4), leaf(6, 4)
+    for function, tensor in ((load(turned, leaf(6, 4)), x), (turned, twin)):
+        output = function(tensor)
+        output.mul_(2)
+        output.sum().backward()
+    assert torch.equal(x.grad, twin.grad)
+
+
+def test_batched_gradients_are_those_of_eager(load):
+    net = linear()
+    module, x = load(net, torch.randn(4, 3)), leaf(4, 3)
+    module.train()
+    got, expected = (torch.autograd.functional.jacobian(f, x, vectorize=True) for f in (module, net))
+    torch.testing.assert_close(got, expected)
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")
+def test_forward_mode_derivatives_are_those_of_eager(load):
+    net = linear()
+    module, x = load(net, torch.randn(4, 3)), torch.randn(4, 3)
+    with forward_ad.dual_level():
+        got, expected = (
+            forward_ad.unpack_dual(f(forward_ad.make_dual(x, torch.ones(4, 3)))).tangent for f in (module, net)
+        )
+    torch.testing.assert_close(got, expected)
+
+
+class Doubled(torch.autograd.Function):
+    """x * 2, with a forward-mode derivative of its own."""
+
+    @staticmethod
+    def forward(x):
+        return x * 2
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * 5
+
+    @staticmethod
+    def jvp(ctx, tangent):
+        return tangent * 11
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")
+def test_forward_mode_through_a_custom_function_is_refused(load):
+    module = load(Doubled.apply, leaf(3))
+    with pytest.raises(NotSupported, match="custom autograd functions are only in its joint graph"):
+        torch.func.jvp(module, (torch.ones(3),), (torch.ones(3),))
+
+
+# --- the caller's surroundings ----------------------------------------------------------------------------
+
+
+def test_call_under_autocast_computes_in_the_dtypes_of_eager(load):
+    def scores(x, y):
+        return torch.softmax(x @ y.t(), -1)
+
+    module = load(scores, leaf(4, 6), leaf(4, 6))
+    gradients = []
+    for function in (module, scores):
+        torch.manual_seed(0)
+        x, y = leaf(4, 6), leaf(4, 6)
+        with torch.autocast("cpu", torch.bfloat16):
+            output = function(x, y)
+        output.square().sum().backward()
+        gradients.append((output, x.grad, y.grad))
+    torch.testing.assert_close(gradients[0], gradients[1])
+
+
+def test_export_and_save_leave_the_random_state(tmp_path):
+    net = nn.Sequential(nn.Linear(4, 4), nn.Dropout())
+    state = torch.get_rng_state()
+    aotexport.export(net, (torch.ones(2, 4),), output=tmp_path / "bundle")
+    aotexport_runtime.save(aotexport_runtime.load(tmp_path / "bundle"), tmp_path / "saved")
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+# --- layouts and sizes ------------------------------------------------------------------------------------
+
+
+def test_contiguous_copies_what_is_not_contiguous(load):
+    def flat(x):
+        return x.contiguous().view(-1)
+
+    module = load(flat, torch.randn(4, 6))
+    x = torch.randn(6, 4).t()
+    assert torch.equal(module(x), flat(x))
+
+
+def moved_and_written(x):
+    x.unsqueeze_(0)
+    x.add_(1)
+    return x.sum()
+
+
+def diagonal_filled(x):
+    x.fill_diagonal_(1.0)
+    return x.sum()
+
+
+@pytest.mark.parametrize("function", [moved_and_written, diagonal_filled])
+def test_input_that_begins_elsewhere_in_its_storage_is_written_in_its_place(load, function):
+    module = load(function, torch.randn(3, 4))
+    bases = torch.arange(24.0).reshape(2, 3, 4), torch.arange(24.0).reshape(2, 3, 4)
+    views = bases[0][1], bases[1][1]
+    assert module(views[0]) == function(views[1])
+    assert torch.equal(*bases)
+    assert (views[0].shape, views[0].storage_offset()) == (views[1].shape, views[1].storage_offset())
+
+
+def test_empty_batch_and_sequence_are_served(load):
+    encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(4, 2, 8, batch_first=True), 1)
+    dims = {0: torch.export.Dim("batch"), 1: torch.export.Dim("time")}
+    module = load(encoder, torch.randn(2, 3, 4), dynamic_shapes={"src": dims}).eval()
+    with torch.no_grad():
+        assert module(torch.randn(0, 0, 4)).shape == (0, 0, 4)
+
+
+def by_layout(x):
+    return x + 1 if x.is_contiguous() else x - 1
+
+
+def test_call_in_another_layout_is_refused_where_python_read_it(load):
+    module = load(by_layout, torch.randn(4, 6))
+    with pytest.raises(CallInvalid) as caught:
+        module(torch.randn(6, 4).t())
+    assert str(caught.value) == (
+        "the call does not fit program `infer`:\n"
+        "  - `x`: expected strides (6, 1) and storage offset 0, as at capture, since the model's code reads the layout "
+        "of tensors; got (1, 4) and 0"
+    )
+
+
+def by_requires_grad(x, w):
+    return x * w if x.requires_grad else x + w
+
+
+def test_call_with_other_gradients_is_refused_where_python_read_them(load):
+    module = load(by_requires_grad, torch.randn(4), leaf(4))
+    with pytest.raises(CallInvalid) as caught:
+        module(leaf(4), leaf(4))
+    assert str(caught.value) == (
+        "the call does not fit program `train`:\n"
+        "  - `x`: expected requires_grad=False, as at capture, since the model's code reads it; got True"
+    )
+
+
+# --- constants --------------------------------------------------------------------------------------------
+
+
+def test_zero_of_another_sign_is_refused(load):
+    module = load(lambda x, n: x / n, torch.ones(2), 0.0)
+    with pytest.raises(CallInvalid, match=r"`n`: expected 0\.0, as at capture, got -0\.0"):
+        module(torch.ones(2), -0.0)
+
+
+def test_keywords_in_another_order_are_refused(tmp_path):
+    def values(x, **rest):
+        return [x, *rest.values()]
+
+    a, b = torch.ones(1), torch.zeros(1)
+    aotexport.export(values, (a,), {"a": a.clone(), "b": b}, output=tmp_path / "bundle", verify=False)
+    module = aotexport_runtime.load(tmp_path / "bundle")
+    with pytest.raises(CallInvalid, match="keyword arguments a, b: expected in this order, as at capture"):
+        module(a, b=b, a=a)
+
+
+# --- state ------------------------------------------------------------------------------------------------
+
+
+class Scaled(nn.Module):
+    """Multiplies by a number that Python reads from a buffer."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("n", torch.tensor(3))
+
+    def forward(self, x):
+        return x * int(self.n)
+
+
+def test_number_read_from_a_buffer_follows_the_buffer(load):
+    module = load(Scaled(), torch.ones(4))
+    module.n.fill_(2)
+    assert torch.equal(module(torch.ones(4)), torch.full((4,), 2.0))
+
+
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.second.weight = self.first.weight
+
+    def forward(self, x):
+        return self.second(self.first(x))
+
+
+def test_untied_weights_are_refused(load):
+    module = load(Tied(), torch.ones(2, 4))
+    module.second.weight = nn.Parameter(torch.ones(4, 4))
+    with pytest.raises(NotSupported) as caught:
+        module(torch.ones(2, 4))
+    assert str(caught.value) == (
+        "`first.weight`, `second.weight` are one tensor in the programs, and no longer are in the module"
+    )
+
+
+def test_state_that_is_gone_is_named(load):
+    module = load(linear(), torch.randn(4, 3))
+    module.get_submodule("0").bias = None
+    with pytest.raises(
+        NotSupported, match=r"the module's `0\.bias` is gone or was replaced by something that is computed"
+    ):
+        module(torch.randn(4, 3))
+
+
+def test_hooks_of_submodules_are_refused(load):
+    module = load(linear(), torch.randn(4, 3))
+    with pytest.raises(NotSupported, match="hooks on its submodules would never run"):
+        module.get_submodule("0").register_forward_hook(lambda *_: None)
+
+
+# --- Python containers ------------------------------------------------------------------------------------
+
+
+class Counting(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer, self.seen = nn.Linear(3, 3), []
+
+    def forward(self, x):
+        self.seen.append(1)
+        return self.layer(x) * len(self.seen)
+
+
+class Accumulating(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer, self.sums = nn.Linear(3, 3), {"a": torch.zeros(3)}
+
+    def forward(self, x):
+        self.sums["a"] = self.sums["a"] + 1
+        return self.layer(x) + self.sums["a"]
+
+
+class Hooked(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+
+    def forward(self, x):
+        self.layer.register_forward_hook(lambda module, args, output: output * 2)
+        return self.layer(x)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (Counting, r"the call changes `seen\[0\]` of the model"),
+        (Accumulating, r"the call changes `sums\['a'\]` of the model"),
+        (Hooked, "the call registers hooks on modules"),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_call_that_changes_python_state_is_refused(tmp_path, make, message):
+    with pytest.raises(aotexport.ExportFailed, match=message):
+        aotexport.export(make(), (torch.ones(2, 3),), output=tmp_path / "bundle")
+
+
+def test_refused_export_leaves_containers_as_they_were(tmp_path):
+    counting, accumulating = Counting(), Accumulating()
+    for module in (counting, accumulating):
+        with pytest.raises(aotexport.ExportFailed):
+            aotexport.export(module, (torch.ones(2, 3),), output=tmp_path / "bundle")
+    assert counting.seen == []
+    assert type(accumulating.sums["a"]) is torch.Tensor
+
+
+def appends(values):
+    values.append(values[0] * 2)
+    return values[1]
+
+
+def test_call_that_changes_its_arguments_containers_is_refused(tmp_path):
+    with pytest.raises(aotexport.ExportFailed, match=r"the call changes `values\[1\]` of its arguments"):
+        aotexport.export(appends, ([torch.ones(2)],), output=tmp_path / "bundle")
+
+
+class PreparedOnFirstCall(nn.Module):
+    """Registers a hook at its first call, as model libraries do to record hidden states."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.ready = nn.Linear(3, 3), False
+
+    def forward(self, x):
+        if not self.ready:
+            self.layer.register_forward_hook(lambda module, args, output: output * 2)
+            self.ready = True
+        return self.layer(x)
+
+
+def test_model_that_is_prepared_by_its_first_call_is_exported_as_after_it(load):
+    net = PreparedOnFirstCall()
+    module, x = load(net, torch.ones(2, 3), verify=True), torch.randn(2, 3)
+    torch.testing.assert_close(module(x), net(x))
+    assert len(net.layer._forward_hooks) == 1
