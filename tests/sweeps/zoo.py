@@ -223,7 +223,7 @@ MODELS: dict[str, Model] = {
     "recurrent_gemma": Model(
         CAUSAL, _causal, {**HEADS, "lru_width": 32, "attention_window_size": 8, "num_hidden_layers": 3}
     ),
-    "rwkv": Model(CAUSAL, _unmasked, {**TEXT, "attention_hidden_size": 32, "context_length": 64, "rescale_every": 0}),
+    "rwkv": Model(CAUSAL, _unmasked, {**TEXT, "attention_hidden_size": 32, "context_length": 64}),
     "lfm2": Model(CAUSAL, _causal, {**HEADS, "layer_types": ["conv", "full_attention"]}),
     # Encoders.
     "bert": Model(MASKED, _masked, TEXT),
