@@ -98,7 +98,7 @@ def export(
     check_output(Path(output), force=force)
     clock = _Clock(progress)
     clock.stage("example call")
-    call = example_call(model_or_fn, tuple(args), kwargs, dynamic_shapes)
+    call = example_call(model_or_fn, args, kwargs, dynamic_shapes)
     state = collect_state(call.module)
     specs = choose_programs(call, programs)
     root = Path(source_root or os.getcwd()).absolute()

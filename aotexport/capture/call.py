@@ -6,7 +6,7 @@ Invariant: a tensor object occurs once among the leaves, however often it was pa
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -62,7 +62,7 @@ class ExampleCall:
 
 def example_call(
     callable_: nn.Module | Callable[..., Any],
-    args: tuple[Any, ...],
+    args: Iterable[Any],
     kwargs: dict[str, Any] | None,
     dynamic_shapes: Any,
 ) -> ExampleCall:
@@ -78,8 +78,13 @@ def example_call(
         ModelFileInvalid: the arguments do not fit the signature, or `dynamic_shapes` does not fit the arguments.
         ExportFailed: an argument that a bundle cannot hold.
     """
+    if isinstance(callable_, type) or not callable(callable_):
+        what = (
+            f"the class `{callable_.__name__}`: pass an instance" if isinstance(callable_, type) else f"{callable_!r}"
+        )
+        raise ModelFileInvalid(f"what to export must be a module or a function of tensors, got {what}")
     if not isinstance(args, tuple | list):
-        raise ModelFileInvalid(f"example arguments must be a tuple, got {type(args).__name__}")
+        raise ModelFileInvalid(f"example arguments must be a tuple, got {type(args).__name__}; write `(x,)` for one")
     call = ExampleCall(callable_, tuple(args), dict(kwargs or {}))
     signature = _signature(callable_)
     try:
@@ -119,9 +124,20 @@ def _parameter(parameter: inspect.Parameter, arguments: dict[str, Any], leaf_ind
     empty: Any = {"var_positional": (), "var_keyword": {}}.get(kind, parameter.default)
     passed = parameter.name in arguments
     value = arguments[parameter.name] if passed else empty
+    if not passed and _holds_tensor(value):
+        # A constant of the programs, which a call can only leave as it is.
+        return Parameter(name=parameter.name, kind=kind, tree=Constant(value=None), optional=True)
     tree = tree_of(value, parameter.name, leaf_index, what="input")
     default_stands_in = empty is not inspect.Parameter.empty and (not passed or _same_constant(value, empty))
     return Parameter(name=parameter.name, kind=kind, tree=tree, optional=default_stands_in)
+
+
+def _holds_tensor(value: Any) -> bool:
+    if isinstance(value, dict):
+        return any(map(_holds_tensor, value.values()))
+    if isinstance(value, tuple | list):
+        return any(map(_holds_tensor, value))
+    return isinstance(value, torch.Tensor)
 
 
 def _same_constant(value: Any, default: Any) -> bool:

@@ -18,13 +18,11 @@ class Change:
         path: where the item stands, in Python's notation.
         old: what was there; None where nothing was.
         new: what is there now; None where nothing is.
-        added: whether nothing was there.
     """
 
     path: str
     old: Any
     new: Any
-    added: bool
 
 
 @dataclass(frozen=True)
@@ -41,7 +39,7 @@ class Snapshot:
         for key in {**before, **after}:
             old, new = before.get(key), after.get(key)
             if key not in before or key not in after or not _same(old, new):
-                yield Change(f"{self.path}[{key!r}]", old, new, key not in before)
+                yield Change(f"{self.path}[{key!r}]", old, new)
 
     def restore(self) -> None:
         """Give the container the items that it had."""

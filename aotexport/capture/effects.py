@@ -7,6 +7,7 @@ assigns are no operators; a program without them would be silently wrong.
 from __future__ import annotations
 
 import contextlib
+import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -21,7 +22,7 @@ from aotexport.errors import ExportFailed
 from aotexport.torch_internals import applied_functions
 
 _NUMBERS = (bool, int, float, str)
-_STATE = ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set")
+_TABLE = re.compile(r"\.?_(?:buffers|parameters|modules)\['([^']+)'\]")
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
@@ -168,12 +169,11 @@ def _attributes(module: nn.Module | None) -> list[tuple[str, nn.Module, dict[str
 
 
 def _containers(module: nn.Module | None) -> list[Snapshot]:
-    """Return the containers that the module's attributes hold, but for torch's own tables of its state."""
+    """Return the containers that the module's attributes hold, torch's own tables of its state among them."""
     found: list[Snapshot] = []
     for path, child in module.named_modules() if module is not None else ():
         for name, value in vars(child).items():
-            if name not in _STATE:
-                found += snapshots(value, f"{path}.{name}" if path else name)
+            found += snapshots(value, f"{path}.{name}" if path else name)
     return found
 
 
@@ -183,11 +183,12 @@ def _judge_items(changes: list[Change], effects: Effects) -> None:
             raise ChangedOnFirstCall(
                 "the call registers hooks on modules, which a bundle cannot hold. Register them before the export"
             )
-        if change.added and isinstance(change.new, torch.Tensor):
-            effects.notes.append(f"the tensor that the call stores in `{change.path}` is not kept by the bundle")
+        path = _TABLE.sub(r".\1", change.path).lstrip(".")
+        if change.old is None and isinstance(change.new, torch.Tensor):
+            effects.notes.append(f"the tensor that the call stores in `{path}` is not kept by the bundle")
         else:
             raise ExportFailed(
-                f"the call changes `{change.path}` of the model, and a bundle has no Python state. Keep tensors as "
+                f"the call changes `{path}` of the model, and a bundle has no Python state. Keep tensors as "
                 "buffers (`register_buffer`) and change them in place; count and collect outside of the call"
             )
 

@@ -105,6 +105,11 @@ def collect_state(module: nn.Module | None) -> State:
 def _check(tensor: torch.Tensor, name: str) -> None:
     if isinstance(tensor, nn.UninitializedParameter | nn.UninitializedBuffer):
         raise ExportFailed(f"`{name}` is not initialised yet; call the module once before exporting it")
+    if tensor._backward_hooks or getattr(tensor, "_post_accumulate_grad_hooks", None):
+        raise ExportFailed(
+            f"`{name}` has hooks, which a bundle cannot hold. Remove them, and register them on the loaded module's "
+            "parameter"
+        )
     if tensor.layout is not torch.strided:
         raise ExportFailed(f"`{name}` has layout {tensor.layout}; a bundle holds strided tensors")
 

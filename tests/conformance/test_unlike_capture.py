@@ -199,6 +199,28 @@ def test_call_with_other_gradients_is_refused_where_python_read_them(load):
     )
 
 
+def conjugates(z):
+    return z * 2, z.conj(), z.real
+
+
+def test_conjugated_argument_is_served(load):
+    z = torch.randn(4, dtype=torch.complex64)
+    module = load(conjugates, z)
+    assert all(torch.equal(got, expected) for got, expected in zip(module(z.conj()), conjugates(z.conj()), strict=True))
+
+
+def checked(x):
+    torch._assert_async(x.sum() < 1e9)
+    return x * 2
+
+
+@pytest.mark.parametrize("target", ["portable", "autograd"])
+def test_asserts_on_values_hold_in_both_graphs(load, target):
+    module = load(checked, torch.ones(3), target=target)
+    with pytest.raises(RuntimeError, match="Expected Tensor with single nonzero value"):
+        module(torch.ones(3) + 1e10)
+
+
 # --- constants --------------------------------------------------------------------------------------------
 
 
@@ -217,6 +239,20 @@ def test_keywords_in_another_order_are_refused(tmp_path):
     module = aotexport_runtime.load(tmp_path / "bundle")
     with pytest.raises(CallInvalid, match="keyword arguments a, b: expected in this order, as at capture"):
         module(a, b=b, a=a)
+
+
+class WithDefault(nn.Module):
+    def forward(self, x, y=torch.ones(2, 3)):  # noqa: B008 (what is tested)
+        return x + y
+
+
+def test_tensor_that_is_a_default_is_a_constant(load):
+    module = load(WithDefault(), leaf(2, 3), verify=True)
+    x = torch.randn(2, 3)
+    assert torch.equal(module(x), x + 1)
+    assert torch.equal(module.eval()(x), x + 1)
+    with pytest.raises(CallInvalid, match="`y`: expected None, as at capture"):
+        module(x, torch.zeros(2, 3))
 
 
 # --- state ------------------------------------------------------------------------------------------------
@@ -272,6 +308,20 @@ def test_hooks_of_submodules_are_refused(load):
     module = load(linear(), torch.randn(4, 3))
     with pytest.raises(NotSupported, match="hooks on its submodules would never run"):
         module.get_submodule("0").register_forward_hook(lambda *_: None)
+
+
+def test_mode_of_a_submodule_alone_is_refused(load):
+    module = load(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)), torch.randn(5, 4)).train()
+    with pytest.raises(NotSupported, match="a submodule cannot be switched alone"):
+        module.get_submodule("1").eval()
+    assert not module.eval().get_submodule("1").training
+
+
+def test_hooks_on_parameters_are_refused_at_export(tmp_path):
+    net = linear()
+    net[0].weight.register_hook(lambda gradient: gradient * 2)
+    with pytest.raises(aotexport.ExportFailed, match=r"`0\.weight` has hooks, which a bundle cannot hold"):
+        aotexport.export(net, (torch.randn(4, 3),), output=tmp_path / "bundle")
 
 
 # --- Python containers ------------------------------------------------------------------------------------
@@ -359,3 +409,42 @@ def test_model_that_is_prepared_by_its_first_call_is_exported_as_after_it(load):
     module, x = load(net, torch.ones(2, 3), verify=True), torch.randn(2, 3)
     torch.testing.assert_close(module(x), net(x))
     assert len(net.layer._forward_hooks) == 1
+
+
+class FilledOnFirstCall(nn.Module):
+    """Keeps a table in a buffer that is empty before the first call."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.register_buffer("table", None)
+
+    def forward(self, x):
+        if self.table is None:
+            self.table = torch.ones(4) * 3
+        return self.layer(x) * self.table
+
+
+def test_buffer_that_the_first_call_fills_is_computed_anew(load):
+    net = FilledOnFirstCall()
+    module, x = load(net, torch.ones(2, 4), verify=True), torch.randn(2, 4)
+    torch.testing.assert_close(module(x), net(x))
+    assert type(net.table) is torch.Tensor
+
+
+@pytest.mark.parametrize("target", [nn.Linear, "model", None])
+def test_what_is_no_module_or_function_is_refused(tmp_path, target):
+    with pytest.raises(aotexport.ModelFileInvalid, match="what to export must be a module or a function of tensors"):
+        aotexport.export(target, (torch.ones(1),), output=tmp_path / "bundle")
+
+
+@pytest.mark.parametrize("args", [None, torch.ones(1)])
+def test_example_arguments_that_are_no_tuple_are_refused(tmp_path, args):
+    with pytest.raises(aotexport.ModelFileInvalid, match=r"must be a tuple, got \w+; write `\(x,\)` for one"):
+        aotexport.export(linear(), args, output=tmp_path / "bundle")
+
+
+def test_device_that_is_not_here_is_refused(tmp_path):
+    aotexport.export(linear(), (torch.randn(4, 3),), output=tmp_path / "bundle", verify=False)
+    with pytest.raises(NotSupported, match="no device `nonsense` here"):
+        aotexport_runtime.load(tmp_path / "bundle", device="nonsense")

@@ -64,9 +64,7 @@ def load(
     namespaces = frozenset(operator_namespaces)
     _check_namespaces(bundle.manifest.requirements, namespaces)
     tensors = load_tensors(bundle, bundle.manifest.state, mapped=mapped)
-    place = torch.device(device) if device is not None else None
-    if place is not None and place.type != "cpu" and place.index is None:  # pyright: ignore[reportUnnecessaryComparison] (torch's stub)
-        place = torch.empty(0, device=place).device
+    place = _place(device)
     environment = Environment(namespaces, place)
     module = BundleModule(bundle, tensors, target=target, environment=environment)
     if place is not None:
@@ -76,6 +74,21 @@ def load(
         for refusal in program.refusals:
             log.info("program %s runs its forward graph: no %s graph (%s)", name, refusal.graph, refusal.reason)
     return module
+
+
+def _place(device: torch.device | str | None) -> torch.device | None:
+    """Return `device` with its index.
+
+    Raises:
+        NotSupported: it is not here.
+    """
+    if device is None:
+        return None
+    try:
+        return torch.empty(0, device=torch.device(device)).device
+    except (RuntimeError, AssertionError) as error:
+        reason = (str(error).splitlines() or [""])[0][:200]
+        raise NotSupported(f"no device `{device}` here: {reason}") from None
 
 
 def _check_namespaces(requirements: Requirements, allowed: frozenset[str]) -> None:

@@ -52,7 +52,7 @@ class BundleModule(nn.Module):
         # Last, since a name of the user's may equal one of ours, and can then no longer be assigned to.
         for entry in bundle.manifest.state:
             self._register(entry, tensors[entry.name])
-        super().train(bundle.manifest.training)
+        self.train(bundle.manifest.training)
 
     @property
     def device(self) -> torch.device | None:
@@ -119,6 +119,12 @@ class BundleModule(nn.Module):
         """Return the current tensor of every entry of the manifest's state, by its first name; not copied."""
         slots = {entry.name: self._slot(entry.name) for entry in self.bundle.manifest.state}
         return {name: table[key] for name, (table, key) in slots.items()}
+
+    def train(self, mode: bool = True) -> BundleModule:
+        """Choose the programs of train mode, or those of evaluation mode."""
+        for module in self.modules():
+            module.training = mode
+        return self
 
     # --- calls --------------------------------------------------------------------------------------------
 
@@ -204,6 +210,19 @@ class Container(nn.Module):
             NotSupported: always.
         """
         raise NotSupported("a bundle holds the program of the whole module; its submodules cannot be called")
+
+    def train(self, mode: bool = True) -> Container:
+        """Refuse another mode than the whole module's.
+
+        Raises:
+            NotSupported: the mode differs.
+        """
+        if mode != self.training:
+            raise NotSupported(
+                "a bundle holds the modes of the whole module, and a submodule cannot be switched alone. Switch it "
+                "before the export, which keeps such a mixture, or export the program `eval-joint`"
+            )
+        return self
 
     def _refuse_hook(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Refuse: the submodule is never called, and its hooks would not run.

@@ -195,6 +195,11 @@ class SoftGuards:
             for index, spec in enumerate(program.inputs)
             if not isinstance(spec, SizeInput) and not spec.meta.requires_grad
         ]
+        self._lazy = [
+            index
+            for index, spec in enumerate(program.inputs)
+            if isinstance(spec, ArgumentInput) and spec.meta.dtype.startswith(("complex", "float", "bfloat"))
+        ]
         self._guards = functional.guards
         self._records_gradients = functional.gradients is not None
         mutated = {mutation.input_index for mutation in functional.mutations}
@@ -228,6 +233,9 @@ class SoftGuards:
                 expected = stride if static else tuple(_value(step, symbols) for step in stride)
                 if actual != expected and not _same_layout(tensor.shape, actual, expected):
                     return f"input {index} has strides {actual}, captured with {expected}"
+        for index in self._lazy:
+            if inputs[index].is_conj() or inputs[index].is_neg():
+                return f"input {index} is a conjugated or negated view"
         if self._records_gradients:
             for index in self._without_grad:
                 if inputs[index].requires_grad:
