@@ -103,6 +103,7 @@ def _replacements(effects: Effects) -> list[tuple[Any, str, Any]]:
     """Return what stands in for methods that tracing does not see, as `(class, name, attribute)`."""
     tensor = torch.Tensor
     original_requires_grad = tensor.requires_grad_
+    original_contiguous, is_contiguous = tensor.contiguous, tensor.is_contiguous
 
     def requires_grad_(self: torch.Tensor, requires_grad: bool = True) -> torch.Tensor:
         if not is_user_file(sys._getframe(1).f_code.co_filename):
@@ -111,8 +112,10 @@ def _replacements(effects: Effects) -> list[tuple[Any, str, Any]]:
         return torch.ops.aten.requires_grad_.default(self, requires_grad)
 
     def contiguous(self: torch.Tensor, memory_format: torch.memory_format = torch.contiguous_format) -> torch.Tensor:
-        # Python returns a contiguous tensor without asking the dispatcher, and a trace would not see the call.
-        return torch.ops.aten.contiguous.default(self, memory_format=memory_format)
+        # Python returns a contiguous tensor as it is, and a trace does not see the call.
+        if not isinstance(self, nn.Parameter) and is_contiguous(self, memory_format=memory_format):
+            effects.reads.add("layout")
+        return original_contiguous(self, memory_format=memory_format)
 
     data = property(lambda self: self.detach(), _refused("Tensor.data = ...", "Use `copy_`, or return the new tensor"))
     hooks = "Register hooks on the loaded bundle's parameters, inputs or outputs instead"

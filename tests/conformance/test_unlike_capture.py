@@ -132,13 +132,29 @@ def test_export_and_save_leave_the_random_state(tmp_path):
 # --- layouts and sizes ------------------------------------------------------------------------------------
 
 
-def test_contiguous_copies_what_is_not_contiguous(load):
-    def flat(x):
-        return x.contiguous().view(-1)
+def contiguous_and_written(x):
+    y = x.contiguous()
+    y.mul_(3)
+    return y, x + 1, x
 
-    module = load(flat, torch.randn(4, 6))
-    x = torch.randn(6, 4).t()
-    assert torch.equal(module(x), flat(x))
+
+def test_contiguous_that_copied_nothing_holds_calls_to_the_layout(load):
+    module = load(contiguous_and_written, torch.randn(4, 6))
+    with pytest.raises(CallInvalid, match="the model's code reads the layout of tensors"):
+        module(torch.randn(6, 4).t())
+    x, twin = torch.ones(4, 6), torch.ones(4, 6)
+    got, expected = module(x), contiguous_and_written(twin)
+    assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=True))
+    assert got[0] is x
+    assert got[2] is x
+
+
+def test_contiguous_that_copied_is_in_the_graph(load):
+    module = load(contiguous_and_written, torch.randn(6, 4).t())
+    x, twin = torch.ones(6, 4).t(), torch.ones(6, 4).t()
+    got, expected = module(x), contiguous_and_written(twin)
+    assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=True))
+    assert torch.equal(x, twin)
 
 
 def moved_and_written(x):
