@@ -57,7 +57,7 @@ def test_output_that_is_a_view_may_be_changed_by_the_caller(load):
 
 
 def test_batched_gradients_are_those_of_eager(load):
-    net = linear()
+    net = nn.Sequential(nn.Linear(3, 6), nn.LayerNorm(6), nn.Tanh(), nn.Linear(6, 3))
     module, x = load(net, torch.randn(4, 3)), leaf(4, 3)
     module.train()
     got, expected = (torch.autograd.functional.jacobian(f, x, vectorize=True) for f in (module, net))
@@ -73,6 +73,39 @@ def test_forward_mode_derivatives_are_those_of_eager(load):
             forward_ad.unpack_dual(f(forward_ad.make_dual(x, torch.ones(4, 3)))).tangent for f in (module, net)
         )
     torch.testing.assert_close(got, expected)
+
+
+def test_gradients_of_gradients_go_through_the_same_dropout(load):
+    net = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Dropout(0.5)).train()
+    module = load(net, torch.randn(4, 6)).train()
+    x, penalties = torch.randn(4, 6), []
+    for function in (module, net):
+        torch.manual_seed(3)
+        weight = next(function.parameters())
+        (gradient,) = torch.autograd.grad(function(x).sum(), weight, create_graph=True)
+        penalties.append((gradient, *torch.autograd.grad(gradient.square().sum(), weight)))
+    torch.testing.assert_close(*penalties)
+
+
+def test_hooks_run_once_where_gradients_are_differentiable(load):
+    net = linear()
+    module, x, gradients = load(net, torch.randn(4, 3)).train(), torch.randn(4, 3), []
+    for function in (module, net):
+        weight = next(function.parameters())
+        weight.register_hook(lambda gradient: gradient * 2)
+        gradients.append(torch.autograd.grad(function(x).sum(), weight, create_graph=True))
+    torch.testing.assert_close(*gradients)
+
+
+def test_changed_weight_is_noticed_where_gradients_are_differentiable(load):
+    net = linear()
+    module, x = load(net, torch.randn(4, 3)).train(), leaf(4, 3)
+    for function in (module, net):
+        total, weight = function(x).sum(), list(function.parameters())[2]
+        with torch.no_grad():
+            weight.mul_(2)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            torch.autograd.grad(total, x, create_graph=True)
 
 
 class Doubled(torch.autograd.Function):

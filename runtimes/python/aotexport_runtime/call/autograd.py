@@ -140,10 +140,12 @@ class _Variant:
             tangent_positions=positions,
         )
 
-    def backward(self, defined: Pattern) -> Function:
-        """Return the compiled backward for a call in which only some tangents are defined."""
-        # Batched gradients (`is_grads_batched`) have no rules for operators that write over their operands.
-        key = (defined, transforms.active())
+    def backward(self, tangents: Sequence[torch.Tensor | None]) -> Function:
+        """Return the compiled backward for a call with these tangents, of which some may be undefined."""
+        given = [tangent for tangent in tangents if tangent is not None]
+        # Batched gradients have no rules for operators that write over their operands.
+        batched = transforms.active() or any(map(transforms.batched, given))
+        key = (tuple([tangent is not None for tangent in tangents]), batched)
         found = self.backwards.get(key)
         if found is None:
             found = self.backwards[key] = self._compile_backward(*key)
@@ -162,6 +164,8 @@ class _Joint(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, joint: JointProgram, symbols: dict[str, int], *inputs: Any) -> tuple[Any, ...]:
         variant = joint.variant(ctx.needs_input_grad[2:])
+        if joint.reference is not None:
+            ctx.again = _Again(joint, list(inputs), symbols, torch.get_rng_state() if joint.draws else None)
         results = variant.forward(list(inputs), symbols)
         # Autograd refuses to let a caller change views that a custom function returns.
         returned = [without_base(value) for value in results[: variant.returns]]
@@ -173,8 +177,6 @@ class _Joint(torch.autograd.Function):
         ctx.sizes = results[sizes_start:]
         ctx.variant = variant
         ctx.symbols = symbols
-        if joint.reference is not None:
-            ctx.again = _Again(joint, list(inputs), symbols, torch.get_rng_state() if joint.draws else None)
         ctx.deterministic = torch.are_deterministic_algorithms_enabled()
         for index in variant.held:
             returned[index] = Held(returned[index])
@@ -196,10 +198,9 @@ class _Joint(torch.autograd.Function):
                 "deterministic algorithms were switched on between forward and backward; switch them on before both"
             )
         tangents = [grads[position] for position in variant.tangent_positions]
-        defined = tuple([tangent is not None for tangent in tangents])
-        if not any(defined):
+        if all(tangent is None for tangent in tangents):
             return (None,) * (2 + len(joint.gradients.of_inputs))
-        function = variant.backward(defined)
+        function = variant.backward(tangents)
         args: list[Any] = [*ctx.saved_tensors, *ctx.unchecked, *ctx.sizes]
         for spec, tangent in zip(joint.gradients.tangents, tangents, strict=True):
             args.append(None if tangent is None else _laid_out(spec, tangent, ctx.symbols))
@@ -224,8 +225,12 @@ class _Again:
         with torch.random.fork_rng(enabled=self.random_state is not None):
             if self.random_state is not None:
                 torch.set_rng_state(self.random_state)
-            outputs = self.joint.reference(list(self.inputs), self.symbols)
-        wanted = [value for value, needs in zip(self.inputs, needed, strict=True) if needs]
+            # Hooks of the inputs run when this result reaches them, and must not run here as well.
+            inputs = [
+                value.view_as(value) if needs else value for value, needs in zip(self.inputs, needed, strict=True)
+            ]
+            outputs = self.joint.reference(list(inputs), self.symbols)
+        wanted = [value for value, needs in zip(inputs, needed, strict=True) if needs]
         pairs = [(o, g) for o, g in zip(outputs, grads, strict=False) if g is not None and o.requires_grad]
         found = iter(
             torch.autograd.grad(
@@ -246,6 +251,7 @@ def _differentiable_backward(ctx: Any, grads: Sequence[torch.Tensor | None]) -> 
             "double backward (`create_graph=True`) through this program's joint graph is not supported: it changes its "
             "inputs, returns views, or has custom autograd functions. Load the bundle with target='autograd'"
         )
+    _ = ctx.saved_tensors  # Raises where one was changed in place.
     return (None, None, *again.gradients(grads, ctx.needs_input_grad[2:]))
 
 

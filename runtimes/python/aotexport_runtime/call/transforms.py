@@ -11,6 +11,7 @@ import torch
 from torch.autograd import forward_ad
 
 _functorch = getattr(torch._C, "_functorch", None)  # noqa: TID251 (see above) # pyright: ignore[reportPrivateUsage]
+_is_batched = getattr(_functorch, "is_legacy_batchedtensor", None)
 _peek = getattr(_functorch, "peek_interpreter_stack", None)
 
 
@@ -22,3 +23,8 @@ def active() -> bool:
 def forward_mode() -> bool:
     """Return whether derivatives are computed forwards: by a dual level, `torch.func.jvp` or `jacfwd`."""
     return getattr(forward_ad, "_current_level", -1) >= 0
+
+
+def batched(tensor: torch.Tensor) -> bool:
+    """Return whether `tensor` is a batch of gradients (`is_grads_batched`)."""
+    return _is_batched is not None and bool(_is_batched(tensor))
