@@ -157,7 +157,9 @@ class _Variant:
         undefined = {name for name, is_defined in zip(tangents, defined, strict=True) if not is_defined}
         if undefined:
             piece = halves.without_undefined(self.joint.graph, piece, tangents, undefined)
-        return compile_functional(self.joint.graph, piece, self.joint.environment, label=f"{self.joint.label} backward")
+        return compile_functional(
+            self.joint.graph, piece, self.joint.environment, label=f"{self.joint.label} backward", in_place=not batched
+        )
 
 
 class _Joint(torch.autograd.Function):
