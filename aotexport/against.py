@@ -49,7 +49,7 @@ def compare_with_model(
     for name in bundle.program_names:
         program = bundle.program(name)
         _check_inputs([s.path for s in program.inputs if isinstance(s, ArgumentInput)], call, name, source.name)
-        for vector in record_vectors(call, state, program):
+        for vector in record_vectors(call, state, program)[1]:
             results += [
                 run_vector(bundle.root, vector.name, vector.record, vector.tensors, None, target, namespaces)
                 for target in targets

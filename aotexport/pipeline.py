@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -110,7 +110,11 @@ def export(
         state = collect_state(call.module)
         encoded = [_capture(spec, call, state, root, strip, clock) for spec in specs]
     clock.stage("record eager results")
-    vectors = [vector for program in encoded for vector in record_vectors(call, state, program.record)]
+    vectors: list[Vector] = []
+    for index, program in enumerate(encoded):
+        record, recorded = record_vectors(call, state, program.record)
+        encoded[index] = replace(program, record=record)
+        vectors += recorded
     report = _write(call, state, encoded, vectors, Path(output), verify, force, shard_nbytes, clock)
     report.seconds = clock.finish()
     return report

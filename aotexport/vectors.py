@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 from safetensors.torch import save_file
 
@@ -24,6 +25,7 @@ from aotexport_runtime.observe import Observation, make_inputs, observe
 from aotexport_runtime.schema import encode_record
 from aotexport_runtime.schema.manifest import VectorEntry
 from aotexport_runtime.schema.program import ArgumentInput, Program
+from aotexport_runtime.schema.sizes import Dimension
 from aotexport_runtime.schema.vectors import Vector as VectorRecord
 from aotexport_runtime.schema.vectors import VectorInput
 from aotexport_runtime.self_test import flat_outputs
@@ -52,7 +54,7 @@ class _Arguments:
     stored: dict[str, torch.Tensor]
 
 
-def record_vectors(call: ExampleCall, state: State, program: Program) -> list[Vector]:
+def record_vectors(call: ExampleCall, state: State, program: Program) -> tuple[Program, list[Vector]]:
     """Run the eager callable and record what a caller can see.
 
     Args:
@@ -61,7 +63,8 @@ def record_vectors(call: ExampleCall, state: State, program: Program) -> list[Ve
         program: which program.
 
     Returns:
-        Recorded calls; those on generated arguments that eager itself refuses are left out.
+        The program, without the sizes 0 and 1 in its ranges where eager refuses them (a trace assumes larger ones, and
+        holds no check for these), and the recorded calls; others that eager itself refuses are left out.
 
     Raises:
         ExportFailed: eager fails on the example itself.
@@ -69,10 +72,24 @@ def record_vectors(call: ExampleCall, state: State, program: Program) -> list[Ve
     example = _example_arguments(call, program)
     vectors = [_record(call, state, program, example)]
     generator = torch.Generator().manual_seed(_SEED)
-    for arguments in (_random_arguments(example, generator), *_resized_arguments(program, example, generator)):
+    with contextlib.suppress(ExportFailed):
+        vectors.append(_record(call, state, program, _random_arguments(example, generator)))
+    for dimension in program.dimensions:
+        small: list[Vector] = []
+        for size in range(dimension.min, 2):
+            arguments = _small_arguments(program, example, dimension, size, generator)
+            if arguments is None:
+                continue
+            try:
+                small.append(_record(call, state, program, arguments))
+            except ExportFailed:
+                small.clear()
+                program = _beginning_at(program, dimension.symbol, size + 1)
+        vectors += small
+    for arguments in _resized_arguments(program, example, generator):
         with contextlib.suppress(ExportFailed):
             vectors.append(_record(call, state, program, arguments))
-    return vectors
+    return program, vectors
 
 
 def write_vectors(vectors: list[Vector], directory: Path) -> tuple[VectorEntry, ...]:
@@ -158,15 +175,37 @@ def _shuffled(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     return noisy.clamp(wide.min(), wide.max()).to(values.dtype)
 
 
+def _small_arguments(
+    program: Program, example: _Arguments, dimension: Dimension, size: int, generator: torch.Generator
+) -> _Arguments | None:
+    """Return arguments with `dimension` at `size` and the others beyond 1; None: the program takes no such call."""
+    symbols = {**_generic_sizes(program), dimension.symbol: size}
+    if not all(evaluate(guard, symbols) for guard in program.guards):
+        return None
+    return _resized(f"{dimension.name}-is-{size}", program, example, symbols, generator)
+
+
+def _beginning_at(program: Program, symbol: str, least: int) -> Program:
+    """Return the program with `least` as the least value of `symbol`."""
+    dimensions = [
+        msgspec.structs.replace(d, min=max(d.min, least)) if d.symbol == symbol else d for d in program.dimensions
+    ]
+    return msgspec.structs.replace(program, dimensions=tuple(dimensions))
+
+
+def _generic_sizes(program: Program) -> dict[str, int]:
+    """Return a value per symbol that is no special one, where the range has such."""
+    return {
+        d.symbol: min(max(d.min, 5 + 2 * i), d.max if d.max is not None else 1 << 30)
+        for i, d in enumerate(program.dimensions)
+    }
+
+
 def _resized_arguments(program: Program, example: _Arguments, generator: torch.Generator) -> list[_Arguments]:
     if not program.dimensions:
         return []
     least = {dimension.symbol: dimension.min for dimension in program.dimensions}
-    more = {
-        d.symbol: min(max(d.min, 5 + 2 * i), d.max if d.max is not None else 1 << 30)
-        for i, d in enumerate(program.dimensions)
-    }
-    candidates = {"least-sizes": least, "other-sizes": more}
+    candidates = {"least-sizes": least, "other-sizes": _generic_sizes(program)}
     return [
         arguments
         for name, symbols in candidates.items()

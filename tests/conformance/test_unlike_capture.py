@@ -219,6 +219,24 @@ def test_empty_batch_and_sequence_are_served(load):
         assert module(torch.randn(0, 0, 4)).shape == (0, 0, 4)
 
 
+def test_size_that_eager_refuses_is_outside_of_the_range(load):
+    batch = {0: torch.export.Dim("batch")}
+    module = load(nn.BatchNorm1d(4), torch.randn(3, 4), dynamic_shapes=(batch,), verify=True).train()
+    with pytest.raises(CallInvalid, match=r"`batch` is 1, outside \[2:\]"):
+        module(torch.randn(1, 4))
+    assert module.eval()(torch.randn(1, 4)).shape == (1, 4)
+
+
+def special_at_one(x):
+    return x * 100 if x.shape[0] == 1 else x
+
+
+def test_branch_on_size_one_is_refused_at_export(load):
+    with pytest.raises(aotexport.VerificationFailed, match=r"sizes 0 and 1.*declare Dim\('batch', min=2\)"):
+        load(special_at_one, torch.ones(3, 4), dynamic_shapes=({0: torch.export.Dim("batch")},), verify=True)
+    load(special_at_one, torch.ones(3, 4), dynamic_shapes=({0: torch.export.Dim("batch", min=2)},), verify=True)
+
+
 def by_layout(x):
     return x + 1 if x.is_contiguous() else x - 1
 
