@@ -49,6 +49,8 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 # Containers that torch's tree utilities know and this package does not (caches of model libraries).
 from torch.utils._pytree import SUPPORTED_NODES, tree_map
+from torch.utils._sympy.numbers import int_oo
+from torch.utils._sympy.value_ranges import ValueRanges
 
 # What nodes of a pre-dispatch graph call, beside operators.
 OpOverload = torch._ops.OpOverload
@@ -335,6 +337,9 @@ def insert_data_dependent_checks(module: torch.fx.GraphModule, shape_env: ShapeE
     """Write what `torch._check` says about sizes that only the data know into a graph; return whether there was any."""
     if not any(shape_env.is_unbacked_symint(symbol) for symbol in shape_env.var_to_range):
         return False
+    for node in module.graph.find_nodes(op="call_function", target=torch.ops.aten.masked_select.default):
+        # torch 2.13 bounds the count by the elements of the tensor before it is broadcast with the mask.
+        shape_env.var_to_range[node.meta["val"].shape[0].node.expr] = ValueRanges(0, int_oo)
     before = len(module.graph.nodes)
     insert_deferred_runtime_asserts(module, shape_env, "forward", export=True)
     return len(module.graph.nodes) > before

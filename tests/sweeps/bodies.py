@@ -10,7 +10,10 @@ from torch.testing._internal.hop_db import hop_db
 from tests.sweeps.operators import elsewhere, items_of
 from tests.sweeps.sample import Items
 
-EXCLUDED = elsewhere(hop_db) | {"register_hook.simple int64": "the collection asks for gradients of integers"}
+EXCLUDED = elsewhere(hop_db) | {
+    "register_hook.simple int64": "the collection asks for gradients of integers",
+    "NumpyCubeNotComposableAutogradFunction float32 grad": "numpy in a custom function; its export fails verification",
+}
 """Operators that are not run, with the reason."""
 
 

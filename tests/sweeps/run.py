@@ -17,7 +17,7 @@ from typing import Any
 import aotexport
 import aotexport_runtime
 from tests.sweeps.sample import Sample
-from tests.sweeps.table import CRASHED, EQUAL, FORWARD, REFUSED, REFUSED_LATE, WRONG, Outcome
+from tests.sweeps.table import CRASHED, DROPPED, EQUAL, FORWARD, REFUSED, REFUSED_LATE, WRONG, Outcome
 
 TIMEOUT_S = 900
 
@@ -96,7 +96,10 @@ def _verdict(path: str, results: list[dict[str, Any]]) -> Outcome:
         if not result["agrees"] and (result["target"], result["program"] in joint_only) != ("autograd", True)
     ]
     if failures:
-        return next((failure for failure in failures if failure.kind == WRONG), failures[0])
+        worst = next((failure for failure in failures if failure.kind == WRONG), failures[0])
+        failing = {(result["target"], result["program"]) for result in results if not result["agrees"]}
+        served = all(target == "portable" and programs[name].forward.differentiable for target, name in failing)
+        return Outcome(DROPPED, worst.why) if served else worst
     reasons = sorted({refusal.reason for program in programs.values() for refusal in program.refusals})
     return Outcome(FORWARD, _stable("; ".join(reasons))) if reasons else Outcome(EQUAL)
 

@@ -11,11 +11,13 @@ EQUAL = "equal"
 FORWARD = "forward graph alone"
 REFUSED = "refused"
 REFUSED_LATE = "refused at run time"
+DROPPED = "joint graph dropped"
 WRONG = "WRONG"
 CRASHED = "CRASHED"
-KINDS = (EQUAL, FORWARD, REFUSED, REFUSED_LATE, WRONG, CRASHED)
-"""How a sample comes out: equal to eager by both graphs; by the forward graph, with no joint graph; refused at export
-with an error of ours; refused by the loaded bundle with an error of ours; different from eager; anything else."""
+KINDS = (EQUAL, FORWARD, DROPPED, REFUSED, REFUSED_LATE, WRONG, CRASHED)
+"""How a sample comes out: equal to eager by both graphs; by the forward graph, with no joint graph; by the forward
+graph, since verification drops a joint graph that differs; refused at export with an error of ours; refused by the
+loaded bundle with an error of ours; different from eager, so that the export fails; anything else."""
 
 HEADER = "\t".join(("item", *KINDS, "why"))
 RESULTS = Path(__file__).parent / "results"
