@@ -66,6 +66,7 @@ def load(
     tensors = load_tensors(bundle, bundle.manifest.state, mapped=mapped)
     place = _place(device)
     environment = Environment(namespaces, place)
+    _keep_freed_memory()
     module = BundleModule(bundle, tensors, target=target, environment=environment)
     if place is not None:
         module.to(place)
@@ -74,6 +75,11 @@ def load(
         for refusal in program.refusals:
             log.info("program %s runs its forward graph: no %s graph (%s)", name, refusal.graph, refusal.reason)
     return module
+
+
+def _keep_freed_memory() -> None:
+    """Let glibc use again what calls free, instead of giving it back to the system; see docs/decisions/0005."""
+    torch.empty(31 << 20, dtype=torch.uint8)
 
 
 def _place(device: torch.device | str | None) -> torch.device | None:
