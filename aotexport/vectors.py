@@ -186,9 +186,10 @@ def _small_arguments(
 
 
 def _beginning_at(program: Program, symbol: str, least: int) -> Program:
-    """Return the program with `least` as the least value of `symbol`."""
+    """Return the program with `least`, or the greatest value where that is less, as the least value of `symbol`."""
     dimensions = [
-        msgspec.structs.replace(d, min=max(d.min, least)) if d.symbol == symbol else d for d in program.dimensions
+        msgspec.structs.replace(d, min=least if d.max is None else min(least, d.max)) if d.symbol == symbol else d
+        for d in program.dimensions
     ]
     return msgspec.structs.replace(program, dimensions=tuple(dimensions))
 

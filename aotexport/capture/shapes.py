@@ -12,7 +12,7 @@ import sympy
 import torch
 
 from aotexport.capture.forward import ForwardCapture
-from aotexport.encode.sizes import encode_expression
+from aotexport.encode.sizes import encode_size
 from aotexport.errors import ExportFailed
 from aotexport_runtime.schema.sizes import Dimension, SizeExpression
 
@@ -115,10 +115,9 @@ def guards(forward: ForwardCapture, known: tuple[Dimension, ...]) -> tuple[SizeE
             continue
         if {symbol.name for symbol in expression.free_symbols} - symbols:
             continue
-        try:
-            record = encode_expression(expression)
-        except Exception:
-            raise ExportFailed(f"the trace assumed `{expression}`, which a bundle cannot hold") from None
+        record = encode_size(expression, or_none=True)
+        if record is None:
+            raise ExportFailed(f"the trace assumed `{expression}`, which a bundle cannot hold")
         if isinstance(record, SizeExpression) and record not in encoded:
             encoded.append(record)
     return tuple(encoded)

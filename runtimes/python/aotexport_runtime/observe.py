@@ -5,7 +5,8 @@ The exporter observes eager execution with this, the self-test a loaded bundle; 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -84,6 +85,14 @@ class Inputs:
     leaves: list[Any]
 
 
+@contextlib.contextmanager
+def _random_state_kept() -> Generator[None, None, None]:
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    with torch.random.fork_rng(devices):
+        yield
+
+
+@_random_state_kept()
 def observe(
     call: Callable[[list[Any]], Any],
     make: Callable[[], Inputs],
@@ -107,22 +116,6 @@ def observe(
         calls: how often to call.
         backward: run a backward pass from all differentiable outputs after each call.
     """
-    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
-    with torch.random.fork_rng(devices):
-        return _observe(call, make, paths, state, flatten, seed=seed, calls=calls, backward=backward)
-
-
-def _observe(
-    call: Callable[[list[Any]], Any],
-    make: Callable[[], Inputs],
-    paths: Sequence[str],
-    state: Callable[[], Mapping[str, torch.Tensor]],
-    flatten: Callable[[Any], list[tuple[str, Any]]],
-    *,
-    seed: int,
-    calls: int,
-    backward: bool,
-) -> Observation:
     seen = Observation()
     torch.manual_seed(seed)
     before = {name: _snapshot(tensor) for name, tensor in state().items()}
