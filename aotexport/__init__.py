@@ -5,29 +5,39 @@ Importing this package does not import torch, so that the command line answers a
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from aotexport.errors import AotExportError, ExportFailed, ModelFileInvalid, OutputExists, VerificationFailed
 
 if TYPE_CHECKING:
     from aotexport.pipeline import ExportReport, export
+    from aotexport.programs import Example, Program
 
 __version__ = "0.1.0"
 
 __all__ = [
     "AotExportError",
+    "Example",
     "ExportFailed",
     "ExportReport",
     "ModelFileInvalid",
     "OutputExists",
+    "Program",
     "VerificationFailed",
     "export",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in ("ExportReport", "export"):
+    if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from aotexport import pipeline
+    return getattr(importlib.import_module(_HOMES[name]), name)
 
-    return getattr(pipeline, name)
+
+_HOMES = {
+    "Example": "aotexport.programs",
+    "ExportReport": "aotexport.pipeline",
+    "Program": "aotexport.programs",
+    "export": "aotexport.pipeline",
+}

@@ -9,9 +9,10 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
-from aotexport.capture.call import ExampleCall, example_call
+from aotexport.capture.call import ExampleCall
 from aotexport.capture.state import State, StateEntry, collect_state
 from aotexport.errors import VerificationFailed
+from aotexport.programs import NAMED, choose_programs
 from aotexport.source import Source
 from aotexport.vectors import record_vectors
 from aotexport_runtime import dtypes
@@ -41,12 +42,12 @@ def compare_with_model(
         VerificationFailed: the model has other parameters, buffers or inputs than the bundle.
         ExportFailed: the model fails on its own example inputs.
     """
-    call = example_call(source.target, source.args, source.kwargs, source.dynamic_shapes)
-    state = collect_state(call.module)
+    calls = _calls(bundle, source)
+    state = collect_state(next(iter(calls.values())).module)
     _give_weights(bundle, state, source.name)
     namespaces = tuple(operator_namespaces)
     results: list[VectorResult] = []
-    for name in bundle.program_names:
+    for name, call in calls.items():
         program = bundle.program(name)
         _check_inputs([s.path for s in program.inputs if isinstance(s, ArgumentInput)], call, name, source.name)
         for vector in record_vectors(call, state, program)[1]:
@@ -55,6 +56,18 @@ def compare_with_model(
                 for target in targets
             ]
     return results
+
+
+def _calls(bundle: Bundle, source: Source) -> dict[str, ExampleCall]:
+    """Return the model file's example call of each of the bundle's programs."""
+    described = {program.name: program for program in source.programs or () if not isinstance(program, str)}
+    programs = [described.get(name, name) for name in bundle.program_names if name in described or name in NAMED]
+    specs = choose_programs(source.target, source.example, programs, source.variants)
+    calls = {spec.name: spec.call for spec in specs}
+    missing = [name for name in bundle.program_names if name not in calls]
+    if missing:
+        raise VerificationFailed(f"`{source.name}` describes no program `{missing[0]}`, which the bundle has", missing)
+    return {name: calls[name] for name in bundle.program_names}
 
 
 def _give_weights(bundle: Bundle, state: State, file: str) -> None:

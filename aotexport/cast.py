@@ -8,6 +8,7 @@ import itertools
 import torch
 from torch import nn
 
+from aotexport.programs import AnyExample, Example, Program, as_example
 from aotexport.source import Source
 from aotexport.torch_internals import tree_map
 
@@ -32,5 +33,22 @@ def cast(source: Source, dtype: torch.dtype) -> Source:
             done[id(value)] = value.detach().to(dtype).requires_grad_(value.requires_grad)
         return done[id(value)]
 
-    args, kwargs = tree_map(leaf, (source.args, source.kwargs))
-    return dataclasses.replace(source, args=args, kwargs=kwargs)
+    def recast(example: AnyExample) -> Example:
+        example = as_example(example)
+        args, kwargs = tree_map(leaf, (tuple(example.args), dict(example.kwargs)))
+        return dataclasses.replace(example, args=args, kwargs=kwargs)
+
+    def described(program: str | Program) -> str | Program:
+        if isinstance(program, str):
+            return program
+        example = None if program.example is None else recast(program.example)
+        return dataclasses.replace(program, example=example, variants=tuple(map(recast, program.variants)))
+
+    example = recast(source.example)
+    return dataclasses.replace(
+        source,
+        args=tuple(example.args),
+        kwargs=dict(example.kwargs),
+        variants=tuple(map(recast, source.variants)),
+        programs=None if source.programs is None else tuple(map(described, source.programs)),
+    )

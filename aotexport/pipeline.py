@@ -11,14 +11,14 @@ from typing import Any
 
 from torch import nn
 
-from aotexport.capture.call import ExampleCall, example_call
+from aotexport.capture.call import ExampleCall
 from aotexport.capture.effects import ChangedOnFirstCall
 from aotexport.capture.forward import capture_forward
 from aotexport.capture.functional import capture_functional_graph
 from aotexport.capture.mode import in_mode
 from aotexport.capture.state import State, collect_state
-from aotexport.encode.program import EncodedProgram, ProgramSpec, encode_program, with_functional
-from aotexport.errors import ModelFileInvalid
+from aotexport.encode.program import EncodedProgram, encode_program, with_functional
+from aotexport.programs import AnyExample, Example, Program, ProgramSpec, choose_programs
 from aotexport.targets import check_targets
 from aotexport.vectors import Vector, record_vectors, run_once, write_vectors
 from aotexport.verify import Comparison, verify_bundle
@@ -57,7 +57,8 @@ def export(
     kwargs: dict[str, Any] | None = None,
     *,
     output: str | os.PathLike[str],
-    programs: Iterable[str] | None = None,
+    programs: str | Program | Iterable[str | Program] | None = None,
+    variants: Iterable[AnyExample] = (),
     dynamic_shapes: Any = None,
     targets: Iterable[str] = ("portable",),
     verify: bool = True,
@@ -74,8 +75,10 @@ def export(
         args: positional example inputs.
         kwargs: keyword example inputs.
         output: directory to write the bundle to.
-        programs: names among `train`, `infer`, `eval-joint`; None: `train` and `infer` for a module with trainable
-            parameters, else `train` when an input requires grad, else `infer`.
+        programs: names among `train`, `infer`, `eval-joint`, and descriptions of others; None: `train` and `infer` for
+            a module with trainable parameters, else `train` when an input requires grad, else `infer`.
+        variants: further example calls, with other signatures than `args` and `kwargs` have: a call of the bundle runs
+            the first that it fits. A tuple is positional arguments, a dict keyword arguments, with fixed sizes.
         dynamic_shapes: which sizes may differ from the example's, as `torch.export.export` takes it.
         targets: forms to ship; `portable` always is.
         verify: compare the written bundle with eager execution, in a fresh process.
@@ -98,21 +101,21 @@ def export(
     check_output(Path(output), force=force)
     clock = _Clock(progress)
     clock.stage("example call")
-    call = example_call(model_or_fn, args, kwargs, dynamic_shapes)
+    specs = choose_programs(model_or_fn, Example(args, kwargs or {}, dynamic_shapes), programs, variants)
+    call = specs[0].call
     state = collect_state(call.module)
-    specs = choose_programs(call, programs)
     root = Path(source_root or os.getcwd()).absolute()
     try:
-        encoded = [_capture(spec, call, state, root, strip, clock) for spec in specs]
+        encoded = [_capture(spec, state, root, strip, clock) for spec in specs]
     except ChangedOnFirstCall:
         # Libraries prepare their modules at the first call; a real one, and the next leaves the model as it is.
         run_once(call, state, specs[0].mode)
         state = collect_state(call.module)
-        encoded = [_capture(spec, call, state, root, strip, clock) for spec in specs]
+        encoded = [_capture(spec, state, root, strip, clock) for spec in specs]
     clock.stage("record eager results")
     vectors: list[Vector] = []
-    for index, program in enumerate(encoded):
-        record, recorded = record_vectors(call, state, program.record)
+    for index, (spec, program) in enumerate(zip(specs, encoded, strict=True)):
+        record, recorded = record_vectors(spec.call, state, program.record)
         encoded[index] = replace(program, record=record)
         vectors += recorded
     report = _write(call, state, encoded, vectors, Path(output), verify, force, shard_nbytes, clock)
@@ -120,13 +123,11 @@ def export(
     return report
 
 
-def _capture(
-    spec: ProgramSpec, call: ExampleCall, state: State, root: Path, strip: bool, clock: _Clock
-) -> EncodedProgram:
-    with in_mode(call.module, spec.mode):
+def _capture(spec: ProgramSpec, state: State, root: Path, strip: bool, clock: _Clock) -> EncodedProgram:
+    with in_mode(spec.call.module, spec.mode):
         clock.stage(f"{spec.name}: forward graph")
-        forward = capture_forward(call, state)
-        program = encode_program(spec, call, forward, root=root, strip=strip)
+        forward = capture_forward(spec.call, state)
+        program = encode_program(spec, forward, root=root, strip=strip)
         clock.stage(f"{spec.name}: {'joint' if spec.grad else 'inference'} graph")
         functional = capture_functional_graph(forward, grad=spec.grad)
     return with_functional(program, forward, functional, root=root, strip=strip)
@@ -144,6 +145,7 @@ def _write(
     clock: _Clock,
 ) -> ExportReport:
     comparisons: list[Comparison] = []
+    name = call.name if call.module is None else type(call.module).__name__
     with staged(output, force=force) as stage:
         clock.stage("write")
         tensors = write_weights(state, stage, shard_nbytes=shard_nbytes)
@@ -151,10 +153,10 @@ def _write(
 
         def finish(current: list[EncodedProgram]) -> Manifest:
             write_programs(current, stage)
-            write_readme(stage, call.name, [program.record for program in current])
+            write_readme(stage, name, [program.record for program in current])
             return write_manifest(
                 stage,
-                name=call.name,
+                name=name,
                 kind="module" if call.module is not None else "function",
                 training=call.module is not None and _starts_in_training(call.module, current),
                 programs=current,
@@ -173,42 +175,6 @@ def _write(
 def _starts_in_training(module: nn.Module, programs: list[EncodedProgram]) -> bool:
     modes = {program.record.mode for program in programs}
     return module.training if {"train", "eval"} <= modes else "train" in modes
-
-
-def choose_programs(call: ExampleCall, names: Iterable[str] | None) -> list[ProgramSpec]:
-    """Return what to capture.
-
-    Args:
-        call: the example call.
-        names: the user's choice, or None for the default.
-
-    Raises:
-        ModelFileInvalid: an unknown name.
-    """
-    module = call.module
-    trainable = module is not None and any(parameter.requires_grad for parameter in module.parameters())
-    input_grad = any(tensor.requires_grad for tensor in call.tensors)
-    if names is None:
-        if module is not None and (trainable or input_grad):
-            names = ("train", "infer")
-        else:
-            names = ("train",) if input_grad else ("infer",)
-    elif isinstance(names, str):
-        names = (names,)
-    modes: dict[str, tuple[Any, bool]] = {
-        "train": ("train", True),
-        "infer": ("eval", False),
-        "eval-joint": ("eval", True),
-    }
-    specs: list[ProgramSpec] = []
-    for name in dict.fromkeys(names):
-        if name not in modes:
-            raise ModelFileInvalid(f"no program `{name}`; there are {', '.join(modes)}")
-        mode, grad = modes[name]
-        specs.append(ProgramSpec(name, mode if module is not None else "function", grad))
-    if not specs:
-        raise ModelFileInvalid("no programs were asked for")
-    return specs
 
 
 class _Clock:

@@ -1,7 +1,7 @@
 """The source of an export: what a model file offers, checked, and the lines to write where it does not.
 
 A model file offers `model` (or another attribute) and `example_inputs`, and may offer `example_kwargs`,
-`dynamic_shapes`, `programs` and `custom_ops`.
+`dynamic_shapes`, `variants`, `programs` and `custom_ops`.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from torch import nn
 
 from aotexport.errors import ModelFileInvalid
 from aotexport.model_file import ModelFile, importable, open_model_file, user_code
+from aotexport.programs import Example, Program, as_example
 
 _MISSING = object()
 
@@ -35,6 +36,7 @@ class Source:
         kwargs: keyword example arguments.
         dynamic_shapes: see `aotexport.export`; None: all sizes are fixed.
         programs: see `aotexport.export`; None: the default.
+        variants: see `aotexport.export`.
         custom_ops: names of modules that register custom operators.
         root: directory that source lines, and the file's own imports, are relative to.
     """
@@ -44,9 +46,15 @@ class Source:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     dynamic_shapes: Any
-    programs: tuple[str, ...] | None
+    programs: tuple[str | Program, ...] | None
+    variants: tuple[Example, ...]
     custom_ops: tuple[str, ...]
     root: Path
+
+    @property
+    def example(self) -> Example:
+        """The example call."""
+        return Example(self.args, self.kwargs, self.dynamic_shapes)
 
 
 def load_source(where: str) -> Source:
@@ -69,6 +77,7 @@ def load_source(where: str) -> Source:
             kwargs=kwargs,
             dynamic_shapes=_dynamic_shapes(file),
             programs=_programs(file),
+            variants=_variants(file),
             custom_ops=_custom_ops(file),
             root=file.root,
         )
@@ -202,12 +211,26 @@ def _dynamic_shapes(file: ModelFile) -> Any:
     return value
 
 
-def _programs(file: ModelFile) -> tuple[str, ...] | None:
+def _programs(file: ModelFile) -> tuple[str | Program, ...] | None:
     value = getattr(file.module, "programs", None)
-    names = (value,) if isinstance(value, str) else value
-    if names is not None and not (isinstance(names, Iterable) and all(isinstance(name, str) for name in names)):
-        raise ModelFileInvalid(f'`programs` in `{file.name}` must be a list of names, like ["train", "infer"]')
-    return None if names is None else tuple(names)
+    programs = (value,) if isinstance(value, str | Program) else value
+    if programs is None:
+        return None
+    if not isinstance(programs, Iterable) or not all(isinstance(item, str | Program) for item in programs):
+        raise ModelFileInvalid(
+            f'`programs` in `{file.name}` must be a list of names, like ["train", "infer"], and of `aotexport.Program`'
+        )
+    return tuple(programs)
+
+
+def _variants(file: ModelFile) -> tuple[Example, ...]:
+    value = getattr(file.module, "variants", ())
+    if not isinstance(value, list | tuple):
+        raise ModelFileInvalid(
+            f"`variants` in `{file.name}` is a {_kind(value)}; it must be a list of further example calls, each a "
+            "tuple of positional arguments, a dict of keyword arguments, or an `aotexport.Example`"
+        )
+    return tuple(map(as_example, value))
 
 
 def _custom_ops(file: ModelFile) -> tuple[str, ...]:

@@ -19,8 +19,8 @@ from aotexport.capture.call import ExampleCall
 from aotexport.capture.mode import in_mode
 from aotexport.capture.sources import user_line
 from aotexport.capture.state import State
-from aotexport.encode.program import Mode
 from aotexport.errors import ExportFailed
+from aotexport.programs import Mode
 from aotexport_runtime.observe import Observation, make_inputs, observe
 from aotexport_runtime.schema import encode_record
 from aotexport_runtime.schema.manifest import VectorEntry

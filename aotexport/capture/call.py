@@ -44,14 +44,15 @@ class ExampleCall:
 
     @property
     def module(self) -> nn.Module | None:
-        """The module, or None for a function."""
-        return self.callable if isinstance(self.callable, nn.Module) else None
+        """The module, also of a method of one; None for a function."""
+        owner = self.callable if isinstance(self.callable, nn.Module) else getattr(self.callable, "__self__", None)
+        return owner if isinstance(owner, nn.Module) else None
 
     @property
     def name(self) -> str:
-        """Name of the class or function."""
-        if self.module is not None:
-            return type(self.module).__name__
+        """Name of the class, method or function."""
+        if isinstance(self.callable, nn.Module):
+            return type(self.callable).__name__
         return getattr(self.callable, "__name__", type(self.callable).__name__)
 
     def rebuild(self, tensors: list[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -41,7 +41,7 @@ def _direct(call: ExampleCall) -> nn.Module | Callable[..., Any]:
 
 def _exported(strict: bool) -> Callable[[ExampleCall], nn.Module]:
     def prepare(call: ExampleCall) -> nn.Module:
-        module = call.module or _FunctionModule(call.callable)
+        module = call.callable if isinstance(call.callable, nn.Module) else _FunctionModule(call)
         shapes = _dynamic_shapes(call)
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
             program = torch.export.export(module, call.args, call.kwargs, dynamic_shapes=shapes, strict=strict)
@@ -51,9 +51,10 @@ def _exported(strict: bool) -> Callable[[ExampleCall], nn.Module]:
 
 
 class _FunctionModule(nn.Module):
-    def __init__(self, function: Callable[..., Any]) -> None:
+    def __init__(self, call: ExampleCall) -> None:
         super().__init__()
-        self.forward = function  # type: ignore[method-assign]
+        self.owner = call.module
+        self.forward = call.callable  # type: ignore[method-assign]
 
 
 def _dynamic_shapes(call: ExampleCall) -> Any:

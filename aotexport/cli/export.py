@@ -5,11 +5,16 @@ from __future__ import annotations
 import contextlib
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from aotexport.cli.output import DTYPES, print_json, stdout
 from aotexport.cli.progress import Progress
+
+if TYPE_CHECKING:
+    from aotexport.programs import Program
+    from aotexport.source import Source
 
 _EXAMPLE = """\b
 Example, with this model.py:
@@ -68,7 +73,8 @@ def export(
 
     The file offers `model` (a module, a class or function that makes one, or a function of tensors) and
     `example_inputs` (a tuple of positional arguments, a dict of keyword arguments, or a function that returns either).
-    It may offer `example_kwargs`, `dynamic_shapes`, `programs`, and `custom_ops` (modules to import).
+    It may offer `example_kwargs`, `dynamic_shapes`, `variants` (further example calls), `programs`, and `custom_ops`
+    (modules to import).
     """
     # With --json, standard output is for the document alone; models print.
     elsewhere = contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext()
@@ -98,7 +104,8 @@ def export(
                 source.args,
                 source.kwargs,
                 output=output,
-                programs=programs or source.programs,
+                programs=_named(programs, source) if programs else source.programs,
+                variants=source.variants,
                 dynamic_shapes=merge_dynamic(source, dynamic),
                 targets=targets,
                 verify=not no_verify,
@@ -112,3 +119,9 @@ def export(
         print_json(summary)
     else:
         print_summary(stdout(), summary)
+
+
+def _named(names: tuple[str, ...], source: Source) -> list[str | Program]:
+    """Return the programs of these names, those that the model file describes as it describes them."""
+    described = {program.name: program for program in source.programs or () if not isinstance(program, str)}
+    return [described.get(name, name) for name in names]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 import torch
@@ -18,6 +18,7 @@ from aotexport.encode.functional import Unsupported, encode_functional
 from aotexport.encode.graph import GraphEncoder
 from aotexport.encode.values import encode_result_meta, encode_tensor_meta
 from aotexport.errors import ExportFailed
+from aotexport.programs import ProgramSpec
 from aotexport.torch_internals import FunctionalCapture
 from aotexport_runtime.schema.graph import Graph
 from aotexport_runtime.schema.program import (
@@ -34,31 +35,23 @@ from aotexport_runtime.schema.trees import Constant, Leaf, Tree
 from aotexport_runtime.schema.values import TensorMeta
 
 FORWARD_FILE = "forward.json"
-Mode = Literal["train", "eval", "function"]
-
-
-@dataclass(frozen=True)
-class ProgramSpec:
-    """What to capture.
-
-    Attributes:
-        name: name of the program.
-        mode: mode that the module is put in.
-        grad: capture the joint graph; False: the inference graph.
-    """
-
-    name: str
-    mode: Mode
-    grad: bool
 
 
 @dataclass(frozen=True)
 class EncodedProgram:
-    """A program's record with its graphs, by file name."""
+    """A program's record with its graphs, by file name.
+
+    Attributes:
+        record: its record.
+        graphs: its graphs by file name.
+        notes: sentences for the user about what the bundle does not reproduce.
+        variant_of: see `ProgramEntry.variant_of`.
+    """
 
     record: Program
     graphs: dict[str, Graph]
     notes: tuple[str, ...] = ()
+    variant_of: str | None = None
 
     def without_functional(self, reason: str) -> EncodedProgram:
         """Return the program without its functional graph, which `reason` rules out."""
@@ -69,16 +62,13 @@ class EncodedProgram:
         return dataclasses.replace(self, record=record, graphs={FORWARD_FILE: self.graphs[FORWARD_FILE]})
 
 
-def encode_program(
-    spec: ProgramSpec, call: ExampleCall, forward: ForwardCapture, *, root: Path | None, strip: bool
-) -> EncodedProgram:
+def encode_program(spec: ProgramSpec, forward: ForwardCapture, *, root: Path | None, strip: bool) -> EncodedProgram:
     """Return a program with its forward graph.
 
     Must run before the functional graph is captured: that may fix sizes which the forward graph leaves open.
 
     Args:
         spec: what was captured.
-        call: the example call.
         forward: its forward graph.
         root: directory that source files are relative to.
         strip: leave out provenance.
@@ -86,6 +76,7 @@ def encode_program(
     Raises:
         ExportFailed: something that the format cannot hold.
     """
+    call = spec.call
     names = [_input_name(binding, call) for binding in forward.bindings]
     graph = GraphEncoder(forward.graph, names, root, strip).encode()
     known = dimensions(forward, call.paths)
@@ -98,6 +89,7 @@ def encode_program(
         name=spec.name,
         mode=spec.mode,
         grad=spec.grad,
+        method=spec.method,
         parameters=tuple(_reindexed(parameter, positions) for parameter in call.parameters),
         inputs=tuple(_input(b, fake, call) for b, fake in zip(forward.bindings, forward.inputs, strict=True)),
         outputs=tuple(encode_result_meta(v) if isinstance(v, torch.Tensor) else None for v in values),
@@ -108,7 +100,7 @@ def encode_program(
         fixed=tuple(sorted(forward.effects.reads)),
         forward=ForwardGraph(file=FORWARD_FILE, differentiable=not forward.effects.autograd_functions),
     )
-    return EncodedProgram(program, {FORWARD_FILE: graph}, tuple(forward.effects.notes))
+    return EncodedProgram(program, {FORWARD_FILE: graph}, tuple(forward.effects.notes), spec.variant_of)
 
 
 def with_functional(
@@ -139,10 +131,10 @@ def with_functional(
         return dataclasses.replace(program, record=msgspec.structs.replace(program.record, refusals=refusals))
     extra = tuple(guard for guard in guards(forward, program.record.dimensions) if guard not in program.record.guards)
     record = msgspec.structs.replace(record, guards=extra)
-    return EncodedProgram(
-        msgspec.structs.replace(program.record, functional=record),
-        {**program.graphs, record.file: graph},
-        program.notes,
+    return dataclasses.replace(
+        program,
+        record=msgspec.structs.replace(program.record, functional=record),
+        graphs={**program.graphs, record.file: graph},
     )
 
 

@@ -18,6 +18,7 @@ from torch._higher_order_ops.map import map as map_over
 from torch._higher_order_ops.scan import scan
 from torch._higher_order_ops.while_loop import while_loop
 
+import aotexport
 from aotexport_runtime.schema.values import DType
 
 
@@ -31,13 +32,15 @@ class Case:
         kwargs: keyword example inputs.
         programs: see `aotexport.export`.
         dynamic_shapes: see `aotexport.export`.
+        variants: see `aotexport.export`.
     """
 
     model: nn.Module | Callable[..., Any]
     args: tuple[Any, ...]
     kwargs: dict[str, Any] = dataclasses.field(default_factory=dict)
-    programs: tuple[str, ...] = ("train",)
+    programs: tuple[str | aotexport.Program, ...] = ("train",)
     dynamic_shapes: Any = None
+    variants: tuple[Any, ...] = ()
 
 
 CASES: dict[str, Callable[[], Case]] = {}
@@ -674,3 +677,24 @@ def several_results() -> Case:
 def joint_in_eval_mode() -> Case:
     """Gradients of a module in eval mode."""
     return Case(nn.Sequential(nn.BatchNorm1d(3), nn.Dropout(0.5)), (ramp(4, 3),), programs=("eval-joint",))
+
+
+class Scaled(nn.Module):
+    """A module with a method beside `forward`, and a flag."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = weight(3)
+
+    def forward(self, x: Tensor, negated: bool = False) -> Tensor:
+        return -self.scale(x) if negated else self.scale(x)
+
+    def scale(self, x: Tensor) -> Tensor:
+        return x * self.weight
+
+
+@case
+def methods_and_variants() -> Case:
+    """A program of another method, and a second signature of one."""
+    programs = ("infer", aotexport.Program("scale", method="scale"))
+    return Case(Scaled(), (ramp(2, 3),), programs=programs, variants=((ramp(2, 3), True),))

@@ -32,6 +32,8 @@ FAULTS = [
         "operator namespace or module 'os; import os' is no identifier",
     ),
     ("requirements/operator_modules", ["a..b"], "operator namespace or module '' is no identifier"),
+    ("programs/0/variant_of", "train", "program `train` is a variant of no program before it"),
+    ("programs/-", {"name": "other", "variant_of": "x"}, "program `other` is a variant of no program before it"),
     ("state/-", {**STATE, "name": "linear.bias"}, "state tensor 'linear.bias' occurs twice"),
     ("state/-", {**STATE, "tied": ["calls"]}, "state tensor 'calls' occurs twice"),
     ("state/-", {**STATE, "name": "linear"}, "'linear' is the name of a state tensor and of a module"),

@@ -18,6 +18,9 @@ LONG = 1 << 70
 
 FAULTS = [
     ("name", "infer", "it is of program 'infer', not `train`"),
+    ("method", "__class__", "method '__class__' is no name of a method"),
+    ("method", "a b", "method 'a b' is no name of a method"),
+    ("method", "a\x1b", r"method 'a\x1b' is too long or not printable"),
     # inputs and dimensions
     ("inputs/0", {**STATE_INPUT, "name": "secret"}, "input 'secret' is not in the manifest's state"),
     (

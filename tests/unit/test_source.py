@@ -12,6 +12,7 @@ from torch import nn
 
 from aotexport.cast import cast
 from aotexport.errors import ModelFileInvalid
+from aotexport.programs import Example
 from aotexport.source import load_source
 
 NET = """
@@ -151,11 +152,13 @@ def test_example_inputs_as_one_tensor_are_one_argument(write: Write) -> None:
 
 
 def test_optional_names_of_a_model_file_are_read(write: Write) -> None:
-    lines = 'dynamic_shapes = {"x": {0: 3}}\nprograms = "infer"\nimport my_ops\ncustom_ops = [my_ops, "more_ops"]\n'
+    lines = 'dynamic_shapes = {"x": {0: 3}}\nprograms = "infer"\nvariants = [(2,), {"x": 3}]\n'
+    lines += 'import my_ops\ncustom_ops = [my_ops, "more_ops"]\n'
     write(model=NET + INPUTS + "model = Net()\n" + lines, my_ops="", more_ops="")
     source = load_source("model.py")
     assert source.dynamic_shapes == {"x": {0: 3}}
     assert source.programs == ("infer",)
+    assert source.variants == (Example((2,)), Example(kwargs={"x": 3}))
     assert source.custom_ops == ("my_ops", "more_ops")
     assert "more_ops" in sys.modules
 
@@ -220,7 +223,12 @@ FORMS = "a tuple of positional arguments, a dict of keyword arguments, or a func
         ),
         (
             "def model(x): return x\nexample_inputs = (1,)\nprograms = 3",
-            '`programs` in `model.py` must be a list of names, like ["train", "infer"]',
+            '`programs` in `model.py` must be a list of names, like ["train", "infer"], and of `aotexport.Program`',
+        ),
+        (
+            "def model(x): return x\nexample_inputs = (1,)\nvariants = {}",
+            "`variants` in `model.py` is a dict; it must be a list of further example calls, each a tuple of "
+            "positional arguments, a dict of keyword arguments, or an `aotexport.Example`",
         ),
         (
             "def model(x): return x\nexample_inputs = (1,)\ncustom_ops = [3]",

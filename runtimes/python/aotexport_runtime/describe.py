@@ -85,7 +85,9 @@ def _numel(shape: tuple[int, ...]) -> int:
 
 def _program(bundle: Bundle, program: Program, *, graph: bool) -> list[str]:
     entry = next(entry for entry in bundle.manifest.programs if entry.name == program.name)
-    lines = ["", f"program {program.name} ({program.mode} mode), targets: {', '.join(entry.targets)}", "  inputs:"]
+    what = f"{program.mode} mode" + (f" of `{program.method}`" if program.method != "forward" else "")
+    what += f", a variant of `{entry.variant_of}`" if entry.variant_of else ""
+    lines = ["", f"program {program.name} ({what}), targets: {', '.join(entry.targets)}", "  inputs:"]
     lines += [f"    {line}" for line in describe_inputs(program)] or ["    none"]
     lines.append("  outputs:")
     lines += [f"    {line}" for line in describe_outputs(program)] or ["    none"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NoReturn
 
 import torch
@@ -12,6 +13,7 @@ from torch import nn
 from aotexport_runtime import dtypes
 from aotexport_runtime.bundle import Bundle
 from aotexport_runtime.call.plan import Plan, StateSlot
+from aotexport_runtime.call.variants import Variants
 from aotexport_runtime.engines.codegen import Environment
 from aotexport_runtime.errors import NotSupported
 from aotexport_runtime.schema.manifest import StateTensor
@@ -21,6 +23,7 @@ class BundleModule(nn.Module):
     """A bundle, loaded: called, trained and saved like the module that it was exported from.
 
     Parameters and buffers have their original names, tied ones are tied. `train()` and `eval()` choose the program.
+    Methods that the bundle has programs of are methods of the module.
 
     Attributes:
         bundle: the open bundle.
@@ -48,7 +51,11 @@ class BundleModule(nn.Module):
         self._target = target
         self._owners: dict[str, tuple[nn.Module, str]] = {}
         self._constants: dict[str, torch.Tensor] = {}
-        self._plans: dict[str, Plan] = {}
+        self._plans: dict[str, Plan | Variants] = {}
+        programs = [bundle.program(entry.name) for entry in bundle.manifest.programs if entry.variant_of is None]
+        self._methods = {
+            program.method: [other for other in programs if other.method == program.method] for program in programs
+        }
         # Last, since a name of the user's may equal one of ours, and can then no longer be assigned to.
         for entry in bundle.manifest.state:
             self._register(entry, tensors[entry.name])
@@ -135,10 +142,16 @@ class BundleModule(nn.Module):
             CallInvalid: the call does not fit the program.
             NotSupported: the bundle has no program for this mode.
         """
-        return self._plan(self._select())(args, kwargs)
+        return self._call("forward", *args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        """Return a parameter, buffer or submodule, or a method that the bundle has programs of."""
+        if name != "forward" and name in self.__dict__.get("_methods", ()):
+            return partial(self._call, name)
+        return super().__getattr__(name)
 
     def program(self, name: str) -> Callable[..., Any]:
-        """Return program `name` as a function of the module's inputs, whatever the mode of the module.
+        """Return program `name` as a function of its inputs, whatever the mode of the module.
 
         Raises:
             BundleInvalid: no such program.
@@ -146,8 +159,15 @@ class BundleModule(nn.Module):
         plan = self._plan(name)
         return lambda *args, **kwargs: plan(args, kwargs)
 
-    def _select(self) -> str:
-        programs = [self.bundle.program(name) for name in self.bundle.program_names]
+    def _call(self, method: str, /, *args: Any, **kwargs: Any) -> Any:
+        return self._plan(self._select(method))(args, kwargs)
+
+    def _select(self, method: str) -> str:
+        programs = self._methods.get(method, [])
+        if not programs:
+            raise NotSupported(
+                f"the bundle has no program of `{method}`, only of {', '.join(f'`{name}`' for name in self._methods)}"
+            )
         mode = "train" if self.training else "eval"
         fitting = [program for program in programs if program.mode in (mode, "function")]
         if not fitting:
@@ -159,13 +179,16 @@ class BundleModule(nn.Module):
         grad = torch.is_grad_enabled()
         return next((program.name for program in fitting if program.grad == grad), fitting[0].name)
 
-    def _plan(self, name: str) -> Plan:
+    def _plan(self, name: str) -> Plan | Variants:
         plan = self._plans.get(name)
         if plan is None:
-            program = self.bundle.program(name)
-            plan = Plan(self.bundle, program, self._slot, self._environment, target=self._target)
+            variants = [entry.name for entry in self.bundle.manifest.programs if entry.variant_of == name]
+            plan = Variants([name, *variants], self._compose) if variants else self._compose(name)
             self._plans[name] = plan
         return plan
+
+    def _compose(self, name: str) -> Plan:
+        return Plan(self.bundle, self.bundle.program(name), self._slot, self._environment, target=self._target)
 
     # --- copies -------------------------------------------------------------------------------------------
 

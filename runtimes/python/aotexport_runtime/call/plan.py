@@ -84,24 +84,26 @@ class Plan:
         if program.functional and target != "autograd" and not (target == "auto" and _is_unrolled(bundle, program)):
             self._functional = _Functional(self, program.functional)
 
-    @property
-    def records_gradients(self) -> bool:
-        """Whether the functional graph is a joint graph."""
-        return self.program.functional is not None and self.program.functional.gradients is not None
-
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call the program.
 
         Raises:
             CallInvalid: the call does not fit; lists every violation.
         """
+        inputs, symbols, violations = self.bind(args, kwargs)
+        if violations:
+            raise CallInvalid(self.program.name, violations)
+        return self.run(inputs, symbols)
+
+    def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, int], list[str]]:
+        """Return the graphs' inputs, the value of each symbol, and one sentence per violation of a hard guard."""
         inputs: list[Any] = [None] * len(self.program.inputs)
         violations = self._signature.flatten(args, kwargs, inputs)
         if violations:
-            raise CallInvalid(self.program.name, violations)
+            return inputs, {}, violations
         symbols, violations = self._guards.check(inputs)
         if violations:
-            raise CallInvalid(self.program.name, violations)
+            return inputs, symbols, violations
         for index, table, key in self._state:
             passed, inputs[index] = inputs[index], table.get(key)
             if inputs[index] is None:
@@ -112,8 +114,10 @@ class Plan:
             if passed is not None and passed is not inputs[index]:
                 name = self._state_name(index)
                 violations.append(f"an argument that was the module's own `{name}` at capture must be it again")
-        if violations:
-            raise CallInvalid(self.program.name, violations)
+        return inputs, symbols, violations
+
+    def run(self, inputs: list[Any], symbols: dict[str, int]) -> Any:
+        """Run the program on what `bind` gave without violations; return what the call returns."""
         for (table, key), others, entry in self._ties:
             if any(other.get(name) is not table[key] for other, name in others):
                 names = ", ".join(f"`{name}`" for name in (entry.name, *entry.tied))

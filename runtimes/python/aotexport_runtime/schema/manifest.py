@@ -29,10 +29,13 @@ class ProgramEntry(Record, kw_only=True):
         name: plain name (`train`, `infer`): letters, digits, `_`, `.`, `-`, at most 64, beginning with a letter or
             digit.
         targets: forms that the bundle holds of it; `portable` is the graphs themselves.
+        variant_of: name of an earlier program, no variant itself, that this one is another signature of: a call of that
+            program runs the first of them that it fits. None: a program of its own.
     """
 
     name: str
     targets: tuple[str, ...] = ("portable",)
+    variant_of: str | None = None
 
 
 class StateTensor(Record, kw_only=True):

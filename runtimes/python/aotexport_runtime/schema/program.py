@@ -315,6 +315,7 @@ class Program(Record, kw_only=True):
         name: `train`, `infer`, or the user's.
         mode: `train` or `eval`: the module's mode at capture; `function`: captured from a plain function.
         grad: whether the program was captured for calls that record gradients.
+        method: method of the module that was captured, an identifier.
         parameters: the callable's signature with the structure of its arguments. Two leaves of the same index were
             the very same tensor at capture, and a leaf at a state input was the module's own tensor.
         inputs: graph inputs, in order.
@@ -334,6 +335,7 @@ class Program(Record, kw_only=True):
     name: str
     mode: Literal["train", "eval", "function"]
     grad: bool
+    method: str = "forward"
     parameters: tuple[Parameter, ...]
     inputs: tuple[InputSpec, ...]
     outputs: tuple[TensorMeta | None, ...]

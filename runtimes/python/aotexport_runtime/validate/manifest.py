@@ -68,6 +68,12 @@ def _check_programs(manifest: Manifest) -> None:
         check_plain_name(program.name, "program name", WHERE)
         for target in program.targets:
             check_plain_name(target, "target", WHERE)
+    mains: set[str | None] = {None}
+    for program in manifest.programs:
+        if program.variant_of not in mains:
+            raise BundleInvalid(f"program `{program.name}` is a variant of no program before it", where=WHERE)
+        if program.variant_of is None:
+            mains.add(program.name)
 
 
 def _check_requirements(manifest: Manifest) -> None:

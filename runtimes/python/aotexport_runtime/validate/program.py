@@ -45,6 +45,9 @@ def check_program(program: Program, manifest: Manifest, *, name: str, where: str
     """
     if program.name != name:
         raise BundleInvalid(f"it is of program {program.name[:80]!r}, not `{name}`", where=where)
+    check_text(program.method, "method", where)
+    if not program.method.isidentifier() or program.method.startswith("__"):
+        raise BundleInvalid(f"method {program.method[:80]!r} is no name of a method", where=where)
     check_unique([dimension.symbol for dimension in program.dimensions], "symbol", where)
     symbols = {dimension.symbol for dimension in program.dimensions}
     _check_inputs(program, manifest, symbols, where)

@@ -1,0 +1,183 @@
+"""Programs that the user describes, methods beside `forward`, and several signatures of one program."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import aotexport
+import aotexport_runtime
+from aotexport import Example, Program
+from aotexport_runtime import CallInvalid, NotSupported
+
+
+class Coder(nn.Module):
+    """An encoder and a decoder, and a flag, an optional mask and a nested batch that Python branches on."""
+
+    def __init__(self):
+        super().__init__()
+        self.down = nn.Linear(6, 3)
+        self.up = nn.Linear(3, 6)
+        self.dropout = nn.Dropout(0.5)
+        self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x, mask=None, *, scaled=False):
+        self.calls.add_(1)
+        code = self.encode(x if mask is None else x * mask)
+        return self.decode(code) * 2 if scaled else self.decode(code)
+
+    def encode(self, x):
+        return self.dropout(self.down(x)).tanh()
+
+    def decode(self, code):
+        return self.up(code)
+
+
+@pytest.fixture(scope="module")
+def coder():
+    torch.manual_seed(0)
+    return Coder()
+
+
+@pytest.fixture(scope="module")
+def bundle(coder, tmp_path_factory):
+    path = tmp_path_factory.mktemp("programs") / "coder"
+    rows = torch.export.Dim("rows", min=2, max=64)
+    x = torch.randn(4, 6)
+    aotexport.export(
+        coder,
+        (x,),
+        dynamic_shapes=({0: rows},),
+        programs=[
+            "train",
+            "infer",
+            Program("encode", method="encode"),
+            Program("encode-train", mode="train", grad=True, method="encode"),
+            Program("decode", grad=True, method="decode", example=(torch.randn(2, 3),), variants=[(torch.randn(3),)]),
+        ],
+        variants=[
+            {"x": x, "scaled": True},
+            Example((torch.randn(3, 4, 6), torch.ones(3, 4, 6)), dynamic_shapes=({0: rows}, {0: rows})),
+        ],
+        output=path,
+    )
+    return path
+
+
+@pytest.fixture
+def loaded(bundle):
+    return aotexport_runtime.load(bundle)
+
+
+def test_programs_of_a_bundle_are_named_and_tied_to_their_main_program(bundle):
+    entries = aotexport_runtime.open_bundle(bundle).manifest.programs
+    assert [entry.name for entry in entries if entry.variant_of is None] == [
+        "train",
+        "infer",
+        "encode",
+        "encode-train",
+        "decode",
+    ]
+    assert {entry.name: entry.variant_of for entry in entries if entry.variant_of is not None} == {
+        "train.2": "train",
+        "train.3": "train",
+        "infer.2": "infer",
+        "infer.3": "infer",
+        "decode.2": "decode",
+    }
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize(
+    ("args", "kwargs"),
+    [
+        ((torch.randn(4, 6),), {}),
+        ((torch.randn(9, 6),), {}),
+        ((torch.randn(4, 6),), {"scaled": True}),
+        ((torch.randn(5, 4, 6), torch.rand(5, 4, 6)), {}),
+    ],
+    ids=["example", "dynamic", "flag", "mask"],
+)
+def test_call_runs_the_variant_that_it_fits(coder, loaded, training, args, kwargs):
+    results = []
+    for module in (coder.train(training), loaded.train(training)):
+        module.zero_grad()
+        torch.manual_seed(3)
+        output = module(*args, **kwargs)
+        output.square().mean().backward()
+        results.append((output, [parameter.grad for parameter in module.parameters()]))
+    torch.testing.assert_close(results[0], results[1])
+
+
+def test_variants_change_the_same_state(loaded):
+    for args, kwargs in (((torch.randn(4, 6),), {}), ((torch.randn(4, 6),), {"scaled": True})):
+        loaded(*args, **kwargs)
+    assert loaded.calls == 2
+
+
+def test_call_that_fits_no_variant_says_per_variant_why(loaded):
+    with pytest.raises(CallInvalid) as caught:
+        loaded.eval()(torch.randn(4, 6), torch.ones(4, 6), scaled=True)
+    assert str(caught.value) == (
+        "the call does not fit program `infer`:\n"
+        "  - variant `infer`: `mask`: expected None, as at capture, got a tensor float32[4, 6]\n"
+        "  - variant `infer`: `scaled`: expected False, as at capture, got True\n"
+        "  - variant `infer.2`: `mask`: expected None, as at capture, got a tensor float32[4, 6]\n"
+        "  - variant `infer.3`: `scaled`: expected False, as at capture, got True"
+    )
+
+
+def test_captured_methods_are_methods_of_the_loaded_module(coder, loaded):
+    x, code = torch.randn(7, 6), torch.randn(2, 3, requires_grad=True)
+    coder.eval(), loaded.eval()
+    assert torch.equal(loaded.encode(x), coder.encode(x))
+    assert torch.equal(loaded.decode(code.detach()[0]), coder.decode(code.detach()[0]))
+    got, expected = (
+        torch.autograd.grad(module.decode(code).square().sum(), [code, *module.up.parameters()])
+        for module in (loaded, coder)
+    )
+    assert all(map(torch.equal, got, expected))
+    torch.manual_seed(5)
+    trained = loaded.train().encode(x)
+    torch.manual_seed(5)
+    assert torch.equal(trained, coder.train().encode(x))
+
+
+def test_method_without_a_program_is_refused(loaded):
+    with pytest.raises(AttributeError, match="'BundleModule' object has no attribute 'refine'"):
+        loaded.refine(1)
+    with pytest.raises(NotSupported, match="the bundle has only `decode` \\(eval mode\\)"):
+        loaded.train().decode(torch.randn(2, 3))
+
+
+def test_bound_method_is_exported_with_the_state_of_its_module(coder, tmp_path):
+    aotexport.export(coder.decode, (torch.randn(2, 3),), programs=["infer"], output=tmp_path / "decode")
+    loaded = aotexport_runtime.load(tmp_path / "decode")
+    assert "up.weight" in dict(loaded.named_parameters())
+    code = torch.randn(2, 3)
+    assert torch.equal(loaded(code), coder.eval().decode(code))
+
+
+def test_bundle_of_methods_alone_refuses_to_be_called(coder, tmp_path):
+    programs = [Program("decode", method="decode", example=(torch.randn(2, 3),))]
+    aotexport.export(coder, (torch.randn(2, 6),), programs=programs, output=tmp_path / "decode", verify=False)
+    with pytest.raises(NotSupported, match="the bundle has no program of `forward`, only of `decode`"):
+        aotexport_runtime.load(tmp_path / "decode")(torch.randn(2, 6))
+
+
+@pytest.mark.parametrize(
+    ("programs", "message"),
+    [
+        (["serve"], "no program `serve`; there are train, infer, eval-joint, and `aotexport.Program`"),
+        ([Program("a/b")], "program name 'a/b': use letters, digits, `_`, `.` and `-`, at most 64, a letter"),
+        (["infer", Program("infer", grad=True)], "two programs are called `infer`"),
+        ([Program("run", method="run")], "`Coder` has no method `run`"),
+        ([Program("infer", variants=[7])], "an example call must be a tuple of positional arguments, a dict of"),
+        ([], "no programs were asked for"),
+    ],
+    ids=["unknown", "name", "twice", "method", "variant", "none"],
+)
+def test_wrong_programs_are_refused_by_name(coder, tmp_path, programs, message):
+    with pytest.raises(aotexport.ModelFileInvalid, match=message.replace("(", "\\(")):
+        aotexport.export(coder, (torch.randn(2, 6),), programs=programs, output=tmp_path / "refused")
