@@ -318,11 +318,7 @@ def _attention_as_traced() -> Iterator[None]:
 @contextlib.contextmanager
 def _restored(state: State) -> Iterator[None]:
     """Give the state back as it was: data, metadata, gradients, places, and the random generator."""
-    before = [
-        (entry, entry.tensor.detach(), entry.tensor.detach().clone(), entry.tensor.grad, entry.tensor.requires_grad)
-        for entry in state.entries
-    ]
-    versions = [entry.tensor._version for entry in state.entries]
+    before = [_Before.of(entry.tensor) for entry in state.entries]
     slots = [(table, key, table[key]) for entry in state.entries for table, key in entry.slots]
     random_state = torch.get_rng_state()
     grad_mode = torch.is_grad_enabled()
@@ -336,20 +332,44 @@ def _restored(state: State) -> Iterator[None]:
         torch.set_rng_state(random_state)
         for table, key, tensor in slots:
             table[key] = tensor
-        for (entry, original, data, grad, requires_grad), version in zip(before, versions, strict=True):
+        for entry, tensor in zip(state.entries, before, strict=True):
             # Kernels write running statistics without a new version, so what is no parameter is always put back.
-            if entry.tensor._version != version or entry.role != "parameter":
-                _put_back(entry.tensor, original, data)
-            if entry.tensor.is_leaf:
-                entry.tensor.requires_grad_(requires_grad)
-                entry.tensor.grad = grad
+            tensor.put_back(always=entry.role != "parameter")
 
 
-def _put_back(tensor: torch.Tensor, original: torch.Tensor, data: torch.Tensor) -> None:
-    """Give `tensor` the memory, sizes and strides of `original`, its alias from before, and the elements of `data`."""
-    with torch.no_grad():
-        if not tensor.is_set_to(original):
-            tensor.data = original
+@dataclass(frozen=True)
+class _Before:
+    """A tensor as it was: an alias of its memory with its sizes and strides, its elements, and what autograd knew."""
+
+    tensor: torch.Tensor
+    version: int
+    alias: torch.Tensor
+    elements: torch.Tensor
+    is_leaf: bool
+    requires_grad: bool
+    grad: torch.Tensor | None
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> _Before:
+        alias = tensor.detach()
+        grad = tensor.grad if tensor.is_leaf else None
+        return cls(tensor, tensor._version, alias, alias.clone(), tensor.is_leaf, tensor.requires_grad, grad)
+
+    def put_back(self, *, always: bool) -> None:
+        """Undo what was done to the tensor since; `always` to its elements, also where its version is the same."""
+        if self.tensor._version != self.version or always:
+            self._put_back_elements()
+        if self.is_leaf and not self.tensor.is_leaf and not self.tensor._is_view():
+            self.tensor.detach_()
+        if self.tensor.is_leaf:
+            self.tensor.requires_grad_(self.requires_grad)
+            self.tensor.grad = self.grad
+
+    @torch.no_grad()
+    def _put_back_elements(self) -> None:
+        alias = self.alias
+        if not self.tensor.is_set_to(alias):
+            self.tensor.data = alias
         # No call can have written to an expanded tensor, nor can we.
-        if all(step or size <= 1 for size, step in zip(original.shape, original.stride(), strict=True)):
-            original.copy_(data)
+        if all(step or size <= 1 for size, step in zip(alias.shape, alias.stride(), strict=True)):
+            alias.copy_(self.elements)

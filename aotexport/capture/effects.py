@@ -11,6 +11,7 @@ import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -23,6 +24,8 @@ from aotexport.torch_internals import applied_functions
 
 _NUMBERS = (bool, int, float, str)
 _TABLE = re.compile(r"\.?_(?:buffers|parameters|modules)\['([^']+)'\]")
+_LAYERS = str(Path(nn.__file__).parent)
+"""Torch's own layers are the model's code; what operators do while fake tensors run is not."""
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
@@ -113,7 +116,9 @@ def _replacements(effects: Effects) -> list[tuple[Any, str, Any]]:
 
     def contiguous(self: torch.Tensor, memory_format: torch.memory_format = torch.contiguous_format) -> torch.Tensor:
         # Python returns a contiguous tensor as it is, and a trace does not see the call.
-        if not isinstance(self, nn.Parameter) and is_contiguous(self, memory_format=memory_format):
+        file = sys._getframe(1).f_code.co_filename
+        own = is_user_file(file) or file.startswith(_LAYERS)
+        if own and not isinstance(self, nn.Parameter) and is_contiguous(self, memory_format=memory_format):
             effects.reads.add("layout")
         return original_contiguous(self, memory_format=memory_format)
 

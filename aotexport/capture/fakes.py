@@ -134,8 +134,11 @@ def _twin(fake: torch.Tensor) -> torch.Tensor:
     if fake.requires_grad:
         twin.requires_grad_(True)
         if not fake.is_leaf:
+            memory = twin.untyped_storage()
             with torch.enable_grad():
                 twin = twin.clone()
+            with torch.no_grad():
+                twin.set_(memory, offset, size, stride)
     if isinstance(fake, nn.Parameter):
         twin = nn.Parameter(twin, requires_grad=fake.requires_grad)
     return twin

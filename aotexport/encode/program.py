@@ -126,6 +126,8 @@ def with_functional(
             raise Unsupported(functional.reason)
         graph = _functional_graph(program, forward, functional, root, strip)
         record = encode_functional(functional, graph, file=f"{kind}.json", inputs=len(program.record.inputs))
+        if record.gradients is None and _switches_gradients_on(program.graphs[FORWARD_FILE]):
+            raise Unsupported("a part of the model switches gradients on, also for calls that record none")
     except (Unsupported, ExportFailed) as error:
         refusals = (*program.record.refusals, Refusal(graph=kind, reason=str(error)))
         return dataclasses.replace(program, record=msgspec.structs.replace(program.record, refusals=refusals))
@@ -136,6 +138,10 @@ def with_functional(
         record=msgspec.structs.replace(program.record, functional=record),
         graphs={**program.graphs, record.file: graph},
     )
+
+
+def _switches_gradients_on(graph: Graph) -> bool:
+    return any(node.op == "torch::set_grad_enabled" and node.args == [True] for node in graph.nodes)
 
 
 def _functional_graph(

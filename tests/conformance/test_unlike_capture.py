@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -73,6 +75,95 @@ def test_forward_mode_derivatives_are_those_of_eager(load):
             forward_ad.unpack_dual(f(forward_ad.make_dual(x, torch.ones(4, 3)))).tangent for f in (module, net)
         )
     torch.testing.assert_close(got, expected)
+
+
+def test_view_of_a_result_requires_grad_as_the_result_does(load):
+    def views(x, y):
+        doubled, shifted = x * 2, y.sigmoid()
+        return doubled, doubled.t(), shifted[1:], shifted[:1]
+
+    module = load(views, leaf(4, 6), leaf(4, 6))
+    x, y = leaf(4, 6), torch.randn(4, 6)
+    assert [out.requires_grad for out in module(x, y)] == [out.requires_grad for out in views(x, y)]
+
+
+def test_part_that_switches_gradients_on_does_so_for_calls_without(load):
+    def part(x, y):
+        with torch.enable_grad():
+            inside = y.sin()
+        return inside, x * 2
+
+    module = load(part, torch.randn(3), torch.randn(3))
+    with torch.no_grad():
+        got, expected = (function(torch.ones(3), leaf(3)) for function in (module, part))
+    assert [out.requires_grad for out in got] == [out.requires_grad for out in expected] == [True, False]
+
+
+@pytest.mark.parametrize(
+    "net",
+    [
+        nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Tanh()),
+        nn.Sequential(nn.Linear(3, 4), nn.Unflatten(1, (2, 2))),
+    ],
+    ids=["changed buffers", "view of a result"],
+)
+def test_gradient_penalty_is_that_of_eager(load, net):
+    torch.manual_seed(0)
+    module, results = load(net.train(), leaf(5, 3)).train(), []
+    x = torch.randn(5, 3)
+    for function in (copy.deepcopy(net), module):
+        function.zero_grad()
+        point = x.clone().requires_grad_()
+        output = function(point).square().sum()
+        (gradient,) = torch.autograd.grad(output, point, create_graph=True)
+        (output + gradient.square().sum()).backward()
+        results.append((gradient, point.grad, [p.grad for p in function.parameters()], list(function.buffers())))
+    torch.testing.assert_close(*results)
+
+
+def test_layers_do_not_fix_the_layout_that_their_kernels_look_at(load):
+    net = nn.Sequential(nn.LayerNorm(6), nn.Linear(6, 6))
+    module, x = load(net, torch.randn(4, 6)), torch.randn(6, 4).t()
+    torch.testing.assert_close(module(x), net(x))
+
+
+def test_views_that_require_grad_are_recorded_as_views_of_one_tensor(load):
+    def overlapping(x, y):
+        return (x.contiguous() + 2 * y).sum(), x.add_(1)
+
+    base = leaf(6, 4).clone()
+    module = load(overlapping, base[:3], base[2:5], verify=True)
+    results = []
+    for function in (module, overlapping):
+        root = torch.linspace(-1, 1, 24).reshape(6, 4).requires_grad_()
+        whole = root.clone()
+        output, _ = function(whole[:3], whole[2:5])
+        output.backward()
+        results.append((output, root.grad, whole))
+    torch.testing.assert_close(*results)
+
+
+def test_buffer_that_takes_part_in_autograd_is_left_as_it_was(load):
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(3))
+            self.register_buffer("last", torch.zeros(3))
+
+        def forward(self, x):
+            self.last.copy_(self.weight * x)
+            return self.last.sum()
+
+    net = Net()
+    module = load(net, torch.randn(3), verify=True)
+    assert not net.last.requires_grad
+    results = []
+    for function in (net, module):
+        for _ in range(2):
+            output = function.train()(torch.ones(3))
+        output.backward()
+        results.append((output, function.weight.grad, function.last))
+    torch.testing.assert_close(*results)
 
 
 def test_gradients_of_gradients_go_through_the_same_dropout(load):

@@ -6,6 +6,7 @@ The exporter observes eager execution with this, the self-test a loaded bundle; 
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -56,25 +57,49 @@ def make_inputs(specs: Sequence[VectorInput], stored: Mapping[str, torch.Tensor]
         stored: spans of storage, by key.
         device: where to put them; None: the CPU.
     """
-    bases = {spec.key: stored[spec.key].to(device).clone() for spec in specs if spec.value is None}
+    memory = {spec.key: stored[spec.key].to(device).clone() for spec in specs if spec.value is None}
+    roots = _views_made_differentiable(specs, memory)
     values: list[Any] = []
     leaves: list[Any] = []
     for spec in specs:
         if spec.value is not None:
             values.append(spec.value)
             leaves.append(None)
-            continue
-        base = bases[spec.key]
-        tensor = torch.empty(0, dtype=base.dtype, device=base.device)
-        tensor.set_(base.untyped_storage(), spec.offset, spec.shape, spec.stride)
-        if spec.requires_grad:
-            tensor.requires_grad_(True)
-        leaves.append(tensor if spec.requires_grad else None)
-        if spec.requires_grad and not spec.is_leaf:
+        elif spec.requires_grad and not spec.is_leaf and spec.key in roots:
             with torch.enable_grad():
-                tensor = tensor.clone()
-        values.append(tensor)
+                values.append(memory[spec.key].as_strided(spec.shape, spec.stride, spec.offset))
+            leaves.append(roots[spec.key])
+        else:
+            leaf = _tensor(spec, memory[spec.key]).requires_grad_(spec.requires_grad)
+            with torch.enable_grad():
+                values.append(leaf if spec.is_leaf or not spec.requires_grad else leaf.clone())
+            leaves.append(leaf if spec.requires_grad else None)
     return Inputs(values, leaves)
+
+
+def _tensor(spec: VectorInput, memory: torch.Tensor) -> torch.Tensor:
+    tensor = torch.empty(0, dtype=memory.dtype, device=memory.device)
+    return tensor.set_(memory.untyped_storage(), spec.offset, spec.shape, spec.stride)
+
+
+def _views_made_differentiable(
+    specs: Sequence[VectorInput], memory: dict[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """Make spans that hold several tensors, or a part of one, non-leaves where one in them is; return their leaves.
+
+    Such tensors are views: gradients go through what they share.
+    """
+    roots: dict[str, torch.Tensor] = {}
+    for spec in specs:
+        if spec.value is not None or not spec.requires_grad or spec.is_leaf or spec.key in roots:
+            continue
+        alone = sum(other.key == spec.key for other in specs) == 1
+        if alone and math.prod(spec.shape) == memory[spec.key].numel():
+            continue
+        roots[spec.key] = memory[spec.key].requires_grad_(True)
+        with torch.enable_grad():
+            memory[spec.key] = roots[spec.key].clone()
+    return roots
 
 
 @dataclass

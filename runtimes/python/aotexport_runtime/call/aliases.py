@@ -37,10 +37,13 @@ def regenerators(program: Program, functional: FunctionalGraph, environment: Env
     """Return one function per output, or None when every output is fresh."""
     if all(isinstance(output, FreshOutput) for output in functional.outputs):
         return None
-    return [_regenerator(output, program, len(functional.outputs), environment) for output in functional.outputs]
+    return [_regenerator(output, program, functional, environment) for output in functional.outputs]
 
 
-def _regenerator(output: OutputSpec, program: Program, count: int, environment: Environment) -> Regenerate:
+def _regenerator(
+    output: OutputSpec, program: Program, functional: FunctionalGraph, environment: Environment
+) -> Regenerate:
+    count = len(functional.outputs)
     if isinstance(output, FreshOutput):
         return lambda inputs, returned, value: value
     if isinstance(output, InputItself):
@@ -51,24 +54,32 @@ def _regenerator(output: OutputSpec, program: Program, count: int, environment: 
         spec = program.inputs[input_index]
         view = _viewer(output, environment, like_base=not isinstance(spec, SizeInput) and spec.meta.requires_grad)
         return lambda inputs, returned, value: view(inputs[input_index], unwrap(value))
-    view = _viewer(output, environment)
+    view = _viewer(output, environment, like_base=_requires_grad(functional, output))
     base_index = count + output.base_index if isinstance(output, IntermediateAlias) else output.output_index
     return lambda inputs, returned, value: view(unwrap(returned[base_index]), unwrap(value))
 
 
+def _requires_grad(functional: FunctionalGraph, view: IntermediateAlias | OutputAlias) -> bool:
+    """Return whether the base of a view of a result required grad at capture."""
+    if isinstance(view, OutputAlias):
+        base = functional.outputs[view.output_index]
+        return isinstance(base, FreshOutput) and base.requires_grad
+    tangents = functional.gradients.tangents if functional.gradients is not None else ()
+    return any(tangent.of == "intermediate_base" and tangent.index == view.base_index for tangent in tangents)
+
+
 def _viewer(
-    output: InputAlias | IntermediateAlias | OutputAlias, environment: Environment, *, like_base: bool | None = None
+    output: InputAlias | IntermediateAlias | OutputAlias, environment: Environment, *, like_base: bool
 ) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
     """Return a function that makes the view `output` of `(its base, its value)`.
 
     Args:
         output: the view.
         environment: namespaces and device.
-        like_base: for a view of an input, whether that required grad at capture: where the view did as its base did,
-            it does in every call, whatever the caller's tensor is.
+        like_base: whether the base required grad at capture: where the view did as its base did, it does in every
+            call, whatever the caller's tensors are.
     """
-    if like_base is output.requires_grad:
-        like_base = True
+    like_base = like_base is output.requires_grad
     requires_grad, under_no_grad = output.requires_grad, output.under_no_grad
     steps = [_step(step, environment) for step in output.steps] if output.steps is not None else None
 
@@ -82,7 +93,7 @@ def _viewer(
         alias = _replay(base, steps) if steps is not None else None
         if alias is None or alias.shape != target.shape:
             alias = _as_strided(base, target)
-        if like_base is True:
+        if like_base:
             return alias
         if base.requires_grad and not requires_grad:
             return alias.detach()

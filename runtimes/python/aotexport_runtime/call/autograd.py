@@ -22,7 +22,7 @@ from aotexport_runtime.engines.codegen import Environment, Function
 from aotexport_runtime.engines.functional import compile_functional
 from aotexport_runtime.errors import NotSupported
 from aotexport_runtime.schema.graph import Graph
-from aotexport_runtime.schema.program import FreshOutput, FunctionalGraph, InputItself, OutputSpec, Tangent
+from aotexport_runtime.schema.program import FreshOutput, FunctionalGraph, IntermediateAlias, OutputSpec, Tangent
 from aotexport_runtime.schema.values import NothingMeta
 
 Pattern = tuple[bool, ...]
@@ -56,8 +56,9 @@ class JointProgram:
         self.label = label
         self.kept = effects(graph)
         self.draws = bool(random_nodes(graph))
-        plain = all(isinstance(output, FreshOutput | InputItself) for output in functional.outputs)
-        self.reference = reference if plain and not functional.mutations else None
+        # What a call changes is copied before, which does not do for what gradients flow through.
+        copied = all(m.data and not (m.metadata or m.storage or m.requires_grad) for m in functional.mutations)
+        self.reference = reference if copied else None
         self._variants: dict[Pattern, _Variant] = {}
 
     def __call__(self, inputs: Sequence[Any], symbols: dict[str, int]) -> Sequence[Any]:
@@ -167,7 +168,7 @@ class _Joint(torch.autograd.Function):
     def forward(ctx: Any, joint: JointProgram, symbols: dict[str, int], *inputs: Any) -> tuple[Any, ...]:
         variant = joint.variant(ctx.needs_input_grad[2:])
         if joint.reference is not None:
-            ctx.again = _Again(joint, list(inputs), symbols, torch.get_rng_state() if joint.draws else None)
+            ctx.again = _Again.of(joint, inputs, symbols)
         results = variant.forward(list(inputs), symbols)
         # Autograd refuses to let a caller change views that a custom function returns.
         returned = [without_base(value) for value in results[: variant.returns]]
@@ -214,12 +215,27 @@ class _Joint(torch.autograd.Function):
 
 @dataclass(frozen=True)
 class _Again:
-    """What it takes to run a call again by the forward graph: double backward differentiates that."""
+    """What it takes to run a call again by the forward graph: double backward differentiates that.
+
+    Attributes:
+        joint: the program.
+        inputs: as they were before the call.
+        symbols: value per symbol.
+        random_state: of before the call; None: it draws nothing.
+    """
 
     joint: JointProgram
     inputs: list[Any]
     symbols: dict[str, int]
     random_state: torch.Tensor | None
+
+    @classmethod
+    def of(cls, joint: JointProgram, inputs: Sequence[Any], symbols: dict[str, int]) -> _Again:
+        """Return it for a call that is about to run."""
+        before = list(inputs)
+        for mutation in joint.functional.mutations:
+            before[mutation.input_index] = before[mutation.input_index].clone()
+        return cls(joint, before, symbols, torch.get_rng_state() if joint.draws else None)
 
     def gradients(self, grads: Sequence[torch.Tensor | None], needed: Sequence[bool]) -> list[torch.Tensor | None]:
         """Return differentiable gradients of the inputs."""
@@ -231,9 +247,12 @@ class _Again:
             inputs = [
                 value.view_as(value) if needs else value for value, needs in zip(self.inputs, needed, strict=True)
             ]
-            outputs = self.joint.reference(list(inputs), self.symbols)
+            arguments = list(inputs)
+            for mutation in self.joint.functional.mutations:
+                arguments[mutation.input_index] = arguments[mutation.input_index].clone()
+            outputs = self._as_returned(self.joint.reference(arguments, self.symbols))
         wanted = [value for value, needs in zip(inputs, needed, strict=True) if needs]
-        pairs = [(o, g) for o, g in zip(outputs, grads, strict=False) if g is not None and o.requires_grad]
+        pairs = [(o, g) for o, g in zip(outputs, grads, strict=True) if g is not None and o.requires_grad]
         found = iter(
             torch.autograd.grad(
                 [output for output, _ in pairs],
@@ -245,13 +264,22 @@ class _Again:
         )
         return [next(found) if needs else None for needs in needed]
 
+    def _as_returned(self, outputs: Sequence[Any]) -> list[Any]:
+        """Return what the joint graph's forward returns: None per mutation, the outputs, and the bases of views."""
+        functional = self.joint.functional
+        bases: list[Any] = [None] * functional.intermediate_bases
+        for spec, output in zip(functional.outputs, outputs, strict=True):
+            if isinstance(spec, IntermediateAlias) and output._base is not None:
+                bases[spec.base_index] = output._base
+        return [*[None] * len(functional.mutations), *outputs, *bases]
+
 
 def _differentiable_backward(ctx: Any, grads: Sequence[torch.Tensor | None]) -> tuple[Any, ...]:
     again: _Again | None = getattr(ctx, "again", None)
     if again is None:
         raise NotSupported(
-            "double backward (`create_graph=True`) through this program's joint graph is not supported: it changes its "
-            "inputs, returns views, or has custom autograd functions. Load the bundle with target='autograd'"
+            "double backward (`create_graph=True`) through this program's joint graph is not supported: it changes "
+            "inputs that require grad, or has custom autograd functions. Load the bundle with target='autograd'"
         )
     _ = ctx.saved_tensors  # Raises where one was changed in place.
     return (None, None, *again.gradients(grads, ctx.needs_input_grad[2:]))
