@@ -11,6 +11,7 @@ import torch
 
 from aotexport.capture.call import ExampleCall
 from aotexport.capture.state import State, StateEntry, collect_state
+from aotexport.encode.subclasses import CLASSES, encode_subclass
 from aotexport.errors import VerificationFailed
 from aotexport.programs import NAMED, choose_programs
 from aotexport.source import Source
@@ -20,7 +21,8 @@ from aotexport_runtime.bundle import Bundle
 from aotexport_runtime.schema.manifest import StateTensor
 from aotexport_runtime.schema.program import ArgumentInput
 from aotexport_runtime.self_test import VectorResult, run_vector
-from aotexport_runtime.weights import load_tensors
+from aotexport_runtime.subclasses import is_wrapper, parts, type_name
+from aotexport_runtime.weights import load_parts, parts_of
 
 
 def compare_with_model(
@@ -52,7 +54,7 @@ def compare_with_model(
         _check_inputs([s.path for s in program.inputs if isinstance(s, ArgumentInput)], call, name, source.name)
         for vector in record_vectors(call, state, program)[1]:
             results += [
-                run_vector(bundle.root, vector.name, vector.record, vector.tensors, None, target, namespaces)
+                run_vector(bundle.root, vector.name, vector.record, vector.tensors, None, target, namespaces, CLASSES)
                 for target in targets
             ]
     return results
@@ -88,13 +90,17 @@ def _give_weights(bundle: Bundle, state: State, file: str) -> None:
     if problems:
         lines = "\n".join(f"  {problem}" for problem in problems[:40])
         raise VerificationFailed(f"the weights of the bundle do not fit the model of `{file}`:\n{lines}", problems)
-    tensors = load_tensors(bundle, named.values())
+    stored = load_parts(bundle, [part for entry in named.values() for part in parts_of(entry)])
     with torch.no_grad():
-        for name, tensor in tensors.items():
-            own[name].tensor.copy_(tensor)
+        for tensor, part in zip((part for name in named for part in parts(own[name].tensor)), stored, strict=True):
+            tensor.copy_(part)
 
 
 def _misfit(name: str, own: StateEntry, stored: StateTensor) -> str | None:
+    if encode_subclass(own.tensor, f"`{name}`") != stored.subclass:
+        need = "plain" if stored.subclass is None else f"a `{stored.subclass.type}`"
+        have = f"a `{type_name(type(own.tensor))}`" if is_wrapper(own.tensor) else "plain"
+        return f"`{name}` is {need} in the bundle and {have} in the model, or its context is another"
     have = f"{dtypes.name_of(own.tensor.dtype)}{list(own.tensor.shape)}"
     need = f"{stored.dtype}{list(stored.shape)}"
     hint = " (give --dtype as at the export)" if tuple(own.tensor.shape) == stored.shape else ""

@@ -136,7 +136,7 @@ def _state(bundle: Bundle) -> dict[str, StateTensor]:
 
 def _stored(bundle: Bundle) -> tuple[Any, ...]:
     """Return what decides the values of the state: where each tensor lies, and the digests of those files."""
-    files = {entry.file for entry in bundle.manifest.state}
+    files = {part.file for entry in bundle.manifest.state for part in (entry, *entry.parts)}
     return bundle.manifest.state, [entry.sha256 for entry in bundle.manifest.files if entry.path in files]
 
 
@@ -144,22 +144,30 @@ def _kind(entry: StateTensor) -> str:
     grad = ", requires grad" if entry.requires_grad else ""
     tied = f", tied to {', '.join(entry.tied)}" if entry.tied else ""
     persistent = "" if entry.persistent else ", not persistent"
-    return f"{entry.role} {entry.dtype}{list(entry.shape)}{grad}{persistent}{tied}"
+    of = f" of {entry.subclass.type}" if entry.subclass is not None else ""
+    return f"{entry.role} {entry.dtype}{list(entry.shape)}{of}{grad}{persistent}{tied}"
 
 
 def _values(a: Bundle, b: Bundle, before: list[StateTensor], after: list[StateTensor]) -> Iterator[Change]:
     # Torch only where it is needed: bundles of the same weights are compared without it.
     import torch
 
-    from aotexport_runtime.weights import load_tensors
+    from aotexport_runtime.weights import load_parts, parts_of
 
-    old, new = load_tensors(a, before), load_tensors(b, after)
-    for entry in before:
-        tensor = old[entry.name]
+    pairs = [
+        (x, p, q) for x, y in zip(before, after, strict=True) for p, q in zip(parts_of(x), parts_of(y), strict=True)
+    ]
+    old = load_parts(a, [record for _, record, _ in pairs])
+    new = load_parts(b, [record for _, _, record in pairs])
+    for (entry, record, _), tensor, other in zip(pairs, old, new, strict=True):
+        if tensor.shape != other.shape:
+            yield Change("weights", record.key, f"part {list(tensor.shape)}", f"part {list(other.shape)}")
+            continue
+        name = entry.name if entry.subclass is None else record.key
         wide = torch.complex128 if tensor.is_complex() else torch.float64
-        x, y = tensor.to(wide), new[entry.name].to(wide)
+        x, y = tensor.to(wide), other.to(wide)
         unequal = ~((x == y) | (x.isnan() & y.isnan()))
         if unequal.any():
             largest = (x - y).abs()[unequal].max().item()
             kind = _kind(entry)
-            yield Change("weights", entry.name, kind, kind, unequal=int(unequal.sum()), max_abs=largest)
+            yield Change("weights", name, kind, kind, unequal=int(unequal.sum()), max_abs=largest)

@@ -17,6 +17,9 @@ from typing import Any
 import torch
 import torch.fx.traceback
 
+# Constructors of tensor subclasses that torch marks, which record themselves while an export goes on.
+from torch._export import wrappers
+
 # Fake tensors with a shape environment that knows the user's dynamic dimensions.
 from torch._export.non_strict_utils import make_fake_inputs
 
@@ -42,15 +45,17 @@ from torch._guards import TracingContext, tracing
 from torch._library import simple_registry
 from torch._library.custom_ops import OPDEFS
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx.experimental import proxy_tensor
 from torch.fx.experimental.proxy_tensor import PythonKeyTracer, make_fx
 from torch.fx.experimental.symbolic_shapes import ConstraintViolationError, ShapeEnv
 from torch.fx.passes.runtime_assert import insert_deferred_runtime_asserts
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 # Containers that torch's tree utilities know and this package does not (caches of model libraries).
-from torch.utils._pytree import SUPPORTED_NODES, tree_map
+from torch.utils._pytree import SUPPORTED_NODES, tree_leaves, tree_map
 from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.value_ranges import ValueRanges
+
+from aotexport_runtime.subclasses import flatten, inner_tensor, is_wrapper, parts, protocol
 
 # What nodes of a pre-dispatch graph call, beside operators.
 OpOverload = torch._ops.OpOverload
@@ -84,12 +89,13 @@ __all__ = [
     "exporting",
     "has_transforms",
     "insert_data_dependent_checks",
-    "is_traceable_wrapper_subclass",
+    "is_wrap",
     "make_fake_inputs",
     "masks_unread",
     "onednn_disabled",
     "trace_forward",
     "tree_map",
+    "within_subclass",
 ]
 
 
@@ -205,8 +211,11 @@ def _frames_kept(keeps: Callable[[str], bool]) -> Iterator[None]:
     original = PythonKeyTracer._filter_traceback_frames
     here = str(Path(__file__).parent)
 
+    def calls_model(file: str) -> bool:
+        return file.startswith(here) and file != __file__
+
     def frames(self: PythonKeyTracer, summary: traceback.StackSummary) -> traceback.StackSummary:
-        last = max((i for i, frame in enumerate(summary) if frame.filename.startswith(here)), default=-1)
+        last = max((i for i, frame in enumerate(summary) if calls_model(frame.filename)), default=-1)
         return traceback.StackSummary.from_list([f for f in summary[last + 1 :] if keeps(f.filename)])
 
     PythonKeyTracer._filter_traceback_frames = frames  # type: ignore[method-assign]
@@ -214,6 +223,87 @@ def _frames_kept(keeps: Callable[[str], bool]) -> Iterator[None]:
         yield
     finally:
         PythonKeyTracer._filter_traceback_frames = original  # type: ignore[method-assign]
+
+
+def is_wrap(target: Any) -> bool:
+    """Return whether a node's target makes a tensor subclass of plain tensors; its `meta['val']` says which."""
+    return getattr(target, "_aotexport_wraps", False)
+
+
+def _wrap_like(template: torch.Tensor) -> Callable[..., Any]:
+    """Return a function that makes a tensor of the structure of `template` of plain tensors."""
+
+    def made(like: torch.Tensor, given: Iterator[torch.Tensor]) -> torch.Tensor:
+        if not is_wrapper(like):
+            return next(given)
+        inner, context = flatten(like)
+        make = protocol(type(like))
+        values = {name: made(value, given) for name, value in inner.items()}
+        return make.unflatten(values, make.live(context), like.size(), like.stride())
+
+    def wrapped(given: Sequence[torch.Tensor]) -> torch.Tensor:
+        return made(template, iter(given))
+
+    wrapped._aotexport_wraps = True  # type: ignore[attr-defined]
+    return wrapped
+
+
+class _Within:
+    depth = 0
+
+
+def within_subclass() -> bool:
+    """Return whether an operator on a tensor subclass runs, whose code runs again in every call of the graph."""
+    return _Within.depth > 0
+
+
+@contextlib.contextmanager
+def _subclasses_tracked() -> Iterator[None]:
+    """Let a trace follow tensors into wrapper subclasses and out of them.
+
+    Operators on a tensor subclass are recorded as they are, and run by its own code at run time. The code of a model,
+    or of the class above operators (`__torch_function__`), may read the inner tensors and go on with them, and may make
+    such tensors of others: nodes for both.
+    """
+    track, call = proxy_tensor.track_tensor, proxy_tensor.proxy_call
+
+    def track_tensor(tensor: torch.Tensor, proxy: Any, *, constant: Any, tracer: Any) -> None:
+        track(tensor, proxy, constant=constant, tracer=tracer)
+        for name, inner in flatten(tensor)[0].items() if is_wrapper(tensor) else ():
+            reached = tracer.create_proxy("call_function", inner_tensor, (proxy, name), {})
+            proxy_tensor.set_meta(reached, inner)
+            track_tensor(inner, reached, constant=None, tracer=tracer)
+
+    def proxy_call(mode: Any, func: Any, pre_dispatch: bool, args: Any, kwargs: Any) -> Any:
+        leaves = [leaf for leaf in tree_leaves((args, kwargs)) if is_wrapper(leaf)]
+        for leaf in leaves:
+            _adopt(leaf, mode.tracer)
+        _Within.depth += bool(leaves)
+        try:
+            return call(mode, func, pre_dispatch, args, kwargs)
+        finally:
+            _Within.depth -= bool(leaves)
+
+    proxy_tensor.track_tensor, proxy_tensor.proxy_call = track_tensor, proxy_call
+    # Marked constructors would record nodes of their own, of Python functions.
+    marks: Any = wrappers
+    find = marks._maybe_find_pre_dispatch_tf_mode_for_export
+    marks._maybe_find_pre_dispatch_tf_mode_for_export = lambda: None
+    try:
+        yield
+    finally:
+        proxy_tensor.track_tensor, proxy_tensor.proxy_call = track, call
+        marks._maybe_find_pre_dispatch_tf_mode_for_export = find
+
+
+def _adopt(tensor: torch.Tensor, tracer: Any) -> None:
+    """Give a tensor subclass that the traced code made of others a node."""
+    if proxy_tensor.has_proxy_slot(tensor, tracer):
+        return
+    known = [proxy_tensor.get_proxy_slot(part, tracer, part, lambda slot: slot.proxy) for part in parts(tensor)]
+    proxy = tracer.create_proxy("call_function", _wrap_like(tensor), (known,), {})
+    proxy_tensor.set_meta(proxy, tensor)
+    proxy_tensor.track_tensor(tensor, proxy, constant=None, tracer=tracer)
 
 
 def trace_forward(
@@ -244,9 +334,19 @@ def trace_forward(
         fake_mode,
         torch.fx.traceback.preserve_node_meta(),
         _frames_kept(keeps_frames_of),
+        _subclasses_tracked(),
     ):
+
+        def adopting(*inputs: Any) -> Any:
+            outputs = function(*inputs)
+            mode = proxy_tensor.get_proxy_mode()
+            for output in outputs:
+                if is_wrapper(output) and mode is not None:
+                    _adopt(output, mode.tracer)
+            return outputs
+
         tracer = make_fx(
-            function,
+            adopting,
             tracing_mode="real",
             pre_dispatch=above_autograd,
             record_stack_traces=True,

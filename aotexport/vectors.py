@@ -19,17 +19,20 @@ from aotexport.capture.call import ExampleCall
 from aotexport.capture.mode import in_mode
 from aotexport.capture.sources import user_line
 from aotexport.capture.state import State
+from aotexport.encode.subclasses import CLASSES, encode_subclass
 from aotexport.errors import ExportFailed
 from aotexport.programs import Mode
+from aotexport_runtime.engines.codegen import Environment
 from aotexport_runtime.observe import Observation, make_inputs, observe
 from aotexport_runtime.schema import encode_record
 from aotexport_runtime.schema.manifest import VectorEntry
 from aotexport_runtime.schema.program import ArgumentInput, Program
 from aotexport_runtime.schema.sizes import Dimension
 from aotexport_runtime.schema.vectors import Vector as VectorRecord
-from aotexport_runtime.schema.vectors import VectorInput
+from aotexport_runtime.schema.vectors import VectorInput, VectorPart
 from aotexport_runtime.self_test import flat_outputs
 from aotexport_runtime.sizes import evaluate
+from aotexport_runtime.subclasses import TensorTypes, is_wrapper, parts
 
 _SEED = 20240229
 _CALLS = 2
@@ -128,23 +131,29 @@ def _example_arguments(call: ExampleCall, program: Program) -> _Arguments:
         if not isinstance(spec, ArgumentInput):
             continue
         tensor = by_path[spec.path]
-        pointer = tensor.untyped_storage().data_ptr()
-        key = keys.setdefault(pointer if pointer else -len(specs) - 1, f"input{len(keys)}")
-        if key not in stored:
-            stored[key] = _whole_storage(tensor)
-        specs.append(
-            VectorInput(
-                path=spec.path,
-                key=key,
-                shape=tuple(tensor.shape),
-                stride=tuple(tensor.stride()),
-                offset=int(tensor.storage_offset()),
-                requires_grad=tensor.requires_grad,
-                is_leaf=tensor.is_leaf,
-                is_complex=tensor.is_complex(),
-            )
-        )
+        own = [_span(part, stored, keys) for part in parts(tensor)]
+        flags = {"path": spec.path, "requires_grad": tensor.requires_grad, "is_leaf": tensor.is_leaf}
+        subclass = encode_subclass(tensor, f"`{spec.path}`")
+        if subclass is None:
+            specs.append(VectorInput(**flags, **own[0]))
+        else:
+            specs.append(VectorInput(**flags, subclass=subclass, parts=tuple(VectorPart(**span) for span in own)))
     return _Arguments("example", tuple(specs), stored)
+
+
+def _span(tensor: torch.Tensor, stored: dict[str, torch.Tensor], keys: dict[int, str]) -> dict[str, Any]:
+    """Store the storage of a plain tensor, once; return where in it the tensor is."""
+    pointer = tensor.untyped_storage().data_ptr()
+    key = keys.setdefault(pointer if pointer else -len(keys) - 1, f"input{len(keys)}")
+    if key not in stored:
+        stored[key] = _whole_storage(tensor)
+    return {
+        "key": key,
+        "shape": tuple(tensor.shape),
+        "stride": tuple(tensor.stride()),
+        "offset": int(tensor.storage_offset()),
+        "is_complex": tensor.is_complex(),
+    }
 
 
 def _whole_storage(tensor: torch.Tensor) -> torch.Tensor:
@@ -225,7 +234,10 @@ def _resized(
         shape = tuple(evaluate(size, symbols) for size in meta.shape)
         stride = tuple(evaluate(step, symbols) for step in meta.stride)
         count = 1 + sum((n - 1) * s for n, s in zip(shape, stride, strict=True)) if all(shape) else 0
-        source = example.stored[spec.key]
+        source = example.stored.get(spec.key)
+        # What sizes the parts of a tensor subclass have is for its class to say.
+        if source is None:
+            return None
         if count > _MAX_NUMEL or not source.numel():
             return None
         key = f"input{index}"
@@ -280,6 +292,7 @@ def _record(call: ExampleCall, state: State, program: Program, arguments: _Argum
 def _observe_eager(call: ExampleCall, state: State, program: Program, arguments: _Arguments) -> Observation:
     device = call.tensors[0].device if call.tensors else None
     own = {spec.path: index for index, spec in enumerate(arguments.specs)}
+    form = Environment(tensor_types=TensorTypes(CLASSES)).form
 
     def eager(values: list[Any]) -> Any:
         tensors = [values[own[p]] if p in own else t for p, t in zip(call.paths, call.tensors, strict=True)]
@@ -291,7 +304,7 @@ def _observe_eager(call: ExampleCall, state: State, program: Program, arguments:
 
     return observe(
         eager,
-        lambda: make_inputs(arguments.specs, arguments.stored, device),
+        lambda: make_inputs(arguments.specs, arguments.stored, device, form),
         [spec.path for spec in arguments.specs],
         current_state,
         lambda value: flat_outputs(program.output_tree, value),
@@ -318,7 +331,11 @@ def _attention_as_traced() -> Iterator[None]:
 @contextlib.contextmanager
 def _restored(state: State) -> Iterator[None]:
     """Give the state back as it was: data, metadata, gradients, places, and the random generator."""
-    before = [_Before.of(entry.tensor) for entry in state.entries]
+    before = [
+        (entry, _Before.of(tensor))
+        for entry in state.entries
+        for tensor in (entry.tensor, *(parts(entry.tensor) if is_wrapper(entry.tensor) else ()))
+    ]
     slots = [(table, key, table[key]) for entry in state.entries for table, key in entry.slots]
     random_state = torch.get_rng_state()
     grad_mode = torch.is_grad_enabled()
@@ -332,33 +349,37 @@ def _restored(state: State) -> Iterator[None]:
         torch.set_rng_state(random_state)
         for table, key, tensor in slots:
             table[key] = tensor
-        for entry, tensor in zip(state.entries, before, strict=True):
+        for entry, tensor in before:
             # Kernels write running statistics without a new version, so what is no parameter is always put back.
             tensor.put_back(always=entry.role != "parameter")
 
 
 @dataclass(frozen=True)
 class _Before:
-    """A tensor as it was: an alias of its memory with its sizes and strides, its elements, and what autograd knew."""
+    """A tensor as it was: an alias of its memory with its sizes and strides, its elements, and what autograd knew.
+
+    A tensor subclass has no memory of its own; its parts are kept beside it.
+    """
 
     tensor: torch.Tensor
     version: int
-    alias: torch.Tensor
-    elements: torch.Tensor
+    alias: torch.Tensor | None
+    elements: torch.Tensor | None
     is_leaf: bool
     requires_grad: bool
     grad: torch.Tensor | None
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> _Before:
-        alias = tensor.detach()
+        alias = None if is_wrapper(tensor) else tensor.detach()
+        elements = None if alias is None else alias.clone()
         grad = tensor.grad if tensor.is_leaf else None
-        return cls(tensor, tensor._version, alias, alias.clone(), tensor.is_leaf, tensor.requires_grad, grad)
+        return cls(tensor, tensor._version, alias, elements, tensor.is_leaf, tensor.requires_grad, grad)
 
     def put_back(self, *, always: bool) -> None:
         """Undo what was done to the tensor since; `always` to its elements, also where its version is the same."""
-        if self.tensor._version != self.version or always:
-            self._put_back_elements()
+        if self.alias is not None and self.elements is not None and (self.tensor._version != self.version or always):
+            self._put_back_elements(self.alias, self.elements)
         if self.is_leaf and not self.tensor.is_leaf and not self.tensor._is_view():
             self.tensor.detach_()
         if self.tensor.is_leaf:
@@ -366,10 +387,9 @@ class _Before:
             self.tensor.grad = self.grad
 
     @torch.no_grad()
-    def _put_back_elements(self) -> None:
-        alias = self.alias
+    def _put_back_elements(self, alias: torch.Tensor, elements: torch.Tensor) -> None:
         if not self.tensor.is_set_to(alias):
             self.tensor.data = alias
         # No call can have written to an expanded tensor, nor can we.
         if all(step or size <= 1 for size, step in zip(alias.shape, alias.stride(), strict=True)):
-            alias.copy_(self.elements)
+            alias.copy_(elements)

@@ -105,13 +105,21 @@ def _verdict(program: EncodedProgram, results: list[dict[str, Any]]) -> Literal[
 def _run(directory: Path, requirements: Requirements) -> list[dict[str, Any]]:
     """Run the self-test, in a fresh process unless custom operators exist only in this one (`__main__`)."""
     namespaces, modules = requirements.operator_namespaces, requirements.operator_modules
-    if namespaces and (not modules or "__main__" in modules):
+    types = requirements.tensor_types
+    unnamed = any(name.startswith("__main__:") or "<locals>" in name for name in types)
+    if unnamed or (namespaces and (not modules or "__main__" in modules)):
+        from aotexport.encode.subclasses import CLASSES
         from aotexport_runtime.self_test import run_vectors
 
-        found = [run_vectors(directory, target=target, operator_namespaces=namespaces) for target in TARGETS]
+        own = {name: CLASSES[name] for name in types}
+        found = [
+            run_vectors(directory, target=target, operator_namespaces=namespaces, tensor_types=own)
+            for target in TARGETS
+        ]
         return [{**dataclasses.asdict(r), "agrees": r.agrees} for results in found for r in results]
     options = [option for name in namespaces for option in ("--operator-namespace", name)]
     options += [option for name in modules for option in ("--import", name)]
+    options += [option for name in types for option in ("--tensor-type", name)]
     return run_selftest(directory, TARGETS, options)
 
 
@@ -122,12 +130,13 @@ def run_selftest(directory: Path, targets: Sequence[str], options: Sequence[str]
         VerificationFailed: the process failed.
     """
     # Without `-P`, a file `inspect.py` in the working directory would stand in for Python's.
-    python = [sys.executable] if "--import" in options else [sys.executable, "-P"]
+    imports = "--import" in options or "--tensor-type" in options
+    python = [sys.executable] if imports else [sys.executable, "-P"]
     command = [*python, "-m", "aotexport_runtime", "selftest", str(directory), "--json", *options]
     for target in targets:
         command += ["--target", target]
     environment = dict(os.environ)
-    if "--import" in options:
+    if imports:
         environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
     process = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False, env=environment)
     try:

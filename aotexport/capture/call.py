@@ -185,13 +185,14 @@ def _items(spec: Any) -> list[Any]:
     return list(spec.values()) if isinstance(spec, dict) else list(spec)
 
 
-def _child_specs(tree: Sequence | Mapping | NamedFields, spec: Any, path: str) -> list[Any]:
+def _child_specs(tree: Tree, spec: Any, path: str) -> list[Any]:
     if isinstance(spec, dict):
         keys = tree.keys if isinstance(tree, Mapping) else tree.fields if isinstance(tree, NamedFields) else ()
         unknown = [key for key in spec if key not in keys]
         if unknown:
             raise ModelFileInvalid(f"dynamic_shapes: `{path}` has no {unknown[0]!r}")
         return [spec.get(key) for key in keys]
+    assert isinstance(tree, Sequence | Mapping | NamedFields)
     if isinstance(spec, tuple | list) and len(spec) == len(tree.items):
         return list(spec)
     raise ModelFileInvalid(f"dynamic_shapes: `{path}` has {len(tree.items)} items; give one entry each, or None")

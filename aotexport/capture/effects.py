@@ -20,7 +20,7 @@ from torch import nn
 from aotexport.capture.containers import Change, Snapshot, snapshots
 from aotexport.capture.sources import is_user_file, user_line
 from aotexport.errors import ExportFailed
-from aotexport.torch_internals import applied_functions
+from aotexport.torch_internals import applied_functions, within_subclass
 
 _NUMBERS = (bool, int, float, str)
 _TABLE = re.compile(r"\.?_(?:buffers|parameters|modules)\['([^']+)'\]")
@@ -117,7 +117,7 @@ def _replacements(effects: Effects) -> list[tuple[Any, str, Any]]:
     def contiguous(self: torch.Tensor, memory_format: torch.memory_format = torch.contiguous_format) -> torch.Tensor:
         # Python returns a contiguous tensor as it is, and a trace does not see the call.
         file = sys._getframe(1).f_code.co_filename
-        own = is_user_file(file) or file.startswith(_LAYERS)
+        own = (is_user_file(file) or file.startswith(_LAYERS)) and not within_subclass()
         if own and not isinstance(self, nn.Parameter) and is_contiguous(self, memory_format=memory_format):
             effects.reads.add("layout")
         return original_contiguous(self, memory_format=memory_format)
@@ -139,12 +139,18 @@ def _replacements(effects: Effects) -> list[tuple[Any, str, Any]]:
     ]
 
 
+def _is_models_own(tensor: torch.Tensor) -> bool:
+    """Return whether the model's code reads `tensor`, two frames up; what code of its class reads, it reads again."""
+    is_users = is_user_file(sys._getframe(2).f_code.co_filename)
+    return is_users and not isinstance(tensor, nn.Parameter) and not within_subclass()
+
+
 def _watched_method(name: str, effects: Effects) -> Any:
     """Return a stand-in for a method that reads the layout of a tensor, noting the model's own reads."""
     original = getattr(torch.Tensor, name)
 
     def read(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        if not isinstance(self, nn.Parameter) and is_user_file(sys._getframe(1).f_code.co_filename):
+        if _is_models_own(self):
             effects.reads.add("layout")
         return original(self, *args, **kwargs)
 
@@ -156,7 +162,7 @@ def _watched_property(name: str, effects: Effects) -> Any:
     original = getattr(torch.Tensor, name)
 
     def read(self: torch.Tensor) -> Any:
-        if not isinstance(self, nn.Parameter) and is_user_file(sys._getframe(1).f_code.co_filename):
+        if _is_models_own(self):
             effects.reads.add("requires_grad")
         return original.__get__(self)
 

@@ -11,8 +11,10 @@ from torch import nn
 
 from aotexport.capture.call import ExampleCall
 from aotexport.capture.state import State
+from aotexport.encode.subclasses import encode_subclass
 from aotexport.errors import ModelFileInvalid
 from aotexport.torch_internals import FakeTensorMode, make_fake_inputs
+from aotexport_runtime.subclasses import flatten, is_wrapper, protocol
 
 
 @dataclass
@@ -53,7 +55,10 @@ def fake_inputs(call: ExampleCall, state: State) -> FakeInputs:
 
     Raises:
         ModelFileInvalid: the dynamic dimensions contradict the example inputs.
+        ExportFailed: an argument is a tensor subclass whose context is no data.
     """
+    for path, tensor in zip(call.paths, call.tensors, strict=True):
+        encode_subclass(tensor, f"`{path}`")
     dynamic_shapes = {"args": tuple(call.axes)} if any(axes is not None for axes in call.axes) else None
     try:
         mode, arguments, _, equalities, _, _ = make_fake_inputs(_Arguments(), tuple(call.tensors), {}, dynamic_shapes)
@@ -122,6 +127,17 @@ def _named_sizes(call: ExampleCall, fakes: Sequence[Any]) -> dict[str, list[_Siz
 def _twin(fake: torch.Tensor) -> torch.Tensor:
     if not isinstance(fake, torch.Tensor):
         return fake
+    return _like(_wrapped_twin(fake) if is_wrapper(fake) else _plain_twin(fake), fake)
+
+
+def _wrapped_twin(fake: torch.Tensor) -> torch.Tensor:
+    inner, context = flatten(fake)
+    make = protocol(type(fake))
+    twins = {name: _twin(value) for name, value in inner.items()}
+    return make.unflatten(twins, make.live(context), fake.size(), fake.stride())
+
+
+def _plain_twin(fake: torch.Tensor) -> torch.Tensor:
     size, stride, offset = fake.size(), fake.stride(), fake.storage_offset()
     if isinstance(offset, int) and offset == 0:
         twin = torch.empty_strided(size, stride, dtype=fake.dtype, device=fake.device)
@@ -131,14 +147,20 @@ def _twin(fake: torch.Tensor) -> torch.Tensor:
         base = torch.empty(room, dtype=fake.dtype, device=fake.device)
         twin = torch.empty(0, dtype=fake.dtype, device=fake.device)
         twin.set_(base.untyped_storage(), offset, size, stride)
+    return twin
+
+
+def _like(twin: torch.Tensor, fake: torch.Tensor) -> torch.Tensor:
+    """Return `twin` as autograd knows `fake`: whether it requires grad, is a leaf, is a parameter."""
     if fake.requires_grad:
         twin.requires_grad_(True)
         if not fake.is_leaf:
-            memory = twin.untyped_storage()
+            memory = None if is_wrapper(twin) else twin.untyped_storage()
             with torch.enable_grad():
                 twin = twin.clone()
-            with torch.no_grad():
-                twin.set_(memory, offset, size, stride)
+            if memory is not None:
+                with torch.no_grad():
+                    twin.set_(memory, fake.storage_offset(), fake.size(), fake.stride())
     if isinstance(fake, nn.Parameter):
         twin = nn.Parameter(twin, requires_grad=fake.requires_grad)
     return twin

@@ -25,11 +25,13 @@ from aotexport.torch_internals import (
     OpOverload,
     has_transforms,
     insert_data_dependent_checks,
+    is_wrap,
     masks_unread,
     node_annotations,
     trace_forward,
 )
 from aotexport_runtime.schema.trees import Tree
+from aotexport_runtime.subclasses import inner_tensor
 
 
 @dataclass(frozen=True)
@@ -215,7 +217,7 @@ def _keeps_effect(node: torch.fx.Node) -> bool:
     if node.op != "call_function":
         return False
     if not isinstance(node.target, OpOverload):
-        return node.target is not operator.getitem
+        return node.target not in (operator.getitem, inner_tensor) and not is_wrap(node.target)
     schema = node.target._schema
     pure = not schema.is_mutable and torch.Tag.nondeterministic_seeded not in node.target.tags
     composite_random = ("dropout", "batch_norm", "rrelu", "rnn", "lstm", "gru", "instance_norm", "assert")

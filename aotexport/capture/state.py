@@ -13,6 +13,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from aotexport.encode.subclasses import encode_subclass
 from aotexport.errors import ExportFailed
 
 _BASE_ATTRIBUTES = frozenset(vars(nn.Module()))
@@ -112,6 +113,7 @@ def _check(tensor: torch.Tensor, name: str) -> None:
         )
     if tensor.layout is not torch.strided:
         raise ExportFailed(f"`{name}` has layout {tensor.layout}; a bundle holds strided tensors")
+    encode_subclass(tensor, f"`{name}`")
 
 
 @contextlib.contextmanager

@@ -38,6 +38,9 @@ Example:
     metavar="NAME",
     help="Namespace of custom operators that the bundle may call.",
 )
+@click.option(
+    "--tensor-type", "types", multiple=True, metavar="MODULE:NAME", help="Class of tensors that the bundle may make."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the comparisons as JSON.")
 @click.pass_context
 def verify(
@@ -47,6 +50,7 @@ def verify(
     dtype: str | None,
     imports: tuple[str, ...],
     namespaces: tuple[str, ...],
+    types: tuple[str, ...],
     as_json: bool,
 ) -> None:
     """Compare BUNDLE with eager execution, by its functional graphs and by its forward graphs.
@@ -63,7 +67,7 @@ def verify(
     with elsewhere, Progress() as progress:
         if against is None:
             progress("run recorded calls in a fresh process")
-            results = _run_recorded(bundle, imports, namespaces)
+            results = _run_recorded(bundle, imports, namespaces, types)
         else:
             progress(f"compare with {against}")
             results = _run_against(opened, against, dtype, imports, namespaces)
@@ -75,11 +79,14 @@ def verify(
     context.exit(0 if results and all(result["agrees"] for result in results) else 1)
 
 
-def _run_recorded(bundle: Path, imports: tuple[str, ...], namespaces: tuple[str, ...]) -> list[dict[str, Any]]:
+def _run_recorded(
+    bundle: Path, imports: tuple[str, ...], namespaces: tuple[str, ...], types: tuple[str, ...]
+) -> list[dict[str, Any]]:
     from aotexport.verify import TARGETS, run_selftest
 
     options = [option for name in imports for option in ("--import", name)]
     options += [option for name in namespaces for option in ("--operator-namespace", name)]
+    options += [option for name in types for option in ("--tensor-type", name)]
     return run_selftest(bundle, TARGETS, options)
 
 

@@ -12,12 +12,22 @@ from typing import Any
 import torch
 
 from aotexport.capture.sources import source_of
+from aotexport.encode.subclasses import encode_subclass
 from aotexport.encode.values import encode_argument, encode_meta
 from aotexport.errors import ExportFailed
-from aotexport.torch_internals import ENTER_AUTOCAST, EXIT_AUTOCAST, SET_GRAD_ENABLED, HigherOrderOperator, OpOverload
+from aotexport.torch_internals import (
+    ENTER_AUTOCAST,
+    EXIT_AUTOCAST,
+    SET_GRAD_ENABLED,
+    HigherOrderOperator,
+    OpOverload,
+    is_wrap,
+)
 from aotexport_runtime.allowed import BODY_OPERANDS, allowed_aten_operators
 from aotexport_runtime.schema.graph import Graph, GraphInput, Node, SourceLine
+from aotexport_runtime.schema.subclasses import Subclass
 from aotexport_runtime.schema.values import DeviceArgument, SubgraphArgument
+from aotexport_runtime.subclasses import inner_tensor
 
 _BUILTINS: dict[Any, str] = {
     operator.getitem: "python::getitem",
@@ -82,6 +92,7 @@ class GraphEncoder:
         self._sources: dict[SourceLine, int] = {}
         self._modules: dict[str, int] = {}
         self._schemas: dict[str, str] = {}
+        self._subclasses: list[Subclass] = []
         self._source_cache: dict[str, SourceLine | None] = {}
 
     def encode(self) -> Graph:
@@ -116,6 +127,7 @@ class GraphEncoder:
             subgraphs=self._subgraphs,
             sources=tuple(self._sources),
             modules=tuple(self._modules),
+            subclasses=tuple(self._subclasses),
         )
 
     def _attribute(self, node: torch.fx.Node) -> None:
@@ -180,11 +192,23 @@ class GraphEncoder:
             return _EFFECTS[target], node.args
         if isinstance(target, HigherOrderOperator) and f"higher_order::{target.name()}" in BODY_OPERANDS:
             return f"higher_order::{target.name()}", node.args
+        if target is inner_tensor:
+            return "subclass::inner", node.args
+        if is_wrap(target):
+            return "subclass::wrap", (node.args[0], self._structure(node))
         shown = getattr(target, "__name__", str(target))
         raise ExportFailed(
             f"{self._where(node)}: operator `{shown}` has no representation in a bundle. "
             "Write this part with aten operators, or as a custom operator (torch.library.custom_op)"
         )
+
+    def _structure(self, node: torch.fx.Node) -> int:
+        """Return the index of the structure of the tensor subclass that a node makes."""
+        record = encode_subclass(node.meta["val"], self._where(node))
+        assert record is not None
+        if record not in self._subclasses:
+            self._subclasses.append(record)
+        return self._subclasses.index(record)
 
     # --- provenance ---------------------------------------------------------------------------------------
 

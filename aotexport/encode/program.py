@@ -16,6 +16,7 @@ from aotexport.capture.functional import Refused
 from aotexport.capture.shapes import dimensions, guards
 from aotexport.encode.functional import Unsupported, encode_functional
 from aotexport.encode.graph import GraphEncoder
+from aotexport.encode.subclasses import encode_subclass
 from aotexport.encode.values import encode_result_meta, encode_tensor_meta
 from aotexport.errors import ExportFailed
 from aotexport.programs import ProgramSpec
@@ -33,6 +34,7 @@ from aotexport_runtime.schema.program import (
 )
 from aotexport_runtime.schema.trees import Constant, Leaf, Tree
 from aotexport_runtime.schema.values import TensorMeta
+from aotexport_runtime.subclasses import parts
 
 FORWARD_FILE = "forward.json"
 
@@ -173,7 +175,10 @@ def _input(binding: Binding, fake: torch.Tensor, call: ExampleCall) -> InputSpec
     if binding.entry is not None:
         return StateInput(name=binding.entry.names[0], meta=meta)
     assert binding.argument is not None
-    return ArgumentInput(path=call.paths[binding.argument], meta=meta, is_leaf=fake.is_leaf)
+    path = call.paths[binding.argument]
+    subclass = encode_subclass(fake, f"`{path}`")
+    of = () if subclass is None else tuple(map(encode_tensor_meta, parts(fake)))
+    return ArgumentInput(path=path, meta=meta, is_leaf=fake.is_leaf, subclass=subclass, parts=of)
 
 
 def _reindexed(parameter: Parameter, positions: dict[int, int]) -> Parameter:

@@ -14,6 +14,7 @@ import torch
 
 import aotexport
 from aotexport.encode.program import EncodedProgram
+from aotexport.encode.subclasses import types_of
 from aotexport.errors import OutputExists
 from aotexport.torch_internals import custom_operator_module
 from aotexport_runtime.bundle import MANIFEST_NAME
@@ -28,6 +29,8 @@ from aotexport_runtime.schema.manifest import (
     StateTensor,
     VectorEntry,
 )
+from aotexport_runtime.schema.program import ArgumentInput
+from aotexport_runtime.schema.subclasses import Subclass
 from aotexport_runtime.schema.versions import format_version, min_reader
 
 
@@ -119,7 +122,7 @@ def write_manifest(
         programs=tuple(ProgramEntry(name=p.record.name, variant_of=p.variant_of) for p in programs),
         state=state,
         testvectors=vectors,
-        requirements=_requirements(programs),
+        requirements=_requirements(programs, state),
         files=list_files(directory),
     )
     (directory / MANIFEST_NAME).write_bytes(encode_record(manifest))
@@ -138,14 +141,26 @@ def _entry(path: Path, directory: Path) -> FileEntry:
     return FileEntry(path=path.relative_to(directory).as_posix(), nbytes=path.stat().st_size, sha256=digest)
 
 
-_OWN_NAMESPACES = ("aten", "higher_order", "python", "torch")
+_OWN_NAMESPACES = ("aten", "higher_order", "python", "subclass", "torch")
 
 
 def _operators(graph: Graph) -> set[str]:
     return {node.op for node in graph.nodes}.union(*map(_operators, graph.subgraphs.values()))
 
 
-def _requirements(programs: list[EncodedProgram]) -> Requirements:
+def _subclasses(graph: Graph) -> list[Subclass]:
+    return [*graph.subclasses, *(record for body in graph.subgraphs.values() for record in _subclasses(body))]
+
+
+def _tensor_types(programs: list[EncodedProgram], state: tuple[StateTensor, ...]) -> set[str]:
+    records = [entry.subclass for entry in state]
+    for program in programs:
+        records += [spec.subclass for spec in program.record.inputs if isinstance(spec, ArgumentInput)]
+        records += [record for graph in program.graphs.values() for record in _subclasses(graph)]
+    return set[str]().union(*map(types_of, records))
+
+
+def _requirements(programs: list[EncodedProgram], state: tuple[StateTensor, ...]) -> Requirements:
     graphs = [graph for program in programs for graph in program.graphs.values()]
     operators = set[str]().union(*map(_operators, graphs))
     custom = {op for op in operators if op.partition("::")[0] not in _OWN_NAMESPACES}
@@ -153,4 +168,5 @@ def _requirements(programs: list[EncodedProgram]) -> Requirements:
     return Requirements(
         operator_namespaces=tuple(sorted({op.partition("::")[0] for op in custom})),
         operator_modules=tuple(sorted(modules)),
+        tensor_types=tuple(sorted(_tensor_types(programs, state))),
     )

@@ -8,16 +8,20 @@ needs, and the manifest says which elements are its own.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
 
 from aotexport.capture.state import State, StateEntry
+from aotexport.encode.subclasses import encode_subclass
 from aotexport.errors import ExportFailed
-from aotexport_runtime.schema.manifest import StateTensor
+from aotexport_runtime.schema.manifest import StateTensor, StoredPart
+from aotexport_runtime.subclasses import flatten, is_wrapper
+from aotexport_runtime.validate.subclasses import count_parts
 
 SHARD_NBYTES = 5 * 1000**3
 """Size above which weights are split, Hugging Face's default."""
@@ -42,29 +46,62 @@ def write_weights(state: State, directory: Path, *, shard_nbytes: int = SHARD_NB
         shard_nbytes: size of one file at most, in bytes; a single larger tensor has a file of its own.
     """
     entries: list[tuple[StateEntry, _Stored, bool, int]] = []
-    plain = [_plain(entry, state) for entry in state.entries]
+    apart = State([part for entry in state.entries for part in _apart(entry)])
+    plain = [_plain(entry, apart) for entry in apart.entries]
     for group in _by_storage(plain):
         entries += _store(group)
     order = {id(entry): index for index, entry in enumerate(plain)}
     entries.sort(key=lambda item: order[id(item[0])])
     unique = {item[1].key: item[1] for item in entries}
     files = _write(list(unique.values()), directory / "weights", shard_nbytes)
-    return tuple(
-        StateTensor(
-            name=entry.names[0],
-            tied=tuple(entry.names[1:]),
-            role=entry.role,
-            persistent=entry.persistent,
-            requires_grad=entry.tensor.requires_grad,
-            file=f"weights/{files[stored.key]}",
-            key=stored.key,
-            dtype=str(entry.tensor.dtype).removeprefix("torch."),  # type: ignore[arg-type]
-            shape=tuple(entry.tensor.shape),
-            stride=tuple(entry.tensor.stride()),
-            offset=offset,
-            whole=whole,
-        )
-        for entry, stored, whole, offset in entries
+    places = iter([_place(*item, files) for item in entries])
+    return tuple(_record(entry, places) for entry in state.entries)
+
+
+def _apart(entry: StateEntry) -> list[StateEntry]:
+    """Return `entry`, or an entry per plain tensor that a tensor subclass is made of, named `<name>.<attribute>`."""
+    if not is_wrapper(entry.tensor):
+        return [entry]
+    return [
+        part
+        for name, inner in flatten(entry.tensor)[0].items()
+        for part in _apart(replace(entry, tensor=inner, names=[f"{entry.names[0]}.{name}"]))
+    ]
+
+
+def _place(entry: StateEntry, stored: _Stored, whole: bool, offset: int, files: dict[str, str]) -> dict[str, Any]:
+    """Return where a plain tensor is stored, as the fields of its record."""
+    return {
+        "file": f"weights/{files[stored.key]}",
+        "key": stored.key,
+        "dtype": str(entry.tensor.dtype).removeprefix("torch."),
+        "shape": tuple(entry.tensor.shape),
+        "stride": tuple(entry.tensor.stride()),
+        "offset": offset,
+        "whole": whole,
+    }
+
+
+def _record(entry: StateEntry, places: Iterator[dict[str, Any]]) -> StateTensor:
+    tensor = entry.tensor
+    subclass = encode_subclass(tensor, f"`{entry.names[0]}`")
+    if subclass is None:
+        where = next(places)
+    else:
+        where = {
+            "dtype": str(tensor.dtype).removeprefix("torch."),
+            "shape": tuple(tensor.shape),
+            "stride": tuple(tensor.stride()),
+            "subclass": subclass,
+            "parts": tuple(StoredPart(**next(places)) for _ in range(count_parts(subclass))),
+        }
+    return StateTensor(
+        name=entry.names[0],
+        tied=tuple(entry.names[1:]),
+        role=entry.role,
+        persistent=entry.persistent,
+        requires_grad=tensor.requires_grad,
+        **where,
     )
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-FILES = ("aliases", "autograd", "bodies", "dynamic", "modules", "mutations", "randomness", "structure")
+FILES = ("aliases", "autograd", "bodies", "dynamic", "modules", "mutations", "randomness", "structure", "subclasses")
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,9 @@ import pytest
 
 import aotexport
 import aotexport_runtime
+from aotexport_runtime.subclasses import type_name
 from tests.cases import Case, all_cases
+from tests.cases.subclasses import TYPES
 
 CASES = all_cases()
 
@@ -31,7 +33,8 @@ def bundles(tmp_path_factory):
         except aotexport.AotExportError as error:
             failures[case.name] = error
     paths = [str(root / case.name) for case in CASES if case.name not in failures]
-    command = [sys.executable, "-m", "aotexport_runtime", "selftest", "--json", *paths]
+    types = [f"--tensor-type={type_name(type_)}" for type_ in TYPES]
+    command = [sys.executable, "-m", "aotexport_runtime", "selftest", "--json", *types, *paths]
     process = subprocess.run(
         [*command, "--target", "autograd", "--target", "portable"], capture_output=True, text=True, check=False
     )

@@ -17,9 +17,11 @@ from torch import Tensor, nn
 from torch._higher_order_ops.map import map as map_over
 from torch._higher_order_ops.scan import scan
 from torch._higher_order_ops.while_loop import while_loop
+from torch.testing._internal.two_tensor import TwoTensor
 
 import aotexport
 from aotexport_runtime.schema.values import DType
+from tests.scaled import Block, Recipe, Rounding, ScaledInt8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -698,3 +700,22 @@ def methods_and_variants() -> Case:
     """A program of another method, and a second signature of one."""
     programs = ("infer", aotexport.Program("scale", method="scale"))
     return Case(Scaled(), (ramp(2, 3),), programs=programs, variants=((ramp(2, 3), True),))
+
+
+@case
+def tensor_subclasses() -> Case:
+    """Tensors of wrapper subclasses, plain and nested, as state and argument; one made in the call."""
+    weight = ScaledInt8.of(torch.linspace(-1, 1, 8).reshape(2, 4), Recipe(Rounding.DOWN, Block(1, 4)))
+
+    def forward(self: Built, x: Tensor, y: Tensor, z: Tensor) -> Any:
+        return nn.functional.linear(y, self.weight) + self.turned, x * 2, TwoTensor(y + 1, y * 2).sin() + z
+
+    turned = TwoTensor(torch.ones(2, 2).t(), torch.linspace(0, 1, 4).reshape(2, 2).t())
+    inner = TwoTensor(torch.linspace(0, 1, 3) + 1j, torch.linspace(1, 2, 3) * 1j)
+    x = TwoTensor(inner, inner * 2)
+    y = torch.linspace(0, 1, 4).reshape(1, 4)
+    return Case(Built(forward, weight=weight, turned=turned), (x, y, TwoTensor(y, y)), programs=("infer",))
+
+
+TYPES = (Block, Recipe, Rounding, ScaledInt8, TwoTensor)
+"""The classes that readers of the goldens are given."""

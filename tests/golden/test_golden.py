@@ -16,7 +16,7 @@ from aotexport_runtime.schema.vectors import Vector
 from aotexport_runtime.schema.versions import FORMAT_VERSION, format_version, parse_version
 from aotexport_runtime.self_test import describe_failures, run_vectors
 from tests.golden.arms import all_arms, arms_of
-from tests.golden.cases import CASES
+from tests.golden.cases import CASES, TYPES
 from tests.golden.regenerate import regenerate, text_of
 from tests.golden.uncovered import UNCOVERED
 
@@ -49,7 +49,7 @@ def test_golden_run_by_a_target_gives_what_eager_gave(golden, target):
     programs = [bundle.program(name) for name in bundle.program_names]
     exempt = {p.name for p in programs if target == "autograd" and p.grad and not p.forward.differentiable}
 
-    results = run_vectors(golden / "bundle", target=target)
+    results = run_vectors(golden / "bundle", target=target, tensor_types=TYPES)
 
     assert {result.program for result in results} == set(bundle.program_names)
     assert [line for r in results if r.program not in exempt for line in describe_failures(r)] == []
@@ -110,7 +110,7 @@ def noted_in_the_prose() -> dict[str, re.Pattern[str]]:
         pattern = listed
         for word, shape in shapes.items():
             pattern = pattern.replace(word, shape)
-        patterns[listed] = re.compile(pattern + "( norm)?")
+        patterns[listed] = re.compile(pattern + r"(\.\w+)*( norm)?")
     return patterns
 
 

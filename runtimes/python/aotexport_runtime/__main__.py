@@ -25,6 +25,7 @@ def main(argv: list[str] | None = None) -> int:
     test.add_argument("--target", action="append", help="engine; may be given several times (default: auto)")
     test.add_argument("--import", dest="imports", action="append", default=[], metavar="MODULE")
     test.add_argument("--operator-namespace", action="append", default=[], metavar="NAME")
+    test.add_argument("--tensor-type", action="append", default=[], metavar="MODULE:NAME", help="class of tensors")
     test.add_argument("--json", action="store_true", help="print JSON")
     options = parser.parse_args(argv)
     try:
@@ -51,14 +52,22 @@ def _selftest(options: Any) -> int:
 
     for name in options.imports:
         importlib.import_module(name)
+    from aotexport_runtime import meshes
     from aotexport_runtime.self_test import describe_failures, run_vectors
 
+    types = {name: _class(name) for name in options.tensor_type}
+    if meshes.DTENSOR in types:
+        meshes.join_alone()
     results = [
         (path, result)
         for path in options.bundle
         for target in options.target or ["auto"]
         for result in run_vectors(
-            path, device=options.device, target=target, operator_namespaces=options.operator_namespace
+            path,
+            device=options.device,
+            target=target,
+            operator_namespaces=options.operator_namespace,
+            tensor_types=types,
         )
     ]
     if options.json:
@@ -75,6 +84,15 @@ def _selftest(options: Any) -> int:
     if not results:
         print("no recorded calls")
     return 0 if all(result.agrees for _, result in results) else 1
+
+
+def _class(name: str) -> type:
+    """Return the class that the caller names `module:qualified.name`."""
+    import importlib
+    from functools import reduce
+
+    module, _, path = name.partition(":")
+    return reduce(getattr, path.split("."), importlib.import_module(module))  # type: ignore[return-value]
 
 
 if __name__ == "__main__":

@@ -52,6 +52,9 @@ BUILTINS: dict[str, Callable[..., Any]] = {
 }
 """Builtins that generated code calls."""
 
+SUBCLASS_OPERANDS: dict[str, int] = {"subclass::inner": 2, "subclass::wrap": 2}
+"""How many operands each operator on tensors of wrapper subclasses takes."""
+
 BUILTIN_OPERANDS: dict[str, int] = {
     **dict.fromkeys(INFIX, 2),
     "python::getitem": 2,

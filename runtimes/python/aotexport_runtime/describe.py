@@ -20,6 +20,7 @@ from aotexport_runtime.schema.program import (
     Program,
     StateInput,
 )
+from aotexport_runtime.schema.subclasses import Subclass
 from aotexport_runtime.schema.trees import Constant
 from aotexport_runtime.schema.values import (
     Argument,
@@ -71,6 +72,11 @@ def _overview(bundle: Bundle) -> list[str]:
     namespaces = manifest.requirements.operator_namespaces
     if namespaces:
         lines.append(f"  needs custom operators of: {', '.join(namespaces)}")
+    types = manifest.requirements.tensor_types
+    if types:
+        lines.append(f"  needs classes of tensors: {', '.join(types)}")
+    wrapped = [(entry.name, entry.subclass) for entry in manifest.state if entry.subclass is not None]
+    lines += [f"  {name} is a {describe_subclass(subclass)}" for name, subclass in wrapped]
     lines.append("  files:")
     lines += [f"    {entry.sha256[:12]}  {entry.nbytes:>12,}  {entry.path}" for entry in manifest.files]
     return lines
@@ -123,7 +129,8 @@ def describe_inputs(program: Program) -> list[str]:
             if isinstance(spec, ArgumentInput):
                 grad = ", requires grad" if spec.meta.requires_grad else ""
                 again = f", the same tensor as {spec.path}" if spec.path != path else ""
-                lines.append(f"{path}: {_tensor(spec.meta, names)}{grad}{again}")
+                of = "" if spec.subclass is None else f" of {describe_subclass(spec.subclass)}"
+                lines.append(f"{path}: {_tensor(spec.meta, names)}{of}{grad}{again}")
             elif isinstance(spec, StateInput):
                 lines.append(f"{path}: the module's own {spec.name}")
             else:
@@ -149,6 +156,15 @@ def describe_outputs(program: Program) -> list[str]:
         story = _story(specs[leaf.index], program) if specs else ""
         lines.append(f"{path}: {what}{story}")
     return lines
+
+
+def describe_subclass(record: Subclass) -> str:
+    """Return the class of a tensor subclass with its inner tensors: `TwoTensor(a, b)`."""
+    inner = [
+        name if of is None else f"{name}: {describe_subclass(of)}"
+        for name, of in zip(record.attributes, record.inner, strict=True)
+    ]
+    return f"{record.type.partition(':')[2]}({', '.join(inner)})"
 
 
 def _story(spec: OutputSpec, program: Program) -> str:
@@ -190,6 +206,7 @@ def describe_graph(graph: Graph, names: dict[str, str]) -> list[str]:
     """Return one line per node: result, operator, arguments, metadata, source."""
     lines = [f"{value.name}: {_meta(value.meta, names)}" for value in graph.inputs]
     lines += [_node(node, graph, names) for node in graph.nodes]
+    lines += [f"structure {i}: {describe_subclass(record)}" for i, record in enumerate(graph.subclasses)]
     lines.append("return " + ", ".join(_argument(output) for output in graph.outputs))
     return lines
 

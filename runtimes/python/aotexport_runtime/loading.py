@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Literal
 
 import torch
@@ -14,6 +14,7 @@ from aotexport_runtime.engines.codegen import Environment
 from aotexport_runtime.errors import NotSupported
 from aotexport_runtime.module import BundleModule
 from aotexport_runtime.schema.manifest import Requirements
+from aotexport_runtime.subclasses import TensorTypes
 from aotexport_runtime.weights import load_tensors
 
 log = logging.getLogger("aotexport_runtime")
@@ -34,6 +35,7 @@ def load(
     mapped: bool = True,
     check_digests: bool = True,
     operator_namespaces: Iterable[str] = (),
+    tensor_types: Iterable[type] | Mapping[str, type] = (),
 ) -> BundleModule:
     """Load the bundle at `path` as a module that behaves like the exported one.
 
@@ -47,6 +49,8 @@ def load(
         check_digests: compare every file with its SHA-256 in the manifest.
         operator_namespaces: namespaces of custom operators that the bundle may call; the packages that register
             them must be imported.
+        tensor_types: classes of tensors (with `__tensor_flatten__`), and of objects in their contexts, that the bundle
+            may make; or classes by the names that the bundle has for them, `module:qualified.name`.
 
     Returns:
         The module, in the mode that the original was in at export.
@@ -63,9 +67,11 @@ def load(
     bundle = open_bundle(path, check_digests=check_digests)
     namespaces = frozenset(operator_namespaces)
     _check_namespaces(bundle.manifest.requirements, namespaces)
-    tensors = load_tensors(bundle, bundle.manifest.state, mapped=mapped)
+    types = TensorTypes(tensor_types)
+    _check_types(bundle.manifest.requirements, types)
     place = _place(device)
-    environment = Environment(namespaces, place)
+    environment = Environment(namespaces, place, types)
+    tensors = load_tensors(bundle, bundle.manifest.state, environment.form, mapped=mapped)
     _keep_freed_memory()
     module = BundleModule(bundle, tensors, target=target, environment=environment)
     if place is not None:
@@ -107,4 +113,17 @@ def _check_namespaces(requirements: Requirements, allowed: frozenset[str]) -> No
     raise NotSupported(
         f"the bundle calls custom operators of {listed}, which the caller did not allow. Import {how} first, and pass "
         f"`operator_namespaces={missing}` to `load`"
+    )
+
+
+def _check_types(requirements: Requirements, types: TensorTypes) -> None:
+    missing = types.missing(requirements.tensor_types)
+    if not missing:
+        return
+    imports = "; ".join(f"from {m} import {q.partition('.')[0]}" for m, _, q in (n.partition(":") for n in missing))
+    names = ", ".join(name.partition(":")[2] for name in missing)
+    listed = ", ".join(f"`{name}`" for name in missing)
+    raise NotSupported(
+        f"the bundle holds tensors of {listed}, which the caller did not give. Write `{imports}`, and pass "
+        f"`tensor_types=[{names}]` to `load`"
     )

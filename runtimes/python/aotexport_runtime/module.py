@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NoReturn
@@ -17,6 +18,8 @@ from aotexport_runtime.call.variants import Variants
 from aotexport_runtime.engines.codegen import Environment
 from aotexport_runtime.errors import NotSupported
 from aotexport_runtime.schema.manifest import StateTensor
+from aotexport_runtime.schema.subclasses import Subclass
+from aotexport_runtime.subclasses import Form
 
 
 class BundleModule(nn.Module):
@@ -65,6 +68,10 @@ class BundleModule(nn.Module):
     def device(self) -> torch.device | None:
         """Where the bundle was loaded to; None: where it was captured."""
         return self._environment.device
+
+    def form(self, record: Subclass) -> Form:
+        """Return the structure of a tensor subclass with its class, which the caller of `load` gave."""
+        return self._environment.form(record)
 
     # --- state --------------------------------------------------------------------------------------------
 
@@ -118,7 +125,7 @@ class BundleModule(nn.Module):
         tensors = (*self.parameters(), *self.buffers(), *self._constants.values())
         devices = {tensor.device for tensor in tensors}
         if len(devices) == 1:
-            self.__dict__["_environment"] = Environment(self._environment.namespaces, devices.pop())
+            self.__dict__["_environment"] = dataclasses.replace(self._environment, device=devices.pop())
             self._plans.clear()
         return self
 

@@ -13,7 +13,9 @@ from typing import Any
 
 import torch
 
-from aotexport_runtime.schema.vectors import VectorInput
+from aotexport_runtime.schema.subclasses import Subclass
+from aotexport_runtime.schema.vectors import VectorInput, VectorPart
+from aotexport_runtime.subclasses import Form, flatten, is_wrapper, parts, protocol
 
 SAMPLE = 4096
 """Elements of a tensor that are kept at most; the rest is covered by its norm."""
@@ -40,6 +42,11 @@ class Observation:
             return
         steps = [step for step, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1]
         self.facts[name] = f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)} strides {steps}"
+        if is_wrapper(tensor):
+            self.facts[name] += f" of {type(tensor).__name__}"
+            for attribute, inner in flatten(tensor.detach())[0].items():
+                self.tensor(f"{name}.{attribute}", inner)
+            return
         flat = tensor.detach().resolve_conj().resolve_neg().reshape(-1).cpu()
         flat = torch.view_as_real(flat).reshape(-1) if flat.is_complex() else flat
         if flat.numel() > SAMPLE:
@@ -49,15 +56,22 @@ class Observation:
         self.values[name] = flat.contiguous().clone()
 
 
-def make_inputs(specs: Sequence[VectorInput], stored: Mapping[str, torch.Tensor], device: Any) -> Inputs:
+def make_inputs(
+    specs: Sequence[VectorInput],
+    stored: Mapping[str, torch.Tensor],
+    device: Any,
+    form: Callable[[Subclass], Form],
+) -> Inputs:
     """Return fresh arguments for a recorded call.
 
     Args:
         specs: what they are.
         stored: spans of storage, by key.
         device: where to put them; None: the CPU.
+        form: gives the structure of a tensor subclass with its class.
     """
-    memory = {spec.key: stored[spec.key].to(device).clone() for spec in specs if spec.value is None}
+    keys = dict.fromkeys(span.key for spec in specs for span in spans(spec))
+    memory = {key: stored[key].to(device).clone() for key in keys}
     roots = _views_made_differentiable(specs, memory)
     values: list[Any] = []
     leaves: list[Any] = []
@@ -70,16 +84,27 @@ def make_inputs(specs: Sequence[VectorInput], stored: Mapping[str, torch.Tensor]
                 values.append(memory[spec.key].as_strided(spec.shape, spec.stride, spec.offset))
             leaves.append(roots[spec.key])
         else:
-            leaf = _tensor(spec, memory[spec.key]).requires_grad_(spec.requires_grad)
+            leaf = _tensor(spec, memory, form).requires_grad_(spec.requires_grad)
             with torch.enable_grad():
                 values.append(leaf if spec.is_leaf or not spec.requires_grad else leaf.clone())
             leaves.append(leaf if spec.requires_grad else None)
     return Inputs(values, leaves)
 
 
-def _tensor(spec: VectorInput, memory: torch.Tensor) -> torch.Tensor:
-    tensor = torch.empty(0, dtype=memory.dtype, device=memory.device)
-    return tensor.set_(memory.untyped_storage(), spec.offset, spec.shape, spec.stride)
+def spans(spec: VectorInput) -> tuple[VectorInput | VectorPart, ...]:
+    """Return what of an argument of a recorded call is stored: itself, the parts of a tensor subclass, or nothing."""
+    if spec.value is not None:
+        return ()
+    return (spec,) if spec.subclass is None else spec.parts
+
+
+def _tensor(spec: VectorInput, memory: Mapping[str, torch.Tensor], form: Callable[[Subclass], Form]) -> torch.Tensor:
+    found: list[torch.Tensor] = []
+    for part in spans(spec):
+        base = memory[part.key]
+        tensor = torch.empty(0, dtype=base.dtype, device=base.device)
+        found.append(tensor.set_(base.untyped_storage(), part.offset, part.shape, part.stride))
+    return found[0] if spec.subclass is None else form(spec.subclass).make(iter(found), {})
 
 
 def _views_made_differentiable(
@@ -91,7 +116,7 @@ def _views_made_differentiable(
     """
     roots: dict[str, torch.Tensor] = {}
     for spec in specs:
-        if spec.value is not None or not spec.requires_grad or spec.is_leaf or spec.key in roots:
+        if not spec.key or not spec.requires_grad or spec.is_leaf or spec.key in roots:
             continue
         alone = sum(other.key == spec.key for other in specs) == 1
         if alone and math.prod(spec.shape) == memory[spec.key].numel():
@@ -206,8 +231,10 @@ def _look_at_outputs(
 
 
 def _share(a: torch.Tensor, b: torch.Tensor) -> bool:
-    pointer = a.untyped_storage().data_ptr()
-    return pointer != 0 and pointer == b.untyped_storage().data_ptr() and a.device == b.device
+    if a.device != b.device:
+        return False
+    pointers = {part.untyped_storage().data_ptr() for part in parts(a)} - {0}
+    return any(part.untyped_storage().data_ptr() in pointers for part in parts(b))
 
 
 def _backward(seen: Observation, where: str, outputs: list[tuple[str, Any]]) -> None:
@@ -226,7 +253,12 @@ def _backward(seen: Observation, where: str, outputs: list[tuple[str, Any]]) -> 
 
 
 def _cotangent(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a fixed, generic cotangent: cosines of the element numbers."""
+    """Return a fixed, generic cotangent: cosines of the element numbers, of the tensor's class where it can be."""
+    if is_wrapper(tensor) and all(part.is_floating_point() for part in parts(tensor)):
+        inner, context = flatten(tensor.detach())
+        make = protocol(type(tensor))
+        cotangents = {name: torch.empty_like(value).copy_(_cotangent(value)) for name, value in inner.items()}
+        return make.unflatten(cotangents, make.live(context), tensor.size(), tensor.stride())
     numbers = torch.arange(tensor.numel(), dtype=torch.float64, device=tensor.device)
     return torch.cos(numbers * 0.7 + 0.3).reshape(tensor.shape).to(tensor.dtype)
 

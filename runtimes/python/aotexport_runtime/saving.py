@@ -6,7 +6,6 @@ import hashlib
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
@@ -17,9 +16,10 @@ from aotexport_runtime import dtypes, schema
 from aotexport_runtime.bundle import MANIFEST_NAME, Bundle
 from aotexport_runtime.errors import NotSupported
 from aotexport_runtime.module import BundleModule
-from aotexport_runtime.schema.manifest import FileEntry, StateTensor
+from aotexport_runtime.schema.manifest import FileEntry, StateTensor, StoredPart
 from aotexport_runtime.self_test import record_again
-from aotexport_runtime.weights import load_tensors
+from aotexport_runtime.subclasses import is_wrapper, parts
+from aotexport_runtime.weights import load_parts, parts_of
 
 
 def save(module: BundleModule, path: str | os.PathLike[str], *, force: bool = False) -> Path:
@@ -43,7 +43,7 @@ def save(module: BundleModule, path: str | os.PathLike[str], *, force: bool = Fa
     _check_output(output, force)
     tensors = {name: tensor.detach() for name, tensor in module.state_tensors().items()}
     for entry in module.bundle.manifest.state:
-        _check_tensor(entry, tensors[entry.name])
+        _check_tensor(entry, tensors[entry.name], module)
     output.parent.mkdir(parents=True, exist_ok=True)
     stage = Path(tempfile.mkdtemp(prefix=f".{output.name}.", dir=output.parent))
     try:
@@ -64,10 +64,22 @@ def _check_output(output: Path, force: bool) -> None:
         raise NotSupported(f"`{output}` exists; pass force=True to replace it, or choose another place")
 
 
-def _check_tensor(entry: StateTensor, tensor: torch.Tensor) -> None:
+def _check_tensor(entry: StateTensor, tensor: torch.Tensor, module: BundleModule) -> None:
+    reason = None
+    if entry.subclass is not None:
+        reason = module.form(entry.subclass).why_not(tensor)
+    elif is_wrapper(tensor):
+        reason = f"expected a plain tensor, got a `{type(tensor).__name__}`"
+    if reason is not None:
+        raise NotSupported(f"`{entry.name}`: {reason}. Save with what the programs were captured with, or export again")
+    for record, part in zip(parts_of(entry), parts(tensor), strict=True):
+        _check_part(entry.name, record, part)
+
+
+def _check_part(name: str, entry: StateTensor | StoredPart, tensor: torch.Tensor) -> None:
     if dtypes.name_of(tensor.dtype) != entry.dtype or tuple(tensor.shape) != entry.shape:
         raise NotSupported(
-            f"`{entry.name}` is {dtypes.name_of(tensor.dtype)}{list(tensor.shape)}, and the programs were captured "
+            f"`{name}` is {dtypes.name_of(tensor.dtype)}{list(tensor.shape)}, and the programs were captured "
             f"with {entry.dtype}{list(entry.shape)}. Save with the original dtypes and shapes, or export again"
         )
 
@@ -75,16 +87,21 @@ def _check_tensor(entry: StateTensor, tensor: torch.Tensor) -> None:
 def _write(module: BundleModule, tensors: dict[str, torch.Tensor], stage: Path) -> None:
     bundle = module.bundle
     current = module.state_tensors()
-    rewritten = {entry.file for entry in bundle.manifest.state}
+    stored = [
+        (record, part)
+        for entry in bundle.manifest.state
+        for record, part in zip(parts_of(entry), parts(tensors[entry.name]), strict=True)
+    ]
+    rewritten = {record.file for record, _ in stored}
     rewritten |= {file for vector in bundle.manifest.testvectors for file in (vector.record, vector.tensors)}
     for entry in bundle.manifest.files:
         target = stage.joinpath(*entry.path.split("/"))
         target.parent.mkdir(parents=True, exist_ok=True)
         if entry.path not in rewritten:
             _link(bundle.file(entry.path), target)
-    for file in sorted({entry.file for entry in bundle.manifest.state}):
-        entries = [entry for entry in bundle.manifest.state if entry.file == file]
-        save_file(_stored(bundle, entries, tensors), stage.joinpath(*file.split("/")), metadata={"format": "pt"})
+    for file in sorted({record.file for record, _ in stored}):
+        held = [(record, part) for record, part in stored if record.file == file]
+        save_file(_stored(bundle, held), stage.joinpath(*file.split("/")), metadata={"format": "pt"})
     for vector in bundle.manifest.testvectors:
         record, values = record_again(module, vector)
         stage.joinpath(*vector.record.split("/")).write_bytes(schema.encode_record(record))
@@ -101,20 +118,21 @@ def _write(module: BundleModule, tensors: dict[str, torch.Tensor], stage: Path) 
     (stage / MANIFEST_NAME).write_bytes(schema.encode_record(manifest))
 
 
-def _stored(bundle: Bundle, entries: list[StateTensor], tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def _stored(bundle: Bundle, held: list[tuple[StateTensor | StoredPart, torch.Tensor]]) -> dict[str, torch.Tensor]:
     """Return what a safetensors file holds now, by key."""
     stored: dict[str, torch.Tensor] = {}
-    spans = [entry for entry in entries if not entry.whole]
-    before = load_tensors(bundle, spans, mapped=False)
-    for entry in spans:
-        before[entry.name].copy_(tensors[entry.name])
-    for entry in entries:
-        if entry.whole:
-            tensor = tensors[entry.name].cpu().resolve_conj().resolve_neg().contiguous()
-        else:
-            tensor = torch.empty(0, dtype=before[entry.name].dtype).set_(before[entry.name].untyped_storage())
-        stored[entry.key] = (torch.view_as_real(tensor) if tensor.is_complex() else tensor).clone()
-    return dict(sorted(stored.items()))
+    spans = [(record, tensor) for record, tensor in held if not record.whole]
+    before = load_parts(bundle, [record for record, _ in spans], mapped=False)
+    for (record, tensor), span in zip(spans, before, strict=True):
+        span.copy_(tensor)
+        stored[record.key] = torch.empty(0, dtype=span.dtype).set_(span.untyped_storage())
+    for record, tensor in held:
+        if record.whole:
+            stored[record.key] = tensor.cpu().resolve_conj().resolve_neg().contiguous()
+    return {
+        key: (torch.view_as_real(tensor) if tensor.is_complex() else tensor).clone()
+        for key, tensor in sorted(stored.items())
+    }
 
 
 def _open_modes(stage: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ from aotexport_runtime.engines.codegen import Environment, constant_value
 from aotexport_runtime.errors import BundleInvalid, SelfTestFailed
 from aotexport_runtime.loading import load
 from aotexport_runtime.module import BundleModule
-from aotexport_runtime.observe import Difference, Observation, compare, make_inputs, observe
+from aotexport_runtime.observe import Difference, Observation, compare, make_inputs, observe, spans
 from aotexport_runtime.schema.manifest import VectorEntry
 from aotexport_runtime.schema.program import ArgumentInput, Program, SizeInput, StateInput
 from aotexport_runtime.schema.trees import Leaf, Tree
@@ -56,6 +56,7 @@ def selftest(
     device: Any = None,
     target: str = "auto",
     operator_namespaces: Iterable[str] = (),
+    tensor_types: Iterable[type] | Mapping[str, type] = (),
 ) -> list[VectorResult]:
     """Run every recorded call of the bundle at `path` and compare.
 
@@ -64,6 +65,7 @@ def selftest(
         device: see `load`.
         target: see `load`.
         operator_namespaces: see `load`.
+        tensor_types: see `load`.
 
     Returns:
         One result per recorded call, all in agreement.
@@ -71,7 +73,9 @@ def selftest(
     Raises:
         SelfTestFailed: a result differs; the message lists what.
     """
-    results = run_vectors(path, device=device, target=target, operator_namespaces=operator_namespaces)
+    results = run_vectors(
+        path, device=device, target=target, operator_namespaces=operator_namespaces, tensor_types=tensor_types
+    )
     failures = [line for result in results for line in describe_failures(result)]
     if failures:
         raise SelfTestFailed("the bundle disagrees with eager execution:\n" + "\n".join(failures))
@@ -100,12 +104,13 @@ def run_vectors(
     device: Any = None,
     target: str = "auto",
     operator_namespaces: Iterable[str] = (),
+    tensor_types: Iterable[type] | Mapping[str, type] = (),
 ) -> list[VectorResult]:
     """Run every recorded call, whether it agrees or not."""
     bundle = open_bundle(path)
     namespaces = tuple(operator_namespaces)
     return [
-        run_vector(path, entry.name, *read_vector(bundle, entry), device, target, namespaces)
+        run_vector(path, entry.name, *read_vector(bundle, entry), device, target, namespaces, tensor_types)
         for entry in bundle.manifest.testvectors
     ]
 
@@ -118,6 +123,7 @@ def run_vector(
     device: Any = None,
     target: str = "auto",
     operator_namespaces: Iterable[str] = (),
+    tensor_types: Iterable[type] | Mapping[str, type] = (),
 ) -> VectorResult:
     """Run a recorded call, of the bundle's own or another, with the bundle at `path` loaded afresh.
 
@@ -129,10 +135,18 @@ def run_vector(
         device: see `load`.
         target: see `load`.
         operator_namespaces: see `load`.
+        tensor_types: see `load`.
     """
     expected = Observation(dict(vector.facts), {n: stored[f"v{i}"] for i, n in enumerate(vector.values)})
     try:
-        module = load(path, device=device, target=target, operator_namespaces=operator_namespaces, check_digests=False)
+        module = load(
+            path,
+            device=device,
+            target=target,
+            operator_namespaces=operator_namespaces,
+            tensor_types=tensor_types,
+            check_digests=False,
+        )
         got = _observe(module, vector, stored)
     except Exception as error:
         return VectorResult(vector.program, name, target, [], f"{type(error).__name__}: {error}")
@@ -149,9 +163,10 @@ def read_vector(bundle: Bundle, entry: VectorEntry) -> tuple[Vector, dict[str, t
     check_vector(vector, bundle.program(entry.program), where=entry.record)
     stored = read_tensors(bundle.file(entry.tensors), where=entry.tensors)
     for spec in vector.inputs:
-        if spec.value is None and span_end(spec.shape, spec.stride, spec.offset) > _numel(stored, spec.key):
-            raise BundleInvalid(f"argument {spec.path!r} reaches past the end of {spec.key!r}", where=entry.record)
-    for key in {spec.key for spec in vector.inputs if spec.is_complex}:
+        for part in spans(spec):
+            if span_end(part.shape, part.stride, part.offset) > _numel(stored, part.key):
+                raise BundleInvalid(f"argument {spec.path!r} reaches past the end of {part.key!r}", where=entry.record)
+    for key in {part.key for spec in vector.inputs for part in spans(spec) if part.is_complex}:
         stored[key] = torch.view_as_complex(stored[key])
     missing = [name for index, name in enumerate(vector.values) if f"v{index}" not in stored]
     if missing:
@@ -175,9 +190,9 @@ def record_again(module: BundleModule, entry: VectorEntry) -> tuple[Vector, dict
     reference = "autograd" if program.forward.differentiable or not vector.backward else "portable"
     seen = _observe(module.twin(target=reference), vector, stored)
     inputs = {
-        spec.key: torch.view_as_real(stored[spec.key]) if spec.is_complex else stored[spec.key]
+        part.key: torch.view_as_real(stored[part.key]) if part.is_complex else stored[part.key]
         for spec in vector.inputs
-        if spec.value is None
+        for part in spans(spec)
     }
     record = msgspec.structs.replace(vector, facts=seen.facts, values=tuple(seen.values))
     return record, {**inputs, **{f"v{index}": value for index, value in enumerate(seen.values.values())}}
@@ -196,7 +211,7 @@ def _observe(module: BundleModule, vector: Vector, stored: dict[str, torch.Tenso
 
     return observe(
         call,
-        lambda: make_inputs(vector.inputs, stored, device),
+        lambda: make_inputs(vector.inputs, stored, device, module.form),
         [spec.path for spec in vector.inputs],
         module.state_tensors,
         lambda value: flat_outputs(program.output_tree, value),

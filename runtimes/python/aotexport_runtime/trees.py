@@ -9,7 +9,7 @@ from keyword import iskeyword
 from typing import Any
 
 from aotexport_runtime.errors import BundleInvalid, NotSupported
-from aotexport_runtime.schema.trees import Constant, Leaf, Mapping, NamedFields, Sequence, Tree
+from aotexport_runtime.schema.trees import Constant, Instance, Leaf, Mapping, NamedFields, Sequence, Tree
 
 
 def leaves(tree: Tree, path: str = "") -> Iterator[tuple[str, Leaf | Constant]]:
@@ -21,7 +21,7 @@ def leaves(tree: Tree, path: str = "") -> Iterator[tuple[str, Leaf | Constant]]:
         yield from leaves(item, path + step)
 
 
-def steps(tree: Sequence | Mapping | NamedFields) -> list[str]:
+def steps(tree: Sequence | Mapping | NamedFields | Instance) -> list[str]:
     """Return the path step to each child: `[0]`, `['key']` or `.field`."""
     if isinstance(tree, Sequence):
         return [f"[{index}]" for index in range(len(tree.items))]
@@ -44,6 +44,8 @@ def check_tree(tree: Tree, count: int, *, where: str) -> None:
         return
     if isinstance(tree, Mapping):
         _check_names(tree.keys, len(tree.items), where)
+    elif isinstance(tree, Instance):
+        _check_names(tree.fields, len(tree.items), where)
     elif isinstance(tree, NamedFields):
         _check_names(tree.fields, len(tree.items), where)
         _check_identifier(tree.name, "_" if tree.type == "return_type" else "__", where)
@@ -109,6 +111,8 @@ def builder(tree: Tree, constant: Callable[[Constant], Any]) -> Builder:
         type_ = dict if tree.type == "dict" else collections.OrderedDict
         keys = tree.keys
         return lambda values: type_((key, item(values)) for key, item in zip(keys, items, strict=True))
+    if isinstance(tree, Instance):
+        raise BundleInvalid(f"an object of `{tree.type[:80]}` is no input or output")
     make = _named_fields_type(tree)
     return lambda values: make([item(values) for item in items])
 

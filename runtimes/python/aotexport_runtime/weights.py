@@ -16,16 +16,21 @@ from safetensors import SafetensorError, deserialize, safe_open
 from aotexport_runtime import dtypes
 from aotexport_runtime.bundle import Bundle
 from aotexport_runtime.errors import BundleInvalid
-from aotexport_runtime.schema.manifest import StateTensor
+from aotexport_runtime.schema.manifest import StateTensor, StoredPart
+from aotexport_runtime.schema.subclasses import Subclass
+from aotexport_runtime.subclasses import Form
 from aotexport_runtime.validate.bounds import span_end
 
 
-def load_tensors(bundle: Bundle, state: Iterable[StateTensor], *, mapped: bool = True) -> dict[str, torch.Tensor]:
+def load_tensors(
+    bundle: Bundle, state: Iterable[StateTensor], form: Callable[[Subclass], Form], *, mapped: bool = True
+) -> dict[str, torch.Tensor]:
     """Return the tensor of each entry, by its first name.
 
     Args:
         bundle: where the files are.
         state: entries of the manifest.
+        form: gives the structure of a tensor subclass with its class.
         mapped: map the files into memory; False: read them (for network disks).
 
     Returns:
@@ -35,8 +40,25 @@ def load_tensors(bundle: Bundle, state: Iterable[StateTensor], *, mapped: bool =
         BundleInvalid: a file is broken, or an entry does not fit what the file holds.
         NotSupported: this torch lacks a dtype.
     """
+    entries = list(state)
+    stored = iter(load_parts(bundle, [part for entry in entries for part in parts_of(entry)], mapped=mapped))
+    return {
+        entry.name: next(stored) if entry.subclass is None else form(entry.subclass).make(stored, {})
+        for entry in entries
+    }
+
+
+def parts_of(entry: StateTensor) -> tuple[StateTensor | StoredPart, ...]:
+    """Return the records of the plain tensors of an entry: of itself, or of what a tensor subclass is made of."""
+    return (entry,) if entry.subclass is None else entry.parts
+
+
+def load_parts(
+    bundle: Bundle, records: Iterable[StateTensor | StoredPart], *, mapped: bool = True
+) -> list[torch.Tensor]:
+    """Return the plain tensor of each record; see `load_tensors`."""
     stored = _Stored(bundle, mapped)
-    return {entry.name: _restore(entry, stored.get(entry.file, entry.key)) for entry in state}
+    return [_restore(record, stored.get(record.file, record.key)) for record in records]
 
 
 def read_tensors(path: Path, *, where: str) -> dict[str, torch.Tensor]:
@@ -122,7 +144,7 @@ def _from_bytes(stored: dict[str, Any], where: str) -> torch.Tensor:
     return torch.frombuffer(stored["data"], dtype=dtypes.dtype(name)).reshape(stored["shape"])
 
 
-def _restore(entry: StateTensor, stored: torch.Tensor) -> torch.Tensor:
+def _restore(entry: StateTensor | StoredPart, stored: torch.Tensor) -> torch.Tensor:
     what = f"{entry.key[:80]!r}"
     dtype = dtypes.dtype(entry.dtype)
     if stored.data_ptr() % stored.element_size():
@@ -138,6 +160,7 @@ def _restore(entry: StateTensor, stored: torch.Tensor) -> torch.Tensor:
         return torch.empty_strided(entry.shape, entry.stride, dtype=dtype)
     # `set_` would enlarge a storage that is too small.
     if span_end(entry.shape, entry.stride, entry.offset) > stored.numel():
-        raise BundleInvalid(f"state {entry.name[:80]!r} reaches past the end of {what}", where=entry.file)
+        name = entry.name if isinstance(entry, StateTensor) else entry.key
+        raise BundleInvalid(f"state {name[:80]!r} reaches past the end of {what}", where=entry.file)
     offset = entry.offset + stored.storage_offset()
     return torch.empty(0, dtype=dtype).set_(stored.untyped_storage(), offset, entry.shape, entry.stride)

@@ -18,6 +18,7 @@ from aotexport.errors import ExportFailed
 from aotexport.write.files import list_files
 from aotexport.write.weights import write_weights
 from aotexport_runtime.bundle import Bundle
+from aotexport_runtime.engines.codegen import Environment
 from aotexport_runtime.schema.manifest import Manifest, Producer, ProgramEntry
 from aotexport_runtime.weights import load_tensors
 
@@ -60,7 +61,7 @@ def written(module: nn.Module, root, **options) -> Bundle:
 
 def round_trip(module: nn.Module, root, *, mapped: bool = True, **options) -> dict[str, torch.Tensor]:
     bundle = written(module, root, **options)
-    return load_tensors(bundle, bundle.manifest.state, mapped=mapped)
+    return load_tensors(bundle, bundle.manifest.state, Environment().form, mapped=mapped)
 
 
 def bits(tensor: torch.Tensor) -> list[int]:
@@ -202,11 +203,11 @@ def test_training_in_place_never_reaches_the_file(tmp_path, mapped):
     bundle = written(Holder(weight=nn.Parameter(torch.ones(1000))), tmp_path)
     path = tmp_path / "weights/model.safetensors"
     before = hashlib.sha256(path.read_bytes()).hexdigest()
-    tensor = load_tensors(bundle, bundle.manifest.state, mapped=mapped)["weight"]
+    tensor = load_tensors(bundle, bundle.manifest.state, Environment().form, mapped=mapped)["weight"]
     tensor.sub_(7)
     assert tensor[0] == -6
     assert hashlib.sha256(path.read_bytes()).hexdigest() == before
-    assert load_tensors(bundle, bundle.manifest.state, mapped=mapped)["weight"][0] == 1
+    assert load_tensors(bundle, bundle.manifest.state, Environment().form, mapped=mapped)["weight"][0] == 1
 
 
 def test_module_without_state_writes_no_weights(tmp_path):

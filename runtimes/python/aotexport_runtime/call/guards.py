@@ -24,13 +24,21 @@ from aotexport_runtime.schema.program import (
     StateInput,
 )
 from aotexport_runtime.schema.sizes import Dimension, Size
+from aotexport_runtime.subclasses import Form, is_wrapper, parts
 
 
 class Guards:
     """The guards of one program."""
 
-    def __init__(self, program: Program, device: torch.device | None) -> None:
-        """Prepare the guards of `program`, loaded to `device` (None: where it was captured)."""
+    def __init__(self, program: Program, device: torch.device | None, forms: Mapping[int, Form] | None = None) -> None:
+        """Prepare the guards of `program`.
+
+        Args:
+            program: its record.
+            device: where it was loaded to; None: where it was captured.
+            forms: structure per input that is a tensor subclass.
+        """
+        self._forms = forms or {}
         self._program = program
         self._device = device
         self._names = {dimension.symbol: dimension.name for dimension in program.dimensions}
@@ -38,7 +46,13 @@ class Guards:
             (index, spec) for index, spec in enumerate(program.inputs) if isinstance(spec, ArgumentInput)
         ]
         self._fast = [
-            (index, dtypes.dtype(spec.meta.dtype), tuple(spec.meta.shape), self._device_type(spec.meta.device))
+            (
+                index,
+                self._forms.get(index),
+                dtypes.dtype(spec.meta.dtype),
+                tuple(spec.meta.shape),
+                self._device_type(spec.meta.device),
+            )
             for index, spec in self._arguments
         ]
         self._static = not program.dimensions and all(
@@ -73,10 +87,12 @@ class Guards:
 
     def _fits(self, leaves: list[Any]) -> bool:
         """Return whether every tensor has its static metadata; the fast way to say yes."""
-        for index, dtype, shape, device_type in self._fast:
+        for index, form, dtype, shape, device_type in self._fast:
             leaf = leaves[index]
             if (
                 not isinstance(leaf, torch.Tensor)
+                or form is not None
+                or is_wrapper(leaf)
                 or leaf.dtype is not dtype
                 or leaf.shape != shape
                 or leaf.device.type != device_type
@@ -91,6 +107,11 @@ class Guards:
             leaf, meta, path = leaves[index], spec.meta, spec.path
             if not isinstance(leaf, torch.Tensor):
                 violations.append(f"`{path}`: expected a tensor {meta.dtype}, got {type(leaf).__name__}")
+                ok = False
+                continue
+            reason = self._structure(leaf, spec, self._forms.get(index))
+            if reason is not None:
+                violations.append(f"`{path}`: {reason}")
                 ok = False
                 continue
             if dtypes.name_of(leaf.dtype) != meta.dtype:
@@ -110,6 +131,22 @@ class Guards:
                 violations.append(f"`{spec.path}`: expected an int, got {type(leaves[index]).__name__}")
                 ok = False
         return ok
+
+    def _structure(self, leaf: torch.Tensor, spec: ArgumentInput, form: Form | None) -> str | None:
+        """Return how a tensor differs in what it is made of."""
+        if form is None:
+            return (
+                f"expected a plain tensor, as at capture, got a `{type(leaf).__name__}`" if is_wrapper(leaf) else None
+            )
+        reason = form.why_not(leaf)
+        if reason is not None:
+            return reason
+        for part, meta in zip(parts(leaf), spec.parts, strict=True):
+            if dtypes.name_of(part.dtype) != meta.dtype or part.dim() != len(meta.shape):
+                return f"expected to be made of {meta.dtype}{self._shape(meta.shape)}, got {_described(part)}"
+            if any(isinstance(size, int) and n != size for n, size in zip(part.shape, meta.shape, strict=True)):
+                return f"expected to be made of {meta.dtype}{self._shape(meta.shape)}, got {_described(part)}"
+        return None
 
     def _check_fixed(self, leaves: list[Any], symbols: Mapping[str, int], violations: list[str]) -> None:
         """Check what the captured Python code read off its tensors."""
@@ -178,6 +215,10 @@ class Guards:
 
     def _shape(self, shape: tuple[Any, ...]) -> str:
         return "[" + ", ".join(sizes.describe(size, self._names) for size in shape) + "]"
+
+
+def _described(tensor: torch.Tensor) -> str:
+    return f"{dtypes.name_of(tensor.dtype)}{list(tensor.shape)}"
 
 
 class SoftGuards:

@@ -26,7 +26,7 @@ from aotexport_runtime.engines.functional import compile_functional
 from aotexport_runtime.engines.halves import StraightLine
 from aotexport_runtime.engines.higher_order import EFFECTS, restored_on_error
 from aotexport_runtime.errors import CallInvalid, NotSupported
-from aotexport_runtime.schema.program import FunctionalGraph, Program, SizeInput, StateInput
+from aotexport_runtime.schema.program import ArgumentInput, FunctionalGraph, Program, SizeInput, StateInput
 from aotexport_runtime.schema.trees import Constant
 from aotexport_runtime.trees import builder
 
@@ -66,7 +66,12 @@ class Plan:
             return constant_value(leaf.value, environment)
 
         self._signature = Signature(program.parameters, constant)
-        self._guards = Guards(program, environment.device)
+        forms = {
+            index: environment.form(spec.subclass)
+            for index, spec in enumerate(program.inputs)
+            if isinstance(spec, ArgumentInput) and spec.subclass is not None
+        }
+        self._guards = Guards(program, environment.device, forms)
         self._state = [
             (index, *slot(spec.name)) for index, spec in enumerate(program.inputs) if isinstance(spec, StateInput)
         ]

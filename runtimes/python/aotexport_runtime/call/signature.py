@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from aotexport_runtime.schema.program import Parameter
-from aotexport_runtime.schema.trees import Constant, Leaf, Mapping, NamedFields, Sequence, Tree
+from aotexport_runtime.schema.trees import Constant, Instance, Leaf, Mapping, NamedFields, Sequence, Tree
 from aotexport_runtime.trees import steps
 
 _MISSING = object()
@@ -107,6 +107,7 @@ class Signature:
             if type(value) is not type(expected) or not _equal(value, expected):
                 report(f"`{path}`: expected {expected!r}, as at capture, got {_describe(value)}")
         else:
+            assert not isinstance(tree, Instance)
             items = _children(tree, value)
             if isinstance(items, str):
                 report(f"`{path}`: {items}")

@@ -20,6 +20,7 @@ from aotexport_runtime.allowed import INFIX
 from aotexport_runtime.engines import higher_order
 from aotexport_runtime.errors import BundleInvalid
 from aotexport_runtime.schema.graph import Graph, Node
+from aotexport_runtime.schema.subclasses import Subclass
 from aotexport_runtime.schema.values import (
     Argument,
     ComplexArgument,
@@ -33,6 +34,7 @@ from aotexport_runtime.schema.values import (
     StringArgument,
     SubgraphArgument,
 )
+from aotexport_runtime.subclasses import Form, TensorTypes, inner_tensor
 from aotexport_runtime.validate import references
 
 Function = Callable[[list[Any], dict[str, int]], tuple[Any, ...]]
@@ -48,14 +50,20 @@ class Environment:
     Attributes:
         namespaces: operator namespaces that the caller allowed beside `aten`.
         device: where the bundle was loaded to; None: the device class of the capture.
+        tensor_types: classes of tensors, and of objects in their contexts, that the caller gave.
     """
 
     namespaces: frozenset[str] = frozenset()
     device: torch.device | None = None
+    tensor_types: TensorTypes = field(default_factory=TensorTypes)
 
     def place(self, device_type: str) -> torch.device:
         """Return the device for a device class of the capture."""
         return self.device if self.device is not None else torch.device(device_type)
+
+    def form(self, record: Subclass) -> Form:
+        """Return the structure of a tensor subclass with its class."""
+        return Form(record, self.tensor_types, lambda leaf: constant_value(leaf.value, self))
 
 
 @dataclass
@@ -186,6 +194,13 @@ def _statement(source: _Source, node: Node) -> str:
         return f"{source.local(node.name)} = ({arguments[0]}) {INFIX[node.op]} ({arguments[1]})"
     if node.op == "python::getitem" and len(arguments) == 2:
         return f"{source.local(node.name)} = {arguments[0]}[{arguments[1]}]"
+    if node.op == "subclass::inner":
+        function = source.object("f", inner_tensor)
+        return f"{source.local(node.name)} = {function}({', '.join(arguments)})"
+    if node.op == "subclass::wrap":
+        assert isinstance(node.args[1], int)
+        form = source.object("t", source.environment.form(source.graph.subclasses[node.args[1]]))
+        return f"{source.local(node.name)} = {form}.make(iter({arguments[0]}), symbols)"
     if node.op in higher_order.OPERATORS:
         function = source.object("f", higher_order.OPERATORS[node.op])
         return f"{source.local(node.name)} = {function}(symbols, {', '.join(arguments)})"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from aotexport_runtime.schema.base import Record
+from aotexport_runtime.schema.subclasses import Subclass
 from aotexport_runtime.schema.values import Argument, ValueMeta
 
 
@@ -65,6 +66,7 @@ class Graph(Record, kw_only=True):
         subgraphs: bodies of higher-order operators; their inputs are their only names.
         sources: table of source lines.
         modules: table of module paths (FQNs of the user's submodules).
+        subclasses: table of the structures that `subclass::wrap` gives to plain tensors.
     """
 
     inputs: tuple[GraphInput, ...]
@@ -74,3 +76,4 @@ class Graph(Record, kw_only=True):
     subgraphs: dict[str, Graph] = {}
     sources: tuple[SourceLine, ...] = ()
     modules: tuple[str, ...] = ()
+    subclasses: tuple[Subclass, ...] = ()

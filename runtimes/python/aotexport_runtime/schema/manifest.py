@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from aotexport_runtime.schema.base import Record
+from aotexport_runtime.schema.subclasses import Subclass
 from aotexport_runtime.schema.values import DType
 
 
@@ -38,6 +39,28 @@ class ProgramEntry(Record, kw_only=True):
     variant_of: str | None = None
 
 
+class StoredPart(Record, kw_only=True):
+    """A plain tensor that a state tensor of a wrapper subclass is made of.
+
+    Attributes:
+        file: see `StateTensor`.
+        key: see `StateTensor`; `<FQN>.<attribute>`.
+        dtype: see `StateTensor`.
+        shape: see `StateTensor`.
+        stride: see `StateTensor`.
+        offset: see `StateTensor`.
+        whole: see `StateTensor`.
+    """
+
+    file: str
+    key: str
+    dtype: DType
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int = 0
+    whole: bool = True
+
+
 class StateTensor(Record, kw_only=True):
     """A parameter, buffer or constant.
 
@@ -49,14 +72,17 @@ class StateTensor(Record, kw_only=True):
             parameter nor buffer; never an entry of `state_dict`.
         persistent: whether `state_dict` holds it (parameters: always; constants: never).
         requires_grad: whether it required grad at export.
-        file: safetensors file that holds it.
-        key: its key in that file.
+        file: safetensors file that holds it; empty for a tensor subclass, whose parts are held.
+        key: its key in that file; empty for a tensor subclass.
         dtype: element type. Where safetensors lacks it (complex), the key holds `view_as_real` of it.
         shape: size per axis.
         stride: step per axis, in elements.
         offset: where it begins in the span stored under `key`, in elements; 0 if `whole`.
         whole: whether `key` holds exactly this tensor, contiguous; otherwise it holds a flat span of
             storage, and `shape`, `stride` and `offset` say which elements are this tensor's.
+        subclass: structure of a tensor of a wrapper subclass, whose `dtype`, `shape` and `stride` are those of the
+            whole; None: a plain tensor.
+        parts: the plain tensors that a tensor subclass is made of.
     """
 
     name: str
@@ -64,13 +90,15 @@ class StateTensor(Record, kw_only=True):
     role: Literal["parameter", "buffer", "constant"]
     persistent: bool = True
     requires_grad: bool = False
-    file: str
-    key: str
+    file: str = ""
+    key: str = ""
     dtype: DType
     shape: tuple[int, ...]
     stride: tuple[int, ...]
     offset: int = 0
     whole: bool = True
+    subclass: Subclass | None = None
+    parts: tuple[StoredPart, ...] = ()
 
 
 class VectorEntry(Record, kw_only=True):
@@ -95,10 +123,13 @@ class Requirements(Record, kw_only=True):
     Attributes:
         operator_namespaces: namespaces other than aten's whose operators the graphs call.
         operator_modules: Python modules that register them, where known; shown to the user, never imported by itself.
+        tensor_types: classes of tensors, and of objects in their contexts, that state, arguments and results have,
+            `module:qualified.name`; given by the caller of a reader, never imported by itself.
     """
 
     operator_namespaces: tuple[str, ...] = ()
     operator_modules: tuple[str, ...] = ()
+    tensor_types: tuple[str, ...] = ()
 
 
 class Producer(Record, kw_only=True):

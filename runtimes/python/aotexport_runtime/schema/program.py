@@ -12,6 +12,7 @@ from typing import Literal
 
 from aotexport_runtime.schema.base import Record
 from aotexport_runtime.schema.sizes import Dimension, Size, SizeExpression
+from aotexport_runtime.schema.subclasses import Subclass
 from aotexport_runtime.schema.trees import Tree
 from aotexport_runtime.schema.values import Argument, MemoryFormat, TensorMeta
 
@@ -37,11 +38,15 @@ class ArgumentInput(Record, kw_only=True, tag="argument", tag_field="kind"):
         path: where it stands in the call: `x`, `batch['ids'][0]`.
         meta: what it was at capture, sizes over the program's symbols.
         is_leaf: whether it was a leaf of autograd at capture.
+        subclass: structure of a tensor of a wrapper subclass; None: a plain tensor.
+        parts: what the plain tensors that a tensor subclass is made of were at capture.
     """
 
     path: str
     meta: TensorMeta
     is_leaf: bool = True
+    subclass: Subclass | None = None
+    parts: tuple[TensorMeta, ...] = ()
 
 
 class SizeInput(Record, kw_only=True, tag="size", tag_field="kind"):

@@ -73,4 +73,20 @@ class NamedFields(Record, kw_only=True, tag="named_fields", tag_field="kind"):
     items: tuple[Tree, ...]
 
 
-Tree = Leaf | Constant | Sequence | Mapping | NamedFields
+class Instance(Record, kw_only=True, tag="instance", tag_field="kind"):
+    """An object of a class that the caller of a reader names; only in contexts of tensor subclasses.
+
+    Attributes:
+        form: `enum`: a member by its name, the one item; `dataclass` and `namedtuple`: made from its fields.
+        type: its class, `module:qualified.name`.
+        fields: field names, in order; `name` of an enum.
+        items: value per field.
+    """
+
+    form: Literal["dataclass", "namedtuple", "enum"]
+    type: str
+    fields: tuple[str, ...]
+    items: tuple[Tree, ...]
+
+
+Tree = Leaf | Constant | Sequence | Mapping | NamedFields | Instance

@@ -3,6 +3,25 @@
 from __future__ import annotations
 
 from aotexport_runtime.schema.base import Record
+from aotexport_runtime.schema.subclasses import Subclass
+
+
+class VectorPart(Record, kw_only=True):
+    """A plain tensor that an argument of a wrapper subclass is made of.
+
+    Attributes:
+        key: see `VectorInput`.
+        shape: see `VectorInput`.
+        stride: see `VectorInput`.
+        offset: see `VectorInput`.
+        is_complex: see `VectorInput`.
+    """
+
+    key: str
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int = 0
+    is_complex: bool = False
 
 
 class VectorInput(Record, kw_only=True):
@@ -18,6 +37,8 @@ class VectorInput(Record, kw_only=True):
         is_leaf: False: made by an operator from a leaf, whose gradient is recorded.
         is_complex: whether the stored tensor is `view_as_real` of a complex one.
         value: of a dynamic integer: its value; `key` is then empty.
+        subclass: structure of a tensor of a wrapper subclass; `key` is then empty.
+        parts: the plain tensors that a tensor subclass is made of.
     """
 
     path: str
@@ -29,6 +50,8 @@ class VectorInput(Record, kw_only=True):
     is_leaf: bool = True
     is_complex: bool = False
     value: int | None = None
+    subclass: Subclass | None = None
+    parts: tuple[VectorPart, ...] = ()
 
 
 class Vector(Record, kw_only=True):

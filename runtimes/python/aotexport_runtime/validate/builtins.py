@@ -5,11 +5,12 @@ Arithmetic is kept to numbers of bounded size: `2 ** (10 ** 9)` and `[0] * (10 *
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from aotexport_runtime.allowed import BODY_OPERANDS, BUILTIN_OPERANDS, EFFECT_OPERANDS
+from aotexport_runtime.allowed import BODY_OPERANDS, BUILTIN_OPERANDS, EFFECT_OPERANDS, SUBCLASS_OPERANDS
 from aotexport_runtime.errors import BundleInvalid
 from aotexport_runtime.schema.graph import Node
+from aotexport_runtime.schema.subclasses import Subclass
 from aotexport_runtime.schema.values import (
     Argument,
     DeviceArgument,
@@ -21,10 +22,13 @@ from aotexport_runtime.schema.values import (
     SizeArgument,
     SizeMeta,
     SliceArgument,
+    StringArgument,
     SubgraphArgument,
+    TensorMeta,
     ValueMeta,
 )
 from aotexport_runtime.sizes import MAX_EXPONENT, MAX_NBITS
+from aotexport_runtime.validate.subclasses import count_parts
 
 _NUMBER_NBITS = 64
 
@@ -32,9 +36,10 @@ _NUMBER_NBITS = 64
 class Builtins:
     """The builtin calls of one graph, in order."""
 
-    def __init__(self, values: Mapping[str, ValueMeta], where: str) -> None:
-        """Check calls that refer to `values`, which grows as the graph defines them."""
+    def __init__(self, values: Mapping[str, ValueMeta], where: str, subclasses: Sequence[Subclass] = ()) -> None:
+        """Check calls that refer to `values`, which grows as the graph defines them, and to its `subclasses`."""
         self._values = values
+        self._subclasses = subclasses
         self._where = where
         self._nbits: dict[str, int] = {}
         self._regions: list[str] = []
@@ -48,7 +53,7 @@ class Builtins:
         Raises:
             BundleInvalid: names the fault.
         """
-        expected = {**BUILTIN_OPERANDS, **EFFECT_OPERANDS, **BODY_OPERANDS}.get(node.op)
+        expected = {**BUILTIN_OPERANDS, **EFFECT_OPERANDS, **BODY_OPERANDS, **SUBCLASS_OPERANDS}.get(node.op)
         if expected is None:
             return
         if len(node.args) != expected or node.kwargs:
@@ -59,6 +64,8 @@ class Builtins:
             self._check_arithmetic(node)
         elif node.op in BODY_OPERANDS:
             self._check_bodies(node)
+        elif node.op in SUBCLASS_OPERANDS:
+            self._check_subclass(node)
         else:
             self._check_effect(node)
 
@@ -82,6 +89,22 @@ class Builtins:
             raise self._invalid(node, "takes subgraphs as its bodies")
         if not all(isinstance(operands, list) for operands in node.args[start + count :]):
             raise self._invalid(node, "takes lists of operands")
+
+    def _check_subclass(self, node: Node) -> None:
+        first, second = node.args
+        if node.op == "subclass::inner":
+            if not self._is_tensor(first) or not isinstance(second, StringArgument):
+                raise self._invalid(node, "takes a tensor and a name")
+            return
+        if isinstance(second, bool) or not isinstance(second, int) or not 0 <= second < len(self._subclasses):
+            raise self._invalid(node, "takes no structure that the graph has")
+        if not isinstance(first, list) or not all(map(self._is_tensor, first)):
+            raise self._invalid(node, "takes a list of tensors")
+        if len(first) != count_parts(self._subclasses[second]):
+            raise self._invalid(node, f"takes {count_parts(self._subclasses[second])} tensors, got {len(first)}")
+
+    def _is_tensor(self, operand: Argument) -> bool:
+        return isinstance(operand, str) and isinstance(self._values.get(operand), TensorMeta)
 
     def _check_item(self, node: Node) -> None:
         container, index = node.args

@@ -9,6 +9,7 @@ from aotexport_runtime.allowed import (
     BODY_OPERANDS,
     BUILTIN_OPERANDS,
     EFFECT_OPERANDS,
+    SUBCLASS_OPERANDS,
     allowed_aten_operators,
 )
 from aotexport_runtime.errors import BundleInvalid
@@ -17,6 +18,7 @@ from aotexport_runtime.schema.values import ValueMeta
 from aotexport_runtime.validate.arguments import check_argument, check_meta, introduced
 from aotexport_runtime.validate.bounds import MAX_NODES, check_index
 from aotexport_runtime.validate.builtins import Builtins
+from aotexport_runtime.validate.subclasses import check_subclass
 
 _OPERATOR = re.compile(r"[A-Za-z_][A-Za-z0-9_]*::[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)?")
 
@@ -38,7 +40,9 @@ def check_graph(graph: Graph, symbols: set[str], namespaces: set[str], *, where:
         raise BundleInvalid(f"{len(graph.nodes)} nodes; at most {MAX_NODES} are read", where=where)
     described = set(symbols)
     values: dict[str, ValueMeta] = {}
-    builtins = Builtins(values, where)
+    for record in graph.subclasses:
+        check_subclass(record, symbols, where)
+    builtins = Builtins(values, where, graph.subclasses)
     for graph_input in graph.inputs:
         described |= introduced(graph_input.meta)
         check_meta(graph_input.meta, described, where)
@@ -94,8 +98,8 @@ def check_allowed(op: str, namespaces: set[str], *, where: str) -> None:
             raise BundleInvalid(
                 f"operator `{op[:80]}` is not on the list of operators that a bundle may call", where=where
             )
-    elif namespace in ("python", "torch", "higher_order"):
-        if op not in BUILTIN_OPERANDS and op not in EFFECT_OPERANDS and op not in BODY_OPERANDS:
+    elif namespace in ("python", "torch", "higher_order", "subclass"):
+        if not any(op in table for table in (BUILTIN_OPERANDS, EFFECT_OPERANDS, BODY_OPERANDS, SUBCLASS_OPERANDS)):
             raise BundleInvalid(f"unknown builtin `{op[:80]}`", where=where)
     elif namespace not in namespaces:
         raise BundleInvalid(

@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 
 from aotexport_runtime.errors import BundleInvalid
-from aotexport_runtime.schema.manifest import Manifest, StateTensor
+from aotexport_runtime.schema.manifest import Manifest, StateTensor, StoredPart
 from aotexport_runtime.schema.versions import CALLING_CONVENTION, OLDEST_CALLING_CONVENTION
 from aotexport_runtime.validate.bounds import MAX_TEXT, check_plain_name, check_span, check_text, check_unique
+from aotexport_runtime.validate.subclasses import check_subclass, check_type_name, count_parts
 
 WHERE = "bundle.json"
 MAX_PARTS = 64
@@ -78,6 +79,8 @@ def _check_programs(manifest: Manifest) -> None:
 
 def _check_requirements(manifest: Manifest) -> None:
     required = manifest.requirements
+    for name in required.tensor_types:
+        check_type_name(name, WHERE)
     for name in (*required.operator_namespaces, *(part for m in required.operator_modules for part in m.split("."))):
         if not _NAMESPACE.fullmatch(name):
             raise BundleInvalid(f"operator namespace or module {name[:80]!r} is no identifier", where=WHERE)
@@ -85,16 +88,32 @@ def _check_requirements(manifest: Manifest) -> None:
 
 def _check_state(tensor: StateTensor, listed: set[str]) -> None:
     what = f"state {tensor.name[:80]!r}"
+    if tensor.subclass is None:
+        _check_stored(tensor, what, listed)
+    else:
+        check_span(tensor.shape, tensor.stride, 0, what, WHERE)
+        check_subclass(tensor.subclass, set(), WHERE)
+        if (tensor.subclass.shape, tensor.subclass.stride) != (tensor.shape, tensor.stride):
+            raise BundleInvalid(f"{what} has another shape than its structure", where=WHERE)
+    if tensor.subclass is None and tensor.parts:
+        raise BundleInvalid(f"{what} is plain and has parts", where=WHERE)
+    if tensor.subclass is not None and len(tensor.parts) != count_parts(tensor.subclass):
+        raise BundleInvalid(f"{what} has {len(tensor.parts)} parts for its structure", where=WHERE)
+    for part in tensor.parts:
+        _check_stored(part, f"{what}, part {part.key[:80]!r}", listed)
+    if tensor.requires_grad and not tensor.dtype.startswith(("float", "bfloat", "complex")):
+        raise BundleInvalid(f"{what} is {tensor.dtype} and cannot require grad", where=WHERE)
+
+
+def _check_stored(tensor: StateTensor | StoredPart, what: str, listed: set[str]) -> None:
     if tensor.file not in listed:
         raise BundleInvalid(f"{what} is in a file that is not listed: {tensor.file[:80]!r}", where=WHERE)
     check_span(tensor.shape, tensor.stride, tensor.offset, what, WHERE)
     if tensor.whole and (tensor.offset != 0 or not _is_contiguous(tensor)):
         raise BundleInvalid(f"{what} is said to be whole, and is not contiguous from its first element", where=WHERE)
-    if tensor.requires_grad and not tensor.dtype.startswith(("float", "bfloat", "complex")):
-        raise BundleInvalid(f"{what} is {tensor.dtype} and cannot require grad", where=WHERE)
 
 
-def _is_contiguous(tensor: StateTensor) -> bool:
+def _is_contiguous(tensor: StateTensor | StoredPart) -> bool:
     expected = 1
     for size, step in zip(reversed(tensor.shape), reversed(tensor.stride), strict=True):
         if size > 1 and step != expected and 0 not in tensor.shape:

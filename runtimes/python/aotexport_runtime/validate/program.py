@@ -6,6 +6,7 @@ from aotexport_runtime.allowed import VIEWS
 from aotexport_runtime.errors import BundleInvalid
 from aotexport_runtime.schema.manifest import Manifest, StateTensor
 from aotexport_runtime.schema.program import (
+    ArgumentInput,
     FreshOutput,
     FunctionalGraph,
     Gradients,
@@ -27,6 +28,7 @@ from aotexport_runtime.trees import check_tree, leaves
 from aotexport_runtime.validate.arguments import check_constant, check_meta, introduced
 from aotexport_runtime.validate.bounds import MAX_NODES, check_index, check_plain_name, check_text, check_unique
 from aotexport_runtime.validate.graph import check_allowed
+from aotexport_runtime.validate.subclasses import check_plain, check_subclass, count_parts
 
 _RANKS = {"channels_last": 4, "channels_last_3d": 5}
 
@@ -77,6 +79,21 @@ def _check_inputs(program: Program, manifest: Manifest, symbols: set[str], where
             check_size(spec.symbol, symbols, where=where)
         else:
             check_meta(spec.meta, symbols, where)
+        if isinstance(spec, ArgumentInput):
+            _check_parts(spec, symbols, where)
+
+
+def _check_parts(spec: ArgumentInput, symbols: set[str], where: str) -> None:
+    expected = 0
+    if spec.subclass is not None:
+        check_subclass(spec.subclass, symbols, where)
+        expected = count_parts(spec.subclass)
+        if (spec.subclass.shape, spec.subclass.stride) != (spec.meta.shape, spec.meta.stride):
+            raise BundleInvalid(f"argument {spec.path!r} has another shape than its structure", where=where)
+    if len(spec.parts) != expected:
+        raise BundleInvalid(f"argument {spec.path!r} has {len(spec.parts)} parts, not {expected}", where=where)
+    for part in spec.parts:
+        check_meta(part, symbols, where)
 
 
 def _check_state_input(spec: StateInput, stored: StateTensor | None, where: str) -> None:
@@ -122,6 +139,7 @@ def _check_parameter(parameter: Parameter, inputs: int, where: str) -> None:
 
 def _check_tree(tree: Tree, count: int, where: str) -> None:
     check_tree(tree, count, where=where)
+    check_plain(tree, where)
     for _, leaf in leaves(tree):
         if isinstance(leaf, Constant):
             check_constant(leaf.value, "a constant of a tree", where)

@@ -7,6 +7,7 @@ from aotexport_runtime.schema.program import Program, StateInput
 from aotexport_runtime.schema.vectors import Vector
 from aotexport_runtime.sizes import INT64_MAX
 from aotexport_runtime.validate.bounds import check_index, check_span, check_text, check_unique
+from aotexport_runtime.validate.subclasses import check_subclass, count_parts
 
 MAX_CALLS = 100
 
@@ -27,4 +28,10 @@ def check_vector(vector: Vector, program: Program, *, where: str) -> None:
     for spec in vector.inputs:
         check_text(spec.path, "path of an argument", where)
         check_span(spec.shape, spec.stride, spec.offset, f"argument {spec.path!r}", where)
+        if spec.subclass is not None:
+            check_subclass(spec.subclass, set(), where)
+        if len(spec.parts) != (0 if spec.subclass is None else count_parts(spec.subclass)):
+            raise BundleInvalid(f"argument {spec.path!r} has {len(spec.parts)} parts for its structure", where=where)
+        for part in spec.parts:
+            check_span(part.shape, part.stride, part.offset, f"argument {spec.path!r}", where)
     check_unique(vector.values, "value", where)

@@ -1,0 +1,33 @@
+"""Tensors of wrapper subclasses: what others they are made of, and by which class.
+
+A wrapper subclass has the methods `__tensor_flatten__` and `__tensor_unflatten__`. A bundle says its class by name, for
+the reader to compare with the classes that its caller gave it; no reader imports what a bundle names.
+"""
+
+from __future__ import annotations
+
+from aotexport_runtime.schema.base import Record
+from aotexport_runtime.schema.sizes import Size
+from aotexport_runtime.schema.trees import Tree
+
+
+class Subclass(Record, kw_only=True):
+    """The structure of one tensor of a wrapper subclass.
+
+    The plain tensors that it is made of, its *parts*, are listed where the record is used, depth first.
+
+    Attributes:
+        type: its class, `module:qualified.name`.
+        attributes: names of the inner tensors, in the order of `__tensor_flatten__`.
+        inner: structure per inner tensor; None: a plain tensor, one part.
+        context: the second result of `__tensor_flatten__`; a tree without leaves.
+        shape: size per axis of the whole.
+        stride: step per axis of the whole, in elements.
+    """
+
+    type: str
+    attributes: tuple[str, ...]
+    inner: tuple[Subclass | None, ...]
+    context: Tree
+    shape: tuple[Size, ...]
+    stride: tuple[Size, ...]

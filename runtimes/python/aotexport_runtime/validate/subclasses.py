@@ -1,0 +1,90 @@
+"""Rules of the structures of tensor subclasses: names that are names, contexts that are data."""
+
+from __future__ import annotations
+
+import re
+
+from aotexport_runtime.errors import BundleInvalid
+from aotexport_runtime.schema.subclasses import Subclass
+from aotexport_runtime.schema.trees import Constant, Instance, Leaf, Mapping, NamedFields, Sequence, Tree
+from aotexport_runtime.sizes import check_size
+from aotexport_runtime.trees import check_tree
+from aotexport_runtime.validate.arguments import check_constant
+from aotexport_runtime.validate.bounds import MAX_AXES, MAX_TEXT, check_unique
+
+MAX_PARTS = 1000
+_TYPE_NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.([A-Za-z_]\w*|<locals>))*", re.ASCII)
+
+
+def check_type_name(name: str, where: str) -> None:
+    """Refuse what is no name of a class, `module:qualified.name`.
+
+    Raises:
+        BundleInvalid: shows it.
+    """
+    if len(name) > MAX_TEXT or not _TYPE_NAME.fullmatch(name):
+        raise BundleInvalid(f"{name[:80]!r} is not the name of a class", where=where)
+
+
+def check_subclass(record: Subclass, symbols: set[str], where: str) -> None:
+    """Refuse a structure whose names, sizes or context are malformed.
+
+    Args:
+        record: the structure.
+        symbols: that its sizes may refer to.
+        where: for errors.
+
+    Raises:
+        BundleInvalid: names the fault.
+    """
+    check_type_name(record.type, where)
+    check_unique(record.attributes, "inner tensor", where)
+    if not all(name.isidentifier() for name in record.attributes):
+        raise BundleInvalid(f"an inner tensor of `{record.type}` has a malformed name", where=where)
+    if len(record.inner) != len(record.attributes):
+        raise BundleInvalid(f"{len(record.inner)} inner tensors for {len(record.attributes)} names", where=where)
+    if len(record.shape) != len(record.stride) or len(record.shape) > MAX_AXES:
+        raise BundleInvalid(f"`{record.type}` has {len(record.shape)} sizes, {len(record.stride)} strides", where=where)
+    for size in (*record.shape, *record.stride):
+        check_size(size, symbols, where=where)
+    check_tree(record.context, 0, where=where)
+    _check_context(record.context, where)
+    for inner in record.inner:
+        if inner is not None:
+            check_subclass(inner, symbols, where)
+    if not 0 < count_parts(record) <= MAX_PARTS:
+        raise BundleInvalid(f"`{record.type}` has {count_parts(record)} parts", where=where)
+
+
+def _check_context(tree: Tree, where: str) -> None:
+    if isinstance(tree, Leaf | NamedFields):
+        raise BundleInvalid("a context holds what no context has", where=where)
+    if isinstance(tree, Constant):
+        check_constant(tree.value, "a constant of a context", where)
+        return
+    if isinstance(tree, Instance):
+        check_type_name(tree.type, where)
+        if tree.form == "enum" and tree.fields != ("name",):
+            raise BundleInvalid(f"a member of `{tree.type}` has no name", where=where)
+        if not all(name.isidentifier() for name in tree.fields):
+            raise BundleInvalid(f"a field of `{tree.type}` has a malformed name", where=where)
+    for item in tree.items:
+        _check_context(item, where)
+
+
+def check_plain(tree: Tree, where: str) -> None:
+    """Refuse a tree of inputs or outputs with an object that only contexts have.
+
+    Raises:
+        BundleInvalid: names its class.
+    """
+    if isinstance(tree, Instance):
+        raise BundleInvalid(f"an object of `{tree.type[:80]}` is no input or output", where=where)
+    if isinstance(tree, Sequence | Mapping | NamedFields):
+        for item in tree.items:
+            check_plain(item, where)
+
+
+def count_parts(record: Subclass) -> int:
+    """Return how many plain tensors a structure has."""
+    return sum(1 if inner is None else count_parts(inner) for inner in record.inner)

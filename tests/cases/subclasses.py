@@ -1,0 +1,110 @@
+"""Tensors of wrapper subclasses: as arguments, state, results and gradients."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.testing._internal.two_tensor import TwoTensor
+
+from tests.cases import case
+from tests.scaled import Block, FastInt8, Recipe, Rounding, ScaledInt8
+
+WHOLE = "tensor subclasses"
+
+
+def two(*shape, requires_grad=False):
+    return TwoTensor(torch.randn(shape), torch.randn(shape)).requires_grad_(requires_grad)
+
+
+def nested(*shape):
+    return TwoTensor(two(*shape), two(*shape))
+
+
+@case(lambda: (two(3, 4), torch.randn(4)), forward_only=WHOLE)
+def subclass_with_dense(x, y):
+    return x * y + 1, y.sin()
+
+
+@case(lambda: (two(3, 4, requires_grad=True), torch.randn(4, requires_grad=True)), forward_only=WHOLE)
+def subclass_with_gradients(x, y):
+    return (x * x).sum(0), torch.tanh(x * 2)
+
+
+@case(lambda: (nested(3, 4).requires_grad_(), two(3, 4)), forward_only=WHOLE)
+def nested_subclass(x, y):
+    return torch.sin(x) * 2, y + 1
+
+
+@case(lambda: (two(3, 4), two(4)), forward_only=WHOLE)
+def mutated_subclass(x, y):
+    x.add_(y)
+    y.t_() if y.dim() > 1 else y.mul_(2)
+    return x * 2
+
+
+@case(lambda: (two(3, 4, requires_grad=True),), forward_only=WHOLE)
+def subclass_itself_and_its_views(x):
+    return x, x.t(), x.view(12), (x * 2)[1:]
+
+
+@case(lambda: (two(3, 4), two(3, 4)), forward_only=WHOLE)
+def parts_of_a_subclass(x, y):
+    return x.a * 2 + y.b, (x + y).a
+
+
+@case(lambda: (torch.randn(3), torch.randn(3)), forward_only=WHOLE)
+def subclass_made_of_arguments(x, y):
+    made = TwoTensor(x * 2, y + 1)
+    return made.sin(), made
+
+
+@case(lambda: (two(3, 4), torch.randn(2)), forward_only=WHOLE)
+class SubclassWeight(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 2)
+        self.linear.weight = nn.Parameter(two(2, 4))
+        self.register_buffer("count", two(2))
+
+    def forward(self, x, y):
+        self.count.add_(1)
+        return torch.tanh(self.linear(x)) + y
+
+
+@case(lambda: (torch.randn(3, 4),), forward_only=WHOLE)
+class SubclassWeightOfDenseInput(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(4, 5)
+        self.second = nn.Linear(5, 2)
+        self.first.weight = nn.Parameter(two(5, 4))
+
+    def forward(self, x):
+        return self.second(self.first(x).relu())
+
+
+@case(lambda: (torch.randn(3, 4, requires_grad=True),), forward_only=WHOLE)
+class ScaledInt8Weight(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 6)
+        self.linear.weight = nn.Parameter(ScaledInt8.of(torch.randn(6, 4)), requires_grad=False)
+        self.head = nn.Linear(6, 2)
+
+    def forward(self, x):
+        return self.head(self.linear(x).relu())
+
+
+@case(lambda: (torch.randn(3, 4, requires_grad=True),), forward_only=WHOLE)
+class FastInt8Weight(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 6)
+        weight = FastInt8.of(torch.randn(6, 4), Recipe(Rounding.DOWN, Block(1, 4)))
+        self.linear.weight = nn.Parameter(weight, requires_grad=False)
+
+    def forward(self, x):
+        return self.linear(x).relu() + self.linear.weight.sum()
+
+
+TYPES = (TwoTensor, ScaledInt8, FastInt8, Recipe, Rounding, Block)

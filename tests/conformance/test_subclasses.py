@@ -1,0 +1,221 @@
+"""Bundles with tensor subclasses as their users meet them: classes given at load, calls, training, saving."""
+
+from __future__ import annotations
+
+import copy
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+from torch.testing._internal.two_tensor import TwoTensor
+
+import aotexport
+import aotexport_runtime
+from aotexport_runtime import CallInvalid, NotSupported
+from aotexport_runtime.subclasses import parts
+from tests.cases.subclasses import TYPES, two
+from tests.scaled import Block, Recipe, ScaledInt8
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 3)
+        self.linear.weight = nn.Parameter(two(3, 4))
+        self.tied = self.linear.weight
+        self.register_buffer("calls", two(1))
+
+    def forward(self, x):
+        self.calls.add_(1)
+        return torch.tanh(self.linear(x))
+
+
+@pytest.fixture(scope="module")
+def example():
+    torch.manual_seed(0)
+    return Model(), two(2, 4)
+
+
+@pytest.fixture(scope="module")
+def bundle(example, tmp_path_factory):
+    path = tmp_path_factory.mktemp("bundles") / "model"
+    aotexport.export(*example[:1], example[1:], output=path, verify=False)
+    return path
+
+
+@pytest.fixture(params=["portable", "autograd"])
+def loaded(request, bundle):
+    return aotexport_runtime.load(bundle, tensor_types=TYPES, target=request.param)
+
+
+def same(a, b):
+    assert type(a) is type(b)
+    for x, y in zip(parts(a), parts(b), strict=True):
+        torch.testing.assert_close(x, y)
+
+
+def test_load_without_the_classes_names_them_and_what_to_import(bundle):
+    with pytest.raises(NotSupported) as error:
+        aotexport_runtime.load(bundle)
+
+    assert str(error.value) == (
+        "the bundle holds tensors of `torch.testing._internal.two_tensor:TwoTensor`, which the caller did not give. "
+        "Write `from torch.testing._internal.two_tensor import TwoTensor`, and pass `tensor_types=[TwoTensor]` to "
+        "`load`"
+    )
+
+
+def test_class_of_another_name_is_given_by_the_name_in_the_bundle(bundle, example):
+    moved = {"torch.testing._internal.two_tensor:TwoTensor": TwoTensor}
+
+    assert type(aotexport_runtime.load(bundle, tensor_types=moved).linear.weight) is TwoTensor
+
+
+def test_state_is_of_the_class_with_names_ties_and_parameters(loaded, example):
+    state = loaded.state_dict()
+
+    assert list(state) == list(example[0].state_dict())
+    assert isinstance(loaded.linear.weight, nn.Parameter)
+    assert loaded.tied is loaded.linear.weight
+    same(state["linear.weight"], example[0].linear.weight.detach())
+
+
+def test_training_by_an_optimizer_does_what_eager_does(loaded, example):
+    model, x = copy.deepcopy(example[0]), example[1]
+    for module in (model.train(), loaded.train()):
+        optimizer = torch.optim.AdamW(module.parameters(), lr=0.1)
+        for _ in range(3):
+            optimizer.zero_grad()
+            module(x).sum().backward()
+            optimizer.step()
+
+    assert isinstance(loaded.linear.weight.grad, TwoTensor)
+    same(loaded.linear.weight.detach(), model.linear.weight.detach())
+    same(loaded.calls, model.calls)
+
+
+def test_saved_weights_are_loaded_again_and_the_self_test_holds(loaded, example, tmp_path):
+    with torch.no_grad():
+        loaded.linear.weight.mul_(2)
+    aotexport_runtime.save(loaded, tmp_path / "tuned")
+
+    again = aotexport_runtime.load(tmp_path / "tuned", tensor_types=TYPES)
+
+    same(again.linear.weight.detach(), example[0].linear.weight.detach() * 2)
+    assert aotexport_runtime.selftest(tmp_path / "tuned", tensor_types=TYPES)
+
+
+def test_saving_weights_of_another_class_is_refused(loaded, tmp_path):
+    loaded.tied = loaded.linear.weight = nn.Parameter(torch.zeros(3, 4))
+
+    with pytest.raises(NotSupported) as error:
+        aotexport_runtime.save(loaded, tmp_path / "tuned")
+
+    assert str(error.value) == (
+        "`tied`: expected a `TwoTensor`, as at capture, got a `Tensor`. Save with what the programs were "
+        "captured with, or export again"
+    )
+
+
+def test_second_derivative_is_that_of_eager(loaded, example):
+    def second(module):
+        x = two(2, 4, requires_grad=True) if module is None else example[1].detach().requires_grad_()
+        (first,) = torch.autograd.grad(module(x).sum(), x, create_graph=True)
+        return torch.autograd.grad(first.sum(), x)[0]
+
+    same(second(loaded.train()), second(copy.deepcopy(example[0]).train()))
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (lambda: torch.zeros(2, 4), "expected a `TwoTensor`, as at capture, got a `Tensor`"),
+        (
+            lambda: ScaledInt8.of(torch.ones(2, 4)),
+            "expected a `TwoTensor`, as at capture, got a `ScaledInt8`",
+        ),
+        (
+            lambda: TwoTensor(two(2, 4), two(2, 4)),
+            "inner tensor `a`: expected a plain tensor, as at capture, got a `TwoTensor`",
+        ),
+        (lambda: two(3, 4), "expected to be made of float32[2, 4], got float32[3, 4]"),
+        (lambda: two(2, 4).double(), "expected to be made of float32[2, 4], got float64[2, 4]"),
+    ],
+)
+def test_argument_unlike_the_example_is_refused_by_name(loaded, make, reason):
+    with pytest.raises(CallInvalid) as error:
+        loaded(make())
+
+    assert error.value.violations == [f"`x`: {reason}"]
+
+
+def test_argument_of_another_context_is_refused_by_name(tmp_path):
+    def function(x):
+        return x + 1
+
+    example = ScaledInt8.of(torch.ones(2, 2))
+    aotexport.export(function, (example,), output=tmp_path / "b", verify=False)
+    loaded = aotexport_runtime.load(tmp_path / "b", tensor_types=TYPES)
+
+    with pytest.raises(CallInvalid) as error:
+        loaded(ScaledInt8.of(torch.ones(2, 2), Recipe(block=Block(2, 2))))
+
+    assert error.value.violations == [
+        f"`x`: expected a `ScaledInt8` with {Recipe()!r}, as at capture, got one with {Recipe(block=Block(2, 2))!r}"
+    ]
+
+
+def test_subclass_for_a_plain_argument_is_refused_by_name(tmp_path):
+    aotexport.export(torch.sin, (torch.ones(2),), output=tmp_path / "b", verify=False)
+
+    with pytest.raises(CallInvalid, match="expected a plain tensor, as at capture, got a `TwoTensor`"):
+        aotexport_runtime.load(tmp_path / "b")(two(2))
+
+
+class Opaque(TwoTensor):
+    def __tensor_flatten__(self):
+        return ["a", "b"], self
+
+
+def test_context_that_is_no_data_is_refused_at_export(tmp_path):
+    with pytest.raises(aotexport.ExportFailed) as error:
+        aotexport.export(torch.sin, (Opaque(torch.ones(2), torch.ones(2)),), output=tmp_path / "b")
+
+    assert str(error.value).startswith(
+        f"the context of `args[0]`, a `Opaque`, holds a `{__name__}.Opaque`, which a bundle cannot hold"
+    )
+
+
+DISTRIBUTED = """
+import sys, torch, torch.distributed as dist
+from torch import nn
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+import aotexport, aotexport_runtime
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+mesh = dist.device_mesh.init_device_mesh("cpu", (1,), mesh_dim_names=("data",))
+torch.manual_seed(0)
+model = nn.Linear(4, 3)
+model.weight = nn.Parameter(distribute_tensor(model.weight.detach(), mesh, [Shard(0)]))
+model.bias = nn.Parameter(distribute_tensor(model.bias.detach(), mesh, [Replicate()]))
+x = distribute_tensor(torch.randn(2, 4), mesh, [Replicate()])
+aotexport.export(model, (x,), output=sys.argv[1])
+loaded = aotexport_runtime.load(sys.argv[1], tensor_types=[DTensor]).train()
+model(x).sum().backward()
+loaded(x).sum().backward()
+assert isinstance(loaded.weight.grad, DTensor) and loaded.weight.placements == model.weight.placements
+assert torch.equal(loaded.weight.grad.full_tensor(), model.weight.grad.full_tensor())
+try:
+    loaded(distribute_tensor(torch.randn(2, 4), mesh, [Shard(0)]))
+except aotexport_runtime.CallInvalid:
+    print("done")
+dist.destroy_process_group()
+"""
+
+
+def test_distributed_tensors_on_a_mesh_of_one_process_are_exported_and_trained(tmp_path):
+    command = [sys.executable, "-W", "ignore", "-c", DISTRIBUTED, str(tmp_path / "b")]
+    process = subprocess.run(command, capture_output=True, text=True, check=False)
+
+    assert process.stdout == "done\n", process.stderr[-3000:]
