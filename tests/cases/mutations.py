@@ -116,6 +116,18 @@ def metadata_by_as_strided(x):
     return x * 2
 
 
+@case(lambda: (torch.randn(2, 3),))
+class MetadataOfAParameter(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(3, 3))
+
+    def forward(self, x):
+        with torch.no_grad():
+            self.weight.t_()
+        return x @ self.weight
+
+
 @case(lambda: (torch.randn(3, 4),))
 def data_and_metadata(x):
     x.t_()

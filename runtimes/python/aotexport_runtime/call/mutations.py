@@ -32,7 +32,8 @@ def _apply(mutation: InputMutation, original: torch.Tensor, updated: torch.Tenso
             original.set_(updated)  # pyright: ignore[reportArgumentType] (torch's stub lacks tensors as sources)
         return
     if mutation.metadata:
-        original.as_strided_(updated.size(), updated.stride(), updated.storage_offset())
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not mutation.under_no_grad):
+            original.as_strided_(updated.size(), updated.stride(), updated.storage_offset())
     if not mutation.data:
         return
     if mutation.is_leaf and original.requires_grad:
