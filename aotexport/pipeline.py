@@ -18,8 +18,9 @@ from aotexport.capture.functional import capture_functional_graph
 from aotexport.capture.mode import in_mode
 from aotexport.capture.state import State, collect_state
 from aotexport.encode.program import EncodedProgram, encode_program, with_functional
+from aotexport.lower.build import TargetFiles, compile_targets, with_lowered, write_targets
 from aotexport.programs import AnyExample, Example, Program, ProgramSpec, choose_programs
-from aotexport.targets import check_targets
+from aotexport.targets import Targets, check_targets
 from aotexport.vectors import Vector, record_vectors, run_once, write_vectors
 from aotexport.verify import Comparison, verify_bundle
 from aotexport.write.files import check_output, staged, write_manifest, write_programs
@@ -80,7 +81,7 @@ def export(
         variants: further example calls, with other signatures than `args` and `kwargs` have: a call of the bundle runs
             the first that it fits. A tuple is positional arguments, a dict keyword arguments, with fixed sizes.
         dynamic_shapes: which sizes may differ from the example's, as `torch.export.export` takes it.
-        targets: forms to ship; `portable` always is.
+        targets: forms to ship; `portable` always is. `cuda`: kernels for NVIDIA GPUs, `cuda:sm_80,sm_90` for those.
         verify: compare the written bundle with eager execution, in a fresh process.
         force: replace a bundle at `output`.
         strip: leave source lines and module paths out.
@@ -97,7 +98,7 @@ def export(
         OutputExists: something is at `output`.
         VerificationFailed: the bundle disagrees with eager execution; nothing is left behind.
     """
-    check_targets(targets)
+    wanted = check_targets(targets)
     check_output(Path(output), force=force)
     clock = _Clock(progress)
     clock.stage("example call")
@@ -106,31 +107,39 @@ def export(
     state = collect_state(call.module)
     root = Path(source_root or os.getcwd()).absolute()
     try:
-        encoded = [_capture(spec, state, root, strip, clock) for spec in specs]
+        encoded = [_capture(spec, state, root, strip, wanted, clock) for spec in specs]
     except ChangedOnFirstCall:
         # Libraries prepare their modules at the first call; a real one, and the next leaves the model as it is.
         run_once(call, state, specs[0].mode)
         state = collect_state(call.module)
-        encoded = [_capture(spec, state, root, strip, clock) for spec in specs]
+        encoded = [_capture(spec, state, root, strip, wanted, clock) for spec in specs]
     clock.stage("record eager results")
     vectors: list[Vector] = []
     for index, (spec, program) in enumerate(zip(specs, encoded, strict=True)):
         record, recorded = record_vectors(spec.call, state, program.record)
         encoded[index] = replace(program, record=record)
         vectors += recorded
-    report = _write(call, state, encoded, vectors, Path(output), verify, force, shard_nbytes, clock)
+    if wanted.cuda:
+        clock.stage("compile kernels")
+    shared = compile_targets(encoded, wanted, clock.count)
+    report = _write(call, state, encoded, vectors, shared, Path(output), verify, force, shard_nbytes, clock)
     report.seconds = clock.finish()
     return report
 
 
-def _capture(spec: ProgramSpec, state: State, root: Path, strip: bool, clock: _Clock) -> EncodedProgram:
+def _capture(
+    spec: ProgramSpec, state: State, root: Path, strip: bool, targets: Targets, clock: _Clock
+) -> EncodedProgram:
     with in_mode(spec.call.module, spec.mode):
         clock.stage(f"{spec.name}: forward graph")
         forward = capture_forward(spec.call, state)
         program = encode_program(spec, forward, root=root, strip=strip)
         clock.stage(f"{spec.name}: {'joint' if spec.grad else 'inference'} graph")
         functional = capture_functional_graph(forward, grad=spec.grad)
-    return with_functional(program, forward, functional, root=root, strip=strip)
+    program = with_functional(program, forward, functional, root=root, strip=strip)
+    if targets.cuda:
+        clock.stage(f"{spec.name}: lower to kernels")
+    return with_lowered(program, forward, functional, targets)
 
 
 def _write(
@@ -138,6 +147,7 @@ def _write(
     state: State,
     programs: list[EncodedProgram],
     vectors: list[Vector],
+    shared: TargetFiles,
     output: Path,
     verify: bool,
     force: bool,
@@ -153,6 +163,7 @@ def _write(
 
         def finish(current: list[EncodedProgram]) -> Manifest:
             write_programs(current, stage)
+            write_targets(current, shared, stage)
             write_readme(stage, name, [program.record for program in current])
             return write_manifest(
                 stage,
@@ -168,7 +179,7 @@ def _write(
             clock.stage("verify in a fresh process")
             programs, comparisons = verify_bundle(stage, programs, finish)
         manifest = finish(programs)
-    notes = [note for program in programs for note in program.notes]
+    notes = [*(note for program in programs for note in program.notes), *shared.notes]
     return ExportReport(output, manifest, programs, comparisons, notes=list(dict.fromkeys(notes)))
 
 
@@ -189,6 +200,12 @@ class _Clock:
         self.finish()
         self._progress(name)
         self._current = (name, time.perf_counter())
+
+    def count(self, done: int, of: int) -> None:
+        """Tell how far the current stage is, to a callback that has a `count`."""
+        tell = getattr(self._progress, "count", None)
+        if tell is not None:
+            tell(done, of)
 
     def finish(self) -> dict[str, float]:
         if self._current is not None:

@@ -42,6 +42,11 @@ class Progress:
         else:
             self._console.print(Text(stage), soft_wrap=True)
 
+    def count(self, done: int, of: int) -> None:
+        """Show how far the current stage is, on a terminal."""
+        if self._status is not None and self._current is not None:
+            self._status.update(Text(f"{self._current[0]} ({done}/{of})"))
+
     def _end(self, *, done: bool) -> None:
         if self._status is not None:
             self._status.stop()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -48,12 +48,14 @@ class EncodedProgram:
         graphs: its graphs by file name.
         notes: sentences for the user about what the bundle does not reproduce.
         variant_of: see `ProgramEntry.variant_of`.
+        lowered: its lowered forms by target, each with a `record` and `graphs` by file name.
     """
 
     record: Program
     graphs: dict[str, Graph]
     notes: tuple[str, ...] = ()
     variant_of: str | None = None
+    lowered: dict[str, Any] = field(default_factory=dict)
 
     def without_functional(self, reason: str) -> EncodedProgram:
         """Return the program without its functional graph, which `reason` rules out."""
@@ -61,7 +63,8 @@ class EncodedProgram:
         graph: Any = "joint" if self.record.functional.gradients is not None else "inference"
         refusals = (*self.record.refusals, Refusal(graph=graph, reason=reason))
         record = msgspec.structs.replace(self.record, functional=None, refusals=refusals)
-        return dataclasses.replace(self, record=record, graphs={FORWARD_FILE: self.graphs[FORWARD_FILE]})
+        graphs = {FORWARD_FILE: self.graphs[FORWARD_FILE]}
+        return dataclasses.replace(self, record=record, graphs=graphs, lowered={})
 
 
 def encode_program(spec: ProgramSpec, forward: ForwardCapture, *, root: Path | None, strip: bool) -> EncodedProgram:

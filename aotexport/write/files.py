@@ -119,7 +119,10 @@ def write_manifest(
         name=name,
         kind=kind,  # type: ignore[arg-type]
         training=training,
-        programs=tuple(ProgramEntry(name=p.record.name, variant_of=p.variant_of) for p in programs),
+        programs=tuple(
+            ProgramEntry(name=p.record.name, targets=("portable", *sorted(p.lowered)), variant_of=p.variant_of)
+            for p in programs
+        ),
         state=state,
         testvectors=vectors,
         requirements=_requirements(programs, state),

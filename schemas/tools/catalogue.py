@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from aotexport_runtime.schema import graph, manifest, program, sizes, trees, values, vectors
+from aotexport_runtime.schema import graph, kernels, manifest, program, sizes, targets, trees, values, vectors
 from aotexport_runtime.schema.base import Record
 
 DOCUMENTS: dict[str, type[Record]] = {
@@ -21,6 +21,8 @@ DOCUMENTS: dict[str, type[Record]] = {
     "program": program.Program,
     "graph": graph.Graph,
     "vector": vectors.Vector,
+    "lowered": targets.LoweredProgram,
+    "kernels": kernels.KernelLibrary,
 }
 """The record at the root of each kind of JSON file."""
 
@@ -33,6 +35,8 @@ NAMED_TYPES: dict[str, tuple[Any, str]] = {
     "OutputSpec": (program.OutputSpec, "How an output comes back to the caller."),
     "Size": (sizes.Size, "An integer, the name of a symbol, or an expression."),
     "SizeOperator": (sizes.SizeOperator, "An operator on sizes."),
+    "KernelParameter": (kernels.KernelParameter, "What a parameter of a kernel is."),
+    "NumberType": (kernels.NumberType, "How a number is passed to a kernel."),
     "DType": (values.DType, "An element type, by the name that torch gives it."),
     "Layout": (values.Layout, "A layout of tensors, by the name that torch gives it."),
     "MemoryFormat": (values.MemoryFormat, "A memory format, by the name that torch gives it."),

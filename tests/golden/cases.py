@@ -35,6 +35,7 @@ class Case:
         programs: see `aotexport.export`.
         dynamic_shapes: see `aotexport.export`.
         variants: see `aotexport.export`.
+        targets: see `aotexport.export`.
     """
 
     model: nn.Module | Callable[..., Any]
@@ -43,6 +44,7 @@ class Case:
     programs: tuple[str | aotexport.Program, ...] = ("train",)
     dynamic_shapes: Any = None
     variants: tuple[Any, ...] = ()
+    targets: tuple[str, ...] = ("portable",)
 
 
 CASES: dict[str, Callable[[], Case]] = {}
@@ -715,6 +717,24 @@ def tensor_subclasses() -> Case:
     x = TwoTensor(inner, inner * 2)
     y = torch.linspace(0, 1, 4).reshape(1, 4)
     return Case(Built(forward, weight=weight, turned=turned), (x, y, TwoTensor(y, y)), programs=("infer",))
+
+
+@case
+def kernels() -> Case:
+    """Lowered to kernels: a product, element-wise arithmetic, and a size that may vary."""
+
+    def scaled(x: Tensor, weight: Tensor) -> Tensor:
+        return torch.mm(x, weight).tanh() * x.shape[0]
+
+    batch = torch.export.Dim("batch", min=2, max=64)
+    args = (torch.linspace(-1, 1, 8).reshape(4, 2), torch.linspace(0, 1, 6).reshape(2, 3).requires_grad_())
+    return Case(
+        scaled,
+        args,
+        programs=("train", "infer"),
+        dynamic_shapes=({0: batch}, None),
+        targets=("portable", "cuda:sm_80"),
+    )
 
 
 TYPES = (Block, Recipe, Rounding, ScaledInt8, TwoTensor)

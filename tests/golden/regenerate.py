@@ -59,6 +59,7 @@ def write_golden(name: str, directory: Path) -> None:
             programs=case.programs,
             dynamic_shapes=case.dynamic_shapes,
             variants=case.variants,
+            targets=case.targets,
             verify=False,
             force=True,
             source_root=HERE,

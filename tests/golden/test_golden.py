@@ -10,8 +10,11 @@ import jsonschema
 import pytest
 
 import aotexport_runtime
+from aotexport_runtime.bundle import Bundle
 from aotexport_runtime.errors import BundleTooNew
 from aotexport_runtime.schema import Graph, Manifest, Program, decode_record, encode_record
+from aotexport_runtime.schema.kernels import KernelLibrary
+from aotexport_runtime.schema.targets import LoweredProgram
 from aotexport_runtime.schema.vectors import Vector
 from aotexport_runtime.schema.versions import FORMAT_VERSION, format_version, parse_version
 from aotexport_runtime.self_test import describe_failures, run_vectors
@@ -23,8 +26,16 @@ from tests.golden.uncovered import UNCOVERED
 HERE = Path(__file__).parent
 GOLDENS = sorted(path.parent for path in HERE.glob("v*/*/bundle"))
 CURRENT = HERE / f"v{format_version(FORMAT_VERSION)}"
-MAX_NBYTES = 40_000
-SCHEMAS = {Manifest: "bundle", Program: "program", Graph: "graph", Vector: "vector"}
+MAX_NBYTES = 45_000
+SCHEMAS = {
+    Manifest: "bundle",
+    Program: "program",
+    Graph: "graph",
+    Vector: "vector",
+    LoweredProgram: "lowered",
+    KernelLibrary: "kernels",
+}
+COMPACT = (Graph, KernelLibrary)
 
 each_golden = pytest.mark.parametrize("golden", GOLDENS, ids=lambda path: f"{path.parent.name}-{path.name}")
 
@@ -38,6 +49,17 @@ def documents(golden: Path) -> list[tuple[Path, type]]:
         program, folder = bundle.program(name), bundle.root / "programs" / name
         found += [(folder / "program.json", Program), (folder / program.forward.file, Graph)]
         found += [(folder / program.functional.file, Graph)] if program.functional else []
+        found += lowered_documents(bundle, name)
+    return found
+
+
+def lowered_documents(bundle: Bundle, program: str) -> list[tuple[Path, type]]:
+    found: list[tuple[Path, type]] = []
+    for target in next(entry.targets for entry in bundle.manifest.programs if entry.name == program)[1:]:
+        folder, record = bundle.root / f"targets/{target}/programs/{program}", bundle.lowered(target, program)
+        found += [(folder / "lowered.json", LoweredProgram), (folder / record.forward, Graph)]
+        found += [(folder / record.backward, Graph)] if record.backward else []
+        found += [(bundle.root / f"targets/{target}/kernels/kernels.json", KernelLibrary)]
     return found
 
 
@@ -58,7 +80,7 @@ def test_golden_run_by_a_target_gives_what_eager_gave(golden, target):
 @each_golden
 def test_golden_written_again_has_the_same_bytes(golden):
     written = {
-        path: encode_record(decode_record(path.read_bytes(), type_, where=path.name), indent=type_ is not Graph)
+        path: encode_record(decode_record(path.read_bytes(), type_, where=path.name), indent=type_ not in COMPACT)
         for path, type_ in documents(golden)
     }
 

@@ -16,6 +16,10 @@ FILES = {
     "forward": "programs/train/forward.json",
     "joint": "programs/train/joint.json",
     "vector": "testvectors/train.example.json",
+    "lowered": "targets/cuda/programs/train/lowered.json",
+    "lowered forward": "targets/cuda/programs/train/forward.json",
+    "lowered backward": "targets/cuda/programs/train/backward.json",
+    "kernels": "targets/cuda/kernels/kernels.json",
 }
 """Documents that tests edit, by short name."""
 

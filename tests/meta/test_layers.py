@@ -45,6 +45,7 @@ def test_runtime_may_import_neither_the_exporter_nor_torchs_compilers_nor_model_
     }
 
 
-def test_private_names_of_torch_have_one_file():
+@pytest.mark.parametrize("file", ["torch_internals.py", "inductor_internals.py"])
+def test_private_names_of_torch_have_one_file_for_capture_and_one_for_its_compiler(file):
     source = "".join(f"import {module}\n" for module in EXPORTER)
-    assert reported("aotexport/torch_internals.py", source) == []
+    assert reported(f"aotexport/{file}", source) == []

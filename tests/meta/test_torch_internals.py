@@ -12,24 +12,29 @@ from typing import Any
 import pytest
 import torch
 
-FILE = Path(__file__).parents[2] / "aotexport/torch_internals.py"
-TREE = ast.parse(FILE.read_text(encoding="utf-8"))
+# What torch's compiler says about itself when it is imported.
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit")
+
+FILES = [Path(__file__).parents[2] / "aotexport" / name for name in ("torch_internals.py", "inductor_internals.py")]
 
 
-def _imported() -> dict[str, str]:
-    """Return, per name that the file imports from torch, where it is."""
+def _imported(tree: ast.Module) -> dict[str, str]:
+    """Return, per name that a file imports from torch, where it is."""
     names = {"torch": "torch"}
-    for node in ast.walk(TREE):
+    for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("torch"):
             names |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
+        if isinstance(node, ast.Import):
+            names |= {alias.asname: alias.name for alias in node.names if alias.asname}
     return names
 
 
-def _chains() -> Iterator[str]:
-    """Yield every dotted name of the file that begins with an imported one."""
-    imported = _imported()
+def _chains(file: Path) -> Iterator[str]:
+    """Yield every dotted name of a file that begins with an imported one."""
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    imported = _imported(tree)
     yield from imported.values()
-    for node in ast.walk(TREE):
+    for node in ast.walk(tree):
         path: list[str] = []
         while isinstance(node, ast.Attribute):
             path.insert(0, node.attr)
@@ -38,7 +43,15 @@ def _chains() -> Iterator[str]:
             yield ".".join([imported[node.id], *path])
 
 
-SYMBOLS = sorted({*_chains(), "torch.compiler._is_compiling_flag", "torch.compiler._is_exporting_flag"})
+SYMBOLS = sorted(
+    {
+        *(chain for file in FILES for chain in _chains(file)),
+        "torch.compiler._is_compiling_flag",
+        "torch.compiler._is_exporting_flag",
+    }
+    # Of builds with CUDA alone; lowering brings its own where it is missing.
+    - {"torch._C._cuda_getCurrentRawStream"}
+)
 
 MEMBERS = {
     "torch._functorch.aot_autograd.JointWithDescriptors": ["graph_module", "_aot_state"],
@@ -46,6 +59,20 @@ MEMBERS = {
     "torch._functorch._aot_autograd.schemas.MemoryFormatMeta": ["stride", "memory_format"],
     "torch.fx.experimental.symbolic_shapes.ShapeEnv": ["suppress_guards", "is_unbacked_symint"],
     "torch._subclasses.fake_tensor.FakeTensorMode": ["shape_env"],
+    "torch._inductor.runtime.triton_heuristics.CachingAutotuner": [
+        *("fn", "configs", "triton_meta", "inductor_meta", "compile_results"),
+        *("_create_compile_meta", "_create_compile_options"),
+    ],
+    "torch._inductor.runtime.triton_heuristics.GridExpr": ["from_meta", "prefix", "x_grid", "y_grid", "z_grid"],
+    "torch._inductor.codegen.wrapper.KernelCallLine": ["kernel_name", "call_args", "raw_args"],
+    "torch._inductor.codegen.wrapper.SymbolicCallArg": ["inner_expr"],
+    "torch._inductor.codegen.wrapper_fxir.WrapperFxCodegen": [
+        *("_generate", "make_zero_buffer", "get_fx_graph_inputs", "run_wrapper_ir_passes", "supports_caching")
+    ],
+    "torch._inductor.codegen.wrapper_fxir.FxConverter": [
+        *("_generate_graph_inputs", "_generate_graph_input_shapes", "_generate_sym_node", "_generate_triton_call"),
+        *("_generate_buffer", "buffer_to_node", "expr_to_proxy", "kernels"),
+    ],
 }
 """Members of torch's classes that the exporter reads from objects."""
 
@@ -56,6 +83,10 @@ KEYWORDS = {
     "torch._functorch.aot_autograd.aot_export_joint_with_descriptors": ["ignore_shape_env"],
     "torch.fx.passes.runtime_assert.insert_deferred_runtime_asserts": ["export"],
     "torch.fx.Graph.eliminate_dead_code": ["is_impure_node"],
+    "torch._functorch.partitioners.min_cut_rematerialization_partition": [
+        *("num_fwd_outputs", "static_lifetime_input_indices")
+    ],
+    "torch._inductor.compile_fx._recursive_joint_graph_passes": ["input_device"],
 }
 """Keyword arguments that the exporter passes."""
 
@@ -76,7 +107,7 @@ def find(symbol: str) -> Any:
 
 
 def moved(what: str) -> str:
-    return f"torch {torch.__version__} has no `{what}`, which aotexport/torch_internals.py uses"
+    return f"torch {torch.__version__} has no `{what}`, which the exporter uses"
 
 
 @pytest.mark.parametrize("symbol", SYMBOLS)
@@ -106,5 +137,5 @@ def test_probe_of_a_name_that_torch_does_not_have_says_so():
         find("torch._functorch.aot_autograd.nothing")
     assert str(caught.value).splitlines()[0] == (
         f"torch {torch.__version__} has no `torch._functorch.aot_autograd.nothing`, "
-        "which aotexport/torch_internals.py uses"
+        "which the exporter uses"
     )

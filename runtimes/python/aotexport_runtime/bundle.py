@@ -20,12 +20,17 @@ from aotexport_runtime.schema import versions
 from aotexport_runtime.schema.base import Record
 from aotexport_runtime.schema.codec import MAX_JSON_NBYTES, MAX_MESSAGE, check_depth
 from aotexport_runtime.schema.graph import Graph
+from aotexport_runtime.schema.kernels import KernelLibrary
 from aotexport_runtime.schema.manifest import FileEntry, Manifest
 from aotexport_runtime.schema.program import Program
+from aotexport_runtime.schema.targets import LoweredProgram
 from aotexport_runtime.validate import (
     check_forward_graph,
     check_functional_graph,
     check_graph,
+    check_kernels,
+    check_lowered,
+    check_lowered_graph,
     check_manifest,
     check_program,
 )
@@ -92,6 +97,7 @@ class Bundle:
         self.manifest = manifest
         self._programs: dict[str, Program] = {}
         self._graphs: dict[str, Graph] = {}
+        self._kernels: dict[str, KernelLibrary] = {}
 
     @cached_property
     def _entries(self) -> dict[str, FileEntry]:
@@ -192,6 +198,50 @@ class Bundle:
             check_forward_graph(graph, program, where=where)
         if program.functional is not None and file == program.functional.file:
             check_functional_graph(graph, program, program.functional, where=where)
+
+    # --- targets ------------------------------------------------------------------------------------------
+
+    def has_target(self, target: str, program: str) -> bool:
+        """Return whether the bundle holds `program` lowered for `target`."""
+        return any(entry.name == program and target in entry.targets for entry in self.manifest.programs)
+
+    def lowered(self, target: str, program: str) -> LoweredProgram:
+        """Return the record of `program` lowered for `target`, checked.
+
+        Raises:
+            BundleInvalid: there is none, or it is invalid.
+        """
+        where = f"targets/{target}/programs/{program}/lowered.json"
+        record = self.record(where, LoweredProgram)
+        check_lowered(record, self.program(program), where=where)
+        return record
+
+    def lowered_graph(self, target: str, program: str, *, backward: bool) -> Graph:
+        """Return the forward or backward graph of `program` lowered for `target`, checked.
+
+        Raises:
+            BundleInvalid: there is none, or it is invalid.
+        """
+        record = self.lowered(target, program)
+        file = record.backward if backward else record.forward
+        where = f"targets/{target}/programs/{program}/{file}"
+        graph = self.record(where, Graph)
+        kernels = {kernel.name: kernel for kernel in self.kernels(target).kernels}
+        check_lowered_graph(graph, record, self.program(program), kernels, backward=backward, where=where)
+        return graph
+
+    def kernels(self, target: str) -> KernelLibrary:
+        """Return the kernels of `target`, checked; their code is not read.
+
+        Raises:
+            BundleInvalid: there are none, or their record is invalid.
+        """
+        if target not in self._kernels:
+            where = f"targets/{target}/kernels/kernels.json"
+            library = self.record(where, KernelLibrary)
+            check_kernels(library, where=where)
+            self._kernels[target] = library
+        return self._kernels[target]
 
 
 _TAMPERED = (

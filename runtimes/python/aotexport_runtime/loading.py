@@ -9,8 +9,9 @@ from typing import Literal
 
 import torch
 
-from aotexport_runtime.bundle import open_bundle
+from aotexport_runtime.bundle import Bundle, open_bundle
 from aotexport_runtime.engines.codegen import Environment
+from aotexport_runtime.engines.lowered import LoweringEngine
 from aotexport_runtime.errors import NotSupported
 from aotexport_runtime.module import BundleModule
 from aotexport_runtime.schema.manifest import Requirements
@@ -22,6 +23,7 @@ log = logging.getLogger("aotexport_runtime")
 ENGINES = {
     "portable": "the functional graphs as operator calls of torch, on any device",
     "autograd": "the forward graph under eager autograd; the reference",
+    "cuda": "precompiled kernels, where the bundle has them and the device runs them; elsewhere as `portable`",
 }
 """Engines by target name, in order of preference of `auto`."""
 
@@ -42,7 +44,7 @@ def load(
     Args:
         path: directory of the bundle.
         device: where to put parameters, buffers and new tensors; None: where the bundle was captured.
-        target: `auto`, or the name of an engine (`portable`, `autograd`).
+        target: `auto`, or the name of an engine (`portable`, `autograd`, `cuda`).
         trust: `data`: nothing but data is read, and only operators of the allow-list run. `native`: native files whose
             digest matches the manifest may be loaded as well.
         mapped: map weights into memory (private pages); False: read them, for network disks.
@@ -70,7 +72,7 @@ def load(
     types = TensorTypes(tensor_types)
     _check_types(bundle.manifest.requirements, types)
     place = _place(device)
-    environment = Environment(namespaces, place, types)
+    environment = Environment(namespaces, place, types, _lowering(bundle, target, trust))
     tensors = load_tensors(bundle, bundle.manifest.state, environment.form, mapped=mapped)
     _keep_freed_memory()
     module = BundleModule(bundle, tensors, target=target, environment=environment)
@@ -81,6 +83,25 @@ def load(
         for refusal in program.refusals:
             log.info("program %s runs its forward graph: no %s graph (%s)", name, refusal.graph, refusal.reason)
     return module
+
+
+def _lowering(bundle: Bundle, target: str, trust: str) -> LoweringEngine | None:
+    """Return what gives lowered programs: the engine of native files, for a caller who trusts them.
+
+    Raises:
+        NotSupported: native files were asked for, and the bundle has none or is not trusted with them.
+    """
+    available = {name for entry in bundle.manifest.programs for name in entry.targets}
+    if target == "cuda":
+        if "cuda" not in available:
+            raise NotSupported("the bundle has no kernels. Export it with `--target cuda`")
+        if trust != "native":
+            raise NotSupported("kernels are native code, which runs only with `trust='native'`")
+    if trust != "native" or "cuda" not in available or target not in ("auto", "cuda"):
+        return None
+    from aotexport_runtime.engines.cuda.engine import CudaEngine
+
+    return CudaEngine()
 
 
 def _keep_freed_memory() -> None:

@@ -20,9 +20,17 @@ from aotexport_runtime.call.holder import Held
 from aotexport_runtime.engines import halves
 from aotexport_runtime.engines.codegen import Environment, Function
 from aotexport_runtime.engines.functional import compile_functional
+from aotexport_runtime.engines.lowered import Lowered
 from aotexport_runtime.errors import NotSupported
 from aotexport_runtime.schema.graph import Graph
-from aotexport_runtime.schema.program import FreshOutput, FunctionalGraph, IntermediateAlias, OutputSpec, Tangent
+from aotexport_runtime.schema.program import (
+    FreshOutput,
+    FunctionalGraph,
+    Gradients,
+    IntermediateAlias,
+    OutputSpec,
+    Tangent,
+)
 from aotexport_runtime.schema.values import NothingMeta
 
 Pattern = tuple[bool, ...]
@@ -38,6 +46,7 @@ class JointProgram:
         environment: Environment,
         label: str,
         reference: Callable[[list[Any], dict[str, int]], Any] | None,
+        lowered: Lowered | None = None,
     ) -> None:
         """Prepare `graph`.
 
@@ -47,6 +56,7 @@ class JointProgram:
             environment: namespaces and device.
             label: name of the program.
             reference: runs the program's forward graph under autograd, for double backward; None: there is none.
+            lowered: a faster form of the graph, for calls that want every gradient; None: there is none.
         """
         assert functional.gradients is not None
         self.graph = graph
@@ -59,7 +69,8 @@ class JointProgram:
         # What a call changes is copied before, which does not do for what gradients flow through.
         copied = all(m.data and not (m.metadata or m.storage or m.requires_grad) for m in functional.mutations)
         self.reference = reference if copied else None
-        self._variants: dict[Pattern, _Variant] = {}
+        self.lowered = lowered
+        self._variants: dict[tuple[Pattern, bool], _Variant] = {}
 
     def __call__(self, inputs: Sequence[Any], symbols: dict[str, int]) -> Sequence[Any]:
         """Run the forward under autograd.
@@ -77,12 +88,18 @@ class JointProgram:
                 inputs[index] = inputs[index].detach()
         return _Joint.apply(self, symbols, *inputs)
 
-    def variant(self, needed: Pattern) -> _Variant:
+    def variant(self, needed: Pattern, symbols: dict[str, int]) -> _Variant:
         """Return the compiled halves for `needed`: which inputs' gradients are wanted."""
-        found = self._variants.get(needed)
+        key = (needed, self._takes_lowered(needed, symbols))
+        found = self._variants.get(key)
         if found is None:
-            found = self._variants[needed] = _Variant.build(self, needed)
+            found = self._variants[key] = _Variant.build(self, *key)
         return found
+
+    def _takes_lowered(self, needed: Pattern, symbols: dict[str, int]) -> bool:
+        if self.lowered is None or not self.lowered.serves(symbols) or transforms.active():
+            return False
+        return all(wants or index is None for index, wants in zip(self.gradients.of_inputs, needed, strict=True))
 
 
 def effects(graph: Graph) -> set[str]:
@@ -108,6 +125,9 @@ class _Variant:
 
     joint: JointProgram
     halves: halves.Halves
+    lowered: Lowered | None
+    saved_tensors: int
+    saved_unchecked: int
     forward: Function
     returns: int
     held: list[int]
@@ -116,9 +136,13 @@ class _Variant:
     backwards: dict[tuple[Pattern, bool], Function] = field(default_factory=dict)
 
     @classmethod
-    def build(cls, joint: JointProgram, needed: Pattern) -> _Variant:
+    def build(cls, joint: JointProgram, needed: Pattern, takes_lowered: bool) -> _Variant:
         functional, gradients = joint.functional, joint.gradients
         cut = halves.cut(joint.graph, functional, gradients.partitions[0], needed, joint.kept)
+        lowered = joint.lowered if takes_lowered else None
+        saved_tensors, saved_unchecked = cut.saved_tensors, cut.saved_unchecked
+        if lowered is not None:
+            saved_tensors, saved_unchecked = lowered.saved, 0
         mutations, outputs = len(functional.mutations), len(functional.outputs)
         start = {"mutation": 0, "output": mutations, "intermediate_base": mutations + outputs}
         positions = [start[tangent.of] + tangent.index for tangent in gradients.tangents]
@@ -132,7 +156,12 @@ class _Variant:
         return cls(
             joint=joint,
             halves=cut,
-            forward=compile_functional(
+            lowered=lowered,
+            saved_tensors=saved_tensors,
+            saved_unchecked=saved_unchecked,
+            forward=lowered.forward
+            if lowered is not None
+            else compile_functional(
                 joint.graph, cut.forward, joint.environment, label=f"{joint.label} forward", visible=returns
             ),
             returns=returns,
@@ -158,23 +187,55 @@ class _Variant:
         undefined = {name for name, is_defined in zip(tangents, defined, strict=True) if not is_defined}
         if undefined:
             piece = halves.without_undefined(self.joint.graph, piece, tangents, undefined)
+        if self.lowered is not None:
+            assert self.lowered.backward is not None
+            return _with_zeros(self.lowered.backward, self.joint.gradients, [g is None for g in piece.outputs])
         return compile_functional(
             self.joint.graph, piece, self.joint.environment, label=f"{self.joint.label} backward", in_place=not batched
         )
 
 
+def _with_zeros(backward: Function, gradients: Gradients, undefined: Sequence[bool]) -> Function:
+    """Return a lowered backward for calls with undefined tangents, which it knows nothing of.
+
+    Zeros stand in for them, and a gradient that only they give is None, as in eager autograd.
+
+    Args:
+        backward: takes saved tensors and all tangents.
+        gradients: the calling convention.
+        undefined: per gradient, whether it is None.
+    """
+    tangents = gradients.tangents
+
+    def run(args: list[Any], symbols: dict[str, int]) -> tuple[Any, ...]:
+        start = len(args) - len(tangents)
+        like = next(arg for arg in args[start:] if arg is not None)
+        for index, spec in enumerate(tangents, start):
+            if args[index] is None:
+                args[index] = _zeros(spec, like, symbols)
+        found = backward(args, symbols)
+        return tuple([None if gone else gradient for gone, gradient in zip(undefined, found, strict=True)])
+
+    return run
+
+
+def _zeros(spec: Tangent, like: torch.Tensor, symbols: dict[str, int]) -> torch.Tensor:
+    shape = [sizes.evaluate(size, symbols) for size in spec.meta.shape]
+    return _laid_out(spec, torch.zeros(shape, dtype=dtypes.dtype(spec.meta.dtype), device=like.device), symbols)
+
+
 class _Joint(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, joint: JointProgram, symbols: dict[str, int], *inputs: Any) -> tuple[Any, ...]:
-        variant = joint.variant(ctx.needs_input_grad[2:])
-        if joint.reference is not None:
+        variant = joint.variant(ctx.needs_input_grad[2:], symbols)
+        # A lowered form draws its random numbers otherwise, and the reference would differentiate another call.
+        if joint.reference is not None and not (variant.lowered is not None and joint.draws):
             ctx.again = _Again.of(joint, inputs, symbols)
         results = variant.forward(list(inputs), symbols)
         # Autograd refuses to let a caller change views that a custom function returns.
         returned = [without_base(value) for value in results[: variant.returns]]
-        cut = variant.halves
-        unchecked_start = variant.returns + cut.saved_tensors
-        sizes_start = unchecked_start + cut.saved_unchecked
+        unchecked_start = variant.returns + variant.saved_tensors
+        sizes_start = unchecked_start + variant.saved_unchecked
         ctx.save_for_backward(*[without_base(value) for value in results[variant.returns : unchecked_start]])
         ctx.unchecked = [without_base(value) for value in results[unchecked_start:sizes_start]]
         ctx.sizes = results[sizes_start:]
@@ -200,6 +261,11 @@ class _Joint(torch.autograd.Function):
             raise NotSupported(
                 "deterministic algorithms were switched on between forward and backward; switch them on before both"
             )
+        if variant.lowered is not None and any(grad is not None and transforms.batched(grad) for grad in grads):
+            # Kernels take no batches of gradients.
+            with torch.enable_grad():
+                found = _differentiable_backward(ctx, grads)
+            return tuple([None if gradient is None else gradient.detach() for gradient in found])
         tangents = [grads[position] for position in variant.tangent_positions]
         if all(tangent is None for tangent in tangents):
             return (None,) * (2 + len(joint.gradients.of_inputs))

@@ -25,6 +25,7 @@ from aotexport_runtime.engines.codegen import Environment, Function, compile_gra
 from aotexport_runtime.engines.functional import compile_functional
 from aotexport_runtime.engines.halves import StraightLine
 from aotexport_runtime.engines.higher_order import EFFECTS, restored_on_error
+from aotexport_runtime.engines.lowered import Lowered
 from aotexport_runtime.errors import CallInvalid, NotSupported
 from aotexport_runtime.schema.program import ArgumentInput, FunctionalGraph, Program, SizeInput, StateInput
 from aotexport_runtime.schema.trees import Constant
@@ -56,7 +57,8 @@ class Plan:
             slot: gives, per name of a state tensor, where its current tensor is kept.
             environment: namespaces and device.
             target: `portable`: the functional graph serves the calls it was captured for; `autograd`: the forward graph
-                serves every call; `auto`: the one that is faster.
+                serves every call; `auto`: the one that is faster, in its lowered form where the environment gives one;
+                the name of another target: that lowered form.
         """
         self.program = program
         self.bundle = bundle
@@ -87,7 +89,10 @@ class Plan:
         self._has_effects = False
         self._functional = None
         if program.functional and target != "autograd" and not (target == "auto" and _is_unrolled(bundle, program)):
-            self._functional = _Functional(self, program.functional)
+            lowered = None
+            if environment.lowering is not None and target != "portable":
+                lowered = environment.lowering(bundle, program, environment)
+            self._functional = _Functional(self, program.functional, lowered)
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call the program.
@@ -172,7 +177,7 @@ class Plan:
 class _Functional:
     """The functional graph of a program with its epilogues."""
 
-    def __init__(self, plan: Plan, functional: FunctionalGraph) -> None:
+    def __init__(self, plan: Plan, functional: FunctionalGraph, lowered: Lowered | None) -> None:
         program = plan.program
         graph = plan.bundle.graph(program.name, functional.file)
         self._record = functional
@@ -186,9 +191,10 @@ class _Functional:
         self._regenerators = regenerators(program, functional, plan.environment)
         self._joint = None
         self._inference = None
+        self._lowered = lowered
         if functional.gradients is not None:
             reference = plan.run_forward if program.forward.differentiable else None
-            self._joint = JointProgram(graph, functional, plan.environment, program.name, reference)
+            self._joint = JointProgram(graph, functional, plan.environment, program.name, reference, lowered)
         else:
             names = [graph_input.name for graph_input in graph.inputs]
             line = StraightLine(names, list(graph.nodes), graph.outputs)
@@ -212,8 +218,10 @@ class _Functional:
             returned = self._joint(inputs, symbols)
         else:
             assert self._inference is not None
+            lowered = self._lowered
+            run = lowered.forward if lowered is not None and lowered.serves(symbols) else self._inference
             with torch.no_grad():
-                returned = [without_base(value) for value in self._inference(list(inputs), symbols)]
+                returned = [without_base(value) for value in run(list(inputs), symbols)]
         if self._mutations:
             apply_mutations(self._mutations, inputs, returned[: len(self._mutations)])
             returned = returned[len(self._mutations) :]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import linecache
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,6 +36,7 @@ from aotexport_runtime.schema.values import (
 )
 from aotexport_runtime.subclasses import Form, TensorTypes, inner_tensor
 from aotexport_runtime.validate import references
+from aotexport_runtime.validate.lowered import KERNEL
 
 Function = Callable[[list[Any], dict[str, int]], tuple[Any, ...]]
 """A compiled graph: called with the list of inputs (emptied by the call) and the value of each symbol."""
@@ -51,11 +52,15 @@ class Environment:
         namespaces: operator namespaces that the caller allowed beside `aten`.
         device: where the bundle was loaded to; None: the device class of the capture.
         tensor_types: classes of tensors, and of objects in their contexts, that the caller gave.
+        lowering: gives the lowered form of programs (`LoweringEngine`); None: functional graphs run as they are.
+        kernels: what launches each kernel, by name; of lowered graphs.
     """
 
     namespaces: frozenset[str] = frozenset()
     device: torch.device | None = None
     tensor_types: TensorTypes = field(default_factory=TensorTypes)
+    lowering: Callable[..., Any] | None = None
+    kernels: Mapping[str, Callable[..., None]] = field(default_factory=dict[str, Callable[..., None]])
 
     def place(self, device_type: str) -> torch.device:
         """Return the device for a device class of the capture."""
@@ -102,6 +107,8 @@ class _Source:
 
     def function(self, node: Node) -> str:
         """Return the global that holds what calls the operator of `node`."""
+        if node.op.startswith(KERNEL):
+            return self.object("k", self.environment.kernels[node.op.removeprefix(KERNEL)])
         if node.op not in self.operators:
             resolved = ops.resolve(node.op, self.graph.schemas.get(node.op), self.environment.namespaces)
             self.operators[node.op] = resolved

@@ -7,6 +7,8 @@ it is in has passed here, and nothing here runs anything of the bundle.
 from aotexport_runtime.validate.arguments import references
 from aotexport_runtime.validate.graph import check_graph
 from aotexport_runtime.validate.interface import check_forward_graph, check_functional_graph
+from aotexport_runtime.validate.kernels import check_kernels
+from aotexport_runtime.validate.lowered import check_lowered, check_lowered_graph
 from aotexport_runtime.validate.manifest import check_manifest
 from aotexport_runtime.validate.program import check_program
 from aotexport_runtime.validate.vector import check_vector
@@ -15,6 +17,9 @@ __all__ = [
     "check_forward_graph",
     "check_functional_graph",
     "check_graph",
+    "check_kernels",
+    "check_lowered",
+    "check_lowered_graph",
     "check_manifest",
     "check_program",
     "check_vector",

@@ -1,0 +1,328 @@
+"""The private names of torch's compiler that lowering to GPU kernels uses; written for torch 2.13.
+
+Beside `torch_internals.py`, which capture uses: importing torch's compiler takes seconds, so this file is imported only
+when a bundle is lowered. `tests/meta/test_torch_internals.py` probes every name here as well.
+
+Torch is made to believe in a GPU that is not there (`offline_gpu`). Every change is undone when the block ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import os
+import tempfile
+import types
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+import torch._dynamo.device_interface as device_interface
+import torch._inductor.codecache as codecache
+import torch._inductor.codegen.common as codegen_common
+import torch._inductor.config as inductor_config
+import torch._inductor.runtime.triton_helpers as triton_helpers
+import torch._inductor.runtime.triton_heuristics as triton_heuristics
+import torch._inductor.utils as inductor_utils
+import torch.fx.traceback
+import torch.utils._triton as triton_utils
+from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch._guards import TracingContext, tracing
+from torch._inductor.async_compile import CompiledTritonKernels
+from torch._inductor.codegen.common import FileBackedGraphModule
+from torch._inductor.codegen.wrapper import KernelCallLine, SymbolicCallArg, WrapperLine
+from torch._inductor.codegen.wrapper_fxir import FxConverter, WrapperFxCodegen
+from torch._inductor.decomposition import select_decomp_table
+from torch._inductor.ir import IRNode
+from torch._inductor.runtime.hints import DeviceProperties
+from torch._inductor.runtime.triton_heuristics import CachingAutotuner, GridExpr, get_constexprs
+from torch._inductor.utils import convert_to_symint
+from torch._inductor.virtualized import V
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+
+with warnings.catch_warnings():
+    # Importing this uses what torch itself has deprecated.
+    warnings.simplefilter("ignore", DeprecationWarning)
+    from torch._inductor.compile_fx import _recursive_joint_graph_passes, compile_fx_inner
+
+__all__ = [
+    "CachingAutotuner",
+    "DeviceModel",
+    "FileBackedGraphModule",
+    "FxConverter",
+    "GridExpr",
+    "IRNode",
+    "KernelCallLine",
+    "SymbolicCallArg",
+    "WrapperFxCodegen",
+    "WrapperLine",
+    "compile_half",
+    "convert_to_symint",
+    "get_constexprs",
+    "joint_passes",
+    "offline_gpu",
+    "partitioned",
+    "retraced",
+]
+
+
+@dataclass(frozen=True)
+class DeviceModel:
+    """The device that heuristics of the compiler see; field names are those of torch's device properties.
+
+    Kernels are correct on every device; block sizes and splits are chosen for this one, an A100.
+    """
+
+    name: str = "NVIDIA A100"
+    major: int = 8
+    minor: int = 0
+    multi_processor_count: int = 108
+    regs_per_multiprocessor: int = 65536
+    max_threads_per_multi_processor: int = 2048
+    max_threads_per_block: int = 1024
+    warp_size: int = 32
+    total_memory: int = 40 << 30
+    L2_cache_size: int = 40 << 20
+    # The least opt-in limit of sm_80 to sm_120, so that every chosen block fits all of them.
+    shared_memory_per_block: int = 49152
+    shared_memory_per_block_optin: int = 99 << 10
+    shared_memory_per_multiprocessor: int = 100 << 10
+    gcnArchName: str = ""  # noqa: N815
+
+
+SETTINGS: dict[str, Any] = {
+    "fx_wrapper": True,
+    "compile_threads": 1,
+    "fx_graph_cache": False,
+    "fx_graph_remote_cache": False,
+    "triton.autotune_at_compile_time": False,
+    "triton.cudagraphs": False,
+    "autotune_local_cache": False,
+    # These run operators on real tensors to measure or to fold them.
+    "shape_padding": False,
+    "joint_graph_constant_folding": False,
+    # Checks come as text, for which a graph has no node; the runtime makes its own.
+    "size_asserts": False,
+    "alignment_asserts": False,
+    "scalar_asserts": False,
+    "nan_asserts": False,
+    # Gradients are returned in the layout of the traced graph, like outputs.
+    "bw_outputs_user_visible": True,
+}
+"""Settings of the compiler while it lowers."""
+
+
+@contextlib.contextmanager
+def offline_gpu(device: DeviceModel, wrapper: type[WrapperFxCodegen]) -> Iterator[None]:
+    """Let torch's compiler generate code for a CUDA device on a machine without one; kernels are not compiled.
+
+    Args:
+        device: what heuristics see.
+        wrapper: turns the compiler's program into a graph.
+    """
+    codegen_common.init_backend_registration()
+    device_interface.init_device_reg()
+    interfaces = dict(device_interface.device_interfaces)
+    constant = lambda value: lambda *args, **kwargs: value  # noqa: E731
+    with contextlib.ExitStack() as stack:
+        patch = lambda *args, **kwargs: stack.enter_context(mock.patch.object(*args, **kwargs))  # noqa: E731
+        stack.callback(_forget_devices)
+        for name in ("cuda", "cuda:0"):
+            device_interface.register_interface_for_device(name, _interface(device))
+        stack.callback(device_interface.device_interfaces.update, interfaces)
+        stack.callback(device_interface.device_interfaces.clear)
+        patch(torch.cuda, "get_device_properties", constant(device))
+        patch(torch.cuda, "get_device_capability", constant((device.major, device.minor)))
+        patch(torch.cuda, "current_device", constant(0))
+        patch(torch.cuda, "device_count", constant(1))
+        if not hasattr(torch._C, "_cuda_getCurrentRawStream"):
+            patch(torch._C, "_cuda_getCurrentRawStream", constant(0), create=True)
+        patch(triton_helpers, "set_driver_to_gpu", constant(None))
+        patch(triton_heuristics, "get_caching_autotuner_plugins", constant([_Uncompiled()]))
+        patch(codegen_common.device_codegens["cuda"], "fx_wrapper_codegen", wrapper)
+        stack.enter_context(triton_target(device))
+        stack.enter_context(cuda_guard())
+        stack.enter_context(inductor_config.patch(SETTINGS))
+        scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="aotexport-lower-"))
+        stack.enter_context(mock.patch.dict(os.environ, TORCHINDUCTOR_CACHE_DIR=scratch))
+        _forget_devices()
+        yield
+
+
+def _interface(device: DeviceModel) -> type[device_interface.DeviceInterface]:
+    """Return what torch's compiler asks about devices, answered for `device`."""
+
+    def always(value: Any) -> Any:
+        return staticmethod(lambda *args, **kwargs: value)
+
+    answers = {
+        "current_device": 0,
+        "set_device": None,
+        "device_count": 1,
+        "exchange_device": 0,
+        "maybe_exchange_device": 0,
+        "is_available": True,
+        "get_device_properties": device,
+        "get_compute_capability": device.major * 10 + device.minor,
+        "is_triton_capable": True,
+        "raise_if_triton_unavailable": None,
+        "get_raw_stream": 0,
+        "synchronize": None,
+        "is_bf16_supported": True,
+        "memory_allocated": 0,
+    }
+    members: dict[str, Any] = {name: always(value) for name, value in answers.items()}
+    for name in ("Event", "Stream", "device"):
+        members[name] = getattr(device_interface.CudaInterface, name)
+    worker = {name: members[name] for name in ("set_device", "current_device", "get_device_properties")}
+    members["Worker"] = type("Worker", (), worker)
+    return type("OfflineCuda", (device_interface.DeviceInterface,), members)
+
+
+class _Uncompiled:
+    """A plugin of the compiler's autotuner that leaves compiling kernels to later."""
+
+    def pre_compile(self, tuner: Any) -> None:
+        if not tuner.compile_results:
+            tuner.compile_results = [types.SimpleNamespace(config=config, kernel=None) for config in tuner.configs]
+
+
+@contextlib.contextmanager
+def triton_target(device: DeviceModel) -> Iterator[None]:
+    """Let Triton answer which device it would compile for."""
+    from triton.backends.compiler import GPUTarget
+    from triton.runtime import driver
+
+    target = GPUTarget("cuda", device.major * 10 + device.minor, device.warp_size)
+    before = driver._active
+    driver.set_active(types.SimpleNamespace(get_current_target=lambda: target))
+    try:
+        yield
+    finally:
+        driver._active = before
+
+
+_CUDA, _META, _DEVICE_TYPES = 1, 14, 22
+"""Positions in c10's registry of device guards (`c10/core/DeviceType.h`)."""
+
+
+@contextlib.contextmanager
+def cuda_guard() -> Iterator[None]:
+    """Lend fake CUDA tensors the device guard of meta tensors, which does nothing; a build with CUDA keeps its own.
+
+    Raises:
+        RuntimeError: this build of torch keeps its guards otherwise.
+    """
+    registry = _guard_registry()
+    before = registry[_CUDA]
+    if not registry[_META]:
+        raise RuntimeError("torch's registry of device guards is not as expected")
+    if not before:
+        registry[_CUDA] = registry[_META]
+    try:
+        yield
+    finally:
+        registry[_CUDA] = before
+
+
+def _guard_registry() -> Any:
+    library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
+    return (ctypes.c_void_p * _DEVICE_TYPES).in_dll(library, "_ZN3c104impl26device_guard_impl_registryE")
+
+
+def _forget_devices() -> None:
+    """Empty the caches that remember devices, or kernels made for them."""
+    CompiledTritonKernels.cache_clear()
+    codecache.PyCodeCache.cache_clear()
+    DeviceProperties.create.cache_clear()
+    for module in (inductor_utils, triton_utils):
+        for name in _DEVICE_CACHES:
+            clear = getattr(getattr(module, name, None), "cache_clear", None)
+            if clear is not None:
+                clear()
+    for value in vars(triton_utils).values():
+        if isinstance(value, functools._lru_cache_wrapper):
+            value.cache_clear()
+
+
+_DEVICE_CACHES = ("get_gpu_shared_memory", "is_big_gpu", "get_max_num_sms", "get_num_sms", "has_triton")
+
+
+def retraced(
+    function: Callable[..., Any], fakes: Sequence[Any], fake_mode: FakeTensorMode
+) -> torch.fx.GraphModule:
+    """Trace `function` on fake CUDA tensors, operators decomposed as torch's compiler wants them.
+
+    Args:
+        function: takes and returns flat values.
+        fakes: fake tensors of `fake_mode`.
+        fake_mode: goes on with its shape environment.
+    """
+    with (
+        cuda_guard(),
+        tracing(TracingContext(fake_mode)),
+        fake_mode,
+        torch.no_grad(),
+        torch.fx.traceback.preserve_node_meta(),
+    ):
+        tracer = make_fx(
+            function,
+            tracing_mode="real",
+            decomposition_table=select_decomp_table(),
+            _allow_non_fake_inputs=True,
+        )
+        return tracer(*fakes)
+
+
+def joint_passes(module: torch.fx.GraphModule, fake_mode: FakeTensorMode) -> None:
+    """Run the compiler's passes for joint graphs; they turn random operators into seeded ones."""
+    with tracing(TracingContext(fake_mode)), V.set_fake_mode(fake_mode), fake_mode:
+        # Patterns are traced on tensors of this device, which must exist.
+        _recursive_joint_graph_passes(module, input_device=torch.device("cpu"))
+
+
+def partitioned(
+    module: torch.fx.GraphModule, returned: int, fake_mode: FakeTensorMode
+) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
+    """Return forward and backward of a joint graph, cut where the least has to be saved.
+
+    Args:
+        module: a joint graph; the names of its tangents contain `tangents`.
+        returned: how many of its outputs the forward returns.
+        fake_mode: of its values.
+    """
+    with tracing(TracingContext(fake_mode)):
+        return min_cut_rematerialization_partition(
+            module, [], num_fwd_outputs=returned, static_lifetime_input_indices=[]
+        )
+
+
+def compile_half(
+    module: torch.fx.GraphModule, fake_mode: FakeTensorMode, *, visible: int, is_backward: bool, is_inference: bool
+) -> None:
+    """Run the compiler on a forward or backward graph; the wrapper class in force gets the result.
+
+    Args:
+        module: changed in place.
+        fake_mode: of its values.
+        visible: how many of its outputs, from the first, must keep the layout that they were traced with.
+        is_backward: whether it is a backward graph.
+        is_inference: whether there is no backward.
+    """
+    output = module.graph.output_node()
+    values = output.args[0]
+    assert isinstance(values, tuple | list)
+    output.meta["user_visible_output_idxs"] = [
+        index for index, value in enumerate(values[:visible]) if isinstance(value, torch.fx.Node)
+    ]
+    inputs = [node.meta["val"] for node in module.graph.find_nodes(op="placeholder")]
+    with tracing(TracingContext(fake_mode)), torch.no_grad(), V.set_fake_mode(fake_mode):
+        compile_fx_inner(
+            module, inputs, is_backward=is_backward, is_inference=is_inference, fx_wrapper=True, cpp_wrapper=False
+        )

@@ -1,0 +1,1 @@
+"""Programs in forms that are faster than the portable one, per target."""

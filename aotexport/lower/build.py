@@ -1,0 +1,105 @@
+"""Lowered forms of the programs of an export: made per program, compiled together, written below `targets/`."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from aotexport.capture.forward import ForwardCapture
+from aotexport.capture.functional import Refused
+from aotexport.encode.program import EncodedProgram
+from aotexport.targets import Targets
+from aotexport.torch_internals import FunctionalCapture
+from aotexport_runtime.schema import encode_record
+
+CUDA = "cuda"
+
+
+def with_lowered(
+    program: EncodedProgram, forward: ForwardCapture, functional: FunctionalCapture | Refused, targets: Targets
+) -> EncodedProgram:
+    """Return a program with its lowered forms, or with a note why it has none.
+
+    Args:
+        program: the program with its functional graph.
+        forward: what it was encoded from.
+        functional: its functional graph.
+        targets: what to lower for.
+    """
+    if not targets.cuda:
+        return program
+    if isinstance(functional, Refused) or program.record.functional is None:
+        return _noted(program, "it has no functional graph")
+    from aotexport.lower.cuda.program import lower_program
+    from aotexport.lower.cuda.retarget import CannotLower
+
+    try:
+        lowered = lower_program(program.record, forward, functional)
+    except CannotLower as error:
+        return _noted(program, str(error))
+    return dataclasses.replace(program, lowered={CUDA: lowered})
+
+
+def _noted(program: EncodedProgram, reason: str) -> EncodedProgram:
+    note = f"program {program.record.name} has no kernels: {reason}"
+    return dataclasses.replace(program, notes=(*program.notes, note))
+
+
+@dataclasses.dataclass(frozen=True)
+class TargetFiles:
+    """What the programs of a target share.
+
+    Attributes:
+        files: contents by path below `targets/`.
+        notes: sentences for the user about what the compiler could not do.
+    """
+
+    files: dict[str, bytes] = dataclasses.field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+def compile_targets(
+    programs: Sequence[EncodedProgram], targets: Targets, progress: Callable[[int, int], None]
+) -> TargetFiles:
+    """Compile what the lowered programs launch.
+
+    Args:
+        programs: the programs of the export.
+        targets: what to compile for.
+        progress: called with how many of how many compilations are done.
+    """
+    lowered = [program.lowered[CUDA] for program in programs if CUDA in program.lowered]
+    if not lowered:
+        return TargetFiles()
+    from aotexport.lower.cuda.compile import compile_kernels
+    from aotexport.lower.cuda.library import library_files
+
+    kernels = {kernel.name: kernel for program in lowered for kernel in program.kernels}
+    compiled = compile_kernels(kernels.values(), targets.cuda, progress=progress)
+    files = library_files(kernels.values(), compiled, targets.cuda, sources=True)
+    notes = tuple(
+        f"kernel {job.kernel} (candidate {job.candidate}) has no code for {job.architecture}: {reason}"
+        for job, reason in compiled.failures.items()
+    )
+    return TargetFiles({f"{CUDA}/kernels/{name}": data for name, data in files.items()}, notes)
+
+
+def write_targets(programs: Sequence[EncodedProgram], shared: TargetFiles, directory: Path) -> None:
+    """Write the lowered forms of programs below `directory`, in place of those that are there."""
+    root = directory / "targets"
+    shutil.rmtree(root, ignore_errors=True)
+    files: dict[str, bytes] = {}
+    for program in programs:
+        for target, lowered in program.lowered.items():
+            place = f"{target}/programs/{program.record.name}"
+            files[f"{place}/lowered.json"] = encode_record(lowered.record)
+            for name, graph in lowered.graphs.items():
+                files[f"{place}/{name}"] = encode_record(graph, indent=False)
+    kept = {name.partition("/")[0] for name in files}
+    files |= {name: data for name, data in shared.files.items() if name.partition("/")[0] in kept}
+    for name, data in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)

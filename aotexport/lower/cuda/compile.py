@@ -1,0 +1,248 @@
+"""Kernels to machine code, in worker processes, with a cache by content."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import queue
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from aotexport.lower.cuda.sources import KernelSource
+
+PTX_ARCHITECTURE = "sm_80"
+"""Architecture whose PTX ships for devices that are newer than every compiled one: later ones are not portable."""
+
+_PTX_VERSION = 80
+"""PTX as drivers for CUDA 12.0 and newer read it."""
+
+MAX_WORKERS = 8
+
+
+@dataclass(frozen=True)
+class Binary:
+    """Compiled code of one candidate of one kernel.
+
+    Attributes:
+        code: machine code.
+        ptx: what it was made from.
+        shared_nbytes: dynamic shared memory.
+        global_scratch_nbytes: scratch memory per block.
+        global_scratch_alignment: alignment of that.
+    """
+
+    code: bytes
+    ptx: bytes
+    shared_nbytes: int
+    global_scratch_nbytes: int
+    global_scratch_alignment: int
+
+
+@dataclass(frozen=True)
+class Job:
+    """One compilation: a candidate of a kernel for an architecture."""
+
+    kernel: str
+    candidate: int
+    architecture: str
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """What became of compilations.
+
+    Attributes:
+        binaries: compiled code per job.
+        failures: why, per job that failed.
+    """
+
+    binaries: dict[Job, Binary]
+    failures: dict[Job, str]
+
+
+def compiler_version() -> str:
+    """Return the compiler's name and version."""
+    return f"triton {metadata.version('triton')}"
+
+
+def compile_kernels(
+    kernels: Iterable[KernelSource],
+    architectures: Iterable[str],
+    *,
+    cache: Path | None = None,
+    progress: Callable[[int, int], None] = lambda done, count: None,
+) -> Compiled:
+    """Compile every candidate of every kernel for every architecture.
+
+    Args:
+        kernels: what to compile.
+        architectures: `sm_80`, ...
+        cache: directory of earlier results; None: `kernels` in the user's cache directory.
+        progress: called with how many of how many compilations are done.
+
+    Returns:
+        Code per compilation, and why others failed: the compiler refused, or its process died.
+    """
+    described = {
+        Job(kernel.name, index, architecture): _description(kernel, index, architecture)
+        for kernel in kernels
+        for index in range(len(kernel.candidates))
+        for architecture in architectures
+    }
+    directory = _cache_directory() if cache is None else cache
+    directory.mkdir(parents=True, exist_ok=True)
+    binaries: dict[Job, Binary] = {}
+    waiting: queue.SimpleQueue[tuple[Job, dict[str, Any]]] = queue.SimpleQueue()
+    missing = 0
+    for job, description in described.items():
+        found = _cached(directory, description["key"])
+        if found is not None:
+            binaries[job] = found
+        else:
+            waiting.put((job, description))
+            missing += 1
+    failures: dict[Job, str] = {}
+    if missing:
+        report = lambda: progress(len(binaries) + len(failures), len(described))  # noqa: E731
+        count = min(missing, os.cpu_count() or 1, MAX_WORKERS)
+        threads = [_Worker(waiting, directory, binaries, failures, report) for _ in range(count)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    return Compiled(binaries, failures)
+
+
+def _description(kernel: KernelSource, index: int, architecture: str) -> dict[str, Any]:
+    candidate = kernel.candidates[index]
+    options = dict(candidate.options)
+    if architecture == PTX_ARCHITECTURE:
+        options["ptx_version"] = _PTX_VERSION
+    description: dict[str, Any] = {
+        "name": kernel.name,
+        "text": kernel.text,
+        "signature": kernel.signature,
+        "divisible": kernel.divisible,
+        "constants": candidate.constants,
+        "options": options,
+        "capability": int(architecture.removeprefix("sm_")),
+    }
+    key = json.dumps([description, compiler_version(), metadata.version("torch")], sort_keys=True)
+    return {**description, "key": hashlib.sha256(key.encode()).hexdigest()}
+
+
+def _cache_directory() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "aotexport" / "kernels"
+
+
+def _cached(directory: Path, key: str) -> Binary | None:
+    record = directory / f"{key}.json"
+    try:
+        facts = json.loads(record.read_text())
+        code, ptx = (directory / f"{key}.cubin").read_bytes(), (directory / f"{key}.ptx").read_bytes()
+        # A writer that was interrupted leaves files that do not fit.
+        if hashlib.sha256(code + ptx).hexdigest() != facts["sha256"]:
+            return None
+    except (OSError, ValueError, KeyError):
+        return None
+    return Binary(code, ptx, facts["shared"], facts["global_scratch"], facts["global_scratch_align"])
+
+
+class _Worker(threading.Thread):
+    """A thread with a process that compiles; the process is replaced when it dies."""
+
+    def __init__(
+        self,
+        waiting: queue.SimpleQueue[tuple[Job, dict[str, Any]]],
+        cache: Path,
+        binaries: dict[Job, Binary],
+        failures: dict[Job, str],
+        report: Callable[[], None],
+    ) -> None:
+        super().__init__(daemon=True)
+        self._waiting = waiting
+        self._cache = cache
+        self._binaries = binaries
+        self._failures = failures
+        self._report = report
+
+    def run(self) -> None:
+        with tempfile.TemporaryDirectory(prefix="aotexport-kernels-") as scratch, contextlib.ExitStack() as stack:
+            process = None
+            while True:
+                try:
+                    job, description = self._waiting.get_nowait()
+                except queue.Empty:
+                    break
+                if process is None:
+                    process = _start(Path(scratch))
+                    stack.callback(_stop, process)
+                answer = _ask(process, description)
+                if answer is None:
+                    code = process.wait()
+                    self._failures[job] = f"the compiler's process died (exit code {code})"
+                    process = None
+                elif "error" in answer:
+                    self._failures[job] = answer["error"]
+                else:
+                    self._binaries[job] = self._keep(Path(scratch), description["key"], answer)
+                self._report()
+
+    def _keep(self, scratch: Path, key: str, facts: dict[str, Any]) -> Binary:
+        code, ptx = (scratch / f"{key}.cubin").read_bytes(), (scratch / f"{key}.ptx").read_bytes()
+        facts = {**facts, "sha256": hashlib.sha256(code + ptx).hexdigest()}
+        contents = {"cubin": code, "ptx": ptx, "json": json.dumps(facts).encode()}
+        for suffix, data in contents.items():
+            with tempfile.NamedTemporaryFile(dir=self._cache, delete=False) as file:
+                file.write(data)
+            os.replace(file.name, self._cache / f"{key}.{suffix}")
+        return Binary(code, ptx, facts["shared"], facts["global_scratch"], facts["global_scratch_align"])
+
+
+def _start(scratch: Path) -> subprocess.Popen[str]:
+    environment = {
+        **os.environ,
+        "TRITON_CACHE_DIR": str(scratch / "triton"),
+        "TRITON_DISABLE_LINE_INFO": "1",
+        "TRITON_INTERPRET": "0",
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+    }
+    return subprocess.Popen(
+        [sys.executable, "-P", "-m", "aotexport.lower.cuda.worker", str(scratch)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env=environment,
+    )
+
+
+def _ask(process: subprocess.Popen[str], description: dict[str, Any]) -> dict[str, Any] | None:
+    """Return the answer of a worker; None: it died."""
+    assert process.stdin is not None and process.stdout is not None
+    try:
+        process.stdin.write(json.dumps(description) + "\n")
+        process.stdin.flush()
+    except BrokenPipeError:
+        return None
+    line = process.stdout.readline()
+    return json.loads(line) if line else None
+
+
+def _stop(process: subprocess.Popen[str]) -> None:
+    for stream in (process.stdin, process.stdout):
+        if stream is not None:
+            with contextlib.suppress(OSError):
+                stream.close()
+    process.wait()

@@ -1,0 +1,211 @@
+"""Lowered graphs to graph records: sizes over the program's symbols, launches by kernel name."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from aotexport.encode.sizes import encode_size
+from aotexport.encode.values import encode_argument, encode_meta
+from aotexport.errors import ExportFailed
+from aotexport.lower.cuda.lowering import Half
+from aotexport.lower.cuda.retarget import CannotLower
+from aotexport.lower.cuda.wrapper import launch
+from aotexport.torch_internals import OpOverload
+from aotexport_runtime.allowed import allowed_aten_operators
+from aotexport_runtime.schema.graph import Graph, GraphInput, Node
+from aotexport_runtime.schema.values import (
+    Argument,
+    DeviceArgument,
+    MemoryFormatArgument,
+    NothingMeta,
+    SizeArgument,
+    StringArgument,
+    ValueMeta,
+)
+
+KERNEL = "kernel::"
+_OPERATORS = {torch.empty_strided: "aten::empty_strided.default", operator.getitem: "python::getitem"}
+_VIEWS = ("aten::as_strided", "aten::view", "aten::permute", "aten::expand", "aten::slice", "aten::select", "aten::alias")
+
+
+def encode_half(half: Half, inputs: dict[str, str], outputs: list[int]) -> Graph:
+    """Return the record of a lowered graph.
+
+    Args:
+        half: the graph.
+        inputs: name in the record per name among `Half.inputs`, in the record's order; sizes are left out.
+        outputs: which outputs to return, in order.
+
+    Raises:
+        CannotLower: it holds something that the format cannot say.
+    """
+    try:
+        return _Encoder(half, inputs).encode(outputs)
+    except ExportFailed as error:
+        raise CannotLower(str(error)) from None
+
+
+@dataclass
+class _Encoder:
+    half: Half
+    inputs: dict[str, str]
+    names: dict[torch.fx.Node, Any] = field(default_factory=dict)
+    nodes: list[Node] = field(default_factory=list)
+    schemas: dict[str, str] = field(default_factory=dict)
+
+    def encode(self, outputs: list[int]) -> Graph:
+        graph = self.half.module.graph
+        placeholders = graph.find_nodes(op="placeholder")
+        metas: dict[str, ValueMeta] = {}
+        for name, node in zip(self.half.inputs, placeholders, strict=False):
+            if name in self.inputs:
+                self.names[node] = self.inputs[name]
+                metas[self.inputs[name]] = _on_gpu(encode_meta(node.meta["val"]))
+        for node in graph.nodes:
+            if node.op == "get_attr":
+                raise CannotLower(f"the graph closes over `{node.target}`")
+            if isinstance(node.meta.get("val"), torch.SymInt) and node not in self.names:
+                size = encode_size(node.meta["val"])
+                self.names[node] = size if isinstance(size, int) else SizeArgument(value=size)
+            elif node.op == "call_function":
+                self._call(node)
+        returned: Any = graph.output_node().args[0]
+        returned = returned if isinstance(returned, tuple | list) else [returned]
+        return Graph(
+            inputs=tuple(GraphInput(name=name, meta=metas[name]) for name in self.inputs.values()),
+            nodes=tuple(self.nodes),
+            outputs=[self._argument(returned[index]) for index in outputs],
+            schemas=self.schemas,
+        )
+
+    def _call(self, node: torch.fx.Node) -> None:
+        if node.target is launch:
+            kwargs = {name: self._argument(value) for name, value in node.kwargs.items()}
+            self._add(node, f"{KERNEL}{node.meta['kernel'].name}", [], kwargs)
+        elif node.target is torch.as_strided:
+            self._as_strided(node)
+        elif isinstance(node.target, OpOverload):
+            self._operator(node, node.target)
+        elif node.target in _OPERATORS:
+            args = [self._argument(value) for value in node.args]
+            kwargs = {name: self._argument(value) for name, value in node.kwargs.items()}
+            if node.target is torch.empty_strided:
+                kwargs["device"] = DeviceArgument(type="cuda")
+            self._add(node, _OPERATORS[node.target], args, kwargs)
+            if node.target is operator.getitem:
+                self._check_layout(node)
+        else:
+            raise CannotLower(f"the lowered graph calls `{getattr(node.target, '__name__', node.target)}`")
+
+    def _operator(self, node: torch.fx.Node, target: Any) -> None:
+        schema = target._schema
+        name = f"{schema.name}.{schema.overload_name or 'default'}"
+        if name.startswith("aten::") and name.removeprefix("aten::") not in allowed_aten_operators():
+            raise CannotLower(f"operator `{name}` is not on the list of operators that a bundle may call")
+        if not name.startswith("aten::"):
+            raise CannotLower(f"custom operator `{name}` is left in the lowered graph")
+        self.schemas[name] = str(schema)
+        args = [self._argument(value) for value in node.args]
+        kwargs = {key: self._argument(value) for key, value in node.kwargs.items()}
+        for argument in (*node.args, *node.kwargs.values()):
+            if isinstance(argument, torch.fx.Node) and argument not in self.names:
+                raise CannotLower(f"operator `{name}` is given something that is no value")
+        self._add(node, name, args, kwargs)
+        if not schema.is_mutable and not name.startswith(_VIEWS):
+            self._check_layout(node)
+
+    def _check_layout(self, node: torch.fx.Node) -> None:
+        """Copy a result that a library laid out otherwise than kernels will read it."""
+        value = node.meta.get("val")
+        if not isinstance(value, torch.Tensor):
+            return
+        formats = [torch.contiguous_format]
+        formats += [torch.channels_last] if value.dim() == 4 else []
+        formats += [torch.channels_last_3d] if value.dim() == 5 else []
+        memory_format = next((each for each in formats if value.is_contiguous(memory_format=each)), None)
+        if memory_format is None:
+            raise CannotLower(f"operator `{node.target}` is relied on to lay its result out as {value.stride()}")
+        chosen: Any = str(memory_format).removeprefix("torch.")
+        kwargs: dict[str, Argument] = {"memory_format": MemoryFormatArgument(value=chosen)}
+        result = Node(
+            name=f"{node.name}_laid_out",
+            op="aten::contiguous.default",
+            args=[self.names[node]],
+            kwargs=kwargs,
+            meta=_on_gpu(encode_meta(value)),
+        )
+        self.nodes.append(result)
+        self.names[node] = result.name
+
+    def _as_strided(self, node: torch.fx.Node) -> None:
+        """Encode a view of memory relative to its base: an input may begin anywhere in its storage."""
+        base, size, stride, offset = node.args
+        assert isinstance(base, torch.fx.Node)
+        offset = offset.meta["val"] if isinstance(offset, torch.fx.Node) else offset
+        distance: Any = offset - base.meta["val"].storage_offset()
+        name = self.names[base]
+        if not (isinstance(distance, int) and distance == 0):
+            name = self._shifted(node, base, distance)
+        self._add(node, "aten::as_strided.default", [name, self._argument(size), self._argument(stride)], {})
+
+    def _shifted(self, node: torch.fx.Node, base: torch.fx.Node, distance: Any) -> str:
+        """Add the one element `distance` elements after the first of `base`; return its name."""
+        if isinstance(distance, int) and distance < 0:
+            raise CannotLower("a view begins before its base")
+        end, start = self._size(distance + 1), self._size(distance)
+        meta = _on_gpu(encode_meta(base.meta["val"]))
+        flat, element = f"{node.name}_flat", f"{node.name}_start"
+        flat_meta = replaced(meta, shape=(_plain(end),), stride=(1,))
+        flat_args: list[Argument] = [self.names[base], [end], [1]]
+        self.nodes.append(Node(name=flat, op="aten::as_strided.default", args=flat_args, meta=flat_meta))
+        element_meta = replaced(meta, shape=(1,), stride=(1,))
+        self.nodes.append(Node(name=element, op="aten::slice.Tensor", args=[flat, 0, start, end], meta=element_meta))
+        return element
+
+    def _size(self, value: Any) -> Any:
+        size = encode_size(value)
+        return size if isinstance(size, int) else SizeArgument(value=size)
+
+    def _add(self, node: torch.fx.Node, op: str, args: list[Argument], kwargs: dict[str, Argument]) -> None:
+        meta = NothingMeta() if op.startswith(KERNEL) else _on_gpu(encode_meta(node.meta.get("val")))
+        self.names[node] = node.name
+        self.nodes.append(Node(name=node.name, op=op, args=args, kwargs=kwargs, meta=meta))
+
+    def _argument(self, value: Any) -> Argument:
+        if isinstance(value, str):
+            return DeviceArgument(type="cuda") if value == "cuda" else StringArgument(value=value)
+        return encode_argument(value, self.names, "a lowered graph")
+
+
+def replaced(meta: ValueMeta, **changes: Any) -> Any:
+    """Return tensor metadata with changes."""
+    import msgspec
+
+    return msgspec.structs.replace(meta, **changes)
+
+
+def _plain(argument: Any) -> Any:
+    return argument.value if isinstance(argument, SizeArgument) else argument
+
+
+def _on_gpu(meta: ValueMeta) -> ValueMeta:
+    from aotexport_runtime.schema.values import SequenceMeta, TensorMeta
+
+    if isinstance(meta, TensorMeta):
+        return replaced(meta, device="cuda", requires_grad=False)
+    if isinstance(meta, SequenceMeta):
+        return SequenceMeta(items=tuple(map(_on_gpu, meta.items)))
+    return meta
+
+
+def tensors_among(half: Half) -> Iterator[str]:
+    """Yield the names of a half's inputs that are tensors, in order."""
+    placeholders = half.module.graph.find_nodes(op="placeholder")
+    for name, node in zip(half.inputs, placeholders, strict=False):
+        if isinstance(node.meta["val"], torch.Tensor):
+            yield name

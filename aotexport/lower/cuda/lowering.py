@@ -1,0 +1,166 @@
+"""A functional graph to forward and backward graphs of operator calls and kernel launches."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from aotexport.inductor_internals import (
+    DeviceModel,
+    compile_half,
+    joint_passes,
+    offline_gpu,
+    partitioned,
+)
+from aotexport.lower.cuda.retarget import CannotLower, retarget
+from aotexport.lower.cuda.sources import KernelSource, kernel_source
+from aotexport.lower.cuda.wrapper import capturing, launch
+from aotexport.torch_internals import FakeTensorMode
+
+
+@dataclass(frozen=True)
+class Half:
+    """A lowered forward or backward graph.
+
+    Attributes:
+        module: operator calls and launches; placeholders of sizes beside `inputs` are the program's symbols.
+        inputs: names of its placeholders that the caller fills, in order.
+        outputs: per output, its name before it was lowered; None: it is no value.
+    """
+
+    module: torch.fx.GraphModule
+    inputs: list[str]
+    outputs: list[str | None]
+
+
+@dataclass
+class LoweredGraphs:
+    """A program's lowered graphs.
+
+    Attributes:
+        forward: takes the program's inputs, returns what the functional graph's forward returns, then saved values.
+        backward: takes saved values by name and tangents, returns a gradient per input; None: an inference program.
+        kernels: every kernel of both.
+    """
+
+    forward: Half
+    backward: Half | None
+    kernels: list[KernelSource]
+
+
+def lower(module: torch.fx.GraphModule, mode: FakeTensorMode, *, returned: int, tangents: int | None) -> LoweredGraphs:
+    """Lower a functional graph for CUDA devices.
+
+    Args:
+        module: a joint or inference graph; left as it is.
+        mode: the fake mode of its values; its shape environment may gain guards.
+        returned: how many of the graph's outputs the forward returns.
+        tangents: number of incoming gradients; None: an inference graph.
+
+    Raises:
+        CannotLower: says why.
+    """
+    modules: list[torch.fx.GraphModule] = []
+    try:
+        with _quiet():
+            graph = retarget(module, tangents or 0, mode)
+            with offline_gpu(DeviceModel(), capturing(modules.append)):
+                joint_passes(graph, mode)
+                backward = None
+                if tangents is None:
+                    forward = _half(graph, mode, modules, visible=returned, is_inference=True)
+                else:
+                    first, second = partitioned(graph, returned, mode)
+                    forward = _half(first, mode, modules, visible=returned)
+                    _restride(forward, second, mode)
+                    backward = _half(second, mode, modules, visible=len(_outputs(second)), is_backward=True)
+                return LoweredGraphs(forward, backward, list(_kernels(modules)))
+    except CannotLower:
+        raise
+    except Exception as error:
+        lines = [line for line in str(error).strip().splitlines() if line.strip()] or [""]
+        raise CannotLower(f"{type(error).__name__}: {lines[0][:300]}") from error
+
+
+def _half(
+    module: torch.fx.GraphModule,
+    mode: FakeTensorMode,
+    modules: list[torch.fx.GraphModule],
+    *,
+    visible: int,
+    is_backward: bool = False,
+    is_inference: bool = False,
+) -> Half:
+    # Now: the compiler's passes rename nodes.
+    inputs = [node.name for node in module.graph.find_nodes(op="placeholder")]
+    outputs = [value.name if isinstance(value, torch.fx.Node) else None for value in _outputs(module)]
+    before = len(modules)
+    if _calls(module):
+        compile_half(module, mode, visible=visible, is_backward=is_backward, is_inference=is_inference)
+        if len(modules) != before + 1:
+            raise CannotLower(f"the compiler made {len(modules) - before} graphs of one")
+        lowered = modules[-1]
+    else:
+        lowered = module  # The compiler returns a graph without calls as it is.
+    return Half(lowered, inputs, outputs)
+
+
+def _kernels(modules: list[torch.fx.GraphModule]) -> Iterator[KernelSource]:
+    """Yield the kernels that lowered graphs launch, and note each at its launches."""
+    sources: dict[int, KernelSource] = {}
+    for module in modules:
+        for node in module.graph.find_nodes(op="call_function", target=launch):
+            tuner = node.meta["tuner"]
+            if id(tuner) not in sources:
+                sources[id(tuner)] = kernel_source(tuner)
+                yield sources[id(tuner)]
+            node.meta["kernel"] = sources[id(tuner)]
+
+
+def _outputs(module: torch.fx.GraphModule) -> list[Any]:
+    values: Any = module.graph.output_node().args[0]
+    return list(values) if isinstance(values, tuple | list) else [values]
+
+
+def _calls(module: torch.fx.GraphModule) -> bool:
+    return any(node.op == "call_function" for node in module.graph.nodes)
+
+
+def _restride(forward: Half, backward: torch.fx.GraphModule, mode: FakeTensorMode) -> None:
+    """Give the inputs of `backward` the layout that the lowered forward saves them in.
+
+    Source: torch 2.13, `_functorch/_aot_autograd/graph_compile.py`, before the backward is compiled.
+    """
+    placeholders = {node.name: node for node in backward.graph.find_nodes(op="placeholder")}
+    for name, value in zip(forward.outputs, _outputs(forward.module), strict=True):
+        node = placeholders.get(name or "")
+        if node is None or not isinstance(value, torch.fx.Node):
+            continue
+        saved, traced = value.meta["val"], node.meta["val"]
+        if isinstance(saved, torch.Tensor) and [*map(str, saved.stride())] != [*map(str, traced.stride())]:
+            with mode:
+                node.meta["val"] = torch.empty_strided(
+                    traced.shape, saved.stride(), dtype=traced.dtype, device=traced.device
+                )
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    names = ("torch._inductor", "torch._functorch", "torch._dynamo", "torch.fx")
+    loggers = [logging.getLogger(name) for name in names]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)

@@ -1,0 +1,103 @@
+"""A captured program to its lowered record, graphs and kernels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from aotexport.capture.forward import ForwardCapture
+from aotexport.capture.shapes import guards
+from aotexport.lower.cuda.encode import encode_half, tensors_among
+from aotexport.lower.cuda.lowering import LoweredGraphs, lower
+from aotexport.lower.cuda.retarget import CannotLower
+from aotexport.lower.cuda.sources import KernelSource
+from aotexport.torch_internals import FunctionalCapture, tangent_descriptor
+from aotexport_runtime.schema.graph import Graph
+from aotexport_runtime.schema.program import Program
+from aotexport_runtime.schema.targets import LoweredProgram
+
+FORWARD_FILE, BACKWARD_FILE = "forward.json", "backward.json"
+
+UNROLLED_FACTOR, UNROLLED_NODES = 10, 500
+"""A functional graph that is so many times longer than the forward graph, and so long, was taken apart step by step."""
+
+
+@dataclass(frozen=True)
+class CudaProgram:
+    """A program lowered for CUDA devices.
+
+    Attributes:
+        record: its record.
+        graphs: its graphs by file name.
+        kernels: what they launch.
+    """
+
+    record: LoweredProgram
+    graphs: dict[str, Graph]
+    kernels: tuple[KernelSource, ...]
+
+
+def lower_program(program: Program, forward: ForwardCapture, functional: FunctionalCapture) -> CudaProgram:
+    """Lower a captured program.
+
+    Args:
+        program: its record; it has a functional graph.
+        forward: the program before autograd.
+        functional: the functional graph; left as it is.
+
+    Raises:
+        CannotLower: says why.
+    """
+    convention = program.functional
+    assert convention is not None
+    _check(program, forward, functional)
+    mode = forward.fakes.mode
+    placeholders = functional.module.graph.find_nodes(op="placeholder")
+    tangents = sum(tangent_descriptor(node) is not None for node in placeholders)
+    returned = len(convention.mutations) + len(convention.outputs) + convention.intermediate_bases
+    joint = convention.gradients is not None
+    known = {*program.guards, *convention.guards}
+    lowered = lower(functional.module, mode, returned=returned, tangents=tangents if joint else None)
+    extra = tuple(guard for guard in guards(forward, program.dimensions) if guard not in known)
+    return _encoded(program, lowered, returned, extra)
+
+
+def _check(program: Program, forward: ForwardCapture, functional: FunctionalCapture) -> None:
+    devices = {value.device.type for value in forward.inputs if isinstance(value, torch.Tensor)}
+    if not devices <= {"cpu"}:
+        raise CannotLower(f"it was captured on {', '.join(sorted(devices))}, and is lowered from programs on cpu only")
+    whole, apart = len(forward.graph.graph.nodes), len(functional.module.graph.nodes)
+    if apart > UNROLLED_NODES and apart > UNROLLED_FACTOR * whole:
+        raise CannotLower(f"its functional graph takes {whole} operators apart to {apart}, step by step")
+    gradients = program.functional.gradients if program.functional else None
+    if gradients is not None and any(partition.unchecked for partition in gradients.partitions):
+        raise CannotLower("a custom autograd function keeps tensors beside `save_for_backward`")
+
+
+def _encoded(program: Program, lowered: LoweredGraphs, returned: int, guards: tuple[Any, ...]) -> CudaProgram:
+    names = [spec_name(index) for index in range(len(program.inputs))]
+    inputs = dict(zip(lowered.forward.inputs, names, strict=True))
+    kernels = {kernel.name: kernel for kernel in lowered.kernels}
+    if lowered.backward is None:
+        graph = encode_half(lowered.forward, inputs, list(range(returned)))
+        record = LoweredProgram(forward=FORWARD_FILE, guards=guards)
+        return CudaProgram(record, {FORWARD_FILE: graph}, tuple(kernels.values()))
+    taken = list(tensors_among(lowered.backward))
+    tangents = [name for name in taken if name.startswith("tangents_")]
+    saved = [name for name in taken if not name.startswith("tangents_")]
+    positions = {name: index for index, name in enumerate(lowered.forward.outputs) if index >= returned}
+    forward_graph = encode_half(
+        lowered.forward, inputs, [*range(returned), *(positions[name] for name in saved)]
+    )
+    backward_inputs = {name: f"saved:{index}" for index, name in enumerate(saved)}
+    backward_inputs |= {name: f"tangent:{index}" for index, name in enumerate(tangents)}
+    backward_graph = encode_half(lowered.backward, backward_inputs, list(range(len(program.inputs))))
+    record = LoweredProgram(forward=FORWARD_FILE, backward=BACKWARD_FILE, saved=len(saved), guards=guards)
+    return CudaProgram(record, {FORWARD_FILE: forward_graph, BACKWARD_FILE: backward_graph}, tuple(kernels.values()))
+
+
+def spec_name(index: int) -> str:
+    """Return the name of a program's input in lowered graphs."""
+    return f"input:{index}"

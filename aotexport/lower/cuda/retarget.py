@@ -1,0 +1,96 @@
+"""A functional graph, traced again on CUDA tensors that are not there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from aotexport.inductor_internals import retraced
+from aotexport.torch_internals import FakeTensor, FakeTensorMode, OpOverload
+
+DEVICE = torch.device("cuda:0")
+
+_CPU_ONLY = ("_for_cpu", "mkldnn", "onednn", "_cpu")
+
+
+class CannotLower(Exception):
+    """A program cannot be lowered; the message says why, in a sentence without a full stop."""
+
+
+def retarget(module: torch.fx.GraphModule, tangents: int, mode: FakeTensorMode) -> torch.fx.GraphModule:
+    """Return `module` on CUDA tensors, its operators decomposed for the compiler.
+
+    Args:
+        module: a functional graph on CPU tensors; left as it is.
+        tangents: how many of its inputs, at the end, are incoming gradients.
+        mode: the fake mode of its values.
+
+    Raises:
+        CannotLower: it has operators that only CPUs have, or changes values in place.
+    """
+    inputs = [node.meta["val"] for node in module.graph.find_nodes(op="placeholder")]
+    with mode:
+        moved = [_moved(value) for value in inputs]
+    graph = retraced(_Retargeting(module).run, moved, mode)
+    placeholders = graph.graph.find_nodes(op="placeholder")
+    primals = len(placeholders) - tangents
+    for index, node in enumerate(placeholders):
+        # Where the graph is cut, these names tell inputs and incoming gradients apart.
+        node.target = f"primals_{index + 1}" if index < primals else f"tangents_{index - primals + 1}"
+        node._rename(node.target)
+    for node in graph.graph.nodes:
+        if isinstance(node.target, OpOverload):
+            _check(node.target)
+    graph.recompile()
+    return graph
+
+
+def _moved(value: Any) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return value
+    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=DEVICE)
+
+
+def _check(operator: Any) -> None:
+    name = operator._schema.name
+    if any(part in name for part in _CPU_ONLY):
+        raise CannotLower(f"operator `{name}` runs on CPUs only")
+    if operator._schema.is_mutable:
+        raise CannotLower(f"operator `{name}` changes its operands in place")
+
+
+class _Retargeting(torch.fx.Interpreter):
+    """Runs a graph with every device literal exchanged."""
+
+    def run_node(self, n: torch.fx.Node) -> Any:
+        result = super().run_node(n)
+        return result
+
+    def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        from aotexport.lower.cuda.attention import REWRITES
+
+        args = tuple(_elsewhere(arg) for arg in args)
+        kwargs = {name: _elsewhere(value) for name, value in kwargs.items()}
+        if isinstance(target, OpOverload) and kwargs.get("device") is None and _makes_tensors(target, args, kwargs):
+            kwargs["device"] = DEVICE
+        rewrite: Callable[..., Any] | None = REWRITES.get(target)
+        return rewrite(*args, **kwargs) if rewrite is not None else super().call_function(target, args, kwargs)
+
+    def fetch_attr(self, target: str) -> Any:
+        value = super().fetch_attr(target)
+        if isinstance(value, torch.Tensor):
+            raise CannotLower(f"the graph closes over a tensor of shape {tuple(value.shape)}")
+        return value
+
+
+def _elsewhere(value: Any) -> Any:
+    return DEVICE if isinstance(value, torch.device) and value.type == "cpu" else value
+
+
+def _makes_tensors(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Return whether an operator takes a device, and no tensor that it could take it from."""
+    if not any(argument.name == "device" for argument in target._schema.arguments):
+        return False
+    return not any(isinstance(value, FakeTensor) for value in (*args, *kwargs.values()))

@@ -1,0 +1,140 @@
+"""Sources of kernels, as modules that need neither the compiler that wrote them nor a GPU.
+
+Invariant: the text of a kernel depends on nothing but what it computes. Its name ends in a digest of the rest, so
+kernels that several graphs share are one kernel.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from aotexport.inductor_internals import CachingAutotuner
+from aotexport.lower.cuda.grids import grid_of
+from aotexport.lower.cuda.retarget import CannotLower
+from aotexport.lower.cuda.wrapper import runtime_arguments
+from aotexport_runtime.schema.sizes import Size
+
+_DROPPED_MODULES = ("torch._inductor.runtime.hints",)
+_NAME_LENGTH = 80
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One configuration of a kernel.
+
+    Attributes:
+        constants: every parameter of the source that is fixed.
+        options: what the compiler is told beside.
+        grid: blocks per axis.
+    """
+
+    constants: dict[str, Any]
+    options: dict[str, Any]
+    grid: tuple[Size, Size, Size]
+
+
+@dataclass(frozen=True)
+class KernelSource:
+    """A kernel before it is compiled.
+
+    Attributes:
+        name: its name, and that of the function in `text`.
+        text: a Python module.
+        signature: per parameter of the function its type in Triton's words.
+        divisible: parameters that are multiples of 16.
+        arguments: parameters that compiled code takes, in order.
+        grid_arguments: further arguments of a launch.
+        candidates: configurations, the default first.
+    """
+
+    name: str
+    text: str
+    signature: dict[str, str]
+    divisible: tuple[str, ...]
+    arguments: tuple[str, ...]
+    grid_arguments: tuple[str, ...]
+    candidates: tuple[Candidate, ...]
+
+
+def kernel_source(tuner: CachingAutotuner) -> KernelSource:
+    """Return the kernel that the compiler described to its autotuner.
+
+    Raises:
+        CannotLower: it needs something that a bundle cannot hold, which the message names.
+    """
+    function = tuner.fn
+    meta = tuner.triton_meta
+    extra = tuple(tuner.inductor_meta.get("extra_launcher_args", ()))
+    arguments = tuple(name for name in runtime_arguments(tuner) if name not in extra)
+    signature = dict(meta["signature"])
+    for name in arguments:
+        if "tensordesc" in signature[name] or "TmaDesc" in signature[name]:
+            raise CannotLower(f"kernel `{function.__name__}` takes tensor descriptors")
+    attributes = meta["configs"][0]
+    divisible = tuple(
+        function.arg_names[index]
+        for (index, *_), properties in sorted(attributes.items())
+        if ["tt.divisibility", 16] in [list(each) for each in properties]
+    )
+    candidates = tuple(_candidate(tuner, config) for config in tuner.configs)
+    text = _module(Path(function.fn.__code__.co_filename).read_text(encoding="utf-8"))
+    described = json.dumps(
+        [text.replace(function.__name__, "kernel"), signature, divisible, arguments, extra, [repr(c) for c in candidates]]
+    )
+    base = re.sub(r"_[0-9]+$", "", function.__name__)[:_NAME_LENGTH]
+    name = f"{base}_{hashlib.sha256(described.encode()).hexdigest()[:12]}"
+    return KernelSource(
+        name=name,
+        text=re.sub(rf"\b{re.escape(function.__name__)}\b", name, text),
+        signature=signature,
+        divisible=divisible,
+        arguments=arguments,
+        grid_arguments=extra,
+        candidates=candidates,
+    )
+
+
+def _candidate(tuner: CachingAutotuner, config: Any) -> Candidate:
+    if getattr(config, "pre_hook", None) is not None:
+        raise CannotLower(f"kernel `{tuner.fn.__name__}` has a configuration with a hook, which is Python code")
+    meta = tuner._create_compile_meta(config)
+    constants = dict(meta["constants"])
+    for name, value in constants.items():
+        if not (value is None or isinstance(value, bool | int | float | str)):
+            raise CannotLower(f"kernel `{tuner.fn.__name__}` has the constant `{name}` of type {type(value).__name__}")
+    options = dict(tuner._create_compile_options(config, meta))
+    return Candidate(constants, options, grid_of(tuner, config, constants))
+
+
+def _module(text: str) -> str:
+    """Return the source of a kernel's module without what ties it to the compiler."""
+    tree = ast.parse(text)
+    lines = text.splitlines()
+    removed: set[int] = set()
+    for statement in tree.body:
+        for first, last in _superfluous(statement):
+            removed.update(range(first - 1, last))
+    kept = [line for index, line in enumerate(lines) if index not in removed]
+    body = "\n".join(kept).strip("\n")
+    body = body.replace("import triton_helpers, triton_heuristics", "import triton_helpers")
+    return re.sub(r"\n{3,}", "\n\n", body) + "\n"
+
+
+def _superfluous(statement: ast.stmt) -> Iterator[tuple[int, int]]:
+    """Yield the lines, from first to last, of a statement that a kernel does not need."""
+    whole = (statement.lineno, statement.end_lineno or statement.lineno)
+    if isinstance(statement, ast.ImportFrom) and statement.module in _DROPPED_MODULES:
+        yield whole
+    elif isinstance(statement, ast.Expr):
+        yield whole
+    elif isinstance(statement, ast.FunctionDef):
+        for decorator in statement.decorator_list:
+            if "triton_heuristics" in ast.unparse(decorator):
+                yield decorator.lineno, decorator.end_lineno or decorator.lineno

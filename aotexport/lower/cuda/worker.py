@@ -1,0 +1,73 @@
+"""Compiles kernels on request: `python -m aotexport.lower.cuda.worker DIRECTORY`.
+
+Reads a job per line of standard input, writes a line when it is done. A process of its own, because the code generator
+aborts its process where it meets something that it does not know.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+
+def main() -> None:
+    """Compile until standard input ends."""
+    directory = Path(sys.argv[1])
+    # What libraries print must not be taken for an answer.
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+    for line in sys.stdin:
+        job = json.loads(line)
+        try:
+            answer: dict[str, Any] = _compile(job, directory)
+        except Exception as error:
+            lines = [text for text in str(error).strip().splitlines() if text.strip()] or [""]
+            answer = {"error": f"{type(error).__name__}: {lines[-1][:300]}"}
+        answers.write(json.dumps(answer) + "\n")
+
+
+def _compile(job: dict[str, Any], directory: Path) -> dict[str, Any]:
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    function = getattr(_module(job["name"], job["text"], directory), job["name"])
+    attributes = {(function.arg_names.index(name),): [["tt.divisibility", 16]] for name in job["divisible"]}
+    source = ASTSource(function, job["signature"], job["constants"], attributes)
+    compiled = triton.compile(source, target=GPUTarget("cuda", job["capability"], 32), options=job["options"])
+    metadata = compiled.metadata
+    if getattr(metadata, "num_ctas", 1) != 1 or getattr(metadata, "tensordesc_meta", None):
+        raise ValueError("clusters of blocks and tensor descriptors are not supported")
+    (directory / f"{job['key']}.cubin").write_bytes(compiled.asm["cubin"])
+    (directory / f"{job['key']}.ptx").write_text(_plain(compiled.asm["ptx"]), encoding="ascii")
+    return {
+        "entry": metadata.name,
+        "shared": metadata.shared,
+        "global_scratch": getattr(metadata, "global_scratch_size", 0),
+        "global_scratch_align": getattr(metadata, "global_scratch_align", 1),
+        "warp_size": metadata.warp_size,
+    }
+
+
+def _plain(ptx: str) -> str:
+    """Return PTX without comments."""
+    return "\n".join(line for line in ptx.splitlines() if line.strip() and not line.strip().startswith("//")) + "\n"
+
+
+def _module(name: str, text: str, directory: Path) -> Any:
+    path = directory / f"{name}.py"
+    if not path.exists():
+        path.write_text(text, encoding="utf-8")
+    specification = importlib.util.spec_from_file_location(name, path)
+    assert specification is not None and specification.loader is not None
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    return module
+
+
+if __name__ == "__main__":
+    main()

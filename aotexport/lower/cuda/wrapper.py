@@ -1,0 +1,161 @@
+"""The compiler's program as a graph: operator calls, allocations, and launches of kernels.
+
+Built on the converter that torch's compiler has, which gets some programs wrong (torch 2.13): it takes the grid of a
+user's kernel with compile-time constants from the wrong arguments, refuses arguments of a launch that are numbers or
+views, refuses inputs that are expressions of sizes or the same size twice, and cannot zero a workspace. Launches
+are converted here from what the compiler passes to its own launcher, and sizes are stated in terms of the program's
+symbols alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import sympy
+import torch
+
+from aotexport.inductor_internals import (
+    CachingAutotuner,
+    FileBackedGraphModule,
+    FxConverter,
+    IRNode,
+    KernelCallLine,
+    SymbolicCallArg,
+    WrapperFxCodegen,
+    WrapperLine,
+    convert_to_symint,
+    get_constexprs,
+)
+
+
+def launch(**arguments: Any) -> None:
+    """Stand for the launch of a kernel: `meta['tuner']` of the node says which, keywords are its arguments."""
+
+
+def capturing(captured: Callable[[torch.fx.GraphModule], None]) -> type[WrapperFxCodegen]:
+    """Return a wrapper class for the compiler that hands its programs to `captured` as graphs."""
+
+    class Wrapper(WrapperFxCodegen):
+        supports_caching = False
+
+        def _generate(self, is_inference: bool) -> tuple[FileBackedGraphModule, None]:
+            self.run_wrapper_ir_passes(is_inference)
+            module = _Converter(
+                lines=self.lines,
+                prologue="\n".join([self.imports.getvalue(), self.header.getvalue()]),
+                graph_inputs=self.get_fx_graph_inputs(),
+                graph_outputs=self.get_graph_outputs(),
+                subgms=self.subgms,
+                is_subgraph=self.is_subgraph,
+            ).generate()
+            captured(module)
+            return FileBackedGraphModule(module, _never), None
+
+        def make_zero_buffer(self, name: str) -> Any:
+            return _ZeroLine(name)
+
+    return Wrapper
+
+
+def _never(*inputs: Any) -> Any:
+    raise RuntimeError("a graph that was compiled for another machine does not run on this one")
+
+
+class _ZeroLine(WrapperLine):
+    """Zeroes a workspace."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def codegen(self, code: Any) -> None:
+        code.writeline(f"{self.name}.zero_()")
+
+    def codegen_fx(self, converter: Any) -> Callable[[_ZeroLine], None]:
+        return converter.zero
+
+
+class _Converter(FxConverter):
+    def zero(self, line: _ZeroLine) -> None:
+        """Convert the zeroing of a workspace."""
+        self.gm.graph.call_function(torch.ops.aten.zero_.default, (self.buffer_to_node[line.name],))
+
+    def _generate_graph_inputs(self) -> None:
+        """Make a placeholder per input, and one per symbol: whoever runs the program knows them."""
+        everything = self.graph_inputs
+        for name, value in everything.items():
+            if isinstance(value, sympy.Expr | int):
+                self.buffer_to_node[name] = self._placeholder(name, value)
+            else:
+                self.graph_inputs = {name: value}
+                super()._generate_graph_inputs()
+        self.graph_inputs = everything
+        symbols = {symbol for value in everything.values() for symbol in _symbols(value)}
+        for symbol in sorted(symbols, key=str):
+            self.expr_to_proxy[symbol] = torch.fx.Proxy(self._placeholder(f"size_{symbol}", symbol), self.tracer)
+
+    def _placeholder(self, name: str, expression: Any) -> torch.fx.Node:
+        node = self.gm.graph.placeholder(name)
+        node.meta["val"] = convert_to_symint(sympy.sympify(expression))
+        return node
+
+    def _generate_graph_input_shapes(self) -> None:
+        """Leave sizes of inputs to the symbols."""
+
+    def _generate_sym_node(self, s: Any) -> Any:
+        if s is None or isinstance(s, bool | float | str | torch.fx.Node):
+            return s
+        return float(s) if isinstance(s, sympy.Float) else super()._generate_sym_node(s)
+
+    def _generate_triton_call(self, line: Any) -> None:
+        assert isinstance(line, KernelCallLine)
+        tuner = self.kernels[line.kernel_name].tuner
+        names = launch_arguments(tuner)
+        values = [self._argument(argument, line) for argument in line.call_args]
+        if len(names) != len(values):
+            raise NotImplementedError(f"kernel {line.kernel_name} takes {names}, and is given {len(values)} arguments")
+        kept = {name: value for name, value in zip(names, values, strict=True) if name in runtime_arguments(tuner)}
+        node = self.gm.graph.call_function(launch, kwargs=kept)
+        node.meta["tuner"] = tuner
+
+    def _argument(self, argument: Any, line: KernelCallLine) -> Any:
+        if isinstance(argument, SymbolicCallArg):
+            argument = argument.inner_expr
+        if not isinstance(argument, str):
+            return self._generate_sym_node(argument)
+        if argument in self.buffer_to_node:
+            return self.buffer_to_node[argument]
+        # A view, which user's kernels are given as source text.
+        for raw in line.raw_args or ():
+            if isinstance(raw, IRNode) and raw.codegen_reference() == argument:
+                return self._generate_buffer(raw)
+        raise NotImplementedError(f"kernel {line.kernel_name} is given `{argument}`")
+
+
+def _symbols(value: Any) -> set[Any]:
+    if isinstance(value, sympy.Expr):
+        return set(value.free_symbols)
+    if isinstance(value, IRNode):
+        expressions = [sympy.sympify(size) for size in (*value.get_size(), *value.get_stride())]
+        return set().union(*(expression.free_symbols for expression in expressions))
+    return set()
+
+
+def launch_arguments(tuner: CachingAutotuner) -> list[str]:
+    """Return the names of the arguments that the compiler's launcher of a kernel takes, in order.
+
+    Source: torch 2.13, `_inductor/runtime/triton_heuristics.py`, `TritonCompileResult._get_arg_lists`.
+    """
+    declared = {tuner.fn.arg_names[index] for index in get_constexprs(tuner.fn)} | {"num_warps", "num_stages"}
+    constants = tuner._create_compile_meta(tuner.configs[0])["constants"]
+    names = [name for name in tuner.fn.arg_names if name not in declared or name not in constants]
+    return [*names, *tuner.inductor_meta.get("extra_launcher_args", ())]
+
+
+def runtime_arguments(tuner: CachingAutotuner) -> list[str]:
+    """Return the names of the arguments that are not fixed when a kernel is compiled: parameters, then the grid's."""
+    meta = tuner._create_compile_meta(tuner.configs[0])
+    signature, constants = meta["signature"], meta["constants"]
+    parameters = [name for name in tuner.fn.arg_names if signature.get(name, "constexpr") != "constexpr"]
+    extra = tuner.inductor_meta.get("extra_launcher_args", ())
+    return [name for name in parameters if name not in constants] + list(extra)

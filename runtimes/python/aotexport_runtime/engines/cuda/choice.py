@@ -1,0 +1,72 @@
+"""Which compiled code runs on which device. Data only, no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+from aotexport_runtime.schema.kernels import Kernel, KernelBinary, KernelCandidate
+
+PTX = "ptx"
+_ARCHITECTURE_SPECIFIC = 9
+"""From this major version on, code is compiled with features of one architecture alone."""
+
+
+def architectures_for(available: Collection[str], capability: tuple[int, int]) -> list[str]:
+    """Return which of the available kinds of code run on a device, best first.
+
+    Machine code runs on devices of the same major and of an equal or higher minor version; text (`ptx`) is compiled
+    by the driver of newer devices.
+
+    Args:
+        available: `sm_80`, ..., `ptx`.
+        capability: major and minor version of the device.
+    """
+    major, minor = capability
+    fitting: list[tuple[int, str]] = []
+    for name in available:
+        if name == PTX:
+            continue
+        number = int(name.removeprefix("sm_"))
+        other_major, other_minor = divmod(number, 10)
+        same = (other_major, other_minor) == (major, minor)
+        if same or (other_major == major and other_minor < minor and major < _ARCHITECTURE_SPECIFIC):
+            fitting.append((other_minor, name))
+    ordered = [name for _, name in sorted(fitting, reverse=True)]
+    return [*ordered, PTX] if PTX in available and major >= 8 else ordered
+
+
+def candidate_for(
+    kernel: Kernel, architecture: str, shared_limit: int
+) -> tuple[KernelCandidate, KernelBinary] | None:
+    """Return the first candidate of a kernel with code for an architecture that fits the device; None: there is none.
+
+    Args:
+        kernel: the kernel.
+        architecture: kind of code.
+        shared_limit: most shared memory per block, in bytes.
+    """
+    for candidate in kernel.candidates:
+        for binary in candidate.binaries:
+            if binary.architecture == architecture and binary.shared_nbytes <= shared_limit:
+                return candidate, binary
+    return None
+
+
+def choose(
+    kernels: Iterable[Kernel], available: Collection[str], capability: tuple[int, int], shared_limit: int
+) -> tuple[str, dict[str, tuple[KernelCandidate, KernelBinary]]] | None:
+    """Return the best kind of code that every kernel has, with the candidate of each; None: there is none.
+
+    Args:
+        kernels: kernels that must run.
+        available: kinds of code.
+        capability: see `architectures_for`.
+        shared_limit: see `candidate_for`.
+    """
+    kernels = list(kernels)
+    for architecture in architectures_for(available, capability):
+        chosen = {kernel.name: candidate_for(kernel, architecture, shared_limit) for kernel in kernels}
+        complete = {name: found for name, found in chosen.items() if found is not None}
+        if len(complete) == len(kernels):
+            return architecture, complete
+    return None

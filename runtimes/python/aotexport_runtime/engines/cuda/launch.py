@@ -1,0 +1,151 @@
+"""A kernel on a device: its parameters packed, its grid computed, its code loaded on first use."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from aotexport_runtime import dtypes, sizes
+from aotexport_runtime.engines.cuda.driver import Driver
+from aotexport_runtime.errors import NotSupported
+from aotexport_runtime.schema.kernels import (
+    Kernel,
+    KernelBinary,
+    KernelCandidate,
+    KernelParameter,
+    PointerParameter,
+)
+
+WARP = 32
+MAX_GRID = ((1 << 31) - 1, (1 << 16) - 1, (1 << 16) - 1)
+
+_FORMATS = {"fp16": "<e", "fp32": "<f", "fp64": "<d"}
+
+
+def pack_number(type_: str, value: Any) -> int:
+    """Return a number as the driver is given it: an unsigned integer whose low bytes are the value.
+
+    Args:
+        type_: see `NumberParameter.type`.
+        value: a Python number.
+
+    Raises:
+        NotSupported: the type cannot hold the value.
+    """
+    if type_ in _FORMATS:
+        return int.from_bytes(struct.pack(_FORMATS[type_], value), "little")
+    if type_ == "bf16":
+        bits = torch.tensor(float(value), dtype=torch.bfloat16).view(torch.int16).item()
+        return int(bits) & 0xFFFF
+    width = int(type_[1:])
+    number = int(value)
+    low, high = (-(1 << width - 1), 1 << width - 1) if type_[0] == "i" and width > 1 else (0, 1 << width)
+    if not low <= number < high:
+        raise NotSupported(f"{number} does not fit a parameter of type {type_}")
+    return number & ((1 << width) - 1)
+
+
+def grid_of(kernel: Kernel, candidate: KernelCandidate, arguments: Mapping[str, Any]) -> tuple[int, int, int]:
+    """Return the blocks per axis of a launch; any may be 0.
+
+    Args:
+        kernel: what is launched.
+        candidate: how it was compiled.
+        arguments: arguments by name.
+
+    Raises:
+        NotSupported: more blocks than a device takes.
+    """
+    x, y, z = (axis if isinstance(axis, int) else sizes.evaluate(axis, arguments) for axis in candidate.grid)
+    if any(count > limit for count, limit in zip((x, y, z), MAX_GRID, strict=True)):
+        raise NotSupported(f"kernel `{kernel.name}` would need {x} x {y} x {z} blocks, more than a device takes")
+    return x, y, z
+
+
+class Launcher:
+    """Launches one kernel on one device."""
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        candidate: KernelCandidate,
+        binary: KernelBinary,
+        code: Callable[[KernelBinary], bytes],
+        driver: Driver,
+        device: torch.device,
+        stream: Callable[[], int],
+    ) -> None:
+        """Prepare a kernel.
+
+        Args:
+            kernel: what to launch.
+            candidate: how it was compiled.
+            binary: its code.
+            code: gives the bytes of that.
+            driver: the driver.
+            device: a CUDA device with its index.
+            stream: gives the handle of the current stream.
+        """
+        self.kernel = kernel
+        self.candidate = candidate
+        self._binary = binary
+        self._code = code
+        self._driver = driver
+        self._device = device
+        self._stream = stream
+        self._packers = [(parameter.name, _packer(parameter, device)) for parameter in kernel.parameters]
+        self._function: int | None = None
+
+    def __call__(self, **arguments: Any) -> None:
+        """Launch the kernel on the current stream.
+
+        Args:
+            arguments: tensors and numbers by name.
+        """
+        grid = grid_of(self.kernel, self.candidate, arguments)
+        if 0 in grid:
+            return
+        parameters = [pack(arguments[name]) for name, pack in self._packers]
+        self._driver.enter(self._device.index)
+        if self._function is None:
+            module = self._driver.load_module(self._code(self._binary))
+            self._function = self._driver.function(module, self.kernel.name, self._binary.shared_nbytes)
+        scratch, address = self._scratch(grid[0] * grid[1] * grid[2])
+        self._driver.launch(
+            self._function,
+            grid,
+            self.candidate.num_warps * WARP,
+            self._binary.shared_nbytes,
+            self._stream(),
+            # After the parameters come the addresses of scratch memory and of a profile, which there is none of.
+            [*parameters, address, 0],
+            cooperative=self.candidate.cooperative,
+        )
+        # Freed memory is not given to another stream before this one is done with it.
+        del scratch
+
+    def _scratch(self, blocks: int) -> tuple[torch.Tensor | None, int]:
+        per_block, alignment = self._binary.global_scratch_nbytes, self._binary.global_scratch_alignment
+        if not per_block:
+            return None, 0
+        memory = torch.empty(per_block * blocks + alignment, dtype=torch.uint8, device=self._device)
+        return memory, -(-memory.data_ptr() // alignment) * alignment
+
+
+def _packer(parameter: KernelParameter, device: torch.device) -> Callable[[Any], int]:
+    if not isinstance(parameter, PointerParameter):
+        return lambda value: pack_number(parameter.type, value)
+    dtype = dtypes.dtype(parameter.dtype)
+
+    def address(value: Any) -> int:
+        if not isinstance(value, torch.Tensor) or value.dtype is not dtype or value.device != device:
+            raise NotSupported(f"kernel parameter `{parameter.name}` needs a tensor of {parameter.dtype} on {device}")
+        pointer = value.data_ptr()
+        if pointer % parameter.alignment:
+            raise NotSupported(f"kernel parameter `{parameter.name}` needs an address aligned to {parameter.alignment}")
+        return pointer
+
+    return address

@@ -1,0 +1,95 @@
+"""Lowered programs, whatever they were lowered to: functions that stand in for a functional graph."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from aotexport_runtime import sizes
+from aotexport_runtime.bundle import Bundle
+from aotexport_runtime.engines.codegen import Environment, Function, compile_graph
+from aotexport_runtime.schema.program import Program
+from aotexport_runtime.schema.sizes import SizeExpression
+
+ALIGNMENT = 16
+"""What kernels assume of the address of every tensor that they are given, in bytes."""
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """A lowered program.
+
+    Attributes:
+        target: which target it is of.
+        forward: takes the program's inputs; returns what the functional graph returns before gradients, then the
+            saved tensors.
+        backward: takes the saved tensors, then all tangents; returns a gradient, or None, per input. None: there is
+            none, as in an inference program.
+        saved: how many tensors the forward saves.
+        guards: truths over the symbols that it assumes.
+    """
+
+    target: str
+    forward: Function
+    backward: Function | None
+    saved: int
+    guards: tuple[SizeExpression, ...] = ()
+
+    def serves(self, symbols: Mapping[str, int]) -> bool:
+        """Return whether it takes calls with these sizes."""
+        return all(sizes.evaluate(guard, symbols) for guard in self.guards)
+
+
+class LoweringEngine(Protocol):
+    """Gives the lowered form of programs."""
+
+    def __call__(self, bundle: Bundle, program: Program, environment: Environment) -> Lowered | None:
+        """Return the lowered form of `program` for `environment`, or None where it has none that runs here."""
+        ...
+
+
+def lowered_graphs(
+    bundle: Bundle,
+    target: str,
+    program: Program,
+    environment: Environment,
+    kernels: Mapping[str, Callable[..., None]],
+) -> Lowered:
+    """Return a program whose lowered form is graphs of operator calls and kernel launches.
+
+    Args:
+        bundle: where it is.
+        target: name of the target.
+        program: its record.
+        environment: namespaces and device.
+        kernels: what launches each kernel, by name.
+    """
+    record = bundle.lowered(target, program.name)
+    environment = dataclasses.replace(environment, kernels=kernels)
+
+    def compiled(backward: bool) -> Function:
+        graph = bundle.lowered_graph(target, program.name, backward=backward)
+        names = [graph_input.name for graph_input in graph.inputs]
+        label = f"{program.name} {'backward' if backward else 'forward'} ({target})"
+        function = compile_graph(graph, graph.nodes, names, graph.outputs, environment, label=label)
+        return lambda args, symbols: function([_aligned(arg) for arg in args], symbols)
+
+    return Lowered(
+        target=target,
+        forward=compiled(False),
+        backward=None if record.backward is None else compiled(True),
+        saved=record.saved,
+        guards=record.guards,
+    )
+
+
+def _aligned(value: Any) -> Any:
+    """Return a tensor that begins where kernels assume: itself, or a copy of the same layout."""
+    if not isinstance(value, torch.Tensor) or value.data_ptr() % ALIGNMENT == 0:
+        return value
+    copy = torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device=value.device)
+    return copy.copy_(value.detach())

@@ -1,0 +1,148 @@
+"""Kernels: compiled code for GPUs with all that a launch needs, in `targets/cuda/kernels/kernels.json`.
+
+A node of a lowered graph launches kernel `name` by the operator `kernel::<name>`, its arguments by keyword.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from aotexport_runtime.schema.base import Record
+from aotexport_runtime.schema.sizes import Size
+from aotexport_runtime.schema.values import DType
+
+NumberType = Literal["i1", "i8", "i16", "i32", "i64", "u8", "u16", "u32", "u64", "fp16", "bf16", "fp32", "fp64"]
+
+
+class PointerParameter(Record, kw_only=True, tag="pointer", tag_field="kind"):
+    """A parameter that takes the address of a tensor's first element.
+
+    Attributes:
+        name: keyword that a launch gives it by.
+        dtype: element type of the tensor.
+        alignment: what the address must be a multiple of, in bytes.
+    """
+
+    name: str
+    dtype: DType
+    alignment: int = 1
+
+
+class NumberParameter(Record, kw_only=True, tag="number", tag_field="kind"):
+    """A parameter that takes a number.
+
+    Attributes:
+        name: keyword that a launch gives it by.
+        type: how the number is passed: `i` signed, `u` unsigned, `fp` and `bf` floating, with the width in bits.
+        multiple_of: what the code assumes that the number is a multiple of.
+    """
+
+    name: str
+    type: NumberType
+    multiple_of: int = 1
+
+
+KernelParameter = PointerParameter | NumberParameter
+
+
+class KernelBinary(Record, kw_only=True):
+    """Compiled code of a candidate for one architecture.
+
+    Attributes:
+        architecture: `sm_80`, ...: machine code of that architecture; `ptx`: text that a driver compiles.
+        offset: where it begins in the uncompressed pack of its architecture, in bytes.
+        nbytes: its size.
+        sha256: its digest, in lower-case hexadecimal.
+        shared_nbytes: dynamic shared memory that a launch asks for.
+        global_scratch_nbytes: scratch memory per block of threads.
+        global_scratch_alignment: what its address must be a multiple of.
+    """
+
+    architecture: str
+    offset: int
+    nbytes: int
+    sha256: str
+    shared_nbytes: int = 0
+    global_scratch_nbytes: int = 0
+    global_scratch_alignment: int = 1
+
+
+class KernelConstant(Record, kw_only=True):
+    """A parameter of the source that is fixed in compiled code.
+
+    Attributes:
+        name: its name.
+        value: what it is.
+    """
+
+    name: str
+    value: bool | int | float | str | None
+
+
+class KernelCandidate(Record, kw_only=True):
+    """One way to compile a kernel; all compute the same.
+
+    Attributes:
+        constants: parameters of the source that are fixed.
+        num_warps: warps of 32 threads per block.
+        num_stages: depth of software pipelines.
+        grid: blocks per axis, over the arguments of the launch that are integers.
+        cooperative: whether all blocks must run at once.
+        binaries: compiled code, at most one per architecture.
+    """
+
+    constants: tuple[KernelConstant, ...] = ()
+    num_warps: int
+    num_stages: int
+    grid: tuple[Size, Size, Size]
+    cooperative: bool = False
+    binaries: tuple[KernelBinary, ...] = ()
+
+
+class Kernel(Record, kw_only=True):
+    """A kernel.
+
+    Compiled code takes the parameters in order, then the addresses of its global scratch memory and of a profile
+    buffer, 0 where there are none.
+
+    Attributes:
+        name: its name, also that of the entry point in compiled code.
+        source: file with its source in Triton, relative to the directory of this record; None: not kept.
+        parameters: what compiled code takes, in order.
+        grid_arguments: further arguments of a launch, integers, which only the grid depends on.
+        candidates: the first is the default.
+    """
+
+    name: str
+    source: str | None = None
+    parameters: tuple[KernelParameter, ...]
+    grid_arguments: tuple[str, ...] = ()
+    candidates: tuple[KernelCandidate, ...]
+
+
+class KernelPack(Record, kw_only=True):
+    """Compiled code of all kernels for one architecture, one after the other.
+
+    Attributes:
+        architecture: see `KernelBinary.architecture`.
+        file: its bytes compressed by zlib; relative to the directory of this record.
+        nbytes: size of the uncompressed bytes.
+    """
+
+    architecture: str
+    file: str
+    nbytes: int
+
+
+class KernelLibrary(Record, kw_only=True):
+    """The kernels of a target.
+
+    Attributes:
+        compiler: compiler and version; for people.
+        packs: compiled code per architecture.
+        kernels: kernels, sorted by name.
+    """
+
+    compiler: str
+    packs: tuple[KernelPack, ...]
+    kernels: tuple[Kernel, ...]

@@ -1,0 +1,31 @@
+"""A program lowered for a target: faster forms of its functional graph.
+
+The files of a target are below `targets/<target>/`. Each program that the target has is described by
+`programs/<program>/lowered.json` there (`LoweredProgram`); what else is there depends on the target.
+"""
+
+from __future__ import annotations
+
+from aotexport_runtime.schema.base import Record
+from aotexport_runtime.schema.sizes import SizeExpression
+
+
+class LoweredProgram(Record, kw_only=True):
+    """Forward and backward of a program as a target runs them, in place of its functional graph.
+
+    The calling convention (mutations, outputs, gradients, tangents) is that of `Program.functional`. A call that a
+    lowered form does not take runs the functional graph.
+
+    Attributes:
+        forward: graph of the forward, relative to the directory of this record. Its inputs are the program's; its outputs
+            what the functional graph returns before gradients, then the saved tensors.
+        backward: graph of the backward. Its inputs are the saved tensors, then one per tangent; its outputs one per
+            input of the program: its gradient, or null where the functional graph has none. None: an inference program.
+        saved: how many tensors the forward saves for the backward.
+        guards: truths over the symbols that only the lowered form assumes.
+    """
+
+    forward: str
+    backward: str | None = None
+    saved: int = 0
+    guards: tuple[SizeExpression, ...] = ()

@@ -1,0 +1,113 @@
+"""Rules of lowered programs: their graphs keep the calling convention, and launch kernels that there are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from aotexport_runtime.errors import BundleInvalid
+from aotexport_runtime.schema.graph import Graph, Node
+from aotexport_runtime.schema.kernels import Kernel, NumberParameter
+from aotexport_runtime.schema.program import Program
+from aotexport_runtime.schema.targets import LoweredProgram
+from aotexport_runtime.schema.values import NothingMeta, SizeArgument, TensorMeta, ValueMeta
+from aotexport_runtime.sizes import check_size
+from aotexport_runtime.validate.bounds import check_index, check_plain_name
+from aotexport_runtime.validate.graph import check_graph
+
+KERNEL = "kernel::"
+MAX_SAVED = 1_000_000
+
+
+def check_lowered(lowered: LoweredProgram, program: Program, *, where: str) -> None:
+    """Refuse the record of a lowered program that does not fit its program.
+
+    Raises:
+        BundleInvalid: names the fault.
+    """
+    functional = program.functional
+    if functional is None:
+        raise BundleInvalid("the program has no functional graph to stand in for", where=where)
+    if (lowered.backward is None) != (functional.gradients is None):
+        raise BundleInvalid("it has a backward and the program has no gradients, or the other way round", where=where)
+    for file in (lowered.forward, lowered.backward):
+        if file is not None:
+            check_plain_name(file, "graph file", where)
+    check_index(lowered.saved, MAX_SAVED, "number of saved tensors", where)
+    if lowered.backward is None and lowered.saved:
+        raise BundleInvalid("it saves tensors for a backward that it does not have", where=where)
+    symbols = {dimension.symbol for dimension in program.dimensions}
+    for guard in lowered.guards:
+        check_size(guard, symbols, where=where)
+
+
+def check_lowered_graph(
+    graph: Graph,
+    lowered: LoweredProgram,
+    program: Program,
+    kernels: Mapping[str, Kernel],
+    *,
+    backward: bool,
+    where: str,
+) -> None:
+    """Refuse a lowered graph that does not keep the calling convention, or launches what there is not.
+
+    Args:
+        graph: as decoded.
+        lowered: the record that names it, checked.
+        program: its program, checked.
+        kernels: kernels of the target, by name.
+        backward: whether it is the backward.
+        where: file name, for errors.
+
+    Raises:
+        BundleInvalid: names the fault.
+    """
+    functional = program.functional
+    assert functional is not None
+    symbols = {dimension.symbol for dimension in program.dimensions}
+    check_graph(graph, symbols, {"kernel"}, where=where)
+    returned = len(functional.mutations) + len(functional.outputs) + functional.intermediate_bases
+    inputs, outputs = len(program.inputs), returned + lowered.saved
+    if backward:
+        assert functional.gradients is not None
+        inputs, outputs = lowered.saved + len(functional.gradients.tangents), len(program.inputs)
+    if (len(graph.inputs), len(graph.outputs)) != (inputs, outputs):
+        raise BundleInvalid(
+            f"{len(graph.inputs)} inputs and {len(graph.outputs)} outputs; the calling convention has {inputs} and "
+            f"{outputs}",
+            where=where,
+        )
+    values: dict[str, ValueMeta] = {value.name: value.meta for value in (*graph.inputs, *graph.nodes)}
+    if not backward:
+        for output in graph.outputs[returned:]:
+            if not (isinstance(output, str) and isinstance(values[output], TensorMeta)):
+                raise BundleInvalid("a saved value is no tensor", where=where)
+    for node in graph.nodes:
+        if node.op.startswith(KERNEL):
+            _check_launch(node, kernels, values, where)
+        elif not node.op.startswith(("aten::", "python::")):
+            raise BundleInvalid(f"operator `{node.op[:80]}` may not stand in a lowered graph", where=where)
+
+
+def _check_launch(node: Node, kernels: Mapping[str, Kernel], values: Mapping[str, ValueMeta], where: str) -> None:
+    name = node.op.removeprefix(KERNEL)
+    kernel = kernels.get(name)
+    if kernel is None:
+        raise BundleInvalid(f"there is no kernel `{name[:80]}`", where=where)
+    expected = {parameter.name for parameter in kernel.parameters} | set(kernel.grid_arguments)
+    if node.args or set(node.kwargs) != expected or not isinstance(node.meta, NothingMeta):
+        raise BundleInvalid(f"a launch of `{name[:80]}` has other arguments than the kernel", where=where)
+    for parameter in kernel.parameters:
+        argument = node.kwargs[parameter.name]
+        if isinstance(parameter, NumberParameter):
+            if not isinstance(argument, bool | int | float | SizeArgument):
+                raise BundleInvalid(f"argument `{parameter.name}` of `{name[:80]}` is no number", where=where)
+            continue
+        meta = values[argument] if isinstance(argument, str) else None
+        if not isinstance(meta, TensorMeta) or meta.dtype != parameter.dtype:
+            raise BundleInvalid(
+                f"argument `{parameter.name}` of `{name[:80]}` is no tensor of {parameter.dtype}", where=where
+            )
+    for argument in kernel.grid_arguments:
+        if not isinstance(node.kwargs[argument], int | SizeArgument):
+            raise BundleInvalid(f"argument `{argument}` of `{name[:80]}` is no integer", where=where)

@@ -1,0 +1,1 @@
+"""Lowering to kernels for GPUs, on a machine without one."""

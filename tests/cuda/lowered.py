@@ -1,0 +1,41 @@
+"""Functions and modules lowered, without their kernels being compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+
+from aotexport.capture.forward import capture_forward
+from aotexport.capture.functional import Refused, capture_functional_graph
+from aotexport.capture.mode import in_mode
+from aotexport.capture.state import collect_state
+from aotexport.encode.program import encode_program, with_functional
+from aotexport.lower.cuda.program import CudaProgram, lower_program
+from aotexport.programs import Example, choose_programs
+
+
+def lowered(
+    target: nn.Module | Callable[..., Any], *args: Any, program: str = "infer", dynamic_shapes: Any = None
+) -> CudaProgram:
+    """Return `target`, called with `args`, as it is lowered."""
+    spec = choose_programs(target, Example(args, {}, dynamic_shapes), program)[0]
+    state = collect_state(spec.call.module)
+    with in_mode(spec.call.module, spec.mode):
+        forward = capture_forward(spec.call, state)
+        encoded = encode_program(spec, forward, root=None, strip=True)
+        functional = capture_functional_graph(forward, grad=spec.grad)
+    assert not isinstance(functional, Refused)
+    encoded = with_functional(encoded, forward, functional, root=None, strip=True)
+    return lower_program(encoded.record, forward, functional)
+
+
+def operators(program: CudaProgram, file: str = "forward.json") -> list[str]:
+    """Return the operators that a lowered graph calls, in order."""
+    return [node.op for node in program.graphs[file].nodes]
+
+
+def launches(program: CudaProgram, file: str = "forward.json") -> list[Any]:
+    """Return the launches of a lowered graph, in order."""
+    return [node for node in program.graphs[file].nodes if node.op.startswith("kernel::")]

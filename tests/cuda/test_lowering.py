@@ -1,0 +1,166 @@
+"""What lowered graphs hold: each pitfall of the way there."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from aotexport.lower.cuda.grids import parse
+from aotexport.lower.cuda.retarget import CannotLower
+from aotexport_runtime.schema.sizes import SizeExpression
+from aotexport_runtime.schema.values import SizeArgument
+from tests.cuda.lowered import launches, lowered, operators
+
+
+def test_pointwise_chain_becomes_one_kernel():
+    program = lowered(lambda x: (x * 2).relu() + 1, torch.randn(4, 8))
+    assert [name.partition("::")[0] for name in operators(program)] == ["aten", "kernel"]
+
+
+def test_argument_that_is_fixed_in_the_kernel_is_not_passed():
+    program = lowered(lambda x: x.sum(), torch.randn(1000))
+    (kernel,), (launch,) = program.kernels, launches(program)
+    assert "xnumel" not in launch.kwargs
+    assert kernel.candidates[0].grid == (1, 1, 1)
+
+
+def test_dynamic_size_is_an_expression_of_the_programs_symbols():
+    batch = torch.export.Dim("batch", min=2, max=64)
+    program = lowered(lambda x: (x * 2).relu(), torch.randn(4, 8), dynamic_shapes=({0: batch},))
+    numel = launches(program)[0].kwargs["xnumel"]
+    assert isinstance(numel, SizeArgument)
+    assert isinstance(numel.value, SizeExpression)
+    assert not any(op.startswith(("python::", "aten::sym_")) for op in operators(program))
+
+
+def test_saved_size_is_no_input_of_the_backward():
+    batch = torch.export.Dim("batch", min=2, max=64)
+    module = nn.Sequential(nn.Linear(8, 8), nn.Flatten(0), nn.Unflatten(0, (-1, 4)), nn.Tanh())
+    program = lowered(module, torch.randn(4, 8), program="train", dynamic_shapes=({0: batch},))
+    backward = program.graphs["backward.json"]
+    assert len(backward.inputs) == program.record.saved + 1
+    assert all(value.meta.device == "cuda" for value in backward.inputs)
+
+
+def test_backward_reads_saved_values_in_the_layout_that_the_forward_saves():
+    module = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.AdaptiveAvgPool2d(1))
+    program = lowered(module, torch.randn(2, 3, 8, 8), program="train")
+    forward, backward = program.graphs["forward.json"], program.graphs["backward.json"]
+    metas = {value.name: value.meta for value in (*forward.inputs, *forward.nodes)}
+    saved = [metas[name] for name in forward.outputs[-program.record.saved :]]
+    assert [meta.stride for meta in saved] == [v.meta.stride for v in backward.inputs[: program.record.saved]]
+
+
+def test_view_of_an_input_begins_where_the_input_does():
+    program = lowered(lambda x, w: torch.mm(x, w.t()), torch.randn(4, 8), torch.randn(3, 8))
+    views = [node for node in program.graphs["forward.json"].nodes if node.op == "aten::as_strided.default"]
+    assert views
+    assert all(len(node.args) == 3 for node in views)
+
+
+def test_view_inside_an_input_is_relative_to_it():
+    program = lowered(lambda x, w: torch.mm(x, w[2:]), torch.randn(4, 8), torch.randn(10, 3))
+    names = operators(program)
+    assert "aten::slice.Tensor" in names
+    assert all(
+        len(node.args) == 3 for node in program.graphs["forward.json"].nodes if node.op == "aten::as_strided.default"
+    )
+
+
+def test_result_of_a_library_is_laid_out_as_kernels_read_it():
+    program = lowered(lambda x, w: F.conv2d(x, w).relu(), torch.randn(1, 3, 8, 8), torch.randn(4, 3, 3, 3))
+    names = operators(program)
+    assert names[names.index("aten::convolution.default") + 1] == "aten::contiguous.default"
+
+
+def test_outputs_keep_the_layout_of_eager():
+    def turned(x):
+        return (x * 2).permute(2, 0, 1)
+
+    x = torch.randn(2, 3, 4)
+    graph = lowered(turned, x).graphs["forward.json"]
+    metas = {value.name: value.meta for value in (*graph.inputs, *graph.nodes)}
+    assert metas[graph.outputs[0]].stride == turned(x).stride()
+
+
+def test_attention_holds_no_operator_of_cpus():
+    q = torch.randn(2, 2, 6, 8)
+    program = lowered(lambda q: F.scaled_dot_product_attention(q, q, q), q)
+    assert not any("_for_cpu" in op for op in operators(program))
+
+
+def test_random_numbers_come_from_one_seed_per_graph():
+    program = lowered(nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5)), torch.randn(4, 8), program="train")
+    assert operators(program).count("aten::randint.low_out") == 1
+
+
+def test_atomic_additions_lower():
+    def scattered(x, index):
+        return torch.zeros(4, 8).index_add(0, index, x)
+
+    assert launches(lowered(scattered, torch.randn(6, 8), torch.tensor([0, 1, 2, 3, 0, 1])))
+
+
+def test_alignment_that_kernels_assume_is_recorded():
+    program = lowered(lambda x: x.relu(), torch.randn(32))
+    assert set(program.kernels[0].divisible) >= {"in_ptr0", "out_ptr0"}
+
+
+def test_guards_that_the_lowering_adds_are_recorded(monkeypatch):
+    from aotexport.lower.cuda import lowering
+
+    compile_half = lowering.compile_half
+
+    def assuming(module, mode, **kwargs):
+        symbol = next(iter(mode.shape_env.var_to_range))
+        node = module.graph.find_nodes(op="placeholder")[0]
+        assert bool(node.meta["val"].shape[0] < 50), symbol
+        return compile_half(module, mode, **kwargs)
+
+    monkeypatch.setattr(lowering, "compile_half", assuming)
+    batch = torch.export.Dim("batch", min=2, max=64)
+    program = lowered(lambda x: x.relu(), torch.randn(4, 8), dynamic_shapes=({0: batch},))
+    (guard,) = program.record.guards
+    assert (guard.op, guard.args[1]) in (("lt", 50), ("le", 49))
+
+
+def test_custom_operator_that_stays_is_refused():
+    @torch.library.custom_op("lowering_test::twice", mutates_args=())
+    def twice(x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    twice.register_fake(torch.empty_like)
+    with pytest.raises(CannotLower) as caught:
+        lowered(lambda x: twice(x.relu()), torch.randn(4, 4))
+    assert str(caught.value) == "custom operator `lowering_test::twice.default` is left in the lowered graph"
+
+
+def test_recurrence_over_many_steps_is_refused():
+    with pytest.raises(CannotLower, match="step by step"):
+        lowered(nn.LSTM(4, 4), torch.randn(60, 1, 4), program="train")
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("-((xnumel) // -(128))", SizeExpression(op="ceildiv", args=("xnumel", 128))),
+        ("xnumel", "xnumel"),
+        ("max(a, 3)", SizeExpression(op="max", args=("a", 3))),
+        ("(0 if d == 0 else n // d)", SizeExpression(
+            op="where",
+            args=(SizeExpression(op="eq", args=("d", 0)), 0, SizeExpression(op="floordiv", args=("n", "d"))),
+        )),
+        ("a - b", SizeExpression(op="add", args=("a", SizeExpression(op="mul", args=(-1, "b"))))),
+    ],
+)  # fmt: skip
+def test_grid_is_read_as_an_expression(source, expected):
+    assert parse(source) == expected
+
+
+@pytest.mark.parametrize("source", ["__import__('os').getpid()", "a.b", "[1][0]", "1.5", "f(x)"])
+def test_grid_of_anything_but_arithmetic_is_refused(source):
+    with pytest.raises(CannotLower) as caught:
+        parse(source)
+    assert str(caught.value) == f"the grid `{source}` of a kernel cannot be expressed"

@@ -1,0 +1,73 @@
+"""Lowering leaves torch as it was."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch._dynamo.device_interface as device_interface
+import torch._inductor.config as inductor_config
+import torch._inductor.runtime.triton_heuristics as triton_heuristics
+import torch._inductor.runtime.triton_helpers as triton_helpers
+from torch._inductor.codegen.common import device_codegens
+from triton.runtime import driver
+
+from aotexport.inductor_internals import SETTINGS, _guard_registry, cuda_guard
+from tests.cuda.lowered import lowered
+
+
+def observed():
+    """Return everything that lowering changes, as it is now."""
+    return {
+        "guards": [*_guard_registry()],
+        "interfaces": dict(device_interface.device_interfaces),
+        "settings": inductor_config.save_config_portable(),
+        "plugins": triton_heuristics.get_caching_autotuner_plugins,
+        "driver": triton_helpers.set_driver_to_gpu,
+        "triton": driver._active,
+        "stream": hasattr(torch._C, "_cuda_getCurrentRawStream"),
+        "wrapper": device_codegens["cuda"].fx_wrapper_codegen,
+        **{name: getattr(torch.cuda, name) for name in ("get_device_properties", "device_count", "current_device")},
+    }
+
+
+def scaled(x):
+    return (x * 2).relu().sum(1)
+
+
+def test_lowering_undoes_every_change():
+    lowered(scaled, torch.randn(4, 8))  # Registers backends, once.
+    before = observed()
+    lowered(scaled, torch.randn(4, 16))
+    after = observed()
+    assert {name for name in before if before[name] != after[name]} == set()
+
+
+def test_lowering_that_fails_undoes_every_change(monkeypatch):
+    lowered(scaled, torch.randn(4, 8))
+    before = observed()
+    monkeypatch.setattr("aotexport.lower.cuda.lowering.compile_half", lambda *args, **kwargs: 1 / 0)
+    with pytest.raises(Exception, match="ZeroDivisionError"):
+        lowered(scaled, torch.randn(4, 8))
+    assert observed() == before
+
+
+def test_settings_of_the_compiler_exist():
+    known = inductor_config.get_config_copy()
+    assert set(SETTINGS) <= set(known)
+
+
+def test_cuda_tensors_are_as_impossible_as_before():
+    with cuda_guard():
+        pass
+    assert not _guard_registry()[1]
+    assert not torch.cuda.is_available()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_ordinary_compilation_works_after_lowering():
+    lowered(scaled, torch.randn(4, 8))
+    x = torch.randn(4, 8, requires_grad=True)
+    result = torch.compile(scaled)(x)
+    result.sum().backward()
+    torch.testing.assert_close(result, scaled(x))
+    assert x.grad is not None

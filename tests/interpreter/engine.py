@@ -1,0 +1,80 @@
+"""An engine that runs the kernels of a bundle's target `cuda` on the CPU, from their sources."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch._inductor.runtime import triton_helpers
+
+from aotexport_runtime.bundle import Bundle
+from aotexport_runtime.engines.codegen import Environment
+from aotexport_runtime.engines.cuda.engine import TARGET, kernels_of
+from aotexport_runtime.engines.cuda.launch import grid_of, pack_number
+from aotexport_runtime.engines.lowered import Lowered, lowered_graphs
+from aotexport_runtime.schema.kernels import Kernel, PointerParameter
+from aotexport_runtime.schema.program import Program
+from tests.interpreter.libdevice import Libdevice
+
+triton_helpers.libdevice = Libdevice()
+
+
+class InterpreterEngine:
+    """Gives lowered programs whose kernels are interpreted.
+
+    Attributes:
+        launches: how often each kernel was launched, under each candidate.
+    """
+
+    def __init__(self, candidate: int) -> None:
+        self._candidate = candidate
+        self.launches: Counter[str] = Counter()
+
+    def __call__(self, bundle: Bundle, program: Program, environment: Environment) -> Lowered | None:
+        if not bundle.has_target(TARGET, program.name):
+            return None
+        kernels = {kernel.name: self._launcher(bundle, kernel) for kernel in kernels_of(bundle, program)}
+        return lowered_graphs(bundle, TARGET, program, environment, kernels)
+
+    def _launcher(self, bundle: Bundle, kernel: Kernel) -> Any:
+        index = min(self._candidate, len(kernel.candidates) - 1)
+        candidate = kernel.candidates[index]
+        function = _function(bundle.file(f"targets/{TARGET}/kernels/{kernel.source}"), kernel.name)
+        constants = {constant.name: constant.value for constant in candidate.constants}
+
+        def launch(**arguments: Any) -> None:
+            _check_assumptions(kernel, arguments)
+            grid = grid_of(kernel, candidate, arguments)
+            given = {name: value for name, value in arguments.items() if name not in kernel.grid_arguments}
+            fixed = {name: value for name, value in constants.items() if name in function.arg_names}
+            self.launches[f"{kernel.name}/{index}"] += 1
+            if 0 not in grid:
+                function[grid](**given, **fixed)
+
+        return launch
+
+
+def _check_assumptions(kernel: Kernel, arguments: dict[str, Any]) -> None:
+    """Check what compiled code assumes of its arguments, which interpreted code does not need."""
+    for parameter in kernel.parameters:
+        value = arguments[parameter.name]
+        if isinstance(parameter, PointerParameter):
+            assert isinstance(value, torch.Tensor)
+            assert value.data_ptr() % parameter.alignment == 0, (kernel.name, parameter)
+        else:
+            pack_number(parameter.type, value)
+            assert value % parameter.multiple_of == 0, (kernel.name, parameter, value)
+
+
+def _function(path: Path, name: str) -> Any:
+    specification = importlib.util.spec_from_file_location(name, path)
+    assert specification is not None
+    assert specification.loader is not None
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    if hasattr(module, "libdevice"):
+        module.libdevice = Libdevice()
+    return getattr(module, name)

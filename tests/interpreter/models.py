@@ -1,0 +1,151 @@
+"""Small models of every family that the kernels must be right for, with their example calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+Model = tuple[nn.Module | Callable[..., Any], tuple[Any, ...], dict[str, Any]]
+"""A model, its positional arguments, and further arguments of `aotexport.export`."""
+
+
+def mlp() -> Model:
+    """Normalisation, an activation, a loss; the batch may vary."""
+
+    class Mlp(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body = nn.Sequential(nn.Linear(16, 32), nn.LayerNorm(32), nn.GELU(), nn.Linear(32, 8))
+
+        def forward(self, x, y):
+            return F.cross_entropy(self.body(x), y)
+
+    batch = torch.export.Dim("batch", min=2, max=64)
+    return Mlp(), (torch.randn(4, 16), torch.arange(4)), {"dynamic_shapes": ({0: batch}, {0: batch})}
+
+
+def cnn() -> Model:
+    """Convolutions and batch normalisation, whose statistics are state."""
+
+    class Block(nn.Module):
+        def __init__(self, width):
+            super().__init__()
+            self.first, self.second = nn.Conv2d(width, width, 3, padding=1), nn.Conv2d(width, width, 3, padding=1)
+            self.norms = nn.ModuleList([nn.BatchNorm2d(width), nn.BatchNorm2d(width)])
+
+        def forward(self, x):
+            return F.relu(x + self.norms[1](self.second(F.relu(self.norms[0](self.first(x))))))
+
+    model = nn.Sequential(nn.Conv2d(3, 8, 3, stride=2), Block(8), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 4))
+    return model, (torch.randn(2, 3, 16, 16),), {}
+
+
+def lstm() -> Model:
+    """An embedding and a recurrent layer over a few steps."""
+
+    class Lstm(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed, self.lstm, self.head = nn.Embedding(20, 8), nn.LSTM(8, 8, batch_first=True), nn.Linear(8, 20)
+
+        def forward(self, tokens):
+            return self.head(self.lstm(self.embed(tokens))[0])
+
+    return Lstm(), (torch.randint(0, 20, (2, 3)),), {}
+
+
+def attention() -> Model:
+    """Fused attention, causal."""
+
+    class Attention(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.qkv, self.out = nn.Linear(16, 48), nn.Linear(16, 16)
+
+        def forward(self, x):
+            query, key, value = (part.unflatten(-1, (2, 8)).transpose(1, 2) for part in self.qkv(x).chunk(3, -1))
+            mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+            return self.out(mixed.transpose(1, 2).flatten(2))
+
+    sequence = torch.export.Dim("sequence", min=2, max=32)
+    return Attention(), (torch.randn(2, 6, 16),), {"dynamic_shapes": ({1: sequence},)}
+
+
+def gpt2() -> Model:
+    """A decoder of the `transformers` library, with its loss."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    config = GPT2Config(
+        n_layer=2, n_head=2, n_embd=16, vocab_size=64, n_positions=16, use_cache=False,
+        resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
+    )  # fmt: skip
+    return _with_loss(GPT2LMHeadModel(config)), (torch.randint(0, 64, (2, 8)),), {}
+
+
+def llama() -> Model:
+    """A decoder with rotary positions, grouped heads and root-mean-square norms."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, hidden_size=16, intermediate_size=32,
+        vocab_size=64, max_position_embeddings=16, use_cache=False,
+    )  # fmt: skip
+    return _with_loss(LlamaForCausalLM(config)), (torch.randint(0, 64, (2, 8)),), {}
+
+
+def vit() -> Model:
+    """An image transformer."""
+    from transformers import ViTConfig, ViTForImageClassification
+
+    config = ViTConfig(
+        num_hidden_layers=2, num_attention_heads=2, hidden_size=16, intermediate_size=32, image_size=16, patch_size=8,
+        hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+    )  # fmt: skip
+    model = ViTForImageClassification(config)
+
+    class Logits(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.model = model
+
+        def forward(self, pixels):
+            return self.model(pixels).logits
+
+    return Logits(), (torch.randn(2, 3, 16, 16),), {}
+
+
+def _with_loss(model: nn.Module) -> nn.Module:
+    class Loss(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.model = model
+
+        def forward(self, tokens):
+            return self.model(tokens, labels=tokens).loss
+
+    return Loss()
+
+
+def scatter() -> Model:
+    """Atomic additions, scans, sorts and reductions."""
+
+    class Scatter(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table = nn.Parameter(torch.randn(10, 8))
+
+        def forward(self, x, index):
+            rows = self.table[index] * x.sigmoid()
+            summed = torch.zeros(6, 8).index_add(0, index % 6, rows)
+            running = torch.cumsum(summed, 1)
+            return running.logsumexp(1), rows.var(0), rows.norm(), torch.sort(summed, dim=1).values
+
+    return Scatter(), (torch.randn(7, 8), torch.randint(0, 10, (7,))), {}
+
+
+QUICK = {"mlp": mlp, "cnn": cnn, "attention": attention, "scatter": scatter}
+SLOW = {"lstm": lstm, "gpt2": gpt2, "llama": llama, "vit": vit}

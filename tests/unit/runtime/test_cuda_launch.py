@@ -1,0 +1,278 @@
+"""Choice of code, packing of parameters, grids, and the calls that a launch makes; all without a GPU."""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from pathlib import Path
+
+import pytest
+import torch
+
+from aotexport_runtime import NotSupported, load, open_bundle
+from aotexport_runtime.engines.cuda.choice import architectures_for, choose
+from aotexport_runtime.engines.cuda.driver import Driver
+from aotexport_runtime.engines.cuda.engine import code_of, unpacked
+from aotexport_runtime.engines.cuda.launch import Launcher, grid_of, pack_number
+from aotexport_runtime.schema.kernels import (
+    Kernel,
+    KernelBinary,
+    KernelCandidate,
+    NumberParameter,
+    PointerParameter,
+)
+from aotexport_runtime.schema.sizes import SizeExpression
+
+GOLDEN = Path(__file__).parents[2] / "golden/v1.0/kernels/bundle"
+ALL = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120", "ptx")
+
+
+# --- choice -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("capability", "available", "expected"),
+    [
+        ((8, 0), ALL, ["sm_80", "ptx"]),
+        ((8, 6), ALL, ["sm_86", "sm_80", "ptx"]),
+        ((8, 7), ALL, ["sm_86", "sm_80", "ptx"]),
+        ((8, 9), ("sm_80",), ["sm_80"]),
+        ((9, 0), ALL, ["sm_90", "ptx"]),
+        ((10, 0), ALL, ["sm_100", "ptx"]),
+        ((10, 3), ALL, ["ptx"]),
+        ((12, 0), ALL, ["sm_120", "ptx"]),
+        ((12, 1), ("sm_120",), []),
+        ((7, 5), ALL, []),
+    ],
+)
+def test_code_for_a_device_is_exact_then_same_major_then_text(capability, available, expected):
+    assert architectures_for(available, capability) == expected
+
+
+def kernel(*parameters, name="k", candidates=None, grid=("n", 1, 1), grid_arguments=()):
+    candidates = candidates or (KernelCandidate(num_warps=4, num_stages=1, grid=grid),)
+    return Kernel(name=name, parameters=parameters, grid_arguments=grid_arguments, candidates=candidates)
+
+
+def candidate(*binaries, warps=4):
+    return KernelCandidate(num_warps=warps, num_stages=1, grid=(1, 1, 1), binaries=binaries)
+
+
+def binary(architecture, shared_nbytes=0):
+    return KernelBinary(architecture=architecture, offset=0, nbytes=1, sha256="0" * 64, shared_nbytes=shared_nbytes)
+
+
+def test_candidate_that_needs_more_shared_memory_than_there_is_is_passed_over():
+    big, small = candidate(binary("sm_90", 200_000)), candidate(binary("sm_90", 1000), warps=8)
+    chosen = choose([kernel(candidates=(big, small))], ["sm_90"], (9, 0), 100_000)
+    assert chosen is not None
+    assert chosen[1]["k"][0] is small
+
+
+def test_code_that_one_kernel_lacks_is_not_chosen_for_any():
+    kernels = [
+        kernel(name="a", candidates=(candidate(binary("sm_90"), binary("ptx")),)),
+        kernel(name="b", candidates=(candidate(binary("ptx")),)),
+    ]
+    chosen = choose(kernels, ["sm_90", "ptx"], (9, 0), 100_000)
+    assert chosen is not None
+    assert chosen[0] == "ptx"
+
+
+def test_nothing_is_chosen_where_no_code_runs():
+    assert choose([kernel(candidates=(candidate(binary("sm_90")),))], ["sm_90"], (8, 0), 100_000) is None
+
+
+# --- packing ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("type_", "value", "data"),
+    [
+        ("i1", True, b"\x01"),
+        ("i32", -1, b"\xff\xff\xff\xff"),
+        ("i32", 5, struct.pack("<i", 5)),
+        ("i64", -(1 << 63), struct.pack("<q", -(1 << 63))),
+        ("u64", (1 << 64) - 1, b"\xff" * 8),
+        ("u8", 200, b"\xc8"),
+        ("fp16", 1.5, struct.pack("<e", 1.5)),
+        ("bf16", -1.5, b"\xc0\xbf"),
+        ("fp32", 0.1, struct.pack("<f", 0.1)),
+        ("fp64", 0.1, struct.pack("<d", 0.1)),
+        ("fp32", float("-inf"), struct.pack("<f", float("-inf"))),
+    ],
+)
+def test_number_is_packed_in_the_width_of_its_type(type_, value, data):
+    assert pack_number(type_, value).to_bytes(8, "little") == data.ljust(8, b"\0")
+
+
+@pytest.mark.parametrize(("type_", "value"), [("i32", 1 << 31), ("i32", -(1 << 31) - 1), ("u8", -1), ("i1", 2)])
+def test_number_that_its_type_cannot_hold_is_refused(type_, value):
+    with pytest.raises(NotSupported) as caught:
+        pack_number(type_, value)
+    assert str(caught.value) == f"{value} does not fit a parameter of type {type_}"
+
+
+# --- grids ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("numel", "blocks"), [(0, 0), (1, 1), (128, 1), (129, 2)])
+def test_grid_is_computed_from_the_arguments(numel, blocks):
+    record = kernel(grid=(SizeExpression(op="ceildiv", args=("n", 128)), 1, 1))
+    assert grid_of(record, record.candidates[0], {"n": numel}) == (blocks, 1, 1)
+
+
+def test_grid_beyond_the_device_is_refused():
+    record = kernel(grid=(1, "n", 1))
+    with pytest.raises(NotSupported) as caught:
+        grid_of(record, record.candidates[0], {"n": 1 << 16})
+    assert str(caught.value) == "kernel `k` would need 1 x 65536 x 1 blocks, more than a device takes"
+
+
+# --- launches ---------------------------------------------------------------------------------------------
+
+
+class RecordingLibrary:
+    """Answers like the driver library, and writes down what it is asked."""
+
+    def __init__(self, failing=""):
+        self.calls = []
+        self.failing = failing
+
+    def __getattr__(self, name):
+        def call(*args):
+            if name == "cuGetErrorName":
+                args[1]._obj.value = b"CUDA_ERROR_OF_TEST"
+                return 0
+            self.calls.append((name, self.seen(name, args)))
+            for arg in args:
+                if hasattr(arg, "_obj") and isinstance(arg._obj, ctypes.c_void_p):
+                    arg._obj.value = {"cuModuleLoadData": 0x10, "cuModuleGetFunction": 0x20}.get(name, 0x30)
+            return 700 if name == self.failing else 0
+
+        return call
+
+    @staticmethod
+    def seen(name, args):
+        if name.endswith("Kernel"):
+            count = next(arg for arg in args if isinstance(arg, ctypes.Array))
+            values = [ctypes.cast(pointer, ctypes.POINTER(ctypes.c_uint64)).contents.value for pointer in count]
+            return [arg.value for arg in args if isinstance(arg, ctypes.c_uint | ctypes.c_void_p)], values
+        return [getattr(arg, "value", arg) for arg in args if not hasattr(arg, "_obj")]
+
+
+PARAMETERS = (
+    PointerParameter(name="x", dtype="float32", alignment=16),
+    NumberParameter(name="n", type="i32"),
+    NumberParameter(name="scale", type="fp64"),
+)
+
+
+def launcher(library, *, shared_nbytes=0, cooperative=False, scratch=0):
+    chosen = KernelCandidate(num_warps=2, num_stages=1, grid=("n", 1, 1), cooperative=cooperative)
+    code = KernelBinary(
+        architecture="sm_80",
+        offset=0,
+        nbytes=1,
+        sha256="0" * 64,
+        shared_nbytes=shared_nbytes,
+        global_scratch_nbytes=scratch,
+        global_scratch_alignment=128,
+    )
+    record = kernel(*PARAMETERS, candidates=(chosen,))
+    return Launcher(record, chosen, code, lambda _: b"code", Driver(library), torch.device("cpu", 0), lambda: 0x99)
+
+
+
+@pytest.fixture
+def tensor(monkeypatch):
+    # A tensor's device has no index on CPUs; what is compared here is that it is the launcher's.
+    value = torch.ones(8)
+    monkeypatch.setattr(torch.Tensor, "device", torch.device("cpu", 0))
+    return value
+
+
+def test_launch_passes_grid_threads_stream_and_parameters(tensor):
+    library = RecordingLibrary()
+    launcher(library)(x=tensor, n=3, scale=0.5)
+    names = [name for name, _ in library.calls]
+    assert names == ["cuCtxGetCurrent", "cuModuleLoadData", "cuModuleGetFunction", "cuLaunchKernel"]
+    (function, *numbers), values = library.calls[-1][1]
+    assert function == 0x20
+    assert numbers == [3, 1, 1, 64, 1, 1, 0, 0x99]
+    assert values == [tensor.data_ptr(), 3, pack_number("fp64", 0.5), 0, 0]
+
+
+def test_code_is_loaded_once(tensor):
+    library = RecordingLibrary()
+    launch = launcher(library)
+    for _ in range(3):
+        launch(x=tensor, n=1, scale=0.0)
+    assert [name for name, _ in library.calls].count("cuModuleLoadData") == 1
+
+
+def test_launch_of_no_block_calls_nothing(tensor):
+    library = RecordingLibrary()
+    launcher(library)(x=tensor, n=0, scale=0.0)
+    assert library.calls == []
+
+
+def test_large_shared_memory_is_asked_for(tensor):
+    library = RecordingLibrary()
+    launcher(library, shared_nbytes=60_000)(x=tensor, n=1, scale=0.0)
+    assert ("cuFuncSetAttribute", [0x20, 8, 60_000]) in library.calls
+    assert library.calls[-1][1][0][-2] == 60_000
+
+
+def test_cooperative_kernel_is_launched_as_one(tensor):
+    library = RecordingLibrary()
+    launcher(library, cooperative=True)(x=tensor, n=1, scale=0.0)
+    assert library.calls[-1][0] == "cuLaunchCooperativeKernel"
+
+
+def test_scratch_memory_is_aligned(tensor):
+    library = RecordingLibrary()
+    launcher(library, scratch=256)(x=tensor, n=2, scale=0.0)
+    address = library.calls[-1][1][1][-2]
+    assert address > 0
+    assert address % 128 == 0
+
+
+def test_failing_call_of_the_driver_is_named(tensor):
+    with pytest.raises(NotSupported) as caught:
+        launcher(RecordingLibrary("cuModuleLoadData"))(x=tensor, n=1, scale=0.0)
+    assert str(caught.value) == "cuModuleLoadData failed: CUDA_ERROR_OF_TEST (700)"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda x: x.double(), "needs a tensor of float32 on cpu:0"),
+        (lambda x: x[1:], "needs an address aligned to 16"),
+    ],
+)
+def test_tensor_that_the_code_does_not_bear_is_refused(tensor, change, message):
+    with pytest.raises(NotSupported) as caught:
+        launcher(RecordingLibrary())(x=change(tensor), n=1, scale=0.0)
+    assert str(caught.value) == f"kernel parameter `x` {message}"
+
+
+# --- a bundle with kernels where they do not run ----------------------------------------------------------
+
+
+def test_bundle_with_kernels_runs_without_them_on_a_cpu():
+    module = load(GOLDEN, trust="native")
+    weight = torch.linspace(0, 1, 6).reshape(2, 3).requires_grad_()
+    module(torch.ones(4, 2), weight).sum().backward()
+    assert weight.grad is not None
+
+
+def test_code_of_every_kernel_is_an_elf_file_or_text_with_its_entry():
+    bundle = open_bundle(GOLDEN)
+    packs = {pack.architecture: unpacked(bundle, pack.architecture) for pack in bundle.kernels("cuda").packs}
+    for record in bundle.kernels("cuda").kernels:
+        for each in record.candidates:
+            for code in each.binaries:
+                data = code_of(code, packs[code.architecture])
+                assert data.startswith(b".version 8.0" if code.architecture == "ptx" else b"\x7fELF")
+                assert record.name.encode() in data
