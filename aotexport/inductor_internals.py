@@ -40,7 +40,8 @@ from torch._inductor.codegen.wrapper_fxir import FxConverter, WrapperFxCodegen
 from torch._inductor.decomposition import select_decomp_table
 from torch._inductor.ir import IRNode
 from torch._inductor.runtime.hints import DeviceProperties
-from torch._inductor.runtime.triton_heuristics import CachingAutotuner, GridExpr, get_constexprs
+from torch._inductor.runtime.triton_helpers import get_constexprs
+from torch._inductor.runtime.triton_heuristics import CachingAutotuner, GridExpr
 from torch._inductor.utils import convert_to_symint
 from torch._inductor.virtualized import V
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -129,7 +130,6 @@ def offline_gpu(device: DeviceModel, wrapper: type[WrapperFxCodegen]) -> Iterato
     codegen_common.init_backend_registration()
     device_interface.init_device_reg()
     interfaces = dict(device_interface.device_interfaces)
-    constant = lambda value: lambda *args, **kwargs: value  # noqa: E731
     with contextlib.ExitStack() as stack:
         patch = lambda *args, **kwargs: stack.enter_context(mock.patch.object(*args, **kwargs))  # noqa: E731
         stack.callback(_forget_devices)
@@ -155,12 +155,13 @@ def offline_gpu(device: DeviceModel, wrapper: type[WrapperFxCodegen]) -> Iterato
         yield
 
 
+def constant(value: Any) -> Callable[..., Any]:
+    """Return a function that returns `value`, whatever it is asked."""
+    return lambda *args, **kwargs: value
+
+
 def _interface(device: DeviceModel) -> type[device_interface.DeviceInterface]:
     """Return what torch's compiler asks about devices, answered for `device`."""
-
-    def always(value: Any) -> Any:
-        return staticmethod(lambda *args, **kwargs: value)
-
     answers = {
         "current_device": 0,
         "set_device": None,
@@ -177,7 +178,7 @@ def _interface(device: DeviceModel) -> type[device_interface.DeviceInterface]:
         "is_bf16_supported": True,
         "memory_allocated": 0,
     }
-    members: dict[str, Any] = {name: always(value) for name, value in answers.items()}
+    members: dict[str, Any] = {name: staticmethod(constant(value)) for name, value in answers.items()}
     for name in ("Event", "Stream", "device"):
         members[name] = getattr(device_interface.CudaInterface, name)
     worker = {name: members[name] for name in ("set_device", "current_device", "get_device_properties")}
@@ -201,7 +202,8 @@ def triton_target(device: DeviceModel) -> Iterator[None]:
 
     target = GPUTarget("cuda", device.major * 10 + device.minor, device.warp_size)
     before = driver._active
-    driver.set_active(types.SimpleNamespace(get_current_target=lambda: target))
+    answering: Any = types.SimpleNamespace(get_current_target=lambda: target)
+    driver.set_active(answering)
     try:
         yield
     finally:
@@ -254,9 +256,7 @@ def _forget_devices() -> None:
 _DEVICE_CACHES = ("get_gpu_shared_memory", "is_big_gpu", "get_max_num_sms", "get_num_sms", "has_triton")
 
 
-def retraced(
-    function: Callable[..., Any], fakes: Sequence[Any], fake_mode: FakeTensorMode
-) -> torch.fx.GraphModule:
+def retraced(function: Callable[..., Any], fakes: Sequence[Any], fake_mode: FakeTensorMode) -> torch.fx.GraphModule:
     """Trace `function` on fake CUDA tensors, operators decomposed as torch's compiler wants them.
 
     Args:
@@ -269,6 +269,8 @@ def retraced(
         tracing(TracingContext(fake_mode)),
         fake_mode,
         torch.no_grad(),
+        # Without kernels for CUDA, autograd would take composite operators apart, to others that work in place.
+        torch._C._AutoDispatchBelowAutograd(),
         torch.fx.traceback.preserve_node_meta(),
     ):
         tracer = make_fx(

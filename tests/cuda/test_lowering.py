@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
-from torch.nn import functional as F
+from torch.nn import functional
 
 from aotexport.lower.cuda.grids import parse
 from aotexport.lower.cuda.retarget import CannotLower
@@ -70,7 +70,7 @@ def test_view_inside_an_input_is_relative_to_it():
 
 
 def test_result_of_a_library_is_laid_out_as_kernels_read_it():
-    program = lowered(lambda x, w: F.conv2d(x, w).relu(), torch.randn(1, 3, 8, 8), torch.randn(4, 3, 3, 3))
+    program = lowered(lambda x, w: functional.conv2d(x, w).relu(), torch.randn(1, 3, 8, 8), torch.randn(4, 3, 3, 3))
     names = operators(program)
     assert names[names.index("aten::convolution.default") + 1] == "aten::contiguous.default"
 
@@ -87,7 +87,7 @@ def test_outputs_keep_the_layout_of_eager():
 
 def test_attention_holds_no_operator_of_cpus():
     q = torch.randn(2, 2, 6, 8)
-    program = lowered(lambda q: F.scaled_dot_product_attention(q, q, q), q)
+    program = lowered(lambda q: functional.scaled_dot_product_attention(q, q, q), q)
     assert not any("_for_cpu" in op for op in operators(program))
 
 

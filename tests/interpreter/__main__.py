@@ -20,7 +20,7 @@ def main() -> None:
     path, candidate = sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else 0
     engine = InterpreterEngine(candidate)
     # Masked lanes compute on whatever is there.
-    with mock.patch.object(loading, "_lowering", lambda *args: engine), np.errstate(all="ignore"):
+    with mock.patch.object(loading, "_lowering", return_value=engine), np.errstate(all="ignore"):
         results = run_vectors(path, device="cpu", target="cuda")
     failures = [line for result in results for line in describe_failures(result)]
     worst = max((d.error for result in results for d in result.differences), default=0.0)

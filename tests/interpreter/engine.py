@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch._inductor.runtime import triton_helpers
+from torch._inductor.runtime import triton_helpers  # noqa: TID251 (sources of kernels import it)
 
 from aotexport_runtime.bundle import Bundle
 from aotexport_runtime.engines.codegen import Environment

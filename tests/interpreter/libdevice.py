@@ -15,7 +15,13 @@ _SAME_NAME = (
     *("sinh", "cosh", "tan", "sin", "cos", "asin", "acos", "atan", "asinh", "acosh", "atanh", "floor", "ceil", "trunc"),
     *("abs", "lgamma", "isnan", "isinf", "signbit", "pow", "fmod", "atan2", "hypot", "copysign", "nextafter"),
 )
-_OTHER_NAMES = {"nearbyint": torch.round, "rint": torch.round, "fabs": torch.abs, "sqrt_rn": torch.sqrt, "div_rn": torch.div}
+_OTHER_NAMES = {
+    "nearbyint": torch.round,
+    "rint": torch.round,
+    "fabs": torch.abs,
+    "sqrt_rn": torch.sqrt,
+    "div_rn": torch.div,
+}
 _TO_BOOL = ("isnan", "isinf", "signbit")
 
 

@@ -136,6 +136,5 @@ def test_probe_of_a_name_that_torch_does_not_have_says_so():
     with pytest.raises(AssertionError) as caught:
         find("torch._functorch.aot_autograd.nothing")
     assert str(caught.value).splitlines()[0] == (
-        f"torch {torch.__version__} has no `torch._functorch.aot_autograd.nothing`, "
-        "which the exporter uses"
+        f"torch {torch.__version__} has no `torch._functorch.aot_autograd.nothing`, which the exporter uses"
     )

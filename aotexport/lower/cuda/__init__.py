@@ -1,4 +1,4 @@
 """Fused kernels for CUDA devices, built without one.
 
-    functional graph -> retarget -> partition -> lower -> kernels -> compile, per architecture -> record
+functional graph -> retarget -> partition -> lower -> kernels -> compile, per architecture -> record
 """

@@ -230,7 +230,8 @@ def _start(scratch: Path) -> subprocess.Popen[str]:
 
 def _ask(process: subprocess.Popen[str], description: dict[str, Any]) -> dict[str, Any] | None:
     """Return the answer of a worker; None: it died."""
-    assert process.stdin is not None and process.stdout is not None
+    assert process.stdin is not None
+    assert process.stdout is not None
     try:
         process.stdin.write(json.dumps(description) + "\n")
         process.stdin.flush()

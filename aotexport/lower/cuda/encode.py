@@ -30,7 +30,15 @@ from aotexport_runtime.schema.values import (
 
 KERNEL = "kernel::"
 _OPERATORS = {torch.empty_strided: "aten::empty_strided.default", operator.getitem: "python::getitem"}
-_VIEWS = ("aten::as_strided", "aten::view", "aten::permute", "aten::expand", "aten::slice", "aten::select", "aten::alias")
+_VIEWS = (
+    "aten::as_strided",
+    "aten::view",
+    "aten::permute",
+    "aten::expand",
+    "aten::slice",
+    "aten::select",
+    "aten::alias",
+)
 
 
 def encode_half(half: Half, inputs: dict[str, str], outputs: list[int]) -> Graph:

@@ -82,7 +82,9 @@ def library_files(
     records = tuple(_kernel(kernel, compiled, packs, sources) for kernel in ordered)
     library = KernelLibrary(
         compiler=compiler_version(),
-        packs=tuple(KernelPack(architecture=kind, file=f"{kind}.z", nbytes=len(pack.data)) for kind, pack in packs.items()),
+        packs=tuple(
+            KernelPack(architecture=kind, file=f"{kind}.z", nbytes=len(pack.data)) for kind, pack in packs.items()
+        ),
         kernels=records,
     )
     files = {"kernels.json": encode_record(library, indent=False)}
@@ -129,9 +131,7 @@ def _candidate(kernel: KernelSource, index: int, compiled: Compiled, packs: dict
     )
 
 
-def _binaries(
-    kernel: KernelSource, index: int, compiled: Compiled, packs: dict[str, _Pack]
-) -> Iterable[KernelBinary]:
+def _binaries(kernel: KernelSource, index: int, compiled: Compiled, packs: dict[str, _Pack]) -> Iterable[KernelBinary]:
     for kind, pack in packs.items():
         binary = compiled.binaries.get(Job(kernel.name, index, PTX_ARCHITECTURE if kind == PTX else kind))
         if binary is None:

@@ -54,8 +54,7 @@ def lower_program(program: Program, forward: ForwardCapture, functional: Functio
     assert convention is not None
     _check(program, forward, functional)
     mode = forward.fakes.mode
-    placeholders = functional.module.graph.find_nodes(op="placeholder")
-    tangents = sum(tangent_descriptor(node) is not None for node in placeholders)
+    tangents = _tangents(functional)
     returned = len(convention.mutations) + len(convention.outputs) + convention.intermediate_bases
     joint = convention.gradients is not None
     known = {*program.guards, *convention.guards}
@@ -64,10 +63,16 @@ def lower_program(program: Program, forward: ForwardCapture, functional: Functio
     return _encoded(program, lowered, returned, extra)
 
 
+def _tangents(functional: FunctionalCapture) -> int:
+    return sum(tangent_descriptor(node) is not None for node in functional.module.graph.find_nodes(op="placeholder"))
+
+
 def _check(program: Program, forward: ForwardCapture, functional: FunctionalCapture) -> None:
     devices = {value.device.type for value in forward.inputs if isinstance(value, torch.Tensor)}
     if not devices <= {"cpu"}:
         raise CannotLower(f"it was captured on {', '.join(sorted(devices))}, and is lowered from programs on cpu only")
+    if len(functional.module.graph.find_nodes(op="placeholder")) - _tangents(functional) != len(program.inputs):
+        raise CannotLower("it has tensors of a subclass")
     whole, apart = len(forward.graph.graph.nodes), len(functional.module.graph.nodes)
     if apart > UNROLLED_NODES and apart > UNROLLED_FACTOR * whole:
         raise CannotLower(f"its functional graph takes {whole} operators apart to {apart}, step by step")
@@ -88,9 +93,7 @@ def _encoded(program: Program, lowered: LoweredGraphs, returned: int, guards: tu
     tangents = [name for name in taken if name.startswith("tangents_")]
     saved = [name for name in taken if not name.startswith("tangents_")]
     positions = {name: index for index, name in enumerate(lowered.forward.outputs) if index >= returned}
-    forward_graph = encode_half(
-        lowered.forward, inputs, [*range(returned), *(positions[name] for name in saved)]
-    )
+    forward_graph = encode_half(lowered.forward, inputs, [*range(returned), *(positions[name] for name in saved)])
     backward_inputs = {name: f"saved:{index}" for index, name in enumerate(saved)}
     backward_inputs |= {name: f"tangent:{index}" for index, name in enumerate(tangents)}
     backward_graph = encode_half(lowered.backward, backward_inputs, list(range(len(program.inputs))))

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from aotexport.inductor_internals import retraced
+from aotexport.lower.cuda.attention import REWRITES
 from aotexport.torch_internals import FakeTensor, FakeTensorMode, OpOverload
 
 DEVICE = torch.device("cuda:0")
@@ -64,13 +65,7 @@ def _check(operator: Any) -> None:
 class _Retargeting(torch.fx.Interpreter):
     """Runs a graph with every device literal exchanged."""
 
-    def run_node(self, n: torch.fx.Node) -> Any:
-        result = super().run_node(n)
-        return result
-
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        from aotexport.lower.cuda.attention import REWRITES
-
         args = tuple(_elsewhere(arg) for arg in args)
         kwargs = {name: _elsewhere(value) for name, value in kwargs.items()}
         if isinstance(target, OpOverload) and kwargs.get("device") is None and _makes_tensors(target, args, kwargs):

@@ -83,10 +83,17 @@ def kernel_source(tuner: CachingAutotuner) -> KernelSource:
         for (index, *_), properties in sorted(attributes.items())
         if ["tt.divisibility", 16] in [list(each) for each in properties]
     )
-    candidates = tuple(_candidate(tuner, config) for config in tuner.configs)
+    candidates = tuple(_candidate(tuner, config) for config in tuner.configs or ())
     text = _module(Path(function.fn.__code__.co_filename).read_text(encoding="utf-8"))
     described = json.dumps(
-        [text.replace(function.__name__, "kernel"), signature, divisible, arguments, extra, [repr(c) for c in candidates]]
+        [
+            text.replace(function.__name__, "kernel"),
+            signature,
+            divisible,
+            arguments,
+            extra,
+            [repr(c) for c in candidates],
+        ]
     )
     base = re.sub(r"_[0-9]+$", "", function.__name__)[:_NAME_LENGTH]
     name = f"{base}_{hashlib.sha256(described.encode()).hexdigest()[:12]}"
@@ -130,9 +137,9 @@ def _module(text: str) -> str:
 def _superfluous(statement: ast.stmt) -> Iterator[tuple[int, int]]:
     """Yield the lines, from first to last, of a statement that a kernel does not need."""
     whole = (statement.lineno, statement.end_lineno or statement.lineno)
-    if isinstance(statement, ast.ImportFrom) and statement.module in _DROPPED_MODULES:
-        yield whole
-    elif isinstance(statement, ast.Expr):
+    if (isinstance(statement, ast.ImportFrom) and statement.module in _DROPPED_MODULES) or isinstance(
+        statement, ast.Expr
+    ):
         yield whole
     elif isinstance(statement, ast.FunctionDef):
         for decorator in statement.decorator_list:

@@ -63,7 +63,8 @@ def _module(name: str, text: str, directory: Path) -> Any:
     if not path.exists():
         path.write_text(text, encoding="utf-8")
     specification = importlib.util.spec_from_file_location(name, path)
-    assert specification is not None and specification.loader is not None
+    assert specification is not None
+    assert specification.loader is not None
     module = importlib.util.module_from_spec(specification)
     specification.loader.exec_module(module)
     return module

@@ -147,15 +147,21 @@ def launch_arguments(tuner: CachingAutotuner) -> list[str]:
     Source: torch 2.13, `_inductor/runtime/triton_heuristics.py`, `TritonCompileResult._get_arg_lists`.
     """
     declared = {tuner.fn.arg_names[index] for index in get_constexprs(tuner.fn)} | {"num_warps", "num_stages"}
-    constants = tuner._create_compile_meta(tuner.configs[0])["constants"]
+    constants = _default_meta(tuner)["constants"]
     names = [name for name in tuner.fn.arg_names if name not in declared or name not in constants]
     return [*names, *tuner.inductor_meta.get("extra_launcher_args", ())]
 
 
 def runtime_arguments(tuner: CachingAutotuner) -> list[str]:
     """Return the names of the arguments that are not fixed when a kernel is compiled: parameters, then the grid's."""
-    meta = tuner._create_compile_meta(tuner.configs[0])
+    meta = _default_meta(tuner)
     signature, constants = meta["signature"], meta["constants"]
     parameters = [name for name in tuner.fn.arg_names if signature.get(name, "constexpr") != "constexpr"]
     extra = tuner.inductor_meta.get("extra_launcher_args", ())
     return [name for name in parameters if name not in constants] + list(extra)
+
+
+def _default_meta(tuner: CachingAutotuner) -> dict[str, Any]:
+    """Return what the compiler would be told of a kernel's first configuration; names are the same in all."""
+    assert tuner.configs
+    return tuner._create_compile_meta(tuner.configs[0])

@@ -23,6 +23,7 @@ def main(argv: list[str] | None = None) -> int:
     test.add_argument("bundle", nargs="+")
     test.add_argument("--device", help="where to run, for example cuda")
     test.add_argument("--target", action="append", help="engine; may be given several times (default: auto)")
+    test.add_argument("--trust", choices=("data", "native"), default="data", help="native: run native files as well")
     test.add_argument("--import", dest="imports", action="append", default=[], metavar="MODULE")
     test.add_argument("--operator-namespace", action="append", default=[], metavar="NAME")
     test.add_argument("--tensor-type", action="append", default=[], metavar="MODULE:NAME", help="class of tensors")
@@ -66,6 +67,7 @@ def _selftest(options: Any) -> int:
             path,
             device=options.device,
             target=target,
+            trust=options.trust,
             operator_namespaces=options.operator_namespace,
             tensor_types=types,
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import torch
@@ -55,6 +55,7 @@ def selftest(
     *,
     device: Any = None,
     target: str = "auto",
+    trust: Literal["data", "native"] = "data",
     operator_namespaces: Iterable[str] = (),
     tensor_types: Iterable[type] | Mapping[str, type] = (),
 ) -> list[VectorResult]:
@@ -64,6 +65,7 @@ def selftest(
         path: directory of the bundle.
         device: see `load`.
         target: see `load`.
+        trust: see `load`.
         operator_namespaces: see `load`.
         tensor_types: see `load`.
 
@@ -74,7 +76,12 @@ def selftest(
         SelfTestFailed: a result differs; the message lists what.
     """
     results = run_vectors(
-        path, device=device, target=target, operator_namespaces=operator_namespaces, tensor_types=tensor_types
+        path,
+        device=device,
+        target=target,
+        trust=trust,
+        operator_namespaces=operator_namespaces,
+        tensor_types=tensor_types,
     )
     failures = [line for result in results for line in describe_failures(result)]
     if failures:
@@ -103,6 +110,7 @@ def run_vectors(
     *,
     device: Any = None,
     target: str = "auto",
+    trust: Literal["data", "native"] = "data",
     operator_namespaces: Iterable[str] = (),
     tensor_types: Iterable[type] | Mapping[str, type] = (),
 ) -> list[VectorResult]:
@@ -110,7 +118,7 @@ def run_vectors(
     bundle = open_bundle(path)
     namespaces = tuple(operator_namespaces)
     return [
-        run_vector(path, entry.name, *read_vector(bundle, entry), device, target, namespaces, tensor_types)
+        run_vector(path, entry.name, *read_vector(bundle, entry), device, target, namespaces, tensor_types, trust)
         for entry in bundle.manifest.testvectors
     ]
 
@@ -124,6 +132,7 @@ def run_vector(
     target: str = "auto",
     operator_namespaces: Iterable[str] = (),
     tensor_types: Iterable[type] | Mapping[str, type] = (),
+    trust: Literal["data", "native"] = "data",
 ) -> VectorResult:
     """Run a recorded call, of the bundle's own or another, with the bundle at `path` loaded afresh.
 
@@ -136,6 +145,7 @@ def run_vector(
         target: see `load`.
         operator_namespaces: see `load`.
         tensor_types: see `load`.
+        trust: see `load`.
     """
     expected = Observation(dict(vector.facts), {n: stored[f"v{i}"] for i, n in enumerate(vector.values)})
     try:
@@ -143,6 +153,7 @@ def run_vector(
             path,
             device=device,
             target=target,
+            trust=trust,
             operator_namespaces=operator_namespaces,
             tensor_types=tensor_types,
             check_digests=False,

@@ -183,7 +183,6 @@ def launcher(library, *, shared_nbytes=0, cooperative=False, scratch=0):
     return Launcher(record, chosen, code, lambda _: b"code", Driver(library), torch.device("cpu", 0), lambda: 0x99)
 
 
-
 @pytest.fixture
 def tensor(monkeypatch):
     # A tensor's device has no index on CPUs; what is compared here is that it is the launcher's.

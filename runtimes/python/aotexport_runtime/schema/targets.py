@@ -17,8 +17,8 @@ class LoweredProgram(Record, kw_only=True):
     lowered form does not take runs the functional graph.
 
     Attributes:
-        forward: graph of the forward, relative to the directory of this record. Its inputs are the program's; its outputs
-            what the functional graph returns before gradients, then the saved tensors.
+        forward: graph of the forward, relative to the directory of this record. Its inputs are the program's; its
+            outputs what the functional graph returns before gradients, then the saved tensors.
         backward: graph of the backward. Its inputs are the saved tensors, then one per tangent; its outputs one per
             input of the program: its gradient, or null where the functional graph has none. None: an inference program.
         saved: how many tensors the forward saves for the backward.

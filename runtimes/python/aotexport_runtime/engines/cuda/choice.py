@@ -35,9 +35,7 @@ def architectures_for(available: Collection[str], capability: tuple[int, int]) -
     return [*ordered, PTX] if PTX in available and major >= 8 else ordered
 
 
-def candidate_for(
-    kernel: Kernel, architecture: str, shared_limit: int
-) -> tuple[KernelCandidate, KernelBinary] | None:
+def candidate_for(kernel: Kernel, architecture: str, shared_limit: int) -> tuple[KernelCandidate, KernelBinary] | None:
     """Return the first candidate of a kernel with code for an architecture that fits the device; None: there is none.
 
     Args:

@@ -1,0 +1,103 @@
+"""Kernels compiled in worker processes: code, cache, determinism, and what becomes of a compiler that fails or dies."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import subprocess
+
+import pytest
+
+from aotexport.lower.cuda.compile import Job, compile_kernels
+from aotexport.lower.cuda.library import library_files
+from aotexport.lower.cuda.sources import Candidate, KernelSource
+from aotexport_runtime.schema import decode_record
+from aotexport_runtime.schema.kernels import KernelLibrary
+
+TEXT = """import triton
+import triton.language as tl
+
+@triton.jit
+def doubled(x, out, n, BLOCK: tl.constexpr):
+    index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + index, tl.load(x + index, index < n) * 2, index < n)
+"""
+OPTIONS = {"num_warps": 4, "num_stages": 1}
+DOUBLED = KernelSource(
+    name="doubled",
+    text=TEXT,
+    signature={"x": "*fp32", "out": "*fp32", "n": "i32", "BLOCK": "constexpr"},
+    divisible=("x", "out"),
+    arguments=("x", "out", "n"),
+    grid_arguments=(),
+    candidates=(Candidate(constants={"BLOCK": 128}, options=OPTIONS, grid=("n", 1, 1)),),
+)
+WRONG = dataclasses.replace(DOUBLED, name="wrong", text=TEXT.replace("doubled", "wrong").replace("* 2", "* nobody"))
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """Return the files of a kernel, compiled twice in different places."""
+    found = []
+    for name in ("first", "second"):
+        compiled = compile_kernels([DOUBLED, WRONG], ["sm_80", "sm_120"], cache=tmp_path_factory.mktemp(name))
+        found.append((compiled, library_files([DOUBLED], compiled, ["sm_80", "sm_120"], sources=True)))
+    return found
+
+
+def test_kernel_has_code_for_every_architecture(built):
+    compiled, files = built[0]
+    library = decode_record(files["kernels.json"], KernelLibrary, where="kernels.json")
+    (kernel,) = library.kernels
+    assert [binary.architecture for binary in kernel.candidates[0].binaries] == ["sm_80", "sm_120", "ptx"]
+    assert compiled.binaries[Job("doubled", 0, "sm_80")].code.startswith(b"\x7fELF")
+    assert files["sources/doubled.py"].decode() == TEXT
+
+
+def test_code_takes_the_recorded_parameters_and_two_more(built):
+    ptx = built[0][0].binaries[Job("doubled", 0, "sm_80")].ptx.decode()
+    assert re.findall(r"\.param \.(u\d+)", ptx)[:5] == ["u64", "u64", "u32", "u64", "u64"]
+    assert ".reqntid 128" in ptx
+
+
+def test_text_for_newer_devices_is_of_an_old_version(built):
+    assert built[0][0].binaries[Job("doubled", 0, "sm_80")].ptx.startswith(b".version 8.0\n.target sm_80\n")
+
+
+def test_same_kernel_gives_the_same_bytes(built):
+    assert built[0][1] == built[1][1]
+
+
+def test_code_holds_no_path(built):
+    for binary in built[0][0].binaries.values():
+        assert b"/tmp" not in binary.code
+        assert b".loc" not in binary.ptx
+
+
+def test_kernel_that_the_compiler_refuses_costs_that_kernel(built):
+    failures = built[0][0].failures
+    assert {job.kernel for job in failures} == {"wrong"}
+    assert "nobody" in " ".join(failures.values())
+
+
+def test_kernel_is_taken_from_the_cache(tmp_path, monkeypatch):
+    first = compile_kernels([DOUBLED], ["sm_80"], cache=tmp_path)
+    monkeypatch.setattr(subprocess, "Popen", lambda *args, **kwargs: pytest.fail("a process was started"))
+    assert compile_kernels([DOUBLED], ["sm_80"], cache=tmp_path) == first
+
+
+def test_damaged_cache_entry_is_compiled_again(tmp_path):
+    first = compile_kernels([DOUBLED], ["sm_80"], cache=tmp_path)
+    (code,) = tmp_path.glob("*.cubin")
+    code.write_bytes(b"cut off")
+    assert compile_kernels([DOUBLED], ["sm_80"], cache=tmp_path) == first
+
+
+def test_process_that_dies_costs_one_kernel(tmp_path):
+    fatal = "import os\nos.abort()\n"
+    dying = dataclasses.replace(DOUBLED, name="dying", text=fatal + TEXT.replace("doubled", "dying"))
+    reported = []
+    compiled = compile_kernels([dying, DOUBLED], ["sm_80"], cache=tmp_path, progress=lambda *p: reported.append(p))
+    assert compiled.failures == {Job("dying", 0, "sm_80"): "the compiler's process died (exit code -6)"}
+    assert list(compiled.binaries) == [Job("doubled", 0, "sm_80")]
+    assert reported[-1] == (2, 2)
