@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 from aotexport.errors import AotExportError, ExportFailed, ModelFileInvalid, OutputExists, VerificationFailed
 
 if TYPE_CHECKING:
+    from aotexport.lower.onnx.bundle import export_onnx
+    from aotexport.lower.onnx.options import OnnxOptions
     from aotexport.pipeline import ExportReport, export
     from aotexport.programs import Example, Program
 
@@ -22,10 +24,12 @@ __all__ = [
     "ExportFailed",
     "ExportReport",
     "ModelFileInvalid",
+    "OnnxOptions",
     "OutputExists",
     "Program",
     "VerificationFailed",
     "export",
+    "export_onnx",
 ]
 
 
@@ -38,6 +42,8 @@ def __getattr__(name: str) -> Any:
 _HOMES = {
     "Example": "aotexport.programs",
     "ExportReport": "aotexport.pipeline",
+    "OnnxOptions": "aotexport.lower.onnx.options",
     "Program": "aotexport.programs",
     "export": "aotexport.pipeline",
+    "export_onnx": "aotexport.lower.onnx.bundle",
 }

@@ -19,6 +19,8 @@ from aotexport.capture.mode import in_mode
 from aotexport.capture.state import State, collect_state
 from aotexport.encode.program import EncodedProgram, encode_program, with_functional
 from aotexport.lower.build import TargetFiles, compile_targets, with_lowered, write_targets
+from aotexport.lower.onnx.bundle import add_onnx, check_options
+from aotexport.lower.onnx.options import OnnxOptions
 from aotexport.programs import AnyExample, Example, Program, ProgramSpec, choose_programs
 from aotexport.targets import Targets, check_targets
 from aotexport.vectors import Vector, record_vectors, run_once, write_vectors
@@ -67,6 +69,7 @@ def export(
     strip: bool = False,
     source_root: str | os.PathLike[str] | None = None,
     shard_nbytes: int = SHARD_NBYTES,
+    onnx: OnnxOptions | bool = False,
     progress: Progress = lambda stage: None,
 ) -> ExportReport:
     """Export a module or a function of tensors to a bundle.
@@ -87,6 +90,7 @@ def export(
         strip: leave source lines and module paths out.
         source_root: directory that recorded source files are relative to; None: the working directory.
         shard_nbytes: size above which weights are split in several files.
+        onnx: add ONNX models of the programs that record no gradients; options, or True for the defaults.
         progress: called with the name of each stage as it begins.
 
     Returns:
@@ -100,6 +104,9 @@ def export(
     """
     wanted = check_targets(targets)
     check_output(Path(output), force=force)
+    options = OnnxOptions() if onnx is True else onnx or None
+    if options is not None:
+        check_options(options)
     clock = _Clock(progress)
     clock.stage("example call")
     specs = choose_programs(model_or_fn, Example(args, kwargs or {}, dynamic_shapes), programs, variants)
@@ -122,7 +129,7 @@ def export(
     if wanted.cuda:
         clock.stage("compile kernels")
     shared = compile_targets(encoded, wanted, clock.count)
-    report = _write(call, state, encoded, vectors, shared, Path(output), verify, force, shard_nbytes, clock)
+    report = _write(call, state, encoded, vectors, shared, Path(output), verify, force, shard_nbytes, options, clock)
     report.seconds = clock.finish()
     return report
 
@@ -152,6 +159,7 @@ def _write(
     verify: bool,
     force: bool,
     shard_nbytes: int,
+    onnx: OnnxOptions | None,
     clock: _Clock,
 ) -> ExportReport:
     comparisons: list[Comparison] = []
@@ -179,6 +187,9 @@ def _write(
             clock.stage("verify in a fresh process")
             programs, comparisons = verify_bundle(stage, programs, finish)
         manifest = finish(programs)
+        if onnx is not None:
+            manifest, found = add_onnx(stage, onnx, verify=verify, progress=clock.stage)
+            comparisons = [*comparisons, *found]
     notes = [*(note for program in programs for note in program.notes), *shared.notes]
     return ExportReport(output, manifest, programs, comparisons, notes=list(dict.fromkeys(notes)))
 

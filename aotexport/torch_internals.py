@@ -455,3 +455,8 @@ def tangent_descriptor(node: torch.fx.Node) -> TangentAOTInput | None:
     """Return the descriptor of a placeholder that is a tangent, else None."""
     descriptor = node.meta.get("desc")
     return descriptor if isinstance(descriptor, TangentAOTInput) else None
+
+
+def sizes_of_any_value() -> contextlib.AbstractContextManager[Any]:
+    """Return a context in which a traced size of 0 or 1 is no fixed one, as in torch's ONNX exporter."""
+    return torch.fx.experimental._config.patch(backed_size_oblivious=True)  # type: ignore[attr-defined]

@@ -19,6 +19,7 @@ import aotexport
 from aotexport.cli.diff import diff
 from aotexport.cli.export import export
 from aotexport.cli.inspect import inspect
+from aotexport.cli.onnx import onnx
 from aotexport.cli.verify import verify
 from aotexport.errors import AotExportError, ModelFileInvalid, OutputExists
 from aotexport.inspect import printable
@@ -99,7 +100,7 @@ def app() -> None:
     """Turn a PyTorch model into a portable bundle, and look at bundles."""
 
 
-for command in (export, inspect, verify, diff):
+for command in (export, inspect, verify, diff, onnx):
     app.add_command(command)
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from aotexport.cli.onnx import onnx_options, read_options
 from aotexport.cli.output import DTYPES, print_json, stdout
 from aotexport.cli.progress import Progress
 
@@ -53,6 +54,8 @@ Example, with this model.py:
     metavar="NAME",
     help="Form to ship; repeatable.",
 )
+@onnx_options
+@click.option("--onnx", is_flag=True, help="Add ONNX models of the programs that record no gradients.")
 @click.option("--force", is_flag=True, help="Replace a bundle at the output.")
 @click.option("--no-verify", is_flag=True, help="Do not compare the bundle with eager execution.")
 @click.option("--strip", is_flag=True, help="Leave source lines and module paths out.")
@@ -64,6 +67,10 @@ def export(
     dynamic: tuple[str, ...],
     dtype: str | None,
     targets: tuple[str, ...],
+    onnx: bool,
+    opset: int | None,
+    onnx_state: str | None,
+    translations: str | None,
     force: bool,
     no_verify: bool,
     strip: bool,
@@ -76,6 +83,8 @@ def export(
     It may offer `example_kwargs`, `dynamic_shapes`, `variants` (further example calls), `programs`, and `custom_ops`
     (modules to import).
     """
+    if not onnx and (opset, onnx_state, translations) != (None, None, None):
+        raise click.UsageError("--opset, --onnx-state and --onnx-translations are for --onnx; give both")
     # With --json, standard output is for the document alone; models print.
     elsewhere = contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext()
     with elsewhere, Progress() as progress:
@@ -93,6 +102,7 @@ def export(
 
         # Before the model is built, which may take long.
         check_targets(targets)
+        options = read_options(opset, onnx_state, translations) if onnx else False
         check_output(output, force=force)
         progress(f"load {model}")
         source = load_source(model)
@@ -112,6 +122,7 @@ def export(
                 force=force,
                 strip=strip,
                 source_root=source.root,
+                onnx=options,
                 progress=progress,
             )
     summary = summarize(report, progress.seconds, verified=not no_verify)

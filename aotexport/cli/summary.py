@@ -105,7 +105,7 @@ def print_summary(console: Console, summary: Mapping[str, Any]) -> None:
     if not summary["verified"]:
         console.print("not verified (--no-verify)", style="yellow")
     else:
-        console.print(_verification(summary["verification"]))
+        console.print(verification_table(summary["verification"]))
     for note in summary["notes"]:
         console.print(f"note: {printable(note)}", style="yellow", soft_wrap=True)
     seconds = summary["seconds"]
@@ -121,16 +121,20 @@ def _programs(programs: Iterable[Mapping[str, Any]]) -> Table:
     return table
 
 
-def _verification(rows: list[Mapping[str, Any]]) -> Table:
+def verification_table(rows: list[dict[str, Any]]) -> Table:
     """Return a table with the largest errors; what is left out is said in a row of its own."""
     table = Table("program", "compared with eager", "relative error", "absolute error", box=None, pad_edge=False)
     for key in dict.fromkeys((row["program"], row["target"], row["kind"]) for row in rows):
-        program, _, kind = key
+        program, target, kind = key
         same = sorted(
             (row for row in rows if (row["program"], row["target"], row["kind"]) == key), key=lambda row: -row["error"]
         )
         # Buffers are mostly untouched: only those that differ at all are worth a line.
-        worth = [row for row in same if kind != "state" or row["error"]][: _SHOWN[kind]]
+        worth = [row for row in same if kind != "state" or row["error"]]
+        if target == "onnx":
+            program = f"{program} (onnx)"
+        else:
+            worth = worth[: _SHOWN[kind]]
         for row in worth:
             table.add_row(program, printable(row["value"]), f"{row['error']:.1e}", f"{row['absolute']:.1e}")
         rest = same[len(worth) :]

@@ -1,1 +1,1 @@
-"""Programs in forms that are faster than the portable one, per target."""
+"""Programs in forms that are faster than the portable one, or run elsewhere, per target."""

@@ -201,7 +201,10 @@ def test_operators_of_a_module_beside_the_model_file_are_verified(run: Run) -> N
     ("arguments", "message"),
     [
         (["fn.py", "-o", "out", "--target", "tpu"], "error: no target `tpu`; there are portable, cuda"),
-        (["fn.py", "-o", "out", "--program", "p"], "error: no program `p`; there are train, infer, eval-joint"),
+        (
+            ["fn.py", "-o", "out", "--program", "p"],
+            "error: no program `p`; there are train, infer, eval-joint, and `aotexport.Program`",
+        ),
         (["no.py", "-o", "out"], "error: no file `no.py`"),
         (
             ["pkg.mod", "-o", "out"],
@@ -210,7 +213,8 @@ def test_operators_of_a_module_beside_the_model_file_are_verified(run: Run) -> N
         (["fn.py"], "Error: Missing option '-o' / '--output'."),
         (
             ["exprt", "fn.py"],
-            "Error: `exprt` is neither a model file nor a command; the commands are export, inspect, verify, diff",
+            "Error: `exprt` is neither a model file nor a command; the commands are export, inspect, verify, diff, "
+            "onnx",
         ),
         (["inspect", "nowhere"], "Error: Invalid value for 'BUNDLE': Directory 'nowhere' does not exist."),
         (["verify", ".", "--dtype", "float16"], "Error: --dtype casts the model of --against; give both"),
@@ -471,3 +475,30 @@ def test_help_and_version_do_not_import_torch(tmp_path: Path) -> None:
     for option in ("--help", "--version"):
         done = subprocess.run([sys.executable, "-c", script, option], cwd=tmp_path, capture_output=True, check=False)
         assert done.returncode == 0
+
+
+# --- onnx -------------------------------------------------------------------------------------------------
+
+
+def test_onnx_adds_a_model_to_a_bundle_and_shows_the_errors(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "model.py").write_text(FUNCTION)
+    assert run("model.py", "-o", "bundle", "--no-verify").exit_code == 0
+    result = run("onnx", "bundle", "--opset", "19")
+    assert result.exit_code == 0, result.output
+    assert "bundle/model.onnx: program infer, operator set 19, " in result.output
+    assert "infer (onnx)  output" in result.output
+    assert aotexport_runtime.open_bundle("bundle").manifest.programs[0].targets == ("portable", "onnx")
+
+
+def test_onnx_options_that_are_wrong_are_refused(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "model.py").write_text(NET)
+    result = run("model.py", "-o", "bundle", "--opset", "20")
+    assert result.exit_code == 2
+    assert "--opset, --onnx-state and --onnx-translations are for --onnx; give both" in result.output
+    result = run("model.py", "-o", "bundle", "--onnx", "--opset", "7")
+    assert result.exit_code == 2
+    assert "error: no operator set 7; there are 18 to 23\n" in result.output
+    result = run("model.py", "-o", "bundle", "--onnx", "--no-verify")
+    assert result.exit_code == 1
+    assert "program `infer` returns `output['x']` as a view of `x`, and ONNX models change nothing. " in result.output
+    assert not (tmp_path / "bundle").exists()

@@ -1,6 +1,6 @@
 """The runtime of aotexport: loads a bundle without the model's code, and serves or trains it.
 
-Importing this package, opening a bundle and inspecting it do not import torch; `load` does.
+Importing this package, opening a bundle and inspecting it do not import torch; `load` does, but for target `onnx`.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from aotexport_runtime.errors import (
 )
 
 if TYPE_CHECKING:
+    from aotexport_runtime.engines.onnx.module import OnnxModule
+    from aotexport_runtime.engines.onnx.session import OnnxRuntime
     from aotexport_runtime.loading import load
     from aotexport_runtime.module import BundleModule
     from aotexport_runtime.saving import save
@@ -25,7 +27,15 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_NEED_TORCH = {"load": "loading", "BundleModule": "module", "save": "saving", "selftest": "self_test"}
+_LATER = {
+    "BundleModule": "module",
+    "OnnxModule": "engines.onnx.module",
+    "OnnxRuntime": "engines.onnx.session",
+    "load": "loading",
+    "save": "saving",
+    "selftest": "self_test",
+}
+"""Names by the module that they are in, which most callers need not import, or which imports torch."""
 
 __all__ = [
     "AotExportError",
@@ -35,6 +45,8 @@ __all__ = [
     "BundleTooNew",
     "CallInvalid",
     "NotSupported",
+    "OnnxModule",
+    "OnnxRuntime",
     "SelfTestFailed",
     "load",
     "open_bundle",
@@ -44,8 +56,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _NEED_TORCH:
+    if name not in _LATER:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import importlib
 
-    return getattr(importlib.import_module(f"aotexport_runtime.{_NEED_TORCH[name]}"), name)
+    return getattr(importlib.import_module(f"aotexport_runtime.{_LATER[name]}"), name)

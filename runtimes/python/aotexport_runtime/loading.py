@@ -5,18 +5,20 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterable, Mapping
-from typing import Literal
-
-import torch
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from aotexport_runtime.bundle import Bundle, open_bundle
-from aotexport_runtime.engines.codegen import Environment
-from aotexport_runtime.engines.lowered import LoweringEngine
 from aotexport_runtime.errors import NotSupported
-from aotexport_runtime.module import BundleModule
 from aotexport_runtime.schema.manifest import Requirements
 from aotexport_runtime.subclasses import TensorTypes
-from aotexport_runtime.weights import load_tensors
+
+if TYPE_CHECKING:
+    import torch
+
+    from aotexport_runtime.engines.lowered import LoweringEngine
+    from aotexport_runtime.engines.onnx.module import OnnxModule
+    from aotexport_runtime.engines.onnx.session import OnnxRuntime
+    from aotexport_runtime.module import BundleModule
 
 log = logging.getLogger("aotexport_runtime")
 
@@ -24,8 +26,35 @@ ENGINES = {
     "portable": "the functional graphs as operator calls of torch, on any device",
     "autograd": "the forward graph under eager autograd; the reference",
     "cuda": "precompiled kernels, where the bundle has them and the device runs them; elsewhere as `portable`",
+    "onnx": "ONNX models of programs that record no gradients, through ONNX Runtime, without torch",
 }
 """Engines by target name, in order of preference of `auto`."""
+
+
+@overload
+def load(
+    path: str | os.PathLike[str],
+    *,
+    target: Literal["onnx"],
+    check_digests: bool = True,
+    onnx: OnnxRuntime | None = None,
+    device: None = None,
+    trust: Literal["data", "native"] = "data",
+) -> OnnxModule: ...
+
+
+@overload
+def load(
+    path: str | os.PathLike[str],
+    *,
+    device: torch.device | str | None = None,
+    target: str = "auto",
+    trust: Literal["data", "native"] = "data",
+    mapped: bool = True,
+    check_digests: bool = True,
+    operator_namespaces: Iterable[str] = (),
+    tensor_types: Iterable[type] | Mapping[str, type] = (),
+) -> BundleModule: ...
 
 
 def load(
@@ -38,13 +67,14 @@ def load(
     check_digests: bool = True,
     operator_namespaces: Iterable[str] = (),
     tensor_types: Iterable[type] | Mapping[str, type] = (),
-) -> BundleModule:
+    onnx: OnnxRuntime | None = None,
+) -> BundleModule | OnnxModule:
     """Load the bundle at `path` as a module that behaves like the exported one.
 
     Args:
         path: directory of the bundle.
         device: where to put parameters, buffers and new tensors; None: where the bundle was captured.
-        target: `auto`, or the name of an engine (`portable`, `autograd`, `cuda`).
+        target: `auto`, or the name of an engine (`portable`, `autograd`, `cuda`, `onnx`).
         trust: `data`: nothing but data is read, and only operators of the allow-list run. `native`: native files whose
             digest matches the manifest may be loaded as well.
         mapped: map weights into memory (private pages); False: read them, for network disks.
@@ -53,9 +83,11 @@ def load(
             them must be imported.
         tensor_types: classes of tensors (with `__tensor_flatten__`), and of objects in their contexts, that the bundle
             may make; or classes by the names that the bundle has for them, `module:qualified.name`.
+        onnx: of target `onnx`: providers, threads and session options; None: the CPU, as ONNX Runtime chooses.
 
     Returns:
-        The module, in the mode that the original was in at export.
+        The module, in the mode that the original was in at export; of target `onnx`, which is never chosen by `auto`,
+        a callable that is in evaluation mode and no `nn.Module`.
 
     Raises:
         BundleInvalid: not a bundle, broken, tampered with, or hostile.
@@ -67,6 +99,14 @@ def load(
     if trust not in ("data", "native"):
         raise NotSupported(f"no trust tier `{trust}`; there are data and native")
     bundle = open_bundle(path, check_digests=check_digests)
+    if target == "onnx":
+        return _load_onnx(bundle, device, onnx)
+    if onnx is not None:
+        raise NotSupported(f"`onnx` is for target `onnx`, not `{target}`")
+    from aotexport_runtime.engines.codegen import Environment
+    from aotexport_runtime.module import BundleModule
+    from aotexport_runtime.weights import load_tensors
+
     namespaces = frozenset(operator_namespaces)
     _check_namespaces(bundle.manifest.requirements, namespaces)
     types = TensorTypes(tensor_types)
@@ -104,8 +144,19 @@ def _lowering(bundle: Bundle, target: str, trust: str) -> LoweringEngine | None:
     return CudaEngine()
 
 
+def _load_onnx(bundle: Bundle, device: Any, options: OnnxRuntime | None) -> OnnxModule:
+    if device is not None:
+        raise NotSupported("target `onnx` takes no device: choose providers, `onnx=OnnxRuntime(providers=[...])`")
+    from aotexport_runtime.engines.onnx.module import OnnxModule
+    from aotexport_runtime.engines.onnx.session import OnnxRuntime
+
+    return OnnxModule(bundle, options or OnnxRuntime())
+
+
 def _keep_freed_memory() -> None:
     """Let glibc use again what calls free, instead of giving it back to the system; see docs/decisions/0005."""
+    import torch
+
     torch.empty(31 << 20, dtype=torch.uint8)
 
 
@@ -117,6 +168,8 @@ def _place(device: torch.device | str | None) -> torch.device | None:
     """
     if device is None:
         return None
+    import torch
+
     try:
         return torch.empty(0, device=torch.device(device)).device
     except (RuntimeError, AssertionError) as error:

@@ -5,17 +5,20 @@ A bundle holds them on meshes of one process; the reader's process must have joi
 
 from __future__ import annotations
 
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from aotexport_runtime.errors import BundleInvalid, NotSupported
+
+if TYPE_CHECKING:
+    import torch
 
 DTENSOR = "torch.distributed.tensor:DTensor"
 
 
 def flatten(tensor: Any) -> tuple[dict[str, torch.Tensor], Any]:
     """Return the local tensor of a distributed one, and its mesh and placements as data."""
+    import torch
+
     with torch.no_grad():
         local = tensor.to_local()
     mesh = tensor.device_mesh
@@ -53,6 +56,7 @@ def live(context: Any) -> Any:
         NotSupported: this process has not joined `torch.distributed`, or the mesh has several processes.
         BundleInvalid: the context is malformed.
     """
+    import torch
     import torch.distributed as dist
     from torch.distributed.device_mesh import DeviceMesh
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import shutil
+import struct
 import tempfile
 from pathlib import Path
 
@@ -101,7 +103,7 @@ def _write(module: BundleModule, tensors: dict[str, torch.Tensor], stage: Path) 
             _link(bundle.file(entry.path), target)
     for file in sorted({record.file for record, _ in stored}):
         held = [(record, part) for record, part in stored if record.file == file]
-        save_file(_stored(bundle, held), stage.joinpath(*file.split("/")), metadata={"format": "pt"})
+        _write_as_before(_stored(bundle, held), bundle.file(file), stage.joinpath(*file.split("/")))
     for vector in bundle.manifest.testvectors:
         record, values = record_again(module, vector)
         stage.joinpath(*vector.record.split("/")).write_bytes(schema.encode_record(record))
@@ -133,6 +135,19 @@ def _stored(bundle: Bundle, held: list[tuple[StateTensor | StoredPart, torch.Ten
         key: (torch.view_as_real(tensor) if tensor.is_complex() else tensor).clone()
         for key, tensor in sorted(stored.items())
     }
+
+
+def _write_as_before(tensors: dict[str, torch.Tensor], before: Path, path: Path) -> None:
+    """Write a safetensors file with the header of `before`: ONNX models refer to the places of tensors in it."""
+    with before.open("rb") as stream, path.open("wb") as target:
+        start = stream.read(8)
+        header = stream.read(struct.unpack("<Q", start)[0])
+        target.write(start + header)
+        begin, places = target.tell(), json.loads(header)
+        target.truncate(before.stat().st_size)
+        for key, tensor in tensors.items():
+            target.seek(begin + places[key]["data_offsets"][0])
+            target.write(tensor.reshape(-1).view(torch.uint8).numpy().data)
 
 
 def _open_modes(stage: Path) -> None:

@@ -9,16 +9,18 @@ from __future__ import annotations
 import dataclasses
 import enum
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
-
-import torch
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from aotexport_runtime import meshes, sizes
+from aotexport_runtime.call.tensors import is_torch_tensor
 from aotexport_runtime.errors import BundleInvalid, NotSupported
 from aotexport_runtime.schema import trees
 from aotexport_runtime.schema.subclasses import Subclass
 from aotexport_runtime.schema.trees import Constant, Instance, Tree
 from aotexport_runtime.schema.values import StringArgument
+
+if TYPE_CHECKING:
+    import torch
 
 
 class Protocol(NamedTuple):
@@ -38,12 +40,7 @@ class Protocol(NamedTuple):
 def is_wrapper(value: Any) -> bool:
     """Return whether `value` is a tensor of a class that wraps other tensors."""
     type_ = type(value)
-    return (
-        type_ is not torch.Tensor
-        and isinstance(value, torch.Tensor)
-        and hasattr(type_, "__tensor_flatten__")
-        and hasattr(type_, "__tensor_unflatten__")
-    )
+    return hasattr(type_, "__tensor_flatten__") and hasattr(type_, "__tensor_unflatten__") and is_torch_tensor(value)
 
 
 def type_name(type_: type) -> str:
@@ -160,6 +157,8 @@ class Form:
         if not self._static:
             shape = [sizes.evaluate(size, symbols) for size in shape]
             stride = [sizes.evaluate(step, symbols) for step in stride]
+        import torch
+
         return self._protocol.unflatten(inner, self._live, torch.Size(shape), tuple(stride))
 
     def why_not(self, tensor: Any) -> str | None:
@@ -195,6 +194,8 @@ def _object(tree: Tree, types: TensorTypes, constant: Callable[[Constant], Any])
     if isinstance(tree, Instance):
         return _instance(tree, types, constant)
     if isinstance(tree, trees.Sequence):
+        import torch
+
         items = [_object(item, types, constant) for item in tree.items]
         return {"list": list, "tuple": tuple, "size": torch.Size}[tree.type](items)
     if isinstance(tree, trees.Mapping) and tree.type == "dict":

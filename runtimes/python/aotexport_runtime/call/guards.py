@@ -9,11 +9,11 @@ is as general as the user's code, serves the call.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
-import torch
-
-from aotexport_runtime import dtypes, sizes
+from aotexport_runtime import sizes
+from aotexport_runtime.call.tensors import Array, is_tensor
 from aotexport_runtime.schema.graph import Graph
 from aotexport_runtime.schema.program import (
     ArgumentInput,
@@ -25,6 +25,9 @@ from aotexport_runtime.schema.program import (
 )
 from aotexport_runtime.schema.sizes import Dimension, Size
 from aotexport_runtime.subclasses import Form, is_wrapper, parts
+
+if TYPE_CHECKING:
+    import torch
 
 
 class Guards:
@@ -45,7 +48,20 @@ class Guards:
         self._arguments = [
             (index, spec) for index, spec in enumerate(program.inputs) if isinstance(spec, ArgumentInput)
         ]
-        self._fast = [
+        self._static = not program.dimensions and all(
+            isinstance(size, int) for _, spec in self._arguments for size in spec.meta.shape
+        )
+        self._has_sizes = any(isinstance(spec, SizeInput) for spec in program.inputs)
+
+    def _device_type(self, captured: str) -> str:
+        return captured if self._device is None else self._device.type
+
+    @cached_property
+    def _fast(self) -> list[tuple[int, Form | None, torch.dtype, tuple[Size, ...], str]]:
+        # Imports torch, which calls with arrays do without.
+        from aotexport_runtime import dtypes
+
+        return [
             (
                 index,
                 self._forms.get(index),
@@ -55,13 +71,6 @@ class Guards:
             )
             for index, spec in self._arguments
         ]
-        self._static = not program.dimensions and all(
-            isinstance(size, int) for _, spec in self._arguments for size in spec.meta.shape
-        )
-        self._has_sizes = any(isinstance(spec, SizeInput) for spec in program.inputs)
-
-    def _device_type(self, captured: str) -> str:
-        return captured if self._device is None else self._device.type
 
     def check(self, leaves: list[Any]) -> tuple[dict[str, int], list[str]]:
         """Check the tensors of a call.
@@ -87,16 +96,18 @@ class Guards:
 
     def _fits(self, leaves: list[Any]) -> bool:
         """Return whether every tensor has its static metadata; the fast way to say yes."""
+        if any(isinstance(leaf, Array) for leaf in leaves):
+            return False
         for index, form, dtype, shape, device_type in self._fast:
             leaf = leaves[index]
             if (
-                not isinstance(leaf, torch.Tensor)
+                not is_tensor(leaf)
                 or form is not None
                 or is_wrapper(leaf)
                 or leaf.dtype is not dtype
                 or leaf.shape != shape
                 or leaf.device.type != device_type
-                or leaf.layout is not torch.strided
+                or _name(leaf.layout) != "strided"
             ):
                 return False
         return True
@@ -105,7 +116,7 @@ class Guards:
         ok = True
         for index, spec in self._arguments:
             leaf, meta, path = leaves[index], spec.meta, spec.path
-            if not isinstance(leaf, torch.Tensor):
+            if not is_tensor(leaf):
                 violations.append(f"`{path}`: expected a tensor {meta.dtype}, got {type(leaf).__name__}")
                 ok = False
                 continue
@@ -114,13 +125,13 @@ class Guards:
                 violations.append(f"`{path}`: {reason}")
                 ok = False
                 continue
-            if dtypes.name_of(leaf.dtype) != meta.dtype:
-                violations.append(f"`{path}`: expected dtype {meta.dtype}, got {dtypes.name_of(leaf.dtype)}")
+            if _name(leaf.dtype) != meta.dtype:
+                violations.append(f"`{path}`: expected dtype {meta.dtype}, got {_name(leaf.dtype)}")
             if leaf.device.type != self._device_type(meta.device):
                 expected = self._device_type(meta.device)
                 violations.append(f"`{path}`: expected a tensor on {expected}, got one on {leaf.device}")
-            if leaf.layout != torch.strided:
-                violations.append(f"`{path}`: expected layout strided, got {dtypes.name_of(leaf.layout)}")
+            if _name(leaf.layout) != "strided":
+                violations.append(f"`{path}`: expected layout strided, got {_name(leaf.layout)}")
                 ok = False
             elif leaf.dim() != len(meta.shape):
                 expected = self._shape(meta.shape)
@@ -142,7 +153,7 @@ class Guards:
         if reason is not None:
             return reason
         for part, meta in zip(parts(leaf), spec.parts, strict=True):
-            if dtypes.name_of(part.dtype) != meta.dtype or part.dim() != len(meta.shape):
+            if _name(part.dtype) != meta.dtype or part.dim() != len(meta.shape):
                 return f"expected to be made of {meta.dtype}{self._shape(meta.shape)}, got {_described(part)}"
             if any(isinstance(size, int) and n != size for n, size in zip(part.shape, meta.shape, strict=True)):
                 return f"expected to be made of {meta.dtype}{self._shape(meta.shape)}, got {_described(part)}"
@@ -218,7 +229,7 @@ class Guards:
 
 
 def _described(tensor: torch.Tensor) -> str:
-    return f"{dtypes.name_of(tensor.dtype)}{list(tensor.shape)}"
+    return f"{_name(tensor.dtype)}{list(tensor.shape)}"
 
 
 class SoftGuards:
@@ -297,6 +308,11 @@ class SoftGuards:
             pointer = inputs[index].untyped_storage().data_ptr()
             owners[pointer] = owners.get(pointer, 0) + (pointer != 0)
         return any(owners[inputs[index].untyped_storage().data_ptr()] > 1 for index in self._mutated)
+
+
+def _name(value: Any) -> str:
+    """Return the format's name of a dtype or layout (`torch.float32`: `float32`)."""
+    return str(value).removeprefix("torch.")
 
 
 def _value(size: Size, symbols: Mapping[str, int]) -> int | None:

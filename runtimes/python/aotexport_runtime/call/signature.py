@@ -11,8 +11,7 @@ from collections.abc import Callable
 from collections.abc import Mapping as MappingABC
 from typing import Any
 
-import torch
-
+from aotexport_runtime.call.tensors import is_torch_tensor, size_type
 from aotexport_runtime.schema.program import Parameter
 from aotexport_runtime.schema.trees import Constant, Instance, Leaf, Mapping, NamedFields, Sequence, Tree
 from aotexport_runtime.trees import steps
@@ -126,7 +125,7 @@ def _equal(value: Any, expected: Any) -> bool:
 def _children(tree: Sequence | Mapping | NamedFields, value: Any) -> list[Any] | str:
     """Return the children of `value` in the order of `tree`, or what is wrong with its structure."""
     if isinstance(tree, Sequence):
-        type_: type[Any] = {"tuple": tuple, "list": list, "size": torch.Size}[tree.type]
+        type_ = {"tuple": tuple, "list": list, "size": size_type()}[tree.type]
         if type(value) is not type_ or len(value) != len(tree.items):
             return f"expected a {tree.type} of {len(tree.items)}, got {_describe(value)}"
         return list(value)
@@ -143,13 +142,13 @@ def _fields(tree: NamedFields, value: Any) -> list[Any] | str:
         items = [value.get(name, missing) for name in tree.fields]
     else:
         items = [getattr(value, name, missing) for name in tree.fields]
-    if any(item is missing for item in items) or isinstance(value, torch.Tensor):
+    if any(item is missing for item in items) or is_torch_tensor(value):
         return f"expected a `{tree.name}` with fields {', '.join(tree.fields)}, got {_describe(value)}"
     return items
 
 
 def _describe(value: Any) -> str:
-    if isinstance(value, torch.Tensor):
+    if is_torch_tensor(value):
         return f"a tensor {str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
     if isinstance(value, dict):
         return f"a dict with keys {list(value)}"[:120]

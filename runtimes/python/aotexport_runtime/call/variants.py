@@ -3,10 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
-from aotexport_runtime.call.plan import Plan
 from aotexport_runtime.errors import CallInvalid
+
+
+class Plan(Protocol):
+    """A program of any engine, ready to be called."""
+
+    def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, int], list[str]]:
+        """Return the program's inputs, the value of each symbol, and one sentence per violation of a guard."""
+        ...
+
+    def run(self, inputs: list[Any], symbols: dict[str, int]) -> Any:
+        """Run the program on what `bind` gave without violations."""
+        ...
 
 
 class Variants:

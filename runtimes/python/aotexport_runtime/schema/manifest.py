@@ -117,6 +117,26 @@ class VectorEntry(Record, kw_only=True):
     tensors: str
 
 
+class OnnxModel(Record, kw_only=True):
+    """An ONNX model of a program; its initialisers lie in the bundle's safetensors files.
+
+    Attributes:
+        program: name of the program.
+        file: the model; at the top of the bundle, since ONNX refers to files beside or below only.
+        opset: operator set of the default domain.
+        inputs: name in the model of each entry of `Program.inputs` that is no state, in order.
+        outputs: name in the model of each entry of `Program.outputs`, and then of `updates`, in order.
+        updates: names of state tensors and paths of arguments that the program changes; the model returns them.
+    """
+
+    program: str
+    file: str
+    opset: int
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    updates: tuple[str, ...] = ()
+
+
 class Requirements(Record, kw_only=True):
     """What a machine needs to run the bundle.
 
@@ -158,6 +178,7 @@ class Manifest(Record, kw_only=True):
         programs: programs, in order of preference.
         state: parameters, then buffers, then constants, each in the module's order.
         testvectors: recorded calls: the self-test.
+        onnx: ONNX models of programs, at most one of each.
         requirements: what a machine needs to run the bundle.
         files: every other file of the bundle, sorted by path.
     """
@@ -172,5 +193,6 @@ class Manifest(Record, kw_only=True):
     programs: tuple[ProgramEntry, ...]
     state: tuple[StateTensor, ...] = ()
     testvectors: tuple[VectorEntry, ...] = ()
+    onnx: tuple[OnnxModel, ...] = ()
     requirements: Requirements = Requirements()
     files: tuple[FileEntry, ...]

@@ -40,6 +40,7 @@ def check_manifest(manifest: Manifest) -> None:
         _check_state(tensor, listed)
     _check_state_names([name for tensor in manifest.state for name in (tensor.name, *tensor.tied)])
     _check_vectors(manifest, listed)
+    _check_onnx(manifest, listed)
 
 
 def _check_files(manifest: Manifest) -> None:
@@ -146,3 +147,16 @@ def _check_vectors(manifest: Manifest, listed: set[str]) -> None:
         for path in (entry.record, entry.tensors):
             if path not in listed:
                 raise BundleInvalid(f"a recorded call is in a file that is not listed: {path[:80]!r}", where=WHERE)
+
+
+def _check_onnx(manifest: Manifest, listed: set[str]) -> None:
+    check_unique([model.program for model in manifest.onnx], "ONNX model of program", WHERE)
+    programs = {program.name for program in manifest.programs}
+    for model in manifest.onnx:
+        if model.program not in programs:
+            raise BundleInvalid(f"an ONNX model is of program {model.program[:80]!r}, which is not here", where=WHERE)
+        if model.file not in listed or "/" in model.file:
+            raise BundleInvalid(f"an ONNX model is no listed file at the top: {model.file[:80]!r}", where=WHERE)
+        check_unique((*model.inputs, *model.outputs), "input or output of an ONNX model", WHERE)
+        for name in (*model.inputs, *model.outputs, *model.updates):
+            check_text(name, "name in an ONNX model", WHERE)

@@ -1,0 +1,125 @@
+"""`aotexport onnx bundle/`: add ONNX models to a bundle; and the options that an export shares with it."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from aotexport.cli.output import print_json, stdout
+from aotexport.cli.progress import Progress
+from aotexport.errors import ModelFileInvalid
+from aotexport.inspect import printable
+
+if TYPE_CHECKING:
+    from aotexport.lower.onnx.options import OnnxOptions
+
+_EXAMPLE = """\b
+Example:
+  aotexport onnx bundle/
+"""
+
+
+def onnx_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command the options about ONNX models: `opset`, `onnx_state`, `translations`."""
+    options = (
+        click.option("--opset", type=int, metavar="N", help="Operator set of ONNX models.  [default: 20]"),
+        click.option(
+            "--onnx-state",
+            type=click.Choice(("refuse", "outputs")),
+            help="Programs that change state or return views: refused, or with new values as further outputs.",
+        ),
+        click.option(
+            "--onnx-translations",
+            "translations",
+            metavar="FILE.py:NAME",
+            help="Dict of ONNX Script functions by the operator of torch that they stand for.",
+        ),
+    )
+    for option in options:
+        command = option(command)
+    return command
+
+
+def read_options(
+    opset: int | None, state: str | None, translations: str | None, programs: tuple[str, ...] = ()
+) -> OnnxOptions:
+    """Return the options that a command was given.
+
+    Raises:
+        ModelFileInvalid: one is wrong, or a package that ONNX models need is missing.
+    """
+    from aotexport.lower.onnx.bundle import check_options
+    from aotexport.lower.onnx.options import OnnxOptions
+
+    given: dict[str, Any] = {"opset": opset, "state": state, "programs": programs}
+    given["translations"] = _read_translations(translations) if translations else None
+    options = OnnxOptions(**{name: value for name, value in given.items() if value is not None})
+    check_options(options)
+    return options
+
+
+def _read_translations(where: str) -> Mapping[Any, Any]:
+    from aotexport.model_file import open_model_file
+
+    file = open_model_file(where)
+    found = getattr(file.module, file.attribute, None)
+    if not isinstance(found, Mapping):
+        raise ModelFileInvalid(f"`{where}` is no dict of ONNX Script functions by operator of torch")
+    return found
+
+
+@click.command(short_help="Add ONNX models to a bundle.", epilog=_EXAMPLE)
+@click.argument("bundle", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.option(
+    "--program",
+    "programs",
+    multiple=True,
+    metavar="NAME",
+    help="Program to translate; repeatable. [default: all that record no gradients]",
+)
+@onnx_options
+@click.option("--import", "imports", multiple=True, metavar="MODULE", help="Module that registers custom operators.")
+@click.option("--no-verify", is_flag=True, help="Do not compare the models with eager execution.")
+@click.option("--json", "as_json", is_flag=True, help="Print the comparisons as JSON.")
+def onnx(
+    bundle: Path,
+    programs: tuple[str, ...],
+    opset: int | None,
+    onnx_state: str | None,
+    translations: str | None,
+    imports: tuple[str, ...],
+    no_verify: bool,
+    as_json: bool,
+) -> None:
+    """Add ONNX models to BUNDLE, from its forward graphs; the model's code is not needed.
+
+    Their weights are those of the bundle, stored once. ONNX Runtime is compared with the recorded calls, and with the
+    forward graph on random calls of other sizes.
+    """
+    elsewhere = contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext()
+    with elsewhere, Progress() as progress:
+        progress("import torch")
+        from aotexport.lower.onnx.bundle import export_onnx
+
+        for name in imports:
+            importlib.import_module(name)
+        options = read_options(opset, onnx_state, translations, programs)
+        manifest, comparisons = export_onnx(bundle, options, verify=not no_verify, progress=progress)
+    from aotexport.cli.summary import largest_errors, verification_table
+
+    errors = largest_errors(comparisons)
+    if as_json:
+        print_json({"models": [{"program": m.program, "file": m.file} for m in manifest.onnx], "verification": errors})
+        return
+    console = stdout()
+    nbytes = {entry.path: entry.nbytes for entry in manifest.files}
+    for model in manifest.onnx:
+        where = printable(f"{bundle / model.file}: program {model.program}, operator set {model.opset}")
+        console.print(f"{where}, {nbytes[model.file]:,} bytes", soft_wrap=True)
+    console.print(verification_table(errors) if errors else "not verified (--no-verify)")

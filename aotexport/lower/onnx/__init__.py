@@ -1,0 +1,1 @@
+"""ONNX models of a bundle's programs; `bundle.py` adds them."""

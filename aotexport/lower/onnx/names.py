@@ -1,0 +1,59 @@
+"""Names of an ONNX model: those of the program's calling convention, as far as one name space allows."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from aotexport_runtime.schema.program import Program, StateInput
+from aotexport_runtime.schema.trees import Leaf
+from aotexport_runtime.trees import leaves
+
+_STEP = re.compile(r"\[(?:'([^']*)'|\"([^\"]*)\"|(-?\w+))\]")
+
+
+def input_names(program: Program) -> list[str]:
+    """Return a name per input that is no state: its path in the call, `batch['ids'][0]` as `batch.ids.0`."""
+    return _unique(_dotted(spec.path) for spec in program.inputs if not isinstance(spec, StateInput))
+
+
+def output_names(program: Program, taken: Iterable[str]) -> list[str]:
+    """Return a name per entry of `program.outputs`: its path in the returned value, or the state that it replaces.
+
+    Args:
+        program: whose outputs.
+        taken: names of inputs, which no output may have.
+    """
+    paths: dict[int, str] = {}
+    for path, leaf in leaves(program.output_tree, "output"):
+        if isinstance(leaf, Leaf):
+            paths.setdefault(leaf.index, _dotted(path))
+    for rebind in program.rebinds:
+        paths.setdefault(rebind.output_index, rebind.name)
+    names = [paths.get(index, f"output.{index}") for index in range(len(program.outputs))]
+    fields = [name.removeprefix("output.") for name in names]
+    # `output.logits` is `logits` to everybody; positions alone would say nothing.
+    short = [name if field.split(".")[0].isdigit() else field for name, field in zip(names, fields, strict=True)]
+    return _unique(short, taken)
+
+
+def update_names(updates: Iterable[str], taken: Iterable[str]) -> list[str]:
+    """Return a name per input or state tensor whose value after the call is an output."""
+    return _unique((f"{_dotted(name)}.after" for name in updates), taken)
+
+
+def _dotted(path: str) -> str:
+    return _STEP.sub(lambda match: "." + next(group for group in match.groups() if group is not None), path)
+
+
+def _unique(names: Iterable[str], taken: Iterable[str] = ()) -> list[str]:
+    seen = set(taken)
+    found: list[str] = []
+    for name in names:
+        candidate, number = name, 1
+        while candidate in seen:
+            number += 1
+            candidate = f"{name}.{number}"
+        seen.add(candidate)
+        found.append(candidate)
+    return found

@@ -1,0 +1,255 @@
+"""From a rebuilt forward graph to an ONNX model in memory, by torch's own exporter."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import onnx_ir as ir
+import torch
+from onnx_ir.passes.common import LiftConstantsToInitializersPass, LiftSubgraphInitializersToMainGraphPass
+from torch.export import Dim, ExportedProgram
+
+from aotexport.errors import ExportFailed
+from aotexport.lower.onnx.rebuild import Rebuilt
+from aotexport.torch_internals import sizes_of_any_value
+from aotexport_runtime import dtypes
+from aotexport_runtime.schema.program import ArgumentInput, Program, StateInput
+from aotexport_runtime.schema.sizes import Size, SizeExpression
+from aotexport_runtime.sizes import evaluate
+
+OPSETS = range(18, 24)
+"""Operator sets that torch's exporter has translations for."""
+
+DEFAULT_OPSET = 20
+INLINE_NBYTES = 1024
+"""Size above which a constant is stored outside of the model file."""
+
+Translations = Mapping[Any, Callable[..., Any]]
+"""ONNX Script functions by the operator of torch that they stand for."""
+
+_RANDOM = ("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli", "Multinomial")
+
+
+def capture(program: Program, rebuilt: Rebuilt) -> ExportedProgram:
+    """Return the module traced by `torch.export`, dynamic sizes as the program has them.
+
+    Raises:
+        ExportFailed: `torch.export` refuses it.
+    """
+    symbols = example_sizes(program)
+    dims = {d.symbol: Dim(d.name, min=d.min, max=d.max) for d in program.dimensions}
+    args: list[Any] = []
+    shapes: list[Any] = []
+    for spec in program.inputs:
+        if isinstance(spec, ArgumentInput):
+            shape = [evaluate(size, symbols) for size in spec.meta.shape]
+            args.append(torch.zeros(shape, dtype=dtypes.dtype(spec.meta.dtype)))
+            shapes.append({axis: _dim(size, dims) for axis, size in enumerate(spec.meta.shape)})
+        elif not isinstance(spec, StateInput):
+            args.append(symbols[spec.symbol])
+            shapes.append(Dim.DYNAMIC)
+    try:
+        with torch.no_grad(), sizes_of_any_value(), _quiet():
+            return torch.export.export(
+                rebuilt.module,
+                tuple(args),
+                dynamic_shapes=(tuple(shapes),),
+                strict=False,
+                prefer_deferred_runtime_asserts_over_guards=True,
+            )
+    except Exception as error:
+        first = (str(error).strip().splitlines() or [""])[0][:300]
+        raise ExportFailed(
+            f"program `{program.name}` has no ONNX form: torch.export refuses its graph: {first}"
+        ) from error
+
+
+def functional(program: Program, exported: ExportedProgram) -> ExportedProgram:
+    """Return a traced program without writes; its signature says what they changed.
+
+    Raises:
+        ExportFailed: torch cannot say it: the program changes sizes or strides of its inputs.
+    """
+    try:
+        with torch.no_grad(), sizes_of_any_value(), _quiet():
+            return exported.run_decompositions({})
+    except Exception as error:
+        first = (str(error).strip().splitlines() or [""])[0][:200]
+        raise ExportFailed(
+            f"program `{program.name}` changes its inputs in a way that has no ONNX form, as of their strides: {first}"
+        ) from error
+
+
+def example_sizes(program: Program) -> dict[str, int]:
+    """Return a value per symbol that is no special one, where its range has such."""
+    return {
+        d.symbol: min(max(d.min, 5 + 2 * i), d.max if d.max is not None else 1 << 30)
+        for i, d in enumerate(program.dimensions)
+    }
+
+
+def _dim(size: Size, dims: Mapping[str, Any]) -> Any:
+    """Return what `torch.export` calls `size`: a fixed one, a named one, or a linear expression of one."""
+    if isinstance(size, int):
+        return None
+    if isinstance(size, str):
+        return dims[size]
+    return _linear(size, dims) or Dim.AUTO
+
+
+def _linear(size: SizeExpression, dims: Mapping[str, Any]) -> Any:
+    if size.op not in ("add", "mul") or len(size.args) != 2:
+        return None
+    number, rest = sorted(size.args, key=lambda arg: not isinstance(arg, int))
+    inner = dims[rest] if isinstance(rest, str) else _linear(rest, dims) if isinstance(rest, SizeExpression) else None
+    if not isinstance(number, int) or inner is None:
+        return None
+    return inner * number if size.op == "mul" else inner + number
+
+
+def translate(
+    program: Program, exported: ExportedProgram, rebuilt: Rebuilt, *, opset: int, translations: Translations
+) -> ir.Model:
+    """Return the optimised ONNX model of a traced program.
+
+    The state tensors are inputs of the model, after those of the program and called as `rebuilt.state` calls them, so
+    that nothing of them is folded into constants.
+
+    Args:
+        program: the program.
+        exported: what `capture` returned.
+        rebuilt: what was traced.
+        opset: operator set to use.
+        translations: further translations, by operator.
+
+    Raises:
+        ExportFailed: an operator has no translation; names it with the user's line.
+    """
+    converted = to_onnx(program, exported, opset=opset, translations=translations)
+    _name_sizes(program, exported, converted)
+    graph = converted.model.graph
+    for name in list(graph.initializers):
+        attribute = name.rpartition(".")[2]
+        if attribute in rebuilt.state:
+            value = graph.initializers.pop(name)
+            value.const_value = None
+            value.name = attribute
+            graph.inputs.append(value)
+    with _quiet():
+        converted.optimize()
+        model: ir.Model = converted.model
+        LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
+        LiftSubgraphInitializersToMainGraphPass()(model)
+    _refuse_random(program, model)
+    if model.opset_imports.get("") != opset:
+        raise ExportFailed(
+            f"program `{program.name}` has no form of operator set {opset}: torch's exporter gives "
+            f"{model.opset_imports.get('')}. Choose --opset {model.opset_imports.get('')}"
+        )
+    return model
+
+
+def to_onnx(program: Program, exported: ExportedProgram, *, opset: int, translations: Translations) -> Any:
+    """Return torch's `ONNXProgram`, not optimised.
+
+    Raises:
+        ExportFailed: an operator has no translation.
+    """
+    try:
+        with _quiet(), torch.no_grad():
+            return torch.onnx.export(
+                exported,
+                dynamo=True,
+                verbose=False,
+                optimize=False,
+                opset_version=opset,
+                custom_translation_table=dict(translations),
+            )
+    except torch.onnx.errors.OnnxExporterError as error:
+        raise ExportFailed(_untranslated(program, error)) from error
+
+
+def _untranslated(program: Program, error: BaseException) -> str:
+    """Return which node of torch has no translation, where it comes from, and what to do."""
+    node, cause = None, error
+    while cause is not None:
+        trace = cause.__traceback__
+        while trace is not None:
+            candidate = trace.tb_frame.f_locals.get("node")
+            node = candidate if isinstance(candidate, torch.fx.Node) else node
+            trace = trace.tb_next
+        error, cause = cause, cause.__cause__
+    reason = (str(error).strip().splitlines() or [""])[0][:200]
+    if node is None:
+        return f"program `{program.name}` has no ONNX form: {reason}"
+    operator = str(node.target).replace(".", "::", 1)
+    where = provenance(node.meta.get("stack_trace")).get("source")
+    return (
+        f"operator `{operator}`{f' ({where})' if where else ''} of program `{program.name}` has no translation to "
+        f"ONNX: {reason}. Give one with `--onnx-translations FILE.py:NAME` (`OnnxOptions(translations=...)`): a dict "
+        f"from `torch.ops.{node.target}` to an ONNX Script function"
+    )
+
+
+def provenance(trace: str | None) -> dict[str, str]:
+    """Return what `rebuild` wrote into a node's traceback: user's `source` line, `operator`, `module`."""
+    lines = [line for line in (trace or "").splitlines() if line.strip()]
+    if not lines or "::" not in lines[-1]:
+        return {}
+    operator, _, module = lines[-1].strip().partition(", in ")
+    found = {"operator": operator}
+    if module:
+        found["module"] = module
+    if len(lines) > 1 and lines[-2].strip().startswith('File "'):
+        file, line, _ = lines[-2].strip().removeprefix('File "').split(", ", 2)
+        found["source"] = f"{file[:-1]}:{line.removeprefix('line ')}"
+    return found
+
+
+def _name_sizes(program: Program, exported: ExportedProgram, converted: Any) -> None:
+    """Call the model's symbolic sizes as the user calls them."""
+    symbols: dict[str, str] = {}
+    values = [node.meta["val"] for node in exported.graph.nodes if node.op == "placeholder"]
+    arguments = values[len(values) - sum(not isinstance(spec, StateInput) for spec in program.inputs) :]
+    by_index = dict(
+        zip((i for i, spec in enumerate(program.inputs) if not isinstance(spec, StateInput)), arguments, strict=True)
+    )
+    for dimension in program.dimensions:
+        value = by_index[dimension.input_index]
+        size = value.shape[dimension.axis] if isinstance(value, torch.Tensor) else value
+        free = [str(symbol) for symbol in size.node.expr.free_symbols] if isinstance(size, torch.SymInt) else []
+        if len(free) == 1:
+            symbols[free[0]] = dimension.name
+    if symbols:
+        converted.rename_axes(symbols)
+
+
+def _refuse_random(program: Program, model: ir.Model) -> None:
+    for node in model.graph.all_nodes():
+        if node.op_type in _RANDOM:
+            found = provenance(node.metadata_props.get("pkg.torch.onnx.stack_trace"))
+            where = f" ({found['source']})" if "source" in found else ""
+            raise ExportFailed(
+                f"operator `{found.get('operator', node.op_type)}`{where} of program `{program.name}` draws random "
+                "numbers, which ONNX models draw otherwise; pass them in as an input"
+            )
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep the remarks of torch's exporter and its libraries from the user, who can do nothing about them."""
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir", "torch.export")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)

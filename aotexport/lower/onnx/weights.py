@@ -1,0 +1,116 @@
+"""Initialisers of an ONNX model as parts of the bundle's safetensors files: weights are on disk once."""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+from safetensors.numpy import save_file
+
+from aotexport.lower.onnx.translate import INLINE_NBYTES
+from aotexport_runtime.schema.manifest import StateTensor
+
+
+def attach_state(model: ir.Model, state: Mapping[str, str], entries: Mapping[str, StateTensor], root: Path) -> None:
+    """Turn the inputs that stand for state tensors into initialisers that lie in the bundle's files.
+
+    Args:
+        model: changed in place.
+        state: name of the state tensor per input.
+        entries: the manifest's entries, by name.
+        root: directory of the bundle.
+    """
+    graph = model.graph
+    headers: dict[str, dict[str, tuple[int, int]]] = {}
+    taken = {value.name for value in [*graph.inputs, *graph.outputs] if value.name not in state}
+    values = [value for value in graph.inputs if value.name in state]
+    for value in values:
+        graph.inputs.remove(value)
+        if not value.uses():
+            continue
+        entry = entries[state[str(value.name)]]
+        value.name = entry.name if entry.name not in taken else f"state.{entry.name}"
+        if entry.file not in headers:
+            headers[entry.file] = tensor_ranges(root.joinpath(*entry.file.split("/")))
+        value.const_value = _external(value, entry, headers[entry.file][entry.key], root)
+        graph.initializers[value.name] = value
+
+
+def _external(value: ir.Value, entry: StateTensor, where: tuple[int, int], root: Path) -> Any:
+    assert value.shape is not None
+    assert value.dtype is not None
+    shape = [int(size) for size in value.shape]  # type: ignore[arg-type]
+    nbytes = math.prod(shape) * value.dtype.itemsize
+    if nbytes == 0:
+        return ir.tensor(np.zeros(shape, value.dtype.numpy()), name=value.name)
+    # A complex element is two numbers of the model's.
+    width = value.dtype.itemsize * (2 if entry.dtype.startswith("complex") else 1)
+    return ir.ExternalTensor(
+        entry.file,
+        where[0] + entry.offset * int(width),
+        int(nbytes),
+        value.dtype,
+        shape=ir.Shape(shape),
+        name=str(value.name),
+        base_dir=root,
+    )
+
+
+def attach_constants(model: ir.Model, file: str, root: Path) -> None:
+    """Move constants above `INLINE_NBYTES` to the safetensors file `file`; it is written if there are any.
+
+    Args:
+        model: changed in place.
+        file: path of the file in the bundle.
+        root: directory of the bundle.
+    """
+    large: dict[str, ir.Value] = {}
+    for value in model.graph.initializers.values():
+        constant = value.const_value
+        if constant is not None and not isinstance(constant, ir.ExternalTensor) and constant.nbytes > INLINE_NBYTES:
+            large[str(value.name)] = value
+    if not large:
+        return
+    path = root.joinpath(*file.split("/"))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    save_file({name: _padded(value) for name, value in sorted(large.items())}, path)
+    ranges = tensor_ranges(path)
+    for name, value in large.items():
+        constant = value.const_value
+        assert constant is not None
+        assert value.shape is not None
+        value.const_value = ir.ExternalTensor(
+            file,
+            ranges[name][0],
+            constant.nbytes,
+            constant.dtype,
+            shape=value.shape,
+            name=name,
+            base_dir=root,
+        )
+
+
+def _padded(value: ir.Value) -> np.ndarray[Any, Any]:
+    """Return the bytes of a constant, so many that the next one begins at a multiple of 8."""
+    assert value.const_value is not None
+    data = value.const_value.tobytes()
+    return np.frombuffer(data + bytes(-len(data) % 8), np.uint8)
+
+
+def tensor_ranges(path: Path) -> dict[str, tuple[int, int]]:
+    """Return the first and past-the-last byte in the file of each tensor of a safetensors file."""
+    with path.open("rb") as stream:
+        (length,) = struct.unpack("<Q", stream.read(8))
+        header = json.loads(stream.read(length))
+    begin = 8 + length
+    return {
+        key: (begin + value["data_offsets"][0], begin + value["data_offsets"][1])
+        for key, value in header.items()
+        if key != "__metadata__"
+    }

@@ -1,0 +1,58 @@
+"""Tensors of a call, whoever made them: torch's, where torch was imported, and arrays of numpy. No torch at import."""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+_CPU = SimpleNamespace(type="cpu")
+
+
+class Array:
+    """A numpy array with the metadata that guards read, under torch's names.
+
+    Attributes:
+        value: the array; borrowed.
+    """
+
+    layout = "strided"
+    device = _CPU
+    requires_grad = False
+    is_leaf = True
+
+    def __init__(self, value: np.ndarray[Any, Any]) -> None:
+        self.value = value
+        self.dtype = value.dtype.name
+        self.shape = value.shape
+
+    def dim(self) -> int:
+        """Return the number of axes."""
+        return self.value.ndim
+
+    def stride(self) -> tuple[int, ...]:
+        """Return the step per axis, in elements."""
+        return tuple(step // self.value.itemsize for step in self.value.strides)
+
+    def storage_offset(self) -> int:
+        """Return 0: numpy knows no storage before its first element."""
+        return 0
+
+
+def is_tensor(value: Any) -> bool:
+    """Return whether `value` is a tensor of torch or an `Array`."""
+    return isinstance(value, Array) or is_torch_tensor(value)
+
+
+def is_torch_tensor(value: Any) -> bool:
+    """Return whether `value` is a tensor of torch, without importing it."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor)
+
+
+def size_type() -> type | None:
+    """Return `torch.Size`; None: torch was not imported, so that nothing is one."""
+    torch = sys.modules.get("torch")
+    return None if torch is None else torch.Size

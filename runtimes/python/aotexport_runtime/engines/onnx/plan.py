@@ -1,0 +1,126 @@
+"""A call of a program through ONNX Runtime: the same guards and the same structure as by any other engine."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+
+from aotexport_runtime.bundle import Bundle
+from aotexport_runtime.call.guards import Guards
+from aotexport_runtime.call.signature import Signature
+from aotexport_runtime.call.tensors import Array, is_torch_tensor
+from aotexport_runtime.engines.onnx.session import OnnxRuntime, open_session, run_session
+from aotexport_runtime.errors import BundleInvalid, CallInvalid, NotSupported
+from aotexport_runtime.schema.manifest import OnnxModel
+from aotexport_runtime.schema.program import Program, StateInput
+from aotexport_runtime.schema.trees import Constant
+from aotexport_runtime.trees import builder
+
+
+class OnnxPlan:
+    """A program with an ONNX model, ready to be called.
+
+    Attributes:
+        program: its record.
+        session: the `onnxruntime.InferenceSession`.
+    """
+
+    def __init__(self, bundle: Bundle, program: Program, model: OnnxModel, options: OnnxRuntime) -> None:
+        """Open the model.
+
+        Raises:
+            BundleInvalid: its inputs and outputs are not the program's.
+            NotSupported: it changes state, or ONNX Runtime cannot run it.
+        """
+        arguments = [index for index, spec in enumerate(program.inputs) if not isinstance(spec, StateInput)]
+        counts = len(arguments), len(program.outputs) + len(model.updates)
+        if (len(model.inputs), len(model.outputs)) != counts:
+            raise BundleInvalid(
+                f"{len(model.inputs)} inputs and {len(model.outputs)} outputs, and program `{program.name}` has "
+                f"{counts[0]} and {counts[1]}",
+                where=model.file,
+            )
+        if model.updates:
+            raise NotSupported(
+                f"program `{program.name}` changes {', '.join(f'`{name}`' for name in model.updates)}, which its ONNX "
+                "model returns instead: run `session` of it yourself, or load another target"
+            )
+        self.program = program
+        self._model = model
+        self._signature = Signature(program.parameters, constant)
+        self._guards = Guards(program, None)
+        self._arguments = arguments
+        self._sizes = [index for index, meta in enumerate(program.outputs) if meta is None]
+        self._complex = [
+            index for index, meta in enumerate(program.outputs) if meta is not None and meta.dtype.startswith("complex")
+        ]
+        self._unflatten = builder(program.output_tree, constant)
+        self.session = open_session(bundle, model, options)
+
+    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call the program.
+
+        Raises:
+            CallInvalid: the call does not fit; lists every violation.
+            NotSupported: the call needs gradients.
+        """
+        inputs, symbols, violations = self.bind(args, kwargs)
+        if violations:
+            raise CallInvalid(self.program.name, violations)
+        return self.run(inputs, symbols)
+
+    def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, int], list[str]]:
+        """Return the program's inputs, the value of each symbol, and one sentence per violation of a guard."""
+        inputs: list[Any] = [None] * len(self.program.inputs)
+        violations = self._signature.flatten(args, kwargs, inputs)
+        if violations:
+            return inputs, {}, violations
+        for index, value in enumerate(inputs):
+            if isinstance(value, np.ndarray):
+                inputs[index] = Array(value)
+        symbols, violations = self._guards.check(inputs)
+        return inputs, symbols, violations
+
+    def run(self, inputs: list[Any], symbols: dict[str, int]) -> Any:
+        """Run the model on what `bind` gave without violations; return what the call returns."""
+        del symbols
+        values = [inputs[index] for index in self._arguments]
+        _refuse_gradients(self.program.name, values)
+        arrays = [value.value if isinstance(value, Array) else value for value in values]
+        outputs = run_session(self.session, self._model.inputs, arrays, self._model.outputs)
+        for index in self._sizes:
+            outputs[index] = int(outputs[index])
+        for index in self._complex:
+            outputs[index] = _as_complex(outputs[index])
+        return self._unflatten(outputs)
+
+
+def _refuse_gradients(name: str, values: list[Any]) -> None:
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.is_grad_enabled():
+        return
+    if any(is_torch_tensor(value) and value.requires_grad for value in values):
+        raise NotSupported(
+            f"an input of program `{name}` requires grad, and ONNX models record no gradients. Call it under "
+            "`torch.no_grad()`, or load target `portable`"
+        )
+
+
+def _as_complex(value: Any) -> Any:
+    if is_torch_tensor(value):
+        import torch
+
+        return torch.view_as_complex(value)
+    return np.ascontiguousarray(value).view(np.result_type(value.dtype, np.complex64))[..., 0]
+
+
+def constant(leaf: Constant) -> Any:
+    """Return the value of a constant leaf; torch is imported only for what is torch's own."""
+    value = leaf.value
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    from aotexport_runtime.engines.codegen import Environment, constant_value
+
+    return constant_value(value, Environment())

@@ -1,0 +1,144 @@
+"""A session of ONNX Runtime over one model of a bundle, and values in and out of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from aotexport_runtime.bundle import Bundle
+from aotexport_runtime.call.tensors import is_torch_tensor
+from aotexport_runtime.errors import BundleInvalid, NotSupported
+from aotexport_runtime.schema.manifest import OnnxModel
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnnxRuntime:
+    """How ONNX Runtime runs a bundle's models.
+
+    Attributes:
+        providers: execution providers in order of preference, as `onnxruntime.InferenceSession` takes them.
+        threads: threads within an operator; None: as ONNX Runtime chooses, one per core.
+        session_options: an `onnxruntime.SessionOptions` to start from; `threads` is set in it.
+    """
+
+    providers: Sequence[Any] = ("CPUExecutionProvider",)
+    threads: int | None = None
+    session_options: Any = None
+
+
+def open_session(bundle: Bundle, model: OnnxModel, options: OnnxRuntime) -> Any:
+    """Return an `onnxruntime.InferenceSession` of `model`.
+
+    Raises:
+        BundleInvalid: the file is no such model.
+        NotSupported: ONNX Runtime is missing, or lacks a provider or an operator of the model.
+    """
+    try:
+        import onnxruntime  # pyright: ignore[reportMissingTypeStubs]
+    except ImportError:
+        raise NotSupported("target `onnx` needs ONNX Runtime: `pip install 'aotexport-runtime[onnx]'`") from None
+    names = [provider if isinstance(provider, str) else provider[0] for provider in options.providers]
+    here: list[str] = onnxruntime.get_available_providers()
+    missing = [name for name in names if name not in here]
+    if missing:
+        raise NotSupported(f"this ONNX Runtime has no `{missing[0]}`; it has {', '.join(here)}")
+    session_options = options.session_options or onnxruntime.SessionOptions()
+    if options.threads is not None:
+        session_options.intra_op_num_threads = options.threads
+    try:
+        session = onnxruntime.InferenceSession(
+            str(bundle.file(model.file)), session_options, providers=list(options.providers)
+        )
+    except Exception as error:
+        reason = (str(error).splitlines() or [""])[0][:300]
+        raise NotSupported(f"ONNX Runtime {onnxruntime.__version__} does not load `{model.file}`: {reason}") from None
+    found = [value.name for value in session.get_inputs()], [value.name for value in session.get_outputs()]
+    if found != (list(model.inputs), list(model.outputs)):
+        raise BundleInvalid("its inputs and outputs are not those that the manifest names", where=model.file)
+    return session
+
+
+_ONNX_TYPES = {"bfloat16": 16, "float8_e4m3fn": 17, "float8_e4m3fnuz": 18, "float8_e5m2": 19, "float8_e5m2fnuz": 20}
+"""Numbers in ONNX of element types that numpy has not."""
+
+
+def run_session(session: Any, names: Sequence[str], values: Sequence[Any], outputs: Sequence[str]) -> list[Any]:
+    """Run a session; tensors of torch give tensors of torch, else arrays of numpy.
+
+    Args:
+        session: an open one.
+        names: names of its inputs, in order.
+        values: a tensor, array or integer per input; borrowed.
+        outputs: names of the outputs to return.
+
+    Returns:
+        The outputs, on the CPU, contiguous.
+    """
+    with_torch = any(map(is_torch_tensor, values))
+    feeds = {name: _feed(value) for name, value in zip(names, values, strict=True)}
+    if all(isinstance(feed, np.ndarray) for feed in feeds.values()) and not _has_rare_outputs(session):
+        results = session.run(outputs, feeds)
+        return [_to_torch(result) if with_torch else np.asarray(result) for result in results]
+    ort = _onnxruntime()
+    wrapped = {
+        name: ort.OrtValue.ortvalue_from_numpy(feed) if isinstance(feed, np.ndarray) else feed
+        for name, feed in feeds.items()
+    }
+    return [_from_ort(value, with_torch) for value in session.run_with_ort_values(outputs, wrapped)]
+
+
+def _onnxruntime() -> Any:
+    import onnxruntime  # pyright: ignore[reportMissingTypeStubs]
+
+    return onnxruntime
+
+
+def _has_rare_outputs(session: Any) -> bool:
+    return any(value.type in ("tensor(bfloat16)",) or "float8" in value.type for value in session.get_outputs())
+
+
+def _feed(value: Any) -> Any:
+    """Return a contiguous array of the value, or where numpy lacks its type, an `OrtValue` of its bytes."""
+    if isinstance(value, int):
+        return np.asarray(value, np.int64)
+    if is_torch_tensor(value):
+        import torch
+
+        tensor = value.detach().resolve_conj().resolve_neg().cpu().contiguous()
+        if tensor.is_complex():
+            tensor = torch.view_as_real(tensor)
+        name = str(tensor.dtype).removeprefix("torch.")
+        if name not in _ONNX_TYPES:
+            return tensor.numpy()
+        bits = tensor.view(torch.int16 if tensor.element_size() == 2 else torch.uint8).numpy()
+        return _rare(bits, name)
+    array = np.ascontiguousarray(value).reshape(value.shape)
+    if array.dtype.name in _ONNX_TYPES:
+        return _rare(array.view(np.int16 if array.itemsize == 2 else np.uint8), array.dtype.name)
+    if array.dtype.kind == "c":
+        return array.view(f"f{array.itemsize // 2}").reshape(*array.shape, 2)
+    return array
+
+
+def _rare(bits: np.ndarray[Any, Any], name: str) -> Any:
+    unsigned = bits.view(np.uint16 if bits.itemsize == 2 else np.uint8)
+    return _onnxruntime().OrtValue.ortvalue_from_numpy_with_onnx_type(unsigned, _ONNX_TYPES[name])
+
+
+def _to_torch(result: Any) -> Any:
+    import torch
+
+    return torch.from_numpy(np.asarray(result))
+
+
+def _from_ort(value: Any, with_torch: bool) -> Any:
+    if with_torch:
+        import torch
+
+        return torch.from_dlpack(value)
+    if "float8" in value.data_type() or value.data_type() == "tensor(bfloat16)":
+        raise NotSupported(f"numpy has no type for an output that is {value.data_type()}; pass tensors of torch")
+    return value.numpy()

@@ -1,0 +1,105 @@
+"""Architectures that ONNX models are made of in the tests, tiny and with random weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.export import Dim
+
+Made = tuple[nn.Module, dict[str, Any], dict[str, Any]]
+"""A model in evaluation mode, its keyword arguments, and its dynamic sizes."""
+
+_BATCH = Dim("batch", min=1, max=64)
+_SEQUENCE = Dim("sequence", min=2, max=64)
+
+
+def _tokens(*names: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(1, 90, (3, 9), generator=generator)
+    return {name: ids if name == "input_ids" else torch.ones_like(ids) for name in names}, {
+        name: {0: _BATCH, 1: _SEQUENCE} for name in names
+    }
+
+
+def gpt2() -> Made:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    config = GPT2Config(vocab_size=99, n_positions=64, n_embd=32, n_layer=2, n_head=4, use_cache=False)
+    return (GPT2LMHeadModel(config).eval(), *_tokens("input_ids", "attention_mask"))
+
+
+def bert() -> Made:
+    from transformers import BertConfig, BertModel
+
+    config = BertConfig(vocab_size=99, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=37)
+    return (BertModel(config).eval(), *_tokens("input_ids", "attention_mask"))
+
+
+def llama() -> Made:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=99,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        intermediate_size=37,
+        use_cache=False,
+    )
+    return (LlamaForCausalLM(config).eval(), *_tokens("input_ids"))
+
+
+def t5_encoder() -> Made:
+    from transformers import T5Config, T5EncoderModel
+
+    config = T5Config(vocab_size=99, d_model=32, d_kv=8, d_ff=37, num_layers=2, num_heads=4)
+    return (T5EncoderModel(config).eval(), *_tokens("input_ids", "attention_mask"))
+
+
+def whisper_encoder() -> Made:
+    from transformers import WhisperConfig
+    from transformers.models.whisper.modeling_whisper import WhisperEncoder
+
+    config = WhisperConfig(
+        d_model=32,
+        encoder_layers=2,
+        encoder_attention_heads=4,
+        encoder_ffn_dim=37,
+        num_mel_bins=8,
+        max_source_positions=20,
+    )
+    features = torch.randn(2, 8, 40, generator=torch.Generator().manual_seed(0))
+    return WhisperEncoder(config).eval(), {"input_features": features}, {"input_features": {0: _BATCH}}
+
+
+def vit() -> Made:
+    from transformers import ViTConfig, ViTForImageClassification
+
+    config = ViTConfig(
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=37,
+        image_size=16,
+        patch_size=4,
+        num_labels=5,
+    )
+    pixels = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+    return ViTForImageClassification(config).eval(), {"pixel_values": pixels}, {"pixel_values": {0: _BATCH}}
+
+
+def resnet() -> Made:
+    from transformers import ResNetConfig, ResNetForImageClassification
+
+    config = ResNetConfig(embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], layer_type="basic", num_labels=5)
+    pixels = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    return ResNetForImageClassification(config).eval(), {"pixel_values": pixels}, {"pixel_values": {0: _BATCH}}
+
+
+MODELS: dict[str, Callable[[], Made]] = {
+    make.__name__: make for make in (gpt2, bert, llama, t5_encoder, whisper_encoder, vit, resnet)
+}

@@ -1,0 +1,367 @@
+"""ONNX models of bundles: made from the forward graph alone, run by ONNX Runtime, equal to eager."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from safetensors.numpy import load_file
+from torch import nn
+from torch.export import Dim
+
+import aotexport
+import aotexport_runtime
+from aotexport import ExportFailed, OnnxOptions, VerificationFailed
+from aotexport_runtime import BundleInvalid, CallInvalid, NotSupported, OnnxRuntime
+from tests.hostile.crafted import Crafted
+
+BATCH = Dim("batch", min=1, max=64)
+
+
+class Tied(nn.Module):
+    """Tied and transposed weights, a buffer, a constant above 1 KB, nested inputs and named outputs."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(7, 4)
+        self.head = nn.Linear(4, 7, bias=False)
+        self.head.weight = self.embed.weight
+        self.turned = nn.Parameter(torch.randn(4, 4).t())
+        self.register_buffer("scale", torch.full((4,), 0.5))
+        self.norm = nn.BatchNorm1d(4)
+
+    def forward(self, batch, *, bias=None):
+        table = torch.arange(300.0).reshape(75, 4).sin().sum(0)
+        hidden = self.norm(self.embed(batch["ids"]) @ self.turned * self.scale) + table
+        hidden = hidden if bias is None else hidden + bias
+        return {"hidden": hidden, "logits": (self.head(hidden),), "size": batch["ids"].shape[0]}
+
+
+def make_tied():
+    torch.manual_seed(0)
+    return Tied().eval()
+
+
+def tied_call(size=3):
+    ids = torch.arange(size) % 7
+    return ({"ids": ids},), {"bias": torch.linspace(-1, 1, 4 * size).reshape(size, 4)}
+
+
+def export(model, args, kwargs=None, *, output, **options):
+    return aotexport.export(model, args, kwargs, output=output, programs="infer", **options)
+
+
+@pytest.fixture(scope="module")
+def tied(tmp_path_factory):
+    path = tmp_path_factory.mktemp("onnx") / "tied"
+    args, kwargs = tied_call()
+    sizes = {"batch": {"ids": {0: BATCH}}, "bias": {0: BATCH}}
+    report = export(make_tied(), args, kwargs, output=path, dynamic_shapes=sizes, onnx=True, shard_nbytes=64)
+    assert {c.target for c in report.comparisons} == {"autograd", "portable", "onnx"} - {"autograd"}
+    return path
+
+
+@pytest.mark.parametrize("size", [1, 3, 40])
+def test_onnx_engine_gives_the_values_and_structure_of_eager(tied, size):
+    args, kwargs = tied_call(size)
+    with torch.no_grad():
+        expected = make_tied()(*args, **kwargs)
+    module = aotexport_runtime.load(tied, target="onnx")
+    got = module(*args, **kwargs)
+    assert list(got) == ["hidden", "logits", "size"]
+    assert got["size"] == size
+    torch.testing.assert_close(got["hidden"], expected["hidden"])
+    torch.testing.assert_close(got["logits"], expected["logits"])
+    arrays = module({"ids": args[0]["ids"].numpy()}, bias=kwargs["bias"].numpy())
+    assert type(arrays["hidden"]) is np.ndarray
+    np.testing.assert_array_equal(arrays["hidden"], got["hidden"].numpy())
+
+
+def test_model_names_inputs_outputs_and_sizes_as_the_call_does(tied):
+    model = onnx.load(tied / "model.onnx", load_external_data=False)
+    assert [value.name for value in model.graph.input] == ["batch.ids", "bias"]
+    assert [value.name for value in model.graph.output] == ["hidden", "logits.0", "size"]
+    assert model.graph.input[1].type.tensor_type.shape.dim[0].dim_param == "batch"
+    assert {prop.key: prop.value for prop in model.metadata_props}["aotexport.program"] == "infer"
+    sources = {prop.value for node in model.graph.node for prop in node.metadata_props if prop.key.endswith("source")}
+    assert any(source.startswith("tests/conformance/test_onnx.py:") for source in sources)
+
+
+def test_initialisers_lie_in_the_files_of_the_bundle_and_checkers_accept_them(tied):
+    onnx.checker.check_model(tied / "model.onnx", full_check=True)
+    model = onnx.load(tied / "model.onnx", load_external_data=False)
+    places = {t.name: {e.key: e.value for e in t.external_data} for t in model.graph.initializer}
+    assert {"embed.weight", "turned", "scale", "norm.running_mean"} <= set(places)
+    assert "head.weight" not in places
+    manifest = aotexport_runtime.open_bundle(tied).manifest
+    listed = {entry.path for entry in manifest.files}
+    assert len({entry.file for entry in manifest.state}) > 1
+    for name, place in places.items():
+        if place:
+            assert place["location"] in listed, name
+    for tensor in model.graph.initializer:
+        assert places[tensor.name] or len(tensor.raw_data) <= 1024
+    (entry,) = [entry for entry in manifest.state if entry.name == "scale"]
+    data = (tied / entry.file).read_bytes()
+    begin = int(places["scale"]["offset"])
+    np.testing.assert_array_equal(
+        np.frombuffer(data[begin : begin + 16], np.float32), load_file(tied / entry.file)["scale"]
+    )
+    assert [entry.targets for entry in manifest.programs] == [("portable", "onnx")]
+
+
+def test_model_is_the_same_from_the_bundle_alone(tied, tmp_path):
+    bundle = tmp_path / "bundle"
+    args, kwargs = tied_call()
+    sizes = {"batch": {"ids": {0: BATCH}}, "bias": {0: BATCH}}
+    export(make_tied(), args, kwargs, output=bundle, dynamic_shapes=sizes, shard_nbytes=64, verify=False)
+    aotexport.export_onnx(bundle, verify=False)
+    for file in ("model.onnx", "bundle.json"):
+        assert (bundle / file).read_bytes() == (tied / file).read_bytes()
+
+
+def test_tuned_bundle_gives_the_tuned_predictions(tmp_path):
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2))
+    sizes = ({0: Dim("batch", min=2, max=64)},)
+    path = tmp_path / "bundle"
+    aotexport.export(network, (torch.randn(6, 4),), output=path, dynamic_shapes=sizes, onnx=True, verify=False)
+    module = aotexport_runtime.load(path)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.5)
+    for _ in range(3):
+        optimizer.zero_grad()
+        module(torch.randn(16, 4)).square().mean().backward()
+        optimizer.step()
+    aotexport_runtime.save(module, tmp_path / "tuned")
+    assert (tmp_path / "tuned/model.onnx").read_bytes() == (path / "model.onnx").read_bytes()
+    x = torch.randn(5, 4)
+    with torch.no_grad():
+        expected = module.eval()(x)
+    before = aotexport_runtime.load(path, target="onnx")(x)
+    torch.testing.assert_close(aotexport_runtime.load(tmp_path / "tuned", target="onnx")(x), expected)
+    assert not torch.allclose(before, expected)
+
+
+def test_onnx_engine_imports_no_torch_for_arrays(tied):
+    code = f"""
+import sys, numpy, aotexport_runtime
+module = aotexport_runtime.load({str(tied)!r}, target="onnx")
+module({{"ids": numpy.arange(3)}}, bias=numpy.ones((3, 4), numpy.float32))
+assert not any(name.partition(".")[0] in ("torch", "safetensors", "aotexport", "onnx") for name in sys.modules)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_onnx_engine_refuses_what_the_portable_engine_refuses(tied):
+    args, kwargs = tied_call()
+    wrong = [
+        (({"ids": args[0]["ids"].int()},), kwargs),
+        (args, {"bias": kwargs["bias"][:2]}),
+        (args, {}),
+        (({"tokens": args[0]["ids"]},), kwargs),
+        (({"ids": [1, 2, 3]},), kwargs),
+    ]
+    portable, session = (
+        aotexport_runtime.load(tied, target="portable").eval(),
+        aotexport_runtime.load(tied, target="onnx"),
+    )
+    for call_args, call_kwargs in wrong:
+        with pytest.raises(CallInvalid) as expected:
+            portable(*call_args, **call_kwargs)
+        with pytest.raises(CallInvalid) as got:
+            session(*call_args, **call_kwargs)
+        assert str(got.value) == str(expected.value)
+
+
+def test_onnx_engine_takes_threads_providers_and_session_options(tied):
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    runtime = OnnxRuntime(providers=["CPUExecutionProvider"], threads=1, session_options=options)
+    session = aotexport_runtime.load(tied, target="onnx", onnx=runtime).session("infer")
+    assert session.get_session_options().intra_op_num_threads == 1
+    with pytest.raises(NotSupported, match=r"^this ONNX Runtime has no `NoSuchProvider`; it has "):
+        aotexport_runtime.load(tied, target="onnx", onnx=OnnxRuntime(providers=["NoSuchProvider"]))
+
+
+def test_onnx_engine_refuses_gradients_and_bundles_without_models(tied, tiny):
+    args, kwargs = tied_call()
+    with pytest.raises(NotSupported, match="requires grad, and ONNX models record no gradients"):
+        aotexport_runtime.load(tied, target="onnx")(*args, bias=kwargs["bias"].requires_grad_())
+    with pytest.raises(NotSupported, match=r"^the bundle has no ONNX models; add them with `aotexport onnx`"):
+        aotexport_runtime.load(tiny, target="onnx")
+
+
+# --- what has no model ------------------------------------------------------------------------------------
+
+
+class Counting(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(2))
+
+    def forward(self, x):
+        self.calls.add_(x.sum())
+        return x * self.calls
+
+
+def test_program_that_changes_state_is_refused_or_returns_it(tmp_path):
+    bundle = tmp_path / "bundle"
+    export(Counting(), (torch.ones(2),), output=bundle, verify=False)
+    before = (bundle / "bundle.json").read_bytes()
+    with pytest.raises(
+        ExportFailed, match=r"^program `infer` changes `calls`, and ONNX models change nothing"
+    ) as caught:
+        aotexport.export_onnx(bundle)
+    assert "--onnx-state=outputs" in str(caught.value)
+    assert (bundle / "bundle.json").read_bytes() == before
+    manifest, _ = aotexport.export_onnx(bundle, OnnxOptions(state="outputs"))
+    assert (manifest.onnx[0].outputs, manifest.onnx[0].updates) == (("output", "calls.after"), ("calls",))
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(bundle / "model.onnx")
+    output, calls = session.run(None, {"x": np.ones(2, np.float32)})
+    assert (output.tolist(), calls.tolist()) == ([2, 2], [2, 2])
+    with pytest.raises(NotSupported, match=r"^program `infer` changes `calls`, which its ONNX model returns instead"):
+        aotexport_runtime.load(bundle, target="onnx")
+
+
+def _view(x):
+    return x.t()
+
+
+def _random(x):
+    return x + torch.rand_like(x)
+
+
+def _median(x):
+    return x.median(dim=0).values
+
+
+def _steps(x):
+    for _ in range(4):
+        x = torch.relu(x) + 1
+    return x
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (_view, "program `infer` returns `output` as a view of `x`, and ONNX models change nothing. "),
+        (_random, "operator `aten::rand_like.default` (tests/conformance/test_onnx.py:"),
+        (_median, "operator `aten::median.dim` (tests/conformance/test_onnx.py:"),
+    ],
+)
+def test_program_without_an_onnx_form_is_refused_by_name(tmp_path, function, message):
+    with pytest.raises(ExportFailed) as caught:
+        export(function, (torch.randn(3, 4),), output=tmp_path / "bundle", onnx=True, verify=False)
+    assert str(caught.value).startswith(message)
+    assert not (tmp_path / "bundle").exists()
+
+
+def test_registered_translation_is_used(tmp_path):
+    from onnxscript import opset20 as op
+
+    def median(self, dim: int, keepdim: bool = False):
+        size = op.Cast(op.Gather(op.Shape(self), [dim]), to=1)
+        middle = op.Cast(op.Ceil(op.Div(size, [2.0])), to=7)
+        values, indices = op.TopK(self, middle, axis=dim, largest=0)
+        last = op.Sub(middle, [1])
+        return op.Squeeze(op.Gather(values, last, axis=dim), [dim]), op.Squeeze(
+            op.Gather(indices, last, axis=dim), [dim]
+        )
+
+    options = OnnxOptions(translations={torch.ops.aten.median.dim: median})
+    report = export(_median, (torch.randn(5, 4),), output=tmp_path / "bundle", onnx=options)
+    assert [c.target for c in report.comparisons].count("onnx") == 2
+
+
+def test_wrong_model_is_refused_with_the_first_value_that_differs(tmp_path):
+    from onnxscript import opset20 as op
+
+    def relu(self):
+        return op.Neg(self)
+
+    options = OnnxOptions(translations={torch.ops.aten.relu.default: relu})
+    with pytest.raises(VerificationFailed) as caught:
+        export(_steps, (torch.linspace(0, 1, 12).reshape(3, 4),), output=tmp_path / "bundle", onnx=options)
+    first, _, where = str(caught.value).splitlines()
+    assert first == "ONNX Runtime disagrees with eager execution; nothing was written:"
+    assert "`relu`: torch's aten.relu.default, ONNX's Neg" in where
+    assert "tests/conformance/test_onnx.py:" in where
+    assert not (tmp_path / "bundle").exists()
+
+
+# --- kinds of programs ------------------------------------------------------------------------------------
+
+
+class Quantised(nn.Module):
+    """A linear layer with 8-bit weights, a scale per row."""
+
+    def __init__(self):
+        super().__init__()
+        weight = torch.randn(6, 4)
+        scale = weight.abs().amax(1, keepdim=True) / 127
+        self.register_buffer("weight", (weight / scale).round().to(torch.int8))
+        self.register_buffer("scale", scale)
+
+    def forward(self, x):
+        return nn.functional.linear(x, self.weight.to(x.dtype) * self.scale)
+
+
+def _cond(x):
+    return torch.cond(x.sum() > 0, lambda x: x.sin() + 1, lambda x: x.cos(), (x,))
+
+
+def _half(x):
+    return nn.functional.gelu(x @ x.t())
+
+
+@pytest.mark.parametrize(
+    ("make", "x"),
+    [
+        (Quantised, torch.linspace(-1, 1, 12).reshape(3, 4)),
+        (lambda: _cond, torch.linspace(-1, 1.5, 12).reshape(3, 4)),
+        (lambda: _half, torch.linspace(-1, 1.5, 12, dtype=torch.float16).reshape(3, 4)),
+        (lambda: nn.Conv2d(3, 4, 3, padding=1).eval(), torch.randn(2, 3, 5, 5)),
+    ],
+    ids=["quantised", "cond", "float16", "convolution"],
+)
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
+def test_program_of_a_kind_equals_eager_in_onnx_runtime(tmp_path, make, x):
+    torch.manual_seed(0)
+    report = export(make(), (x,), output=tmp_path / "bundle", onnx=True)
+    found = [comparison for comparison in report.comparisons if comparison.target == "onnx"]
+    assert len(found) >= 2
+    assert all(comparison.agrees and math.isfinite(comparison.absolute) for comparison in found)
+    if make is Quantised:
+        model = onnx.load(tmp_path / "bundle/model.onnx", load_external_data=False)
+        assert {t.name: t.data_type for t in model.graph.initializer}["weight"] == onnx.TensorProto.INT8
+
+
+# --- broken bundles ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("program", "other", "bundle.json: an ONNX model is of program 'other', which is not here"),
+        ("file", "other.onnx", "bundle.json: an ONNX model is no listed file at the top: 'other.onnx'"),
+        ("file", "weights/../model.onnx", "bundle.json: an ONNX model is no listed file at the top: "),
+        ("inputs", ["bias"], "model.onnx: 1 inputs and 3 outputs, and program `infer` has 2 and 3"),
+        ("inputs", ["bias", "batch.ids"], "model.onnx: its inputs and outputs are not those that the manifest names"),
+        ("outputs", ["a", "a", "b"], "bundle.json: input or output of an ONNX model 'a' occurs twice"),
+    ],
+)
+def test_manifest_that_does_not_fit_its_onnx_model_is_refused(tied, tmp_path, field, value, message):
+    crafted = Crafted(tied, tmp_path / "bundle")
+    crafted.put("manifest", f"onnx/0/{field}", value)
+    with pytest.raises(BundleInvalid) as caught:
+        aotexport_runtime.load(crafted.seal(), target="onnx")
+    assert str(caught.value).startswith(message)
