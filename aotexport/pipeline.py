@@ -21,6 +21,7 @@ from aotexport.encode.program import EncodedProgram, encode_program, with_functi
 from aotexport.lower.build import TargetFiles, compile_targets, with_lowered, write_targets
 from aotexport.lower.onnx.bundle import add_onnx, check_options
 from aotexport.lower.onnx.options import OnnxOptions
+from aotexport.paths import checked_programs, on_path
 from aotexport.programs import AnyExample, Example, Program, ProgramSpec, choose_programs
 from aotexport.targets import Targets, check_targets
 from aotexport.vectors import Vector, record_vectors, run_once, write_vectors
@@ -28,7 +29,7 @@ from aotexport.verify import Comparison, verify_bundle
 from aotexport.write.files import check_output, staged, write_manifest, write_programs
 from aotexport.write.readme import write_readme
 from aotexport.write.weights import SHARD_NBYTES, write_weights
-from aotexport_runtime.schema.manifest import Manifest
+from aotexport_runtime.schema.manifest import Manifest, VectorEntry
 
 Progress = Callable[[str], None]
 
@@ -167,7 +168,7 @@ def _write(
     with staged(output, force=force) as stage:
         clock.stage("write")
         tensors = write_weights(state, stage, shard_nbytes=shard_nbytes)
-        records = write_vectors(vectors, stage)
+        records: tuple[VectorEntry, ...] = ()
 
         def finish(current: list[EncodedProgram]) -> Manifest:
             write_programs(current, stage)
@@ -183,6 +184,10 @@ def _write(
                 vectors=records,
             )
 
+        if checked := checked_programs(programs):
+            finish(programs)
+            vectors = on_path(stage, checked, vectors)
+        records = write_vectors(vectors, stage)
         if verify:
             clock.stage("verify in a fresh process")
             programs, comparisons = verify_bundle(stage, programs, finish)

@@ -7,13 +7,15 @@ moves one.
 from __future__ import annotations
 
 import contextlib
+import re
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Any
 
+import sympy
 import torch
 import torch.fx.traceback
 
@@ -44,15 +46,28 @@ from torch._guards import TracingContext, tracing
 # Custom operators with the functions that define them, to tell the user what to import.
 from torch._library import simple_registry
 from torch._library.custom_ops import OPDEFS
+
+# Sizes that fake kernels do not know.
+from torch._library.fake_impl import FakeImplCtx, set_ctx_getter
+from torch._subclasses.fake_impls import op_implementations_checks
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental import proxy_tensor
 from torch.fx.experimental.proxy_tensor import PythonKeyTracer, make_fx
-from torch.fx.experimental.symbolic_shapes import ConstraintViolationError, ShapeEnv
+from torch.fx.experimental.symbolic_shapes import (
+    ConstraintViolationError,
+    ConvertIntKey,
+    GuardOnDataDependentSymNode,
+    ShapeEnv,
+)
 from torch.fx.passes.runtime_assert import insert_deferred_runtime_asserts
+from torch.fx.proxy import GraphAppendingTracer
 
 # Containers that torch's tree utilities know and this package does not (caches of model libraries).
-from torch.utils._pytree import SUPPORTED_NODES, tree_leaves, tree_map
+from torch.utils._pytree import SUPPORTED_NODES, key_get, tree_leaves, tree_map
+from torch.utils._sympy.interp import sympy_interp
 from torch.utils._sympy.numbers import int_oo
+from torch.utils._sympy.reference import PythonReferenceAnalysis
+from torch.utils._sympy.symbol import SymT, symbol_is_type
 from torch.utils._sympy.value_ranges import ValueRanges
 
 from aotexport_runtime.subclasses import flatten, inner_tensor, is_wrapper, parts, protocol
@@ -73,6 +88,7 @@ __all__ = [
     "FakeTensor",
     "FakeTensorMode",
     "FunctionalCapture",
+    "GuardOnDataDependentSymNode",
     "HigherOrderOperator",
     "InputAliasInfo",
     "MemoryFormatMeta",
@@ -83,18 +99,28 @@ __all__ = [
     "PlainTensorMeta",
     "ShapeEnv",
     "ViewAndMutationMeta",
+    "add_check",
     "applied_functions",
+    "average_in_tensors",
+    "branches_follow",
     "capture_functional",
+    "current_tracer",
     "custom_operator_module",
     "exporting",
+    "fake_kernels",
+    "find_symbol",
     "has_transforms",
     "insert_data_dependent_checks",
+    "is_data_dependent",
+    "is_float_of_tensors",
     "is_wrap",
     "make_fake_inputs",
     "masks_unread",
+    "number_at",
     "onednn_disabled",
     "trace_forward",
     "tree_map",
+    "unchecked_assumption",
     "within_subclass",
 ]
 
@@ -192,6 +218,49 @@ def convolution_choice_unguarded(fake_mode: FakeTensorMode) -> Iterator[None]:
         yield
     finally:
         torch._C._select_conv_backend = choose
+
+
+@contextlib.contextmanager
+def fake_kernels(kernels: Mapping[Any, Callable[..., Any]]) -> Iterator[None]:
+    """Let fake tensors take `kernels` for operators that torch refuses as data-dependent."""
+
+    def takes(operator: Any) -> bool:
+        return operator in kernels
+
+    def run(mode: FakeTensorMode, operator: Any, *args: Any, **kwargs: Any) -> Any:
+        context = FakeImplCtx(mode, operator)
+        with set_ctx_getter(lambda: context), mode:
+            return kernels[operator](*args, **kwargs)
+
+    op_implementations_checks.insert(0, (takes, run))
+    try:
+        yield
+    finally:
+        op_implementations_checks.remove((takes, run))
+
+
+@contextlib.contextmanager
+def average_in_tensors() -> Iterator[None]:
+    """Let batch normalization with a cumulative average (`momentum=None`) keep the factor, 1 / calls, a tensor."""
+    layer = torch.nn.modules.batchnorm._BatchNorm
+    original = layer.forward
+
+    def forward(self: Any, input: torch.Tensor) -> torch.Tensor:
+        if self.momentum is not None or not self.training or self.running_mean is None:
+            return original(self, input)
+        self._check_input_dim(input)
+        self.num_batches_tracked.add_(1)
+        mean, var = torch.zeros_like(self.running_mean), torch.zeros_like(self.running_var)
+        output = torch.nn.functional.batch_norm(input, mean, var, self.weight, self.bias, True, 1.0, self.eps)
+        for running, current in ((self.running_mean, mean), (self.running_var, var)):
+            running.add_((current - running) / self.num_batches_tracked)
+        return output
+
+    layer.forward = forward  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        layer.forward = original  # type: ignore[method-assign]
 
 
 def custom_operator_module(name: str) -> str | None:
@@ -312,6 +381,7 @@ def trace_forward(
     fake_mode: FakeTensorMode,
     *,
     keeps_frames_of: Callable[[str], bool],
+    decompositions: Mapping[Any, Callable[..., Any]],
     above_autograd: bool = True,
 ) -> torch.fx.GraphModule:
     """Trace `function` before autograd: composite operators, mutations in place, grad-mode changes as nodes.
@@ -321,6 +391,7 @@ def trace_forward(
         fakes: fake tensors of `fake_mode`, one per input.
         fake_mode: the mode under which the trace runs.
         keeps_frames_of: whether a source file is the user's, so that its lines are recorded.
+        decompositions: functions that stand in for operators, which then take no nodes.
         above_autograd: False: trace below autograd and function transforms, which then take no nodes: composite
             operators come decomposed, and grad-mode changes do not show.
 
@@ -347,6 +418,7 @@ def trace_forward(
 
         tracer = make_fx(
             adopting,
+            decomposition_table=decompositions,
             tracing_mode="real",
             pre_dispatch=above_autograd,
             record_stack_traces=True,
@@ -378,7 +450,12 @@ class _Root(torch.nn.Module):
 
 
 def capture_functional(
-    function: Callable[..., Any], fakes: Sequence[Any], fake_mode: FakeTensorMode, *, grad: bool
+    function: Callable[..., Any],
+    fakes: Sequence[Any],
+    fake_mode: FakeTensorMode,
+    *,
+    kernels: Mapping[Any, Callable[..., Any]],
+    grad: bool,
 ) -> FunctionalCapture:
     """Capture `function` as a functional graph through AOTAutograd.
 
@@ -386,6 +463,7 @@ def capture_functional(
         function: takes and returns flat tensors.
         fakes: fake tensors of `fake_mode`, one per input.
         fake_mode: goes on with its shape environment.
+        kernels: see `fake_kernels`.
         grad: capture forward and backward; False: forward alone.
     """
     with (
@@ -396,6 +474,7 @@ def capture_functional(
         torch.set_grad_enabled(grad),
         _linalg_errors_unordered(),
         _effects_kept(),
+        fake_kernels(kernels),
     ):
         joint = aot_export_joint_with_descriptors(stack, _Root(function), tuple(fakes), {}, ignore_shape_env=True)
         return FunctionalCapture(joint.graph_module, joint._aot_state.fw_metadata)
@@ -433,16 +512,217 @@ def _effects_kept() -> Iterator[None]:
         torch.fx.Graph.eliminate_dead_code = original  # type: ignore[method-assign]
 
 
-def insert_data_dependent_checks(module: torch.fx.GraphModule, shape_env: ShapeEnv) -> bool:
-    """Write what `torch._check` says about sizes that only the data know into a graph; return whether there was any."""
-    if not any(shape_env.is_unbacked_symint(symbol) for symbol in shape_env.var_to_range):
-        return False
+_TORCH_CHECK = re.compile(r"Runtime assertion failed for expression (.*) on node '\w+'")
+_FROM_DATA = (SymT.UNBACKED_INT, SymT.UNBACKED_FLOAT)
+
+
+def is_data_dependent(number: torch.SymInt | torch.SymFloat | torch.SymBool) -> bool:
+    """Return whether a symbolic number depends on the values of tensors."""
+    return any(symbol_is_type(symbol, _FROM_DATA) for symbol in number.node.expr.free_symbols)
+
+
+def insert_data_dependent_checks(module: torch.fx.GraphModule, shape_env: ShapeEnv) -> None:
+    """Write what a trace assumed about numbers that only the data know into its graph."""
+    if not any(symbol_is_type(symbol, _FROM_DATA) for symbol in shape_env.var_to_range):
+        return
     for node in module.graph.find_nodes(op="call_function", target=torch.ops.aten.masked_select.default):
         # torch 2.13 bounds the count by the elements of the tensor before it is broadcast with the mask.
         shape_env.var_to_range[node.meta["val"].shape[0].node.expr] = ValueRanges(0, int_oo)
-    before = len(module.graph.nodes)
+    for symbol, _ in _truth_values(module.graph):
+        # That a truth value is 0 or 1 is not worth a check.
+        shape_env.var_to_range[symbol] = ValueRanges.unknown_int()
+    _describe_checks(module.graph)
     insert_deferred_runtime_asserts(module, shape_env, "forward", export=True)
-    return len(module.graph.nodes) > before
+    for node in module.graph.find_nodes(op="call_function", target=torch.ops.aten._assert_scalar.default):
+        condition, message = node.args
+        told = _TORCH_CHECK.fullmatch(str(message))
+        if told is not None:
+            assumed = re.sub(r"\b(u|zuf)\d+\b", "value", told[1])
+            node.args = (condition, f"the program needs `{assumed}` of a number that only the data know")
+
+
+# --- branches on the values of tensors --------------------------------------------------------------------
+
+
+class _Answers(dict[Any, Any]):
+    """What `ShapeEnv.real_tensor_prop_unbacked_vals` holds, looked up when it is asked for."""
+
+    def __init__(self, get: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self._get = get
+
+    def __len__(self) -> int:
+        return 1
+
+    def __contains__(self, key: object) -> bool:
+        return self[key] is not None
+
+    def __getitem__(self, key: Any) -> Any:
+        return self._get(key) if isinstance(key, sympy.Symbol) else None
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        return default if (value := self[key]) is None else value
+
+
+@contextlib.contextmanager
+def branches_follow(
+    shape_env: ShapeEnv, get: Callable[[Any], Any], decided: Callable[[Any, Any], None]
+) -> Iterator[None]:
+    """Let code that branches on data-dependent numbers go the way that their values tell.
+
+    Torch would check what such code assumes where the number is computed; that is left to `decided`.
+
+    Args:
+        shape_env: of the trace.
+        get: gives the value of a data-dependent symbol, or None.
+        decided: called with each expression that code branched on, and its value.
+    """
+    before = shape_env.real_tensor_prop_unbacked_vals
+    defer, ranges = shape_env.guard_or_defer_runtime_assert, shape_env.var_to_range
+    narrowed: dict[Any, tuple[Any, Any]] = {}
+
+    def defer_but_branches(expression: Any, message: str, fx_node: Any = None) -> bool:
+        if not message.startswith("propagate_real_tensors"):
+            return defer(expression, message, fx_node)
+        old = {symbol: ranges[symbol] for symbol in expression.free_symbols}
+        holds = defer(expression, message, fx_node)
+        for asserts in shape_env.deferred_runtime_asserts.values():
+            asserts[:] = [deferred for deferred in asserts if deferred.msg != message]
+        for symbol, range_ in old.items():
+            first, last = narrowed.get(symbol, (range_, range_))
+            narrowed[symbol] = (first if last == range_ else range_), ranges[symbol]
+        return holds
+
+    shape_env.real_tensor_prop_unbacked_vals = _Answers(get)
+    shape_env._log_real_tensor_propagation = decided  # type: ignore[method-assign]
+    shape_env.guard_or_defer_runtime_assert = defer_but_branches  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        shape_env.real_tensor_prop_unbacked_vals = before
+        del shape_env._log_real_tensor_propagation, shape_env.guard_or_defer_runtime_assert
+        # What branches say about a range is in their checks.
+        ranges.update({symbol: first for symbol, (first, last) in narrowed.items() if ranges[symbol] == last})
+
+
+def current_tracer() -> Any:
+    """Return the tracer of the trace that is going on; None: there is none."""
+    mode = proxy_tensor.get_proxy_mode()
+    return None if mode is None else mode.tracer
+
+
+def find_symbol(graph: torch.fx.Graph, symbol: Any) -> tuple[torch.fx.Node, Any] | None:
+    """Return the node whose result holds a data-dependent symbol, with the path to it in the result; None: no node."""
+    for node in reversed(graph.nodes):
+        path = _bindings(node).get(symbol)
+        if path is not None:
+            return node, path
+    return None
+
+
+def number_at(value: Any, path: Any) -> Any:
+    """Return the number at `path` in the result of a node, for use in expressions."""
+    return sympy.sympify(key_get(value, path))
+
+
+def is_float_of_tensors(expression: Any, value: Any) -> bool:
+    """Return whether an expression with this value is a float computed from floats of tensors."""
+    floats = [symbol for symbol in expression.free_symbols if symbol_is_type(symbol, SymT.UNBACKED_FLOAT)]
+    return bool(floats) and not value.is_Boolean and not expression.is_integer
+
+
+def add_check(graph: torch.fx.Graph, expression: Any, value: Any, message: str, stack_trace: str) -> None:
+    """Append the check that an expression of data-dependent symbols has this value.
+
+    Args:
+        graph: of a trace that is going on; it defines the symbols.
+        expression: comparison or integer.
+        value: what it must be.
+        message: for the error of a call where it is something else.
+        stack_trace: where the code depends on it.
+    """
+    tracer = GraphAppendingTracer(graph)
+    before = set(graph.nodes)
+    truth = next((node for symbol, node in _truth_values(graph) if expression == sympy.Eq(symbol, 1)), None)
+    if truth is not None:
+        condition: Any = torch.fx.Proxy(truth, tracer)
+    else:
+        proxies = {symbol: torch.fx.Proxy(_number(graph, symbol), tracer) for symbol in expression.free_symbols}
+        condition = sympy_interp(PythonReferenceAnalysis, proxies, expression)
+    if value == sympy.false:
+        condition = torch.sym_not(condition)
+    elif value != sympy.true:
+        condition = condition == (int(value) if value.is_Integer else float(value))
+    graph.call_function(torch.ops.aten._assert_scalar.default, (condition.node, message))
+    for node in graph.nodes:
+        if node not in before:
+            node.meta.update(stack_trace=stack_trace, checks=True)
+
+
+def _truth_values(graph: torch.fx.Graph) -> Iterator[tuple[Any, torch.fx.Node]]:
+    """Return the data-dependent symbols that are 1 where a truth value is true, with the nodes that compute it."""
+    for node in graph.nodes:
+        for symbol, path in _bindings(node).items():
+            if any(isinstance(key, ConvertIntKey) for key in path):
+                yield symbol, node
+
+
+def _number(graph: torch.fx.Graph, symbol: Any) -> torch.fx.Node:
+    """Return a node whose result is a symbol, appended where the graph has none.
+
+    Raises:
+        LookupError: no result of the graph has the symbol, and no input has it as a size.
+    """
+    found = find_symbol(graph, symbol)
+    if found is None:
+        for node in graph.find_nodes(op="placeholder"):
+            for axis, size in enumerate(getattr(node.meta.get("val"), "shape", ())):
+                if isinstance(size, torch.SymInt) and size.node.expr == symbol:
+                    return graph.create_size_node(node, axis)
+        raise LookupError(f"no input has the size {symbol}")
+    return graph._resolve_unbacked_binding(found[0], tuple(found[1]), lower_symint=int)
+
+
+def unchecked_assumption(
+    forward: torch.fx.GraphModule, functional: torch.fx.GraphModule, shape_env: ShapeEnv
+) -> Any | None:
+    """Return what the trace of a functional graph assumed about data-dependent numbers beyond the forward graph.
+
+    Args:
+        forward: holds checks of all that its own trace assumed.
+        functional: traced from it; has its checks, and nodes that tell their origin in it.
+        shape_env: of both traces.
+
+    Returns:
+        An expression over the forward graph's symbols; None: there is none.
+    """
+    symbols = {(node.name, str(path)): s for node in forward.graph.nodes for s, path in _bindings(node).items()}
+    same = {
+        symbol: symbols.get(((node.meta.get("custom") or {}).get("origin", ""), str(path)), symbol)
+        for node in functional.graph.nodes
+        for symbol, path in _bindings(node).items()
+    }
+    for symbol in same:
+        for deferred in shape_env.deferred_runtime_asserts.get(symbol, ()):
+            own = {s for s in deferred.expr.free_symbols if symbol_is_type(s, _FROM_DATA)}
+            if own <= same.keys():
+                expression = deferred.expr.xreplace(same)
+                if shape_env._maybe_evaluate_static(expression) != sympy.true:
+                    return expression
+    return None
+
+
+def _bindings(node: torch.fx.Node) -> dict[Any, Any]:
+    """Return the data-dependent symbols that the result of a node brings in, with the path to each."""
+    return node.meta.get("unbacked_bindings") or {}
+
+
+def _describe_checks(graph: torch.fx.Graph) -> None:
+    """Give the nodes that compute the conditions of checks what tracing would have."""
+    for node in graph.nodes:
+        if node.meta.pop("checks", False):
+            args = torch.fx.map_arg(node.args, lambda arg: arg.meta["val"])
+            node.meta["val"] = node.target(*args)
 
 
 def has_transforms(graph: torch.fx.Graph) -> bool:

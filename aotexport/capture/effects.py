@@ -40,14 +40,12 @@ class Effects:
     Attributes:
         autograd_functions: names of custom autograd functions, whose backward the forward graph does not hold.
         sets_requires_grad: whether the model calls `requires_grad_`, which functional graphs do not hold.
-        checks_sizes: whether the graph checks sizes that only the data know (`torch._check`).
         reads: what Python code read off tensors, see `Program.fixed`.
         notes: sentences for the user about what the bundle does not reproduce.
     """
 
     autograd_functions: list[str] = field(default_factory=list)
     sets_requires_grad: bool = False
-    checks_sizes: bool = False
     reads: set[Literal["layout", "requires_grad"]] = field(default_factory=set)
     notes: list[str] = field(default_factory=list)
 

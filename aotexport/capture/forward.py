@@ -14,15 +14,21 @@ from torch import nn
 from aotexport.capture.call import ExampleCall
 from aotexport.capture.containers import snapshots
 from aotexport.capture.effects import Effects, observed
+from aotexport.capture.example_values import ExampleValues
+from aotexport.capture.fake_kernels import FAKE_KERNELS
 from aotexport.capture.fakes import FakeInputs, fake_inputs
 from aotexport.capture.grad_mode import make_relative, marked_regions
+from aotexport.capture.reading_values import READING_VALUES
 from aotexport.capture.sources import is_user_file, user_line
 from aotexport.capture.state import State, StateEntry, swapped
-from aotexport.capture.strategies import STRATEGIES
+from aotexport.capture.strategies import STRATEGIES, Strategy
 from aotexport.capture.structure import tree_of
 from aotexport.errors import AotExportError, ExportFailed
 from aotexport.torch_internals import (
+    GuardOnDataDependentSymNode,
     OpOverload,
+    average_in_tensors,
+    fake_kernels,
     has_transforms,
     insert_data_dependent_checks,
     is_wrap,
@@ -80,20 +86,24 @@ def capture_forward(call: ExampleCall, state: State) -> ForwardCapture:
         ExportFailed: no strategy could; says why, per strategy, with the user's line.
     """
     reasons: list[str] = []
+    branches = False
     for strategy in STRATEGIES:
+        if strategy.follows_values and not branches:
+            continue
         try:
             with _quiet():
-                return _trace(call, state, strategy.prepare(call), strategy.name)
+                return _trace(call, state, strategy.prepare(call), strategy)
         except AotExportError as error:
-            if strategy.name == "direct":
+            if strategy.name in ("direct", "example's path"):
                 raise
             reasons.append(f"{strategy.name}: {error}")
         except Exception as error:
+            branches = branches or isinstance(error, GuardOnDataDependentSymNode)
             reasons.append(f"{strategy.name}: {user_line(error)}{_first_line(error)}")
     listed = "\n".join(f"  - {reason}" for reason in reasons)
     raise ExportFailed(
         f"`{call.name}` cannot be captured as a graph. What was tried:\n{listed}\n"
-        "Python code that depends on the values of tensors is the usual cause: use torch.where or torch.cond, "
+        "Python code that leaves torch, or makes sizes of values, is the usual cause: use torch's operators, "
         "`torch._check` for sizes, or a custom operator (torch.library.custom_op)"
     )
 
@@ -129,11 +139,13 @@ class _Flat:
     target: Any
     state: State
     shared: dict[int, int]
+    values: ExampleValues
     output_tree: Tree | None = None
     rebinds: list[tuple[StateEntry, int]] = field(default_factory=list)
     effects: Effects = field(default_factory=Effects)
 
     def __call__(self, *tensors: Any) -> tuple[Any, ...]:
+        self.values.begin()
         count = len(self.state.entries)
         own = iter(tensors[count:])
         indices_of_arguments = range(len(self.call.tensors))
@@ -174,23 +186,32 @@ def _required(index: int | None, entry: StateEntry) -> int:
     return index
 
 
-def _trace(call: ExampleCall, state: State, target: Any, strategy: str) -> ForwardCapture:
+def _trace(call: ExampleCall, state: State, target: Any, strategy: Strategy) -> ForwardCapture:
     fakes = fake_inputs(call, state)
     known = len(state.entries)
     entries = {id(entry.tensor): index for index, entry in enumerate(state.entries)}
     shared = {index: entries[id(t)] for index, t in enumerate(call.tensors) if id(t) in entries}
-    flat = _Flat(call, target, State(list(state.entries)), shared)
     own = [index for index in range(len(call.tensors)) if index not in shared]
+    values = ExampleValues([*(entry.tensor for entry in state.entries), *(call.tensors[index] for index in own)])
+    flat = _Flat(call, target, State(list(state.entries)), shared, values)
     inputs = [*fakes.state, *[fakes.arguments[index] for index in own]]
+    assert fakes.mode.shape_env is not None
     # Gradients are on while the model runs, and what it leaves behind stays in the trace.
-    with torch.enable_grad(), _module_paths(call.module), masks_unread(), marked_regions() as regions:
-        graph = trace_forward(flat, fakes.twins(inputs), fakes.mode, keeps_frames_of=is_user_file)
+    with (
+        torch.enable_grad(),
+        _module_paths(call.module),
+        masks_unread(),
+        average_in_tensors(),
+        fake_kernels(FAKE_KERNELS),
+        values.followed(fakes.mode.shape_env) if strategy.follows_values else contextlib.nullcontext(),
+        marked_regions() as regions,
+    ):
+        options: Any = {"keeps_frames_of": is_user_file, "decompositions": READING_VALUES}
+        graph = trace_forward(flat, fakes.twins(inputs), fakes.mode, **options)
         if has_transforms(graph.graph):
             if regions["entered"]:
                 raise ExportFailed("the model mixes function transforms (torch.vmap, torch.func) and grad-mode regions")
-            graph = trace_forward(
-                flat, fakes.twins(inputs), fakes.mode, keeps_frames_of=is_user_file, above_autograd=False
-            )
+            graph = trace_forward(flat, fakes.twins(inputs), fakes.mode, **options, above_autograd=False)
     assert flat.output_tree is not None
     bindings = [Binding(entry=entry) for entry in state.entries[:known]]
     for index, entry in shared.items():
@@ -202,12 +223,13 @@ def _trace(call: ExampleCall, state: State, target: Any, strategy: str) -> Forwa
         bindings.append(Binding(entry=entry))
         inputs.append(fakes.fake(entry.tensor))
     make_relative(graph.graph)
-    assert fakes.mode.shape_env is not None
-    flat.effects.checks_sizes = insert_data_dependent_checks(graph, fakes.mode.shape_env)
+    insert_data_dependent_checks(graph, fakes.mode.shape_env)
     graph.graph.eliminate_dead_code(is_impure_node=_keeps_effect)
     bindings, inputs = _drop_unused_state(graph, bindings, inputs)
     graph.recompile()
-    return ForwardCapture(graph, bindings, inputs, flat.output_tree, flat.rebinds, flat.effects, fakes, flat, strategy)
+    return ForwardCapture(
+        graph, bindings, inputs, flat.output_tree, flat.rebinds, flat.effects, fakes, flat, strategy.name
+    )
 
 
 def _keeps_effect(node: torch.fx.Node) -> bool:

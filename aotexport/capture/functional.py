@@ -10,9 +10,16 @@ from typing import Any
 import torch
 import torch.fx.traceback
 
+from aotexport.capture.fake_kernels import FAKE_KERNELS
 from aotexport.capture.forward import ForwardCapture
 from aotexport.capture.sources import user_line
-from aotexport.torch_internals import FunctionalCapture, capture_functional, onednn_disabled
+from aotexport.torch_internals import (
+    FunctionalCapture,
+    capture_functional,
+    insert_data_dependent_checks,
+    onednn_disabled,
+    unchecked_assumption,
+)
 
 
 @dataclass(frozen=True)
@@ -34,8 +41,6 @@ def capture_functional_graph(forward: ForwardCapture, *, grad: bool) -> Function
         return Refused("nothing that the program uses requires grad")
     if forward.effects.sets_requires_grad:
         return Refused("the model calls `requires_grad_`")
-    if forward.effects.checks_sizes:
-        return Refused("the model checks sizes that only the data know")
     if forward.rebinds:
         names = ", ".join(f"`{entry.names[0]}`" for entry, _ in forward.rebinds)
         return Refused(f"the call replaces the tensor attribute {names}")
@@ -43,11 +48,26 @@ def capture_functional_graph(forward: ForwardCapture, *, grad: bool) -> Function
         # Below autograd, where a joint graph is traced, grad mode is off: torch would pick recurrent kernels that eager
         # training does not use and whose backward lacks gradients, and guard on sizes to pick a convolution kernel.
         with onednn_disabled() if grad else contextlib.nullcontext():
-            captured = capture_functional(_traced(forward), forward.fakes.twins(inputs), forward.fakes.mode, grad=grad)
+            twins, mode = forward.fakes.twins(inputs), forward.fakes.mode
+            captured = capture_functional(_traced(forward), twins, mode, kernels=FAKE_KERNELS, grad=grad)
+            assumed = _checked(forward, captured)
     except Exception as error:
         lines = [line for line in str(error).strip().splitlines() if line.strip()] or [""]
         return Refused(f"{user_line(error)}{type(error).__name__}: {lines[0][:300]}")
-    return captured
+    return captured if assumed is None else Refused(f"it assumes `{assumed}`, which the forward graph does not check")
+
+
+def _checked(forward: ForwardCapture, captured: FunctionalCapture) -> Any | None:
+    """See that the functional graph checks all numbers that only the data know; return an assumption that it does not.
+
+    Traced from the forward graph it has that one's checks, traced from the code it has none yet.
+    """
+    environment = forward.fakes.mode.shape_env
+    assert environment is not None
+    if forward.effects.autograd_functions:
+        insert_data_dependent_checks(captured.module, environment)
+        return None
+    return unchecked_assumption(forward.graph, captured.module, environment)
 
 
 def _traced(forward: ForwardCapture) -> Callable[..., Any]:

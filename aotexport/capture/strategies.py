@@ -2,7 +2,10 @@
 
 1. *direct*: run the code itself on fake tensors. Takes most; keeps leaves and non-leaves apart.
 2. *export*: `torch.export`'s non-strict front end, for code that only it can follow.
-3. *dynamo*: full-graph bytecode capture, for code that branches on what tracing cannot see.
+3. *dynamo*: full-graph bytecode capture, for code that takes numbers off tensors (`int(n)`) in a way that tracing
+   cannot see.
+4. *example's path*: like direct, and where the code branches on the values of tensors, it goes the way of the example;
+   see `example_values`. It comes last, since the others hold for all values.
 
 Each gives a module that is called in place of the original; tracing then goes the same way for all.
 """
@@ -29,10 +32,12 @@ class Strategy:
     Attributes:
         name: shown to the user.
         prepare: returns a callable with the parameters of the call's, for the state collected anew from it.
+        follows_values: whether code may branch on values; then it is for calls that nothing but such branches stopped.
     """
 
     name: str
     prepare: Callable[[ExampleCall], nn.Module | Callable[..., Any]]
+    follows_values: bool = False
 
 
 def _direct(call: ExampleCall) -> nn.Module | Callable[..., Any]:
@@ -72,4 +77,5 @@ STRATEGIES = (
     Strategy("direct", _direct),
     Strategy("torch.export", _exported(strict=False)),
     Strategy("dynamo", _exported(strict=True)),
+    Strategy("example's path", _direct, follows_values=True),
 )

@@ -10,6 +10,7 @@ import torch
 
 from aotexport.encode.sizes import encode_size
 from aotexport.errors import ExportFailed
+from aotexport.torch_internals import is_data_dependent
 from aotexport_runtime.schema.values import (
     Argument,
     ComplexArgument,
@@ -82,7 +83,9 @@ def encode_argument(value: Any, name_of: dict[torch.fx.Node, str], where: str) -
         return name_of[value]
     if isinstance(value, tuple | list):
         return [encode_argument(item, name_of, where) for item in value]
-    if isinstance(value, torch.SymInt):
+    if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
+        if is_data_dependent(value):
+            raise ExportFailed(f"{where} takes a number that only the data know, and that no value of the graph is")
         return SizeArgument(value=encode_size(value))
     if is_constant(value):
         return encode_constant(value)

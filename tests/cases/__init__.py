@@ -10,7 +10,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-FILES = ("aliases", "autograd", "bodies", "dynamic", "modules", "mutations", "randomness", "structure", "subclasses")
+FILES = (
+    *("aliases", "autograd", "bodies", "dynamic", "modules", "mutations", "randomness", "structure", "subclasses"),
+    "values",
+)
 
 
 @dataclass(frozen=True)

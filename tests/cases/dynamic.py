@@ -65,12 +65,12 @@ def concatenated_sizes(x, y):
     return torch.cat([x, y]).cumsum(0), torch.zeros(x.shape[0] + y.shape[0])
 
 
-@case(lambda: (torch.tensor([0.0, 1, 2, 0]),), forward_only="sizes that only the data know")
+@case(lambda: (torch.tensor([0.0, 1, 2, 0]),))
 def data_dependent_size(x):
     return x.nonzero() * 2, x[x > 0].sum()
 
 
-@case(lambda: (torch.tensor(3), leaf(4)), forward_only="sizes that only the data know")
+@case(lambda: (torch.tensor(3), leaf(4)))
 def checked_number(n, x):
     k = n.item()
     torch._check(k >= 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
+from pathlib import Path
 
 import pytest
 import torch
@@ -313,8 +314,12 @@ def test_violated_check_of_a_data_dependent_number_raises(tmp_path, target):
     aotexport.export(repeated, (torch.tensor(3),), output=tmp_path / "bundle", verify=False)
     module = aotexport_runtime.load(tmp_path / "bundle", target=target)
     assert module(torch.tensor(4)) == 4
-    with pytest.raises(RuntimeError, match="Runtime assertion failed"):
+    with pytest.raises(RuntimeError) as caught:
         module(torch.tensor(7))
+    assert isinstance(caught.value, aotexport_runtime.CheckFailed)
+    where = f"{Path(__file__).relative_to(Path.cwd())}:{repeated.__code__.co_firstlineno + 1} in repeated"
+    needed = "the program needs `value <= 4` of a number that only the data know"
+    assert str(caught.value) == f"{where}: {needed}. The call has 7"
 
 
 def test_export_of_a_model_that_switches_gradients_off_leaves_them_on(tmp_path):

@@ -60,7 +60,7 @@ FAULTS = [
     ("parameters/1/tree/value", "input:x", "a constant of a tree is no constant"),
     ("parameters/1/tree/value", {"kind": "size", "value": "s33"}, "a constant of a tree is no constant"),
     # outputs
-    ("outputs/0/shape/0", {"op": "not", "args": ["s99"]}, "unknown symbol 's99' in a size"),
+    ("outputs/0/stride/0", {"op": "not", "args": ["s99"]}, "unknown symbol 's99' in a size"),
     ("output_tree/items/0/index", 3, "leaf 3 of a tree is out of range"),
     ("rebinds", [{"name": "secret", "output_index": 0}], "rebound state 'secret' is not in the manifest's state"),
     ("rebinds", [{"name": "calls", "output_index": 3}], "output_index of a rebind is 3, out of range(3)"),

@@ -13,6 +13,7 @@ from aotexport_runtime.errors import (
     BundleInvalid,
     BundleTooNew,
     CallInvalid,
+    CheckFailed,
     NotSupported,
     SelfTestFailed,
 )
@@ -44,6 +45,7 @@ __all__ = [
     "BundleModule",
     "BundleTooNew",
     "CallInvalid",
+    "CheckFailed",
     "NotSupported",
     "OnnxModule",
     "OnnxRuntime",

@@ -55,5 +55,12 @@ class CallInvalid(AotExportError, ValueError):
         super().__init__(f"the call does not fit program `{program}`:\n{lines}")
 
 
+class CheckFailed(AotExportError, RuntimeError):
+    """A check that the program makes on values fails: `torch._check`, or a branch that the captured code took.
+
+    Changes that the call made to its arguments and to the module's state before the check stay, as in eager execution.
+    """
+
+
 class SelfTestFailed(AotExportError):
     """A loaded bundle disagrees with the results that were recorded from eager execution."""

@@ -17,7 +17,7 @@ import torch
 
 from aotexport_runtime import dtypes, ops, sizes
 from aotexport_runtime.allowed import INFIX
-from aotexport_runtime.engines import higher_order
+from aotexport_runtime.engines import checks, higher_order
 from aotexport_runtime.errors import BundleInvalid
 from aotexport_runtime.schema.graph import Graph, Node
 from aotexport_runtime.schema.subclasses import Subclass
@@ -156,14 +156,15 @@ def compile_graph(
     if parameters:
         source.lines.append(f"{', '.join(parameters)}, = args")
     source.lines.append("args.clear()")
-    last_uses = _last_uses(nodes, outputs)
+    shown = checks.shown_values(nodes)
+    last_uses = _last_uses(nodes, outputs, shown)
     unused = [name for name in inputs if name not in last_uses]
     _drop(source, unused)
     dying: dict[int, list[str]] = {}
     for name, index in last_uses.items():
         dying.setdefault(index, []).append(name)
     for index, node in enumerate(nodes):
-        source.lines.append(_statement(source, node))
+        source.lines.append(_check(source, node, shown) if node.name in shown else _statement(source, node))
         dead = dying.get(index, [])
         if node.name not in last_uses and node.op not in higher_order.EFFECTS:
             dead = [*dead, node.name]
@@ -173,10 +174,11 @@ def compile_graph(
     return _build(source, label)
 
 
-def _last_uses(nodes: Sequence[Node], outputs: Sequence[Argument]) -> dict[str, int]:
+def _last_uses(nodes: Sequence[Node], outputs: Sequence[Argument], shown: Mapping[str, list[str]]) -> dict[str, int]:
     """Return per value the index of the node that uses it last; `len(nodes)` for returned ones."""
     uses: dict[str, int] = {}
     for index, node in enumerate(nodes):
+        uses.update(dict.fromkeys(shown.get(node.name, ()), index))
         for argument in (*node.args, *node.kwargs.values()):
             for name in references(argument):
                 uses[name] = index
@@ -190,6 +192,15 @@ def _drop(source: _Source, names: Iterable[str]) -> None:
     variables = [source.local(name) for name in names]
     if variables:
         source.lines.append(f"del {', '.join(variables)}")
+
+
+def _check(source: _Source, node: Node, shown: Mapping[str, list[str]]) -> str:
+    source.function(node)
+    where = source.constant(checks.place(source.graph, node))
+    condition, message = [_argument(source, argument) for argument in node.args]
+    values = ", ".join(source.local(name) for name in shown[node.name])
+    function = source.constant(checks.check)
+    return f"{source.local(node.name)} = {function}({condition}, {message}, {where}, {values})"
 
 
 def _statement(source: _Source, node: Node) -> str:

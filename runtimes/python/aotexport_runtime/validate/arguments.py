@@ -16,7 +16,7 @@ from aotexport_runtime.schema.values import (
     TensorMeta,
     ValueMeta,
 )
-from aotexport_runtime.sizes import INT64_MAX, check_size
+from aotexport_runtime.sizes import INT64_MAX, check_size, symbols_of
 from aotexport_runtime.validate.bounds import MAX_AXES
 
 DEVICES = frozenset(("cpu", "cuda", "xpu", "mps", "hpu", "mtia", "xla", "npu"))
@@ -115,11 +115,11 @@ def check_meta(meta: ValueMeta, symbols: set[str], where: str) -> None:
 
 
 def introduced(meta: ValueMeta) -> set[str]:
-    """Return the symbols that stand alone in `meta`: sizes that only the data know are introduced so."""
+    """Return the symbols among the sizes of `meta`: those that only the data know are introduced so."""
     if isinstance(meta, TensorMeta):
-        return {size for size in meta.shape if isinstance(size, str)}
+        return {symbol for size in meta.shape for symbol in symbols_of(size)}
     if isinstance(meta, SizeMeta):
-        return {meta.value} if isinstance(meta.value, str) else set()
+        return set() if meta.value is None else symbols_of(meta.value)
     if isinstance(meta, SequenceMeta):
         return {symbol for item in meta.items for symbol in introduced(item)}
     return set()

@@ -1,0 +1,60 @@
+"""What operators return, for those whose sizes torch does not tell without running them.
+
+Source: torch 2.13, `aten/src/ATen/native/LossCTC.cpp` and `BatchLinearAlgebra.cpp` (`linalg_lstsq_out_info`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+aten = torch.ops.aten
+
+
+def _ctc_loss(
+    log_probs: torch.Tensor, targets: torch.Tensor, input_lengths: Any, target_lengths: Any, *options: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the loss per sequence, and the table whose last size is that of the longest target, blanks in between."""
+    steps, batch = log_probs.shape[:2]
+    if isinstance(target_lengths, torch.Tensor):
+        states = torch.library.get_ctx().new_dynamic_size(min=1)
+    else:
+        states = 2 * max(target_lengths, default=0) + 1
+    return log_probs.new_empty(batch), log_probs.new_empty((batch, steps, states))
+
+
+def _ctc_loss_backward(grad: torch.Tensor, log_probs: torch.Tensor, *others: Any) -> torch.Tensor:
+    return torch.empty_like(log_probs, memory_format=torch.contiguous_format)
+
+
+def _lstsq(
+    matrix: torch.Tensor, right: torch.Tensor, rcond: float | None = None, *, driver: str | None = None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return solution, residuals, rank and singular values; residuals are there for matrices of full rank only."""
+    rows, columns = matrix.shape[-2:]
+    is_vector = right.dim() == 1 or right.shape == matrix.shape[:-1]
+    columns_right = right.unsqueeze(-1) if is_vector else right
+    batch = torch.broadcast_shapes(matrix.shape[:-2], columns_right.shape[:-2])
+    driver = driver or ("gelsy" if matrix.device.type == "cpu" else "gels")
+    count = columns_right.shape[-1]
+    solution = right.new_empty((*batch, count, max(rows, columns))).mT[..., :columns, :]
+    real = right.real if right.is_complex() else right
+    tall = rows > columns and driver != "gelsy"
+    return (
+        solution.squeeze(-1) if is_vector else solution,
+        real.new_empty((*batch, count) if tall else 0),
+        right.new_empty(batch if driver != "gels" else 0, dtype=torch.int64),
+        real.new_empty((*batch, min(rows, columns)) if driver in ("gelsd", "gelss") else 0),
+    )
+
+
+FAKE_KERNELS: dict[Any, Callable[..., Any]] = {
+    aten._ctc_loss.default: _ctc_loss,
+    aten._ctc_loss.Tensor: _ctc_loss,
+    aten._ctc_loss_backward.default: _ctc_loss_backward,
+    aten._ctc_loss_backward.Tensor: _ctc_loss_backward,
+    aten.linalg_lstsq.default: _lstsq,
+}
+"""Functions of fake tensors, per operator."""

@@ -1,0 +1,96 @@
+"""Operators that read the values of their tensors, in operators that a trace can follow.
+
+Some return a Python bool or branch inside: what they read must be in the graph, or a check could not be. Others make
+tensors whose sizes only the data know, without saying so.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+aten = torch.ops.aten
+
+
+def _equal(left: torch.Tensor, right: torch.Tensor) -> bool:
+    return left.shape == right.shape and bool(torch.eq(left, right).all())
+
+
+def _allclose(
+    left: torch.Tensor, right: torch.Tensor, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False
+) -> bool:
+    return bool(torch.isclose(left, right, rtol, atol, equal_nan).all())
+
+
+def _one_hot(classes: torch.Tensor, num_classes: int = -1) -> Any:
+    if num_classes != -1:
+        return NotImplemented
+    count: Any = classes.max().item() + 1
+    torch._check(count >= 1)
+    rows = classes.new_zeros((*classes.shape, count))
+    return rows.scatter_(-1, classes.unsqueeze(-1), 1)
+
+
+def _ctc_loss(
+    log_probs: torch.Tensor,
+    targets: torch.Tensor,
+    input_lengths: Any,
+    target_lengths: Any,
+    blank: int = 0,
+    reduction: int = 1,
+    zero_infinity: bool = False,
+) -> torch.Tensor:
+    """Return the loss by the operator that tells the sizes of its table. Source: torch 2.13, `LossCTC.cpp`."""
+    batched = log_probs if log_probs.dim() == 3 else log_probs.unsqueeze(1)
+    targets = targets.to(log_probs.device, torch.int64)
+    losses, _ = aten._ctc_loss(batched, targets, input_lengths, target_lengths, blank, zero_infinity)
+    if zero_infinity:
+        losses = torch.where(losses == math.inf, losses.new_zeros(()), losses)
+    if reduction == 1:
+        lengths = torch.as_tensor(target_lengths, dtype=losses.dtype, device=losses.device)
+        return (losses / lengths.clamp_min(1)).mean()
+    if reduction == 2:
+        return losses.sum()
+    return losses if log_probs.dim() == 3 else losses.squeeze(0)
+
+
+class _Lstsq:
+    """Least squares, whose result tells by its very sizes whether the matrices have full rank."""
+
+    def __init__(self) -> None:
+        self._inside = False
+
+    def __call__(
+        self, matrix: torch.Tensor, right: torch.Tensor, rcond: float | None = None, *, driver: str | None = None
+    ) -> Any:
+        rows, columns = matrix.shape[-2:]
+        if self._inside or driver not in ("gelsd", "gelss") or rows <= columns:
+            return NotImplemented
+        self._inside = True
+        try:
+            result = aten.linalg_lstsq.default(matrix, right, rcond, driver=driver)
+        finally:
+            self._inside = False
+        torch._check((result[2] == columns).all().item())
+        return result
+
+
+_COMPOSITE = (
+    aten.narrow.Tensor,
+    aten.combinations.default,
+    aten.cov.default,
+    aten.corrcoef.default,
+)
+
+READING_VALUES: dict[Any, Any] = {
+    aten.equal.default: _equal,
+    aten.allclose.default: _allclose,
+    aten.one_hot.default: _one_hot,
+    aten.ctc_loss.IntList: _ctc_loss,
+    aten.ctc_loss.Tensor: _ctc_loss,
+    aten.linalg_lstsq.default: _Lstsq(),
+    **{operator: operator.decompose for operator in _COMPOSITE},
+}
+"""Operators to trace by what they are made of, with the function that makes it."""

@@ -1,0 +1,124 @@
+"""Code and operators that depend on the values of tensors: branches, numbers taken off, sizes that only data know."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from tests.cases import case
+from tests.cases.mutations import leaf
+
+
+@case(lambda: (torch.tensor([1.0, 2.0, 3.0], requires_grad=True),))
+def branch_on_a_sum(x):
+    return x * 2 if x.sum() > 0 else x - 1
+
+
+@case(lambda: (leaf(4),))
+def branch_not_taken(x):
+    if bool((x.abs() > 1e6).any()):
+        return x.clamp(-1, 1)
+    return x.sin()
+
+
+@case(lambda: (leaf(3, 4), torch.tensor(3)))
+def loop_over_a_number(x, steps):
+    for step in range(steps.item()):
+        x = x * 1.5 + step
+    return x
+
+
+@case(lambda: (leaf(4), torch.tensor(2)))
+def branch_after_a_write(x, count):
+    y = x * 2
+    y.add_(1)
+    if count.item() * 2 > 3 and y.abs().max().item() < 1e6:
+        y = y * y.max().item()
+    return y
+
+
+@case(lambda: (torch.randn(5), torch.zeros(5)))
+def branch_between_writes_to_an_argument(x, total):
+    total.add_(x.abs())
+    if total.min() >= 0:
+        total.mul_(2)
+    return total.sum()
+
+
+@case(lambda: (leaf(4),))
+class CountedCalls(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("calls", torch.zeros((), dtype=torch.long))
+
+    def forward(self, x):
+        self.calls.add_(1)
+        if self.calls > 0:
+            x = x / self.calls
+        return x
+
+
+@case(lambda: (leaf(4), torch.randn(4).abs() + 0.1))
+def validated_distribution(mean, scale):
+    return torch.distributions.Normal(mean, scale).log_prob(torch.ones(4))
+
+
+@case(lambda: (leaf(3), torch.zeros(3)))
+def equal_tensors(x, y):
+    return (x + 1 if torch.equal(y, y.abs()) else x - 1), torch.allclose(x, x + 1)
+
+
+@case(lambda: (leaf(3, 5),))
+def correlations(x):
+    return torch.cov(x), torch.corrcoef(x)
+
+
+@case(lambda: (torch.tensor([0, 3, 1]), leaf(6, 2), torch.tensor(2)))
+def operators_that_read_values(classes, x, start):
+    return nn.functional.one_hot(classes), x.narrow(0, start, 3), torch.combinations(x[:, 0])
+
+
+@case(lambda: (torch.randn(4, 3),), programs=("train",))
+class CumulativeBatchNorm(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(3, momentum=None)
+
+    def forward(self, x):
+        return self.norm(x)
+
+
+def _speech():
+    log_probs = torch.randn(6, 2, 5).log_softmax(-1).requires_grad_()
+    return log_probs, torch.randint(1, 5, (2, 3)), torch.tensor([6, 5]), torch.tensor([3, 2])
+
+
+@case(_speech)
+def sequence_loss_with_lengths_as_tensors(log_probs, targets, input_lengths, target_lengths):
+    return nn.functional.ctc_loss(log_probs, targets, input_lengths, target_lengths)
+
+
+@case(lambda: (leaf(5, 3), torch.randn(5, 2)))
+def least_squares(a, b):
+    return torch.linalg.lstsq(a, b, driver="gelsd").solution
+
+
+@case(lambda: (torch.tensor([1.0, -2.0, 3.0, 0.5], requires_grad=True), leaf(4)))
+def chosen_rows_with_gradients(x, y):
+    chosen = x[x > 0] * 2
+    return chosen * chosen, (chosen.outer(y) ** 2).sum(), y.masked_select(x > 0).sum()
+
+
+@case(lambda: (torch.tensor([0.0, 1, 0, 2]), torch.zeros(4), leaf(4)))
+def rows_found_and_written(x, total, w):
+    found = x.nonzero().squeeze(1)
+    total.index_add_(0, found, x[found])
+    return total * w[found].sum()
+
+
+@case(lambda: (torch.tensor(3), leaf(4)))
+def checked_length_with_gradients(n, x):
+    k = n.item()
+    torch._check(k >= 1)
+    torch._check(k <= 4)
+    return x[:k].exp() * torch.ones(k)

@@ -1,0 +1,224 @@
+"""Programs captured along the example's path: other values on that path are right, another path is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.export import Dim
+
+import aotexport
+import aotexport_runtime
+
+TARGETS = ["portable", "autograd"]
+PATH = (
+    "the values of this call lead another way through the code than those of the example call, along which the "
+    "program was captured; export with an example of this kind, or choose with torch.where or torch.cond. It needs "
+)
+
+
+def exported(directory, function, *args, target="portable", **options):
+    aotexport.export(function, args, output=directory / "bundle", verify=False, **options)
+    return aotexport_runtime.load(directory / "bundle", target=target)
+
+
+def line(function, offset):
+    file = Path(__file__).relative_to(Path.cwd())
+    return f"{file}:{function.__code__.co_firstlineno + offset} in {function.__name__}: "
+
+
+def by_sign(x):
+    if x.sum() > 0:
+        return x * 2
+    return x - 1
+
+
+def repeated(x, n):
+    for _ in range(n.item()):
+        x = x * 2
+    return x
+
+
+def scaled(x):
+    if x.max().item() > 0.5:
+        return x * x.max().item()
+    return x
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_call_on_the_path_of_the_example_equals_eager(tmp_path, target):
+    module = exported(tmp_path, scaled, torch.tensor([1.0, -3.0]), target=target)
+    for values in ([0.75, 0.0], [5.0, 7.0]):
+        torch.testing.assert_close(module(torch.tensor(values)), scaled(torch.tensor(values)))
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize(
+    ("function", "example", "call", "offset", "needed"),
+    [
+        (by_sign, [torch.ones(2)], [-torch.ones(2)], 1, "a condition to be True. The call has False"),
+        (by_sign, [-torch.ones(2)], [torch.ones(2)], 1, "a condition to be False. The call has True"),
+        (
+            repeated,
+            [torch.ones(2), torch.tensor(3)],
+            [torch.ones(2), torch.tensor(4)],
+            1,
+            "`value` to be 3, with 3 in the example call. The call has 4",
+        ),
+        (
+            scaled,
+            [torch.ones(2) * 2],
+            [torch.ones(2) / 4],
+            1,
+            "`value > 0.5` to be True, with 2 in the example call. The call has 0.25",
+        ),
+    ],
+)
+def test_call_on_another_path_is_refused(tmp_path, target, function, example, call, offset, needed):
+    module = exported(tmp_path, function, *example, target=target)
+    with pytest.raises(aotexport_runtime.CheckFailed) as caught:
+        module(*call)
+    assert str(caught.value) == line(function, offset) + PATH + needed
+
+
+def test_refused_call_of_the_functional_graph_changes_nothing(tmp_path):
+    def counted(x, total):
+        total.add_(1)
+        return by_sign(x) + total
+
+    module = exported(tmp_path, counted, torch.ones(2), torch.zeros(2))
+    total = torch.zeros(2)
+    with pytest.raises(aotexport_runtime.CheckFailed):
+        module(-torch.ones(2), total)
+    assert torch.equal(total, torch.zeros(2))
+
+
+def test_gradients_on_the_path_of_the_example_equal_eager(tmp_path):
+    def loss(x):
+        y = x * 3
+        return (by_sign(y) ** 2).sum() if y.mean().item() > 0 else y.sum()
+
+    module = exported(tmp_path, loss, torch.ones(3, requires_grad=True))
+    assert module.bundle.program("train").refusals == ()
+    results = []
+    for function in (module, loss):
+        x = torch.tensor([1.0, -0.5, 4.0], requires_grad=True)
+        function(x).backward()
+        results.append(x.grad)
+    assert torch.equal(*results)
+
+
+def test_path_may_depend_on_values_and_dynamic_sizes(tmp_path):
+    def batched(x):
+        return x * x.shape[0] if (x > 0).sum().item() > x.shape[0] else x
+
+    x = torch.ones(4, 3)
+    module = exported(tmp_path, batched, x, dynamic_shapes=({0: Dim("batch", min=2, max=16)},))
+    assert torch.equal(module(torch.ones(7, 3)), batched(torch.ones(7, 3)))
+    with pytest.raises(aotexport_runtime.CheckFailed):
+        module(-torch.ones(5, 3))
+
+
+class Adaptive(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(3))
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, x, noise):
+        self.seen.add_(1)
+        noise.mul_(0.5)
+        if (x * torch.rand(3)).sum() + self.seen > 0:
+            x = x + noise
+        return x * self.scale
+
+
+def test_export_that_runs_the_example_leaves_model_arguments_and_random_state(tmp_path):
+    model, x, noise = Adaptive(), torch.ones(3), torch.ones(3)
+    random_state = torch.get_rng_state()
+    aotexport.export(model, (x, noise), output=tmp_path / "bundle")
+    assert torch.equal(torch.get_rng_state(), random_state)
+    assert torch.equal(model.seen, torch.zeros(()))
+    assert torch.equal(noise, torch.ones(3))
+    assert noise._version == 0
+
+
+def test_branch_in_a_region_without_gradients_and_with_autocast_is_decided_by_its_values(tmp_path):
+    def careful(x, w):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            y = x @ w
+        with torch.no_grad():
+            large = (y.float() - y.double()).abs().sum() == 0
+        return y * 2 if large and y.sum() > 0 else y
+
+    x, w = torch.rand(3, 3, requires_grad=True), torch.rand(3, 3)
+    module = exported(tmp_path, careful, x, w)
+    assert torch.equal(module(x, w), careful(x, w))
+
+
+def test_float_taken_from_values_is_refused_with_the_line(tmp_path):
+    def halved(x):
+        return x * float(x.max()) if x.sum() > 0 else x
+
+    with pytest.raises(aotexport.ExportFailed) as caught:
+        exported(tmp_path, halved, torch.tensor([1.0, 2.5]))
+    where = f"{__file__}:{halved.__code__.co_firstlineno + 1}: in halved: "
+    assert str(caught.value) == (
+        f"{where}the model turns the value of a tensor into a Python float (2.5 in the example call), and the program "
+        "would hold for calls with that very value alone. Keep it a tensor, or use what `Tensor.item()` returns in "
+        "tensor operators alone"
+    )
+
+
+def test_path_that_changes_when_the_example_is_called_again_is_refused(tmp_path):
+    class First(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("calls", torch.zeros((), dtype=torch.long))
+
+        def forward(self, x):
+            self.calls.add_(1)
+            return x if self.calls == 1 else -x
+
+    with pytest.raises(aotexport.ExportFailed) as caught:
+        exported(tmp_path, First(), torch.ones(2))
+    assert str(caught.value) == (
+        "the example call, made 2 times with the same inputs, takes different paths through the code. "
+        f"{line(First.forward, 2)}{PATH}a condition to be True. The call has False"
+    )
+
+
+def test_recorded_calls_are_those_on_the_path(tmp_path):
+    def only_two(x):
+        return x * 2 if x[0] == 2 else x
+
+    report = aotexport.export(only_two, (torch.tensor([2.0, 1.0, 3.0]),), output=tmp_path / "bundle")
+    assert [entry.name for entry in report.manifest.testvectors] == ["example"]
+    assert all(comparison.agrees for comparison in report.comparisons)
+
+
+def test_stripped_bundle_tells_no_line(tmp_path):
+    module = exported(tmp_path, by_sign, torch.ones(2), strip=True)
+    with pytest.raises(aotexport_runtime.CheckFailed) as caught:
+        module(-torch.ones(2))
+    assert str(caught.value) == PATH + "a condition to be True. The call has False"
+
+
+def test_gradient_of_a_data_dependent_output_in_another_layout_equals_eager(tmp_path):
+    def chosen(x):
+        rows = x[x.sum(1) > 0]
+        return (rows * rows).t(), rows.shape[0]
+
+    x = torch.tensor([[1.0, 2.0], [-3.0, 1.0], [2.0, 2.0]], requires_grad=True)
+    module = exported(tmp_path, chosen, x)
+    assert module.bundle.program("train").refusals == ()
+    tangent = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+    expected = torch.autograd.grad(chosen(x)[0], x, tangent)
+    for given in (tangent, tangent.t().contiguous().t()):
+        assert torch.equal(*torch.autograd.grad(module(x)[0], x, given), *expected)
+    other = torch.ones(3, 2, requires_grad=True)
+    assert torch.equal(
+        *torch.autograd.grad(module(other)[0].sum(), other), *torch.autograd.grad(chosen(other)[0].sum(), other)
+    )
