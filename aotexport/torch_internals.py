@@ -34,6 +34,7 @@ from torch._functorch._aot_autograd.schemas import (
     OutputAliasInfo,
     OutputType,
     PlainTensorMeta,
+    SubclassCreationMeta,
     ViewAndMutationMeta,
 )
 
@@ -98,6 +99,7 @@ __all__ = [
     "OutputType",
     "PlainTensorMeta",
     "ShapeEnv",
+    "SubclassCreationMeta",
     "ViewAndMutationMeta",
     "add_check",
     "applied_functions",

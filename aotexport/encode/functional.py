@@ -6,6 +6,7 @@ Every field of `ViewAndMutationMeta` is encoded, derived from others, or refused
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +23,7 @@ from aotexport.torch_internals import (
     OutputAliasInfo,
     OutputType,
     PlainTensorMeta,
+    SubclassCreationMeta,
     ViewAndMutationMeta,
     tangent_descriptor,
 )
@@ -47,7 +49,7 @@ FIELDS: dict[str, str] = {
     "keep_input_mutations": "refused unless false: functional graphs keep no mutations",
     "traced_tangents": "encoded: `Gradients.tangents[].meta`",
     "traced_tangents_descs": "encoded: `Gradients.tangents[].of`, `.index`",
-    "subclass_inp_meta": "refused unless plain",
+    "subclass_inp_meta": "derived: from `Program.inputs`; refused where gradients of it are wanted",
     "subclass_fw_graph_out_meta": "refused unless plain",
     "subclass_tangent_meta": "encoded: `Gradients.tangents[].stride`, `.memory_format`; refused unless plain",
     "traced_tangent_metas": "derived: set only when torch makes the metadata serialisable",
@@ -87,43 +89,51 @@ class _Counts:
         return self.mutations + self.outputs + self.bases
 
 
-def encode_functional(captured: FunctionalCapture, graph: Graph, *, file: str, inputs: int) -> FunctionalGraph:
+def encode_functional(
+    captured: FunctionalCapture, graph: Graph, *, file: str, counts: Sequence[int]
+) -> FunctionalGraph:
     """Return the calling convention of a functional graph.
 
     Args:
         captured: graph and metadata.
         graph: its encoded record.
         file: name of the graph's file.
-        inputs: number of program inputs.
+        counts: how many inputs of the graph each input of the program is.
 
     Raises:
         Unsupported: names the field of the metadata that has no record.
     """
     metadata = captured.metadata
-    _refuse(metadata)
+    refuse_unsupported(metadata)
+    firsts = [sum(counts[:index]) for index in range(len(counts))]
     mutations = [
-        _mutation(index, info)
+        _mutation(firsts[index], info)
         for index, info in enumerate(metadata.input_info)
         if info.mutation_type is MutationType.MUTATED_OUT_GRAPH
     ]
-    outputs = tuple(_output(info) for info in metadata.output_info)
-    counts = _Counts(len(mutations), len(outputs), metadata.num_intermediate_bases)
+    outputs = tuple(_output(info, firsts) for info in metadata.output_info)
+    returned = _Counts(len(mutations), len(outputs), metadata.num_intermediate_bases)
     joint = any(tangent_descriptor(node) is not None for node in captured.module.graph.find_nodes(op="placeholder"))
-    joint = joint or len(graph.outputs) > counts.returned
-    if len(graph.outputs) != counts.returned + (inputs if joint else 0):
+    joint = joint or len(graph.outputs) > returned.returned
+    if len(graph.outputs) != returned.returned + (len(counts) if joint else 0):
         raise Unsupported(f"a functional graph of {len(graph.outputs)} outputs")
     return FunctionalGraph(
         file=file,
         mutations=tuple(mutations),
         outputs=outputs,
-        intermediate_bases=counts.bases,
+        intermediate_bases=returned.bases,
         grad_mode=metadata.grad_enabled_mutation,
         deterministic=metadata.deterministic,
-        gradients=_gradients(captured, graph, counts, inputs) if joint else None,
+        gradients=_gradients(captured, graph, returned, counts) if joint else None,
     )
 
 
-def _refuse(metadata: ViewAndMutationMeta) -> None:
+def refuse_unsupported(metadata: ViewAndMutationMeta) -> None:
+    """Refuse what no functional graph of a bundle has.
+
+    Raises:
+        Unsupported: names it.
+    """
     reasons = {
         "effect tokens": bool(metadata.tokens) or metadata.num_backward_tokens > 0,
         "asynchronous collective tensors": bool(metadata.act_input_indices),
@@ -131,19 +141,31 @@ def _refuse(metadata: ViewAndMutationMeta) -> None:
         "functionalised random state": metadata.num_graphsafe_rng_states > 0 or metadata.is_rng_op_functionalized,
         "mutations on user streams": any(index is not None for index in metadata.mutated_inp_stream_indices or []),
         "mutations kept in the graph": metadata.keep_input_mutations,
-        "tensor subclasses": any(
+        "results that are tensor subclasses": any(
             not isinstance(meta, PlainTensorMeta)
-            for metas in (
-                metadata.subclass_inp_meta,
-                metadata.subclass_fw_graph_out_meta,
-                metadata.subclass_tangent_meta,
-            )
-            for meta in metas
+            for meta in (*metadata.subclass_fw_graph_out_meta, *metadata.subclass_tangent_meta)
+        ),
+        "gradients of tensor subclasses": any(
+            info.requires_grad and not isinstance(meta, PlainTensorMeta)
+            for info, meta in zip(metadata.input_info, metadata.subclass_inp_meta, strict=True)
+        ),
+        "tensor subclasses of dynamic sizes, or of other things than tensors": not all(
+            map(_is_plain_inside, metadata.subclass_inp_meta)
         ),
     }
     for reason, present in reasons.items():
         if present:
             raise Unsupported(reason)
+
+
+def _is_plain_inside(meta: Any) -> bool:
+    """Return whether an input is a plain tensor, or is made of plain tensors alone, of static sizes."""
+    if isinstance(meta, PlainTensorMeta):
+        return True
+    if not isinstance(meta, SubclassCreationMeta):
+        return False
+    static = all(isinstance(size, int) for size in (*meta.outer_size, *meta.outer_stride))
+    return static and all(map(_is_plain_inside, meta.attrs.values()))
 
 
 def _mutation(index: int, info: InputAliasInfo) -> InputMutation:
@@ -161,7 +183,7 @@ def _mutation(index: int, info: InputAliasInfo) -> InputMutation:
     )
 
 
-def _output(info: OutputAliasInfo) -> OutputSpec:
+def _output(info: OutputAliasInfo, firsts: Sequence[int]) -> OutputSpec:
     kind, base, grad = info.output_type, info.base_idx, info.requires_grad
     if kind is OutputType.non_alias:
         return FreshOutput(requires_grad=grad)
@@ -171,26 +193,27 @@ def _output(info: OutputAliasInfo) -> OutputSpec:
         return FreshOutput(requires_grad=grad, view="custom_function")
     assert base is not None
     if kind is OutputType.is_input:
-        return InputItself(input_index=base)
+        return InputItself(input_index=firsts[base])
     view: Any = {
         "requires_grad": grad,
         "under_no_grad": grad and not info.requires_grad_for_backward,
         "steps": encode_views(info.view_meta_sequence),
     }
     if kind is OutputType.alias_of_input:
-        return InputAlias(input_index=base, **view)
+        return InputAlias(input_index=firsts[base], **view)
     if kind is OutputType.alias_of_intermediate_base_is_user_output:
         return OutputAlias(output_index=base, **view)
     return IntermediateAlias(base_index=base, **view)
 
 
-def _gradients(captured: FunctionalCapture, graph: Graph, counts: _Counts, inputs: int) -> Gradients:
+def _gradients(captured: FunctionalCapture, graph: Graph, returned: _Counts, counts: Sequence[int]) -> Gradients:
+    inputs = sum(counts)
     placeholders = captured.module.graph.find_nodes(op="placeholder")
     tangents = [node for node in placeholders if tangent_descriptor(node) is not None]
     if len(placeholders) != inputs + len(tangents):
         raise Unsupported("inputs of a joint graph that are neither the program's nor tangents")
     metadata = captured.metadata
-    positions = _tangent_positions(metadata, counts)
+    positions = _tangent_positions(metadata, returned)
     if len(positions) != len(tangents):
         raise Unsupported("tangents that do not match the outputs")
     plain = [meta for meta in metadata.subclass_tangent_meta if isinstance(meta, PlainTensorMeta)]
@@ -198,17 +221,20 @@ def _gradients(captured: FunctionalCapture, graph: Graph, counts: _Counts, input
         _tangent(of, index, node.meta["val"], meta)
         for (of, index), node, meta in zip(positions, tangents, plain, strict=True)
     ]
-    gradients = graph.outputs[counts.returned :]
-    of_inputs = tuple(None if g is None else counts.returned + index for index, g in enumerate(gradients))
-    detached = tuple(
-        index
-        for index, (gradient, info) in enumerate(zip(gradients, metadata.input_info, strict=True))
-        if gradient is None and info.requires_grad and not info.is_leaf
-    )
-    saved = saved_values(graph, counts.returned, inputs)
+    of_inputs: list[int | None] = []
+    detached: list[int] = []
+    gradients = graph.outputs[returned.returned :]
+    for index, (gradient, info, count) in enumerate(zip(gradients, metadata.input_info, counts, strict=True)):
+        if gradient is None and info.requires_grad and not info.is_leaf:
+            detached.append(len(of_inputs))
+        # A tensor subclass has no gradient here; see `refuse_unsupported`.
+        of_inputs += [None] * count if gradient is None else [returned.returned + index]
+    saved = saved_values(graph, returned.returned, inputs)
     unchecked = _unchecked(captured, graph)
     partition = Partition(name="default", saved=saved, unchecked=tuple(name for name in saved if name in unchecked))
-    return Gradients(tangents=tuple(records), of_inputs=of_inputs, detached_inputs=detached, partitions=(partition,))
+    return Gradients(
+        tangents=tuple(records), of_inputs=tuple(of_inputs), detached_inputs=tuple(detached), partitions=(partition,)
+    )
 
 
 def _unchecked(captured: FunctionalCapture, graph: Graph) -> set[str]:

@@ -14,7 +14,7 @@ from aotexport.capture.call import ExampleCall
 from aotexport.capture.forward import Binding, ForwardCapture
 from aotexport.capture.functional import Refused
 from aotexport.capture.shapes import dimensions, guards
-from aotexport.encode.functional import Unsupported, encode_functional
+from aotexport.encode.functional import Unsupported, encode_functional, refuse_unsupported
 from aotexport.encode.graph import GraphEncoder
 from aotexport.encode.subclasses import encode_subclass
 from aotexport.encode.values import encode_result_meta, encode_tensor_meta
@@ -30,11 +30,13 @@ from aotexport_runtime.schema.program import (
     Program,
     Rebind,
     Refusal,
+    SizeInput,
     StateInput,
 )
 from aotexport_runtime.schema.trees import Constant, Leaf, Tree
 from aotexport_runtime.schema.values import TensorMeta
-from aotexport_runtime.subclasses import parts
+from aotexport_runtime.subclasses import flatten, is_wrapper, parts
+from aotexport_runtime.validate.subclasses import count_parts
 
 FORWARD_FILE = "forward.json"
 
@@ -129,8 +131,9 @@ def with_functional(
     try:
         if isinstance(functional, Refused):
             raise Unsupported(functional.reason)
+        refuse_unsupported(functional.metadata)
         graph = _functional_graph(program, forward, functional, root, strip)
-        record = encode_functional(functional, graph, file=f"{kind}.json", inputs=len(program.record.inputs))
+        record = encode_functional(functional, graph, file=f"{kind}.json", counts=_counts_of_parts(program.record))
         if record.gradients is None and _switches_gradients_on(program.graphs[FORWARD_FILE]):
             raise Unsupported("a part of the model switches gradients on, also for calls that record none")
     except (Unsupported, ExportFailed) as error:
@@ -152,8 +155,12 @@ def _switches_gradients_on(graph: Graph) -> bool:
 def _functional_graph(
     program: EncodedProgram, forward: ForwardCapture, functional: FunctionalCapture, root: Path | None, strip: bool
 ) -> Graph:
-    names = [value.name for value in program.graphs[FORWARD_FILE].inputs]
-    by_tensor = {id(b.entry.tensor): name for b, name in zip(forward.bindings, names, strict=True) if b.entry}
+    names: list[str] = []
+    by_tensor: dict[int, str] = {}
+    for binding, fake, value in zip(forward.bindings, forward.inputs, program.graphs[FORWARD_FILE].inputs, strict=True):
+        names += _names_of_parts(fake, value.name)
+        if binding.entry is not None:
+            by_tensor[id(binding.entry.tensor)] = value.name
     tangents = len(functional.module.graph.find_nodes(op="placeholder")) - len(names)
     encoder = GraphEncoder(
         functional.module,
@@ -166,6 +173,18 @@ def _functional_graph(
     return encoder.encode()
 
 
+def _names_of_parts(tensor: Any, name: str) -> list[str]:
+    if not is_wrapper(tensor):
+        return [name]
+    return [part for of, inner in flatten(tensor)[0].items() for part in _names_of_parts(inner, f"{name}.{of}")]
+
+
+def _counts_of_parts(program: Program) -> list[int]:
+    """Return how many plain tensors each input is made of."""
+    records = [None if isinstance(spec, SizeInput) else spec.subclass for spec in program.inputs]
+    return [1 if record is None else count_parts(record) for record in records]
+
+
 def _input_name(binding: Binding, call: ExampleCall) -> str:
     if binding.entry is not None:
         return f"{binding.entry.role}:{binding.entry.names[0]}"
@@ -175,12 +194,12 @@ def _input_name(binding: Binding, call: ExampleCall) -> str:
 
 def _input(binding: Binding, fake: torch.Tensor, call: ExampleCall) -> InputSpec:
     meta: TensorMeta = encode_tensor_meta(fake)
+    subclass = encode_subclass(fake, _input_name(binding, call))
+    of = () if subclass is None else tuple(map(encode_tensor_meta, parts(fake)))
     if binding.entry is not None:
-        return StateInput(name=binding.entry.names[0], meta=meta)
+        return StateInput(name=binding.entry.names[0], meta=meta, subclass=subclass, parts=of)
     assert binding.argument is not None
     path = call.paths[binding.argument]
-    subclass = encode_subclass(fake, f"`{path}`")
-    of = () if subclass is None else tuple(map(encode_tensor_meta, parts(fake)))
     return ArgumentInput(path=path, meta=meta, is_leaf=fake.is_leaf, subclass=subclass, parts=of)
 
 

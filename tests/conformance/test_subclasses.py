@@ -188,6 +188,47 @@ def test_context_that_is_no_data_is_refused_at_export(tmp_path):
     )
 
 
+class Adapter(nn.Module):
+    """A frozen quantised weight beside a trained one."""
+
+    def __init__(self):
+        super().__init__()
+        self.frozen = nn.Linear(4, 3)
+        self.frozen.weight = nn.Parameter(ScaledInt8.of(torch.randn(3, 4)), requires_grad=False)
+        self.trained = nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.frozen(x).sigmoid() * self.trained(x)
+
+
+def test_quantised_weight_beside_trained_ones_runs_the_joint_graph_twice_differentiably(tmp_path):
+    torch.manual_seed(0)
+    model, x = Adapter(), torch.randn(2, 4, requires_grad=True)
+    report = aotexport.export(model, (x,), output=tmp_path / "b", programs="train", verify=False)
+    loaded = aotexport_runtime.load(tmp_path / "b", tensor_types=TYPES, target="portable").train()
+
+    assert report.programs[0].record.refusals == ()
+    for module in (model, loaded):
+        module(x).sum().backward()
+    same(loaded.trained.weight.grad, model.trained.weight.grad)
+    assert loaded.frozen.weight.grad is None
+
+    def penalty(module):
+        (gradient,) = torch.autograd.grad(module(x).sum(), x, create_graph=True)
+        return torch.autograd.grad(gradient.square().sum(), (x, module.trained.weight))
+
+    torch.testing.assert_close(penalty(loaded), penalty(model))
+
+
+def test_weight_of_another_class_than_captured_is_refused_when_called(loaded, example):
+    loaded.tied = loaded.linear.weight = nn.Parameter(torch.zeros(3, 4))
+
+    with pytest.raises(NotSupported) as error:
+        loaded(example[1])
+
+    assert str(error.value) == "the module's `tied`: expected a `TwoTensor`, as at capture, got a `Parameter`"
+
+
 DISTRIBUTED = """
 import sys, torch, torch.distributed as dist
 from torch import nn

@@ -91,6 +91,14 @@ PROGRAM = "programs/train/program.json"
     [
         ("program", "inputs/2/parts", [], "argument 'y' has 0 parts, not 2"),
         ("program", "inputs/2/subclass/shape", [1, 5], "argument 'y' has another shape than its structure"),
+        ("program", "inputs/0/parts", [], "input 'weight' is not made of what the manifest's state says"),
+        (
+            "program",
+            "inputs/0/subclass/context/fields/0",
+            "x",
+            "input 'weight' is not made of what the manifest's state says",
+        ),
+        ("program", "functional/gradients/of_inputs", [], "0 gradients for 5 inputs"),
         ("program", "output_tree", "instance", "an object of `a:B` is no input or output"),
         ("forward", "subclasses/0/type", "x", "'x' is not the name of a class"),
         ("forward", "subclasses", [], "builtin `subclass::wrap` takes no structure that the graph has"),

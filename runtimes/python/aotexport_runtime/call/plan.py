@@ -27,9 +27,11 @@ from aotexport_runtime.engines.halves import StraightLine
 from aotexport_runtime.engines.higher_order import EFFECTS, restored_on_error
 from aotexport_runtime.engines.lowered import Lowered
 from aotexport_runtime.errors import CallInvalid, NotSupported
-from aotexport_runtime.schema.program import ArgumentInput, FunctionalGraph, Program, SizeInput, StateInput
+from aotexport_runtime.schema.program import FunctionalGraph, Program, SizeInput, StateInput
 from aotexport_runtime.schema.trees import Constant
+from aotexport_runtime.subclasses import parts
 from aotexport_runtime.trees import builder
+from aotexport_runtime.validate.subclasses import taken_apart
 
 log = logging.getLogger("aotexport_runtime")
 
@@ -71,8 +73,9 @@ class Plan:
         forms = {
             index: environment.form(spec.subclass)
             for index, spec in enumerate(program.inputs)
-            if isinstance(spec, ArgumentInput) and spec.subclass is not None
+            if not isinstance(spec, SizeInput) and spec.subclass is not None
         }
+        self._forms = {i: form for i, form in forms.items() if isinstance(program.inputs[i], StateInput)}
         self._guards = Guards(program, environment.device, forms)
         self._state = [
             (index, *slot(spec.name)) for index, spec in enumerate(program.inputs) if isinstance(spec, StateInput)
@@ -121,6 +124,8 @@ class Plan:
                     f"the module's `{self._state_name(index)}` is gone or was replaced by something that is computed "
                     "(pruning, parametrization), and the programs read it. Change the model, and export it again"
                 )
+            if index in self._forms and (reason := self._forms[index].why_not(inputs[index])) is not None:
+                raise NotSupported(f"the module's `{self._state_name(index)}`: {reason}")
             if passed is not None and passed is not inputs[index]:
                 name = self._state_name(index)
                 violations.append(f"an argument that was the module's own `{name}` at capture must be it again")
@@ -178,8 +183,9 @@ class _Functional:
     """The functional graph of a program with its epilogues."""
 
     def __init__(self, plan: Plan, functional: FunctionalGraph, lowered: Lowered | None) -> None:
-        program = plan.program
+        program = taken_apart(plan.program)
         graph = plan.bundle.graph(program.name, functional.file)
+        self._wraps = any(not isinstance(spec, SizeInput) and spec.subclass is not None for spec in plan.program.inputs)
         self._record = functional
         place = plan.environment.device
         captured = next((spec.meta.device for spec in program.inputs if not isinstance(spec, SizeInput)), "cpu")
@@ -193,7 +199,8 @@ class _Functional:
         self._inference = None
         self._lowered = lowered
         if functional.gradients is not None:
-            reference = plan.run_forward if program.forward.differentiable else None
+            again = _put_together(plan) if self._wraps else plan.run_forward
+            reference = again if program.forward.differentiable else None
             self._joint = JointProgram(graph, functional, plan.environment, program.name, reference, lowered)
         else:
             names = [graph_input.name for graph_input in graph.inputs]
@@ -206,14 +213,18 @@ class _Functional:
         if transforms.active() or (self._autocasts and torch.is_autocast_enabled(self._device_type)):
             return False
         grad = torch.is_grad_enabled() and any(map(_requires_grad, inputs))
+        if self._wraps:
+            inputs = _apart(inputs)
         return grad == (self._joint is not None) and self._soft.check(inputs, symbols) is None
 
     def why_not(self, inputs: list[Any], symbols: dict[str, int]) -> str | None:
         """Return why the functional graph does not serve this call."""
-        return self._soft.check(inputs, symbols)
+        return self._soft.check(_apart(inputs), symbols)
 
     def run(self, inputs: list[Any], symbols: dict[str, int]) -> Any:
         """Run the graph and its epilogues; return the outputs."""
+        if self._wraps:
+            inputs = _apart(inputs)
         if self._joint is not None:
             returned = self._joint(inputs, symbols)
         else:
@@ -235,6 +246,24 @@ class _Functional:
         if self._record.grad_mode is not None:
             torch.set_grad_enabled(self._record.grad_mode)
         return outputs
+
+
+def _apart(inputs: list[Any]) -> list[Any]:
+    """Return the inputs with the parts of tensor subclasses in their place."""
+    return [part for value in inputs for part in (parts(value) if isinstance(value, torch.Tensor) else (value,))]
+
+
+def _put_together(plan: Plan) -> Callable[[list[Any], dict[str, int]], Any]:
+    """Return what runs the forward graph on inputs that were taken apart."""
+    records = [None if isinstance(spec, SizeInput) else spec.subclass for spec in plan.program.inputs]
+    forms = [None if record is None else plan.environment.form(record) for record in records]
+
+    def run(apart: list[Any], symbols: dict[str, int]) -> Any:
+        given = iter(apart)
+        inputs = [next(given) if form is None else form.make(given, symbols) for form in forms]
+        return plan.run_forward(inputs, symbols)
+
+    return run
 
 
 def _is_unrolled(bundle: Bundle, program: Program) -> bool:

@@ -25,10 +25,14 @@ class StateInput(Record, kw_only=True, tag="state", tag_field="kind"):
     Attributes:
         name: name of the state tensor.
         meta: what it was at capture.
+        subclass: see `ArgumentInput`; as in `Manifest.state`.
+        parts: see `ArgumentInput`.
     """
 
     name: str
     meta: TensorMeta
+    subclass: Subclass | None = None
+    parts: tuple[TensorMeta, ...] = ()
 
 
 class ArgumentInput(Record, kw_only=True, tag="argument", tag_field="kind"):
@@ -251,6 +255,9 @@ class Gradients(Record, kw_only=True):
 
 class FunctionalGraph(Record, kw_only=True):
     """A functional graph with its calling convention.
+
+    It is called with plain tensors: the program's inputs, each tensor subclass taken apart, its parts in its place.
+    Indices of inputs, and what is said per input, count these.
 
     Graph outputs, in order: one per `mutations`, one per `outputs`, `intermediate_bases` bases, then, of a joint
     graph, the gradients.

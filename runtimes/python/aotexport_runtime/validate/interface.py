@@ -10,6 +10,7 @@ from aotexport_runtime.schema.program import FreshOutput, FunctionalGraph, Input
 from aotexport_runtime.schema.values import Argument, SizeMeta, TensorMeta, ValueMeta
 from aotexport_runtime.validate.arguments import references
 from aotexport_runtime.validate.bounds import check_unique
+from aotexport_runtime.validate.subclasses import taken_apart
 
 
 def check_forward_graph(graph: Graph, program: Program, *, where: str) -> None:
@@ -29,6 +30,7 @@ def check_functional_graph(graph: Graph, program: Program, functional: Functiona
     Raises:
         BundleInvalid: names the fault.
     """
+    program = taken_apart(program)
     gradients = functional.gradients
     _check_inputs(graph, program, [] if gradients is None else [tangent.meta for tangent in gradients.tangents], where)
     effect = next((node.op for node in graph.nodes if node.op.startswith("torch::")), None)

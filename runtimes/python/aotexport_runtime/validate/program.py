@@ -28,7 +28,7 @@ from aotexport_runtime.trees import check_tree, leaves
 from aotexport_runtime.validate.arguments import check_constant, check_meta, introduced
 from aotexport_runtime.validate.bounds import MAX_NODES, check_index, check_plain_name, check_text, check_unique
 from aotexport_runtime.validate.graph import check_allowed
-from aotexport_runtime.validate.subclasses import check_plain, check_subclass, count_parts
+from aotexport_runtime.validate.subclasses import check_plain, check_subclass, count_parts, taken_apart
 
 _RANKS = {"channels_last": 4, "channels_last_3d": 5}
 
@@ -65,7 +65,7 @@ def check_program(program: Program, manifest: Manifest, *, name: str, where: str
     _check_rebinds(program, manifest, where)
     check_plain_name(program.forward.file, "graph file", where)
     if program.functional is not None:
-        _check_functional(program, program.functional, symbols, where)
+        _check_functional(taken_apart(program), program.functional, symbols, where)
 
 
 def _check_inputs(program: Program, manifest: Manifest, symbols: set[str], where: str) -> None:
@@ -79,19 +79,20 @@ def _check_inputs(program: Program, manifest: Manifest, symbols: set[str], where
             check_size(spec.symbol, symbols, where=where)
         else:
             check_meta(spec.meta, symbols, where)
-        if isinstance(spec, ArgumentInput):
+        if not isinstance(spec, SizeInput):
             _check_parts(spec, symbols, where)
 
 
-def _check_parts(spec: ArgumentInput, symbols: set[str], where: str) -> None:
+def _check_parts(spec: ArgumentInput | StateInput, symbols: set[str], where: str) -> None:
+    what = f"argument {spec.path!r}" if isinstance(spec, ArgumentInput) else f"input {spec.name[:80]!r}"
     expected = 0
     if spec.subclass is not None:
         check_subclass(spec.subclass, symbols, where)
         expected = count_parts(spec.subclass)
         if (spec.subclass.shape, spec.subclass.stride) != (spec.meta.shape, spec.meta.stride):
-            raise BundleInvalid(f"argument {spec.path!r} has another shape than its structure", where=where)
+            raise BundleInvalid(f"{what} has another shape than its structure", where=where)
     if len(spec.parts) != expected:
-        raise BundleInvalid(f"argument {spec.path!r} has {len(spec.parts)} parts, not {expected}", where=where)
+        raise BundleInvalid(f"{what} has {len(spec.parts)} parts, not {expected}", where=where)
     for part in spec.parts:
         check_meta(part, symbols, where)
 
@@ -101,6 +102,9 @@ def _check_state_input(spec: StateInput, stored: StateTensor | None, where: str)
         raise BundleInvalid(f"input {spec.name[:80]!r} is not in the manifest's state", where=where)
     if (spec.meta.dtype, spec.meta.shape) != (stored.dtype, stored.shape):
         raise BundleInvalid(f"input {spec.name[:80]!r} is not what the manifest's state says", where=where)
+    metas = [(part.dtype, part.shape) for part in stored.parts]
+    if spec.subclass != stored.subclass or [(part.dtype, part.shape) for part in spec.parts] != metas:
+        raise BundleInvalid(f"input {spec.name[:80]!r} is not made of what the manifest's state says", where=where)
 
 
 def _check_dimension(dimension: Dimension, program: Program, where: str) -> None:

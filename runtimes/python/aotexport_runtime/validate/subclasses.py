@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import re
 
+import msgspec
+
 from aotexport_runtime.errors import BundleInvalid
+from aotexport_runtime.schema.program import InputSpec, Program, SizeInput
 from aotexport_runtime.schema.subclasses import Subclass
 from aotexport_runtime.schema.trees import Constant, Instance, Leaf, Mapping, NamedFields, Sequence, Tree
 from aotexport_runtime.sizes import check_size
@@ -83,6 +86,17 @@ def check_plain(tree: Tree, where: str) -> None:
     if isinstance(tree, Sequence | Mapping | NamedFields):
         for item in tree.items:
             check_plain(item, where)
+
+
+def taken_apart(program: Program) -> Program:
+    """Return a program whose inputs are plain: the parts of a tensor subclass stand in its place."""
+    inputs: list[InputSpec] = []
+    for spec in program.inputs:
+        if isinstance(spec, SizeInput) or spec.subclass is None:
+            inputs.append(spec)
+        else:
+            inputs += [msgspec.structs.replace(spec, meta=part, subclass=None, parts=()) for part in spec.parts]
+    return msgspec.structs.replace(program, inputs=tuple(inputs))
 
 
 def count_parts(record: Subclass) -> int:
