@@ -323,15 +323,25 @@ def _half(x):
     return nn.functional.gelu(x @ x.t())
 
 
+def _attend(x):
+    return nn.functional.scaled_dot_product_attention(x, x, x)
+
+
+def _loop(x):
+    return torch.while_loop(lambda i, x: i < 3, lambda i, x: (i + 1, x.sin()), (torch.tensor(0), x))[1]
+
+
 @pytest.mark.parametrize(
     ("make", "x"),
     [
+        (lambda: _attend, torch.linspace(-1, 1, 24).reshape(2, 3, 4)),
+        (lambda: _loop, torch.linspace(-1, 1, 4)),
         (Quantised, torch.linspace(-1, 1, 12).reshape(3, 4)),
         (lambda: _cond, torch.linspace(-1, 1.5, 12).reshape(3, 4)),
         (lambda: _half, torch.linspace(-1, 1.5, 12, dtype=torch.float16).reshape(3, 4)),
         (lambda: nn.Conv2d(3, 4, 3, padding=1).eval(), torch.randn(2, 3, 5, 5)),
     ],
-    ids=["quantised", "cond", "float16", "convolution"],
+    ids=["attention", "while_loop", "quantised", "cond", "float16", "convolution"],
 )
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 def test_program_of_a_kind_equals_eager_in_onnx_runtime(tmp_path, make, x):

@@ -22,7 +22,7 @@ from aotexport_runtime.engines.higher_order import EFFECTS
 from aotexport_runtime.schema.graph import Graph, Node
 from aotexport_runtime.schema.program import Program, SizeInput, StateInput
 from aotexport_runtime.schema.sizes import Size
-from aotexport_runtime.schema.values import Argument, SizeArgument, SliceArgument, SubgraphArgument
+from aotexport_runtime.schema.values import Argument, SizeArgument, SliceArgument, SubgraphArgument, TensorMeta
 
 BUILTINS: dict[str, Callable[..., Any]] = {
     **{f"python::{name}": getattr(operator, name) for name in ("add", "sub", "mul", "truediv", "floordiv", "mod")},
@@ -51,6 +51,7 @@ _SIZE_OPERATORS: dict[str, Callable[..., Any]] = {
     "ceildiv": lambda a, b: -(-a // b),
 }
 _HIDDEN_WRITES = ("aten::batch_norm", "aten::instance_norm", "aten::native_batch_norm", "aten::cudnn_batch_norm")
+_ATTENTION = "aten::scaled_dot_product_attention.default"
 _GRAD_MODE = ("torch::set_grad_enabled", "torch::is_grad_enabled")
 
 
@@ -208,8 +209,20 @@ class _Body:
             function: Any = ops.resolve(node.op, None, self.namespaces)
             # Normalisations write to their running statistics without saying so.
             self.may_write |= function._schema.is_mutable or node.op.startswith(_HIDDEN_WRITES)
-            created = self.call(function, *args, **kwargs)
+            if node.op == _ATTENTION and isinstance(node.meta, TensorMeta):
+                created = self._attention(4 - len(node.meta.shape), function, args, kwargs)
+            else:
+                created = self.call(function, *args, **kwargs)
         created.meta["stack_trace"] = self._trace(node)
+        return created
+
+    def _attention(self, missing: int, function: Any, args: list[Any], kwargs: dict[str, Any]) -> fx.Node:
+        """Return attention in four axes, the only form that torch's exporter translates."""
+        for _ in range(missing):
+            args[:3] = [self.call(torch.ops.aten.unsqueeze.default, value, 0) for value in args[:3]]
+        created = self.call(function, *args, **kwargs)
+        for _ in range(missing):
+            created = self.call(torch.ops.aten.squeeze.dim, created, 0)
         return created
 
     def _trace(self, node: Node) -> str:
