@@ -49,7 +49,8 @@ INTERNAL = re.compile(
     | _assert_(async|scalar|tensor_metadata) | _functional_assert_(async|scalar) | _make_dep_token
     | _functional_sym_constrain_range(_for_size)? | _is_(all|any)_true | _linalg_check_errors | _local_scalar_dense
     # what composite operators and autograd's formulas are made of
-    | _adaptive_avg_pool[23]d(_backward)? | _batch_norm_(no_update|with_update|with_update_functional)
+    | _adaptive_avg_pool[23]d(_backward)? | _chunk_cat | _lu_with_info
+    | _batch_norm_(no_update|with_update|with_update_functional)
     | _native_batch_norm_legit(_functional|_no_training)? | _cdist_(backward|forward) | _euclidean_dist
     | _conj(_copy|_physical)? | _neg_view(_copy)? | _ctc_loss(_backward)? | _dirichlet_grad | _sample_dirichlet
     | _standard_gamma(_grad)? | _embedding_bag(_backward|_dense_backward|_forward_only|_per_sample_weights_backward)?
