@@ -41,6 +41,9 @@ from torch._functorch._aot_autograd.schemas import (
 # AOTAutograd's capture with descriptors: the route with torch.compile's full semantics.
 from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 
+# What Dynamo makes of custom autograd functions in code that torch compiles (branches of `torch.cond`).
+from torch._functorch.autograd_function import AutogradFunctionApply
+
 # The tracing context tells AOTAutograd which fake mode and shape environment to go on with.
 from torch._guards import TracingContext, tracing
 
@@ -52,6 +55,9 @@ from torch._library.custom_ops import OPDEFS
 from torch._library.fake_impl import FakeImplCtx, set_ctx_getter
 from torch._subclasses.fake_impls import op_implementations_checks
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+# Dynamo's capture before anything is made of custom autograd functions.
+from torch.export._trace import _export_to_torch_ir as export_to_torch_operators
 from torch.fx.experimental import proxy_tensor
 from torch.fx.experimental.proxy_tensor import PythonKeyTracer, make_fx
 from torch.fx.experimental.symbolic_shapes import (
@@ -73,6 +79,9 @@ from torch.utils._sympy.value_ranges import ValueRanges
 
 from aotexport_runtime.subclasses import flatten, inner_tensor, is_wrapper, parts, protocol
 
+# Torch's own method, whatever stands in for it.
+REQUIRES_GRAD = torch._C.TensorBase.requires_grad_
+
 # What nodes of a pre-dispatch graph call, beside operators.
 OpOverload = torch._ops.OpOverload
 HigherOrderOperator = torch._ops.HigherOrderOperator
@@ -83,8 +92,10 @@ EXIT_AUTOCAST = torch.amp.autocast_mode._exit_autocast
 __all__ = [
     "ENTER_AUTOCAST",
     "EXIT_AUTOCAST",
+    "REQUIRES_GRAD",
     "SET_GRAD_ENABLED",
     "SUPPORTED_NODES",
+    "AutogradFunctionApply",
     "ConstraintViolationError",
     "FakeTensor",
     "FakeTensorMode",
@@ -108,19 +119,27 @@ __all__ = [
     "capture_functional",
     "current_tracer",
     "custom_operator_module",
+    "export_to_torch_operators",
     "exporting",
     "fake_kernels",
     "find_symbol",
+    "forward_mode_rules_hidden",
     "has_transforms",
     "insert_data_dependent_checks",
     "is_data_dependent",
     "is_float_of_tensors",
     "is_wrap",
+    "lift_tensors",
     "make_fake_inputs",
+    "mark_unchecked",
     "masks_unread",
     "number_at",
     "onednn_disabled",
+    "record_call",
+    "trace_body",
     "trace_forward",
+    "traces_above_autograd",
+    "tracing_paused",
     "tree_map",
     "unchecked_assumption",
     "within_subclass",
@@ -154,12 +173,31 @@ def masks_unread() -> Iterator[None]:
         layers._detect_is_causal_mask = original
 
 
+@contextlib.contextmanager
+def forward_mode_rules_hidden() -> Iterator[None]:
+    """Let custom autograd functions seem to have no rule of forward-mode AD."""
+    found: list[type] = [torch.autograd.Function]
+    for function in found:
+        found += function.__subclasses__()
+    rules = {function: vars(function)["jvp"] for function in found[1:] if "jvp" in vars(function)}
+    for function in rules:
+        del function.jvp  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        for function, rule in rules.items():
+            function.jvp = rule  # type: ignore[attr-defined]
+
+
 _WATCH = "_aotexport_applied"
 
 
+Apply = Callable[..., Any]
+
+
 @contextlib.contextmanager
-def applied_functions(seen: Callable[[type], None]) -> Iterator[None]:
-    """Call `seen` with the class of every custom autograd function that is applied.
+def applied_functions(apply_instead: Callable[[Any, tuple[Any, ...], dict[str, Any], Apply], Any]) -> Iterator[None]:
+    """Call `apply_instead` where custom autograd functions are applied, with class, arguments and torch's `apply`.
 
     The code of `Function.apply` is exchanged, not the attribute: models bind the method beforehand (`apply = F.apply`).
     """
@@ -167,8 +205,7 @@ def applied_functions(seen: Callable[[type], None]) -> Iterator[None]:
     original = FunctionType(apply.__code__, apply.__globals__, apply.__name__, apply.__defaults__, apply.__closure__)
 
     def watch(cls: type, *args: Any, **kwargs: Any) -> Any:
-        seen(cls)
-        return original(cls, *args, **kwargs)
+        return apply_instead(cls, args, kwargs, original)
 
     before = apply.__code__
     apply.__globals__[_WATCH] = watch
@@ -427,6 +464,96 @@ def trace_forward(
             _allow_non_fake_inputs=True,
         )
         return tracer(*fakes)
+
+
+def traces_above_autograd() -> bool:
+    """Return whether a forward graph is being traced, and no function transform stands in between."""
+    mode = proxy_tensor.get_proxy_mode()
+    return mode is not None and mode.pre_dispatch and not torch._C._are_functorch_transforms_active()
+
+
+@contextlib.contextmanager
+def tracing_paused() -> Iterator[PythonKeyTracer]:
+    """Record nothing for a while, neither operators nor changes of grad mode; yield the tracer."""
+    modes = [torch.overrides._pop_mode() for _ in torch.overrides._get_current_function_mode_stack()]
+    try:
+        with proxy_tensor.disable_proxy_modes_tracing() as mode:
+            yield mode.tracer  # type: ignore[misc]
+    finally:
+        for mode in reversed(modes):
+            torch.overrides._push_mode(mode)
+
+
+def trace_body(
+    function: Callable[..., Any], operands: Sequence[Any], *, keeps_frames_of: Callable[[str], bool]
+) -> torch.fx.GraphModule:
+    """Trace the body of an operator, while the trace around it is paused.
+
+    Tensors that `function` takes from elsewhere become attributes of the graph; `lift_tensors` makes them inputs.
+
+    Args:
+        function: takes the operands and returns a list of values.
+        operands: fake tensors and sizes.
+        keeps_frames_of: see `trace_forward`.
+    """
+    current = proxy_tensor._CURRENT_MAKE_FX_TRACER
+    assert current is not None
+    tracer = current._make_sub_tracer()
+    with tracer._init_modes_from_parent(current), _frames_kept(keeps_frames_of):
+        assert tracer.fx_tracer is not None
+        tracer.fx_tracer.record_stack_traces = True
+        return tracer._trace_inner(function, *operands)
+
+
+def lift_tensors(bodies: Sequence[torch.fx.GraphModule]) -> list[torch.Tensor]:
+    """Turn tensors that bodies close over into further inputs, the same of each body; return them."""
+    found: dict[int, torch.Tensor] = {}
+    for body in bodies:
+        for node in body.graph.find_nodes(op="get_attr"):
+            tensor = getattr(body, str(node.target))
+            if isinstance(tensor, torch.Tensor):
+                found[id(tensor)] = tensor
+    for body in bodies:
+        first = next(node for node in body.graph.nodes if node.op != "placeholder")
+        with body.graph.inserting_before(first):
+            placeholders = {key: body.graph.placeholder(f"lifted_{index}") for index, key in enumerate(found)}
+        for key, placeholder in placeholders.items():
+            placeholder.meta["val"] = found[key]
+        taken: list[str] = []
+        for node in body.graph.find_nodes(op="get_attr"):
+            tensor = getattr(body, str(node.target))
+            if isinstance(tensor, torch.Tensor):
+                taken.append(str(node.target))
+                node.replace_all_uses_with(placeholders[id(tensor)])
+                body.graph.erase_node(node)
+        for name in dict.fromkeys(taken):
+            delattr(body, name)
+    return list(found.values())
+
+
+def record_call(tracer: PythonKeyTracer, target: Callable[..., Any], args: tuple[Any, ...], results: list[Any]) -> None:
+    """Record a call with bodies among its arguments, and that `results` are what it returns.
+
+    Raises:
+        LookupError: an argument is a tensor that the trace knows nothing of.
+    """
+    current = proxy_tensor._CURRENT_MAKE_FX_TRACER
+    nested = current is not None and current.is_hop_subgraph_tracer()
+    for leaf in tree_leaves(args):
+        known = nested or not isinstance(leaf, FakeTensor) or proxy_tensor.has_proxy_slot(leaf, tracer)
+        if not known:
+            raise LookupError("a body uses a tensor that was computed elsewhere and is not passed to it")
+        if isinstance(leaf, torch.fx.GraphModule):
+            tracer.root.register_module(tracer.get_fresh_qualname("body"), leaf)
+    proxy = tracer.create_proxy("call_function", target, tree_map(tracer.unwrap_proxy, args), {})
+    proxy_tensor.track_tensor_tree(results, proxy, constant=None, tracer=tracer)
+
+
+def mark_unchecked(tensors: Sequence[torch.Tensor]) -> None:
+    """Note in a functional graph being traced that backward takes these values without a look at their version."""
+    for tensor in tensors:
+        for proxy in proxy_tensor._get_proxies(tensor):
+            proxy.node.meta["saved_tensor_with_no_vc_check"] = True
 
 
 @dataclass(frozen=True)

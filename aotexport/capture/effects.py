@@ -17,10 +17,17 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from aotexport.capture.autograd_functions import function_of_bodies, record_application
 from aotexport.capture.containers import Change, Snapshot, snapshots
+from aotexport.capture.patches import replaced
 from aotexport.capture.sources import is_user_file, user_line
 from aotexport.errors import ExportFailed
-from aotexport.torch_internals import applied_functions, within_subclass
+from aotexport.torch_internals import (
+    AutogradFunctionApply,
+    applied_functions,
+    traces_above_autograd,
+    within_subclass,
+)
 
 _NUMBERS = (bool, int, float, str)
 _TABLE = re.compile(r"\.?_(?:buffers|parameters|modules)\['([^']+)'\]")
@@ -38,28 +45,58 @@ class Effects:
     """What was seen while the model ran.
 
     Attributes:
-        autograd_functions: names of custom autograd functions, whose backward the forward graph does not hold.
+        above_autograd: whether the trace sees what autograd does, see `trace_forward`.
+        records_functions: whether custom autograd functions become nodes; bodies hold no checks of values.
+        autograd_functions: names of custom autograd functions whose backward the forward graph does not hold.
         sets_requires_grad: whether the model calls `requires_grad_`, which functional graphs do not hold.
         reads: what Python code read off tensors, see `Program.fixed`.
         notes: sentences for the user about what the bundle does not reproduce.
     """
 
+    above_autograd: bool = True
+    records_functions: bool = True
     autograd_functions: list[str] = field(default_factory=list)
     sets_requires_grad: bool = False
     reads: set[Literal["layout", "requires_grad"]] = field(default_factory=set)
     notes: list[str] = field(default_factory=list)
 
-    def applied(self, function: type) -> None:
-        """Note that a custom autograd function is applied."""
-        # Torch's operators with bodies have autograd functions of their own; their nodes hold the whole operator.
-        own = function.__module__.startswith(("torch._higher_order_ops", "torch._dynamo"))
-        if not own and function.__qualname__ not in self.autograd_functions:
-            self.autograd_functions.append(function.__qualname__)
+    def applied(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], apply: Any) -> Any:
+        """Apply a custom autograd function, recording it with its backward where that can be done."""
+        # Operators with bodies have autograd functions of their own; their nodes hold the whole operator.
+        if function.__module__.startswith(("torch._higher_order_ops", "torch._dynamo", "aotexport.")):
+            return apply(function, *args, **kwargs)
+        reason = "a function transform surrounds it"
+        if within_subclass():
+            reason = "a tensor subclass applies it"
+        elif not self.records_functions:
+            reason = "the trace follows the example's values"
+        elif traces_above_autograd():
+            try:
+                return record_application(function, args, kwargs)
+            except Exception as error:
+                reason = f"{user_line(error)}{error}"
+        self.lost(function.__qualname__, reason)
+        return apply(function, *args, **kwargs)
+
+    def lost(self, name: str, reason: str) -> None:
+        """Note that the forward graph does not hold the backward of a custom autograd function."""
+        if name not in self.autograd_functions:
+            self.autograd_functions.append(name)
+            self.notes.append(
+                f"the backward of the custom autograd function `{name}` is in joint graphs alone: {reason}"
+            )
 
 
 @contextlib.contextmanager
-def observed(module: nn.Module | None) -> Iterator[Effects]:
+def observed(
+    module: nn.Module | None, *, above_autograd: bool = True, records_functions: bool = True
+) -> Iterator[Effects]:
     """Watch the model run under tracing.
+
+    Args:
+        module: the model; None: a function.
+        above_autograd: see `Effects`.
+        records_functions: see `Effects`.
 
     Yields:
         What was seen, complete once the block has ended.
@@ -67,14 +104,14 @@ def observed(module: nn.Module | None) -> Iterator[Effects]:
     Raises:
         ExportFailed: the model did something that tracing loses.
     """
-    effects = Effects()
+    effects = Effects(above_autograd=above_autograd, records_functions=records_functions)
     before = _attributes(module)
     containers = _containers(module)
     try:
         with contextlib.ExitStack() as patches:
             patches.enter_context(applied_functions(effects.applied))
             for owner, name, replacement in _replacements(effects):
-                patches.enter_context(_replaced(owner, name, replacement))
+                patches.enter_context(replaced(owner, name, replacement))
             yield effects
     finally:
         items = [change for snapshot in containers for change in snapshot.changes()]
@@ -83,21 +120,6 @@ def observed(module: nn.Module | None) -> Iterator[Effects]:
         changes = _restore(module, before)
     _judge_items(items, effects)
     _judge(changes, effects)
-
-
-@contextlib.contextmanager
-def _replaced(owner: Any, name: str, replacement: Any) -> Iterator[None]:
-    """Set an attribute of a class for a while; one that it only inherits is shadowed."""
-    own = name in vars(owner)
-    original = vars(owner).get(name)
-    setattr(owner, name, replacement)
-    try:
-        yield
-    finally:
-        if own:
-            setattr(owner, name, original)
-        else:
-            delattr(owner, name)
 
 
 def _replacements(effects: Effects) -> list[tuple[Any, str, Any]]:
@@ -120,6 +142,15 @@ def _replacements(effects: Effects) -> list[tuple[Any, str, Any]]:
             effects.reads.add("layout")
         return original_contiguous(self, memory_format=memory_format)
 
+    def apply_bodies(operator: Any, forward: Any, backward: Any, *args: Any, **described: Any) -> Any:
+        function = function_of_bodies(forward, backward, described)
+        if traces_above_autograd() and effects.records_functions:
+            return record_application(function, args, {})
+        if not (effects.above_autograd and effects.records_functions):
+            effects.lost("of code that torch compiles", "a function transform or a branch on values is beside it")
+        # Torch runs bodies several times to see what they return; one of these runs is recorded.
+        return function.apply(*args)
+
     data = property(lambda self: self.detach(), _refused("Tensor.data = ...", "Use `copy_`, or return the new tensor"))
     hooks = "Register hooks on the loaded bundle's parameters, inputs or outputs instead"
     seeds = "Seed outside of the model"
@@ -133,6 +164,7 @@ def _replacements(effects: Effects) -> list[tuple[Any, str, Any]]:
         *[(tensor, name, _watched_property(name, effects)) for name in ("requires_grad", "is_leaf", "grad_fn")],
         (tensor, "register_hook", _refused("Tensor.register_hook", hooks)),
         (tensor, "register_post_accumulate_grad_hook", _refused("Tensor.register_post_accumulate_grad_hook", hooks)),
+        (AutogradFunctionApply, "__call__", apply_bodies),
         (tensor, "backward", _refused("Tensor.backward", "Return the loss, and call `backward` outside of the model")),
     ]
 

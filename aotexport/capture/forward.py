@@ -143,6 +143,8 @@ class _Flat:
     output_tree: Tree | None = None
     rebinds: list[tuple[StateEntry, int]] = field(default_factory=list)
     effects: Effects = field(default_factory=Effects)
+    above_autograd: bool = True
+    records_functions: bool = True
 
     def __call__(self, *tensors: Any) -> tuple[Any, ...]:
         self.values.begin()
@@ -163,7 +165,9 @@ class _Flat:
             return indices[id(value)]
 
         with (
-            observed(self.call.module) as self.effects,
+            observed(
+                self.call.module, above_autograd=self.above_autograd, records_functions=self.records_functions
+            ) as self.effects,
             swapped(self.state, list(tensors[:count]), self.target) as replaced,
         ):
             names = [*(parameter.name for parameter in self.call.parameters), *map(str, range(len(args)))]
@@ -193,7 +197,9 @@ def _trace(call: ExampleCall, state: State, target: Any, strategy: Strategy) -> 
     shared = {index: entries[id(t)] for index, t in enumerate(call.tensors) if id(t) in entries}
     own = [index for index in range(len(call.tensors)) if index not in shared]
     values = ExampleValues([*(entry.tensor for entry in state.entries), *(call.tensors[index] for index in own)])
-    flat = _Flat(call, target, State(list(state.entries)), shared, values)
+    flat = _Flat(
+        call, target, State(list(state.entries)), shared, values, records_functions=not strategy.follows_values
+    )
     inputs = [*fakes.state, *[fakes.arguments[index] for index in own]]
     assert fakes.mode.shape_env is not None
     # Gradients are on while the model runs, and what it leaves behind stays in the trace.
@@ -211,6 +217,7 @@ def _trace(call: ExampleCall, state: State, target: Any, strategy: Strategy) -> 
         if has_transforms(graph.graph):
             if regions["entered"]:
                 raise ExportFailed("the model mixes function transforms (torch.vmap, torch.func) and grad-mode regions")
+            flat.above_autograd = False
             graph = trace_forward(flat, fakes.twins(inputs), fakes.mode, **options, above_autograd=False)
     assert flat.output_tree is not None
     bindings = [Binding(entry=entry) for entry in state.entries[:known]]

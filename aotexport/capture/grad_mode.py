@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Iterator
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ import torch
 from aotexport.torch_internals import SET_GRAD_ENABLED, node_annotations
 
 _MARK = "restores_ambient_grad_mode"
+_running: ContextVar[dict[str, bool]] = ContextVar("_running")
 
 
 @contextlib.contextmanager
@@ -65,13 +67,26 @@ def marked_regions() -> Iterator[dict[str, bool]]:
         region.__enter__ = enter_of(enter)  # type: ignore[method-assign]
         region.__exit__ = exit_of(leave)  # type: ignore[method-assign]
     torch.set_grad_enabled.__init__ = init  # type: ignore[method-assign]
+    token = _running.set(inside)
     try:
         yield inside
     finally:
+        _running.reset(token)
         torch.set_grad_enabled.__init__ = original_init  # type: ignore[method-assign]
         for region, enter, leave in originals:
             region.__enter__ = enter  # type: ignore[method-assign]
             region.__exit__ = leave  # type: ignore[method-assign]
+
+
+@contextlib.contextmanager
+def outside_of_regions() -> Iterator[None]:
+    """Trace what runs apart from the model's regions: a backward, whose caller's mode is not the model's."""
+    inside = _running.get()
+    before, inside["region"] = inside["region"], False
+    try:
+        yield
+    finally:
+        inside["region"] = before
 
 
 def make_relative(graph: torch.fx.Graph) -> None:

@@ -4,7 +4,8 @@
 2. *export*: `torch.export`'s non-strict front end, for code that only it can follow.
 3. *dynamo*: full-graph bytecode capture, for code that takes numbers off tensors (`int(n)`) in a way that tracing
    cannot see.
-4. *example's path*: like direct, and where the code branches on the values of tensors, it goes the way of the example;
+4. *dynamo with custom functions*: the same, for models with custom autograd functions, whose backward 2 and 3 lose.
+5. *example's path*: like direct, and where the code branches on the values of tensors, it goes the way of the example;
    see `example_values`. It comes last, since the others hold for all values.
 
 Each gives a module that is called in place of the original; tracing then goes the same way for all.
@@ -14,7 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +23,15 @@ import torch
 from torch import nn
 
 from aotexport.capture.call import ExampleCall
-from aotexport.torch_internals import tree_map
+from aotexport.capture.patches import replaced
+from aotexport.errors import ExportFailed
+from aotexport.torch_internals import (
+    AutogradFunctionApply,
+    applied_functions,
+    export_to_torch_operators,
+    forward_mode_rules_hidden,
+    tree_map,
+)
 
 
 @dataclass(frozen=True)
@@ -48,11 +57,43 @@ def _exported(strict: bool) -> Callable[[ExampleCall], nn.Module]:
     def prepare(call: ExampleCall) -> nn.Module:
         module = call.callable if isinstance(call.callable, nn.Module) else _FunctionModule(call)
         shapes = _dynamic_shapes(call)
-        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        with _silent(), _without_functions():
             program = torch.export.export(module, call.args, call.kwargs, dynamic_shapes=shapes, strict=strict)
         return program.module(check_guards=False)
 
     return prepare
+
+
+def _with_functions(call: ExampleCall) -> nn.Module:
+    module = call.callable if isinstance(call.callable, nn.Module) else _FunctionModule(call)
+    # Dynamo takes no function with a rule of forward-mode AD, which a bundle does not hold anyway.
+    with _silent(), forward_mode_rules_hidden():
+        return export_to_torch_operators(module, call.args, call.kwargs, dynamic_shapes=_dynamic_shapes(call))
+
+
+@contextlib.contextmanager
+def _silent() -> Iterator[None]:
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        yield
+
+
+@contextlib.contextmanager
+def _without_functions() -> Iterator[None]:
+    """Refuse custom autograd functions: `torch.export` keeps their forward, and autograd would differentiate that."""
+
+    def refuse(name: str) -> None:
+        raise ExportFailed(f"the custom autograd function `{name}` would lose its backward")
+
+    def apply(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], original: Any) -> Any:
+        if not function.__module__.startswith("torch."):
+            refuse(function.__qualname__)
+        return original(function, *args, **kwargs)
+
+    def apply_bodies(operator: Any, *args: Any, **described: Any) -> Any:
+        refuse("taken apart by Dynamo")
+
+    with applied_functions(apply), replaced(AutogradFunctionApply, "__call__", apply_bodies):
+        yield
 
 
 class _FunctionModule(nn.Module):
@@ -77,5 +118,6 @@ STRATEGIES = (
     Strategy("direct", _direct),
     Strategy("torch.export", _exported(strict=False)),
     Strategy("dynamo", _exported(strict=True)),
+    Strategy("dynamo with custom functions", _with_functions),
     Strategy("example's path", _direct, follows_values=True),
 )

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from aotexport.capture.autograd_functions import apply_function
 from aotexport.capture.sources import source_of
 from aotexport.encode.subclasses import encode_subclass
 from aotexport.encode.values import encode_argument, encode_meta
@@ -62,6 +63,7 @@ _EFFECTS: dict[Any, str] = {
     ENTER_AUTOCAST: "torch::enter_autocast",
     EXIT_AUTOCAST: "torch::exit_autocast",
 }
+_BODIES: dict[Any, str] = {apply_function: "higher_order::autograd_function"}
 
 
 @dataclass
@@ -85,8 +87,7 @@ class GraphEncoder:
     constants: Callable[[torch.Tensor], str | None] = lambda tensor: None
 
     def __post_init__(self) -> None:
-        self.names: dict[torch.fx.Node, str] = {}
-        self.bodies: dict[torch.fx.Node, SubgraphArgument] = {}
+        self.names: dict[torch.fx.Node, str | SubgraphArgument] = {}
         self._subgraphs: dict[str, Graph] = {}
         self._taken: set[str] = set(self.input_names)
         self._sources: dict[SourceLine, int] = {}
@@ -108,8 +109,8 @@ class GraphEncoder:
         names = iter(self.input_names)
         for node in graph.nodes:
             if node.op == "placeholder":
-                self.names[node] = next(names)
-                inputs.append(GraphInput(name=self.names[node], meta=encode_meta(node.meta.get("val"))))
+                name = self.names[node] = next(names)
+                inputs.append(GraphInput(name=name, meta=encode_meta(node.meta.get("val"))))
             elif node.op == "get_attr":
                 self._attribute(node)
             elif node.op == "call_function":
@@ -134,7 +135,7 @@ class GraphEncoder:
         """Take in an attribute of the graph module: a tensor that is an input, or the body of an operator."""
         value = getattr(self.module, str(node.target), None)
         if isinstance(value, torch.fx.GraphModule):
-            self.bodies[node] = self._body(str(node.target), value)
+            self.names[node] = self._body(str(node.target), value)
             return
         name = self.constants(value) if isinstance(value, torch.Tensor) else None
         if name is None:
@@ -156,9 +157,7 @@ class GraphEncoder:
             name = f"{name}_"
         self._taken.add(name)
         where = self._where(node)
-        encoded_args = [
-            self.bodies[arg] if arg in self.bodies else encode_argument(arg, self.names, where) for arg in args
-        ]
+        encoded_args = [encode_argument(arg, self.names, where) for arg in args]
         kwargs = {key: encode_argument(value, self.names, where) for key, value in node.kwargs.items()}
         self.names[node] = name
         source, module = (None, None) if self.strip else self._provenance(node)
@@ -190,6 +189,8 @@ class GraphEncoder:
             return _BUILTINS[target], node.args
         if target in _EFFECTS:
             return _EFFECTS[target], node.args
+        if target in _BODIES:
+            return _BODIES[target], node.args
         if isinstance(target, HigherOrderOperator) and f"higher_order::{target.name()}" in BODY_OPERANDS:
             return f"higher_order::{target.name()}", node.args
         if target is inner_tensor:

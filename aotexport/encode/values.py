@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -68,12 +69,12 @@ def _float(value: float) -> float | FloatArgument:
     return FloatArgument(value="nan" if math.isnan(value) else "inf" if value > 0 else "-inf")
 
 
-def encode_argument(value: Any, name_of: dict[torch.fx.Node, str], where: str) -> Argument:
+def encode_argument(value: Any, name_of: Mapping[torch.fx.Node, Argument], where: str) -> Argument:
     """Return the record of an operator's argument.
 
     Args:
         value: an argument of an FX node.
-        name_of: name per earlier node.
+        name_of: name per earlier node; a body for those that stand for one.
         where: the node, for errors.
 
     Raises:

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 FILES = (
-    *("aliases", "autograd", "bodies", "dynamic", "modules", "mutations", "randomness", "structure", "subclasses"),
+    *("aliases", "autograd", "bodies", "dynamic", "functions"),
+    *("modules", "mutations", "randomness", "structure", "subclasses"),
     "values",
 )
 

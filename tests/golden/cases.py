@@ -355,8 +355,24 @@ class _Sine(torch.autograd.Function):
 
 @case
 def custom_autograd_function() -> Case:
-    """A backward of the user's own: the forward graph is not differentiable."""
+    """A backward of the user's own."""
     return Case(lambda x: _Sine.apply(x), (needs_grad(3),))
+
+
+class _Strided(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.sin()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad * grad.stride(0)
+
+
+@case
+def custom_function_by_the_joint_graph() -> Case:
+    """A backward that no node holds: the forward graph is not differentiable."""
+    return Case(lambda x: _Strided.apply(x), (needs_grad(3),))
 
 
 @case

@@ -59,6 +59,10 @@ class Crafted:
         meta = {"kind": "tensor", "dtype": "float32", "shape": [], "stride": []}
         self.put(graph, "nodes/-", {"name": "crafted", "args": [], "meta": meta, **fields})
 
+    def subgraph(self, graph: str, name: str) -> None:
+        """Give a graph a body without inputs, nodes and outputs."""
+        self.put(graph, f"subgraphs/{name}", {"inputs": [], "nodes": [], "outputs": []})
+
     def write(self, path: str, data: bytes) -> None:
         """Replace a file."""
         (self.root / path).write_bytes(data)

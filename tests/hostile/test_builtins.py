@@ -13,6 +13,8 @@ CPU = {"kind": "device", "type": "cpu"}
 BFLOAT = {"kind": "dtype", "value": "bfloat16"}
 NOTHING = {"kind": "nothing"}
 LITTLE = "takes numbers only"
+BODY = {"kind": "subgraph", "name": "body"}
+FUNCTION = "higher_order::autograd_function"
 
 FAULTS = [
     ("python::pow", [10, 10**9], "raises an integer to a power that is no integer from -64 to 64"),
@@ -44,6 +46,15 @@ FAULTS = [
     ("torch::enter_autocast", [0, BFLOAT, True, True], "takes a device, a dtype and two truth values"),
     ("torch::enter_autocast", [CPU, 15, True, True], "takes a device, a dtype and two truth values"),
     ("torch::enter_autocast", [CPU, BFLOAT, 1, True], "takes a device, a dtype and two truth values"),
+    (FUNCTION, [BODY], "takes 10 operands, got 1"),
+    (FUNCTION, [None, [BODY], [], [], 1, 0, [], [], True, False], "takes subgraphs as its bodies"),
+    (FUNCTION, [BODY, ["linear"], [], [], 1, 0, [], [], True, False], "takes subgraphs as its bodies"),
+    (FUNCTION, [BODY, [BODY], "linear", [], 1, 0, [], [], True, False], "takes lists of operands"),
+    (FUNCTION, [BODY, [BODY], [], [], -1, 0, [], [], True, False], "takes two counts and two truth values"),
+    (FUNCTION, [BODY, [BODY], [], [], 1, 0, [], [], 1, False], "takes two counts and two truth values"),
+    (FUNCTION, [BODY, [BODY], [], [], 1, 0, [0], [], True, False], "takes indices of its operands and outputs"),
+    (FUNCTION, [BODY, [BODY], [], [], 1, 0, [], [0, 0], True, False], "takes indices of its operands and outputs"),
+    (FUNCTION, [BODY, [BODY], [], [], 2, 0, [], [], False, False], "takes 4 bodies of its backward, got 1"),
     ("torch::exit_autocast", ["linear"], "leaves a region that is not the innermost one"),
 ]
 
@@ -58,6 +69,7 @@ def refusal(crafted: Crafted) -> str:
 def test_builtin_with_unsound_operands_is_refused(crafted: Crafted, op, args, reason):
     crafted.node("forward", name="size", op="aten::sym_size.int", args=["linear", 0], meta=SIZE)
     crafted.node("forward", op=op, args=args, meta=SIZE)
+    crafted.subgraph("forward", "body")
     assert refusal(crafted) == f"{WHERE}: builtin `{op}` {reason}"
 
 

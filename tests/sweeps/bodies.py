@@ -12,7 +12,6 @@ from tests.sweeps.sample import Items
 
 EXCLUDED = elsewhere(hop_db) | {
     "register_hook.simple int64": "the collection asks for gradients of integers",
-    "NumpyCubeNotComposableAutogradFunction float32 grad": "numpy in a custom function; its export fails verification",
 }
 """Operators that are not run, with the reason."""
 

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from aotexport_runtime.call import transforms
+from aotexport_runtime.engines.autograd_function import apply_function
 
 Body = Callable[[list[Any], dict[str, int]], tuple[Any, ...]]
 """A compiled subgraph, see `codegen.Function`."""
@@ -150,5 +151,6 @@ OPERATORS: dict[str, Callable[..., Any]] = {
     "higher_order::while_loop_stack_output": _while_loop_stack_output,
     "higher_order::scan": _scan,
     "higher_order::map_impl": _map,
+    "higher_order::autograd_function": apply_function,
 }
 """Operators with bodies; called with the symbols first."""

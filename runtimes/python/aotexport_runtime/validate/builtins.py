@@ -82,6 +82,9 @@ class Builtins:
         return BundleInvalid(f"builtin `{node.op}` {reason}", where=self._where)
 
     def _check_bodies(self, node: Node) -> None:
+        if node.op == "higher_order::autograd_function":
+            self._check_function(node)
+            return
         count = {"higher_order::cond": 2, "higher_order::scan": 1, "higher_order::map_impl": 1}.get(node.op, 2)
         start = 1 if node.op == "higher_order::cond" else 0
         bodies = node.args[start : start + count]
@@ -105,6 +108,24 @@ class Builtins:
 
     def _is_tensor(self, operand: Argument) -> bool:
         return isinstance(operand, str) and isinstance(self._values.get(operand), TensorMeta)
+
+    def _check_function(self, node: Node) -> None:
+        forward, backwards, operands, additional, outputs, saved, dirty, nondifferentiable, *flags = node.args
+        if not isinstance(forward, SubgraphArgument):
+            raise self._invalid(node, "takes subgraphs as its bodies")
+        if not (isinstance(backwards, list) and isinstance(operands, list) and isinstance(additional, list)):
+            raise self._invalid(node, "takes lists of operands")
+        if not all(body is None or isinstance(body, SubgraphArgument) for body in backwards):
+            raise self._invalid(node, "takes subgraphs as its bodies")
+        if not (_is_count(outputs) and _is_count(saved) and all(isinstance(flag, bool) for flag in flags)):
+            raise self._invalid(node, "takes two counts and two truth values")
+        assert isinstance(outputs, int)
+        if not (_are_indices(dirty, len(operands)) and _are_indices(nondifferentiable, outputs)):
+            raise self._invalid(node, "takes indices of its operands and outputs")
+        assert isinstance(nondifferentiable, list)
+        expected = 1 if flags[0] else 1 << min(outputs - len(nondifferentiable), 16)
+        if len(backwards) != expected:
+            raise self._invalid(node, f"takes {expected} bodies of its backward, got {len(backwards)}")
 
     def _check_item(self, node: Node) -> None:
         container, index = node.args
@@ -173,3 +194,13 @@ class Builtins:
             raise self._invalid(node, "takes a device, a dtype and two truth values")
         if not (isinstance(enabled, bool) and isinstance(cache_enabled, bool)):
             raise self._invalid(node, "takes a device, a dtype and two truth values")
+
+
+def _is_count(argument: Argument) -> bool:
+    return isinstance(argument, int) and not isinstance(argument, bool) and argument >= 0
+
+
+def _are_indices(argument: Argument, count: int) -> bool:
+    if not isinstance(argument, list) or len(argument) != len({repr(index) for index in argument}):
+        return False
+    return all(_is_count(index) and isinstance(index, int) and index < count for index in argument)

@@ -1,0 +1,137 @@
+"""Custom autograd functions by the forward graph: the calls that a joint graph does not serve, equal to eager."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import aotexport
+import aotexport_runtime
+from aotexport_runtime import NotSupported
+from tests.cases import functions as cases
+
+TARGETS = ("portable", "autograd")
+
+
+@pytest.fixture
+def load(tmp_path):
+    """Return a function that exports a function of tensors and loads the bundle."""
+
+    def export_and_load(function, args, target):
+        aotexport.export(function, args, output=tmp_path / "bundle", verify=False)
+        return aotexport_runtime.load(tmp_path / "bundle", target=target)
+
+    return export_and_load
+
+
+def scaled(x, w):
+    return cases.Scale.apply(x, w, 2.0)
+
+
+def inputs(*, x=True, w=True):
+    torch.manual_seed(0)
+    return torch.randn(3, 4).requires_grad_(x), torch.randn(4).requires_grad_(w)
+
+
+def wanted(tensors):
+    return [tensor for tensor in tensors if tensor.requires_grad]
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("pattern", [(True, True), (True, False), (False, True)])
+def test_function_differentiated_twice_equals_eager(load, target, pattern):
+    module = load(scaled, inputs(), target)
+    found = []
+    for function in (module, scaled):
+        tensors = inputs(x=pattern[0], w=pattern[1])
+        first = torch.autograd.grad(function(*tensors).sin().sum(), wanted(tensors), create_graph=True)
+        second = torch.autograd.grad(sum((grad**2).sum() for grad in first), wanted(tensors), allow_unused=True)
+        found.append((first, second))
+    torch.testing.assert_close(found[0], found[1])
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_function_backward_twice_through_a_kept_graph_equals_eager(load, target):
+    module = load(scaled, inputs(), target)
+    found = []
+    for function in (module, scaled):
+        tensors = inputs()
+        output = function(*tensors)
+        output.sum().backward(retain_graph=True)
+        output.cos().sum().backward()
+        found.append([tensor.grad for tensor in tensors])
+    torch.testing.assert_close(found[0], found[1])
+
+
+def test_function_under_no_grad_equals_eager(load):
+    module = load(scaled, inputs(), "auto")
+    with torch.no_grad():
+        output = module(*inputs())
+    assert not output.requires_grad
+    torch.testing.assert_close(output, scaled(*inputs()).detach())
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_function_whose_saved_input_is_changed_raises_as_eager_does(load, target):
+    module = load(cases.Once.apply, (torch.randn(3, requires_grad=True) * 1,), target)
+    for function in (module, cases.Once.apply):
+        x = torch.randn(3, requires_grad=True) * 1
+        result = function(x)
+        x.mul_(2)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            result.sum().backward()
+
+
+@pytest.mark.parametrize("target", ["autograd"])
+def test_function_to_be_differentiated_once_raises_as_eager_does(load, target):
+    def once(x):
+        return cases.Once.apply(x)
+
+    for function in (load(once, (torch.randn(3, requires_grad=True),), target), once):
+        x = torch.randn(3, requires_grad=True)
+        (grad,) = torch.autograd.grad(function(x).sin().sum(), x, create_graph=True)
+        with pytest.raises(RuntimeError, match="once_differentiable"):
+            grad.sum().backward()
+
+
+class Endless(torch.autograd.Function):
+    """Its backward applies itself."""
+
+    @staticmethod
+    def forward(ctx, x, y):
+        ctx.save_for_backward(x, y)
+        return x * y
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, y = ctx.saved_tensors
+        return Endless.apply(grad, y), Endless.apply(grad, x)
+
+
+def test_derivative_beyond_what_was_traced_is_refused(load):
+    module = load(Endless.apply, (torch.randn(3, requires_grad=True), torch.randn(3, requires_grad=True)), "autograd")
+    x, y = torch.randn(3, requires_grad=True), torch.randn(3, requires_grad=True)
+    value = module(x, y)
+    for _ in range(2):
+        (value,) = torch.autograd.grad((value**2).sum(), x, create_graph=True)
+    with pytest.raises(NotSupported, match="of too high an order"):
+        torch.autograd.grad((value**2).sum(), x, create_graph=True)
+
+
+class Flipped(torch.autograd.Function):
+    """Reads how its gradient lies in memory."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * grad.stride(0)
+
+
+def test_function_that_reads_strides_of_gradients_keeps_its_backward_in_the_joint_graph(tmp_path):
+    args = (torch.randn(3, 4, requires_grad=True),)
+    report = aotexport.export(Flipped.apply, args, output=tmp_path / "bundle", verify=False)
+    assert not aotexport_runtime.open_bundle(tmp_path / "bundle").program("train").forward.differentiable
+    assert "its backward reads the strides of a gradient" in report.notes[0]
