@@ -375,3 +375,15 @@ def test_manifest_that_does_not_fit_its_onnx_model_is_refused(tied, tmp_path, fi
     with pytest.raises(BundleInvalid) as caught:
         aotexport_runtime.load(crafted.seal(), target="onnx")
     assert str(caught.value).startswith(message)
+
+
+@pytest.mark.parametrize("location", ["../other/model.safetensors", "/etc/hostname"])
+def test_model_that_refers_outside_of_the_bundle_is_refused(tied, tmp_path, location):
+    crafted = Crafted(tied, tmp_path / "bundle")
+    model = onnx.load(tied / "model.onnx", load_external_data=False)
+    for entry in (entry for tensor in model.graph.initializer for entry in tensor.external_data):
+        if entry.key == "location":
+            entry.value = location
+    crafted.write("model.onnx", model.SerializeToString())
+    with pytest.raises(NotSupported, match=r"does not load `model.onnx`: .*External data path"):
+        aotexport_runtime.load(crafted.seal(), target="onnx")
