@@ -12,7 +12,14 @@ from rich.table import Table
 from rich.text import Text
 
 from aotexport_runtime.bundle import Bundle
-from aotexport_runtime.describe import describe_changes, describe_graph, describe_inputs, describe_outputs
+from aotexport_runtime.describe import (
+    describe_changes,
+    describe_graph,
+    describe_inputs,
+    describe_outputs,
+    describe_refused_targets,
+    trust_needed,
+)
 from aotexport_runtime.schema.graph import Graph
 from aotexport_runtime.schema.program import Program
 
@@ -56,7 +63,7 @@ def _overview(bundle: Bundle) -> Iterator[RenderableType]:
         **{f"{role}s": str(count) for role, count in sorted(others.items())},
         "tied": "; ".join(" = ".join((entry.name, *entry.tied)) for entry in manifest.state if entry.tied),
         "custom operators of": ", ".join(manifest.requirements.operator_namespaces),
-        "trust needed": "data",
+        "trust needed": trust_needed(bundle),
         "recorded calls": str(len(manifest.testvectors)),
         "size": f"{nbytes:,} bytes in {len(manifest.files)} files",
     }
@@ -85,6 +92,8 @@ def _program(bundle: Bundle, program: Program, *, graph: bool) -> Iterator[Rende
         yield _indented(
             _line(f"no {refusal.graph} graph, the forward graph runs instead: {refusal.reason}", style="yellow")
         )
+    for line in describe_refused_targets(bundle, program.name):
+        yield _indented(_line(line, style="yellow"))
     if not program.forward.differentiable:
         yield _indented(
             _line("the forward graph is not differentiable: the module has custom autograd functions", style="yellow")

@@ -19,13 +19,15 @@ from aotexport.capture.mode import in_mode
 from aotexport.capture.state import State, collect_state
 from aotexport.encode.program import EncodedProgram, encode_program, with_functional
 from aotexport.lower.build import TargetFiles, compile_targets, with_lowered, write_targets
+from aotexport.lower.cpu.levels import Level
+from aotexport.lower.lowering import lower_programs
 from aotexport.lower.onnx.bundle import add_onnx, check_options
 from aotexport.lower.onnx.options import OnnxOptions
 from aotexport.paths import checked_programs, on_path
 from aotexport.programs import AnyExample, Example, Program, ProgramSpec, choose_programs
 from aotexport.targets import Targets, check_targets
 from aotexport.vectors import Vector, record_vectors, run_once, write_vectors
-from aotexport.verify import Comparison, verify_bundle
+from aotexport.verify import Comparison, verify_bundle, verify_targets
 from aotexport.write.files import check_output, staged, write_manifest, write_programs
 from aotexport.write.readme import write_readme
 from aotexport.write.weights import SHARD_NBYTES, write_weights
@@ -85,7 +87,8 @@ def export(
         variants: further example calls, with other signatures than `args` and `kwargs` have: a call of the bundle runs
             the first that it fits. A tuple is positional arguments, a dict keyword arguments, with fixed sizes.
         dynamic_shapes: which sizes may differ from the example's, as `torch.export.export` takes it.
-        targets: forms to ship; `portable` always is. `cuda`: kernels for NVIDIA GPUs, `cuda:sm_80,sm_90` for those.
+        targets: forms to ship; `portable` always is. `cpu`: shared libraries for this machine's processor, `cpu:v3,v4`
+            for these levels of x86-64. `cuda`: kernels for NVIDIA GPUs, `cuda:sm_80,sm_90` for those.
         verify: compare the written bundle with eager execution, in a fresh process.
         force: replace a bundle at `output`.
         strip: leave source lines and module paths out.
@@ -130,7 +133,9 @@ def export(
     if wanted.cuda:
         clock.stage("compile kernels")
     shared = compile_targets(encoded, wanted, clock.count)
-    report = _write(call, state, encoded, vectors, shared, Path(output), verify, force, shard_nbytes, options, clock)
+    report = _write(
+        call, state, encoded, vectors, shared, wanted.cpu, Path(output), verify, force, shard_nbytes, options, clock
+    )
     report.seconds = clock.finish()
     return report
 
@@ -156,6 +161,7 @@ def _write(
     programs: list[EncodedProgram],
     vectors: list[Vector],
     shared: TargetFiles,
+    levels: Sequence[Level],
     output: Path,
     verify: bool,
     force: bool,
@@ -191,6 +197,12 @@ def _write(
         if verify:
             clock.stage("verify in a fresh process")
             programs, comparisons = verify_bundle(stage, programs, finish)
+        if levels:
+            programs = lower_programs(programs, levels, vectors, stage, clock.stage)
+            if verify:
+                clock.stage("verify the compiled programs")
+                programs, compared = verify_targets(stage, programs, levels, finish)
+                comparisons += compared
         manifest = finish(programs)
         if onnx is not None:
             manifest, found = add_onnx(stage, onnx, verify=verify, progress=clock.stage)

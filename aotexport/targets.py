@@ -7,9 +7,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from aotexport.errors import ModelFileInvalid
+from aotexport.lower.cpu.levels import LEVELS, Level, own_level
 
 TARGETS = {
     "portable": "operator calls of torch on any device; always included",
+    "cpu": "shared libraries for the processor of this machine; `cpu:v3,v4` names levels of x86-64",
     "cuda": "kernels for NVIDIA GPUs, built without one; `cuda:sm_80,sm_90` names the architectures",
 }
 """Targets by name, with what they are."""
@@ -24,9 +26,11 @@ class Targets:
 
     Attributes:
         cuda: architectures of the target `cuda`; empty: without it.
+        cpu: levels of the target `cpu`, lowest first; empty: without it.
     """
 
     cuda: tuple[str, ...] = ()
+    cpu: tuple[Level, ...] = ()
 
 
 def check_targets(targets: Iterable[str]) -> Targets:
@@ -36,15 +40,31 @@ def check_targets(targets: Iterable[str]) -> Targets:
         ModelFileInvalid: names an unknown target or architecture with the known ones, or what must be installed.
     """
     cuda: list[str] = []
+    cpu: set[str] = set()
     for target in targets:
         name, _, options = target.partition(":")
-        if name not in TARGETS or (options and name != "cuda"):
+        if name not in TARGETS or (options and name not in ("cpu", "cuda")):
             raise ModelFileInvalid(f"no target `{target}`; there are {', '.join(TARGETS)}")
+        if name == "cpu":
+            cpu.update(options.split(",") if options else [_own_level()])
         if name == "cuda":
             cuda += _architectures(options) if options else CUDA_ARCHITECTURES
     if cuda and importlib.util.find_spec("triton") is None:
         raise ModelFileInvalid("the target `cuda` needs Triton: pip install 'aotexport[cuda]'")
-    return Targets(cuda=tuple(name for name in CUDA_ARCHITECTURES if name in cuda))
+    unknown = sorted(cpu - set(LEVELS))
+    if unknown:
+        raise ModelFileInvalid(f"no level `{unknown[0]}` of target `cpu`; there are {', '.join(LEVELS)}")
+    return Targets(
+        cuda=tuple(name for name in CUDA_ARCHITECTURES if name in cuda),
+        cpu=tuple(level for name, level in LEVELS.items() if name in cpu),
+    )
+
+
+def _own_level() -> str:
+    own = own_level()
+    if own is None:
+        raise ModelFileInvalid("this machine has no level of target `cpu`; name some, as in `cpu:v3,v4`")
+    return next(name for name, level in LEVELS.items() if level == own)
 
 
 def _architectures(options: str) -> list[str]:

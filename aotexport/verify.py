@@ -14,10 +14,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from aotexport.errors import VerificationFailed
+from aotexport.lower.lowering import without_program, write_target
+from aotexport_runtime.bundle import open_bundle
+from aotexport_runtime.engines.cpu import unfit
 from aotexport_runtime.schema.manifest import Manifest, Requirements
 
 if TYPE_CHECKING:
     from aotexport.encode.program import EncodedProgram
+    from aotexport.lower.cpu.levels import Level
 
 TIMEOUT_S = 3600
 TARGETS = ("autograd", "portable")
@@ -85,6 +89,49 @@ def verify_bundle(
     return programs, [comparison for result in kept for comparison in comparisons(result)]
 
 
+def verify_targets(
+    directory: Path,
+    programs: list[EncodedProgram],
+    levels: Sequence[Level],
+    rewrite: Callable[[list[EncodedProgram]], Manifest],
+) -> tuple[list[EncodedProgram], list[Comparison]]:
+    """Compare compiled programs with their recorded calls, for each level that this machine has.
+
+    A program that disagrees is dropped from the target, with the reason in the target's record.
+
+    Args:
+        directory: the bundle.
+        programs: its programs, lowered.
+        levels: what they were lowered for.
+        rewrite: writes programs and manifest to the directory.
+
+    Returns:
+        The programs, possibly with fewer targets, and every comparison of what remains.
+    """
+    found: list[Comparison] = []
+    for level in levels:
+        manifest = rewrite(programs)
+        having = [program.record.name for program in programs if level.target in program.compiled]
+        target = open_bundle(directory, check_digests=False).target(level.target)
+        if not having or unfit(target.requirements) is not None:
+            continue
+        results = [
+            result for result in _run(directory, manifest.requirements, [level.target]) if result["program"] in having
+        ]
+        wrong = {result["program"]: result for result in reversed(results) if not result["agrees"]}
+        for name, result in wrong.items():
+            target = without_program(target, name, _disagreement(failures([result])))
+        write_target(target, directory)
+        programs = [
+            dataclasses.replace(program, compiled=tuple(t for t in program.compiled if t != level.target))
+            if program.record.name in wrong
+            else program
+            for program in programs
+        ]
+        found += [c for result in results if result["program"] not in wrong for c in comparisons(result)]
+    return programs, found
+
+
 def _verdict(program: EncodedProgram, results: list[dict[str, Any]]) -> Literal["functional", "forward", "wrong"]:
     """Return which graph serves the program.
 
@@ -102,7 +149,7 @@ def _verdict(program: EncodedProgram, results: list[dict[str, Any]]) -> Literal[
     return "forward" if record.functional is not None and record.forward.differentiable else "wrong"
 
 
-def _run(directory: Path, requirements: Requirements) -> list[dict[str, Any]]:
+def _run(directory: Path, requirements: Requirements, targets: Sequence[str] = TARGETS) -> list[dict[str, Any]]:
     """Run the self-test, in a fresh process unless custom operators exist only in this one (`__main__`)."""
     namespaces, modules = requirements.operator_namespaces, requirements.operator_modules
     types = requirements.tensor_types
@@ -113,14 +160,14 @@ def _run(directory: Path, requirements: Requirements) -> list[dict[str, Any]]:
 
         own = {name: CLASSES[name] for name in types}
         found = [
-            run_vectors(directory, target=target, operator_namespaces=namespaces, tensor_types=own)
-            for target in TARGETS
+            run_vectors(directory, target=target, operator_namespaces=namespaces, tensor_types=own, trust="native")
+            for target in targets
         ]
         return [{**dataclasses.asdict(r), "agrees": r.agrees} for results in found for r in results]
     options = [option for name in namespaces for option in ("--operator-namespace", name)]
     options += [option for name in modules for option in ("--import", name)]
     options += [option for name in types for option in ("--tensor-type", name)]
-    return run_selftest(directory, TARGETS, options)
+    return run_selftest(directory, targets, [*options, "--trust", "native"])
 
 
 def run_selftest(directory: Path, targets: Sequence[str], options: Sequence[str] = ()) -> list[dict[str, Any]]:
@@ -188,6 +235,9 @@ def _small_sizes(programs: Sequence[str], results: Sequence[dict[str, Any]]) -> 
 
 def _reason(results: list[dict[str, Any]], program: EncodedProgram) -> str:
     own = [r for r in results if r["program"] == program.record.name and r["target"] == "portable"]
-    lines = failures(own)
+    return _disagreement(failures(own))
+
+
+def _disagreement(lines: list[str]) -> str:
     first = lines[0].split(": ", 1)[1] if lines else ""
     return f"it disagreed with eager execution when it was verified: {first}"[:300]

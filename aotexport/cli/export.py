@@ -52,7 +52,7 @@ Example, with this model.py:
     default=("portable",),
     show_default=True,
     metavar="NAME",
-    help="Form to ship; repeatable.",
+    help="Form to ship: portable, cpu (this machine's), cpu:v3,v4; repeatable.",
 )
 @onnx_options
 @click.option("--onnx", is_flag=True, help="Add ONNX models of the programs that record no gradients.")

@@ -51,6 +51,7 @@ class EncodedProgram:
         notes: sentences for the user about what the bundle does not reproduce.
         variant_of: see `ProgramEntry.variant_of`.
         lowered: its lowered forms by target, each with a `record` and `graphs` by file name.
+        compiled: names of the targets that it was compiled to libraries for.
     """
 
     record: Program
@@ -58,6 +59,7 @@ class EncodedProgram:
     notes: tuple[str, ...] = ()
     variant_of: str | None = None
     lowered: dict[str, Any] = field(default_factory=dict)
+    compiled: tuple[str, ...] = ()
 
     def without_functional(self, reason: str) -> EncodedProgram:
         """Return the program without its functional graph, which `reason` rules out."""

@@ -89,7 +89,10 @@ def compile_targets(
 def write_targets(programs: Sequence[EncodedProgram], shared: TargetFiles, directory: Path) -> None:
     """Write the lowered forms of programs below `directory`, in place of those that are there."""
     root = directory / "targets"
-    shutil.rmtree(root, ignore_errors=True)
+    for old in root.glob("*"):
+        # Libraries of processors are written once, after the graphs were verified.
+        if not old.name.startswith("cpu-"):
+            shutil.rmtree(old)
     files: dict[str, bytes] = {}
     for program in programs:
         for target, lowered in program.lowered.items():

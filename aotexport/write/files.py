@@ -7,7 +7,7 @@ import hashlib
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import torch
@@ -120,7 +120,9 @@ def write_manifest(
         kind=kind,  # type: ignore[arg-type]
         training=training,
         programs=tuple(
-            ProgramEntry(name=p.record.name, targets=("portable", *sorted(p.lowered)), variant_of=p.variant_of)
+            ProgramEntry(
+                name=p.record.name, targets=("portable", *sorted((*p.lowered, *p.compiled))), variant_of=p.variant_of
+            )
             for p in programs
         ),
         state=state,
@@ -163,10 +165,15 @@ def _tensor_types(programs: list[EncodedProgram], state: tuple[StateTensor, ...]
     return set[str]().union(*map(types_of, records))
 
 
-def _requirements(programs: list[EncodedProgram], state: tuple[StateTensor, ...]) -> Requirements:
+def custom_operators(programs: Iterable[EncodedProgram]) -> set[str]:
+    """Return the operators that the graphs of `programs` call and that torch does not come with."""
     graphs = [graph for program in programs for graph in program.graphs.values()]
     operators = set[str]().union(*map(_operators, graphs))
-    custom = {op for op in operators if op.partition("::")[0] not in _OWN_NAMESPACES}
+    return {op for op in operators if op.partition("::")[0] not in _OWN_NAMESPACES}
+
+
+def _requirements(programs: list[EncodedProgram], state: tuple[StateTensor, ...]) -> Requirements:
+    custom = custom_operators(programs)
     modules = {module for op in custom if (module := custom_operator_module(op)) is not None}
     return Requirements(
         operator_namespaces=tuple(sorted({op.partition("::")[0] for op in custom})),

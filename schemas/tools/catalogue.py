@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from aotexport_runtime.schema import graph, kernels, manifest, program, sizes, targets, trees, values, vectors
+from aotexport_runtime.schema import compiled, graph, kernels, manifest, program, sizes, targets, trees, values, vectors
 from aotexport_runtime.schema.base import Record
 
 DOCUMENTS: dict[str, type[Record]] = {
@@ -23,6 +23,7 @@ DOCUMENTS: dict[str, type[Record]] = {
     "vector": vectors.Vector,
     "lowered": targets.LoweredProgram,
     "kernels": kernels.KernelLibrary,
+    "target": compiled.Target,
 }
 """The record at the root of each kind of JSON file."""
 

@@ -755,3 +755,14 @@ def kernels() -> Case:
 
 TYPES = (Block, Recipe, Rounding, ScaledInt8, TwoTensor)
 """The classes that readers of the goldens are given."""
+
+
+@case
+def compiled_for_no_target() -> Case:
+    """A program that no processor's target takes, with the reason."""
+
+    def call(x: Tensor) -> Tensor:
+        torch.rand(3)
+        return x * 2
+
+    return Case(call, (ramp(3),), programs=("infer",), targets=("cpu:v3,v4",))

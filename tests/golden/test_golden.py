@@ -13,6 +13,7 @@ import aotexport_runtime
 from aotexport_runtime.bundle import Bundle
 from aotexport_runtime.errors import BundleTooNew
 from aotexport_runtime.schema import Graph, Manifest, Program, decode_record, encode_record
+from aotexport_runtime.schema.compiled import Target
 from aotexport_runtime.schema.kernels import KernelLibrary
 from aotexport_runtime.schema.targets import LoweredProgram
 from aotexport_runtime.schema.vectors import Vector
@@ -32,6 +33,7 @@ SCHEMAS = {
     Program: "program",
     Graph: "graph",
     Vector: "vector",
+    Target: "target",
     LoweredProgram: "lowered",
     KernelLibrary: "kernels",
 }
@@ -50,6 +52,7 @@ def documents(golden: Path) -> list[tuple[Path, type]]:
         found += [(folder / "program.json", Program), (folder / program.forward.file, Graph)]
         found += [(folder / program.functional.file, Graph)] if program.functional else []
         found += lowered_documents(bundle, name)
+    found += [(bundle.root / f"targets/{name}/target.json", Target) for name in bundle.target_names]
     return found
 
 

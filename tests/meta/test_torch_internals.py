@@ -111,6 +111,7 @@ def moved(what: str) -> str:
 
 
 @pytest.mark.parametrize("symbol", SYMBOLS)
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")
 def test_private_name_is_where_the_exporter_looks_for_it(symbol):
     find(symbol)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from functools import cached_property
 from pathlib import Path
 from typing import TypeVar
@@ -19,12 +20,14 @@ from aotexport_runtime.errors import BundleInvalid
 from aotexport_runtime.schema import versions
 from aotexport_runtime.schema.base import Record
 from aotexport_runtime.schema.codec import MAX_JSON_NBYTES, MAX_MESSAGE, check_depth
+from aotexport_runtime.schema.compiled import CompiledProgram, Target
 from aotexport_runtime.schema.graph import Graph
 from aotexport_runtime.schema.kernels import KernelLibrary
 from aotexport_runtime.schema.manifest import FileEntry, Manifest
 from aotexport_runtime.schema.program import Program
 from aotexport_runtime.schema.targets import LoweredProgram
 from aotexport_runtime.validate import (
+    check_compiled,
     check_forward_graph,
     check_functional_graph,
     check_graph,
@@ -33,6 +36,7 @@ from aotexport_runtime.validate import (
     check_lowered_graph,
     check_manifest,
     check_program,
+    check_target,
 )
 
 MANIFEST_NAME = "bundle.json"
@@ -98,6 +102,7 @@ class Bundle:
         self._programs: dict[str, Program] = {}
         self._graphs: dict[str, Graph] = {}
         self._kernels: dict[str, KernelLibrary] = {}
+        self._targets: dict[str, Target] = {}
 
     @cached_property
     def _entries(self) -> dict[str, FileEntry]:
@@ -191,6 +196,51 @@ class Bundle:
             self._graphs[where] = graph
         return self._graphs[where]
 
+    @property
+    def target_names(self) -> tuple[str, ...]:
+        """Names of the targets that the bundle has beside its graphs, sorted."""
+        found = (_TARGET.fullmatch(entry.path) for entry in self.manifest.files)
+        return tuple(sorted(match[1] for match in found if match is not None))
+
+    def target(self, name: str) -> Target:
+        """Return the record of target `name`, checked.
+
+        Raises:
+            BundleInvalid: no such target, or its record is invalid.
+        """
+        if name not in self._targets:
+            where = f"targets/{name}/target.json"
+            target = self.record(where, Target)
+            check_target(target, self.manifest, name=name, where=where)
+            self._targets[name] = target
+        return self._targets[name]
+
+    def compiled(self, target: str, program: str) -> CompiledProgram | None:
+        """Return `program` as `target` has it, checked; None: it does not have it.
+
+        Raises:
+            BundleInvalid: no such target or program, or their records are invalid.
+        """
+        found = next((compiled for compiled in self.target(target).programs if compiled.program == program), None)
+        record = self.program(program)
+        if found is not None:
+            functional = record.functional
+            graph = None if functional is None else self.graph(program, functional.file)
+            check_compiled(found, record, graph, where=f"targets/{target}/target.json")
+        return found
+
+    def native_file(self, path: str) -> Path:
+        """Return the absolute path of a listed file of native code, its digest compared now.
+
+        Raises:
+            BundleInvalid: see `file`; or the digest differs.
+        """
+        full = self.file(path)
+        with full.open("rb") as stream:
+            if hashlib.file_digest(stream, "sha256").hexdigest() != self._entries[path].sha256:
+                raise BundleInvalid(_TAMPERED, where=path)
+        return full
+
     def _check_graph(self, graph: Graph, program: Program, file: str, where: str) -> None:
         symbols = {dimension.symbol for dimension in program.dimensions}
         check_graph(graph, symbols, set(self.manifest.requirements.operator_namespaces), where=where)
@@ -243,6 +293,8 @@ class Bundle:
             self._kernels[target] = library
         return self._kernels[target]
 
+
+_TARGET = re.compile(r"targets/([^/]+)/target\.json")
 
 _TAMPERED = (
     "its SHA-256 differs from the manifest's: the file was changed or damaged after export. "

@@ -65,7 +65,7 @@ def _overview(bundle: Bundle) -> list[str]:
         f"  written by aotexport {manifest.producer.aotexport} with torch {manifest.producer.torch}",
         f"  {len(parameters)} parameters ({count:,} elements), {len(manifest.state) - len(parameters)} buffers and "
         f"constants, {len(manifest.files)} files, {nbytes:,} bytes",
-        f"  trust needed: data; recorded calls: {len(manifest.testvectors)}",
+        f"  trust needed: {trust_needed(bundle)}; recorded calls: {len(manifest.testvectors)}",
     ]
     tied = [entry for entry in manifest.state if entry.tied]
     lines += [f"  tied: {entry.name} = {' = '.join(entry.tied)}" for entry in tied]
@@ -106,9 +106,27 @@ def _program(bundle: Bundle, program: Program, *, graph: bool) -> list[str]:
             lines += [f"    {line}" for line in describe_graph(loaded, _names(program))]
     for refusal in program.refusals:
         lines.append(f"  no {refusal.graph} graph, the forward graph runs instead: {refusal.reason}")
+    lines += [f"  {line}" for line in describe_refused_targets(bundle, program.name)]
     if not program.forward.differentiable:
         lines.append("  the forward graph is not differentiable: the module has custom autograd functions")
     return lines
+
+
+def trust_needed(bundle: Bundle) -> str:
+    """Return the tier of trust that the bundle needs, and what for where that is more than data."""
+    native = [name for name in bundle.target_names if bundle.target(name).programs]
+    return f"data; native for {', '.join(native)}" if native else "data"
+
+
+def describe_refused_targets(bundle: Bundle, program: str) -> list[str]:
+    """Return one line per target that lacks `program`."""
+    targets = [bundle.target(name) for name in bundle.target_names]
+    return [
+        f"not for {target.name}: {refusal.reason}"
+        for target in targets
+        for refusal in target.refusals
+        if refusal.program == program
+    ]
 
 
 def _names(program: Program) -> dict[str, str]:
@@ -257,4 +275,5 @@ def summary(bundle: Bundle, *, program: str | None = None, graph: bool = False) 
         if graph:
             files = [record.forward.file] + ([record.functional.file] if record.functional else [])
             programs[name]["graphs"] = {file: msgspec.to_builtins(bundle.graph(name, file)) for file in files}
-    return {"manifest": msgspec.to_builtins(bundle.manifest), "programs": programs}
+    targets = {name: msgspec.to_builtins(bundle.target(name)) for name in bundle.target_names}
+    return {"manifest": msgspec.to_builtins(bundle.manifest), "programs": programs, "targets": targets}

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("aotexport_runtime")
 
 ENGINES = {
+    "cpu": "the functional graphs as shared libraries, where the bundle has them; needs trust='native'",
     "portable": "the functional graphs as operator calls of torch, on any device",
     "autograd": "the forward graph under eager autograd; the reference",
     "cuda": "precompiled kernels, where the bundle has them and the device runs them; elsewhere as `portable`",
@@ -74,7 +75,8 @@ def load(
     Args:
         path: directory of the bundle.
         device: where to put parameters, buffers and new tensors; None: where the bundle was captured.
-        target: `auto`, or the name of an engine (`portable`, `autograd`, `cuda`, `onnx`).
+        target: `auto`, or the name of an engine (`cpu`, `portable`, `autograd`, `cuda`, `onnx`), or of
+            a compiled target of the bundle (`cpu-x86_64-v3`).
         trust: `data`: nothing but data is read, and only operators of the allow-list run. `native`: native files whose
             digest matches the manifest may be loaded as well.
         mapped: map weights into memory (private pages); False: read them, for network disks.
@@ -94,7 +96,7 @@ def load(
         BundleTooNew: written for a newer runtime.
         NotSupported: needs an operator, dtype, device or target that is not here.
     """
-    if target not in ("auto", *ENGINES):
+    if target not in ("auto", *ENGINES) and not target.startswith("cpu-"):
         raise NotSupported(f"no target `{target}`; there are auto, {', '.join(ENGINES)}")
     if trust not in ("data", "native"):
         raise NotSupported(f"no trust tier `{trust}`; there are data and native")
@@ -103,6 +105,7 @@ def load(
         return _load_onnx(bundle, device, onnx)
     if onnx is not None:
         raise NotSupported(f"`onnx` is for target `onnx`, not `{target}`")
+    from aotexport_runtime.engines.choice import choose_compiled
     from aotexport_runtime.engines.codegen import Environment
     from aotexport_runtime.module import BundleModule
     from aotexport_runtime.weights import load_tensors
@@ -115,7 +118,8 @@ def load(
     environment = Environment(namespaces, place, types, _lowering(bundle, target, trust))
     tensors = load_tensors(bundle, bundle.manifest.state, environment.form, mapped=mapped)
     _keep_freed_memory()
-    module = BundleModule(bundle, tensors, target=target, environment=environment)
+    compiled = choose_compiled(bundle, target, trust, place)
+    module = BundleModule(bundle, tensors, target=target, environment=environment, compiled=compiled)
     if place is not None:
         module.to(place)
     for name in bundle.program_names:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import logging
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NoReturn
@@ -16,10 +17,14 @@ from aotexport_runtime.bundle import Bundle
 from aotexport_runtime.call.plan import Plan, StateSlot
 from aotexport_runtime.call.variants import Variants
 from aotexport_runtime.engines.codegen import Environment
+from aotexport_runtime.engines.cpu import Libraries
 from aotexport_runtime.errors import NotSupported
 from aotexport_runtime.schema.manifest import StateTensor
+from aotexport_runtime.schema.program import Program
 from aotexport_runtime.schema.subclasses import Subclass
 from aotexport_runtime.subclasses import Form
+
+log = logging.getLogger("aotexport_runtime")
 
 
 class BundleModule(nn.Module):
@@ -39,6 +44,7 @@ class BundleModule(nn.Module):
         *,
         target: str,
         environment: Environment,
+        compiled: str | None = None,
     ) -> None:
         """Build the module; use `aotexport_runtime.load`.
 
@@ -47,11 +53,13 @@ class BundleModule(nn.Module):
             tensors: its state, by name; owned by the module from now on.
             target: engine to run, see `load`.
             environment: namespaces and device.
+            compiled: compiled target to run where it has a program, whose native files the caller trusts; None: none.
         """
         super().__init__()
         self.bundle = bundle
         self._environment = environment
         self._target = target
+        self._compiled = compiled
         self._owners: dict[str, tuple[nn.Module, str]] = {}
         self._constants: dict[str, torch.Tensor] = {}
         self._plans: dict[str, Plan | Variants] = {}
@@ -195,7 +203,28 @@ class BundleModule(nn.Module):
         return plan
 
     def _compose(self, name: str) -> Plan:
-        return Plan(self.bundle, self.bundle.program(name), self._slot, self._environment, target=self._target)
+        program = self.bundle.program(name)
+        return Plan(
+            self.bundle,
+            program,
+            self._slot,
+            self._environment,
+            target=self._target if self._target in ("autograd", "portable") else "auto",
+            libraries=self._libraries(program),
+        )
+
+    def _libraries(self, program: Program) -> Libraries | None:
+        """Return the libraries of `program`, None where it has none or they cannot be loaded."""
+        target, device = self._compiled, self._environment.device
+        if target is None or (device is not None and device.type != "cpu"):
+            return None
+        if self.bundle.compiled(target, program.name) is None:
+            return None
+        try:
+            return Libraries(self.bundle, target, program, self._environment)
+        except NotSupported as error:
+            log.warning("program %s runs its graph, and not target %s: %s", program.name, target, error)
+            return None
 
     # --- copies -------------------------------------------------------------------------------------------
 
@@ -208,7 +237,13 @@ class BundleModule(nn.Module):
         """
         memo = {} if memo is None else memo
         tensors = {name: copy.deepcopy(tensor, memo) for name, tensor in self.state_tensors().items()}
-        twin = BundleModule(self.bundle, tensors, target=target or self._target, environment=self._environment)
+        twin = BundleModule(
+            self.bundle,
+            tensors,
+            target=target or self._target,
+            environment=self._environment,
+            compiled=self._compiled if target is None else None,
+        )
         requires_grad = {name: parameter.requires_grad for name, parameter in self.named_parameters()}
         for name, parameter in twin.named_parameters():
             parameter.requires_grad_(requires_grad.get(name, parameter.requires_grad))

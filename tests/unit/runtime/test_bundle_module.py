@@ -157,7 +157,7 @@ def test_program_of_an_unknown_name_is_refused(loaded):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"target": "tpu"}, "no target `tpu`; there are auto, portable, autograd, cuda, onnx"),
+        ({"target": "tpu"}, "no target `tpu`; there are auto, cpu, portable, autograd, cuda, onnx"),
         ({"trust": "all"}, "no trust tier `all`; there are data and native"),
     ],
 )

@@ -19,6 +19,7 @@ from aotexport_runtime.call import transforms
 from aotexport_runtime.call.holder import Held
 from aotexport_runtime.engines import halves
 from aotexport_runtime.engines.codegen import Environment, Function
+from aotexport_runtime.engines.cpu import Libraries
 from aotexport_runtime.engines.functional import compile_functional
 from aotexport_runtime.engines.lowered import Lowered
 from aotexport_runtime.errors import NotSupported
@@ -47,6 +48,7 @@ class JointProgram:
         label: str,
         reference: Callable[[list[Any], dict[str, int]], Any] | None,
         lowered: Lowered | None = None,
+        libraries: Libraries | None = None,
     ) -> None:
         """Prepare `graph`.
 
@@ -57,6 +59,7 @@ class JointProgram:
             label: name of the program.
             reference: runs the program's forward graph under autograd, for double backward; None: there is none.
             lowered: a faster form of the graph, for calls that want every gradient; None: there is none.
+            libraries: compiled halves of the graph, for such calls as well; None: there are none.
         """
         assert functional.gradients is not None
         self.graph = graph
@@ -70,7 +73,8 @@ class JointProgram:
         copied = all(m.data and not (m.metadata or m.storage or m.requires_grad) for m in functional.mutations)
         self.reference = reference if copied else None
         self.lowered = lowered
-        self._variants: dict[tuple[Pattern, bool], _Variant] = {}
+        self._libraries = libraries
+        self._variants: dict[tuple[Pattern, bool, bool], _Variant] = {}
 
     def __call__(self, inputs: Sequence[Any], symbols: dict[str, int]) -> Sequence[Any]:
         """Run the forward under autograd.
@@ -90,15 +94,22 @@ class JointProgram:
 
     def variant(self, needed: Pattern, symbols: dict[str, int]) -> _Variant:
         """Return the compiled halves for `needed`: which inputs' gradients are wanted."""
-        key = (needed, self._takes_lowered(needed, symbols))
+        libraries = self._libraries
+        compiled = libraries is not None and self._complete(needed) and libraries.serves(symbols)
+        key = (needed, not compiled and self._takes_lowered(needed, symbols), compiled)
         found = self._variants.get(key)
         if found is None:
-            found = self._variants[key] = _Variant.build(self, *key)
+            found = _Variant.build(self, needed, key[1], libraries if compiled else None)
+            self._variants[key] = found
         return found
 
     def _takes_lowered(self, needed: Pattern, symbols: dict[str, int]) -> bool:
         if self.lowered is None or not self.lowered.serves(symbols) or transforms.active():
             return False
+        return self._complete(needed)
+
+    def _complete(self, needed: Pattern) -> bool:
+        """Return whether every gradient that the graph has is wanted."""
         return all(wants or index is None for index, wants in zip(self.gradients.of_inputs, needed, strict=True))
 
 
@@ -133,12 +144,16 @@ class _Variant:
     held: list[int]
     nondifferentiable: list[int]
     tangent_positions: list[int]
+    libraries: Libraries | None
     backwards: dict[tuple[Pattern, bool], Function] = field(default_factory=dict)
 
     @classmethod
-    def build(cls, joint: JointProgram, needed: Pattern, takes_lowered: bool) -> _Variant:
+    def build(cls, joint: JointProgram, needed: Pattern, takes_lowered: bool, libraries: Libraries | None) -> _Variant:
         functional, gradients = joint.functional, joint.gradients
-        cut = halves.cut(joint.graph, functional, gradients.partitions[0], needed, joint.kept)
+        partition = gradients.partitions[0]
+        if libraries is not None and libraries.partition is not None:
+            partition = libraries.partition
+        cut = halves.cut(joint.graph, functional, partition, needed, joint.kept)
         lowered = joint.lowered if takes_lowered else None
         saved_tensors, saved_unchecked = cut.saved_tensors, cut.saved_unchecked
         if lowered is not None:
@@ -153,21 +168,27 @@ class _Variant:
         held = [index for index, mutation in enumerate(functional.mutations) if not mutation.data]
         held += [mutations + i for i, output in enumerate(functional.outputs) if not isinstance(output, FreshOutput)]
         returns = halves.forward_returns(functional)
+
+        def portable() -> Function:
+            label = f"{joint.label} forward"
+            return compile_functional(joint.graph, cut.forward, joint.environment, label=label, visible=returns)
+
+        if lowered is not None:
+            forward = lowered.forward
+        else:
+            forward = portable() if libraries is None else libraries.forward(cut.forward, portable)
         return cls(
             joint=joint,
             halves=cut,
             lowered=lowered,
             saved_tensors=saved_tensors,
             saved_unchecked=saved_unchecked,
-            forward=lowered.forward
-            if lowered is not None
-            else compile_functional(
-                joint.graph, cut.forward, joint.environment, label=f"{joint.label} forward", visible=returns
-            ),
+            forward=forward,
             returns=returns,
             held=held,
             nondifferentiable=[i for i in range(returns) if i not in reached and i not in held and i not in flowless],
             tangent_positions=positions,
+            libraries=libraries,
         )
 
     def backward(self, tangents: Sequence[torch.Tensor | None]) -> Function:
@@ -182,6 +203,11 @@ class _Variant:
         return found
 
     def _compile_backward(self, defined: Pattern, batched: bool) -> Function:
+        if self.libraries is not None and all(defined) and not batched:
+            return self.libraries.backward(self.halves.backward, lambda: self._graph_backward(defined, batched))
+        return self._graph_backward(defined, batched)
+
+    def _graph_backward(self, defined: Pattern, batched: bool) -> Function:
         piece = self.halves.backward
         tangents = piece.inputs[len(piece.inputs) - len(defined) :]
         undefined = {name for name, is_defined in zip(tangents, defined, strict=True) if not is_defined}

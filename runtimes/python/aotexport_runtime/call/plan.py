@@ -8,6 +8,7 @@ by the forward graph under eager autograd, which is the program's meaning.
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -22,11 +23,13 @@ from aotexport_runtime.call.guards import Guards, SoftGuards
 from aotexport_runtime.call.mutations import apply_mutations
 from aotexport_runtime.call.signature import Signature
 from aotexport_runtime.engines.codegen import Environment, Function, compile_graph, constant_value
+from aotexport_runtime.engines.cpu import Libraries
 from aotexport_runtime.engines.functional import compile_functional
 from aotexport_runtime.engines.halves import StraightLine
 from aotexport_runtime.engines.higher_order import EFFECTS, restored_on_error
 from aotexport_runtime.engines.lowered import Lowered
 from aotexport_runtime.errors import CallInvalid, NotSupported
+from aotexport_runtime.schema.graph import Graph
 from aotexport_runtime.schema.program import FunctionalGraph, Program, SizeInput, StateInput
 from aotexport_runtime.schema.trees import Constant
 from aotexport_runtime.subclasses import parts
@@ -50,6 +53,7 @@ class Plan:
         environment: Environment,
         *,
         target: str,
+        libraries: Libraries | None = None,
     ) -> None:
         """Compose the chain of `program`.
 
@@ -61,6 +65,7 @@ class Plan:
             target: `portable`: the functional graph serves the calls it was captured for; `autograd`: the forward graph
                 serves every call; `auto`: the one that is faster, in its lowered form where the environment gives one;
                 the name of another target: that lowered form.
+            libraries: the functional graph, compiled, for the calls that it serves; None: there are none.
         """
         self.program = program
         self.bundle = bundle
@@ -91,11 +96,12 @@ class Plan:
         self._forward: Function | None = None
         self._has_effects = False
         self._functional = None
-        if program.functional and target != "autograd" and not (target == "auto" and _is_unrolled(bundle, program)):
+        whole = libraries is None and target == "auto" and _is_unrolled(bundle, program)
+        if program.functional and target != "autograd" and not whole:
             lowered = None
             if environment.lowering is not None and target != "portable":
                 lowered = environment.lowering(bundle, program, environment)
-            self._functional = _Functional(self, program.functional, lowered)
+            self._functional = _Functional(self, program.functional, lowered, libraries)
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call the program.
@@ -182,7 +188,9 @@ class Plan:
 class _Functional:
     """The functional graph of a program with its epilogues."""
 
-    def __init__(self, plan: Plan, functional: FunctionalGraph, lowered: Lowered | None) -> None:
+    def __init__(
+        self, plan: Plan, functional: FunctionalGraph, lowered: Lowered | None, libraries: Libraries | None
+    ) -> None:
         program = taken_apart(plan.program)
         graph = plan.bundle.graph(program.name, functional.file)
         self._wraps = any(not isinstance(spec, SizeInput) and spec.subclass is not None for spec in plan.program.inputs)
@@ -201,11 +209,9 @@ class _Functional:
         if functional.gradients is not None:
             again = _put_together(plan) if self._wraps else plan.run_forward
             reference = again if program.forward.differentiable else None
-            self._joint = JointProgram(graph, functional, plan.environment, program.name, reference, lowered)
+            self._joint = JointProgram(graph, functional, plan.environment, program.name, reference, lowered, libraries)
         else:
-            names = [graph_input.name for graph_input in graph.inputs]
-            line = StraightLine(names, list(graph.nodes), graph.outputs)
-            self._inference = compile_functional(graph, line, plan.environment, label=program.name)
+            self._inference = _inference(graph, plan.environment, program.name, libraries)
 
     def serves(self, inputs: list[Any], symbols: dict[str, int]) -> bool:
         """Return whether the functional graph is right for this call."""
@@ -264,6 +270,20 @@ def _put_together(plan: Plan) -> Callable[[list[Any], dict[str, int]], Any]:
         return plan.run_forward(inputs, symbols)
 
     return run
+
+
+def _inference(graph: Graph, environment: Environment, label: str, libraries: Libraries | None) -> Function:
+    """Return what runs an inference graph: its library where that serves the call, else generated code."""
+    line = StraightLine([value.name for value in graph.inputs], list(graph.nodes), graph.outputs)
+
+    @functools.cache
+    def portable() -> Function:
+        return compile_functional(graph, line, environment, label=label)
+
+    if libraries is None:
+        return portable()
+    compiled, serves = libraries.forward(line, portable), libraries.serves
+    return lambda args, symbols: (compiled if serves(symbols) else portable())(args, symbols)
 
 
 def _is_unrolled(bundle: Bundle, program: Program) -> bool:

@@ -11,9 +11,11 @@ from aotexport_runtime.validate.kernels import check_kernels
 from aotexport_runtime.validate.lowered import check_lowered, check_lowered_graph
 from aotexport_runtime.validate.manifest import check_manifest
 from aotexport_runtime.validate.program import check_program
+from aotexport_runtime.validate.target import check_compiled, check_target
 from aotexport_runtime.validate.vector import check_vector
 
 __all__ = [
+    "check_compiled",
     "check_forward_graph",
     "check_functional_graph",
     "check_graph",
@@ -22,6 +24,7 @@ __all__ = [
     "check_lowered_graph",
     "check_manifest",
     "check_program",
+    "check_target",
     "check_vector",
     "references",
 ]

@@ -1,0 +1,101 @@
+"""A program to its libraries: the functional graph, whole or cut in forward and backward."""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from aotexport.encode.program import EncodedProgram
+from aotexport.lower.cpu.half import NotLowered, Piece, least_sizes, lower_half
+from aotexport.lower.cpu.levels import Level
+from aotexport.partition import views_recomputed
+from aotexport_runtime.call.autograd import effects
+from aotexport_runtime.engines import halves
+from aotexport_runtime.engines.halves import StraightLine
+from aotexport_runtime.schema.compiled import CompiledProgram
+from aotexport_runtime.schema.graph import Graph
+from aotexport_runtime.schema.program import FunctionalGraph, Partition, SizeInput
+from aotexport_runtime.schema.sizes import SizeExpression
+
+PARTITION = "views-recomputed"
+
+
+def lower_program(
+    program: EncodedProgram, level: Level, sizes: Mapping[str, int], namespaces: frozenset[str], directory: Path
+) -> CompiledProgram:
+    """Compile the functional graph of `program` to libraries in `directory`.
+
+    Args:
+        program: prepared by `with_partition`.
+        level: instruction set.
+        sizes: value per symbol in the example call.
+        namespaces: namespaces of custom operators that it calls.
+        directory: where to.
+
+    Raises:
+        NotLowered: it cannot be compiled; says why.
+    """
+    record, functional = program.record, program.record.functional
+    if functional is None:
+        raise NotLowered("it has no functional graph")
+    if any(not isinstance(spec, SizeInput) and spec.subclass is not None for spec in record.inputs):
+        raise NotLowered("it takes tensors of subclasses apart")
+    graph = program.graphs[functional.file]
+    if len(graph.nodes) > 10 * len(program.graphs[record.forward.file].nodes) + 50:
+        raise NotLowered("its functional graph takes apart operators that run faster whole (recurrent layers)")
+    pieces = [Piece(graph, line, record, sizes, namespaces) for line in _lines(graph, functional)]
+    names = ("forward", "backward")
+    guards: list[SizeExpression] = least_sizes(record.dimensions)
+    compiled = []
+    for name, piece in zip(names, pieces, strict=False):
+        try:
+            # Torch's compiler warns of its own deprecations.
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                half, assumed = lower_half(piece, level, f"{record.name}.{name}.so", directory)
+        except NotLowered:
+            raise
+        except Exception as error:
+            lines = [line for line in str(error).strip().splitlines() if line.strip()] or [""]
+            raise NotLowered(f"the compiler fails: {type(error).__name__}: {lines[0][:300]}") from error
+        guards += [guard for guard in assumed if guard not in guards]
+        compiled.append(half)
+    return CompiledProgram(
+        program=record.name,
+        partition=None if functional.gradients is None else functional.gradients.partitions[-1].name,
+        guards=tuple(guards),
+        forward=compiled[0],
+        backward=compiled[1] if len(compiled) > 1 else None,
+    )
+
+
+def with_partition(program: EncodedProgram) -> EncodedProgram:
+    """Return `program` with the partition that its joint graph is compiled by, where that is not the default one."""
+    functional = program.record.functional
+    if functional is None or functional.gradients is None:
+        return program
+    gradients, graph = functional.gradients, program.graphs[functional.file]
+    default = gradients.partitions[0]
+    mutated = {graph.inputs[mutation.input_index].name for mutation in functional.mutations}
+    saved = views_recomputed(graph, default.saved, frozenset(default.unchecked), mutated)
+    if saved == default.saved or any(partition.name == PARTITION for partition in gradients.partitions):
+        return program
+    unchecked = tuple(name for name in default.unchecked if name in saved)
+    partition = Partition(name=PARTITION, saved=saved, unchecked=unchecked)
+    gradients = msgspec.structs.replace(gradients, partitions=(*gradients.partitions, partition))
+    functional = msgspec.structs.replace(functional, gradients=gradients)
+    return dataclasses.replace(program, record=msgspec.structs.replace(program.record, functional=functional))
+
+
+def _lines(graph: Graph, functional: FunctionalGraph) -> list[StraightLine]:
+    """Return the halves for a call in which every gradient is wanted, or the whole inference graph."""
+    gradients = functional.gradients
+    if gradients is None:
+        return [StraightLine([value.name for value in graph.inputs], list(graph.nodes), graph.outputs)]
+    needed = [index is not None for index in gradients.of_inputs]
+    cut = halves.cut(graph, functional, gradients.partitions[-1], needed, effects(graph))
+    return [cut.forward, cut.backward]

@@ -1,0 +1,162 @@
+"""The `cpu` engine: halves of functional graphs as shared libraries.
+
+A library stands for a function over the same values as the generated code of the `portable` engine, so that everything
+around it (saved values, epilogues, hooks) is the same. Calls that it was not compiled for run that code.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import platform
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from aotexport_runtime import sizes
+from aotexport_runtime.bundle import Bundle
+from aotexport_runtime.engines.codegen import Environment, Function, constant_value
+from aotexport_runtime.engines.halves import StraightLine
+from aotexport_runtime.engines.library import load_library
+from aotexport_runtime.errors import BundleInvalid
+from aotexport_runtime.schema.compiled import CompiledHalf, CpuRequirements
+from aotexport_runtime.schema.graph import Graph
+from aotexport_runtime.schema.program import Partition, Program
+from aotexport_runtime.schema.values import Argument, SizeArgument, SizeMeta
+
+log = logging.getLogger("aotexport_runtime")
+
+_CAPABILITIES = {"x86_64-v3": ("AVX2", "AVX512"), "x86_64-v4": ("AVX512",)}
+"""What torch calls processors that have a level."""
+
+
+def unfit(requirements: CpuRequirements) -> str | None:
+    """Return why this machine cannot run libraries with these requirements; None: it can."""
+    if sys.platform != "linux" or platform.machine() != "x86_64":
+        return f"it is for Linux on x86_64, and this is {sys.platform} on {platform.machine()}"
+    series = ".".join(torch.__version__.split(".")[:2])
+    if series != requirements.torch:
+        return f"it is for torch {requirements.torch}, and this is torch {torch.__version__}"
+    capability = torch.backends.cpu.get_cpu_capability()
+    if not capability.startswith(_CAPABILITIES[requirements.level]):
+        return f"it is for processors of level {requirements.level}, and torch sees one with {capability}"
+    return None
+
+
+class Libraries:
+    """The libraries of one program."""
+
+    def __init__(self, bundle: Bundle, target: str, program: Program, environment: Environment) -> None:
+        """Load the libraries of `program`, after comparing their digests.
+
+        Args:
+            bundle: whose native files the caller trusts.
+            target: name of a `cpu` target that has `program`.
+            program: its record.
+            environment: namespaces and device.
+
+        Raises:
+            BundleInvalid: the record or a library is not what the manifest says.
+            NotSupported: a library cannot be loaded here.
+        """
+        compiled = bundle.compiled(target, program.name)
+        assert compiled is not None
+        assert program.functional is not None
+        self._compiled = compiled
+        self._environment = environment
+        self._graph = bundle.graph(program.name, program.functional.file)
+        self._symbols = [dimension.symbol for dimension in program.dimensions]
+        self._where = f"targets/{target}/target.json"
+        halves = [half for half in (compiled.forward, compiled.backward) if half is not None]
+        self._runners = {
+            half.file: load_library(bundle.native_file(f"targets/{target}/{half.file}")) for half in halves
+        }
+        gradients = program.functional.gradients
+        partitions: tuple[Partition, ...] = () if gradients is None else gradients.partitions
+        self.partition = next((p for p in partitions if p.name == compiled.partition), None)
+        """How the joint graph was cut; None: it is an inference graph."""
+
+    def serves(self, symbols: Mapping[str, int]) -> bool:
+        """Return whether the libraries are right for a call with these sizes."""
+        if torch.are_deterministic_algorithms_enabled():
+            return False
+        return all(sizes.evaluate(guard, symbols) for guard in self._compiled.guards)
+
+    def forward(self, line: StraightLine, otherwise: Callable[[], Function]) -> Function:
+        """Return a function that runs the forward half `line`; where the library fails, `otherwise` makes another."""
+        return self._function(self._compiled.forward, line, otherwise)
+
+    def backward(self, line: StraightLine, otherwise: Callable[[], Function]) -> Function:
+        """Return a function that runs the backward half `line`; where the library fails, `otherwise` makes another."""
+        assert self._compiled.backward is not None
+        return self._function(self._compiled.backward, line, otherwise)
+
+    def _function(self, half: CompiledHalf, line: StraightLine, otherwise: Callable[[], Function]) -> Function:
+        taken = {name: index for index, name in enumerate(line.inputs)}
+        for name in half.inputs:
+            if name not in taken:
+                raise BundleInvalid(f"library {half.file!r} takes {name[:80]!r}, which is no input", where=self._where)
+        inputs = [taken[name] for name in half.inputs]
+        places = _places(line, half, self._graph, self._where)
+        run, symbols_taken, environment = self._runners[half.file], self._symbols, self._environment
+        portable = functools.cache(otherwise)
+
+        def call(args: list[Any], symbols: dict[str, int]) -> tuple[Any, ...]:
+            given = [args[index] for index in inputs]
+            if symbols_taken:
+                # A tensor without elements tells the library the sizes.
+                given.insert(0, torch.empty([*[symbols[symbol] for symbol in symbols_taken], 0]))
+            try:
+                results = run(given)
+            except RuntimeError as error:
+                log.warning("library %s failed, and the graph runs instead: %s", half.file, _first_line(error))
+                return portable()(args, symbols)
+            if half.indexes and results.pop().item():
+                # Operators of torch say what is wrong in eager's words.
+                return portable()(args, symbols)
+            results += args
+            args.clear()
+            return tuple([results[p] if type(p) is int else _computed(p, symbols, environment) for p in places])
+
+        return call
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [""])[0][:200]
+
+
+class _Other:
+    """An output of a half that is no tensor of the library."""
+
+    def __init__(self, argument: Argument) -> None:
+        self.argument = argument
+
+
+def _computed(place: int | _Other, symbols: Mapping[str, int], environment: Environment) -> Any:
+    assert isinstance(place, _Other)
+    if isinstance(place.argument, SizeArgument):
+        return sizes.evaluate(place.argument.value, symbols)
+    return constant_value(place.argument, environment)
+
+
+def _places(line: StraightLine, half: CompiledHalf, graph: Graph, where: str) -> list[int | _Other]:
+    """Return where each output of `line` is found: among the library's results and then the inputs, or computed.
+
+    Raises:
+        BundleInvalid: the library does not return it.
+    """
+    places = {name: index for index, name in enumerate((*half.results, *line.inputs))}
+    sizes_known = {node.name: node.meta.value for node in graph.nodes if isinstance(node.meta, SizeMeta)}
+    found: list[int | _Other] = []
+    for output in line.outputs:
+        if not isinstance(output, str):
+            found.append(_Other(output))
+        elif output in places:
+            found.append(places[output])
+        elif (size := sizes_known.get(output)) is not None:
+            found.append(_Other(SizeArgument(value=size)))
+        else:
+            raise BundleInvalid(f"library {half.file!r} does not return {output[:80]!r}", where=where)
+    return found

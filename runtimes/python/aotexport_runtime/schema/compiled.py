@@ -1,0 +1,83 @@
+"""Targets: compiled forms of functional graphs, for machines of one kind."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from aotexport_runtime.schema.base import Record
+from aotexport_runtime.schema.sizes import SizeExpression
+
+
+class CpuRequirements(Record, kw_only=True, tag="cpu", tag_field="kind"):
+    """What the shared libraries of a `cpu` target need.
+
+    Attributes:
+        level: level of the x86-64 instruction set that they are compiled for.
+        torch: release series of torch (`2.13`) whose libraries they are linked with.
+    """
+
+    level: Literal["x86_64-v3", "x86_64-v4"]
+    torch: str
+
+
+class CompiledHalf(Record, kw_only=True):
+    """A half of a functional graph, compiled.
+
+    Attributes:
+        file: the shared library; a plain name, in the directory of the target.
+        inputs: names of the values of the functional graph that it takes, all tensors, in order.
+        results: names of the values that it returns, all tensors, in order.
+        indexes: whether it indexes by data: one more result, a boolean, then says whether an index was outside of its
+            bounds. Where it is true the other results mean nothing, and the graph must run.
+    """
+
+    file: str
+    inputs: tuple[str, ...]
+    results: tuple[str, ...]
+    indexes: bool = False
+
+
+class CompiledProgram(Record, kw_only=True):
+    """The functional graph of a program, compiled: whole, or its forward and backward half.
+
+    Attributes:
+        program: name of the program.
+        partition: name of the partition that a joint graph was cut by; None: an inference graph.
+        guards: truths over the program's symbols that a call must satisfy; one that violates any runs the graph.
+        forward: the forward half of a joint graph, or an inference graph.
+        backward: the backward half for a call in which every gradient is wanted and every tangent is defined.
+    """
+
+    program: str
+    partition: str | None = None
+    guards: tuple[SizeExpression, ...] = ()
+    forward: CompiledHalf
+    backward: CompiledHalf | None = None
+
+
+class TargetRefusal(Record, kw_only=True):
+    """Why a target lacks a program; for people.
+
+    Attributes:
+        program: name of the program.
+        reason: a sentence or two.
+    """
+
+    program: str
+    reason: str
+
+
+class Target(Record, kw_only=True):
+    """The whole of `targets/<name>/target.json`.
+
+    Attributes:
+        name: name of the target; a plain name.
+        requirements: what a machine needs to run it.
+        programs: the programs that it has.
+        refusals: those that it lacks.
+    """
+
+    name: str
+    requirements: CpuRequirements
+    programs: tuple[CompiledProgram, ...] = ()
+    refusals: tuple[TargetRefusal, ...] = ()

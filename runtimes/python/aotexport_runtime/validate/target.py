@@ -1,0 +1,79 @@
+"""Rules of a target: what it is compiled from is here, and its libraries take and return values of that."""
+
+from __future__ import annotations
+
+from aotexport_runtime.errors import BundleInvalid
+from aotexport_runtime.schema.compiled import CompiledHalf, CompiledProgram, Target
+from aotexport_runtime.schema.graph import Graph
+from aotexport_runtime.schema.manifest import Manifest
+from aotexport_runtime.schema.program import Program
+from aotexport_runtime.schema.values import TensorMeta
+from aotexport_runtime.sizes import check_size
+from aotexport_runtime.validate.bounds import check_plain_name, check_text, check_unique
+
+
+def check_target(target: Target, manifest: Manifest, *, name: str, where: str) -> None:
+    """Refuse a target whose programs or files are not in the bundle.
+
+    Args:
+        target: as decoded.
+        manifest: of its bundle, checked.
+        name: of its directory.
+        where: file name, for errors.
+
+    Raises:
+        BundleInvalid: names the fault.
+    """
+    if target.name != name:
+        raise BundleInvalid(f"it is of target {target.name[:80]!r}, not `{name}`", where=where)
+    check_text(target.requirements.torch, "version of torch", where)
+    listed = {entry.path for entry in manifest.files}
+    named = [program.program for program in (*target.programs, *target.refusals)]
+    check_unique(named, "program", where)
+    having = {entry.name for entry in manifest.programs if name in entry.targets}
+    missing = having - {program.program for program in target.programs}
+    if missing:
+        raise BundleInvalid(f"it lacks program {min(missing)!r}, which the manifest says it has", where=where)
+    for refusal in target.refusals:
+        check_text(refusal.reason, "reason", where)
+    for program in target.programs:
+        if program.program not in having:
+            raise BundleInvalid(f"the manifest does not say that it has program {program.program[:80]!r}", where=where)
+        for half in _halves(program):
+            check_plain_name(half.file, "library", where)
+            if f"targets/{name}/{half.file}" not in listed:
+                raise BundleInvalid(f"library {half.file!r} is not listed in the manifest", where=where)
+
+
+def check_compiled(compiled: CompiledProgram, program: Program, graph: Graph | None, *, where: str) -> None:
+    """Refuse a compiled program that does not fit the functional graph that it is compiled from.
+
+    Args:
+        compiled: of a checked target.
+        program: its program, checked.
+        graph: the functional graph of `program`, checked; None: it has none.
+        where: file name of the target, for errors.
+
+    Raises:
+        BundleInvalid: names the fault.
+    """
+    if program.functional is None or graph is None:
+        raise BundleInvalid(f"program `{program.name}` has no functional graph to be compiled from", where=where)
+    gradients = program.functional.gradients
+    partitions = {None} if gradients is None else {partition.name for partition in gradients.partitions}
+    if (gradients is None) != (compiled.backward is None) or compiled.partition not in partitions:
+        raise BundleInvalid(f"program `{program.name}` has no partition {str(compiled.partition)[:80]!r}", where=where)
+    symbols = {dimension.symbol for dimension in program.dimensions}
+    for guard in compiled.guards:
+        check_size(guard, symbols, where=where)
+    tensors = {value.name for value in (*graph.inputs, *graph.nodes) if isinstance(value.meta, TensorMeta)}
+    for half in _halves(compiled):
+        check_unique(half.inputs, "input of a library", where)
+        check_unique(half.results, "result of a library", where)
+        for value in (*half.inputs, *half.results):
+            if value not in tensors:
+                raise BundleInvalid(f"{value[:80]!r} is no tensor of the functional graph", where=where)
+
+
+def _halves(program: CompiledProgram) -> list[CompiledHalf]:
+    return [program.forward] if program.backward is None else [program.forward, program.backward]

@@ -1,0 +1,288 @@
+"""The `cpu` target: libraries give what the graphs give, and calls that they are not for run the graphs."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+import subprocess
+import sys
+
+import msgspec
+import pytest
+import torch
+from torch import nn
+
+import aotexport
+import aotexport_runtime
+from aotexport.lower.cpu.levels import LEVELS, own_level
+from aotexport_runtime import BundleInvalid, NotSupported
+from aotexport_runtime.describe import describe
+from aotexport_runtime.engines.cpu import Libraries
+from tests.cases import all_cases
+
+OWN = own_level()
+pytestmark = pytest.mark.skipif(OWN is None, reason="this processor has no level of the target")
+
+
+class Words(nn.Module):
+    """Looks up, mutates a buffer, normalises, draws, returns several results; its batch is dynamic."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(20, 16)
+        self.norm = nn.LayerNorm(16)
+        self.dropout = nn.Dropout(0.25)
+        self.out = nn.Linear(16, 8)
+        self.register_buffer("seen", torch.zeros(16))
+
+    def forward(self, words, scale):
+        hidden = self.norm(nn.functional.gelu(self.table(words)) * scale)
+        self.seen.add_(hidden.detach().sum((0, 1)))
+        logits = self.out(self.dropout(hidden.transpose(0, 1)))
+        return logits.square().mean(), logits
+
+
+def example(batch=4):
+    generator = torch.Generator().manual_seed(batch)
+    return torch.randint(20, (batch, 5), generator=generator), torch.rand(batch, 5, 1, generator=generator)
+
+
+@pytest.fixture(scope="module")
+def words(tmp_path_factory):
+    """Return the directory of a bundle with the `cpu` target; not to be written to."""
+    path = tmp_path_factory.mktemp("bundles") / "words"
+    torch.manual_seed(0)
+    batch = torch.export.Dim("batch", min=1, max=64)
+    aotexport.export(
+        Words(),
+        example(),
+        output=path,
+        programs=("train",),
+        dynamic_shapes=({0: batch}, {0: batch}),
+        targets=("cpu",),
+        verify=False,
+    )
+    return path
+
+
+@pytest.fixture
+def pair(words):
+    """Return the bundle, loaded for the `cpu` target and for the portable one."""
+    return aotexport_runtime.load(words, target="cpu", trust="native"), aotexport_runtime.load(words, target="portable")
+
+
+@pytest.fixture
+def library_calls(monkeypatch):
+    """Return a list that grows with the name of each library that is called."""
+    calls = []
+    original = Libraries._function
+
+    def watched(self, half, line, otherwise):
+        function = original(self, half, line, otherwise)
+
+        def call(args, symbols):
+            calls.append(half.file)
+            return function(args, symbols)
+
+        return call
+
+    monkeypatch.setattr(Libraries, "_function", watched)
+    return calls
+
+
+def step(module, args, loss=lambda outputs: outputs[0] + outputs[1].sum()):
+    """Run a training step; return everything that can be seen of it."""
+    torch.manual_seed(1)
+    outputs = module(*args)
+    loss(outputs).backward()
+    gradients = {name: parameter.grad for name, parameter in module.named_parameters()}
+    return [*outputs, *gradients.values(), module.seen, torch.rand(1)]
+
+
+def assert_equal(got, expected):
+    assert [value is None for value in got] == [value is None for value in expected]
+    for one, other in zip(got, expected, strict=True):
+        if one is not None:
+            assert one.stride() == other.stride()
+            assert (one - other).abs().max() <= 1e-5 * other.abs().max()
+
+
+@pytest.mark.parametrize("batch", [2, 4, 64])
+def test_training_step_by_libraries_equals_the_portable_one(pair, library_calls, batch):
+    compiled, portable = pair
+
+    assert_equal(step(compiled, example(batch)), step(portable, example(batch)))
+    assert library_calls == ["train.forward.so", "train.backward.so"]
+
+
+def test_size_that_the_compiler_took_for_a_constant_runs_the_graph(pair, library_calls):
+    compiled, portable = pair
+
+    assert_equal(step(compiled, example(1)), step(portable, example(1)))
+    assert library_calls == []
+
+
+def test_undefined_tangent_leaves_gradients_as_the_graph_has_them(pair, library_calls):
+    compiled, portable = pair
+
+    def loss(outputs):
+        return outputs[1].square().sum()
+
+    assert_equal(step(compiled, example(), loss), step(portable, example(), loss))
+    assert library_calls == ["train.forward.so"]
+
+
+def test_frozen_parameter_runs_the_graph(pair, library_calls):
+    for module in pair:
+        module.get_parameter("table.weight").requires_grad_(False)
+
+    assert_equal(step(pair[0], example()), step(pair[1], example()))
+    assert library_calls == []
+
+
+def test_deterministic_algorithms_run_the_graph(pair, library_calls):
+    torch.use_deterministic_algorithms(True)
+    try:
+        step(pair[0], example())
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+    assert library_calls == []
+
+
+def test_double_backward_is_that_of_the_forward_graph(pair):
+    for module in pair:
+        loss, _ = module(*example())
+        (gradient,) = torch.autograd.grad(loss, [module.get_parameter("norm.weight")], create_graph=True)
+        gradient.square().sum().backward()
+
+    grads = [module.get_parameter("out.weight").grad for module in pair]
+    assert (grads[0] is None) == (grads[1] is None)
+
+
+@pytest.mark.parametrize("index", [20, -1])
+def test_index_out_of_bounds_raises_eagers_error(pair, index):
+    words, scale = example()
+    words[1, 2] = index
+
+    with pytest.raises(IndexError) as caught:
+        pair[0](words, scale)
+
+    assert str(caught.value) == "index out of range in self"
+
+
+def test_parameter_changed_before_backward_is_noticed(pair):
+    loss, _ = pair[0](*example())
+    with torch.no_grad():
+        pair[0].get_parameter("out.weight").add_(1)
+
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_bundle_without_trust_runs_portable_and_says_so(words, library_calls, caplog):
+    with caplog.at_level(logging.INFO, "aotexport_runtime"):
+        module = aotexport_runtime.load(words)
+        step(module, example())
+
+    name = f"cpu-{OWN.name}"
+    reason = "it holds native code, and was loaded without trust='native'"
+    assert caplog.messages == [f"target portable; not {name}: {reason}"]
+    assert library_calls == []
+    with pytest.raises(NotSupported) as caught:
+        aotexport_runtime.load(words, target="cpu")
+    assert str(caught.value) == f"target `cpu` cannot run here: the bundle has portable, {name}; not {name}: {reason}"
+
+
+def test_auto_with_trust_takes_the_libraries(words, library_calls):
+    step(aotexport_runtime.load(words, trust="native"), example())
+
+    assert library_calls == ["train.forward.so", "train.backward.so"]
+
+
+def test_changed_library_is_refused_even_where_digests_are_not_compared(words, tmp_path):
+    shutil.copytree(words, tmp_path / "copy")
+    library = tmp_path / f"copy/targets/cpu-{OWN.name}/train.forward.so"
+    library.write_bytes(library.read_bytes()[:-1] + b"\1")
+    module = aotexport_runtime.load(library.parents[2], target="cpu", trust="native", check_digests=False)
+
+    with pytest.raises(BundleInvalid, match="its SHA-256 differs from the manifest's"):
+        module(*example())
+
+
+def test_library_for_another_torch_runs_portable(words, library_calls, monkeypatch, caplog):
+    monkeypatch.setattr(torch, "__version__", "2.99.0")
+    with caplog.at_level(logging.INFO, "aotexport_runtime"):
+        step(aotexport_runtime.load(words, trust="native"), example())
+
+    assert len(caplog.messages) == 1
+    assert caplog.messages[0].endswith(" and this is torch 2.99.0")
+    assert library_calls == []
+
+
+def test_library_of_a_higher_level_runs_portable(words, library_calls, monkeypatch):
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "DEFAULT")
+
+    step(aotexport_runtime.load(words, trust="native"), example())
+
+    assert library_calls == []
+
+
+def test_tuned_weights_are_saved_with_the_libraries(pair, tmp_path, library_calls):
+    with torch.no_grad():
+        pair[0].get_parameter("out.bias").add_(1)
+    aotexport_runtime.save(pair[0], tmp_path / "tuned")
+    library_calls.clear()
+
+    step(aotexport_runtime.load(tmp_path / "tuned", target="cpu", trust="native"), example())
+
+    assert library_calls == ["train.forward.so", "train.backward.so"]
+
+
+def test_fresh_process_runs_the_libraries_without_torchs_compiler(words):
+    code = (
+        "import sys, torch\n"
+        "before = set(sys.modules)\n"
+        "import aotexport_runtime\n"
+        f"module = aotexport_runtime.load({str(words)!r}, target='cpu', trust='native')\n"
+        "module(torch.zeros(2, 5, dtype=torch.int64), torch.ones(2, 5, 1))[0].backward()\n"
+        "compiler = ('torch._inductor', 'torch._dynamo', 'torch._functorch', 'torch.export', 'sympy')\n"
+        "print([name for name in set(sys.modules) - before if name.startswith(compiler)])\n"
+    )
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+
+    assert (process.stdout.strip(), process.stderr) == ("[]", "")
+
+
+def test_programs_that_cannot_be_compiled_are_refused_with_a_reason(tmp_path):
+    def call(x):
+        torch.rand(3)
+        return x * 2
+
+    report = aotexport.export(
+        call, (torch.ones(3),), output=tmp_path / "b", targets=("cpu:v3,v4",), programs=("infer",)
+    )
+
+    assert [entry.targets for entry in report.manifest.programs] == [("portable",)]
+    bundle = aotexport_runtime.open_bundle(tmp_path / "b")
+    assert bundle.target_names == ("cpu-x86_64-v3", "cpu-x86_64-v4")
+    reason = "`aten::rand.default` only advances the random state, which a compiler leaves out"
+    assert [refusal.reason for name in bundle.target_names for refusal in bundle.target(name).refusals] == [reason] * 2
+    assert f"not for cpu-x86_64-v3: {reason}" in describe(bundle)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", all_cases(), ids=lambda case: case.name)
+@pytest.mark.filterwarnings("ignore")
+def test_every_case_by_libraries_equals_eager(tmp_path, case):
+    callable_, args, kwargs = case.make()
+    levels = ",".join(name for name, level in LEVELS.items() if level.vector_nbits <= OWN.vector_nbits)
+    report = aotexport.export(
+        callable_, args, kwargs, output=tmp_path / "b", targets=(f"cpu:{levels}",), **case.options
+    )
+
+    bundle = aotexport_runtime.open_bundle(report.path)
+    targets = [msgspec.to_builtins(bundle.target(name)) for name in bundle.target_names]
+    reasons = [refusal["reason"] for target in targets for refusal in target["refusals"]]
+    assert [reason for reason in reasons if "disagreed" in reason] == [], json.dumps(targets)
