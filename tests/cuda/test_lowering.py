@@ -75,6 +75,18 @@ def test_result_of_a_library_is_laid_out_as_kernels_read_it():
     assert names[names.index("aten::convolution.default") + 1] == "aten::contiguous.default"
 
 
+def test_input_that_the_call_changes_is_saved_as_it_was_before():
+    def changing(x, w):
+        x.mul_(w)
+        return x.sum()
+
+    graph = lowered(changing, torch.randn(3, 4), torch.randn(3, 4, requires_grad=True), program="train").graphs[
+        "forward.json"
+    ]
+    assert "aten::clone.default" in [node.op for node in graph.nodes]
+    assert not {value.name for value in graph.inputs} & set(map(str, graph.outputs))
+
+
 def test_outputs_keep_the_layout_of_eager():
     def turned(x):
         return (x * 2).permute(2, 0, 1)
@@ -89,6 +101,12 @@ def test_attention_holds_no_operator_of_cpus():
     q = torch.randn(2, 2, 6, 8)
     program = lowered(lambda q: functional.scaled_dot_product_attention(q, q, q), q)
     assert not any("_for_cpu" in op for op in operators(program))
+
+
+def test_attention_over_the_first_axis_keeps_the_layout_of_its_result():
+    attention = nn.MultiheadAttention(8, 2)
+    x = torch.randn(5, 2, 8)
+    assert launches(lowered(lambda x: attention(x, x, x, need_weights=False)[0], x))
 
 
 def test_random_numbers_come_from_one_seed_per_graph():

@@ -23,6 +23,11 @@ def _scores(
     return scores if mask is None else scores + mask
 
 
+def _check(dropout_p: float) -> None:
+    if dropout_p:
+        raise ValueError("fused attention with dropout")
+
+
 def _forward(
     query: torch.Tensor,
     key: torch.Tensor,
@@ -33,12 +38,10 @@ def _forward(
     attn_mask: torch.Tensor | None = None,
     scale: float | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
+    _check(dropout_p)
     scores = _scores(query, key, is_causal, attn_mask, scale)
     logsumexp = torch.logsumexp(scores, -1)
-    output = torch.matmul(torch.softmax(scores, -1), value.float()).to(query.dtype)
-    # The operator's results lie as the query of (batch, length, heads, width) does.
-    output = output.transpose(1, 2).contiguous().transpose(1, 2)
-    return output, logsumexp.transpose(1, 2).contiguous().transpose(1, 2)
+    return torch.matmul(torch.softmax(scores, -1), value.float()).to(query.dtype), logsumexp
 
 
 def _backward(
@@ -54,6 +57,7 @@ def _backward(
     attn_mask: torch.Tensor | None = None,
     scale: float | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    _check(dropout_p)
     factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
     weights = torch.exp(_scores(query, key, is_causal, attn_mask, scale) - logsumexp.unsqueeze(-1))
     grad = grad_out.float()
@@ -63,15 +67,11 @@ def _backward(
     grad_scores = weights * (grad_weights - inner) * factor
     grad_query = torch.matmul(grad_scores, key.float())
     grad_key = torch.matmul(grad_scores.transpose(-2, -1), query.float())
-    return _laid_out(grad_query, query), _laid_out(grad_key, key), _laid_out(grad_value, value)
-
-
-def _laid_out(gradient: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    return gradient.to(like.dtype).transpose(1, 2).contiguous().transpose(1, 2)
+    return grad_query.to(query.dtype), grad_key.to(key.dtype), grad_value.to(value.dtype)
 
 
 REWRITES: dict[Any, Callable[..., Any]] = {
     aten._scaled_dot_product_flash_attention_for_cpu.default: _forward,
     aten._scaled_dot_product_flash_attention_for_cpu_backward.default: _backward,
 }
-"""Operators that only CPUs have, with functions of operators that every device has."""
+"""Operators that only CPUs have, with functions of operators that every device has; layouts are the caller's."""

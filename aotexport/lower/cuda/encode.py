@@ -162,18 +162,18 @@ class _Encoder:
         self._add(node, "aten::as_strided.default", [name, self._argument(size), self._argument(stride)], {})
 
     def _shifted(self, node: torch.fx.Node, base: torch.fx.Node, distance: Any) -> str:
-        """Add the one element `distance` elements after the first of `base`; return its name."""
+        """Add the empty tensor that begins `distance` elements after `base`, for views of it; return its name."""
         if isinstance(distance, int) and distance < 0:
             raise CannotLower("a view begins before its base")
-        end, start = self._size(distance + 1), self._size(distance)
+        start = self._size(distance)
         meta = _on_gpu(encode_meta(base.meta["val"]))
-        flat, element = f"{node.name}_flat", f"{node.name}_start"
-        flat_meta = replaced(meta, shape=(_plain(end),), stride=(1,))
-        flat_args: list[Argument] = [self.names[base], [end], [1]]
-        self.nodes.append(Node(name=flat, op="aten::as_strided.default", args=flat_args, meta=flat_meta))
-        element_meta = replaced(meta, shape=(1,), stride=(1,))
-        self.nodes.append(Node(name=element, op="aten::slice.Tensor", args=[flat, 0, start, end], meta=element_meta))
-        return element
+        before, place = f"{node.name}_before", f"{node.name}_place"
+        before_meta = replaced(meta, shape=(_plain(start),), stride=(1,))
+        before_args: list[Argument] = [self.names[base], [start], [1]]
+        self.nodes.append(Node(name=before, op="aten::as_strided.default", args=before_args, meta=before_meta))
+        place_meta = replaced(meta, shape=(0,), stride=(1,))
+        self.nodes.append(Node(name=place, op="aten::slice.Tensor", args=[before, 0, start, start], meta=place_meta))
+        return place
 
     def _size(self, value: Any) -> Any:
         size = encode_size(value)

@@ -12,6 +12,7 @@ from aotexport.capture.shapes import guards
 from aotexport.lower.cuda.encode import encode_half, tensors_among
 from aotexport.lower.cuda.lowering import LoweredGraphs, lower
 from aotexport.lower.cuda.retarget import CannotLower
+from aotexport.lower.cuda.sharing import unshared
 from aotexport.lower.cuda.sources import KernelSource
 from aotexport.torch_internals import FunctionalCapture, tangent_descriptor
 from aotexport_runtime.schema.graph import Graph
@@ -82,11 +83,13 @@ def _check(program: Program, forward: ForwardCapture, functional: FunctionalCapt
 
 
 def _encoded(program: Program, lowered: LoweredGraphs, returned: int, guards: tuple[Any, ...]) -> CudaProgram:
+    convention = program.functional
+    assert convention is not None
     names = [spec_name(index) for index in range(len(program.inputs))]
     inputs = dict(zip(lowered.forward.inputs, names, strict=True))
     kernels = {kernel.name: kernel for kernel in lowered.kernels}
     if lowered.backward is None:
-        graph = encode_half(lowered.forward, inputs, list(range(returned)))
+        graph = unshared(encode_half(lowered.forward, inputs, list(range(returned))), convention)
         record = LoweredProgram(forward=FORWARD_FILE, guards=guards)
         return CudaProgram(record, {FORWARD_FILE: graph}, tuple(kernels.values()))
     taken = list(tensors_among(lowered.backward))
@@ -94,6 +97,7 @@ def _encoded(program: Program, lowered: LoweredGraphs, returned: int, guards: tu
     saved = [name for name in taken if not name.startswith("tangents_")]
     positions = {name: index for index, name in enumerate(lowered.forward.outputs) if index >= returned}
     forward_graph = encode_half(lowered.forward, inputs, [*range(returned), *(positions[name] for name in saved)])
+    forward_graph = unshared(forward_graph, convention)
     backward_inputs = {name: f"saved:{index}" for index, name in enumerate(saved)}
     backward_inputs |= {name: f"tangent:{index}" for index, name in enumerate(tangents)}
     backward_graph = encode_half(lowered.backward, backward_inputs, list(range(len(program.inputs))))

@@ -65,6 +65,12 @@ def _check(operator: Any) -> None:
 class _Retargeting(torch.fx.Interpreter):
     """Runs a graph with every device literal exchanged."""
 
+    def run_node(self, n: torch.fx.Node) -> Any:
+        result = super().run_node(n)
+        if n.target not in REWRITES:
+            return result
+        return tuple(_laid_out(value, like) for value, like in zip(result, n.meta["val"], strict=True))
+
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         args = tuple(_elsewhere(arg) for arg in args)
         kwargs = {name: _elsewhere(value) for name, value in kwargs.items()}
@@ -78,6 +84,14 @@ class _Retargeting(torch.fx.Interpreter):
         if isinstance(value, torch.Tensor):
             raise CannotLower(f"the graph closes over a tensor of shape {tuple(value.shape)}")
         return value
+
+
+def _laid_out(value: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """Return `value` with its axes in memory in the order of those of `like`."""
+    steps = [step if isinstance(step, int) else step.node.hint for step in like.stride()]
+    order = sorted(range(value.dim()), key=lambda axis: (-steps[axis], axis))
+    back = sorted(range(value.dim()), key=lambda place: order[place])
+    return value.permute(order).contiguous().permute(back)
 
 
 def _elsewhere(value: Any) -> Any:
