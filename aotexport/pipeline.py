@@ -26,7 +26,7 @@ from aotexport.lower.onnx.options import OnnxOptions
 from aotexport.paths import checked_programs, on_path
 from aotexport.programs import AnyExample, Example, Program, ProgramSpec, choose_programs
 from aotexport.targets import Targets, check_targets
-from aotexport.vectors import Vector, record_vectors, run_once, write_vectors
+from aotexport.vectors import Vector, record_vectors, run_once, runs_without_gradients, write_vectors
 from aotexport.verify import Comparison, verify_bundle, verify_targets
 from aotexport.write.files import check_output, staged, write_manifest, write_programs
 from aotexport.write.readme import write_readme
@@ -83,7 +83,8 @@ def export(
         kwargs: keyword example inputs.
         output: directory to write the bundle to.
         programs: names among `train`, `infer`, `eval-joint`, and descriptions of others; None: `train` and `infer` for
-            a module with trainable parameters, else `train` when an input requires grad, else `infer`.
+            a module that is in train mode or has trainable parameters, else `train` when an input requires grad, else
+            `infer`.
         variants: further example calls, with other signatures than `args` and `kwargs` have: a call of the bundle runs
             the first that it fits. A tuple is positional arguments, a dict keyword arguments, with fixed sizes.
         dynamic_shapes: which sizes may differ from the example's, as `torch.export.export` takes it.
@@ -146,6 +147,8 @@ def _capture(
     with in_mode(spec.call.module, spec.mode):
         clock.stage(f"{spec.name}: forward graph")
         forward = capture_forward(spec.call, state)
+        if forward.effects.takes_gradients and not spec.grad and not runs_without_gradients(spec.call, state):
+            spec = replace(spec, grad=True)
         program = encode_program(spec, forward, root=root, strip=strip)
         clock.stage(f"{spec.name}: {'joint' if spec.grad else 'inference'} graph")
         functional = capture_functional_graph(forward, grad=spec.grad)

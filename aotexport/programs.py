@@ -95,8 +95,8 @@ def choose_programs(
     Args:
         target: module or function of tensors.
         example: the example call.
-        programs: names among `NAMED` and descriptions; None: `train` and `infer` for a module with trainable
-            parameters, else `train` when an input requires grad, else `infer`.
+        programs: names among `NAMED` and descriptions; None: `train` and `infer` for a module that is in train mode
+            or has trainable parameters, else `train` when an input requires grad, else `infer`.
         variants: further example calls of every program of `forward` that has no example of its own.
 
     Raises:
@@ -149,7 +149,7 @@ def _call(target: Any, example: Example, method: str) -> ExampleCall:
 def _default(call: ExampleCall) -> list[str]:
     trainable = call.module is not None and any(parameter.requires_grad for parameter in call.module.parameters())
     input_grad = any(tensor.requires_grad for tensor in call.tensors)
-    if call.module is not None and (trainable or input_grad):
+    if call.module is not None and (trainable or input_grad or call.module.training):
         return ["train", "infer"]
     return ["train"] if input_grad else ["infer"]
 

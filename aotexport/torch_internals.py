@@ -31,6 +31,9 @@ from torch._export import wrappers
 # Fake tensors with a shape environment that knows the user's dynamic dimensions.
 from torch._export.non_strict_utils import make_fake_inputs
 
+# The composite operators, to take apart.
+from torch._export.utils import _collect_all_valid_cia_ops_for_aten_namespace as composite_operators
+
 # The metadata that functional graphs come with.
 from torch._functorch._aot_autograd.descriptors import TangentAOTInput
 from torch._functorch._aot_autograd.schemas import (
@@ -84,10 +87,16 @@ from torch.utils._sympy.reference import PythonReferenceAnalysis
 from torch.utils._sympy.symbol import SymT, symbol_is_type
 from torch.utils._sympy.value_ranges import ValueRanges
 
+# The tracer's table of tensors.
+from torch.utils.weak import WeakTensorKeyDictionary
+
 from aotexport_runtime.subclasses import flatten, inner_tensor, is_wrapper, parts, protocol
 
 # Torch's own method, whatever stands in for it.
 REQUIRES_GRAD = torch._C.TensorBase.requires_grad_
+
+# The function transforms that are active.
+TRANSFORMS: Any = torch._C._functorch  # type: ignore[attr-defined]
 
 # What nodes of a pre-dispatch graph call, beside operators.
 OpOverload = torch._ops.OpOverload
@@ -143,13 +152,16 @@ __all__ = [
     "masks_unread",
     "number_at",
     "onednn_disabled",
+    "raised_in_transform",
     "record_call",
+    "stamped",
     "symbolic_sizes",
     "trace_body",
     "trace_decomposed",
     "trace_forward",
     "traces_above_autograd",
     "tracing_paused",
+    "transforms_left",
     "tree_map",
     "unchecked_assumption",
     "within_subclass",
@@ -318,6 +330,23 @@ def custom_operator_module(name: str) -> str | None:
     return None if definition is None else getattr(definition._init_fn, "__module__", None)
 
 
+@contextlib.contextmanager
+def stamped(stamp: Callable[[torch.fx.Node], None]) -> Iterator[None]:
+    """Call `stamp` with every node that is traced."""
+    original = PythonKeyTracer.create_node
+
+    def create_node(self: PythonKeyTracer, *args: Any, **kwargs: Any) -> torch.fx.Node:
+        node = original(self, *args, **kwargs)
+        stamp(node)
+        return node
+
+    PythonKeyTracer.create_node = create_node  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        PythonKeyTracer.create_node = original  # type: ignore[method-assign]
+
+
 def node_annotations() -> dict[str, Any]:
     """Return the mutable mapping whose entries the tracer copies to `node.meta['custom']` of new nodes."""
     return torch.fx.traceback.get_current_meta().setdefault("custom", {})
@@ -424,6 +453,58 @@ def _adopt(tensor: torch.Tensor, tracer: Any) -> None:
     proxy_tensor.track_tensor(tensor, proxy, constant=None, tracer=tracer)
 
 
+class _TensorsByMemory(WeakTensorKeyDictionary):
+    """The tracer's tensors, found by their memory where the object is another.
+
+    Autograd keeps what an operator returned for backward, and gives it back as a new tensor of the same memory. A model
+    that computes gradients of its own reads it there.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._by_memory: dict[Any, tuple[Any, Any]] = {}
+
+    def __setitem__(self, tensor: torch.Tensor, proxy: Any) -> None:
+        super().__setitem__(tensor, proxy)
+        if isinstance(tensor, FakeTensor):
+            # The storage is kept: its address must not be given to another.
+            self._by_memory[_memory(tensor)] = (tensor.untyped_storage(), proxy)
+
+    def get(self, tensor: torch.Tensor, default: Any = None) -> Any:
+        found = super().get(tensor)
+        if found is None and isinstance(tensor, FakeTensor):
+            return self._by_memory.get(_memory(tensor), (None, default))[1]
+        return default if found is None else found
+
+
+def _composites_apart() -> dict[Any, Callable[..., Any]]:
+    """Return a decomposition of every composite operator without mutations and views into those it calls."""
+    return {operator: operator.decompose for operator in composite_operators() if isinstance(operator, OpOverload)}
+
+
+def _memory(tensor: torch.Tensor) -> Any:
+    """Return what two tensors that hold the same elements of the same memory have in common."""
+    layout = (*tensor.size(), *tensor.stride(), tensor.storage_offset())
+    sizes = tuple(size if isinstance(size, int) else str(size) for size in layout)
+    return tensor.untyped_storage()._cdata, tensor.dtype, tensor.is_conj(), tensor.is_neg(), sizes
+
+
+@contextlib.contextmanager
+def _saved_tensors_known() -> Iterator[None]:
+    """Let tracers know tensors that autograd saved."""
+    original = PythonKeyTracer.__init__
+
+    def init(self: PythonKeyTracer) -> None:
+        original(self)
+        self.tensor_tracker = _TensorsByMemory()
+
+    PythonKeyTracer.__init__ = init  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        PythonKeyTracer.__init__ = original  # type: ignore[method-assign]
+
+
 def trace_forward(
     function: Callable[..., Any],
     fakes: Sequence[Any],
@@ -432,6 +513,7 @@ def trace_forward(
     keeps_frames_of: Callable[[str], bool],
     decompositions: Mapping[Any, Callable[..., Any]],
     above_autograd: bool = True,
+    whole_composites: bool = True,
 ) -> torch.fx.GraphModule:
     """Trace `function` before autograd: composite operators, mutations in place, grad-mode changes as nodes.
 
@@ -443,6 +525,7 @@ def trace_forward(
         decompositions: functions that stand in for operators, which then take no nodes.
         above_autograd: False: trace below autograd and function transforms, which then take no nodes: composite
             operators come decomposed, and grad-mode changes do not show.
+        whole_composites: False: take composite operators apart, so that nothing that autograd saves is hidden in them.
 
     Returns:
         The graph, each node with `meta['val']` and, where known, `stack_trace` and `custom`.
@@ -455,6 +538,7 @@ def trace_forward(
         torch.fx.traceback.preserve_node_meta(),
         _frames_kept(keeps_frames_of),
         _subclasses_tracked(),
+        _saved_tensors_known(),
     ):
 
         def adopting(*inputs: Any) -> Any:
@@ -467,7 +551,7 @@ def trace_forward(
 
         tracer = make_fx(
             adopting,
-            decomposition_table=decompositions,
+            decomposition_table={**({} if whole_composites else _composites_apart()), **decompositions},
             tracing_mode="real",
             pre_dispatch=above_autograd,
             record_stack_traces=True,
@@ -653,6 +737,22 @@ def _effects_kept() -> Iterator[None]:
 
 _TORCH_CHECK = re.compile(r"Runtime assertion failed for expression (.*) on node '\w+'")
 _FROM_DATA = (SymT.UNBACKED_INT, SymT.UNBACKED_FLOAT)
+
+
+def raised_in_transform(error: BaseException) -> bool:
+    """Return whether an error came out of a function transform (`torch.vmap`, `torch.func.grad`)."""
+    files = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return any("_functorch" in Path(file).parts and Path(file).stem in ("vmap", "eager_transforms") for file in files)
+
+
+@contextlib.contextmanager
+def transforms_left() -> Iterator[None]:
+    """Leave the function transforms that the block enters and, failing, does not leave."""
+    depth = TRANSFORMS.get_dynamic_layer_stack_depth()
+    try:
+        yield
+    finally:
+        TRANSFORMS.pop_dynamic_layer_stack_and_undo_to_depth(depth)
 
 
 def is_data_dependent(number: torch.SymInt | torch.SymFloat | torch.SymBool) -> bool:

@@ -267,6 +267,17 @@ def run_once(call: ExampleCall, state: State, mode: Mode) -> None:
         call.callable(*args, **kwargs)
 
 
+def runs_without_gradients(call: ExampleCall, state: State) -> bool:
+    """Return whether the model, in its current mode, runs under `torch.no_grad`: one that takes gradients may not."""
+    mode: Mode = "function" if call.module is None else "train" if call.module.training else "eval"
+    try:
+        with torch.no_grad():
+            run_once(call, state, mode)
+    except RuntimeError:
+        return False
+    return True
+
+
 def _record(call: ExampleCall, state: State, program: Program, arguments: _Arguments) -> Vector:
     try:
         with in_mode(call.module, program.mode), _restored(state), _attention_as_traced():
@@ -332,7 +343,7 @@ def _attention_as_traced() -> Iterator[None]:
 def _restored(state: State) -> Iterator[None]:
     """Give the state back as it was: data, metadata, gradients, places, and the random generator."""
     before = [
-        (entry, _Before.of(tensor))
+        _Before.of(tensor)
         for entry in state.entries
         for tensor in (entry.tensor, *(parts(entry.tensor) if is_wrapper(entry.tensor) else ()))
     ]
@@ -349,9 +360,8 @@ def _restored(state: State) -> Iterator[None]:
         torch.set_rng_state(random_state)
         for table, key, tensor in slots:
             table[key] = tensor
-        for entry, tensor in before:
-            # Kernels write running statistics without a new version, so what is no parameter is always put back.
-            tensor.put_back(always=entry.role != "parameter")
+        for tensor in before:
+            tensor.put_back()
 
 
 @dataclass(frozen=True)
@@ -376,10 +386,12 @@ class _Before:
         grad = tensor.grad if tensor.is_leaf else None
         return cls(tensor, tensor._version, alias, elements, tensor.is_leaf, tensor.requires_grad, grad)
 
-    def put_back(self, *, always: bool) -> None:
-        """Undo what was done to the tensor since; `always` to its elements, also where its version is the same."""
-        if self.alias is not None and self.elements is not None and (self.tensor._version != self.version or always):
-            self._put_back_elements(self.alias, self.elements)
+    def put_back(self) -> None:
+        """Undo what was done to the tensor since."""
+        if self.alias is not None and self.elements is not None:
+            seen = self.tensor._version != self.version
+            if seen or _changed_unseen(self.tensor, self.alias, self.elements):
+                self._put_back_elements(self.alias, self.elements)
         if self.is_leaf and not self.tensor.is_leaf and not self.tensor._is_view():
             self.tensor.detach_()
         if self.tensor.is_leaf:
@@ -393,3 +405,9 @@ class _Before:
         # No call can have written to an expanded tensor, nor can we.
         if all(step or size <= 1 for size, step in zip(alias.shape, alias.stride(), strict=True)):
             alias.copy_(elements)
+
+
+def _changed_unseen(tensor: torch.Tensor, alias: torch.Tensor, elements: torch.Tensor) -> bool:
+    """Return whether `tensor` may have changed under the same version: by kernels, or through `.data`."""
+    comparable = not (elements.is_floating_point() and elements.element_size() == 1)
+    return not (comparable and tensor.is_set_to(alias) and torch.equal(alias, elements))

@@ -1,38 +1,30 @@
 """What tracing would lose: detected while the model runs, and refused by name.
 
-Tracing keeps tensor operators. Python state that a call changes, hooks that it registers and `.data` that it
-assigns are no operators; a program without them would be silently wrong.
+Tracing keeps tensor operators. Python state that a call changes is no operator; a program without it would be silently
+wrong. What torch itself does outside of operators is in `stand_ins.py`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import re
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import nn
 
-from aotexport.capture.autograd_functions import function_of_bodies, record_application
+from aotexport.capture.autograd_functions import record_application
 from aotexport.capture.containers import Change, Snapshot, snapshots
 from aotexport.capture.patches import replaced
-from aotexport.capture.sources import is_user_file, user_line
+from aotexport.capture.sources import user_line
+from aotexport.capture.stand_ins import replacements
 from aotexport.errors import ExportFailed
-from aotexport.torch_internals import (
-    AutogradFunctionApply,
-    applied_functions,
-    traces_above_autograd,
-    within_subclass,
-)
+from aotexport.torch_internals import applied_functions, traces_above_autograd, within_subclass
 
 _NUMBERS = (bool, int, float, str)
 _TABLE = re.compile(r"\.?_(?:buffers|parameters|modules)\['([^']+)'\]")
-_LAYERS = str(Path(nn.__file__).parent)
-"""Torch's own layers are the model's code; what operators do while fake tensors run is not."""
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
@@ -48,6 +40,7 @@ class Effects:
         above_autograd: whether the trace sees what autograd does, see `trace_forward`.
         records_functions: whether custom autograd functions become nodes; bodies hold no checks of values.
         autograd_functions: names of custom autograd functions whose backward the forward graph does not hold.
+        takes_gradients: whether the model calls `torch.autograd.grad`.
         sets_requires_grad: whether the model calls `requires_grad_`, which functional graphs do not hold.
         reads: what Python code read off tensors, see `Program.fixed`.
         notes: sentences for the user about what the bundle does not reproduce.
@@ -56,6 +49,7 @@ class Effects:
     above_autograd: bool = True
     records_functions: bool = True
     autograd_functions: list[str] = field(default_factory=list)
+    takes_gradients: bool = False
     sets_requires_grad: bool = False
     reads: set[Literal["layout", "requires_grad"]] = field(default_factory=set)
     notes: list[str] = field(default_factory=list)
@@ -110,7 +104,7 @@ def observed(
     try:
         with contextlib.ExitStack() as patches:
             patches.enter_context(applied_functions(effects.applied))
-            for owner, name, replacement in _replacements(effects):
+            for owner, name, replacement in replacements(effects):
                 patches.enter_context(replaced(owner, name, replacement))
             yield effects
     finally:
@@ -120,90 +114,6 @@ def observed(
         changes = _restore(module, before)
     _judge_items(items, effects)
     _judge(changes, effects)
-
-
-def _replacements(effects: Effects) -> list[tuple[Any, str, Any]]:
-    """Return what stands in for methods that tracing does not see, as `(class, name, attribute)`."""
-    tensor = torch.Tensor
-    original_requires_grad = tensor.requires_grad_
-    original_contiguous, is_contiguous = tensor.contiguous, tensor.is_contiguous
-
-    def requires_grad_(self: torch.Tensor, requires_grad: bool = True) -> torch.Tensor:
-        if not is_user_file(sys._getframe(1).f_code.co_filename):
-            return original_requires_grad(self, requires_grad)
-        effects.sets_requires_grad = True
-        return torch.ops.aten.requires_grad_.default(self, requires_grad)
-
-    def contiguous(self: torch.Tensor, memory_format: torch.memory_format = torch.contiguous_format) -> torch.Tensor:
-        # Python returns a contiguous tensor as it is, and a trace does not see the call.
-        file = sys._getframe(1).f_code.co_filename
-        own = (is_user_file(file) or file.startswith(_LAYERS)) and not within_subclass()
-        if own and not isinstance(self, nn.Parameter) and is_contiguous(self, memory_format=memory_format):
-            effects.reads.add("layout")
-        return original_contiguous(self, memory_format=memory_format)
-
-    def apply_bodies(operator: Any, forward: Any, backward: Any, *args: Any, **described: Any) -> Any:
-        function = function_of_bodies(forward, backward, described)
-        if traces_above_autograd() and effects.records_functions:
-            return record_application(function, args, {})
-        if not (effects.above_autograd and effects.records_functions):
-            effects.lost("of code that torch compiles", "a function transform or a branch on values is beside it")
-        # Torch runs bodies several times to see what they return; one of these runs is recorded.
-        return function.apply(*args)
-
-    data = property(lambda self: self.detach(), _refused("Tensor.data = ...", "Use `copy_`, or return the new tensor"))
-    hooks = "Register hooks on the loaded bundle's parameters, inputs or outputs instead"
-    seeds = "Seed outside of the model"
-    return [
-        (torch, "manual_seed", _refused("torch.manual_seed", seeds)),
-        (torch.random, "manual_seed", _refused("torch.manual_seed", seeds)),
-        (tensor, "data", data),
-        (tensor, "requires_grad_", requires_grad_),
-        (tensor, "contiguous", contiguous),
-        *[(tensor, name, _watched_method(name, effects)) for name in ("stride", "storage_offset", "is_contiguous")],
-        *[(tensor, name, _watched_property(name, effects)) for name in ("requires_grad", "is_leaf", "grad_fn")],
-        (tensor, "register_hook", _refused("Tensor.register_hook", hooks)),
-        (tensor, "register_post_accumulate_grad_hook", _refused("Tensor.register_post_accumulate_grad_hook", hooks)),
-        (AutogradFunctionApply, "__call__", apply_bodies),
-        (tensor, "backward", _refused("Tensor.backward", "Return the loss, and call `backward` outside of the model")),
-    ]
-
-
-def _is_models_own(tensor: torch.Tensor) -> bool:
-    """Return whether the model's code reads `tensor`, two frames up; what code of its class reads, it reads again."""
-    is_users = is_user_file(sys._getframe(2).f_code.co_filename)
-    return is_users and not isinstance(tensor, nn.Parameter) and not within_subclass()
-
-
-def _watched_method(name: str, effects: Effects) -> Any:
-    """Return a stand-in for a method that reads the layout of a tensor, noting the model's own reads."""
-    original = getattr(torch.Tensor, name)
-
-    def read(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        if _is_models_own(self):
-            effects.reads.add("layout")
-        return original(self, *args, **kwargs)
-
-    return read
-
-
-def _watched_property(name: str, effects: Effects) -> Any:
-    """Return a stand-in for a property that autograd gives a tensor, noting the model's own reads."""
-    original = getattr(torch.Tensor, name)
-
-    def read(self: torch.Tensor) -> Any:
-        if _is_models_own(self):
-            effects.reads.add("requires_grad")
-        return original.__get__(self)
-
-    return property(read, original.__set__ if hasattr(original, "__set__") else None)
-
-
-def _refused(what: str, way_out: str) -> Any:
-    def refuse(*args: Any, **kwargs: Any) -> Any:
-        raise ExportFailed(f"{user_line()}the model calls `{what}`, which a bundle cannot hold. {way_out}")
-
-    return refuse
 
 
 def _attributes(module: nn.Module | None) -> list[tuple[str, nn.Module, dict[str, Any]]]:

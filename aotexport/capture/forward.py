@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import operator
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +17,7 @@ from aotexport.capture.effects import Effects, observed
 from aotexport.capture.example_values import ExampleValues
 from aotexport.capture.fake_kernels import FAKE_KERNELS
 from aotexport.capture.fakes import FakeInputs, fake_inputs
-from aotexport.capture.grad_mode import make_relative, marked_regions
+from aotexport.capture.grad_mode import insert_regions, make_relative, marked_regions
 from aotexport.capture.reading_values import READING_VALUES
 from aotexport.capture.sources import is_user_file, user_line
 from aotexport.capture.state import State, StateEntry, swapped
@@ -25,6 +25,7 @@ from aotexport.capture.strategies import STRATEGIES, Strategy
 from aotexport.capture.structure import tree_of
 from aotexport.errors import AotExportError, ExportFailed
 from aotexport.torch_internals import (
+    FakeTensor,
     GuardOnDataDependentSymNode,
     OpOverload,
     average_in_tensors,
@@ -34,7 +35,9 @@ from aotexport.torch_internals import (
     is_wrap,
     masks_unread,
     node_annotations,
+    raised_in_transform,
     trace_forward,
+    transforms_left,
 )
 from aotexport_runtime.schema.trees import Tree
 from aotexport_runtime.subclasses import inner_tensor
@@ -91,7 +94,7 @@ def capture_forward(call: ExampleCall, state: State) -> ForwardCapture:
         if strategy.follows_values and not branches:
             continue
         try:
-            with _quiet():
+            with _quiet(), transforms_left():
                 return _trace(call, state, strategy.prepare(call), strategy)
         except AotExportError as error:
             if strategy.name in ("direct", "example's path"):
@@ -202,23 +205,9 @@ def _trace(call: ExampleCall, state: State, target: Any, strategy: Strategy) -> 
     )
     inputs = [*fakes.state, *[fakes.arguments[index] for index in own]]
     assert fakes.mode.shape_env is not None
-    # Gradients are on while the model runs, and what it leaves behind stays in the trace.
-    with (
-        torch.enable_grad(),
-        _module_paths(call.module),
-        masks_unread(),
-        average_in_tensors(),
-        fake_kernels(FAKE_KERNELS),
-        values.followed(fakes.mode.shape_env) if strategy.follows_values else contextlib.nullcontext(),
-        marked_regions() as regions,
-    ):
-        options: Any = {"keeps_frames_of": is_user_file, "decompositions": READING_VALUES}
-        graph = trace_forward(flat, fakes.twins(inputs), fakes.mode, **options)
-        if has_transforms(graph.graph):
-            if regions["entered"]:
-                raise ExportFailed("the model mixes function transforms (torch.vmap, torch.func) and grad-mode regions")
-            flat.above_autograd = False
-            graph = trace_forward(flat, fakes.twins(inputs), fakes.mode, **options, above_autograd=False)
+    following = values.followed(fakes.mode.shape_env) if strategy.follows_values else contextlib.nullcontext()
+    with average_in_tensors(), fake_kernels(FAKE_KERNELS), following:
+        graph = _graph(flat, lambda: fakes.twins(inputs), fakes)
     assert flat.output_tree is not None
     bindings = [Binding(entry=entry) for entry in state.entries[:known]]
     for index, entry in shared.items():
@@ -239,6 +228,30 @@ def _trace(call: ExampleCall, state: State, target: Any, strategy: Strategy) -> 
     )
 
 
+def _graph(flat: _Flat, make_inputs: Callable[[], list[Any]], fakes: FakeInputs) -> torch.fx.GraphModule:
+    """Return the trace of `flat`, as far above autograd as what the model does allows."""
+    fixed: Any = {"keeps_frames_of": is_user_file, "decompositions": READING_VALUES}
+
+    def trace(**options: Any) -> torch.fx.GraphModule:
+        return trace_forward(flat, make_inputs(), fakes.mode, **fixed, **options)
+
+    # Gradients are on while the model runs, and what it leaves behind stays in the trace.
+    with torch.enable_grad(), _module_paths(flat.call.module), masks_unread(), marked_regions():
+        graph = None
+        try:
+            graph = trace()
+        except Exception as error:
+            if not raised_in_transform(error):
+                raise
+        if graph is None or has_transforms(graph.graph):
+            flat.above_autograd = False
+            graph = trace(above_autograd=False)
+            insert_regions(graph.graph)
+        elif _hides_tensors(graph):
+            graph = trace(whole_composites=False)
+    return graph
+
+
 def _keeps_effect(node: torch.fx.Node) -> bool:
     """Return whether a node must stay although nothing uses its result."""
     if node.op in ("placeholder", "output"):
@@ -251,6 +264,12 @@ def _keeps_effect(node: torch.fx.Node) -> bool:
     pure = not schema.is_mutable and torch.Tag.nondeterministic_seeded not in node.target.tags
     composite_random = ("dropout", "batch_norm", "rrelu", "rnn", "lstm", "gru", "instance_norm", "assert")
     return not pure or any(word in schema.name for word in composite_random)
+
+
+def _hides_tensors(graph: torch.fx.GraphModule) -> bool:
+    """Return whether the model's own backward pass uses what operators computed inside of them."""
+    nodes = graph.graph.find_nodes(op="get_attr")
+    return any(isinstance(getattr(graph, str(node.target), None), FakeTensor) for node in nodes)
 
 
 def _lift_constants(graph: torch.fx.GraphModule, state: State) -> list[StateEntry]:
@@ -267,6 +286,8 @@ def _lift_constants(graph: torch.fx.GraphModule, state: State) -> list[StateEntr
         tensor = getattr(graph, str(node.target), None)
         if not isinstance(tensor, torch.Tensor):
             continue
+        if isinstance(tensor, FakeTensor):
+            raise ExportFailed("the model's own backward pass uses a tensor whose making the trace does not show")
         placeholder = by_target.get(str(node.target)) or by_tensor.get(id(tensor))
         if placeholder is None:
             with graph.graph.inserting_after(last) if last is not None else graph.graph.inserting_before(None):

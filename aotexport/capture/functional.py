@@ -37,10 +37,12 @@ def capture_functional_graph(forward: ForwardCapture, *, grad: bool) -> Function
         grad: joint graph; False: inference graph.
     """
     inputs = forward.inputs
-    if grad and not any(fake.requires_grad for fake in inputs if isinstance(fake, torch.Tensor)):
-        return Refused("nothing that the program uses requires grad")
+    grad = grad and any(fake.requires_grad for fake in inputs if isinstance(fake, torch.Tensor))
     if forward.effects.sets_requires_grad:
         return Refused("the model calls `requires_grad_`")
+    detached = [node.args[0] for node in _calls(forward, torch.ops.aten.detach_.default)]
+    if any(isinstance(node, torch.fx.Node) and node.op == "placeholder" for node in detached):
+        return Refused("the model calls `detach_` on an input")
     if forward.rebinds:
         names = ", ".join(f"`{entry.names[0]}`" for entry, _ in forward.rebinds)
         return Refused(f"the call replaces the tensor attribute {names}")
@@ -68,6 +70,10 @@ def _checked(forward: ForwardCapture, captured: FunctionalCapture) -> Any | None
         insert_data_dependent_checks(captured.module, environment)
         return None
     return unchecked_assumption(forward.graph, captured.module, environment)
+
+
+def _calls(forward: ForwardCapture, operator: Any) -> list[torch.fx.Node]:
+    return list(forward.graph.graph.find_nodes(op="call_function", target=operator))
 
 
 def _traced(forward: ForwardCapture) -> Callable[..., Any]:

@@ -15,33 +15,32 @@ from typing import Any
 
 import torch
 
-from aotexport.torch_internals import SET_GRAD_ENABLED, node_annotations
+from aotexport.torch_internals import SET_GRAD_ENABLED, node_annotations, stamped
 
 _MARK = "restores_ambient_grad_mode"
-_running: ContextVar[dict[str, bool]] = ContextVar("_running")
+_MODE = "grad_mode"
+_running: ContextVar[dict[str, Any]] = ContextVar("_running")
 
 
 @contextlib.contextmanager
-def marked_regions() -> Iterator[dict[str, bool]]:
-    """Mark the nodes that end a grad-mode region whose outside is the caller's mode.
-
-    Yields:
-        A record whose `entered` says whether the model had any such region.
-    """
-    inside = {"region": False, "entered": False}
+def marked_regions() -> Iterator[None]:
+    """Mark the nodes that end a grad-mode region whose outside is the caller's mode, and those inside of a region."""
+    inside: dict[str, Any] = {"region": False, "mode": None}
     regions = (torch.no_grad, torch.enable_grad, torch.set_grad_enabled)
     originals = [(region, region.__dict__.get("__enter__"), region.__dict__.get("__exit__")) for region in regions]
     original_init = torch.set_grad_enabled.__init__
 
-    def remember(region: Any) -> None:
+    def remember(region: Any, mode: bool | None) -> None:
         region.__dict__.setdefault("_outer_region", inside["region"])
         inside["region"] = True
+        region.__dict__.setdefault("_outer_mode", inside["mode"])
         # Transforms of torch.func switch gradients on for themselves.
-        inside["entered"] |= "_functorch" not in sys._getframe(2).f_code.co_filename
+        if mode is not None and "_functorch" not in sys._getframe(2).f_code.co_filename:
+            inside["mode"] = mode
 
     def enter_of(original: Any) -> Any:
         def enter(self: Any) -> Any:
-            remember(self)
+            remember(self, {torch.no_grad: False, torch.enable_grad: True}.get(type(self)))
             return original(self)
 
         return enter
@@ -49,18 +48,18 @@ def marked_regions() -> Iterator[dict[str, bool]]:
     def exit_of(original: Any) -> Any:
         def leave(self: Any, *exception: Any) -> Any:
             outer = self.__dict__.pop("_outer_region", False)
-            annotations = node_annotations()
-            annotations[_MARK] = not outer
+            node_annotations()[_MARK] = not outer
             try:
                 return original(self, *exception)
             finally:
-                annotations.pop(_MARK, None)
+                node_annotations().pop(_MARK, None)
+                inside["mode"] = self.__dict__.pop("_outer_mode", None)
                 inside["region"] = outer
 
         return leave
 
     def init(self: Any, mode: bool) -> None:
-        remember(self)
+        remember(self, mode)
         original_init(self, mode)
 
     for region, enter, leave in originals:
@@ -69,7 +68,8 @@ def marked_regions() -> Iterator[dict[str, bool]]:
     torch.set_grad_enabled.__init__ = init  # type: ignore[method-assign]
     token = _running.set(inside)
     try:
-        yield inside
+        with stamped(lambda node: node.meta.update({_MODE: inside["mode"]})):
+            yield
     finally:
         _running.reset(token)
         torch.set_grad_enabled.__init__ = original_init  # type: ignore[method-assign]
@@ -82,11 +82,26 @@ def marked_regions() -> Iterator[dict[str, bool]]:
 def outside_of_regions() -> Iterator[None]:
     """Trace what runs apart from the model's regions: a backward, whose caller's mode is not the model's."""
     inside = _running.get()
-    before, inside["region"] = inside["region"], False
+    before = dict(inside)
+    inside.update(region=False, mode=None)
     try:
         yield
     finally:
-        inside["region"] = before
+        inside.update(before)
+
+
+def insert_regions(graph: torch.fx.Graph) -> None:
+    """Write the grad-mode regions of the model into a graph that was traced below them."""
+    current: bool | None = None
+    for node in list(graph.nodes):
+        if node.op == "placeholder":
+            continue
+        mode = None if node.op == "output" else node.meta.get(_MODE)
+        if mode is not current:
+            with graph.inserting_before(node):
+                change = graph.call_function(SET_GRAD_ENABLED, (True if mode is None else mode,))
+            change.meta.update(val=None, custom={_MARK: mode is None})
+            current = mode
 
 
 def make_relative(graph: torch.fx.Graph) -> None:

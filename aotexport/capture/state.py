@@ -65,7 +65,8 @@ def collect_state(module: nn.Module | None) -> State:
     """Return the state of `module`.
 
     Raises:
-        ExportFailed: a parameter is not initialised yet, or is a tensor that a bundle cannot hold.
+        ExportFailed: a parameter is not initialised yet, or is a tensor that a bundle cannot hold, or a module is
+            TorchScript.
     """
     state = State()
     if module is None:
@@ -73,6 +74,11 @@ def collect_state(module: nn.Module | None) -> State:
     by_id: dict[int, StateEntry] = {}
     seen_tables: set[int] = set()
     for path, child in module.named_modules(remove_duplicate=False):
+        if isinstance(child, torch.jit.ScriptModule):
+            raise ExportFailed(
+                f"{f'`{path}`' if path else 'the model'} is TorchScript, whose code a trace does not see; export the "
+                "Python module that it was made from"
+            )
         prefix = f"{path}." if path else ""
         tables: list[tuple[str, dict[str, Any]]] = [
             ("parameter", child._parameters),
@@ -111,6 +117,8 @@ def _check(tensor: torch.Tensor, name: str) -> None:
             f"`{name}` has hooks, which a bundle cannot hold. Remove them, and register them on the loaded module's "
             "parameter"
         )
+    if tensor.is_meta:
+        raise ExportFailed(f"`{name}` is on the meta device, and has no values; give it some before exporting it")
     if tensor.layout is not torch.strided:
         raise ExportFailed(f"`{name}` has layout {tensor.layout}; a bundle holds strided tensors")
     encode_subclass(tensor, f"`{name}`")

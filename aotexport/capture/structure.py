@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import nn
 
 from aotexport.encode.values import encode_constant, is_constant
 from aotexport.errors import ExportFailed
@@ -51,7 +52,7 @@ def tree_of(value: Any, path: str, leaf_index: LeafIndex, *, what: str) -> Tree:
         if type(value) in SUPPORTED_NODES and what == "output":
             children = _registered_children(value)
             return _fields("dataclass", type(value).__name__, children, path)
-        if what == "output" and (attributes := _tensor_attributes(value)):
+        if what == "output" and not isinstance(value, nn.Module) and (attributes := _tensor_attributes(value)):
             return _fields("dataclass", type(value).__name__, attributes, path)
         raise ExportFailed(
             f"{what} `{path}` is a `{type(value).__module__}.{type(value).__qualname__}`, which a bundle cannot hold. "

@@ -139,6 +139,11 @@ class GraphEncoder:
             return
         name = self.constants(value) if isinstance(value, torch.Tensor) else None
         if name is None:
+            if isinstance(getattr(value, "real_obj", value), torch.Generator):
+                raise ExportFailed(
+                    f"{self._where(node)}: draws from a `torch.Generator` of the model's own, and a bundle draws from "
+                    "torch's default one alone. Leave `generator` out, or draw outside of the model"
+                )
             raise ExportFailed(
                 f"{self._where(node)}: the graph closes over `{node.target}`, which is no tensor of the model"
             )

@@ -182,3 +182,51 @@ class BagsByOffsets(nn.Module):
 
     def forward(self, tokens, offsets):
         return self.bag(tokens, offsets)
+
+
+@case(lambda: (torch.randn(5, 4),))
+class ForcesOfAnEnergy(nn.Module):
+    """Gradients of its own, through operators that keep what they computed inside of them."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(4, 6), nn.LayerNorm(6), nn.SiLU(), nn.Linear(6, 1))
+
+    def forward(self, x):
+        x = x * 1 + 0 * self.layers[0].bias.sum()
+        energy = self.layers(x).sum()
+        (gradient,) = torch.autograd.grad(energy, x, create_graph=True)
+        return energy, -gradient
+
+
+@case(lambda: (leaf(4),))
+def gradient_without_a_graph(x):
+    (gradient,) = torch.autograd.grad((x**3).sum(), x)
+    return x * gradient
+
+
+@case(lambda: (leaf(3),))
+def region_in_inference_mode(x):
+    with torch.inference_mode():
+        scale = x * 2
+    return scale.clone() * x
+
+
+@case(lambda: (leaf(3),), forward_only="calls `requires_grad_`")
+def factory_that_requires_grad(x):
+    return x * torch.ones(3, requires_grad=True), torch.zeros(3, requires_grad=True)
+
+
+@case(lambda: (leaf(3, 4),))
+def integers_like_a_leaf(x):
+    return x * torch.randint_like(x, 5)
+
+
+@case(lambda: (torch.tensor([0, 2, 1]),), forward_only="_sparse_coo_tensor_with_dims_and_tensors")
+class SparseGradients(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(4, 3, sparse=True)
+
+    def forward(self, tokens):
+        return self.embedding(tokens) * 2

@@ -87,3 +87,15 @@ def gradient_inside(x, w):
 @case(lambda: (torch.randn(4),))
 def jacobian_inside(x):
     return torch.func.jacrev(lambda x: x.sin() * x.sum())(x)
+
+
+@case(lambda: (leaf(4),))
+def vmapped_gradient(x):
+    return torch.vmap(torch.func.grad(lambda x: x.sin()))(x)
+
+
+@case(lambda: (leaf(5, 4), leaf(4)))
+def vmapped_beside_grad_modes(x, w):
+    with torch.no_grad():
+        scale = torch.vmap(lambda row: row.abs().max())(x)
+    return torch.vmap(lambda row: (row * w).sum())(x) / scale

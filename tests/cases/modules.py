@@ -189,3 +189,15 @@ class TransformerWithACausalMask(nn.Module):
 
     def forward(self, source, target, tgt_mask):
         return self.transformer(source, target, tgt_mask=tgt_mask)
+
+
+@case(lambda: (torch.randn(2, 3),))
+class ConvertedInTheCall(nn.Module):
+    """Converts a submodule to the dtype that it has."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+
+    def forward(self, x):
+        return self.layer.to(x.dtype)(x)

@@ -218,6 +218,29 @@ class TensorAttributeInPlace(nn.Module):
         return self.total * self.weight
 
 
+@case(lambda: (torch.randn(2, 3),), forward_only="set_ on a graph input")
+class ParameterDataAssigned(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(3))
+
+    def forward(self, x):
+        self.weight.data = self.weight.data.clamp(-0.5, 0.5)
+        return x * self.weight
+
+
+@case(lambda: (torch.randn(3, 4), torch.randn(2, 3)), forward_only="set_ on a graph input")
+def data_assigned_from_another_input(x, y):
+    x.data = y
+    return x * 2
+
+
+@case(lambda: (non_leaf(3, 4),), forward_only="calls `detach_` on an input")
+def input_detached_in_place(x):
+    x.detach_()
+    return x * 2
+
+
 @case(lambda: (leaf(3, 4),))
 def grad_mode_left_off(x):
     y = x * 2

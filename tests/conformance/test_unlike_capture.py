@@ -482,6 +482,113 @@ def test_hooks_on_parameters_are_refused_at_export(tmp_path):
         aotexport.export(net, (torch.randn(4, 3),), output=tmp_path / "bundle")
 
 
+def test_copies_of_a_module_with_untied_weights_are_refused(load, tmp_path):
+    module = load(Tied(), torch.ones(2, 4))
+    module.second.weight = nn.Parameter(torch.ones(4, 4))
+    for copies in (copy.deepcopy, lambda module: aotexport_runtime.save(module, tmp_path / "saved")):
+        with pytest.raises(NotSupported, match=r"`first\.weight`, `second\.weight` are one tensor in the programs"):
+            copies(module)
+
+
+class Clamped(nn.Module):
+    """Changes its weight where no version counter sees it."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3) * 5)
+
+    def forward(self, x):
+        self.weight.data.mul_(0.5)
+        return x * self.weight
+
+
+def test_export_leaves_weights_that_the_call_changes_unseen(load):
+    net = Clamped()
+    module = load(net, torch.ones(3), verify=True)
+    assert torch.equal(net.weight, torch.ones(3) * 5)
+    assert torch.equal(module(torch.ones(3)), torch.ones(3) * 2.5)
+
+
+class Doubling(nn.Module):
+    def forward(self, x):
+        return x * 2
+
+
+def test_module_without_parameters_is_served_in_both_modes(load):
+    module = load(Doubling(), torch.ones(3))
+    assert torch.equal(module.train()(torch.ones(3)), module.eval()(torch.ones(3)))
+
+
+class Force(nn.Module):
+    """Takes gradients of its own, with gradients on or not at all."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 1)
+
+    def forward(self, x):
+        x = x.detach().requires_grad_()
+        return torch.autograd.grad(self.layer(x).sin().sum(), x, create_graph=self.training)[0]
+
+
+def test_model_that_takes_gradients_has_them_in_both_modes(load):
+    net, x = Force(), torch.randn(3, 4)
+    module = load(net, torch.randn(3, 4), verify=True)
+    for mode in (True, False):
+        got, expected = module.train(mode)(x), net.train(mode)(x)
+        torch.testing.assert_close(got, expected)
+        assert got.requires_grad == expected.requires_grad == mode
+
+
+# --- what a trace does not see ----------------------------------------------------------------------------
+
+
+def draws_from_its_own_generator(x):
+    return x * torch.rand(3, generator=torch.Generator().manual_seed(4))
+
+
+def forks_the_random_state(x):
+    with torch.random.fork_rng():
+        return x * torch.rand(3)
+
+
+class ReturnsItself(nn.Module):
+    def forward(self, x):
+        return x, self
+
+
+class Converting(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+
+    def forward(self, x):
+        return self.layer.double()(x.double())
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        (draws_from_its_own_generator, r"draws from a `torch\.Generator` of the model's own"),
+        (forks_the_random_state, r"the model calls `torch\.random\.fork_rng`, which a bundle cannot hold"),
+        (ReturnsItself(), r"output `output\[1\]` is a `.*ReturnsItself`, which a bundle cannot hold"),
+        (Converting(), r"the model calls `Module\.to` \(or the like\), which changes `weight`"),
+        (nn.Linear(3, 3, device="meta"), "`weight` is on the meta device, and has no values"),
+    ],
+    ids=str,
+)
+def test_what_a_bundle_cannot_hold_is_refused_by_name(tmp_path, target, message):
+    with pytest.raises(aotexport.ExportFailed, match=message):
+        aotexport.export(target, (torch.ones(3),), output=tmp_path / "bundle")
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_torchscript_is_refused_by_name(tmp_path):
+    net = nn.Sequential(nn.Linear(3, 3), torch.jit.script(nn.Linear(3, 3)))
+    with pytest.raises(aotexport.ExportFailed, match="`1` is TorchScript, whose code a trace does not see"):
+        aotexport.export(net, (torch.ones(3),), output=tmp_path / "bundle")
+
+
 # --- Python containers ------------------------------------------------------------------------------------
 
 

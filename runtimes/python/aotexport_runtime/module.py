@@ -142,6 +142,19 @@ class BundleModule(nn.Module):
         slots = {entry.name: self._slot(entry.name) for entry in self.bundle.manifest.state}
         return {name: table[key] for name, (table, key) in slots.items()}
 
+    def check_ties(self) -> None:
+        """Refuse a module whose tied tensors no longer are: its programs, and a bundle, have one tensor for them.
+
+        Raises:
+            NotSupported: names them.
+        """
+        for entry in self.bundle.manifest.state:
+            table, key = self._slot(entry.name)
+            tied = [self._slot(name) for name in entry.tied]
+            if any(other.get(name) is not table[key] for other, name in tied):
+                names = ", ".join(f"`{name}`" for name in (entry.name, *entry.tied))
+                raise NotSupported(f"{names} are one tensor in the programs, and no longer are in the module")
+
     def train(self, mode: bool = True) -> BundleModule:
         """Choose the programs of train mode, or those of evaluation mode."""
         for module in self.modules():
@@ -234,8 +247,12 @@ class BundleModule(nn.Module):
         Args:
             target: engine of the copy; None: the same.
             memo: of `copy.deepcopy`.
+
+        Raises:
+            NotSupported: tensors that are tied in the programs no longer are in the module.
         """
         memo = {} if memo is None else memo
+        self.check_ties()
         tensors = {name: copy.deepcopy(tensor, memo) for name, tensor in self.state_tensors().items()}
         twin = BundleModule(
             self.bundle,

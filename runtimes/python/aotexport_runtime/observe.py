@@ -40,6 +40,10 @@ class Observation:
         if tensor is None:
             self.facts[name] = "None"
             return
+        if tensor.layout is not torch.strided:
+            self.tensor(name, tensor.detach().to_dense())
+            self.facts[f"{name} layout"] = str(tensor.layout).removeprefix("torch.")
+            return
         steps = [step for step, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1]
         self.facts[name] = f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)} strides {steps}"
         if is_wrapper(tensor):
@@ -193,12 +197,17 @@ def observe(
     return seen
 
 
-def _snapshot(tensor: torch.Tensor) -> tuple[int, int, torch.Tensor]:
-    return id(tensor), tensor._version, tensor
+def _snapshot(tensor: torch.Tensor) -> tuple[torch.Tensor, int, int]:
+    return tensor, tensor._version, _address(tensor)
 
 
-def _changed(before: tuple[int, int, torch.Tensor], tensor: torch.Tensor) -> bool:
-    return before[0] != id(tensor) or before[1] != tensor._version
+def _changed(before: tuple[torch.Tensor, int, int], tensor: torch.Tensor) -> bool:
+    """Return whether the tensor is another, has a new version, or, which its version does not tell, other memory."""
+    return before[0] is not tensor or before[1:] != (tensor._version, _address(tensor))
+
+
+def _address(tensor: torch.Tensor) -> int:
+    return 0 if is_wrapper(tensor) else tensor.data_ptr()
 
 
 def _look_at_outputs(

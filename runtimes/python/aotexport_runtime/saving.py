@@ -39,10 +39,12 @@ def save(module: BundleModule, path: str | os.PathLike[str], *, force: bool = Fa
         The directory.
 
     Raises:
-        NotSupported: `path` exists, or a tensor no longer has the dtype or shape that the programs were captured with.
+        NotSupported: `path` exists, tensors that are tied in the programs no longer are, or a tensor no longer has the
+            dtype or shape that the programs were captured with.
     """
     output = Path(path).absolute()
     _check_output(output, force)
+    module.check_ties()
     tensors = {name: tensor.detach() for name, tensor in module.state_tensors().items()}
     for entry in module.bundle.manifest.state:
         _check_tensor(entry, tensors[entry.name], module)

@@ -1,0 +1,208 @@
+"""Stand-ins for what torch does outside of its operators: put in place while a model is traced.
+
+Each makes the call visible to the trace, as operators that mean the same; or notes that it happened; or refuses it,
+since a program without it would be silently wrong.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from aotexport.capture.autograd_functions import function_of_bodies, record_application
+from aotexport.capture.sources import is_user_file, user_line
+from aotexport.errors import ExportFailed
+from aotexport.torch_internals import AutogradFunctionApply, traces_above_autograd, within_subclass
+from aotexport_runtime.subclasses import is_wrapper
+
+if TYPE_CHECKING:
+    from aotexport.capture.effects import Effects
+
+_LAYERS = str(Path(nn.__file__).parent)
+"""Torch's own layers are the model's code; what operators do while fake tensors run is not."""
+
+
+def replacements(effects: Effects) -> list[tuple[Any, str, Any]]:
+    """Return what stands in for methods that tracing does not see, as `(class, name, attribute)`."""
+    tensor = torch.Tensor
+    original_requires_grad = tensor.requires_grad_
+    original_contiguous, is_contiguous = tensor.contiguous, tensor.is_contiguous
+
+    def requires_grad_(self: torch.Tensor, requires_grad: bool = True) -> torch.Tensor:
+        if not is_user_file(sys._getframe(1).f_code.co_filename):
+            return original_requires_grad(self, requires_grad)
+        return set_requires_grad(self, requires_grad)
+
+    def apply_bodies(operator: Any, forward: Any, backward: Any, *args: Any, **described: Any) -> Any:
+        function = function_of_bodies(forward, backward, described)
+        if traces_above_autograd() and effects.records_functions:
+            return record_application(function, args, {})
+        if not (effects.above_autograd and effects.records_functions):
+            effects.lost("of code that torch compiles", "a function transform or a branch on values is beside it")
+        # Torch runs bodies several times to see what they return; one of these runs is recorded.
+        return function.apply(*args)
+
+    def set_requires_grad(self: torch.Tensor, requires_grad: bool) -> torch.Tensor:
+        effects.sets_requires_grad = True
+        return torch.ops.aten.requires_grad_.default(self, requires_grad)
+
+    def contiguous(self: torch.Tensor, memory_format: torch.memory_format = torch.contiguous_format) -> torch.Tensor:
+        # Python returns a contiguous tensor as it is, and a trace does not see the call.
+        file = sys._getframe(1).f_code.co_filename
+        own = (is_user_file(file) or file.startswith(_LAYERS)) and not within_subclass()
+        if own and not isinstance(self, nn.Parameter) and is_contiguous(self, memory_format=memory_format):
+            effects.reads.add("layout")
+        return original_contiguous(self, memory_format=memory_format)
+
+    hooks = "Register hooks on the loaded bundle's parameters, inputs or outputs instead"
+    seeds = "Seed outside of the model"
+    draws = "Draw outside of the model, and pass the numbers"
+    return [
+        (torch, "manual_seed", _refused("torch.manual_seed", seeds)),
+        (torch.random, "manual_seed", _refused("torch.manual_seed", seeds)),
+        (torch, "set_rng_state", _refused_to_users("set_rng_state", draws)),
+        (torch.random, "set_rng_state", _refused_to_users("set_rng_state", draws)),
+        (torch.random, "fork_rng", _refused_to_users("fork_rng", draws)),
+        *_factories(set_requires_grad),
+        (tensor, "data", property(_data, _set_data)),
+        (tensor, "requires_grad_", requires_grad_),
+        (tensor, "contiguous", contiguous),
+        *[(tensor, name, _watched_method(name, effects)) for name in ("stride", "storage_offset", "is_contiguous")],
+        *[(tensor, name, _watched_property(name, effects)) for name in ("requires_grad", "is_leaf", "grad_fn")],
+        (tensor, "register_hook", _refused("Tensor.register_hook", hooks)),
+        (tensor, "register_post_accumulate_grad_hook", _refused("Tensor.register_post_accumulate_grad_hook", hooks)),
+        (AutogradFunctionApply, "__call__", apply_bodies),
+        (tensor, "backward", _refused("Tensor.backward", "Return the loss, and call `backward` outside of the model")),
+        (torch.autograd, "grad", functools.partial(_grad, effects)),
+        (nn.Module, "_apply", _apply),
+        *_inference_mode(),
+    ]
+
+
+def _data(self: torch.Tensor) -> torch.Tensor:
+    """Stand for `self.data`: the same memory, and writes that give `self` no new version."""
+    return self.detach() if is_wrapper(self) else torch.ops.aten.data.default(self)
+
+
+def _set_data(self: torch.Tensor, new: torch.Tensor) -> None:
+    """Stand for `self.data = new`: `self` takes the memory of `new`, and autograd does not see it."""
+    if new.dtype is not self.dtype or new.device != self.device:
+        _refused("Tensor.data = ...` with another dtype or device, `", "Convert the model, or return the new tensor")()
+    with torch.no_grad():
+        self.set_(new.detach())  # type: ignore[arg-type] (torch's stub lacks tensors as sources)
+
+
+def _apply(self: nn.Module, function: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> nn.Module:
+    """Stand for conversions of a module (`to`, `float`, `cpu`): those that change nothing are none."""
+    for name, tensor in (*self.named_parameters(recurse=recurse), *self.named_buffers(recurse=recurse)):
+        new = function(tensor)
+        if (new.dtype, new.device, new.shape, new.stride()) != (
+            tensor.dtype,
+            tensor.device,
+            tensor.shape,
+            tensor.stride(),
+        ):
+            _refused(f"Module.to` (or the like), which changes `{name}`, `", "Convert the module before the export")()
+    return self
+
+
+_gradients = torch.autograd.grad
+
+
+def _grad(effects: Effects, *args: Any, create_graph: bool = False, **kwargs: Any) -> Any:
+    """Stand for `torch.autograd.grad`: its operators are part of the trace, so results without a graph lose theirs."""
+    effects.takes_gradients = True
+    found = _gradients(*args, create_graph=create_graph, **kwargs)
+    return found if create_graph else tuple(None if tensor is None else tensor.detach() for tensor in found)
+
+
+def _inference_mode() -> list[tuple[Any, str, Any]]:
+    """Return what stands in for `torch.inference_mode`, which tracing does not see: `torch.no_grad`."""
+    region = torch.inference_mode
+
+    def enter(self: Any) -> None:
+        self._region = torch.no_grad() if self.mode else torch.enable_grad()
+        self._region.__enter__()
+
+    def leave(self: Any, *exception: Any) -> None:
+        self._region.__exit__(*exception)
+
+    return [(region, "__enter__", enter), (region, "__exit__", leave)]
+
+
+_FACTORIES = (
+    *("arange", "empty", "empty_like", "eye", "full", "full_like", "linspace", "logspace", "ones", "ones_like", "rand"),
+    *("rand_like", "randint", "randint_like", "randn", "randn_like", "tensor", "zeros", "zeros_like"),
+)
+
+
+def _factories(set_requires_grad: Callable[[torch.Tensor, bool], torch.Tensor]) -> list[tuple[Any, str, Any]]:
+    """Return what stands in for torch's factories: `requires_grad=True` becomes a call that a trace sees."""
+
+    def watched(original: Any) -> Any:
+        @functools.wraps(original)
+        def make(*args: Any, requires_grad: bool = False, **kwargs: Any) -> torch.Tensor:
+            if original.__name__ == "randint_like":
+                # Python calls it below autograd, which does not differentiate it.
+                args = (args[0].detach(), *args[1:])
+            made = original(*args, **kwargs)
+            return set_requires_grad(made, True) if requires_grad else made
+
+        return make
+
+    return [(torch, name, watched(getattr(torch, name))) for name in _FACTORIES]
+
+
+def _refused_to_users(name: str, way_out: str) -> Any:
+    """Return a stand-in for a function of `torch.random` that refuses calls by the model; torch's own pass."""
+    original = getattr(torch.random, name)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if is_user_file(sys._getframe(1).f_code.co_filename):
+            _refused(f"torch.random.{name}", way_out)()
+        return original(*args, **kwargs)
+
+    return call
+
+
+def _is_models_own(tensor: torch.Tensor) -> bool:
+    """Return whether the model's code reads `tensor`, two frames up; what code of its class reads, it reads again."""
+    is_users = is_user_file(sys._getframe(2).f_code.co_filename)
+    return is_users and not isinstance(tensor, nn.Parameter) and not within_subclass()
+
+
+def _watched_method(name: str, effects: Effects) -> Any:
+    """Return a stand-in for a method that reads the layout of a tensor, noting the model's own reads."""
+    original = getattr(torch.Tensor, name)
+
+    def read(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        if _is_models_own(self):
+            effects.reads.add("layout")
+        return original(self, *args, **kwargs)
+
+    return read
+
+
+def _watched_property(name: str, effects: Effects) -> Any:
+    """Return a stand-in for a property that autograd gives a tensor, noting the model's own reads."""
+    original = getattr(torch.Tensor, name)
+
+    def read(self: torch.Tensor) -> Any:
+        if _is_models_own(self):
+            effects.reads.add("requires_grad")
+        return original.__get__(self)
+
+    return property(read, original.__set__ if hasattr(original, "__set__") else None)
+
+
+def _refused(what: str, way_out: str) -> Any:
+    def refuse(*args: Any, **kwargs: Any) -> Any:
+        raise ExportFailed(f"{user_line()}the model calls `{what}`, which a bundle cannot hold. {way_out}")
+
+    return refuse
