@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+import torch
 from torch import nn
 
 from aotexport.capture.call import ExampleCall, example_call
@@ -148,7 +149,7 @@ def _call(target: Any, example: Example, method: str) -> ExampleCall:
 
 def _default(call: ExampleCall) -> list[str]:
     trainable = call.module is not None and any(parameter.requires_grad for parameter in call.module.parameters())
-    input_grad = any(tensor.requires_grad for tensor in call.tensors)
+    input_grad = any(isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in call.tensors)
     if call.module is not None and (trainable or input_grad or call.module.training):
         return ["train", "infer"]
     return ["train"] if input_grad else ["infer"]

@@ -23,6 +23,7 @@ from unittest import mock
 
 import sympy
 import torch
+import torch._refs
 import torch.fx.traceback
 
 # Constructors of tensor subclasses that torch marks, which record themselves while an export goes on.
@@ -67,7 +68,11 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 # Dynamo's capture before anything is made of custom autograd functions.
 from torch.export._trace import _export_to_torch_ir as export_to_torch_operators
-from torch.fx.experimental import proxy_tensor
+
+# What users declare sizes and integers dynamic with: named dimensions, and hints (`Dim.DYNAMIC`, `Dim.AUTO`).
+from torch.export.dynamic_shapes import _DimHint, _DimHintType, _StaticDim
+from torch.fx.experimental import _config as shape_config
+from torch.fx.experimental import proxy_tensor, symbolic_shapes
 from torch.fx.experimental.proxy_tensor import PythonKeyTracer, make_fx
 from torch.fx.experimental.symbolic_shapes import (
     ConstraintViolationError,
@@ -108,6 +113,7 @@ EXIT_AUTOCAST = torch.amp.autocast_mode._exit_autocast
 __all__ = [
     "ENTER_AUTOCAST",
     "EXIT_AUTOCAST",
+    "MATH_FUNCTIONS",
     "REQUIRES_GRAD",
     "SET_GRAD_ENABLED",
     "SUPPORTED_NODES",
@@ -140,11 +146,17 @@ __all__ = [
     "exporting",
     "fake_kernels",
     "find_symbol",
+    "fixed_symbols",
     "forward_mode_rules_hidden",
+    "general_sizes_kept",
     "has_transforms",
     "insert_data_dependent_checks",
+    "int_oo",
     "is_data_dependent",
+    "is_dimension",
+    "is_fixed_dimension",
     "is_float_of_tensors",
+    "is_required_dimension",
     "is_wrap",
     "lift_tensors",
     "make_fake_inputs",
@@ -156,6 +168,7 @@ __all__ = [
     "record_call",
     "stamped",
     "symbolic_sizes",
+    "tensor_of_numbers",
     "trace_body",
     "trace_decomposed",
     "trace_forward",
@@ -165,7 +178,53 @@ __all__ = [
     "tree_map",
     "unchecked_assumption",
     "within_subclass",
+    "zero_and_one_symbolic",
 ]
+
+
+def is_dimension(spec: Any) -> bool:
+    """Return whether `spec` declares a size or an integer dynamic: a named dimension, `Dim.DYNAMIC` or `Dim.AUTO`."""
+    return isinstance(spec, torch.export.Dim | _DimHint) and not is_fixed_dimension(spec)
+
+
+def is_required_dimension(spec: Any) -> bool:
+    """Return whether `spec` declares a dimension that must be dynamic: a named one, or `Dim.DYNAMIC`."""
+    return is_dimension(spec) and getattr(spec, "type", _DimHintType.DYNAMIC) is _DimHintType.DYNAMIC
+
+
+def is_fixed_dimension(spec: Any) -> bool:
+    """Return whether `spec` declares a size or an integer fixed: `Dim.STATIC`, a number, or nothing at all."""
+    static_hint = isinstance(spec, _DimHint) and spec.type is _DimHintType.STATIC
+    return spec is None or isinstance(spec, int | _StaticDim) or static_hint
+
+
+MATH_FUNCTIONS: dict[str, Callable[[Any], Any]] = {
+    name: getattr(torch, f"_sym_{name}")
+    for name in ("sqrt", "log2", "cos", "cosh", "sin", "sinh", "tan", "tanh", "acos", "asin", "atan")
+}
+"""Functions of `math` from a number to a float, for symbolic numbers."""
+
+
+def tensor_of_numbers(data: Any, **options: Any) -> torch.Tensor:
+    """Return what `torch.tensor` gives for (nested lists of) numbers, symbolic ones among them."""
+    return torch._refs.tensor(data, **options)
+
+
+@contextlib.contextmanager
+def fixed_symbols(shape_env: ShapeEnv, seen: Callable[[sympy.Symbol], None]) -> Iterator[None]:
+    """Call `seen` with every symbol that the shape environment comes to hold to a number, at that moment."""
+    replace = shape_env._set_replacement
+
+    def watched(symbol: sympy.Symbol, value: sympy.Expr, reason: str) -> None:
+        if value.is_number:
+            seen(symbol)
+        replace(symbol, value, reason)
+
+    shape_env._set_replacement = watched  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        del shape_env._set_replacement
 
 
 @contextlib.contextmanager
@@ -322,6 +381,51 @@ def average_in_tensors() -> Iterator[None]:
         yield
     finally:
         layer.forward = original  # type: ignore[method-assign]
+
+
+def _asks_for_zero_or_one(condition: sympy.Basic) -> bool:
+    special = (0, 1) if isinstance(condition, sympy.Eq | sympy.Ne) else (0, 1, 2)
+    return isinstance(condition, sympy.core.relational.Relational) and any(side in special for side in condition.args)
+
+
+@contextlib.contextmanager
+def zero_and_one_symbolic(*, symbolic: bool) -> Iterator[None]:
+    """Give dynamic sizes a symbol also where the example has 0 or 1, which torch takes for special ones otherwise."""
+    with shape_config.patch(backed_size_oblivious=symbolic):  # type: ignore[attr-defined]
+        yield
+
+
+@contextlib.contextmanager
+def general_sizes_kept(assumed: Callable[[Any], None]) -> Iterator[None]:
+    """Let torch take its general path where that is right for all sizes, instead of holding calls to the example's.
+
+    Torch's operators ask whether a size is 0 or 1, or a layout contiguous, and go on with an answer that is always
+    right (`guard_or_false`, `guard_or_true`); for sizes that have an example value they still guard on it. Here they
+    guard only where the example takes a special path, and not because a size of it happens to be 0 or 1.
+
+    Args:
+        assumed: called with each condition (a sympy expression) that a trace took for granted and did not guard on.
+            Operators are right without it; the layouts and aliases of a trace may be others.
+    """
+    original = symbolic_shapes._guard_or
+
+    def general(condition: Any, default: bool) -> bool:
+        if not isinstance(condition, torch.SymBool) or not condition.node.has_hint():
+            return original(condition, default)
+        if bool(condition.node.hint) is not default and not _asks_for_zero_or_one(condition.node.expr):
+            return original(condition, default)
+        known = symbolic_shapes._static_eval_sym_bool(condition)
+        if known is None:
+            expression = condition.node.expr
+            assumed(expression if default else sympy.Not(expression))
+            return default
+        return known
+
+    symbolic_shapes._guard_or = general
+    try:
+        yield
+    finally:
+        symbolic_shapes._guard_or = original
 
 
 def custom_operator_module(name: str) -> str | None:

@@ -6,6 +6,7 @@ They decide whether an export is right, and ship as the bundle's self-test.
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,17 +27,18 @@ from aotexport_runtime.engines.codegen import Environment
 from aotexport_runtime.observe import Observation, make_inputs, observe
 from aotexport_runtime.schema import encode_record
 from aotexport_runtime.schema.manifest import VectorEntry
-from aotexport_runtime.schema.program import ArgumentInput, Program
+from aotexport_runtime.schema.program import ArgumentInput, Program, SizeInput, StateInput
 from aotexport_runtime.schema.sizes import Dimension
 from aotexport_runtime.schema.vectors import Vector as VectorRecord
 from aotexport_runtime.schema.vectors import VectorInput, VectorPart
 from aotexport_runtime.self_test import flat_outputs
-from aotexport_runtime.sizes import evaluate
+from aotexport_runtime.sizes import UNDEFINED, evaluate
 from aotexport_runtime.subclasses import TensorTypes, is_wrapper, parts
 
 _SEED = 20240229
 _CALLS = 2
 _MAX_NUMEL = 1 << 26
+_MAX_INTEGER = 1 << 12
 
 
 @dataclass(frozen=True)
@@ -78,8 +80,10 @@ def record_vectors(call: ExampleCall, state: State, program: Program) -> tuple[P
     with contextlib.suppress(ExportFailed):
         vectors.append(_record(call, state, program, _random_arguments(example, generator)))
     for dimension in program.dimensions:
+        if isinstance(program.inputs[dimension.input_index], SizeInput):
+            continue
         small: list[Vector] = []
-        for size in range(dimension.min, 2):
+        for size in range(dimension.min or 0, 2):
             arguments = _small_arguments(program, example, dimension, size, generator)
             if arguments is None:
                 continue
@@ -89,7 +93,7 @@ def record_vectors(call: ExampleCall, state: State, program: Program) -> tuple[P
                 small.clear()
                 program = _beginning_at(program, dimension.symbol, size + 1)
         vectors += small
-    for arguments in _resized_arguments(program, example, generator):
+    for arguments in (*_other_integers(program, example), *_resized_arguments(program, example, generator)):
         with contextlib.suppress(ExportFailed):
             vectors.append(_record(call, state, program, arguments))
     return program, vectors
@@ -128,7 +132,10 @@ def _example_arguments(call: ExampleCall, program: Program) -> _Arguments:
     keys: dict[int, str] = {}
     specs: list[VectorInput] = []
     for spec in program.inputs:
-        if not isinstance(spec, ArgumentInput):
+        if isinstance(spec, StateInput):
+            continue
+        if isinstance(spec, SizeInput):
+            specs.append(VectorInput(path=spec.path, value=by_path[spec.path]))
             continue
         tensor = by_path[spec.path]
         own = [_span(part, stored, keys) for part in parts(tensor)]
@@ -188,10 +195,72 @@ def _small_arguments(
     program: Program, example: _Arguments, dimension: Dimension, size: int, generator: torch.Generator
 ) -> _Arguments | None:
     """Return arguments with `dimension` at `size` and the others beyond 1; None: the program takes no such call."""
-    symbols = {**_generic_sizes(program), dimension.symbol: size}
-    if not all(evaluate(guard, symbols) for guard in program.guards):
+    symbols = {**_generic_sizes(program, example), dimension.symbol: size}
+    if not _keeps_guards(program, symbols):
         return None
-    return _resized(f"{dimension.name}-is-{size}", program, example, symbols, generator)
+    return _resized(f"{_plain(dimension.name)}-is-{size}", program, example, symbols, generator)
+
+
+def _plain(name: str) -> str:
+    """Return the name of a dimension as part of a file's name: `x.shape[0]` is `x-shape-0`."""
+    return re.sub(r"\W+", "-", name, flags=re.ASCII).strip("-")[:40]
+
+
+def _keeps_guards(program: Program, symbols: dict[str, int]) -> bool:
+    try:
+        return all(evaluate(guard, symbols) for guard in program.guards)
+    except UNDEFINED:
+        return False
+
+
+def _other_integers(program: Program, example: _Arguments) -> Iterator[_Arguments]:
+    """Yield the example's arguments with other values of each dynamic integer, those among them that branches tell."""
+    known = _example_symbols(program, example)
+    for dimension in program.dimensions:
+        if not isinstance(program.inputs[dimension.input_index], SizeInput):
+            continue
+        low, high = dimension.min, dimension.max
+        here = known[dimension.symbol]
+        for value in dict.fromkeys((0, 1, -1, here + 1, low, high)):
+            if value is None or value == here or abs(value) > _MAX_INTEGER:
+                continue
+            if (low is not None and value < low) or (high is not None and value > high):
+                continue
+            symbols = {**known, dimension.symbol: value}
+            if _keeps_guards(program, symbols) and _fits_shapes(program, example, symbols):
+                name = f"{_plain(dimension.name)}-is-{value}".replace("--", "-minus-")
+                yield _Arguments(name, _with_integers(program, example.specs, symbols), example.stored)
+
+
+def _example_symbols(program: Program, example: _Arguments) -> dict[str, int]:
+    """Return the value of each symbol in the example."""
+    arguments = [index for index, spec in enumerate(program.inputs) if not isinstance(spec, StateInput)]
+    specs = dict(zip(arguments, example.specs, strict=True))
+    symbols: dict[str, int] = {}
+    for dimension in program.dimensions:
+        spec = specs[dimension.input_index]
+        size = spec.shape[dimension.axis] if spec.value is None else spec.value
+        symbols[dimension.symbol] = (size - dimension.offset) // dimension.factor
+    return symbols
+
+
+def _fits_shapes(program: Program, example: _Arguments, symbols: dict[str, int]) -> bool:
+    """Return whether the tensors of the example are what the program takes for these values of its symbols."""
+    metas = [spec.meta for spec in program.inputs if isinstance(spec, ArgumentInput)]
+    shapes = [spec.shape for spec in example.specs if spec.value is None]
+    return all(
+        tuple(evaluate(size, symbols) for size in meta.shape) == shape
+        for meta, shape in zip(metas, shapes, strict=True)
+    )
+
+
+def _with_integers(
+    program: Program, specs: tuple[VectorInput, ...], symbols: dict[str, int]
+) -> tuple[VectorInput, ...]:
+    values = {spec.path: symbols[spec.symbol] for spec in program.inputs if isinstance(spec, SizeInput)}
+    return tuple(
+        spec if spec.value is None else msgspec.structs.replace(spec, value=values[spec.path]) for spec in specs
+    )
 
 
 def _beginning_at(program: Program, symbol: str, least: int) -> Program:
@@ -203,10 +272,14 @@ def _beginning_at(program: Program, symbol: str, least: int) -> Program:
     return msgspec.structs.replace(program, dimensions=tuple(dimensions))
 
 
-def _generic_sizes(program: Program) -> dict[str, int]:
-    """Return a value per symbol that is no special one, where the range has such."""
+def _generic_sizes(program: Program, example: _Arguments) -> dict[str, int]:
+    """Return a value per symbol that is no special one, where the range has such; integers stay as in the example."""
+    known = _example_symbols(program, example)
+    integers = {spec.symbol for spec in program.inputs if isinstance(spec, SizeInput)}
     return {
-        d.symbol: min(max(d.min, 5 + 2 * i), d.max if d.max is not None else 1 << 30)
+        d.symbol: known[d.symbol]
+        if d.symbol in integers
+        else min(max(d.min or 0, 5 + 2 * i), d.max if d.max is not None else 1 << 30)
         for i, d in enumerate(program.dimensions)
     }
 
@@ -214,12 +287,13 @@ def _generic_sizes(program: Program) -> dict[str, int]:
 def _resized_arguments(program: Program, example: _Arguments, generator: torch.Generator) -> list[_Arguments]:
     if not program.dimensions:
         return []
-    least = {dimension.symbol: dimension.min for dimension in program.dimensions}
-    candidates = {"least-sizes": least, "other-sizes": _generic_sizes(program)}
+    generic = _generic_sizes(program, example)
+    least = {d.symbol: generic[d.symbol] if d.min is None else d.min for d in program.dimensions}
+    candidates = {"least-sizes": least, "other-sizes": generic}
     return [
         arguments
         for name, symbols in candidates.items()
-        if all(evaluate(guard, symbols) for guard in program.guards)
+        if _keeps_guards(program, symbols)
         and (arguments := _resized(name, program, example, symbols, generator)) is not None
     ]
 
@@ -227,10 +301,14 @@ def _resized_arguments(program: Program, example: _Arguments, generator: torch.G
 def _resized(
     name: str, program: Program, example: _Arguments, symbols: dict[str, int], generator: torch.Generator
 ) -> _Arguments | None:
-    metas = [spec.meta for spec in program.inputs if isinstance(spec, ArgumentInput)]
+    metas = iter([spec.meta for spec in program.inputs if isinstance(spec, ArgumentInput)])
     specs: list[VectorInput] = []
     stored: dict[str, torch.Tensor] = {}
-    for index, (spec, meta) in enumerate(zip(example.specs, metas, strict=True)):
+    for index, spec in enumerate(_with_integers(program, example.specs, symbols)):
+        if spec.value is not None:
+            specs.append(spec)
+            continue
+        meta = next(metas)
         shape = tuple(evaluate(size, symbols) for size in meta.shape)
         stride = tuple(evaluate(step, symbols) for step in meta.stride)
         count = 1 + sum((n - 1) * s for n, s in zip(shape, stride, strict=True)) if all(shape) else 0
@@ -261,7 +339,10 @@ def _resized(
 
 def run_once(call: ExampleCall, state: State, mode: Mode) -> None:
     """Call the model for real on the example inputs; its tensors, the inputs and the random state stay as they are."""
-    tensors = [tensor.detach().clone().requires_grad_(tensor.requires_grad) for tensor in call.tensors]
+    tensors = [
+        leaf.detach().clone().requires_grad_(leaf.requires_grad) if isinstance(leaf, torch.Tensor) else leaf
+        for leaf in call.tensors
+    ]
     args, kwargs = call.rebuild(tensors)
     with in_mode(call.module, mode), _restored(state):
         call.callable(*args, **kwargs)
@@ -301,7 +382,7 @@ def _record(call: ExampleCall, state: State, program: Program, arguments: _Argum
 
 
 def _observe_eager(call: ExampleCall, state: State, program: Program, arguments: _Arguments) -> Observation:
-    device = call.tensors[0].device if call.tensors else None
+    device = next((leaf.device for leaf in call.tensors if isinstance(leaf, torch.Tensor)), None)
     own = {spec.path: index for index, spec in enumerate(arguments.specs)}
     form = Environment(tensor_types=TensorTypes(CLASSES)).form
 

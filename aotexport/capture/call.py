@@ -1,6 +1,7 @@
 """The example call: the callable, its signature, and its arguments as flat leaves.
 
-Invariant: a tensor object occurs once among the leaves, however often it was passed.
+Invariant: a tensor object occurs once among the leaves, however often it was passed; a dynamic integer occurs once
+per place.
 """
 
 from __future__ import annotations
@@ -10,14 +11,16 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import torch
 from torch import nn
 
 from aotexport.capture.structure import tree_of
 from aotexport.errors import ModelFileInvalid
+from aotexport.torch_internals import is_dimension, is_fixed_dimension
 from aotexport_runtime.schema.program import Parameter
 from aotexport_runtime.schema.trees import Constant, Leaf, Mapping, NamedFields, Sequence, Tree
-from aotexport_runtime.trees import steps
+from aotexport_runtime.trees import leaves, steps
 
 
 @dataclass
@@ -27,9 +30,9 @@ class ExampleCall:
     Attributes:
         callable: an `nn.Module`, or a function of tensors.
         parameters: its signature; leaves of the trees index `tensors`.
-        tensors: argument tensors, each object once; and integers of dynamic arguments.
+        tensors: argument tensors, each object once; and dynamic integers.
         paths: where each of them stands, first place first.
-        axes: per tensor, the user's dynamic dimension per axis.
+        axes: per tensor, the user's dynamic dimension per axis; that of an integer as the one of axis 0.
         args: positional arguments.
         kwargs: keyword arguments.
     """
@@ -38,7 +41,7 @@ class ExampleCall:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     parameters: tuple[Parameter, ...] = ()
-    tensors: list[torch.Tensor] = field(default_factory=list)
+    tensors: list[Any] = field(default_factory=list)
     paths: list[str] = field(default_factory=list)
     axes: list[dict[int, Any] | None] = field(default_factory=list)
 
@@ -57,8 +60,15 @@ class ExampleCall:
 
     def rebuild(self, tensors: list[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return `(args, kwargs)` with `tensors` in place of the example's, everything else as in the example."""
-        swap = {id(old): new for old, new in zip(self.tensors, tensors, strict=True)}
-        return tuple(_swap(arg, swap) for arg in self.args), {key: _swap(arg, swap) for key, arg in self.kwargs.items()}
+        trees = {parameter.name: parameter.tree for parameter in self.parameters}
+        positional = [p.tree for p in self.parameters if p.kind in ("positional_only", "positional_or_keyword")]
+        for parameter in self.parameters:
+            if isinstance(parameter.tree, Sequence) and parameter.kind == "var_positional":
+                positional += parameter.tree.items
+            elif isinstance(parameter.tree, Mapping) and parameter.kind == "var_keyword":
+                trees |= {str(key): tree for key, tree in zip(parameter.tree.keys, parameter.tree.items, strict=True)}
+        args = tuple(_swap(arg, tree, tensors) for arg, tree in zip(self.args, positional, strict=False))
+        return args, {key: _swap(arg, trees[key], tensors) for key, arg in self.kwargs.items()}
 
 
 def example_call(
@@ -95,21 +105,48 @@ def example_call(
     indices: dict[int, int] = {}
 
     def leaf_index(value: Any, path: str) -> int | None:
-        if not isinstance(value, torch.Tensor):
-            return None
-        if id(value) not in indices:
-            indices[id(value)] = len(call.tensors)
+        key = id(value) if isinstance(value, torch.Tensor) else -1 - len(call.tensors)
+        if key not in indices:
+            indices[key] = len(call.tensors)
             call.tensors.append(value)
             call.paths.append(path)
             call.axes.append(None)
-        return indices[id(value)]
+        return indices[key]
 
     call.parameters = tuple(
         _parameter(parameter, bound.arguments, leaf_index) for parameter in signature.parameters.values()
     )
     if dynamic_shapes is not None:
         _spread(call, dynamic_shapes)
+    _fix_integers(call, set(bound.arguments))
     return call
+
+
+def _fix_integers(call: ExampleCall, passed: set[str]) -> None:
+    """Make constants of the integers that are not dynamic."""
+    kept = [i for i, leaf in enumerate(call.tensors) if isinstance(leaf, torch.Tensor) or call.axes[i] is not None]
+    positions = {old: new for new, old in enumerate(kept)}
+
+    def fixed(tree: Tree) -> Tree:
+        if isinstance(tree, Leaf):
+            return Leaf(index=positions[tree.index]) if tree.index in positions else Constant(value=values[tree.index])
+        if isinstance(tree, Constant):
+            return tree
+        return msgspec.structs.replace(tree, items=tuple(map(fixed, tree.items)))
+
+    values = call.tensors
+    call.tensors = [values[index] for index in kept]
+    call.paths = [call.paths[index] for index in kept]
+    call.axes = [call.axes[index] for index in kept]
+    parameters: list[Parameter] = []
+    for parameter in call.parameters:
+        tree = fixed(parameter.tree)
+        is_dynamic = any(isinstance(leaf, Leaf) for _, leaf in leaves(tree))
+        if is_dynamic and parameter.name not in passed:
+            raise ModelFileInvalid(f"dynamic_shapes: `{parameter.name}` is dynamic; pass it in the example call")
+        optional = parameter.optional and not is_dynamic
+        parameters.append(msgspec.structs.replace(parameter, tree=tree, optional=optional))
+    call.parameters = tuple(parameters)
 
 
 def _signature(callable_: Any) -> inspect.Signature:
@@ -171,11 +208,13 @@ def _spread_tree(call: ExampleCall, tree: Tree, spec: Any, path: str) -> None:
     if spec is None:
         return
     if isinstance(tree, Constant):
-        if isinstance(spec, dict | tuple | list) and any(item is not None for item in _items(spec)):
-            raise ModelFileInvalid(f"dynamic_shapes: `{path}` is no tensor in the example call")
+        nested = isinstance(spec, dict | tuple | list) and any(item is not None for item in _items(spec))
+        if nested or is_dimension(spec):
+            raise ModelFileInvalid(f"dynamic_shapes: `{path}` is neither tensor nor integer in the example call")
         return
     if isinstance(tree, Leaf):
-        call.axes[tree.index] = _axes(spec, call.tensors[tree.index], path)
+        leaf = call.tensors[tree.index]
+        call.axes[tree.index] = _axes(spec, leaf, path) if isinstance(leaf, torch.Tensor) else _of_integer(spec, path)
         return
     for step, item, child in zip(steps(tree), tree.items, _child_specs(tree, spec, path), strict=True):
         _spread_tree(call, item, child, path + step)
@@ -210,21 +249,29 @@ def _axes(spec: Any, tensor: torch.Tensor, path: str) -> dict[int, Any]:
     return result
 
 
-def _swap(value: Any, swap: dict[int, Any]) -> Any:
-    if isinstance(value, torch.Tensor):
-        return swap[id(value)]
-    if isinstance(value, torch.Size):
-        return value
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(_swap(item, swap) for item in value))
-    if isinstance(value, tuple | list):
-        return type(value)(_swap(item, swap) for item in value)
-    if isinstance(value, dict):
-        swapped = {key: _swap(item, swap) for key, item in value.items()}
-        return type(value)(swapped) if type(value) is not dict else swapped
-    if hasattr(value, "__dataclass_fields__") and not isinstance(value, type):
-        import dataclasses
+def _of_integer(spec: Any, path: str) -> dict[int, Any] | None:
+    """Return the dimension of an integer as that of axis 0; None: it is fixed."""
+    if is_fixed_dimension(spec):
+        return None
+    if not is_dimension(spec):
+        raise ModelFileInvalid(f"dynamic_shapes: `{path}` is an integer and needs a dimension, got {spec!r}")
+    return {0: spec}
 
-        fields = {f.name: _swap(getattr(value, f.name), swap) for f in dataclasses.fields(value)}
-        return type(value)(**fields)
-    return value
+
+def _swap(value: Any, tree: Tree, leaves: list[Any]) -> Any:
+    """Return `value`, whose tree is `tree`, with `leaves` in place of its own."""
+    if isinstance(tree, Leaf):
+        return leaves[tree.index]
+    if isinstance(tree, Constant) or isinstance(value, torch.Size):
+        return value
+    if isinstance(value, dict):
+        swapped = {
+            key: _swap(item, child, leaves) for (key, item), child in zip(value.items(), tree.items, strict=True)
+        }
+        return type(value)(swapped) if type(value) is not dict else swapped
+    if isinstance(value, tuple | list):
+        items = [_swap(item, child, leaves) for item, child in zip(value, tree.items, strict=True)]
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    assert isinstance(tree, NamedFields)
+    fields = zip(tree.fields, tree.items, strict=True)
+    return type(value)(**{name: _swap(getattr(value, name), child, leaves) for name, child in fields})

@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import nn
+from torch.export import Dim
 
 from aotexport.capture.call import ExampleCall
+from aotexport.capture.sources import user_line
 from aotexport.capture.state import State
 from aotexport.encode.subclasses import encode_subclass
 from aotexport.errors import ModelFileInvalid
-from aotexport.torch_internals import FakeTensorMode, make_fake_inputs
+from aotexport.torch_internals import (
+    FakeTensorMode,
+    fixed_symbols,
+    general_sizes_kept,
+    int_oo,
+    is_dimension,
+    is_required_dimension,
+    make_fake_inputs,
+    zero_and_one_symbolic,
+)
 from aotexport_runtime.subclasses import flatten, is_wrapper, protocol
 
 
@@ -24,16 +36,33 @@ class FakeInputs:
     Attributes:
         mode: its fake mode, with the shape environment.
         state: one fake per entry of the state; grows with constants that tracing finds.
-        arguments: one fake per argument tensor.
+        arguments: one fake per argument tensor, one symbolic integer per dynamic integer.
         equalities: what the user said about equal and derived dimensions.
         axes: the user's dimension per axis, per argument tensor.
+        assumed: what traces took for granted and did not guard on, see `general_sizes_kept`; without repetitions.
+        fixed_at: the user's line that held a symbol to a number, by symbol.
     """
 
     mode: FakeTensorMode
     state: list[torch.Tensor]
-    arguments: list[torch.Tensor]
+    arguments: list[Any]
     equalities: Any
     axes: list[dict[int, Any] | None] = field(default_factory=list)
+    assumed: dict[Any, None] = field(default_factory=dict)
+    fixed_at: dict[Any, str] = field(default_factory=dict)
+
+    @contextlib.contextmanager
+    def tracing(self) -> Iterator[None]:
+        """Let torch assume as little as it can about sizes, and keep what it does assume."""
+        assert self.mode.shape_env is not None
+        with (
+            general_sizes_kept(lambda condition: self.assumed.setdefault(condition)),
+            fixed_symbols(self.mode.shape_env, self._fix),
+        ):
+            yield
+
+    def _fix(self, symbol: Any) -> None:
+        self.fixed_at.setdefault(symbol, user_line())
 
     def fake(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the fake of a tensor with fixed sizes."""
@@ -59,9 +88,16 @@ def fake_inputs(call: ExampleCall, state: State) -> FakeInputs:
     """
     for path, tensor in zip(call.paths, call.tensors, strict=True):
         encode_subclass(tensor, f"`{path}`")
-    dynamic_shapes = {"args": tuple(call.axes)} if any(axes is not None for axes in call.axes) else None
+    specs = [
+        axes if isinstance(leaf, torch.Tensor) or axes is None else integer_hint(axes[0])
+        for leaf, axes in zip(call.tensors, call.axes, strict=True)
+    ]
+    dynamic_shapes = {"args": tuple(specs)} if any(spec is not None for spec in specs) else None
     try:
-        mode, arguments, _, equalities, _, _ = make_fake_inputs(_Arguments(), tuple(call.tensors), {}, dynamic_shapes)
+        with zero_and_one_symbolic(symbolic=_is_small(call)):
+            made = make_fake_inputs(_Arguments(), tuple(call.tensors), {}, dynamic_shapes)
+        mode, arguments, _, equalities, _, _ = made
+        _bound(call, arguments)
         _relate_sizes(call, arguments)
     except ModelFileInvalid:
         raise
@@ -70,6 +106,50 @@ def fake_inputs(call: ExampleCall, state: State) -> FakeInputs:
     fakes = FakeInputs(mode, [], list(arguments), equalities, call.axes)
     fakes.state = [fakes.fake(entry.tensor) for entry in state.entries]
     return fakes
+
+
+def _is_small(call: ExampleCall) -> bool:
+    """Return whether a size of the example that is declared dynamic is 0 or 1."""
+    return any(
+        isinstance(leaf, torch.Tensor) and leaf.shape[axis] < 2 and is_dimension(dimension)
+        for leaf, axes in zip(call.tensors, call.axes, strict=True)
+        for axis, dimension in (axes or {}).items()
+    )
+
+
+def integer_hint(dimension: Any) -> Any:
+    """Return what torch takes for a dynamic integer in place of the user's dimension: it knows no named ones."""
+    return Dim.DYNAMIC if is_required_dimension(dimension) else Dim.AUTO
+
+
+def _bound(call: ExampleCall, fakes: Sequence[Any]) -> None:
+    """Give symbols the ranges that torch does not take from the user: of integers, and of hints.
+
+    Raises:
+        ModelFileInvalid: the example is outside of its range.
+    """
+    for fake, leaf, axes, path in zip(fakes, call.tensors, call.axes, call.paths, strict=True):
+        for axis, dimension in (axes or {}).items():
+            is_tensor = isinstance(leaf, torch.Tensor)
+            if not is_dimension(dimension) or (is_tensor and hasattr(dimension, "__name__")):
+                continue
+            size, example = (fake.shape[axis], leaf.shape[axis]) if is_tensor else (fake, leaf)
+            # The range of a derived dimension is that of its root, which has a place of its own.
+            low, high = (getattr(dimension, bound, None) for bound in ("min", "max"))
+            low, high = (int(bound) if isinstance(bound, int) else None for bound in (low, high))
+            if (low is not None and example < low) or (high is not None and example > high):
+                raise ModelFileInvalid(
+                    f"dynamic_shapes: `{place(path, axis if is_tensor else None)}` is {example} in the example inputs, "
+                    f"outside of [{'' if low is None else low}:{'' if high is None else high}]"
+                )
+            if isinstance(size, torch.SymInt):
+                bounds = (-int_oo if low is None else low, int_oo if high is None else high)
+                size.node.shape_env.constrain_symbol_range(size.node.expr, *bounds)
+
+
+def place(path: str, axis: int | None) -> str:
+    """Return how a size (an integer, with no axis) of the call is written in Python."""
+    return path if axis is None else f"{path}.shape[{axis}]"
 
 
 @dataclass(frozen=True)
@@ -119,7 +199,11 @@ def _named_sizes(call: ExampleCall, fakes: Sequence[Any]) -> dict[str, list[_Siz
             if not hasattr(root, "__name__"):
                 continue
             offset, at_one = (0, 1) if root is dimension else (dimension.fn(0), dimension.fn(1))
-            size = _Size(at_one - offset, offset, fake.shape[axis], tensor.shape[axis], f"axis {axis} of `{path}`")
+            if isinstance(tensor, torch.Tensor):
+                value, example, where = fake.shape[axis], tensor.shape[axis], f"axis {axis} of `{path}`"
+            else:
+                value, example, where = fake, tensor, f"`{path}`"
+            size = _Size(at_one - offset, offset, value, example, where)
             found.setdefault(root.__name__, []).append(size)
     return {name: sorted(sizes, key=lambda s: (s.factor, abs(s.offset))) for name, sizes in found.items()}
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from aotexport.capture.arithmetic import symbolic_arithmetic
 from aotexport.capture.call import ExampleCall
 from aotexport.capture.containers import snapshots
 from aotexport.capture.effects import Effects, observed
@@ -19,6 +20,7 @@ from aotexport.capture.fake_kernels import FAKE_KERNELS
 from aotexport.capture.fakes import FakeInputs, fake_inputs
 from aotexport.capture.grad_mode import insert_regions, make_relative, marked_regions
 from aotexport.capture.reading_values import READING_VALUES
+from aotexport.capture.shapes import SizeFixed, check_not_fixed
 from aotexport.capture.sources import is_user_file, user_line
 from aotexport.capture.state import State, StateEntry, swapped
 from aotexport.capture.strategies import STRATEGIES, Strategy
@@ -90,12 +92,26 @@ def capture_forward(call: ExampleCall, state: State) -> ForwardCapture:
     """
     reasons: list[str] = []
     branches = False
+    fixed: SizeFixed | None = None
+    narrow: tuple[ForwardCapture, list[StateEntry]] | None = None
     for strategy in STRATEGIES:
         if strategy.follows_values and not branches:
             continue
+        # Code that asked for a size (`int(size)`) may be followed without, by reading it.
+        if (fixed is not None or narrow is not None) and not strategy.reads_code:
+            continue
+        known = len(state.entries)
         try:
             with _quiet(), transforms_left():
-                return _trace(call, state, strategy.prepare(call), strategy)
+                captured = _trace(call, state, strategy.prepare(call), strategy)
+            check_not_fixed(captured, call.paths)
+            if not captured.function.asks or strategy.reads_code:
+                return captured
+            narrow = captured, state.entries[known:]
+            del state.entries[known:]
+        except SizeFixed as error:
+            fixed = fixed or error
+            del state.entries[known:]
         except AotExportError as error:
             if strategy.name in ("direct", "example's path"):
                 raise
@@ -103,6 +119,12 @@ def capture_forward(call: ExampleCall, state: State) -> ForwardCapture:
         except Exception as error:
             branches = branches or isinstance(error, GuardOnDataDependentSymNode)
             reasons.append(f"{strategy.name}: {user_line(error)}{_first_line(error)}")
+    if fixed is not None:
+        raise fixed
+    if narrow is not None:
+        captured, constants = narrow
+        state.entries += constants
+        return captured
     listed = "\n".join(f"  - {reason}" for reason in reasons)
     raise ExportFailed(
         f"`{call.name}` cannot be captured as a graph. What was tried:\n{listed}\n"
@@ -148,6 +170,10 @@ class _Flat:
     effects: Effects = field(default_factory=Effects)
     above_autograd: bool = True
     records_functions: bool = True
+    asks: bool = False
+
+    def _ask(self) -> None:
+        self.asks = True
 
     def __call__(self, *tensors: Any) -> tuple[Any, ...]:
         self.values.begin()
@@ -168,6 +194,7 @@ class _Flat:
             return indices[id(value)]
 
         with (
+            symbolic_arithmetic(self.target, self.call.module, self._ask),
             observed(
                 self.call.module, above_autograd=self.above_autograd, records_functions=self.records_functions
             ) as self.effects,
@@ -206,7 +233,7 @@ def _trace(call: ExampleCall, state: State, target: Any, strategy: Strategy) -> 
     inputs = [*fakes.state, *[fakes.arguments[index] for index in own]]
     assert fakes.mode.shape_env is not None
     following = values.followed(fakes.mode.shape_env) if strategy.follows_values else contextlib.nullcontext()
-    with average_in_tensors(), fake_kernels(FAKE_KERNELS), following:
+    with fakes.tracing(), average_in_tensors(), fake_kernels(FAKE_KERNELS), following:
         graph = _graph(flat, lambda: fakes.twins(inputs), fakes)
     assert flat.output_tree is not None
     bindings = [Binding(entry=entry) for entry in state.entries[:known]]

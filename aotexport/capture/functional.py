@@ -49,7 +49,7 @@ def capture_functional_graph(forward: ForwardCapture, *, grad: bool) -> Function
     try:
         # Below autograd, where a joint graph is traced, grad mode is off: torch would pick recurrent kernels that eager
         # training does not use and whose backward lacks gradients, and guard on sizes to pick a convolution kernel.
-        with onednn_disabled() if grad else contextlib.nullcontext():
+        with forward.fakes.tracing(), onednn_disabled() if grad else contextlib.nullcontext():
             twins, mode = forward.fakes.twins(inputs), forward.fakes.mode
             captured = capture_functional(_traced(forward), twins, mode, kernels=FAKE_KERNELS, grad=grad)
             assumed = _checked(forward, captured)

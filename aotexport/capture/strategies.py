@@ -22,7 +22,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from aotexport.capture.arithmetic import symbolic_arithmetic
 from aotexport.capture.call import ExampleCall
+from aotexport.capture.fakes import integer_hint
 from aotexport.capture.patches import replaced
 from aotexport.errors import ExportFailed
 from aotexport.torch_internals import (
@@ -40,6 +42,7 @@ class Strategy:
 
     Attributes:
         name: shown to the user.
+        reads_code: follows Python's bytecode, so that `int(size)` need not ask for the size.
         prepare: returns a callable with the parameters of the call's, for the state collected anew from it.
         follows_values: whether code may branch on values; then it is for calls that nothing but such branches stopped.
     """
@@ -47,6 +50,7 @@ class Strategy:
     name: str
     prepare: Callable[[ExampleCall], nn.Module | Callable[..., Any]]
     follows_values: bool = False
+    reads_code: bool = False
 
 
 def _direct(call: ExampleCall) -> nn.Module | Callable[..., Any]:
@@ -57,9 +61,11 @@ def _exported(strict: bool) -> Callable[[ExampleCall], nn.Module]:
     def prepare(call: ExampleCall) -> nn.Module:
         module = call.callable if isinstance(call.callable, nn.Module) else _FunctionModule(call)
         shapes = _dynamic_shapes(call)
-        with _silent(), _without_functions():
+        arithmetic = contextlib.nullcontext() if strict else symbolic_arithmetic(call.callable, call.module)
+        with _silent(), _without_functions(), arithmetic:
             program = torch.export.export(module, call.args, call.kwargs, dynamic_shapes=shapes, strict=strict)
-        return program.module(check_guards=False)
+        # Guards of the export on dynamic sizes become guards of the trace that follows.
+        return program.module(check_guards=shapes is not None)
 
     return prepare
 
@@ -103,13 +109,20 @@ class _FunctionModule(nn.Module):
         self.forward = call.callable  # type: ignore[method-assign]
 
 
+@dataclass(frozen=True)
+class _Spec:
+    value: Any
+
+
 def _dynamic_shapes(call: ExampleCall) -> Any:
     """Return the call's dynamic dimensions as `torch.export.export` takes them."""
     if not any(call.axes):
         return None
-    by_tensor = {id(tensor): axes for tensor, axes in zip(call.tensors, call.axes, strict=True)}
-    args = tree_map(lambda leaf: by_tensor.get(id(leaf)), call.args)
-    kwargs = tree_map(lambda leaf: by_tensor.get(id(leaf)), call.kwargs)
+    specs = [
+        _Spec(axes if isinstance(leaf, torch.Tensor) or axes is None else integer_hint(axes[0]))
+        for leaf, axes in zip(call.tensors, call.axes, strict=True)
+    ]
+    args, kwargs = tree_map(lambda leaf: leaf.value if isinstance(leaf, _Spec) else None, call.rebuild(specs))
     names = [parameter.name for parameter in call.parameters]
     return {**dict(zip(names, args, strict=False)), **kwargs}
 
@@ -117,7 +130,7 @@ def _dynamic_shapes(call: ExampleCall) -> Any:
 STRATEGIES = (
     Strategy("direct", _direct),
     Strategy("torch.export", _exported(strict=False)),
-    Strategy("dynamo", _exported(strict=True)),
+    Strategy("dynamo", _exported(strict=True), reads_code=True),
     Strategy("dynamo with custom functions", _with_functions),
     Strategy("example's path", _direct, follows_values=True),
 )

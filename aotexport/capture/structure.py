@@ -39,9 +39,13 @@ def tree_of(value: Any, path: str, leaf_index: LeafIndex, *, what: str) -> Tree:
                 return Leaf(index=index)
         if is_constant(value):
             return Constant(value=encode_constant(value))
-        if isinstance(value, torch.Size) and all(isinstance(item, int) for item in value):
-            items = tuple(Constant(value=item) for item in value)
-            return Sequence(type="size", items=items)
+        if isinstance(value, torch.Size):
+            # Of an argument's sizes none is dynamic: torch has no place for a dimension in them.
+            sizes = (
+                visit(item, f"{path}[{i}]") if what == "output" else Constant(value=item)
+                for i, item in enumerate(value)
+            )
+            return Sequence(type="size", items=tuple(sizes))
         if isinstance(value, tuple | list):
             return _sequence(value, path)
         if isinstance(value, dict):

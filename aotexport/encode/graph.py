@@ -24,7 +24,7 @@ from aotexport.torch_internals import (
     OpOverload,
     is_wrap,
 )
-from aotexport_runtime.allowed import BODY_OPERANDS, allowed_aten_operators
+from aotexport_runtime.allowed import BODY_OPERANDS, FLOAT_FUNCTIONS, allowed_aten_operators
 from aotexport_runtime.schema.graph import Graph, GraphInput, Node, SourceLine
 from aotexport_runtime.schema.subclasses import Subclass
 from aotexport_runtime.schema.values import DeviceArgument, SubgraphArgument
@@ -56,6 +56,15 @@ _BUILTINS: dict[Any, str] = {
     torch.sym_not: "python::not",
     torch.sym_ite: "python::sym_ite",
     torch.sym_sum: "python::sym_sum",
+    operator.xor: "python::xor",
+    operator.lshift: "python::lshift",
+    operator.rshift: "python::rshift",
+    operator.abs: "python::abs",
+    math.floor: "python::floor",
+    math.ceil: "python::ceil",
+    round: "python::round",
+    torch.sym_sqrt: "python::sqrt",
+    **{getattr(torch, f"_sym_{name}"): f"python::{name}" for name in FLOAT_FUNCTIONS},
 }
 _EFFECTS: dict[Any, str] = {
     torch.is_grad_enabled: "torch::is_grad_enabled",
@@ -191,7 +200,10 @@ class GraphEncoder:
             self._schemas[name] = str(schema)
             return name, node.args
         if target in _BUILTINS:
-            return _BUILTINS[target], node.args
+            self._check_growth(node)
+            name = _BUILTINS[target]
+            args = node.args[:1] if name == "python::round" and node.args[1:] == (None,) else node.args
+            return f"{name}_digits" if name == "python::round" and len(args) == 2 else name, args
         if target in _EFFECTS:
             return _EFFECTS[target], node.args
         if target in _BODIES:
@@ -215,6 +227,17 @@ class GraphEncoder:
         if record not in self._subclasses:
             self._subclasses.append(record)
         return self._subclasses.index(record)
+
+    def _check_growth(self, node: torch.fx.Node) -> None:
+        """Refuse what a bundle may not do, since numbers without bound come of it: `2 ** n` and `1 << n`."""
+        if node.target not in (operator.pow, operator.lshift) or not isinstance(node.args[1], torch.fx.Node):
+            return
+        operands = [arg.meta.get("val") if isinstance(arg, torch.fx.Node) else arg for arg in node.args]
+        if not any(isinstance(operand, float | torch.SymFloat) for operand in operands):
+            raise ExportFailed(
+                f"{self._where(node)}: a size as exponent of an integer makes numbers without bound, which a bundle "
+                "may not. Use a float as base (`2.0 ** n`), or give the exponent as a number"
+            )
 
     # --- provenance ---------------------------------------------------------------------------------------
 

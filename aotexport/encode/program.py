@@ -13,7 +13,7 @@ import torch
 from aotexport.capture.call import ExampleCall
 from aotexport.capture.forward import Binding, ForwardCapture
 from aotexport.capture.functional import Refused
-from aotexport.capture.shapes import dimensions, guards
+from aotexport.capture.shapes import assumptions, dimensions, guards
 from aotexport.encode.functional import Unsupported, encode_functional, refuse_unsupported
 from aotexport.encode.graph import GraphEncoder
 from aotexport.encode.subclasses import encode_subclass
@@ -138,10 +138,12 @@ def with_functional(
         record = encode_functional(functional, graph, file=f"{kind}.json", counts=_counts_of_parts(program.record))
         if record.gradients is None and _switches_gradients_on(program.graphs[FORWARD_FILE]):
             raise Unsupported("a part of the model switches gradients on, also for calls that record none")
+        dimensions = program.record.dimensions
+        assumed = (*guards(forward, dimensions), *assumptions(forward, dimensions))
     except (Unsupported, ExportFailed) as error:
         refusals = (*program.record.refusals, Refusal(graph=kind, reason=str(error)))
         return dataclasses.replace(program, record=msgspec.structs.replace(program.record, refusals=refusals))
-    extra = tuple(guard for guard in guards(forward, program.record.dimensions) if guard not in program.record.guards)
+    extra = tuple(guard for guard in dict.fromkeys(assumed) if guard not in program.record.guards)
     record = msgspec.structs.replace(record, guards=extra)
     return dataclasses.replace(
         program,
@@ -194,7 +196,10 @@ def _input_name(binding: Binding, call: ExampleCall) -> str:
     return f"input:{call.paths[binding.argument]}"
 
 
-def _input(binding: Binding, fake: torch.Tensor, call: ExampleCall) -> InputSpec:
+def _input(binding: Binding, fake: Any, call: ExampleCall) -> InputSpec:
+    if isinstance(fake, torch.SymInt):
+        assert binding.argument is not None
+        return SizeInput(path=call.paths[binding.argument], symbol=fake.node._expr.name)
     meta: TensorMeta = encode_tensor_meta(fake)
     subclass = encode_subclass(fake, _input_name(binding, call))
     of = () if subclass is None else tuple(map(encode_tensor_meta, parts(fake)))

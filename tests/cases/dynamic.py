@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import nn
 from torch.export import Dim
@@ -76,3 +78,46 @@ def checked_number(n, x):
     torch._check(k >= 1)
     torch._check(k <= 4)
     return x * torch.ones(k).sum()
+
+
+@case(lambda: (leaf(4, 3), 3, [2, 5]), dynamic_shapes={"x": {0: BATCH}, "n": Dim.DYNAMIC, "more": [Dim.DYNAMIC, None]})
+def dynamic_integers(x, n, more):
+    return x * n - more[0] * more[1], n + more[0], torch.arange(6) < n
+
+
+@case(lambda: (torch.randn(4, 6), 2), dynamic_shapes={"x": None, "n": Dim("n", min=1, max=5)})
+class IntegerAsSize(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(6, 6)
+
+    def forward(self, x, n):
+        y = self.linear(x)
+        return y[:, :n].sum(), y.roll(n, 1), torch.zeros(n)
+
+
+@case(lambda: (leaf(1, 6),), dynamic_shapes=({0: BATCH},))
+def example_of_one_row(x):
+    return torch.einsum("bi,ci->bc", x, x).softmax(-1) @ x, x.view(-1)
+
+
+@case(lambda: (leaf(4, 6),), dynamic_shapes=({0: BATCH},))
+def python_functions_of_sizes(x):
+    rows = len(x)
+    blocks = x[: max(rows // 2, 1)] / math.sqrt(rows) + torch.tensor(rows)
+    return blocks, x[round(rows / 3) :], torch.linspace(0, 1, rows), torch.zeros(int(rows * 1.5))
+
+
+@case(lambda: (leaf(4, 6), leaf(6, 6)), dynamic_shapes=({0: BATCH}, {0: LENGTH}))
+def padded_to_the_longest(x, y):
+    rows = max(len(x), len(y))
+    rows = rows + -rows % 4
+    pad = nn.functional.pad
+    return torch.stack([pad(t, (0, 0, 0, rows - t.shape[0])) for t in (x, y)]).unflatten(1, (-1, 4)).sum(2)
+
+
+@case(lambda: (leaf(1, 2, 9, 8),), dynamic_shapes=({2: LENGTH, 3: LENGTH - 1},))
+def resized_image(x):
+    half = nn.functional.interpolate(x, scale_factor=0.5, mode="bilinear")
+    back = nn.functional.interpolate(half, size=x.shape[-2:], mode="bilinear")
+    return back, nn.functional.adaptive_avg_pool2d(x, 1)

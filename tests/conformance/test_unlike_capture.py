@@ -318,6 +318,74 @@ def test_size_that_eager_refuses_is_outside_of_the_range(load):
     assert module.eval()(torch.randn(1, 4)).shape == (1, 4)
 
 
+def scaled(x, n, more):
+    return x[: n + 1] * n - more["k"]
+
+
+def test_dynamic_integers_are_numbers_of_the_call(load):
+    dynamic = torch.export.Dim.DYNAMIC
+    module = load(scaled, leaf(9, 2), 3, {"k": 5}, dynamic_shapes={"x": None, "n": dynamic, "more": {"k": dynamic}})
+    x = leaf(9, 2)
+    for n, k in ((0, -4), (1, 5), (8, 5), (2, 0)):
+        assert torch.equal(module(x, n, {"k": k}), scaled(x, n, {"k": k}))
+    with pytest.raises(CallInvalid) as caught:
+        module(x, True, {"k": 2.0})
+    assert str(caught.value) == (
+        "the call does not fit program `train`:\n"
+        "  - `n`: expected an int, got bool\n"
+        "  - `more['k']`: expected an int, got float"
+    )
+
+
+def by_sign(x, n):
+    return x * 2 if n > 0 else x * 3
+
+
+def test_branch_on_a_dynamic_integer_is_a_guard(load):
+    module = load(by_sign, torch.ones(2), 3, dynamic_shapes={"x": None, "n": torch.export.Dim.DYNAMIC}, verify=True)
+    assert torch.equal(module(torch.ones(2), 1), torch.ones(2) * 2)
+    with pytest.raises(CallInvalid, match=r"`n` is 0, outside \[1:\]"):
+        module(torch.ones(2), 0)
+
+
+def named_by_size(x):
+    return x * len(f"{x.shape[0]}")
+
+
+@pytest.mark.parametrize(
+    ("function", "line"),
+    [(named_by_size, "in named_by_size: "), (lambda x: sum(x[i] for i in range(x.shape[0])), "in <lambda>: ")],
+)
+def test_code_that_asks_for_a_dynamic_size_is_refused_with_its_line(load, function, line):
+    with pytest.raises(aotexport.ExportFailed) as caught:
+        load(function, torch.ones(4, 2), dynamic_shapes=({0: torch.export.Dim("rows")},))
+    message = str(caught.value)
+    assert "test_unlike_capture.py" in message
+    assert message.endswith(
+        f"{line}`x`: axis 0 was declared dynamic as `rows`, and the model works only for size 4. Give another example "
+        "size, change the model, or leave this axis static"
+    )
+
+
+def halved(x):
+    return x[: x.shape[0] // 2] * 2, x.narrow(0, 0, x.shape[0] - 1)
+
+
+def test_sizes_that_become_one_are_served(load):
+    module = load(halved, leaf(8, 2), dynamic_shapes=({0: torch.export.Dim("rows", min=2)},))
+    for rows in (2, 3, 4, 9):
+        x = torch.randn(rows, 2)
+        assert all(torch.equal(got, expected) for got, expected in zip(module(x), halved(x), strict=True))
+
+
+def test_range_of_a_hint_is_held(load):
+    shapes = ({0: torch.export.Dim.DYNAMIC(min=2, max=5)},)
+    module = load(lambda x: x * 2, torch.ones(3), dynamic_shapes=shapes)
+    assert module(torch.ones(5)).shape == (5,)
+    with pytest.raises(CallInvalid, match=r"`x\.shape\[0\]` is 6, outside \[2:5\]"):
+        module(torch.ones(6))
+
+
 def special_at_one(x):
     return x * 100 if x.shape[0] == 1 else x
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import math
 import typing
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -393,6 +394,28 @@ def size_output() -> Case:
         (needs_grad(4, 3),),
         dynamic_shapes={"x": {0: torch.export.Dim("batch", min=2, max=9)}},
     )
+
+
+@case
+def dynamic_integer() -> Case:
+    """An integer of the call, returned and saved for backward."""
+    return Case(
+        lambda x, n: (x * n, n, x[:, :1] - n),
+        (needs_grad(3, 2), 3),
+        dynamic_shapes={"x": None, "n": torch.export.Dim.DYNAMIC},
+    )
+
+
+@case
+def sizes_from_floats() -> Case:
+    """Sizes that are computed with floats."""
+
+    def forward(x: Tensor) -> Tensor:
+        rows = x.shape[0]
+        columns = math.floor(rows / 3) + math.ceil(rows / 4) + round(rows * 0.3) + math.trunc(math.sqrt(rows))
+        return torch.ones(columns) * x.sum()
+
+    return Case(forward, (needs_grad(11, 2),), dynamic_shapes={"x": {0: torch.export.Dim("rows", min=2, max=64)}})
 
 
 # --- mutations --------------------------------------------------------------------------------------------

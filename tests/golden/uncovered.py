@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-_NO_INTEGERS = "integers of a call are constants of the program; the exporter has no dynamic ones yet"
 _NO_SLICES = "graphs of torch slice by operators; slices of computed bounds will come with Python containers"
 _NO_NESTING = "no operator of format 1.0 takes an array of arrays; fused attention will"
 _NO_SHAPE_EXPRESSION = "a reader must know it; torch's shape environment writes the sizes of these models without it"
@@ -12,8 +11,6 @@ _NUMBERS = ("bf16", "fp16", "fp32", "fp64", "i1", "i16", "i8", "u16", "u32", "u6
 _NO_LIBRARIES = "no two compilers give one library byte by byte; tests/conformance and tests/hostile have such records"
 
 UNCOVERED: dict[str, str] = {
-    "InputSpec: SizeInput": _NO_INTEGERS,
-    "VectorInput.value: int": _NO_INTEGERS,
     "SliceArgument.start: string": _NO_SLICES,
     "SliceArgument.stop: string": _NO_SLICES,
     "SliceArgument.step: string": _NO_SLICES,

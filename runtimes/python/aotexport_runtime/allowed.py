@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable
 from functools import cache
@@ -36,8 +37,14 @@ INFIX: dict[str, str] = {
     "python::ge": ">=",
     "python::and": "&",
     "python::or": "|",
+    "python::xor": "^",
+    "python::lshift": "<<",
+    "python::rshift": ">>",
 }
 """Builtins on two numbers, by the sign that generated code writes for them."""
+
+FLOAT_FUNCTIONS = ("sqrt", "log2", "cos", "cosh", "sin", "sinh", "tan", "tanh", "acos", "asin", "atan")
+"""Functions of `math` from a number to a float."""
 
 BUILTINS: dict[str, Callable[..., Any]] = {
     "python::getitem": operator.getitem,
@@ -49,6 +56,12 @@ BUILTINS: dict[str, Callable[..., Any]] = {
     "python::sym_int": int,
     "python::sym_float": float,
     "python::sym_ite": lambda condition, yes, no: yes if condition else no,
+    "python::abs": abs,
+    "python::floor": math.floor,
+    "python::ceil": math.ceil,
+    "python::round": round,
+    "python::round_digits": round,
+    **{f"python::{name}": getattr(math, name) for name in FLOAT_FUNCTIONS},
 }
 """Builtins that generated code calls."""
 
@@ -66,6 +79,12 @@ BUILTIN_OPERANDS: dict[str, int] = {
     "python::sym_int": 1,
     "python::sym_float": 1,
     "python::sym_ite": 3,
+    "python::abs": 1,
+    "python::floor": 1,
+    "python::ceil": 1,
+    "python::round": 1,
+    "python::round_digits": 2,
+    **{f"python::{name}": 1 for name in FLOAT_FUNCTIONS},
 }
 """How many operands each builtin takes."""
 

@@ -34,6 +34,7 @@ from aotexport_runtime.schema.values import (
     ValueMeta,
 )
 from aotexport_runtime.sizes import describe as describe_size
+from aotexport_runtime.sizes import describe_range
 from aotexport_runtime.trees import leaves
 
 
@@ -154,8 +155,7 @@ def describe_inputs(program: Program) -> list[str]:
             else:
                 lines.append(f"{path}: int {names.get(spec.symbol, spec.symbol)}")
     for dimension in program.dimensions:
-        upper = "" if dimension.max is None else dimension.max
-        lines.append(f"dimension {dimension.name} in [{dimension.min}:{upper}]")
+        lines.append(f"dimension {dimension.name} in {describe_range(dimension.min, dimension.max)}")
     lines += [f"only where {describe_size(guard, names)}" for guard in program.guards]
     return lines
 

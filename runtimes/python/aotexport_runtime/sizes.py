@@ -1,10 +1,15 @@
-"""Evaluation of size expressions, and their Python source for generated code. No torch, no sympy."""
+"""Evaluation of size expressions, and their Python source for generated code. No torch, no sympy.
+
+Everything is as in Python: integers are exact, floats have 64 bits.
+"""
 
 from __future__ import annotations
 
+import functools
 import math
 import operator
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from aotexport_runtime.errors import BundleInvalid
 from aotexport_runtime.schema.sizes import Size, SizeExpression
@@ -17,9 +22,21 @@ MAX_NBITS = 1024
 SYMBOL_NBITS = 63
 INT64_MAX = (1 << 63) - 1
 
-OPERATORS: dict[str, Callable[..., int]] = {
-    "add": lambda *values: sum(values),
-    "mul": lambda *values: math.prod(values),
+UNDEFINED = (ArithmeticError, ValueError, TypeError)
+"""What evaluation raises where an expression has no value: a division by zero, the root of a negative number."""
+
+
+def _whole(value: int) -> int:
+    """Return an integer made of a float; floats are too large for sizes long before they end."""
+    if abs(value) > INT64_MAX:
+        raise OverflowError("an integer of more than 64 bits")
+    return value
+
+
+OPERATORS: dict[str, Callable[..., Any]] = {
+    # `sum` of floats would compensate for rounding.
+    "add": lambda *values: functools.reduce(operator.add, values),
+    "mul": lambda *values: functools.reduce(operator.mul, values),
     "floordiv": operator.floordiv,
     "mod": operator.mod,
     "pow": operator.pow,
@@ -31,15 +48,30 @@ OPERATORS: dict[str, Callable[..., int]] = {
     "lt": lambda a, b: int(a < b),
     "le": lambda a, b: int(a <= b),
     "not": lambda value: int(not value),
+    "float": float,
+    "truediv": operator.truediv,
+    "sqrt": math.sqrt,
+    "trunc": lambda value: _whole(math.trunc(value)),
+    "floor": lambda value: _whole(math.floor(value)),
+    "ceil": lambda value: _whole(math.ceil(value)),
+    "round": lambda value: _whole(round(value)),
 }
 """Operators that need all of their operands; `and`, `or` and `where` stop early, as in Python."""
 
-_ARITY = {"floordiv": 2, "mod": 2, "pow": 2, "ceildiv": 2, "eq": 2, "ne": 2, "lt": 2, "le": 2, "not": 1, "where": 3}
-_DIVISIONS = ("floordiv", "mod", "ceildiv")
+_ARITY = {
+    **dict.fromkeys(("floordiv", "mod", "pow", "ceildiv", "truediv", "eq", "ne", "lt", "le"), 2),
+    **dict.fromkeys(("not", "float", "sqrt", "trunc", "floor", "ceil", "round"), 1),
+    "where": 3,
+}
+_DIVISIONS = ("floordiv", "mod", "ceildiv", "truediv")
+_TRUTHS = ("eq", "ne", "lt", "le", "and", "or", "not")
+_TO_FLOAT = ("float", "truediv", "sqrt")
+_TO_INTEGER = ("trunc", "floor", "ceil", "round")
+_INTEGERS_ONLY = ("floordiv", "mod", "ceildiv")
 
 
 def evaluate(size: Size, symbols: Mapping[str, int]) -> int:
-    """Return the value of `size`.
+    """Return the value of `size`, a whole number.
 
     Args:
         size: an integer, a symbol, or an expression that `check_size` accepted.
@@ -47,15 +79,19 @@ def evaluate(size: Size, symbols: Mapping[str, int]) -> int:
 
     Raises:
         KeyError: a symbol has no value.
-        ZeroDivisionError: a divisor is 0 for these values.
+        ArithmeticError, ValueError, TypeError: it has none for these values (`UNDEFINED`).
     """
-    if isinstance(size, int):
+    return _evaluate(size, symbols)
+
+
+def _evaluate(size: Size | float, symbols: Mapping[str, int]) -> Any:
+    if isinstance(size, int | float):
         return size
     if isinstance(size, str):
         return symbols[size]
     if size.op == "where":
-        return evaluate(size.args[1 if evaluate(size.args[0], symbols) else 2], symbols)
-    values = (evaluate(arg, symbols) for arg in size.args)
+        return _evaluate(size.args[1 if _evaluate(size.args[0], symbols) else 2], symbols)
+    values = (_evaluate(arg, symbols) for arg in size.args)
     if size.op == "and":
         return int(all(values))
     if size.op == "or":
@@ -64,20 +100,26 @@ def evaluate(size: Size, symbols: Mapping[str, int]) -> int:
 
 
 def check_size(size: Size, known: frozenset[str] | set[str], *, where: str) -> None:
-    """Refuse an expression with unknown symbols, wrong operands, absurd length, or unbounded values.
+    """Refuse an expression with unknown symbols, wrong operands, absurd length, or values unbounded or not whole.
 
     How deep it is nested is bounded by the JSON that it stands in (`codec.MAX_DEPTH`).
 
     Raises:
         BundleInvalid: names the fault.
     """
-    terms = _check(size, known, where)[1]
+    nbits, terms = _check(size, known, where)
+    if nbits is None:
+        raise BundleInvalid("a size expression is a float, and a size an integer", where=where)
     if terms > MAX_TERMS:
         raise BundleInvalid(f"a size expression has {terms} terms; at most {MAX_TERMS} are read", where=where)
 
 
-def _check(size: Size, known: frozenset[str] | set[str], where: str) -> tuple[int, int]:
-    """Return how many bits the value of `size` has at most, and how many terms `size` has."""
+def _check(size: Size | float, known: frozenset[str] | set[str], where: str) -> tuple[int | None, int]:
+    """Return how many bits the value of `size` has at most (None: it is a float), and how many terms `size` has."""
+    if isinstance(size, float):
+        if not math.isfinite(size):
+            raise BundleInvalid("a float of a size is not finite", where=where)
+        return None, 1
     if isinstance(size, int):
         if abs(size) > INT64_MAX:
             raise BundleInvalid("an integer of a size has more than 64 bits", where=where)
@@ -88,8 +130,8 @@ def _check(size: Size, known: frozenset[str] | set[str], where: str) -> tuple[in
         return SYMBOL_NBITS, 1
     _check_operands(size, where)
     checked = [_check(arg, known, where) for arg in size.args]
-    nbits = _nbits(size, [nbits for nbits, _ in checked])
-    if nbits > MAX_NBITS:
+    nbits = _nbits(size, [nbits for nbits, _ in checked], where)
+    if nbits is not None and nbits > MAX_NBITS:
         raise BundleInvalid(f"a size expression may have values of more than {MAX_NBITS} bits", where=where)
     return nbits, 1 + sum(terms for _, terms in checked)
 
@@ -101,28 +143,37 @@ def _check_operands(size: SizeExpression, where: str) -> None:
         raise BundleInvalid(f"size operator `{size.op}` takes {wanted} operands, got {count}", where=where)
     if size.op in _DIVISIONS and size.args[1] == 0:
         raise BundleInvalid(f"size operator `{size.op}` divides by zero", where=where)
-    if size.op == "pow" and not (isinstance(size.args[1], int) and 0 <= size.args[1] <= MAX_EXPONENT):
-        raise BundleInvalid(f"the exponent of a size is no integer from 0 to {MAX_EXPONENT}", where=where)
 
 
-def _nbits(size: SizeExpression, operands: list[int]) -> int:
+def _nbits(size: SizeExpression, operands: list[int | None], where: str) -> int | None:
+    if size.op in _TRUTHS:
+        return 1
+    if size.op in _TO_INTEGER:
+        return INT64_MAX.bit_length() if operands[0] is None else operands[0]
+    whole = [nbits for nbits in (operands[1:] if size.op == "where" else operands) if nbits is not None]
+    is_float = size.op in _TO_FLOAT or len(whole) < len(operands) - (size.op == "where")
+    if is_float and size.op in _INTEGERS_ONLY:
+        raise BundleInvalid(f"size operator `{size.op}` takes integers", where=where)
+    if is_float:
+        return None
     if size.op == "mul":
-        return sum(operands)
+        return sum(whole)
     if size.op == "pow":
         exponent = size.args[1]
-        assert isinstance(exponent, int)
-        return max(operands[0] * exponent, 1)
-    return max(operands) + len(operands).bit_length()
+        if not (isinstance(exponent, int) and 0 <= exponent <= MAX_EXPONENT):
+            raise BundleInvalid(f"the exponent of a size is no integer from 0 to {MAX_EXPONENT}", where=where)
+        return max(whole[0] * exponent, 1)
+    return max(whole) + len(operands).bit_length()
 
 
-_SIGNS = {"add": "+", "mul": "*", "floordiv": "//", "mod": "%", "pow": "**"}
+_SIGNS = {"add": "+", "mul": "*", "floordiv": "//", "mod": "%", "pow": "**", "truediv": "/"}
 _RELATIONS = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "and": "and", "or": "or"}
 _INFIX = {op: f" {sign} " for op, sign in (_SIGNS | _RELATIONS).items()}
 
 
-def describe(size: Size, names: Mapping[str, str] = {}) -> str:
+def describe(size: Size | float, names: Mapping[str, str] = {}) -> str:
     """Return `size` for a person to read, symbols by their user's names."""
-    if isinstance(size, int):
+    if isinstance(size, int | float):
         return str(size)
     if isinstance(size, str):
         return names.get(size, size)
@@ -132,23 +183,31 @@ def describe(size: Size, names: Mapping[str, str] = {}) -> str:
     return f"{size.op}({', '.join(operands)})"
 
 
-def symbols_of(size: Size) -> set[str]:
+def describe_range(low: int | None, high: int | None) -> str:
+    """Return an inclusive range for a person to read; an unbounded side is empty."""
+    return f"[{'' if low is None else low}:{'' if high is None else high}]"
+
+
+def symbols_of(size: Size | float) -> set[str]:
     """Return the symbols that occur in `size`."""
     if isinstance(size, SizeExpression):
         return set().union(*map(symbols_of, size.args))
     return {size} if isinstance(size, str) else set()
 
 
-def source(size: Size, symbol_source: Callable[[str], str]) -> str:
+def source(size: Size | float, symbol_source: Callable[[str], str]) -> str:
     """Return Python source that computes what `evaluate` returns, for generated code.
 
     Args:
         size: an expression that `check_size` accepted.
         symbol_source: source of a symbol's value; never text of the bundle.
+
+    Names in it are Python's builtins and those of `SCOPE`.
     """
-    if isinstance(size, int):
+    if isinstance(size, int | float):
         # Parentheses, because a sign binds weaker than a power.
-        return repr(int(size)) if size >= 0 else f"({int(size)!r})"
+        value = float(size) if isinstance(size, float) else int(size)
+        return repr(value) if math.copysign(1, value) > 0 else f"({value!r})"
     if isinstance(size, str):
         return symbol_source(size)
     operands = [source(arg, symbol_source) for arg in size.args]
@@ -166,5 +225,8 @@ def source(size: Size, symbol_source: Callable[[str], str]) -> str:
         return f"({operands[1]} if {operands[0]} else {operands[2]})"
     return f"{size.op}({', '.join(operands)})"
 
+
+SCOPE: dict[str, Any] = {"sqrt": math.sqrt, "trunc": math.trunc, "floor": math.floor, "ceil": math.ceil}
+"""Functions that generated source calls beside Python's builtins."""
 
 _COMPARISONS = ("eq", "ne", "lt", "le")

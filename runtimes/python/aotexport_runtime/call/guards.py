@@ -188,9 +188,9 @@ class Guards:
                     f"{where} is {size}; expected {dimension.factor} * {dimension.name} + {dimension.offset}"
                 )
                 continue
-            if value < dimension.min or (dimension.max is not None and value > dimension.max):
-                upper = "" if dimension.max is None else dimension.max
-                violations.append(f"{where}: `{dimension.name}` is {value}, outside [{dimension.min}:{upper}]")
+            low, high = dimension.min, dimension.max
+            if (low is not None and value < low) or (high is not None and value > high):
+                violations.append(f"{where}: `{dimension.name}` is {value}, outside {sizes.describe_range(low, high)}")
             symbols[dimension.symbol] = value
         return symbols
 
@@ -252,6 +252,8 @@ class SoftGuards:
             for index, spec in enumerate(program.inputs)
             if isinstance(spec, ArgumentInput) and spec.meta.dtype.startswith(("complex", "float", "bfloat"))
         ]
+        integers = {spec.symbol for spec in program.inputs if isinstance(spec, SizeInput)}
+        self._sizes = [dimension.symbol for dimension in program.dimensions if dimension.symbol not in integers]
         self._guards = functional.guards
         self._records_gradients = functional.gradients is not None
         mutated = {mutation.input_index for mutation in functional.mutations}
@@ -273,7 +275,7 @@ class SoftGuards:
             inputs: tensors and sizes, one per program input.
             symbols: value per symbol.
         """
-        if 0 in symbols.values():
+        if any(symbols[symbol] == 0 for symbol in self._sizes):
             return "a size is 0, and kernels of functional graphs do not all bear that"
         for guard in self._guards:
             if not _value(guard, symbols):
@@ -316,10 +318,10 @@ def _name(value: Any) -> str:
 
 
 def _value(size: Size, symbols: Mapping[str, int]) -> int | None:
-    """Return the value of `size`; None: it divides by zero for these symbols, and nothing equals it."""
+    """Return the value of `size`; None: it has none for these symbols (it divides by zero), and nothing equals it."""
     try:
         return sizes.evaluate(size, symbols)
-    except ZeroDivisionError:
+    except sizes.UNDEFINED:
         return None
 
 

@@ -276,6 +276,6 @@ def _build(source: _Source, label: str) -> Function:
     text = "def run(args, symbols):\n" + "".join(f"    {line}\n" for line in source.lines)
     filename = f"<aotexport {label} {next(_serial)}>"
     linecache.cache[filename] = (len(text), None, text.splitlines(keepends=True), filename)
-    scope = dict(source.objects)
+    scope = {**sizes.SCOPE, **source.objects}
     exec(compile(text, filename, "exec"), scope)
     return scope["run"]

@@ -7,7 +7,29 @@ from typing import Literal
 from aotexport_runtime.schema.base import Record
 
 SizeOperator = Literal[
-    "add", "mul", "floordiv", "mod", "pow", "min", "max", "ceildiv", "eq", "ne", "lt", "le", "and", "or", "not", "where"
+    "add",
+    "mul",
+    "floordiv",
+    "mod",
+    "pow",
+    "min",
+    "max",
+    "ceildiv",
+    "eq",
+    "ne",
+    "lt",
+    "le",
+    "and",
+    "or",
+    "not",
+    "where",
+    "float",
+    "truediv",
+    "sqrt",
+    "trunc",
+    "floor",
+    "ceil",
+    "round",
 ]
 
 
@@ -16,13 +38,15 @@ class SizeExpression(Record, kw_only=True):
 
     Attributes:
         op: `add` and `mul`, `min`, `max`, `and`, `or` take two or more arguments; `floordiv`, `mod`, `pow`,
-            `ceildiv` and the comparisons two; `not` one; `where` three (condition, value if true, else).
-            Division and remainder round towards minus infinity, as in Python.
+            `ceildiv`, `truediv` and the comparisons two; `where` three (condition, value if true, else); the others
+            one. Division and remainder round towards minus infinity, as in Python. `float`, `truediv`, `sqrt` and
+            floats among the operands give floats of 64 bits, one operation after the other from the left;
+            `trunc`, `floor`, `ceil` and `round` (half to even) give integers again, which an expression must.
         args: operands, in order.
     """
 
     op: SizeOperator
-    args: tuple[Size, ...]
+    args: tuple[Size | float, ...]
 
 
 Size = int | str | SizeExpression
@@ -30,12 +54,12 @@ Size = int | str | SizeExpression
 
 
 class Dimension(Record, kw_only=True):
-    """A symbol: a dynamic size of the program's inputs.
+    """A symbol: a dynamic size of the program's inputs, or a dynamic integer among them.
 
     Attributes:
         symbol: name used in expressions; unique in its program.
         name: the user's name for it (`batch`), shown in errors.
-        min: least value allowed, inclusive.
+        min: least value allowed, inclusive; None: unbounded.
         max: greatest value allowed, inclusive; None: unbounded.
         input_index: index in `Program.inputs` of the tensor (or `SizeInput`) that the value is read from.
         axis: axis of that tensor whose size is read; 0 for a `SizeInput`, whose value is read.
@@ -45,7 +69,7 @@ class Dimension(Record, kw_only=True):
 
     symbol: str
     name: str
-    min: int
+    min: int | None
     max: int | None = None
     input_index: int
     axis: int

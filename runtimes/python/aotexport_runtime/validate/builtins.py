@@ -144,6 +144,8 @@ class Builtins:
         nbits = [self._number_nbits(operand, node) for operand in operands]
         if node.op == "python::pow" and not self._is_float(operands[0]):
             nbits = [nbits[0] * self._exponent(node)]
+        if node.op == "python::lshift":
+            nbits = [nbits[0] + self._shift(node)]
         total = sum(nbits) if node.op == "python::mul" else max(nbits, default=0) + len(nbits).bit_length()
         if total > MAX_NBITS:
             raise self._invalid(node, f"may give numbers of more than {MAX_NBITS} bits")
@@ -158,6 +160,12 @@ class Builtins:
         raise self._invalid(
             node, f"raises an integer to a power that is no integer from -{MAX_EXPONENT} to {MAX_EXPONENT}"
         )
+
+    def _shift(self, node: Node) -> int:
+        distance = node.args[1]
+        if isinstance(distance, int) and 0 <= distance <= MAX_EXPONENT:
+            return distance
+        raise self._invalid(node, f"shifts by what is no integer from 0 to {MAX_EXPONENT}")
 
     def _is_float(self, operand: Argument) -> bool:
         meta = self._values.get(operand) if isinstance(operand, str) else None

@@ -117,7 +117,7 @@ def _check_dimension(dimension: Dimension, program: Program, where: str) -> None
         check_index(dimension.axis, len(spec.meta.shape), "axis of a dimension", where)
     if dimension.factor == 0:
         raise BundleInvalid("a dimension has factor 0", where=where)
-    numbers = (dimension.min, dimension.max or 0, dimension.factor, dimension.offset)
+    numbers = (dimension.min or 0, dimension.max or 0, dimension.factor, dimension.offset)
     if any(abs(number) > INT64_MAX for number in numbers):
         raise BundleInvalid("a dimension has a number of more than 64 bits", where=where)
 
