@@ -180,9 +180,10 @@ def _sizes(program: Program) -> list[tuple[str, dict[str, int]]]:
     usual = example_sizes(program)
     found: list[tuple[str, dict[str, int]]] = []
     for dimension in program.dimensions:
+        least = dimension.min or 0
         limit = dimension.max if dimension.max is not None else 1 << 30
-        for size in sorted({dimension.min, min(limit, dimension.min + 2), min(limit, 16), min(limit, 33)}):
-            symbols = {**usual, dimension.symbol: max(size, dimension.min)}
+        for size in sorted({least, min(limit, least + 2), min(limit, 16), min(limit, 33)}):
+            symbols = {**usual, dimension.symbol: max(size, least)}
             if 0 not in symbols.values() and all(evaluate(guard, symbols) for guard in program.guards):
                 found.append((f"{dimension.name}={symbols[dimension.symbol]}", symbols))
     return found

@@ -250,8 +250,8 @@ class _Body:
             return slice(*(self._argument(part) for part in (argument.start, argument.stop, argument.step)))
         return constant_value(argument, Environment(self.namespaces))
 
-    def _size(self, size: Size) -> Any:
-        if isinstance(size, int):
+    def _size(self, size: Size | float) -> Any:
+        if isinstance(size, int | float):
             return size
         if isinstance(size, str):
             if size not in self._symbols:

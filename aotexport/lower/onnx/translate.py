@@ -87,7 +87,7 @@ def functional(program: Program, exported: ExportedProgram) -> ExportedProgram:
 def example_sizes(program: Program) -> dict[str, int]:
     """Return a value per symbol that is no special one, where its range has such."""
     return {
-        d.symbol: min(max(d.min, 5 + 2 * i), d.max if d.max is not None else 1 << 30)
+        d.symbol: min(max(d.min or 0, 5 + 2 * i), d.max if d.max is not None else 1 << 30)
         for i, d in enumerate(program.dimensions)
     }
 
