@@ -1088,20 +1088,20 @@ def sizes_of_any_value() -> contextlib.AbstractContextManager[Any]:
 # --- lowering: torch's compiler is imported when it is needed, which takes seconds --------------------------
 
 
-def symbolic_sizes(sizes: Mapping[str, tuple[int, int, int | None]]) -> tuple[FakeTensorMode, dict[str, torch.SymInt]]:
+def symbolic_sizes(sizes: Mapping[str, tuple[int, int | None]]) -> tuple[FakeTensorMode, dict[str, torch.SymInt]]:
     """Return a fake mode with fresh symbolic integers.
 
     Args:
-        sizes: per name, the value at hand (2 or more), and the range, whose end may be open.
+        sizes: per name, the value at hand, and the greatest, which may be open; the least is 2.
     """
     from torch._dynamo.source import ConstantSource
 
     environment = ShapeEnv()
     symbols: dict[str, torch.SymInt] = {}
-    for name, (value, low, high) in sizes.items():
+    for name, (value, high) in sizes.items():
         source = ConstantSource(name)
         symbol = environment.create_symbol(value, source, dynamic_dim=DimDynamic.DYNAMIC, constraint_dim=None)
-        environment.constrain_symbol_range(symbol, max(low, 2), int_oo if high is None else high)
+        environment.constrain_symbol_range(symbol, 2, int_oo if high is None else high)
         size = environment.create_symintnode(symbol, hint=value, source=source)
         assert isinstance(size, torch.SymInt)
         symbols[name] = size

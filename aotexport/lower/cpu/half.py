@@ -78,7 +78,7 @@ def lower_half(piece: Piece, level: Level, file: str, directory: Path) -> tuple[
     dimensions = piece.program.dimensions
     if any(piece.sizes[dimension.symbol] < 2 for dimension in dimensions):
         raise NotLowered("a dynamic size is 0 or 1 in the example call, which the compiler takes for a constant")
-    mode, symbols = symbolic_sizes({d.symbol: (piece.sizes[d.symbol], d.min, d.max) for d in dimensions})
+    mode, symbols = symbolic_sizes({d.symbol: (piece.sizes[d.symbol], d.max) for d in dimensions})
     with mode:
         fakes = [_fake(metas[name], symbols) for name in inputs]
         carrier = [torch.empty([*symbols.values(), 0])] if symbols else []
@@ -185,4 +185,4 @@ def _assumptions(environment: ShapeEnv | None, symbols: Mapping[str, Any]) -> li
 def least_sizes(dimensions: Sequence[Dimension]) -> list[SizeExpression]:
     """Return what every trace assumes: that dynamic sizes are neither 0 nor 1."""
     two: Size = 2
-    return [SizeExpression(op="le", args=(two, d.symbol)) for d in dimensions if d.min < 2]
+    return [SizeExpression(op="le", args=(two, d.symbol)) for d in dimensions if (d.min or 0) < 2]
