@@ -54,8 +54,7 @@ def replacements(effects: Effects) -> list[tuple[Any, str, Any]]:
 
     def contiguous(self: torch.Tensor, memory_format: torch.memory_format = torch.contiguous_format) -> torch.Tensor:
         # Python returns a contiguous tensor as it is, and a trace does not see the call.
-        file = sys._getframe(1).f_code.co_filename
-        own = (is_user_file(file) or file.startswith(_LAYERS)) and not within_subclass()
+        own = _is_the_models(sys._getframe(1).f_code.co_filename) and not within_subclass()
         if own and not isinstance(self, nn.Parameter) and is_contiguous(self, memory_format=memory_format):
             effects.reads.add("layout")
         return original_contiguous(self, memory_format=memory_format)
@@ -83,6 +82,10 @@ def replacements(effects: Effects) -> list[tuple[Any, str, Any]]:
         (nn.Module, "_apply", _apply),
         *_inference_mode(),
     ]
+
+
+def _is_the_models(file: str) -> bool:
+    return is_user_file(file) or file.startswith(_LAYERS)
 
 
 def _data(self: torch.Tensor) -> torch.Tensor:
@@ -151,8 +154,11 @@ def _factories(set_requires_grad: Callable[[torch.Tensor, bool], torch.Tensor]) 
             if original.__name__ == "randint_like":
                 # Python calls it below autograd, which does not differentiate it.
                 args = (args[0].detach(), *args[1:])
-            made = original(*args, **kwargs)
-            return set_requires_grad(made, True) if requires_grad else made
+            if not requires_grad:
+                return original(*args, **kwargs)
+            if not _is_the_models(sys._getframe(1).f_code.co_filename):
+                return original(*args, requires_grad=True, **kwargs)
+            return set_requires_grad(original(*args, **kwargs), True)
 
         return make
 
