@@ -458,15 +458,13 @@ def node_annotations() -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _frames_kept(keeps: Callable[[str], bool]) -> Iterator[None]:
-    """Record the frames below this package of files that `keeps` takes; torch keeps functions called `forward`."""
+    """Record the frames below the call of the model that `keeps` takes; torch keeps functions called `forward`."""
     original = PythonKeyTracer._filter_traceback_frames
-    here = str(Path(__file__).parent)
-
-    def calls_model(file: str) -> bool:
-        return file.startswith(here) and file != __file__
+    # Frames of this package that follow stand in for what the model calls.
+    caller = str(Path(__file__).parent / "capture" / "forward.py")
 
     def frames(self: PythonKeyTracer, summary: traceback.StackSummary) -> traceback.StackSummary:
-        last = max((i for i, frame in enumerate(summary) if calls_model(frame.filename)), default=-1)
+        last = max((i for i, frame in enumerate(summary) if frame.filename == caller), default=-1)
         return traceback.StackSummary.from_list([f for f in summary[last + 1 :] if keeps(f.filename)])
 
     PythonKeyTracer._filter_traceback_frames = frames  # type: ignore[method-assign]
