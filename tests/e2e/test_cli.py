@@ -144,7 +144,8 @@ def test_export_of_a_program_without_functional_graph_says_why(run: Run) -> None
     text += "model = Total()\nmodel.total = torch.zeros(3)\nexample_inputs = torch.ones(3)\n"
     Path("total.py").write_text(text)
     result = run("total.py", "-o", "bundle", "--no-verify")
-    assert result.stdout.splitlines()[5:8] == [
+    assert result.stdout.splitlines()[5:9] == [
+        "train: no joint graph, the forward graph runs instead: the call replaces the tensor attribute `total`",
         "infer: no inference graph, the forward graph runs instead: the call replaces the tensor attribute `total`",
         "",
         "not verified (--no-verify)",
