@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-CASES = Path(__file__).parents[1] / "golden/cases.py"
+ROOT = Path(__file__).parents[2]
+CASES = ROOT / "tests/golden/cases.py"
 CHOSEN = ("custom_autograd_function", "dynamic_sizes", "nested_inputs", "normalisation", "rebound_buffer")
 SCRIPT = f"""
 import torch
@@ -30,7 +31,8 @@ def start_export(directory: Path, hash_seed: str) -> subprocess.Popen[bytes]:
     directory.mkdir(parents=True)
     shutil.copy(CASES, directory / "cases.py")
     (directory / "script.py").write_text(SCRIPT)
-    environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
+    found = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+    environment = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": found}
     return subprocess.Popen([sys.executable, "script.py"], cwd=directory, env=environment)
 
 
