@@ -57,20 +57,17 @@ class Guards:
         return captured if self._device is None else self._device.type
 
     @cached_property
-    def _fast(self) -> list[tuple[int, Form | None, torch.dtype, tuple[Size, ...], str]]:
+    def _fast(self) -> tuple[tuple[type, ...], Any, list[tuple[int, torch.dtype, tuple[Size, ...], str]]]:
         # Imports torch, which calls with arrays do without.
+        import torch
+
         from aotexport_runtime import dtypes
 
-        return [
-            (
-                index,
-                self._forms.get(index),
-                dtypes.dtype(spec.meta.dtype),
-                tuple(spec.meta.shape),
-                self._device_type(spec.meta.device),
-            )
+        expected = [
+            (index, dtypes.dtype(spec.meta.dtype), tuple(spec.meta.shape), self._device_type(spec.meta.device))
             for index, spec in self._arguments
         ]
+        return (torch.Tensor, torch.nn.Parameter), torch.strided, expected
 
     def check(self, leaves: list[Any]) -> tuple[dict[str, int], list[str]]:
         """Check the tensors of a call.
@@ -96,18 +93,17 @@ class Guards:
 
     def _fits(self, leaves: list[Any]) -> bool:
         """Return whether every tensor has its static metadata; the fast way to say yes."""
-        if any(isinstance(leaf, Array) for leaf in leaves):
+        if self._forms or Array in map(type, leaves):
             return False
-        for index, form, dtype, shape, device_type in self._fast:
+        types, strided, expected = self._fast
+        for index, dtype, shape, device_type in expected:
             leaf = leaves[index]
             if (
-                not is_tensor(leaf)
-                or form is not None
-                or is_wrapper(leaf)
+                type(leaf) not in types
                 or leaf.dtype is not dtype
                 or leaf.shape != shape
                 or leaf.device.type != device_type
-                or _name(leaf.layout) != "strided"
+                or leaf.layout is not strided
             ):
                 return False
         return True
