@@ -232,6 +232,7 @@ class _Recording:
             try:
                 bodies.append(self._trace_backward(context, given))
             except Exception:
+                # A backward that cannot do without a gradient raises in eager execution, and so does a missing body.
                 if len(defined) == len(places):
                     raise
                 bodies.append(None)

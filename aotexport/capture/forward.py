@@ -26,6 +26,7 @@ from aotexport.capture.state import State, StateEntry, swapped
 from aotexport.capture.strategies import STRATEGIES, Strategy
 from aotexport.capture.structure import tree_of
 from aotexport.errors import AotExportError, ExportFailed
+from aotexport.quiet import quiet
 from aotexport.torch_internals import (
     FakeTensor,
     GuardOnDataDependentSymNode,
@@ -102,7 +103,7 @@ def capture_forward(call: ExampleCall, state: State) -> ForwardCapture:
             continue
         known = len(state.entries)
         try:
-            with _quiet(), transforms_left():
+            with quiet("torch.export", "torch._dynamo", "torch.fx"), transforms_left():
                 captured = _trace(call, state, strategy.prepare(call), strategy)
             check_not_fixed(captured, call.paths)
             if not captured.function.asks or strategy.reads_code:
@@ -136,24 +137,6 @@ def capture_forward(call: ExampleCall, state: State) -> ForwardCapture:
 def _first_line(error: BaseException) -> str:
     lines = [line for line in str(error).strip().splitlines() if line.strip()] or [""]
     return f"{type(error).__name__}: {lines[0][:300]}"
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    import logging
-    import warnings
-
-    loggers = [logging.getLogger(name) for name in ("torch.export", "torch._dynamo", "torch.fx")]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.CRITICAL)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
 
 
 @dataclass

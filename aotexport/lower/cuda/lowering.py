@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import logging
-import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +18,7 @@ from aotexport.inductor_internals import (
 from aotexport.lower.cuda.retarget import CannotLower, retarget
 from aotexport.lower.cuda.sources import KernelSource, kernel_source
 from aotexport.lower.cuda.wrapper import capturing, launch
+from aotexport.quiet import quiet
 from aotexport.torch_internals import FakeTensorMode
 
 
@@ -68,7 +66,7 @@ def lower(module: torch.fx.GraphModule, mode: FakeTensorMode, *, returned: int, 
     """
     modules: list[torch.fx.GraphModule] = []
     try:
-        with _quiet():
+        with quiet("torch._inductor", "torch._functorch", "torch._dynamo", "torch.fx"):
             graph = retarget(module, tangents or 0, mode)
             with offline_gpu(DeviceModel(), capturing(modules.append)):
                 joint_passes(graph, mode)
@@ -148,19 +146,3 @@ def _restride(forward: Half, backward: torch.fx.GraphModule, mode: FakeTensorMod
                 node.meta["val"] = torch.empty_strided(
                     traced.shape, saved.stride(), dtype=traced.dtype, device=traced.device
                 )
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    names = ("torch._inductor", "torch._functorch", "torch._dynamo", "torch.fx")
-    loggers = [logging.getLogger(name) for name in names]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.CRITICAL)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)

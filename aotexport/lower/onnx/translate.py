@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import logging
-import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import onnx_ir as ir
@@ -15,6 +12,7 @@ from torch.export import Dim, ExportedProgram
 
 from aotexport.errors import ExportFailed
 from aotexport.lower.onnx.rebuild import Rebuilt
+from aotexport.quiet import quiet
 from aotexport.torch_internals import sizes_of_any_value
 from aotexport_runtime import dtypes
 from aotexport_runtime.schema.program import ArgumentInput, Program, StateInput
@@ -32,6 +30,8 @@ Translations = Mapping[Any, Callable[..., Any]]
 """ONNX Script functions by the operator of torch that they stand for."""
 
 _RANDOM = ("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli", "Multinomial")
+
+_LOGGERS = ("torch.onnx", "onnxscript", "onnx_ir", "torch.export")
 
 
 def capture(program: Program, rebuilt: Rebuilt) -> ExportedProgram:
@@ -53,7 +53,7 @@ def capture(program: Program, rebuilt: Rebuilt) -> ExportedProgram:
             args.append(symbols[spec.symbol])
             shapes.append(Dim.DYNAMIC)
     try:
-        with torch.no_grad(), sizes_of_any_value(), _quiet():
+        with torch.no_grad(), sizes_of_any_value(), quiet(*_LOGGERS):
             return torch.export.export(
                 rebuilt.module,
                 tuple(args),
@@ -75,7 +75,7 @@ def functional(program: Program, exported: ExportedProgram) -> ExportedProgram:
         ExportFailed: torch cannot say it: the program changes sizes or strides of its inputs.
     """
     try:
-        with torch.no_grad(), sizes_of_any_value(), _quiet():
+        with torch.no_grad(), sizes_of_any_value(), quiet(*_LOGGERS):
             return exported.run_decompositions({})
     except Exception as error:
         first = (str(error).strip().splitlines() or [""])[0][:200]
@@ -139,7 +139,7 @@ def translate(
             value.const_value = None
             value.name = attribute
             graph.inputs.append(value)
-    with _quiet():
+    with quiet(*_LOGGERS):
         converted.optimize()
         model: ir.Model = converted.model
         LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
@@ -160,7 +160,7 @@ def to_onnx(program: Program, exported: ExportedProgram, *, opset: int, translat
         ExportFailed: an operator has no translation.
     """
     try:
-        with _quiet(), torch.no_grad():
+        with quiet(*_LOGGERS), torch.no_grad():
             return torch.onnx.export(
                 exported,
                 dynamo=True,
@@ -237,19 +237,3 @@ def _refuse_random(program: Program, model: ir.Model) -> None:
                 f"operator `{found.get('operator', node.op_type)}`{where} of program `{program.name}` draws random "
                 "numbers, which ONNX models draw otherwise; pass them in as an input"
             )
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep the remarks of torch's exporter and its libraries from the user, who can do nothing about them."""
-    loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir", "torch.export")]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.CRITICAL)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
