@@ -10,7 +10,7 @@ from torch import nn
 
 from aotexport.programs import AnyExample, Example, Program, as_example
 from aotexport.source import Source
-from aotexport.torch_internals import tree_map
+from aotexport.torch_internals.names import tree_map
 
 
 def cast(source: Source, dtype: torch.dtype) -> Source:

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from aotexport.capture.sources import is_user_file
-from aotexport.torch_internals import MATH_FUNCTIONS, tensor_of_numbers
+from aotexport.torch_internals.names import MATH_FUNCTIONS, tensor_of_numbers
 
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _STAND_INS: dict[type, tuple[type, ...]] = {

@@ -25,15 +25,9 @@ from aotexport.capture.grad_mode import make_relative, outside_of_regions
 from aotexport.capture.patches import replaced
 from aotexport.capture.sources import is_user_file
 from aotexport.errors import ExportFailed
-from aotexport.torch_internals import (
-    REQUIRES_GRAD,
-    is_wrapper,
-    lift_tensors,
-    mark_unchecked,
-    record_call,
-    trace_body,
-    tracing_paused,
-)
+from aotexport.torch_internals.names import REQUIRES_GRAD
+from aotexport.torch_internals.tracing import lift_tensors, mark_unchecked, record_call, trace_body, tracing_paused
+from aotexport_runtime.subclasses import is_wrapper
 
 _MAX_PATTERNS = 8
 """How many patterns of undefined gradients a function that wants to see them is traced for."""

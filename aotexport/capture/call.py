@@ -17,7 +17,7 @@ from torch import nn
 
 from aotexport.capture.structure import tree_of
 from aotexport.errors import ModelFileInvalid
-from aotexport.torch_internals import is_dimension, is_fixed_dimension
+from aotexport.torch_internals.names import is_dimension, is_fixed_dimension
 from aotexport_runtime.schema.program import Parameter
 from aotexport_runtime.schema.trees import Constant, Leaf, Mapping, NamedFields, Sequence, Tree
 from aotexport_runtime.trees import leaves, steps

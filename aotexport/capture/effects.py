@@ -21,7 +21,9 @@ from aotexport.capture.patches import replaced
 from aotexport.capture.sources import user_line
 from aotexport.capture.stand_ins import replacements
 from aotexport.errors import ExportFailed
-from aotexport.torch_internals import applied_functions, traces_above_autograd, within_subclass
+from aotexport.torch_internals.patches import applied_functions
+from aotexport.torch_internals.subclasses import within_subclass
+from aotexport.torch_internals.tracing import traces_above_autograd
 
 _NUMBERS = (bool, int, float, str)
 _TABLE = re.compile(r"\.?_(?:buffers|parameters|modules)\['([^']+)'\]")

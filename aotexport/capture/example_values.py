@@ -20,15 +20,9 @@ import torch
 
 from aotexport.capture.sources import is_user_file, user_line
 from aotexport.errors import ExportFailed
-from aotexport.torch_internals import (
-    ShapeEnv,
-    add_check,
-    branches_follow,
-    current_tracer,
-    find_symbol,
-    is_float_of_tensors,
-    number_at,
-)
+from aotexport.torch_internals.checks import add_check, branches_follow, find_symbol, is_float_of_tensors, number_at
+from aotexport.torch_internals.names import ShapeEnv
+from aotexport.torch_internals.tracing import current_tracer
 
 log = logging.getLogger("aotexport")
 _SEED = 20240229

@@ -16,16 +16,14 @@ from aotexport.capture.sources import user_line
 from aotexport.capture.state import State
 from aotexport.encode.subclasses import encode_subclass
 from aotexport.errors import ModelFileInvalid
-from aotexport.torch_internals import (
+from aotexport.torch_internals.names import (
     FakeTensorMode,
-    fixed_symbols,
-    general_sizes_kept,
     int_oo,
     is_dimension,
     is_required_dimension,
     make_fake_inputs,
-    zero_and_one_symbolic,
 )
+from aotexport.torch_internals.patches import fixed_symbols, general_sizes_kept, zero_and_one_symbolic
 from aotexport_runtime.subclasses import flatten, is_wrapper, protocol
 
 

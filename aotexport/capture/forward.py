@@ -27,16 +27,12 @@ from aotexport.capture.strategies import STRATEGIES, Strategy
 from aotexport.capture.structure import tree_of
 from aotexport.errors import AotExportError, ExportFailed
 from aotexport.quiet import quiet
-from aotexport.torch_internals import (
-    FakeTensor,
-    GuardOnDataDependentSymNode,
-    OpOverload,
-    average_in_tensors,
-    fake_kernels,
+from aotexport.torch_internals.checks import insert_data_dependent_checks
+from aotexport.torch_internals.names import FakeTensor, GuardOnDataDependentSymNode, OpOverload
+from aotexport.torch_internals.patches import average_in_tensors, fake_kernels, masks_unread
+from aotexport.torch_internals.subclasses import is_wrap
+from aotexport.torch_internals.tracing import (
     has_transforms,
-    insert_data_dependent_checks,
-    is_wrap,
-    masks_unread,
     node_annotations,
     raised_in_transform,
     trace_forward,

@@ -13,13 +13,9 @@ import torch.fx.traceback
 from aotexport.capture.fake_kernels import FAKE_KERNELS
 from aotexport.capture.forward import ForwardCapture
 from aotexport.capture.sources import user_line
-from aotexport.torch_internals import (
-    FunctionalCapture,
-    capture_functional,
-    insert_data_dependent_checks,
-    onednn_disabled,
-    unchecked_assumption,
-)
+from aotexport.torch_internals.checks import insert_data_dependent_checks, unchecked_assumption
+from aotexport.torch_internals.functional import FunctionalCapture, capture_functional
+from aotexport.torch_internals.patches import onednn_disabled
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,8 @@ from typing import Any
 
 import torch
 
-from aotexport.torch_internals import SET_GRAD_ENABLED, node_annotations, stamped
+from aotexport.torch_internals.names import SET_GRAD_ENABLED
+from aotexport.torch_internals.tracing import node_annotations, stamped
 
 _MARK = "restores_ambient_grad_mode"
 _MODE = "grad_mode"

@@ -16,7 +16,7 @@ import torch
 from aotexport.capture.fakes import place
 from aotexport.encode.sizes import encode_size
 from aotexport.errors import ExportFailed
-from aotexport.torch_internals import is_required_dimension
+from aotexport.torch_internals.names import is_required_dimension
 from aotexport_runtime.schema.sizes import Dimension, SizeExpression
 
 if TYPE_CHECKING:

@@ -18,7 +18,9 @@ from torch import nn
 from aotexport.capture.autograd_functions import function_of_bodies, record_application
 from aotexport.capture.sources import is_user_file, user_line
 from aotexport.errors import ExportFailed
-from aotexport.torch_internals import AutogradFunctionApply, traces_above_autograd, within_subclass
+from aotexport.torch_internals.names import AutogradFunctionApply
+from aotexport.torch_internals.subclasses import within_subclass
+from aotexport.torch_internals.tracing import traces_above_autograd
 from aotexport_runtime.subclasses import is_wrapper
 
 if TYPE_CHECKING:

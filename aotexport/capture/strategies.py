@@ -27,13 +27,8 @@ from aotexport.capture.call import ExampleCall
 from aotexport.capture.fakes import integer_hint
 from aotexport.capture.patches import replaced
 from aotexport.errors import ExportFailed
-from aotexport.torch_internals import (
-    AutogradFunctionApply,
-    applied_functions,
-    export_to_torch_operators,
-    forward_mode_rules_hidden,
-    tree_map,
-)
+from aotexport.torch_internals.names import AutogradFunctionApply, export_to_torch_operators, tree_map
+from aotexport.torch_internals.patches import applied_functions, forward_mode_rules_hidden
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from torch import nn
 
 from aotexport.encode.values import encode_constant, is_constant
 from aotexport.errors import ExportFailed
-from aotexport.torch_internals import SUPPORTED_NODES
+from aotexport.torch_internals.names import SUPPORTED_NODES
 from aotexport_runtime.schema.trees import Constant, Leaf, Mapping, NamedFields, Sequence, Tree
 
 LeafIndex = Callable[[Any, str], int | None]

@@ -16,8 +16,8 @@ from aotexport.encode.sizes import encode_size
 from aotexport.encode.values import encode_result_meta
 from aotexport.encode.views import encode_views
 from aotexport.partition import saved_values
-from aotexport.torch_internals import (
-    FunctionalCapture,
+from aotexport.torch_internals.functional import FunctionalCapture, tangent_descriptor
+from aotexport.torch_internals.names import (
     InputAliasInfo,
     MutationType,
     OutputAliasInfo,
@@ -25,7 +25,6 @@ from aotexport.torch_internals import (
     PlainTensorMeta,
     SubclassCreationMeta,
     ViewAndMutationMeta,
-    tangent_descriptor,
 )
 from aotexport_runtime.schema.graph import Graph
 from aotexport_runtime.schema.program import (

@@ -16,14 +16,14 @@ from aotexport.capture.sources import source_of
 from aotexport.encode.subclasses import encode_subclass
 from aotexport.encode.values import encode_argument, encode_meta
 from aotexport.errors import ExportFailed
-from aotexport.torch_internals import (
+from aotexport.torch_internals.names import (
     ENTER_AUTOCAST,
     EXIT_AUTOCAST,
     SET_GRAD_ENABLED,
     HigherOrderOperator,
     OpOverload,
-    is_wrap,
 )
+from aotexport.torch_internals.subclasses import is_wrap
 from aotexport_runtime.allowed import BODY_OPERANDS, FLOAT_FUNCTIONS, allowed_aten_operators
 from aotexport_runtime.schema.graph import Graph, GraphInput, Node, SourceLine
 from aotexport_runtime.schema.subclasses import Subclass

@@ -20,7 +20,7 @@ from aotexport.encode.subclasses import encode_subclass
 from aotexport.encode.values import encode_result_meta, encode_tensor_meta
 from aotexport.errors import ExportFailed
 from aotexport.programs import ProgramSpec
-from aotexport.torch_internals import FunctionalCapture
+from aotexport.torch_internals.functional import FunctionalCapture
 from aotexport_runtime.schema.graph import Graph
 from aotexport_runtime.schema.program import (
     ArgumentInput,

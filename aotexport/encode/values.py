@@ -11,7 +11,7 @@ import torch
 
 from aotexport.encode.sizes import encode_size
 from aotexport.errors import ExportFailed
-from aotexport.torch_internals import is_data_dependent
+from aotexport.torch_internals.checks import is_data_dependent
 from aotexport_runtime.schema.values import (
     Argument,
     ComplexArgument,

@@ -11,7 +11,7 @@ from aotexport.capture.forward import ForwardCapture
 from aotexport.capture.functional import Refused
 from aotexport.encode.program import EncodedProgram
 from aotexport.targets import Targets
-from aotexport.torch_internals import FunctionalCapture
+from aotexport.torch_internals.functional import FunctionalCapture
 from aotexport_runtime.schema import encode_record
 
 CUDA = "cuda"

@@ -16,7 +16,7 @@ import aotexport
 from aotexport.encode.program import EncodedProgram
 from aotexport.encode.subclasses import types_of
 from aotexport.errors import OutputExists
-from aotexport.torch_internals import custom_operator_module
+from aotexport.torch_internals.names import custom_operator_module
 from aotexport_runtime.bundle import MANIFEST_NAME
 from aotexport_runtime.schema import CALLING_CONVENTION, FORMAT_VERSION, encode_record
 from aotexport_runtime.schema.graph import Graph

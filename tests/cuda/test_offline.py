@@ -6,7 +6,7 @@ import pytest
 import torch
 from triton.runtime import driver
 
-from aotexport.inductor_internals import (
+from aotexport.torch_internals.inductor import (
     SETTINGS,
     _guard_registry,
     codegen_common,

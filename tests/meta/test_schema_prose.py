@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from aotexport.encode.functional import FIELDS
-from aotexport.torch_internals import ViewAndMutationMeta
+from aotexport.torch_internals.names import ViewAndMutationMeta
 from aotexport_runtime import allowed
 from aotexport_runtime.observe import SAMPLE, TOLERANCES
 from aotexport_runtime.schema.codec import MAX_DEPTH, MAX_JSON_NBYTES

@@ -15,7 +15,7 @@ import torch
 # What torch's compiler says about itself when it is imported.
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit")
 
-FILES = [Path(__file__).parents[2] / "aotexport" / name for name in ("torch_internals.py", "inductor_internals.py")]
+FILES = sorted((Path(__file__).parents[2] / "aotexport" / "torch_internals").glob("*.py"))
 
 
 def _imported(tree: ast.Module) -> dict[str, str]:

@@ -13,7 +13,8 @@ import torch
 from aotexport.encode.sizes import encode_size
 from aotexport.lower.cpu.indices import hold_indices
 from aotexport.lower.cpu.levels import Level
-from aotexport.torch_internals import ShapeEnv, compile_library, symbolic_sizes, trace_decomposed
+from aotexport.torch_internals.compiler import compile_library, symbolic_sizes, trace_decomposed
+from aotexport.torch_internals.names import ShapeEnv
 from aotexport_runtime import dtypes
 from aotexport_runtime.call.autograd import random_nodes
 from aotexport_runtime.engines.codegen import Environment, compile_graph

@@ -15,7 +15,7 @@ from aotexport.errors import ExportFailed
 from aotexport.lower.cuda.lowering import Half
 from aotexport.lower.cuda.retarget import CannotLower
 from aotexport.lower.cuda.wrapper import launch
-from aotexport.torch_internals import OpOverload
+from aotexport.torch_internals.names import OpOverload
 from aotexport_runtime.allowed import allowed_aten_operators
 from aotexport_runtime.schema.graph import Graph, GraphInput, Node
 from aotexport_runtime.schema.values import (

@@ -5,8 +5,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Mapping
 
-from aotexport.inductor_internals import CachingAutotuner, GridExpr
 from aotexport.lower.cuda.retarget import CannotLower
+from aotexport.torch_internals.inductor import CachingAutotuner, GridExpr
 from aotexport_runtime.schema.sizes import Size, SizeExpression
 
 _BINARY = {ast.Add: "add", ast.Mult: "mul", ast.FloorDiv: "floordiv", ast.Mod: "mod"}

@@ -8,18 +8,18 @@ from typing import Any
 
 import torch
 
-from aotexport.inductor_internals import (
+from aotexport.lower.cuda.retarget import CannotLower, retarget
+from aotexport.lower.cuda.sources import KernelSource, kernel_source
+from aotexport.lower.cuda.wrapper import capturing, launch
+from aotexport.quiet import quiet
+from aotexport.torch_internals.inductor import (
     DeviceModel,
     compile_half,
     joint_passes,
     offline_gpu,
     partitioned,
 )
-from aotexport.lower.cuda.retarget import CannotLower, retarget
-from aotexport.lower.cuda.sources import KernelSource, kernel_source
-from aotexport.lower.cuda.wrapper import capturing, launch
-from aotexport.quiet import quiet
-from aotexport.torch_internals import FakeTensorMode
+from aotexport.torch_internals.names import FakeTensorMode
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from aotexport.lower.cuda.lowering import LoweredGraphs, lower
 from aotexport.lower.cuda.retarget import CannotLower
 from aotexport.lower.cuda.sharing import unshared
 from aotexport.lower.cuda.sources import KernelSource
-from aotexport.torch_internals import FunctionalCapture, tangent_descriptor
+from aotexport.torch_internals.functional import FunctionalCapture, tangent_descriptor
 from aotexport_runtime.schema.graph import Graph
 from aotexport_runtime.schema.program import Program
 from aotexport_runtime.schema.targets import LoweredProgram

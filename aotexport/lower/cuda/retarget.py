@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from aotexport.inductor_internals import retraced
 from aotexport.lower.cuda.attention import REWRITES
-from aotexport.torch_internals import FakeTensor, FakeTensorMode, OpOverload
+from aotexport.torch_internals.inductor import retraced
+from aotexport.torch_internals.names import FakeTensor, FakeTensorMode, OpOverload
 
 DEVICE = torch.device("cuda:0")
 

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from aotexport.inductor_internals import CachingAutotuner
 from aotexport.lower.cuda.grids import grid_of
 from aotexport.lower.cuda.retarget import CannotLower
 from aotexport.lower.cuda.wrapper import runtime_arguments
+from aotexport.torch_internals.inductor import CachingAutotuner
 from aotexport_runtime.schema.sizes import Size
 
 _DROPPED_MODULES = ("torch._inductor.runtime.hints",)

@@ -15,7 +15,7 @@ from typing import Any
 import sympy
 import torch
 
-from aotexport.inductor_internals import (
+from aotexport.torch_internals.inductor import (
     CachingAutotuner,
     FileBackedGraphModule,
     FxConverter,

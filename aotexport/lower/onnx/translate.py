@@ -13,7 +13,7 @@ from torch.export import Dim, ExportedProgram
 from aotexport.errors import ExportFailed
 from aotexport.lower.onnx.rebuild import Rebuilt
 from aotexport.quiet import quiet
-from aotexport.torch_internals import sizes_of_any_value
+from aotexport.torch_internals.patches import sizes_of_any_value
 from aotexport_runtime import dtypes
 from aotexport_runtime.schema.program import ArgumentInput, Program, StateInput
 from aotexport_runtime.schema.sizes import Size, SizeExpression

@@ -1,7 +1,6 @@
 """The private names of torch's compiler that lowering to GPU kernels uses; written for torch 2.13.
 
-Beside `torch_internals.py`, which capture uses: importing torch's compiler takes seconds, so this file is imported only
-when a bundle is lowered. `tests/meta/test_torch_internals.py` probes every name here as well.
+Importing torch's compiler takes seconds, so this file is imported only when a bundle is lowered.
 
 Torch is made to believe in a GPU that is not there (`offline_gpu`). Every change is undone when the block ends.
 """

@@ -1,0 +1,223 @@
+"""Numbers that only the data know: what a trace assumes of them becomes checks in its graph."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import sympy
+import torch
+from torch.fx.experimental.symbolic_shapes import ConvertIntKey, ShapeEnv
+from torch.fx.passes.runtime_assert import insert_deferred_runtime_asserts
+from torch.fx.proxy import GraphAppendingTracer
+from torch.utils._pytree import key_get
+from torch.utils._sympy.interp import sympy_interp
+from torch.utils._sympy.numbers import int_oo
+from torch.utils._sympy.reference import PythonReferenceAnalysis
+from torch.utils._sympy.symbol import SymT, symbol_is_type
+from torch.utils._sympy.value_ranges import ValueRanges
+
+_TORCH_CHECK = re.compile(r"Runtime assertion failed for expression (.*) on node '\w+'")
+_FROM_DATA = (SymT.UNBACKED_INT, SymT.UNBACKED_FLOAT)
+
+
+def is_data_dependent(number: torch.SymInt | torch.SymFloat | torch.SymBool) -> bool:
+    """Return whether a symbolic number depends on the values of tensors."""
+    return any(symbol_is_type(symbol, _FROM_DATA) for symbol in number.node.expr.free_symbols)
+
+
+def insert_data_dependent_checks(module: torch.fx.GraphModule, shape_env: ShapeEnv) -> None:
+    """Write what a trace assumed about numbers that only the data know into its graph."""
+    if not any(symbol_is_type(symbol, _FROM_DATA) for symbol in shape_env.var_to_range):
+        return
+    for node in module.graph.find_nodes(op="call_function", target=torch.ops.aten.masked_select.default):
+        # torch 2.13 bounds the count by the elements of the tensor before it is broadcast with the mask.
+        shape_env.var_to_range[node.meta["val"].shape[0].node.expr] = ValueRanges(0, int_oo)
+    for symbol, _ in _truth_values(module.graph):
+        # That a truth value is 0 or 1 is not worth a check.
+        shape_env.var_to_range[symbol] = ValueRanges.unknown_int()
+    _describe_checks(module.graph)
+    insert_deferred_runtime_asserts(module, shape_env, "forward", export=True)
+    for node in module.graph.find_nodes(op="call_function", target=torch.ops.aten._assert_scalar.default):
+        condition, message = node.args
+        told = _TORCH_CHECK.fullmatch(str(message))
+        if told is not None:
+            assumed = re.sub(r"\b(u|zuf)\d+\b", "value", told[1])
+            node.args = (condition, f"the program needs `{assumed}` of a number that only the data know")
+
+
+class _Answers(dict[Any, Any]):
+    """What `ShapeEnv.real_tensor_prop_unbacked_vals` holds, looked up when it is asked for."""
+
+    def __init__(self, get: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self._get = get
+
+    def __len__(self) -> int:
+        return 1
+
+    def __contains__(self, key: object) -> bool:
+        return self[key] is not None
+
+    def __getitem__(self, key: Any) -> Any:
+        return self._get(key) if isinstance(key, sympy.Symbol) else None
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        return default if (value := self[key]) is None else value
+
+
+@contextlib.contextmanager
+def branches_follow(
+    shape_env: ShapeEnv, get: Callable[[Any], Any], decided: Callable[[Any, Any], None]
+) -> Iterator[None]:
+    """Let code that branches on data-dependent numbers go the way that their values tell.
+
+    Torch would check what such code assumes where the number is computed; that is left to `decided`.
+
+    Args:
+        shape_env: of the trace.
+        get: gives the value of a data-dependent symbol, or None.
+        decided: called with each expression that code branched on, and its value.
+    """
+    before = shape_env.real_tensor_prop_unbacked_vals
+    defer, ranges = shape_env.guard_or_defer_runtime_assert, shape_env.var_to_range
+    narrowed: dict[Any, tuple[Any, Any]] = {}
+
+    def defer_but_branches(expression: Any, message: str, fx_node: Any = None) -> bool:
+        if not message.startswith("propagate_real_tensors"):
+            return defer(expression, message, fx_node)
+        old = {symbol: ranges[symbol] for symbol in expression.free_symbols}
+        holds = defer(expression, message, fx_node)
+        for asserts in shape_env.deferred_runtime_asserts.values():
+            asserts[:] = [deferred for deferred in asserts if deferred.msg != message]
+        for symbol, range_ in old.items():
+            first, last = narrowed.get(symbol, (range_, range_))
+            narrowed[symbol] = (first if last == range_ else range_), ranges[symbol]
+        return holds
+
+    shape_env.real_tensor_prop_unbacked_vals = _Answers(get)
+    shape_env._log_real_tensor_propagation = decided  # type: ignore[method-assign]
+    shape_env.guard_or_defer_runtime_assert = defer_but_branches  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        shape_env.real_tensor_prop_unbacked_vals = before
+        del shape_env._log_real_tensor_propagation, shape_env.guard_or_defer_runtime_assert
+        # What branches say about a range is in their checks.
+        ranges.update({symbol: first for symbol, (first, last) in narrowed.items() if ranges[symbol] == last})
+
+
+def find_symbol(graph: torch.fx.Graph, symbol: Any) -> tuple[torch.fx.Node, Any] | None:
+    """Return the node whose result holds a data-dependent symbol, with the path to it in the result; None: no node."""
+    for node in reversed(graph.nodes):
+        path = _bindings(node).get(symbol)
+        if path is not None:
+            return node, path
+    return None
+
+
+def number_at(value: Any, path: Any) -> Any:
+    """Return the number at `path` in the result of a node, for use in expressions."""
+    return sympy.sympify(key_get(value, path))
+
+
+def is_float_of_tensors(expression: Any, value: Any) -> bool:
+    """Return whether an expression with this value is a float computed from floats of tensors."""
+    floats = [symbol for symbol in expression.free_symbols if symbol_is_type(symbol, SymT.UNBACKED_FLOAT)]
+    return bool(floats) and not value.is_Boolean and not expression.is_integer
+
+
+def add_check(graph: torch.fx.Graph, expression: Any, value: Any, message: str, stack_trace: str) -> None:
+    """Append the check that an expression of data-dependent symbols has this value.
+
+    Args:
+        graph: of a trace that is going on; it defines the symbols.
+        expression: comparison or integer.
+        value: what it must be.
+        message: for the error of a call where it is something else.
+        stack_trace: where the code depends on it.
+    """
+    tracer = GraphAppendingTracer(graph)
+    before = set(graph.nodes)
+    truth = next((node for symbol, node in _truth_values(graph) if expression == sympy.Eq(symbol, 1)), None)
+    if truth is not None:
+        condition: Any = torch.fx.Proxy(truth, tracer)
+    else:
+        proxies = {symbol: torch.fx.Proxy(_number(graph, symbol), tracer) for symbol in expression.free_symbols}
+        condition = sympy_interp(PythonReferenceAnalysis, proxies, expression)
+    if value == sympy.false:
+        condition = torch.sym_not(condition)
+    elif value != sympy.true:
+        condition = condition == (int(value) if value.is_Integer else float(value))
+    graph.call_function(torch.ops.aten._assert_scalar.default, (condition.node, message))
+    for node in graph.nodes:
+        if node not in before:
+            node.meta.update(stack_trace=stack_trace, checks=True)
+
+
+def _truth_values(graph: torch.fx.Graph) -> Iterator[tuple[Any, torch.fx.Node]]:
+    """Return the data-dependent symbols that are 1 where a truth value is true, with the nodes that compute it."""
+    for node in graph.nodes:
+        for symbol, path in _bindings(node).items():
+            if any(isinstance(key, ConvertIntKey) for key in path):
+                yield symbol, node
+
+
+def _number(graph: torch.fx.Graph, symbol: Any) -> torch.fx.Node:
+    """Return a node whose result is a symbol, appended where the graph has none.
+
+    Raises:
+        LookupError: no result of the graph has the symbol, and no input has it as a size.
+    """
+    found = find_symbol(graph, symbol)
+    if found is None:
+        for node in graph.find_nodes(op="placeholder"):
+            for axis, size in enumerate(getattr(node.meta.get("val"), "shape", ())):
+                if isinstance(size, torch.SymInt) and size.node.expr == symbol:
+                    return graph.create_size_node(node, axis)
+        raise LookupError(f"no input has the size {symbol}")
+    return graph._resolve_unbacked_binding(found[0], tuple(found[1]), lower_symint=int)
+
+
+def unchecked_assumption(
+    forward: torch.fx.GraphModule, functional: torch.fx.GraphModule, shape_env: ShapeEnv
+) -> Any | None:
+    """Return what the trace of a functional graph assumed about data-dependent numbers beyond the forward graph.
+
+    Args:
+        forward: holds checks of all that its own trace assumed.
+        functional: traced from it; has its checks, and nodes that tell their origin in it.
+        shape_env: of both traces.
+
+    Returns:
+        An expression over the forward graph's symbols; None: there is none.
+    """
+    symbols = {(node.name, str(path)): s for node in forward.graph.nodes for s, path in _bindings(node).items()}
+    same = {
+        symbol: symbols.get(((node.meta.get("custom") or {}).get("origin", ""), str(path)), symbol)
+        for node in functional.graph.nodes
+        for symbol, path in _bindings(node).items()
+    }
+    for symbol in same:
+        for deferred in shape_env.deferred_runtime_asserts.get(symbol, ()):
+            own = {s for s in deferred.expr.free_symbols if symbol_is_type(s, _FROM_DATA)}
+            if own <= same.keys():
+                expression = deferred.expr.xreplace(same)
+                if shape_env._maybe_evaluate_static(expression) != sympy.true:
+                    return expression
+    return None
+
+
+def _bindings(node: torch.fx.Node) -> dict[Any, Any]:
+    """Return the data-dependent symbols that the result of a node brings in, with the path to each."""
+    return node.meta.get("unbacked_bindings") or {}
+
+
+def _describe_checks(graph: torch.fx.Graph) -> None:
+    """Give the nodes that compute the conditions of checks what tracing would have."""
+    for node in graph.nodes:
+        if node.meta.pop("checks", False):
+            args = torch.fx.map_arg(node.args, lambda arg: arg.meta["val"])
+            node.meta["val"] = node.target(*args)

@@ -1,0 +1,148 @@
+"""Compilation of functional graphs to CPU libraries; torch's compiler is imported late, which takes seconds."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+
+# The tracing context tells AOTAutograd which fake mode and shape environment to go on with.
+from torch._guards import TracingContext, tracing
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
+from torch.utils._sympy.numbers import int_oo
+
+
+def symbolic_sizes(sizes: Mapping[str, tuple[int, int | None]]) -> tuple[FakeTensorMode, dict[str, torch.SymInt]]:
+    """Return a fake mode with fresh symbolic integers.
+
+    Args:
+        sizes: per name, the value at hand, and the greatest, which may be open; the least is 2.
+    """
+    from torch._dynamo.source import ConstantSource
+
+    environment = ShapeEnv()
+    symbols: dict[str, torch.SymInt] = {}
+    for name, (value, high) in sizes.items():
+        source = ConstantSource(name)
+        symbol = environment.create_symbol(value, source, dynamic_dim=DimDynamic.DYNAMIC, constraint_dim=None)
+        environment.constrain_symbol_range(symbol, 2, int_oo if high is None else high)
+        size = environment.create_symintnode(symbol, hint=value, source=source)
+        assert isinstance(size, torch.SymInt)
+        symbols[name] = size
+    return FakeTensorMode(shape_env=environment), symbols
+
+
+def trace_decomposed(
+    function: Callable[..., Any], fakes: Sequence[torch.Tensor], fake_mode: FakeTensorMode
+) -> torch.fx.GraphModule:
+    """Trace a function of tensors as the operators that torch's compiler fuses.
+
+    Args:
+        function: functional; takes and returns flat tensors.
+        fakes: fake tensors of `fake_mode`, one per input.
+        fake_mode: the mode under which the trace runs.
+    """
+    from torch._inductor import config
+    from torch._inductor.decomposition import select_decomp_table
+
+    # Random operators stay whole, so that they draw eager's numbers.
+    whole = config.patch(fallback_random=True)
+    with whole, fake_mode, torch.no_grad(), tracing(TracingContext(fake_mode)):
+        tracer = make_fx(function, select_decomp_table(), tracing_mode="real", _allow_non_fake_inputs=True)
+        return tracer(*fakes)
+
+
+def compile_library(
+    module: torch.fx.GraphModule,
+    fakes: Sequence[torch.Tensor],
+    fake_mode: FakeTensorMode,
+    path: Path,
+    *,
+    march: str,
+    vector_nbits: int,
+    ordered: bool,
+) -> None:
+    """Compile a graph to a shared library for processors, by AOTInductor.
+
+    Indices are not checked against bounds: see `lower/cpu/indices.py`.
+
+    Args:
+        module: of `trace_decomposed`; taken over. Its results keep the strides that they were traced with.
+        fakes: what it was traced with.
+        fake_mode: what they are of.
+        path: the library; nothing else is written beside it.
+        march: instruction set, as the C++ compiler names it.
+        vector_nbits: width of vector registers.
+        ordered: whether operators keep their order, since they draw random numbers.
+
+    Raises:
+        NotImplementedError: it calls operators that libraries have no entry point for.
+    """
+    from torch._inductor import compile_fx, config, cpu_vec_isa
+    from torch._inductor.codegen.cpp import CppKernel
+    from torch._inductor.virtualized import V
+
+    isa = cpu_vec_isa.VecAVX512() if vector_nbits == 512 else cpu_vec_isa.VecAVX2()
+    decide = CppKernel.decide_parallel_depth
+
+    def decide_at_compile_time(self: CppKernel, *args: Any) -> Any:
+        # With threads counted at run time every loop would be parallel, those of three elements as well.
+        with config.patch({"cpp.dynamic_threads": False}):
+            return decide(self, *args)
+
+    with contextlib.ExitStack() as stack:
+        scratch = stack.enter_context(tempfile.TemporaryDirectory())
+        options = {
+            **compile_fx.get_cpp_wrapper_config(),
+            "aot_inductor.output_path": f"{scratch}/library.so",
+            "assert_indirect_indexing": False,
+            "cpp_wrapper": True,
+            "cpp.dynamic_threads": True,
+            "cpp.march": march,
+            "cpp.simdlen": vector_nbits,
+            "cpp.threads": 4,
+            "fallback_random": True,
+            "reorder_for_peak_memory": not ordered,
+        }
+        stack.enter_context(torch.no_grad())
+        stack.enter_context(config.patch(options))
+        stack.enter_context(V.set_aot_compilation(True))
+        stack.enter_context(V.set_fake_mode(fake_mode))
+        stack.enter_context(tracing(TracingContext(fake_mode)))
+        stack.enter_context(mock.patch.object(cpu_vec_isa, "valid_vec_isa_list", return_value=[isa]))
+        stack.enter_context(mock.patch.object(CppKernel, "decide_parallel_depth", decide_at_compile_time))
+        (output,) = module.graph.find_nodes(op="output")
+        compiled: Any = compile_fx.compile_fx_forward(
+            module,
+            list(fakes),
+            num_orig_model_outputs=len(output.args[0]),
+            num_example_inputs=len(fakes),
+            compiler_config_extra=compile_fx.create_compiler_config_extra(module),
+            inner_compile=functools.partial(compile_fx.compile_fx_inner, cpp_wrapper=True),
+            is_inference=True,
+        )
+        called = [file for file in Path(scratch).glob("*.json") if not file.name.endswith("_metadata.json")]
+        if called:
+            # The runner could call them through a table beside the library.
+            nodes = json.loads(called[0].read_text())["nodes"]
+            raise NotImplementedError(f"no stable entry point for {sorted({node['node']['target'] for node in nodes})}")
+        shutil.copyfile(compiled.filename, path)
+    _strip(path)
+
+
+def _strip(library: Path) -> None:
+    """Leave out what only debuggers read, four fifths of a library, where there is a tool for it."""
+    tool = shutil.which("strip")
+    if tool is not None:
+        subprocess.run([tool, "--strip-unneeded", str(library)], check=True)

@@ -1,0 +1,114 @@
+"""Capture of functional graphs by AOTAutograd."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch._functorch._aot_autograd.descriptors import TangentAOTInput
+from torch._functorch._aot_autograd.schemas import ViewAndMutationMeta
+
+# AOTAutograd's capture with descriptors: the route with torch.compile's full semantics.
+from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
+
+# The tracing context tells AOTAutograd which fake mode and shape environment to go on with.
+from torch._guards import TracingContext, tracing
+from torch._library import simple_registry
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from aotexport.torch_internals.names import OpOverload
+from aotexport.torch_internals.patches import convolution_choice_unguarded, exporting, fake_kernels
+
+
+@dataclass(frozen=True)
+class FunctionalCapture:
+    """A functional graph with what AOTAutograd knows about it.
+
+    Attributes:
+        module: the joint or inference graph; functional.
+        metadata: mutations and aliases.
+    """
+
+    module: torch.fx.GraphModule
+    metadata: ViewAndMutationMeta
+
+
+class _Root(torch.nn.Module):
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self._function = function
+
+    def forward(self, *inputs: Any) -> Any:
+        return self._function(*inputs)
+
+
+def capture_functional(
+    function: Callable[..., Any],
+    fakes: Sequence[Any],
+    fake_mode: FakeTensorMode,
+    *,
+    kernels: Mapping[Any, Callable[..., Any]],
+    grad: bool,
+) -> FunctionalCapture:
+    """Capture `function` as a functional graph through AOTAutograd.
+
+    Args:
+        function: takes and returns flat tensors.
+        fakes: fake tensors of `fake_mode`, one per input.
+        fake_mode: goes on with its shape environment.
+        kernels: see `fake_kernels`.
+        grad: capture forward and backward; False: forward alone.
+    """
+    with (
+        contextlib.ExitStack() as stack,
+        exporting(),
+        convolution_choice_unguarded(fake_mode),
+        tracing(TracingContext(fake_mode)),
+        torch.set_grad_enabled(grad),
+        _linalg_errors_unordered(),
+        _effects_kept(),
+        fake_kernels(kernels),
+    ):
+        joint = aot_export_joint_with_descriptors(stack, _Root(function), tuple(fakes), {}, ignore_shape_env=True)
+        return FunctionalCapture(joint.graph_module, joint._aot_state.fw_metadata)
+
+
+@contextlib.contextmanager
+def _linalg_errors_unordered() -> Iterator[None]:
+    """Let linear algebra's checks for errors be plain operators: their order among themselves needs no token."""
+    effect = simple_registry.singleton.find("aten::_linalg_check_errors").effect
+    before = effect._effect
+    effect._effect = None
+    try:
+        yield
+    finally:
+        effect._effect = before
+
+
+@contextlib.contextmanager
+def _effects_kept() -> Iterator[None]:
+    """Keep operators without a used result: random ones advance the generator, others check for errors."""
+    original = torch.fx.Graph.eliminate_dead_code
+
+    def eliminate(self: torch.fx.Graph, is_impure_node: Any = None) -> bool:
+        def keeps(node: torch.fx.Node) -> bool:
+            draws = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+            checks = isinstance(node.target, OpOverload) and not node.target._schema.returns
+            return draws or checks or (node.is_impure() if is_impure_node is None else is_impure_node(node))
+
+        return original(self, keeps)
+
+    torch.fx.Graph.eliminate_dead_code = eliminate  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        torch.fx.Graph.eliminate_dead_code = original  # type: ignore[method-assign]
+
+
+def tangent_descriptor(node: torch.fx.Node) -> TangentAOTInput | None:
+    """Return the descriptor of a placeholder that is a tangent, else None."""
+    descriptor = node.meta.get("desc")
+    return descriptor if isinstance(descriptor, TangentAOTInput) else None

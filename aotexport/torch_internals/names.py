@@ -1,0 +1,127 @@
+"""Private names of torch as they are, each with what it is for, and what torch keeps about declared dimensions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch._refs
+
+# Fake tensors with a shape environment that knows the user's dynamic dimensions.
+from torch._export.non_strict_utils import make_fake_inputs
+
+# The metadata that functional graphs come with.
+from torch._functorch._aot_autograd.schemas import (
+    InputAliasInfo,
+    MemoryFormatMeta,
+    MutationType,
+    OutputAliasInfo,
+    OutputType,
+    PlainTensorMeta,
+    SubclassCreationMeta,
+    ViewAndMutationMeta,
+)
+
+# What Dynamo makes of custom autograd functions in code that torch compiles (branches of `torch.cond`).
+from torch._functorch.autograd_function import AutogradFunctionApply
+
+# Custom operators with the functions that define them, to tell the user what to import.
+from torch._library.custom_ops import OPDEFS
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+# Dynamo's capture before anything is made of custom autograd functions.
+from torch.export._trace import _export_to_torch_ir as export_to_torch_operators
+
+# What users declare sizes and integers dynamic with: named dimensions, and hints (`Dim.DYNAMIC`, `Dim.AUTO`).
+from torch.export.dynamic_shapes import _DimHint, _DimHintType, _StaticDim
+from torch.fx.experimental.symbolic_shapes import (
+    ConstraintViolationError,
+    GuardOnDataDependentSymNode,
+    ShapeEnv,
+)
+
+# Containers that torch's tree utilities know and this package does not (caches of model libraries).
+from torch.utils._pytree import SUPPORTED_NODES, tree_map
+from torch.utils._sympy.numbers import int_oo
+
+__all__ = [
+    "ENTER_AUTOCAST",
+    "EXIT_AUTOCAST",
+    "MATH_FUNCTIONS",
+    "REQUIRES_GRAD",
+    "SET_GRAD_ENABLED",
+    "SUPPORTED_NODES",
+    "AutogradFunctionApply",
+    "ConstraintViolationError",
+    "FakeTensor",
+    "FakeTensorMode",
+    "GuardOnDataDependentSymNode",
+    "HigherOrderOperator",
+    "InputAliasInfo",
+    "MemoryFormatMeta",
+    "MutationType",
+    "OpOverload",
+    "OutputAliasInfo",
+    "OutputType",
+    "PlainTensorMeta",
+    "ShapeEnv",
+    "SubclassCreationMeta",
+    "ViewAndMutationMeta",
+    "custom_operator_module",
+    "export_to_torch_operators",
+    "int_oo",
+    "is_dimension",
+    "is_fixed_dimension",
+    "is_required_dimension",
+    "make_fake_inputs",
+    "tensor_of_numbers",
+    "tree_map",
+]
+
+# Torch's own method, whatever stands in for it.
+REQUIRES_GRAD = torch._C.TensorBase.requires_grad_
+
+# The function transforms that are active.
+TRANSFORMS: Any = torch._C._functorch  # type: ignore[attr-defined]
+
+# What nodes of a pre-dispatch graph call, beside operators.
+OpOverload = torch._ops.OpOverload
+HigherOrderOperator = torch._ops.HigherOrderOperator
+SET_GRAD_ENABLED = torch._C._set_grad_enabled
+ENTER_AUTOCAST = torch.amp.autocast_mode._enter_autocast
+EXIT_AUTOCAST = torch.amp.autocast_mode._exit_autocast
+
+
+def is_dimension(spec: Any) -> bool:
+    """Return whether `spec` declares a size or an integer dynamic: a named dimension, `Dim.DYNAMIC` or `Dim.AUTO`."""
+    return isinstance(spec, torch.export.Dim | _DimHint) and not is_fixed_dimension(spec)
+
+
+def is_required_dimension(spec: Any) -> bool:
+    """Return whether `spec` declares a dimension that must be dynamic: a named one, or `Dim.DYNAMIC`."""
+    return is_dimension(spec) and getattr(spec, "type", _DimHintType.DYNAMIC) is _DimHintType.DYNAMIC
+
+
+def is_fixed_dimension(spec: Any) -> bool:
+    """Return whether `spec` declares a size or an integer fixed: `Dim.STATIC`, a number, or nothing at all."""
+    static_hint = isinstance(spec, _DimHint) and spec.type is _DimHintType.STATIC
+    return spec is None or isinstance(spec, int | _StaticDim) or static_hint
+
+
+MATH_FUNCTIONS: dict[str, Callable[[Any], Any]] = {
+    name: getattr(torch, f"_sym_{name}")
+    for name in ("sqrt", "log2", "cos", "cosh", "sin", "sinh", "tan", "tanh", "acos", "asin", "atan")
+}
+"""Functions of `math` from a number to a float, for symbolic numbers."""
+
+
+def tensor_of_numbers(data: Any, **options: Any) -> torch.Tensor:
+    """Return what `torch.tensor` gives for (nested lists of) numbers, symbolic ones among them."""
+    return torch._refs.tensor(data, **options)
+
+
+def custom_operator_module(name: str) -> str | None:
+    """Return the Python module that registered the custom operator `namespace::base.overload`, where torch knows."""
+    definition = OPDEFS.get(name.partition(".")[0])
+    return None if definition is None else getattr(definition._init_fn, "__module__", None)

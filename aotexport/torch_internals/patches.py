@@ -1,0 +1,242 @@
+"""Changes of torch for the time of a block: what a capture needs to be otherwise, undone when the block ends."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from types import CodeType, FunctionType
+from typing import Any
+
+import sympy
+import torch
+
+# Sizes that fake kernels do not know.
+from torch._library.fake_impl import FakeImplCtx, set_ctx_getter
+from torch._subclasses.fake_impls import op_implementations_checks
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental import _config as shape_config
+from torch.fx.experimental import symbolic_shapes
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+
+@contextlib.contextmanager
+def fixed_symbols(shape_env: ShapeEnv, seen: Callable[[sympy.Symbol], None]) -> Iterator[None]:
+    """Call `seen` with every symbol that the shape environment comes to hold to a number, at that moment."""
+    replace = shape_env._set_replacement
+
+    def watched(symbol: sympy.Symbol, value: sympy.Expr, reason: str) -> None:
+        if value.is_number:
+            seen(symbol)
+        replace(symbol, value, reason)
+
+    shape_env._set_replacement = watched  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        del shape_env._set_replacement
+
+
+@contextlib.contextmanager
+def exporting() -> Iterator[None]:
+    """Let the model see that an export goes on (`torch.compiler.is_exporting()`), as `torch.export` does."""
+    compiler = torch.compiler
+    before = compiler._is_compiling_flag, compiler._is_exporting_flag
+    compiler._is_compiling_flag = compiler._is_exporting_flag = True
+    try:
+        yield
+    finally:
+        compiler._is_compiling_flag, compiler._is_exporting_flag = before
+
+
+@contextlib.contextmanager
+def masks_unread() -> Iterator[None]:
+    """Keep transformer layers from comparing a mask with the causal one, which branches on values.
+
+    Where the two are equal the layers then use the mask, in place of the kernels' own causal one.
+    """
+    layers = torch.nn.modules.transformer
+    original = layers._detect_is_causal_mask
+    layers._detect_is_causal_mask = lambda mask, is_causal=None, size=None: is_causal is True
+    try:
+        yield
+    finally:
+        layers._detect_is_causal_mask = original
+
+
+@contextlib.contextmanager
+def forward_mode_rules_hidden() -> Iterator[None]:
+    """Let custom autograd functions seem to have no rule of forward-mode AD."""
+    found: list[type] = [torch.autograd.Function]
+    for function in found:
+        found += function.__subclasses__()
+    rules = {function: vars(function)["jvp"] for function in found[1:] if "jvp" in vars(function)}
+    for function in rules:
+        del function.jvp  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        for function, rule in rules.items():
+            function.jvp = rule  # type: ignore[attr-defined]
+
+
+_WATCH = "_aotexport_applied"
+
+
+Apply = Callable[..., Any]
+
+
+@contextlib.contextmanager
+def applied_functions(apply_instead: Callable[[Any, tuple[Any, ...], dict[str, Any], Apply], Any]) -> Iterator[None]:
+    """Call `apply_instead` where custom autograd functions are applied, with class, arguments and torch's `apply`.
+
+    The code of `Function.apply` is exchanged, not the attribute: models bind the method beforehand (`apply = F.apply`).
+    """
+    apply = vars(torch.autograd.Function)["apply"].__func__
+    original = FunctionType(apply.__code__, apply.__globals__, apply.__name__, apply.__defaults__, apply.__closure__)
+
+    def watch(cls: type, *args: Any, **kwargs: Any) -> Any:
+        return apply_instead(cls, args, kwargs, original)
+
+    before = apply.__code__
+    apply.__globals__[_WATCH] = watch
+    apply.__code__ = _watched()
+    try:
+        yield
+    finally:
+        apply.__code__ = before
+        del apply.__globals__[_WATCH]
+
+
+def _watched() -> CodeType:
+    """Return code that calls the watcher of `Function.apply`, with the free variable that the method has."""
+    __class__ = torch.autograd.Function
+
+    def apply(cls: type, *args: Any, **kwargs: Any) -> Any:
+        assert __class__ is not None
+        return _aotexport_applied(cls, *args, **kwargs)  # type: ignore[name-defined]  # noqa: F821
+
+    return apply.__code__
+
+
+@contextlib.contextmanager
+def onednn_disabled() -> Iterator[None]:
+    """Hide oneDNN from torch's choice of kernels, without the warnings of the public switch."""
+    before = torch._C._get_mkldnn_enabled()
+    torch._C._set_mkldnn_enabled(False)
+    try:
+        yield
+    finally:
+        torch._C._set_mkldnn_enabled(before)
+
+
+@contextlib.contextmanager
+def convolution_choice_unguarded(fake_mode: FakeTensorMode) -> Iterator[None]:
+    """Let torch pick the kernel of a convolution without assuming anything about its sizes.
+
+    The graph keeps the operator that picks anew at every call, so a guard such as `batch < 16` would be in vain.
+    """
+    choose = torch._C._select_conv_backend
+    environment = fake_mode.shape_env
+
+    def unguarded(*args: Any, **kwargs: Any) -> Any:
+        with environment.suppress_guards() if environment is not None else contextlib.nullcontext():
+            return choose(*args, **kwargs)
+
+    torch._C._select_conv_backend = unguarded
+    try:
+        yield
+    finally:
+        torch._C._select_conv_backend = choose
+
+
+@contextlib.contextmanager
+def fake_kernels(kernels: Mapping[Any, Callable[..., Any]]) -> Iterator[None]:
+    """Let fake tensors take `kernels` for operators that torch refuses as data-dependent."""
+
+    def takes(operator: Any) -> bool:
+        return operator in kernels
+
+    def run(mode: FakeTensorMode, operator: Any, *args: Any, **kwargs: Any) -> Any:
+        context = FakeImplCtx(mode, operator)
+        with set_ctx_getter(lambda: context), mode:
+            return kernels[operator](*args, **kwargs)
+
+    op_implementations_checks.insert(0, (takes, run))
+    try:
+        yield
+    finally:
+        op_implementations_checks.remove((takes, run))
+
+
+@contextlib.contextmanager
+def average_in_tensors() -> Iterator[None]:
+    """Let batch normalization with a cumulative average (`momentum=None`) keep the factor, 1 / calls, a tensor."""
+    layer = torch.nn.modules.batchnorm._BatchNorm
+    original = layer.forward
+
+    def forward(self: Any, input: torch.Tensor) -> torch.Tensor:
+        if self.momentum is not None or not self.training or self.running_mean is None:
+            return original(self, input)
+        self._check_input_dim(input)
+        self.num_batches_tracked.add_(1)
+        mean, var = torch.zeros_like(self.running_mean), torch.zeros_like(self.running_var)
+        output = torch.nn.functional.batch_norm(input, mean, var, self.weight, self.bias, True, 1.0, self.eps)
+        for running, current in ((self.running_mean, mean), (self.running_var, var)):
+            running.add_((current - running) / self.num_batches_tracked)
+        return output
+
+    layer.forward = forward  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        layer.forward = original  # type: ignore[method-assign]
+
+
+def _asks_for_zero_or_one(condition: sympy.Basic) -> bool:
+    special = (0, 1) if isinstance(condition, sympy.Eq | sympy.Ne) else (0, 1, 2)
+    return isinstance(condition, sympy.core.relational.Relational) and any(side in special for side in condition.args)
+
+
+@contextlib.contextmanager
+def zero_and_one_symbolic(*, symbolic: bool) -> Iterator[None]:
+    """Give dynamic sizes a symbol also where the example has 0 or 1, which torch takes for special ones otherwise."""
+    with shape_config.patch(backed_size_oblivious=symbolic):  # type: ignore[attr-defined]
+        yield
+
+
+@contextlib.contextmanager
+def general_sizes_kept(assumed: Callable[[Any], None]) -> Iterator[None]:
+    """Let torch take its general path where that is right for all sizes, instead of holding calls to the example's.
+
+    Torch's operators ask whether a size is 0 or 1, or a layout contiguous, and go on with an answer that is always
+    right (`guard_or_false`, `guard_or_true`); for sizes that have an example value they still guard on it. Here they
+    guard only where the example takes a special path, and not because a size of it happens to be 0 or 1.
+
+    Args:
+        assumed: called with each condition (a sympy expression) that a trace took for granted and did not guard on.
+            Operators are right without it; the layouts and aliases of a trace may be others.
+    """
+    original = symbolic_shapes._guard_or
+
+    def general(condition: Any, default: bool) -> bool:
+        if not isinstance(condition, torch.SymBool) or not condition.node.has_hint():
+            return original(condition, default)
+        if bool(condition.node.hint) is not default and not _asks_for_zero_or_one(condition.node.expr):
+            return original(condition, default)
+        known = symbolic_shapes._static_eval_sym_bool(condition)
+        if known is None:
+            expression = condition.node.expr
+            assumed(expression if default else sympy.Not(expression))
+            return default
+        return known
+
+    symbolic_shapes._guard_or = general
+    try:
+        yield
+    finally:
+        symbolic_shapes._guard_or = original
+
+
+def sizes_of_any_value() -> contextlib.AbstractContextManager[Any]:
+    """Return a context in which a traced size of 0 or 1 is no fixed one, as in torch's ONNX exporter."""
+    return torch.fx.experimental._config.patch(backed_size_oblivious=True)  # type: ignore[attr-defined]

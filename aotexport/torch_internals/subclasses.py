@@ -1,0 +1,97 @@
+"""Traces that follow tensors into wrapper subclasses and out of them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+# Constructors of tensor subclasses that torch marks, which record themselves while an export goes on.
+from torch._export import wrappers
+from torch.fx.experimental import proxy_tensor
+from torch.utils._pytree import tree_leaves
+
+from aotexport_runtime.subclasses import flatten, inner_tensor, is_wrapper, parts, protocol
+
+
+def is_wrap(target: Any) -> bool:
+    """Return whether a node's target makes a tensor subclass of plain tensors; its `meta['val']` says which."""
+    return getattr(target, "_aotexport_wraps", False)
+
+
+def _wrap_like(template: torch.Tensor) -> Callable[..., Any]:
+    """Return a function that makes a tensor of the structure of `template` of plain tensors."""
+
+    def made(like: torch.Tensor, given: Iterator[torch.Tensor]) -> torch.Tensor:
+        if not is_wrapper(like):
+            return next(given)
+        inner, context = flatten(like)
+        make = protocol(type(like))
+        values = {name: made(value, given) for name, value in inner.items()}
+        return make.unflatten(values, make.live(context), like.size(), like.stride())
+
+    def wrapped(given: Sequence[torch.Tensor]) -> torch.Tensor:
+        return made(template, iter(given))
+
+    wrapped._aotexport_wraps = True  # type: ignore[attr-defined]
+    return wrapped
+
+
+class _Within:
+    depth = 0
+
+
+def within_subclass() -> bool:
+    """Return whether an operator on a tensor subclass runs, whose code runs again in every call of the graph."""
+    return _Within.depth > 0
+
+
+@contextlib.contextmanager
+def subclasses_tracked() -> Iterator[None]:
+    """Let a trace follow tensors into wrapper subclasses and out of them.
+
+    Operators on a tensor subclass are recorded as they are, and run by its own code at run time. The code of a model,
+    or of the class above operators (`__torch_function__`), may read the inner tensors and go on with them, and may make
+    such tensors of others: nodes for both.
+    """
+    track, call = proxy_tensor.track_tensor, proxy_tensor.proxy_call
+
+    def track_tensor(tensor: torch.Tensor, proxy: Any, *, constant: Any, tracer: Any) -> None:
+        track(tensor, proxy, constant=constant, tracer=tracer)
+        for name, inner in flatten(tensor)[0].items() if is_wrapper(tensor) else ():
+            reached = tracer.create_proxy("call_function", inner_tensor, (proxy, name), {})
+            proxy_tensor.set_meta(reached, inner)
+            track_tensor(inner, reached, constant=None, tracer=tracer)
+
+    def proxy_call(mode: Any, func: Any, pre_dispatch: bool, args: Any, kwargs: Any) -> Any:
+        leaves = [leaf for leaf in tree_leaves((args, kwargs)) if is_wrapper(leaf)]
+        for leaf in leaves:
+            adopt(leaf, mode.tracer)
+        _Within.depth += bool(leaves)
+        try:
+            return call(mode, func, pre_dispatch, args, kwargs)
+        finally:
+            _Within.depth -= bool(leaves)
+
+    proxy_tensor.track_tensor, proxy_tensor.proxy_call = track_tensor, proxy_call
+    # Marked constructors would record nodes of their own, of Python functions.
+    marks: Any = wrappers
+    find = marks._maybe_find_pre_dispatch_tf_mode_for_export
+    marks._maybe_find_pre_dispatch_tf_mode_for_export = lambda: None
+    try:
+        yield
+    finally:
+        proxy_tensor.track_tensor, proxy_tensor.proxy_call = track, call
+        marks._maybe_find_pre_dispatch_tf_mode_for_export = find
+
+
+def adopt(tensor: torch.Tensor, tracer: Any) -> None:
+    """Give a tensor subclass that the traced code made of others a node."""
+    if proxy_tensor.has_proxy_slot(tensor, tracer):
+        return
+    known = [proxy_tensor.get_proxy_slot(part, tracer, part, lambda slot: slot.proxy) for part in parts(tensor)]
+    proxy = tracer.create_proxy("call_function", _wrap_like(tensor), (known,), {})
+    proxy_tensor.set_meta(proxy, tensor)
+    proxy_tensor.track_tensor(tensor, proxy, constant=None, tracer=tracer)

@@ -1,0 +1,295 @@
+"""Traces of functions before autograd, and of the bodies of operators in them."""
+
+from __future__ import annotations
+
+import contextlib
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.fx.traceback
+
+# The composite operators, to take apart.
+from torch._export.utils import _collect_all_valid_cia_ops_for_aten_namespace as composite_operators
+
+# The tracing context tells AOTAutograd which fake mode and shape environment to go on with.
+from torch._guards import TracingContext, tracing
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx.experimental import proxy_tensor
+from torch.fx.experimental.proxy_tensor import PythonKeyTracer, make_fx
+from torch.utils._pytree import tree_leaves, tree_map
+
+# The tracer's table of tensors.
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from aotexport.torch_internals.names import TRANSFORMS, OpOverload
+from aotexport.torch_internals.patches import convolution_choice_unguarded, exporting
+from aotexport.torch_internals.subclasses import adopt, subclasses_tracked
+from aotexport_runtime.subclasses import is_wrapper
+
+
+@contextlib.contextmanager
+def stamped(stamp: Callable[[torch.fx.Node], None]) -> Iterator[None]:
+    """Call `stamp` with every node that is traced."""
+    original = PythonKeyTracer.create_node
+
+    def create_node(self: PythonKeyTracer, *args: Any, **kwargs: Any) -> torch.fx.Node:
+        node = original(self, *args, **kwargs)
+        stamp(node)
+        return node
+
+    PythonKeyTracer.create_node = create_node  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        PythonKeyTracer.create_node = original  # type: ignore[method-assign]
+
+
+def node_annotations() -> dict[str, Any]:
+    """Return the mutable mapping whose entries the tracer copies to `node.meta['custom']` of new nodes."""
+    return torch.fx.traceback.get_current_meta().setdefault("custom", {})
+
+
+@contextlib.contextmanager
+def _frames_kept(keeps: Callable[[str], bool]) -> Iterator[None]:
+    """Record the frames below the call of the model that `keeps` takes; torch keeps functions called `forward`."""
+    original = PythonKeyTracer._filter_traceback_frames
+    # Frames of this package that follow stand in for what the model calls.
+    caller = str(Path(__file__).parents[1] / "capture" / "forward.py")
+
+    def frames(self: PythonKeyTracer, summary: traceback.StackSummary) -> traceback.StackSummary:
+        last = max((i for i, frame in enumerate(summary) if frame.filename == caller), default=-1)
+        return traceback.StackSummary.from_list([f for f in summary[last + 1 :] if keeps(f.filename)])
+
+    PythonKeyTracer._filter_traceback_frames = frames  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        PythonKeyTracer._filter_traceback_frames = original  # type: ignore[method-assign]
+
+
+class _TensorsByMemory(WeakTensorKeyDictionary):
+    """The tracer's tensors, found by their memory where the object is another.
+
+    Autograd keeps what an operator returned for backward, and gives it back as a new tensor of the same memory. A model
+    that computes gradients of its own reads it there.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._by_memory: dict[Any, tuple[Any, Any]] = {}
+
+    def __setitem__(self, tensor: torch.Tensor, proxy: Any) -> None:
+        super().__setitem__(tensor, proxy)
+        if isinstance(tensor, FakeTensor):
+            # The storage is kept: its address must not be given to another.
+            self._by_memory[_memory(tensor)] = (tensor.untyped_storage(), proxy)
+
+    def get(self, tensor: torch.Tensor, default: Any = None) -> Any:
+        found = super().get(tensor)
+        if found is None and isinstance(tensor, FakeTensor):
+            return self._by_memory.get(_memory(tensor), (None, default))[1]
+        return default if found is None else found
+
+
+def _composites_apart() -> dict[Any, Callable[..., Any]]:
+    """Return a decomposition of every composite operator without mutations and views into those it calls."""
+    return {operator: operator.decompose for operator in composite_operators() if isinstance(operator, OpOverload)}
+
+
+def _memory(tensor: torch.Tensor) -> Any:
+    """Return what two tensors that hold the same elements of the same memory have in common."""
+    layout = (*tensor.size(), *tensor.stride(), tensor.storage_offset())
+    sizes = tuple(size if isinstance(size, int) else str(size) for size in layout)
+    return tensor.untyped_storage()._cdata, tensor.dtype, tensor.is_conj(), tensor.is_neg(), sizes
+
+
+@contextlib.contextmanager
+def _saved_tensors_known() -> Iterator[None]:
+    """Let tracers know tensors that autograd saved."""
+    original = PythonKeyTracer.__init__
+
+    def init(self: PythonKeyTracer) -> None:
+        original(self)
+        self.tensor_tracker = _TensorsByMemory()
+
+    PythonKeyTracer.__init__ = init  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        PythonKeyTracer.__init__ = original  # type: ignore[method-assign]
+
+
+def trace_forward(
+    function: Callable[..., Any],
+    fakes: Sequence[Any],
+    fake_mode: FakeTensorMode,
+    *,
+    keeps_frames_of: Callable[[str], bool],
+    decompositions: Mapping[Any, Callable[..., Any]],
+    above_autograd: bool = True,
+    whole_composites: bool = True,
+) -> torch.fx.GraphModule:
+    """Trace `function` before autograd: composite operators, mutations in place, grad-mode changes as nodes.
+
+    Args:
+        function: takes and returns flat tensors.
+        fakes: fake tensors of `fake_mode`, one per input.
+        fake_mode: the mode under which the trace runs.
+        keeps_frames_of: whether a source file is the user's, so that its lines are recorded.
+        decompositions: functions that stand in for operators, which then take no nodes.
+        above_autograd: False: trace below autograd and function transforms, which then take no nodes: composite
+            operators come decomposed, and grad-mode changes do not show.
+        whole_composites: False: take composite operators apart, so that nothing that autograd saves is hidden in them.
+
+    Returns:
+        The graph, each node with `meta['val']` and, where known, `stack_trace` and `custom`.
+    """
+    with (
+        exporting(),
+        convolution_choice_unguarded(fake_mode),
+        tracing(TracingContext(fake_mode)),
+        fake_mode,
+        torch.fx.traceback.preserve_node_meta(),
+        _frames_kept(keeps_frames_of),
+        subclasses_tracked(),
+        _saved_tensors_known(),
+    ):
+
+        def adopting(*inputs: Any) -> Any:
+            outputs = function(*inputs)
+            mode = proxy_tensor.get_proxy_mode()
+            for output in outputs:
+                if is_wrapper(output) and mode is not None:
+                    adopt(output, mode.tracer)
+            return outputs
+
+        tracer = make_fx(
+            adopting,
+            decomposition_table={**({} if whole_composites else _composites_apart()), **decompositions},
+            tracing_mode="real",
+            pre_dispatch=above_autograd,
+            record_stack_traces=True,
+            _allow_non_fake_inputs=True,
+        )
+        return tracer(*fakes)
+
+
+def traces_above_autograd() -> bool:
+    """Return whether a forward graph is being traced, and no function transform stands in between."""
+    mode = proxy_tensor.get_proxy_mode()
+    return mode is not None and mode.pre_dispatch and not torch._C._are_functorch_transforms_active()
+
+
+@contextlib.contextmanager
+def tracing_paused() -> Iterator[PythonKeyTracer]:
+    """Record nothing for a while, neither operators nor changes of grad mode; yield the tracer."""
+    modes = [torch.overrides._pop_mode() for _ in torch.overrides._get_current_function_mode_stack()]
+    try:
+        with proxy_tensor.disable_proxy_modes_tracing() as mode:
+            yield mode.tracer  # type: ignore[misc]
+    finally:
+        for mode in reversed(modes):
+            torch.overrides._push_mode(mode)
+
+
+def trace_body(
+    function: Callable[..., Any], operands: Sequence[Any], *, keeps_frames_of: Callable[[str], bool]
+) -> torch.fx.GraphModule:
+    """Trace the body of an operator, while the trace around it is paused.
+
+    Tensors that `function` takes from elsewhere become attributes of the graph; `lift_tensors` makes them inputs.
+
+    Args:
+        function: takes the operands and returns a list of values.
+        operands: fake tensors and sizes.
+        keeps_frames_of: see `trace_forward`.
+    """
+    current = proxy_tensor._CURRENT_MAKE_FX_TRACER
+    assert current is not None
+    tracer = current._make_sub_tracer()
+    with tracer._init_modes_from_parent(current), _frames_kept(keeps_frames_of):
+        assert tracer.fx_tracer is not None
+        tracer.fx_tracer.record_stack_traces = True
+        return tracer._trace_inner(function, *operands)
+
+
+def lift_tensors(bodies: Sequence[torch.fx.GraphModule]) -> list[torch.Tensor]:
+    """Turn tensors that bodies close over into further inputs, the same of each body; return them."""
+    found: dict[int, torch.Tensor] = {}
+    for body in bodies:
+        for node in body.graph.find_nodes(op="get_attr"):
+            tensor = getattr(body, str(node.target))
+            if isinstance(tensor, torch.Tensor):
+                found[id(tensor)] = tensor
+    for body in bodies:
+        first = next(node for node in body.graph.nodes if node.op != "placeholder")
+        with body.graph.inserting_before(first):
+            placeholders = {key: body.graph.placeholder(f"lifted_{index}") for index, key in enumerate(found)}
+        for key, placeholder in placeholders.items():
+            placeholder.meta["val"] = found[key]
+        taken: list[str] = []
+        for node in body.graph.find_nodes(op="get_attr"):
+            tensor = getattr(body, str(node.target))
+            if isinstance(tensor, torch.Tensor):
+                taken.append(str(node.target))
+                node.replace_all_uses_with(placeholders[id(tensor)])
+                body.graph.erase_node(node)
+        for name in dict.fromkeys(taken):
+            delattr(body, name)
+    return list(found.values())
+
+
+def record_call(tracer: PythonKeyTracer, target: Callable[..., Any], args: tuple[Any, ...], results: list[Any]) -> None:
+    """Record a call with bodies among its arguments, and that `results` are what it returns.
+
+    Raises:
+        LookupError: an argument is a tensor that the trace knows nothing of.
+    """
+    current = proxy_tensor._CURRENT_MAKE_FX_TRACER
+    nested = current is not None and current.is_hop_subgraph_tracer()
+    for leaf in tree_leaves(args):
+        known = nested or not isinstance(leaf, FakeTensor) or proxy_tensor.has_proxy_slot(leaf, tracer)
+        if not known:
+            raise LookupError("a body uses a tensor that was computed elsewhere and is not passed to it")
+        if isinstance(leaf, torch.fx.GraphModule):
+            tracer.root.register_module(tracer.get_fresh_qualname("body"), leaf)
+    proxy = tracer.create_proxy("call_function", target, tree_map(tracer.unwrap_proxy, args), {})
+    proxy_tensor.track_tensor_tree(results, proxy, constant=None, tracer=tracer)
+
+
+def mark_unchecked(tensors: Sequence[torch.Tensor]) -> None:
+    """Note in a functional graph being traced that backward takes these values without a look at their version."""
+    for tensor in tensors:
+        for proxy in proxy_tensor._get_proxies(tensor):
+            proxy.node.meta["saved_tensor_with_no_vc_check"] = True
+
+
+def raised_in_transform(error: BaseException) -> bool:
+    """Return whether an error came out of a function transform (`torch.vmap`, `torch.func.grad`)."""
+    files = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return any("_functorch" in Path(file).parts and Path(file).stem in ("vmap", "eager_transforms") for file in files)
+
+
+@contextlib.contextmanager
+def transforms_left() -> Iterator[None]:
+    """Leave the function transforms that the block enters and, failing, does not leave."""
+    depth = TRANSFORMS.get_dynamic_layer_stack_depth()
+    try:
+        yield
+    finally:
+        TRANSFORMS.pop_dynamic_layer_stack_and_undo_to_depth(depth)
+
+
+def current_tracer() -> Any:
+    """Return the tracer of the trace that is going on; None: there is none."""
+    mode = proxy_tensor.get_proxy_mode()
+    return None if mode is None else mode.tracer
+
+
+def has_transforms(graph: torch.fx.Graph) -> bool:
+    """Return whether nodes of a graph enter or leave a function transform (`torch.vmap`, `torch.func.grad`)."""
+    targets = (node.target for node in graph.nodes if node.op == "call_function")
+    return any(getattr(target, "__module__", "").startswith("torch._functorch") for target in targets)
