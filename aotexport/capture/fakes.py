@@ -132,9 +132,7 @@ def _bound(call: ExampleCall, fakes: Sequence[Any]) -> None:
             if not is_dimension(dimension) or (is_tensor and hasattr(dimension, "__name__")):
                 continue
             size, example = (fake.shape[axis], leaf.shape[axis]) if is_tensor else (fake, leaf)
-            # The range of a derived dimension is that of its root, which has a place of its own.
-            low, high = (getattr(dimension, bound, None) for bound in ("min", "max"))
-            low, high = (int(bound) if isinstance(bound, int) else None for bound in (low, high))
+            low, high = _range(dimension)
             if (low is not None and example < low) or (high is not None and example > high):
                 raise ModelFileInvalid(
                     f"dynamic_shapes: `{place(path, axis if is_tensor else None)}` is {example} in the example inputs, "
@@ -143,6 +141,18 @@ def _bound(call: ExampleCall, fakes: Sequence[Any]) -> None:
             if isinstance(size, torch.SymInt):
                 bounds = (-int_oo if low is None else low, int_oo if high is None else high)
                 size.node.shape_env.constrain_symbol_range(size.node.expr, *bounds)
+
+
+def _range(dimension: Any) -> tuple[int | None, int | None]:
+    """Return the least and greatest value of the user's dimension; None: there is none.
+
+    Torch refuses to tell those of a derived dimension below 0, which an integer may have.
+    """
+    root = getattr(dimension, "root", dimension)
+    bounds = (getattr(root, bound, None) for bound in ("min", "max"))
+    known = (int(bound) if isinstance(bound, int) else None for bound in bounds)
+    low, high = known if root is dimension else (None if bound is None else dimension.fn(bound) for bound in known)
+    return low, high
 
 
 def place(path: str, axis: int | None) -> str:

@@ -6,7 +6,7 @@ one that contradicts what the user declared fails the export.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -46,7 +46,7 @@ def dimensions(forward: ForwardCapture, paths: list[str]) -> tuple[Dimension, ..
         expression = at.size.node._expr if at.axis is None else at.expression
         if isinstance(expression, sympy.Symbol):
             if expression.name not in found:
-                found[expression.name] = _dimension(forward, expression, at)
+                found[expression.name] = _dimension(forward, expression, at, {each.name for each in found.values()})
         elif not isinstance(expression, sympy.Integer):
             derived.append((expression, at))
     for expression, at in derived:
@@ -113,17 +113,21 @@ def check_not_fixed(forward: ForwardCapture, paths: list[str]) -> None:
         raise SizeFixed("\n".join(fixed))
 
 
-def _dimension(forward: ForwardCapture, symbol: Any, at: _Place) -> Dimension:
+def _dimension(forward: ForwardCapture, symbol: Any, at: _Place, taken: Container[str]) -> Dimension:
     low, high = _range(forward, symbol)
-    root = getattr(at.declared, "root", at.declared)
-    name = getattr(root, "__name__", None) or str(at)
-    user_low = getattr(at.declared, "min", None)
     if at.axis is None:
+        name = getattr(at.declared, "__name__", None)
+        # What derives from a name, or is equal to it, is a number of its own.
+        name = str(at) if name is None or name in taken or hasattr(at.declared, "root") else name
         fixed = at.size.node.expr
         low, high = (int(fixed), int(fixed)) if isinstance(fixed, sympy.Integer) else (low, high)
-    elif low == 2 and isinstance(user_low, int) and user_low < 2:
-        # The trace assumes sizes other than 0 and 1; verification runs the least size that the user declared.
-        low = max(user_low, 0)
+    else:
+        root = getattr(at.declared, "root", at.declared)
+        name = getattr(root, "__name__", None) or str(at)
+        user_low = getattr(at.declared, "min", None)
+        if low == 2 and isinstance(user_low, int) and user_low < 2:
+            # The trace assumes sizes other than 0 and 1; verification runs the least size that the user declared.
+            low = max(user_low, 0)
     return Dimension(symbol=symbol.name, name=name, min=low, max=high, input_index=at.position, axis=at.axis or 0)
 
 

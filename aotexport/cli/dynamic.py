@@ -1,9 +1,10 @@
 """The option `--dynamic 'x:0=batch[1:64]'`: its grammar, and its place in the nested `dynamic_shapes`.
 
-    INPUT : AXIS = [FACTOR *] NAME [ '[' MIN : MAX ']' ] [+ OFFSET]
+    INPUT [: AXIS] = [FACTOR *] NAME [ '[' MIN : MAX ']' ] [+ OFFSET]
 
-INPUT is the path of a tensor in the example call: `x`, `batch['ids']`, `batch.ids`, `layers[0]`. MIN and MAX are the
-least and the greatest NAME, each may be left out. One NAME in several places is one dimension.
+INPUT is the path of a tensor in the example call, with one of its axes, or of an integer, without: `x`, `batch['ids']`,
+`batch.ids`, `layers[0]`. MIN and MAX are the least and the greatest NAME, each may be left out: then they are 0 and
+unbounded. One NAME in several places is one dimension.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch.export import Dim
 
 from aotexport.capture.call import ExampleCall, example_call
@@ -20,12 +22,17 @@ from aotexport.errors import ModelFileInvalid
 from aotexport.source import Source
 from aotexport_runtime.schema.trees import Constant, Leaf, Mapping, NamedFields, Tree
 from aotexport_runtime.schema.trees import Sequence as SequenceTree
+from aotexport_runtime.trees import leaves
 
 _OPTION = re.compile(
-    r"(?P<input>.+):(?P<axis>-?\d+)\s*=\s*"
+    r"(?P<input>.+?)(?::(?P<axis>-?\d+))?\s*=\s*"
     r"((?P<factor>\d+)\s*\*\s*)?(?P<name>[^\W\d]\w*)"
-    r"(?P<bounds>\[(?P<min>\d*):(?P<max>\d*)\])?"
+    r"(?P<bounds>\[(?P<min>(?:-?\d+)?):(?P<max>(?:-?\d+)?)\])?"
     r"(\s*(?P<sign>[+-])\s*(?P<offset>\d+))?"
+)
+_SYNTAX = (
+    "write INPUT:AXIS=NAME[MIN:MAX], for example 'x:0=batch[1:64]' or 'batch[\"ids\"]:1=2*half'; for an integer "
+    "INPUT=NAME[MIN:MAX], for example 'steps=count[1:100]'"
 )
 _STEP = re.compile(r"\.(?P<name>\w+)|\[(?P<index>\d+)\]|\['(?P<single>[^']*)'\]|\[\"(?P<double>[^\"]*)\"\]")
 
@@ -39,8 +46,8 @@ class DynamicSize:
     Attributes:
         text: the option as it was given.
         parameter: parameter of the model that the input is in.
-        steps: keys, field names and indices from the parameter to the tensor.
-        axis: axis of the tensor.
+        steps: keys, field names and indices from the parameter to the input.
+        axis: axis of the tensor; None: the input is an integer.
         name: name of the dimension.
         bounds: least and greatest value of the dimension; None: not given here.
         factor: the size is `factor * dimension + offset`.
@@ -50,7 +57,7 @@ class DynamicSize:
     text: str
     parameter: str
     steps: tuple[str | int, ...]
-    axis: int
+    axis: int | None
     name: str
     bounds: Bounds | None = None
     factor: int = 1
@@ -66,18 +73,24 @@ def parse_dynamic(text: str) -> DynamicSize:
     match = _OPTION.fullmatch(text.strip())
     path = None if match is None else _split_path(match["input"].strip())
     if match is None or path is None:
-        raise _wrong(text, "write INPUT:AXIS=NAME[MIN:MAX], for example 'x:0=batch[1:64]' or 'batch[\"ids\"]:1=2*half'")
-    bounds: Bounds | None = None
-    if match["bounds"]:
-        low, high = (int(bound) if bound else None for bound in (match["min"], match["max"]))
-        if high is not None and high <= (low or 0):
-            raise _wrong(text, f"[{match['min']}:{match['max']}] leaves no choice of sizes")
-        bounds = (low, high)
+        raise _wrong(text, _SYNTAX)
+    axis = None if match["axis"] is None else int(match["axis"])
+    bounds = _bounds(text, match) if match["bounds"] else None
     factor = int(match["factor"] or 1)
     if factor == 0:
         raise _wrong(text, "the factor is 0")
     offset = int(match["offset"] or 0) * (-1 if match["sign"] == "-" else 1)
-    return DynamicSize(text, *path, int(match["axis"]), match["name"], bounds, factor, offset)
+    return DynamicSize(text, *path, axis, match["name"], bounds, factor, offset)
+
+
+def _bounds(text: str, match: re.Match[str]) -> Bounds:
+    low, high = (int(bound) if bound else None for bound in (match["min"], match["max"]))
+    is_integer = match["axis"] is None
+    if not is_integer and min(low or 0, high or 0) < 0:
+        raise _wrong(text, f"[{match['min']}:{match['max']}] has a size below 0")
+    if high is not None and high <= (low or 0):
+        raise _wrong(text, f"[{match['min']}:{match['max']}] leaves no choice of {'values' if is_integer else 'sizes'}")
+    return low, high
 
 
 def _wrong(text: str, why: str) -> ModelFileInvalid:
@@ -115,17 +128,26 @@ def merge_dynamic(source: Source, options: Sequence[str]) -> Any:
     wanted = [parse_dynamic(option) for option in options]
     call = example_call(source.target, source.args, source.kwargs, source.dynamic_shapes)
     dimensions = _dimensions(wanted, call)
+    integers: dict[int, Any] = {}
     for option in wanted:
-        leaf = _find_leaf(call, option)
-        rank = call.tensors[leaf.index].dim()
+        place = _find(call, option)
+        dimension = _derived(dimensions[option.name], option)
+        if option.axis is None:
+            integers[id(place)] = dimension
+            continue
+        assert isinstance(place, Leaf)
+        rank = call.tensors[place.index].dim()
         if not -rank <= option.axis < rank:
             raise _wrong(option.text, f"the tensor has {rank} axes in the example call, no axis {option.axis}")
-        axes = call.axes[leaf.index] or {}
-        call.axes[leaf.index] = axes
-        size = dimensions[option.name]
-        size = size * option.factor if option.factor != 1 else size
-        axes[option.axis % rank] = size + option.offset if option.offset else size
-    return {parameter.name: _nested(parameter.tree, call.axes) for parameter in call.parameters}
+        axes = call.axes[place.index] or {}
+        call.axes[place.index] = axes
+        axes[option.axis % rank] = dimension
+    return {parameter.name: _nested(parameter.tree, call, integers) for parameter in call.parameters}
+
+
+def _derived(dimension: Any, option: DynamicSize) -> Any:
+    multiple = dimension * option.factor if option.factor != 1 else dimension
+    return multiple + option.offset if option.offset else multiple
 
 
 def _dimensions(wanted: Iterable[DynamicSize], call: ExampleCall) -> dict[str, Any]:
@@ -151,7 +173,8 @@ def _dimensions(wanted: Iterable[DynamicSize], call: ExampleCall) -> dict[str, A
     return dimensions
 
 
-def _find_leaf(call: ExampleCall, option: DynamicSize) -> Leaf:
+def _find(call: ExampleCall, option: DynamicSize) -> Leaf | Constant:
+    """Return the place of the option's input: that of a tensor for an option with an axis, of an integer without."""
     trees: dict[str, Tree] = {}
     for parameter in call.parameters:
         trees[parameter.name] = parameter.tree
@@ -160,10 +183,31 @@ def _find_leaf(call: ExampleCall, option: DynamicSize) -> Leaf:
     tree = trees.get(option.parameter)
     for step in option.steps:
         tree = None if tree is None else _child(tree, step)
-    if isinstance(tree, Leaf):
-        return tree
-    paths = ", ".join(call.paths) or "none"
-    raise _wrong(option.text, f"there is no such tensor in the example call; its tensors are {paths}")
+    if not isinstance(tree, Leaf | Constant):
+        what = "tensor" if option.axis is not None else "integer"
+        raise _wrong(option.text, f"there is no such {what} in the example call; {_inputs(call)}")
+    value = tree.value if isinstance(tree, Constant) else call.tensors[tree.index]
+    if isinstance(value, torch.Tensor):
+        if option.axis is None:
+            raise _wrong(option.text, "it is a tensor; say which of its axes, INPUT:AXIS=NAME")
+    elif type(value) is not int:
+        raise _wrong(option.text, f"it is no tensor and no integer in the example call; {_inputs(call)}")
+    elif option.axis is not None:
+        raise _wrong(option.text, "it is an integer, which has no axes; write INPUT=NAME")
+    return tree
+
+
+def _inputs(call: ExampleCall) -> str:
+    """Return a sentence that lists what may be dynamic."""
+    tensors = [path for path, leaf in zip(call.paths, call.tensors, strict=True) if isinstance(leaf, torch.Tensor)]
+    integers = [
+        path
+        for parameter in call.parameters
+        for path, leaf in leaves(parameter.tree, parameter.name)
+        if type(leaf.value if isinstance(leaf, Constant) else call.tensors[leaf.index]) is int
+    ]
+    listed = f"its tensors are {', '.join(tensors) or 'none'}"
+    return f"{listed}; its integers are {', '.join(integers)}" if integers else listed
 
 
 def _child(tree: Tree, step: str | int) -> Tree | None:
@@ -177,12 +221,22 @@ def _child(tree: Tree, step: str | int) -> Tree | None:
     return tree.items[list(keys).index(step)] if step in keys else None
 
 
-def _nested(tree: Tree, axes: Sequence[dict[int, Any] | None]) -> Any:
+def _nested(tree: Tree, call: ExampleCall, integers: dict[int, Any]) -> Any:
+    """Return the dimensions of the inputs of a tree.
+
+    Args:
+        tree: a tree of the call.
+        call: has the axes of tensors, and what the model file says about integers.
+        integers: the dimension of integers by the identity of their place.
+    """
+    if id(tree) in integers:
+        return integers[id(tree)]
     if isinstance(tree, Leaf):
-        return axes[tree.index]
+        axes = call.axes[tree.index]
+        return axes if axes is None or isinstance(call.tensors[tree.index], torch.Tensor) else axes[0]
     if isinstance(tree, Constant):
         return None
-    children = [_nested(item, axes) for item in tree.items]
+    children = [_nested(item, call, integers) for item in tree.items]
     if isinstance(tree, SequenceTree):
         return tuple(children)
     return dict(zip(tree.keys if isinstance(tree, Mapping) else tree.fields, children, strict=True))

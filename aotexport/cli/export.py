@@ -41,8 +41,9 @@ Example, with this model.py:
 @click.option(
     "--dynamic",
     multiple=True,
-    metavar="INPUT:AXIS=NAME[MIN:MAX]",
-    help="A size that may vary; repeatable. 'x:0=batch[1:64]', 'batch[\"ids\"]:1=seq', 'y:0=2*batch'.",
+    metavar="INPUT[:AXIS]=NAME[MIN:MAX]",
+    help="A size, or an integer, that may vary; repeatable. 'x:0=batch[1:64]', 'batch[\"ids\"]:1=seq', 'y:0=2*batch'; "
+    "an integer has no axis: 'steps=count[1:100]'.",
 )
 @click.option("--dtype", type=click.Choice(DTYPES), help="Cast floating weights and example inputs first.")
 @click.option(

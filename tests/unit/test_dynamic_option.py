@@ -49,13 +49,19 @@ def spelled(dynamic_shapes: Any) -> Any:
         ('batch["a:0=b"]:1=n', DynamicSize("", "batch", ("a:0=b",), 1, "n")),
         ("batch.ids:1=n", DynamicSize("", "batch", ("ids",), 1, "n")),
         ("layers[0].cache[12]['k']:2=n", DynamicSize("", "layers", (0, "cache", 12, "k"), 2, "n")),
+        ("steps=n", DynamicSize("", "steps", (), None, "n")),
+        (" steps = 2 * n[-4:4] - 1 ", DynamicSize("", "steps", (), None, "n", (-4, 4), 2, -1)),
+        ('options["a:0=b"]=n[1:]', DynamicSize("", "options", ("a:0=b",), None, "n", (1, None))),
     ],
 )
 def test_dynamic_option_in_the_grammar_is_read(text: str, expected: DynamicSize) -> None:
     assert dataclasses.replace(parse_dynamic(text), text="") == expected
 
 
-SYNTAX = "write INPUT:AXIS=NAME[MIN:MAX], for example 'x:0=batch[1:64]' or 'batch[\"ids\"]:1=2*half'"
+SYNTAX = (
+    "write INPUT:AXIS=NAME[MIN:MAX], for example 'x:0=batch[1:64]' or 'batch[\"ids\"]:1=2*half'; for an integer "
+    "INPUT=NAME[MIN:MAX], for example 'steps=count[1:100]'"
+)
 
 
 @pytest.mark.parametrize(
@@ -70,10 +76,14 @@ SYNTAX = "write INPUT:AXIS=NAME[MIN:MAX], for example 'x:0=batch[1:64]' or 'batc
         ("x:0=batch[1-64]", SYNTAX),
         ("x:0=batch*2", SYNTAX),
         ("x[:0=batch", SYNTAX),
+        ("steps=", SYNTAX),
+        ("steps=5", SYNTAX),
         ("x..y:0=batch", SYNTAX),
         ("0:0=batch", SYNTAX),
         ("x:0=batch[8:8]", "[8:8] leaves no choice of sizes"),
         ("x:0=batch[:0]", "[:0] leaves no choice of sizes"),
+        ("x:0=batch[-2:8]", "[-2:8] has a size below 0"),
+        ("steps=n[4:4]", "[4:4] leaves no choice of values"),
         ("x:0=0*batch", "the factor is 0"),
     ],
 )
@@ -114,6 +124,7 @@ NOTHING |= {"named": {"extra": None}}
         (["extra:0=n[1:8]"], {"named": {"extra": {0: "n[1:8]"}}}),
         (["named.extra:0=n[1:8]"], {"named": {"extra": {0: "n[1:8]"}}}),
         (["x:0=n[1:8]", "x:1=n"], {"x": {0: "n[1:8]", 1: "n[1:8]"}}),
+        (["batch.parts[1]=n[-8:8]"], {"batch": {"ids": None, "parts": (None, "n[-8:8]"), 7: None}}),
         (
             ["x:0=n", "rest[0]:0=n+2", "x:1=2*n[1:8]"],
             {"x": {0: "n[1:8]", 1: "2*n[2:16]"}, "rest": ({0: "n + 2[3:10]"},)},
@@ -143,7 +154,22 @@ def test_dynamic_option_wins_over_the_files_dynamic_shapes(options: list[str], e
     assert spelled(merge_dynamic(source, options)) == {**NOTHING, "x": expected}
 
 
-TENSORS = "x, batch['ids'], batch['parts'][0], batch[7], rest[0], named['extra']"
+def steps_of(x, steps, more): ...
+
+
+def test_dynamic_option_leaves_the_files_dynamic_integers() -> None:
+    source = source_of(
+        steps_of, torch.zeros(4), 3, 5, dynamic_shapes={"x": None, "steps": Dim("n", max=9), "more": None}
+    )
+    assert spelled(merge_dynamic(source, ["x:0=m[1:8]"])) == {"x": {0: "m[1:8]"}, "steps": "n[0:9]", "more": None}
+    assert spelled(merge_dynamic(source, ["steps=n[1:8]", "more=n+1"])) == {
+        "x": None,
+        "steps": "n[1:8]",
+        "more": "n + 1[2:9]",
+    }
+
+
+TENSORS = "x, batch['ids'], batch['parts'][0], batch[7], rest[0], named['extra']; its integers are batch['parts'][1]"
 
 
 @pytest.mark.parametrize(
@@ -151,7 +177,11 @@ TENSORS = "x, batch['ids'], batch['parts'][0], batch[7], rest[0], named['extra']
     [
         (["y:0=n"], f"'y:0=n': there is no such tensor in the example call; its tensors are {TENSORS}"),
         (["batch:0=n"], f"'batch:0=n': there is no such tensor in the example call; its tensors are {TENSORS}"),
-        (["scale:0=n"], f"'scale:0=n': there is no such tensor in the example call; its tensors are {TENSORS}"),
+        (["y=n"], f"'y=n': there is no such integer in the example call; its tensors are {TENSORS}"),
+        (["scale:0=n"], f"'scale:0=n': it is no tensor and no integer in the example call; its tensors are {TENSORS}"),
+        (["scale=n"], f"'scale=n': it is no tensor and no integer in the example call; its tensors are {TENSORS}"),
+        (["x=n"], "'x=n': it is a tensor; say which of its axes, INPUT:AXIS=NAME"),
+        (["batch.parts[1]:0=n"], "'batch.parts[1]:0=n': it is an integer, which has no axes; write INPUT=NAME"),
         (["x.y:0=n"], f"'x.y:0=n': there is no such tensor in the example call; its tensors are {TENSORS}"),
         (["x:2=n"], "'x:2=n': the tensor has 2 axes in the example call, no axis 2"),
         (["x:0=n[1:8]", "x:1=n[2:8]"], "'x:1=n[2:8]': `n` has other bounds in another --dynamic"),
@@ -197,6 +227,25 @@ def test_derived_size_alone_holds_calls_to_its_multiples(tmp_path: Path) -> None
     assert module(torch.zeros(10, 3), torch.zeros(3, 3))[0].shape[0] == 10
     with pytest.raises(aotexport_runtime.CallInvalid):
         module(torch.zeros(9, 3), torch.zeros(3, 3))
+
+
+def repeated(x, steps, more):
+    return x * steps + more
+
+
+def test_integer_is_held_to_its_range_and_relation(tmp_path: Path) -> None:
+    source = source_of(repeated, torch.ones(3), 3, 4)
+    shapes = merge_dynamic(source, ["steps=n[-4:8]", "more=n+1"])
+    aotexport.export(repeated, source.args, output=tmp_path / "b", dynamic_shapes=shapes, verify=False)
+    module = aotexport_runtime.load(tmp_path / "b")
+    assert module(torch.ones(3), -4, -3).tolist() == [-7] * 3
+    for steps, more, why in (
+        (9, 10, "`steps`: `n` is 9, outside [-4:8]"),
+        (2, 4, "the program holds only where (more == (1 + n)); here n=2, more=4"),
+    ):
+        with pytest.raises(aotexport_runtime.CallInvalid) as raised:
+            module(torch.ones(3), steps, more)
+        assert why in str(raised.value)
 
 
 def test_example_that_breaks_a_relation_is_refused(tmp_path: Path) -> None:
