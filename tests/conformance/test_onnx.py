@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
+from contextlib import nullcontext
 
 import numpy as np
 import onnx
@@ -387,3 +388,30 @@ def test_model_that_refers_outside_of_the_bundle_is_refused(tied, tmp_path, loca
     crafted.write("model.onnx", model.SerializeToString())
     with pytest.raises(NotSupported, match=r"does not load `model.onnx`: .*External data path"):
         aotexport_runtime.load(crafted.seal(), target="onnx")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("offset", "1000000000"), ("length", "4"), ("offset", "-8"), ("location", "missing.safetensors")]
+)
+def test_model_that_refers_past_its_files_is_refused(tied, tmp_path, key, value):
+    crafted = Crafted(tied, tmp_path / "bundle")
+    model = onnx.load(tied / "model.onnx", load_external_data=False)
+    entries = [entry for tensor in model.graph.initializer for entry in tensor.external_data if entry.key == key]
+    entries[0].value = value
+    crafted.write("model.onnx", model.SerializeToString())
+    with pytest.raises(NotSupported, match=r"^ONNX Runtime .* does not load `model.onnx`: "):
+        aotexport_runtime.load(crafted.seal(), target="onnx")
+
+
+@pytest.mark.parametrize("check_digests", [True, False])
+@pytest.mark.parametrize("kind", ["model", "weights"])
+def test_damaged_file_is_refused_by_the_onnx_engine(tied, tmp_path, kind, check_digests):
+    file = "model.onnx" if kind == "model" else aotexport_runtime.open_bundle(tied).manifest.state[0].file
+    crafted = Crafted(tied, tmp_path / "bundle")
+    data = bytearray((tied / file).read_bytes())
+    data[-1] ^= 1
+    crafted.write(file, bytes(data))
+    refused = check_digests or kind == "model"
+    expected = pytest.raises(BundleInvalid, match=f"^{file}: its SHA-256 differs") if refused else nullcontext()
+    with expected:
+        aotexport_runtime.load(crafted.root, target="onnx", check_digests=check_digests)

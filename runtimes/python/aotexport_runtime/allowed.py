@@ -10,13 +10,15 @@ import math
 import operator
 from collections.abc import Callable
 from functools import cache
-from importlib import resources
 from typing import Any
 
 
 @cache
 def allowed_aten_operators() -> frozenset[str]:
     """Return the `aten` operators that a bundle may call, as `base.overload`."""
+    # Not at the top: it takes milliseconds, and ONNX models start without the list.
+    from importlib import resources
+
     text = resources.files("aotexport_runtime").joinpath("operators/aten.txt").read_text(encoding="ascii")
     return frozenset(line for line in text.splitlines() if line and not line.startswith("#"))
 

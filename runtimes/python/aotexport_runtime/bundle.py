@@ -137,7 +137,7 @@ class Bundle:
             raise BundleInvalid(f"larger than the {MAX_JSON_NBYTES} bytes of JSON that are read", where=path)
         data = full.read_bytes()
         if hashlib.sha256(data).hexdigest() != self._entries[path].sha256:
-            raise BundleInvalid(_TAMPERED, where=path)
+            raise BundleInvalid(TAMPERED, where=path)
         return data
 
     def record(self, path: str, type_: type[T]) -> T:
@@ -161,7 +161,7 @@ class Bundle:
                 continue
             with full.open("rb") as stream:
                 if hashlib.file_digest(stream, "sha256").hexdigest() != entry.sha256:
-                    raise BundleInvalid(_TAMPERED, where=entry.path)
+                    raise BundleInvalid(TAMPERED, where=entry.path)
 
     @property
     def program_names(self) -> tuple[str, ...]:
@@ -229,8 +229,8 @@ class Bundle:
             check_compiled(found, record, graph, where=f"targets/{target}/target.json")
         return found
 
-    def native_file(self, path: str) -> Path:
-        """Return the absolute path of a listed file of native code, its digest compared now.
+    def intact_file(self, path: str) -> Path:
+        """Return the absolute path of a listed file, its digest compared now.
 
         Raises:
             BundleInvalid: see `file`; or the digest differs.
@@ -238,7 +238,7 @@ class Bundle:
         full = self.file(path)
         with full.open("rb") as stream:
             if hashlib.file_digest(stream, "sha256").hexdigest() != self._entries[path].sha256:
-                raise BundleInvalid(_TAMPERED, where=path)
+                raise BundleInvalid(TAMPERED, where=path)
         return full
 
     def _check_graph(self, graph: Graph, program: Program, file: str, where: str) -> None:
@@ -296,7 +296,7 @@ class Bundle:
 
 _TARGET = re.compile(r"targets/([^/]+)/target\.json")
 
-_TAMPERED = (
+TAMPERED = (
     "its SHA-256 differs from the manifest's: the file was changed or damaged after export. "
     "Copy the bundle again, or export it again"
 )

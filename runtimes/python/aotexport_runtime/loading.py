@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from aotexport_runtime.bundle import Bundle, open_bundle
+from aotexport_runtime.digests import digests_compared
 from aotexport_runtime.errors import NotSupported
 from aotexport_runtime.schema.manifest import Requirements
 from aotexport_runtime.subclasses import TensorTypes
@@ -100,9 +102,10 @@ def load(
         raise NotSupported(f"no target `{target}`; there are auto, {', '.join(ENGINES)}")
     if trust not in ("data", "native"):
         raise NotSupported(f"no trust tier `{trust}`; there are data and native")
-    bundle = open_bundle(path, check_digests=check_digests)
+    bundle = open_bundle(path, check_digests=check_digests and target != "onnx")
     if target == "onnx":
-        return _load_onnx(bundle, device, onnx)
+        with digests_compared(bundle) if check_digests else contextlib.nullcontext():
+            return _load_onnx(bundle, device, onnx)
     if onnx is not None:
         raise NotSupported(f"`onnx` is for target `onnx`, not `{target}`")
     from aotexport_runtime.engines.choice import choose_compiled

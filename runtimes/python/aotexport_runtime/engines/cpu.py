@@ -71,7 +71,7 @@ class Libraries:
         self._where = f"targets/{target}/target.json"
         halves = [half for half in (compiled.forward, compiled.backward) if half is not None]
         self._runners = {
-            half.file: load_library(bundle.native_file(f"targets/{target}/{half.file}")) for half in halves
+            half.file: load_library(bundle.intact_file(f"targets/{target}/{half.file}")) for half in halves
         }
         gradients = program.functional.gradients
         partitions: tuple[Partition, ...] = () if gradients is None else gradients.partitions

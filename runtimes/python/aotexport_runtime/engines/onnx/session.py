@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,12 +22,16 @@ class OnnxRuntime:
     Attributes:
         providers: execution providers in order of preference, as `onnxruntime.InferenceSession` takes them.
         threads: threads within an operator; None: as ONNX Runtime chooses, one per core.
-        session_options: an `onnxruntime.SessionOptions` to start from; `threads` is set in it.
+        session_options: an `onnxruntime.SessionOptions` to start from; `threads` is set in it. None: the defaults, but
+            that on one or two cores threads without work sleep, since they would take time from the others.
     """
 
     providers: Sequence[Any] = ("CPUExecutionProvider",)
     threads: int | None = None
     session_options: Any = None
+
+
+_FEW_CORES = 2
 
 
 def open_session(bundle: Bundle, model: OnnxModel, options: OnnxRuntime) -> Any:
@@ -45,13 +50,16 @@ def open_session(bundle: Bundle, model: OnnxModel, options: OnnxRuntime) -> Any:
     missing = [name for name in names if name not in here]
     if missing:
         raise NotSupported(f"this ONNX Runtime has no `{missing[0]}`; it has {', '.join(here)}")
-    session_options = options.session_options or onnxruntime.SessionOptions()
+    file = bundle.intact_file(model.file)
+    session_options = options.session_options
+    if session_options is None:
+        session_options = onnxruntime.SessionOptions()
+        if (os.cpu_count() or 1) <= _FEW_CORES:
+            session_options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     if options.threads is not None:
         session_options.intra_op_num_threads = options.threads
     try:
-        session = onnxruntime.InferenceSession(
-            str(bundle.file(model.file)), session_options, providers=list(options.providers)
-        )
+        session = onnxruntime.InferenceSession(str(file), session_options, providers=list(options.providers))
     except Exception as error:
         reason = (str(error).splitlines() or [""])[0][:300]
         raise NotSupported(f"ONNX Runtime {onnxruntime.__version__} does not load `{model.file}`: {reason}") from None
