@@ -12,6 +12,7 @@ import torch.fx.traceback
 
 from aotexport.capture.fake_kernels import FAKE_KERNELS
 from aotexport.capture.forward import ForwardCapture
+from aotexport.capture.mutating_operators import nest_mutating_calls
 from aotexport.capture.sources import user_line
 from aotexport.torch_internals.checks import insert_data_dependent_checks, unchecked_assumption
 from aotexport.torch_internals.functional import FunctionalCapture, capture_functional
@@ -48,6 +49,7 @@ def capture_functional_graph(forward: ForwardCapture, *, grad: bool) -> Function
         with forward.fakes.tracing(), onednn_disabled() if grad else contextlib.nullcontext():
             twins, mode = forward.fakes.twins(inputs), forward.fakes.mode
             captured = capture_functional(_traced(forward), twins, mode, kernels=FAKE_KERNELS, grad=grad)
+            nest_mutating_calls(captured.module, mode)
             assumed = _checked(forward, captured)
     except Exception as error:
         lines = [line for line in str(error).strip().splitlines() if line.strip()] or [""]

@@ -18,6 +18,7 @@ from torch import nn
 from aotexport.capture.autograd_functions import function_of_bodies, record_application
 from aotexport.capture.sources import is_user_file, user_line
 from aotexport.errors import ExportFailed
+from aotexport.torch_internals.bodies import Print, marks_inlined
 from aotexport.torch_internals.names import AutogradFunctionApply
 from aotexport.torch_internals.subclasses import within_subclass
 from aotexport.torch_internals.tracing import traces_above_autograd
@@ -83,6 +84,8 @@ def replacements(effects: Effects) -> list[tuple[Any, str, Any]]:
         (torch.autograd, "grad", functools.partial(_grad, effects)),
         (nn.Module, "_apply", _apply),
         *_inference_mode(),
+        *marks_inlined(),
+        (Print, "__call__", functools.partialmethod(_print, effects)),
     ]
 
 
@@ -115,6 +118,11 @@ def _apply(self: nn.Module, function: Callable[[torch.Tensor], torch.Tensor], re
         ):
             _refused(f"Module.to` (or the like), which changes `{name}`, `", "Convert the module before the export")()
     return self
+
+
+def _print(operator: Any, effects: Effects, *args: Any, **kwargs: Any) -> None:
+    """Stand for torch's operator that prints: a bundle prints nothing, as with Python's own `print`."""
+    effects.notes.append("the model prints, and the bundle does not")
 
 
 _gradients = torch.autograd.grad

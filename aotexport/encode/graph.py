@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from aotexport.capture.autograd_functions import apply_function
+from aotexport.capture.mutating_operators import call_body
 from aotexport.capture.sources import source_of
 from aotexport.encode.subclasses import encode_subclass
 from aotexport.encode.values import encode_argument, encode_meta
@@ -72,7 +73,10 @@ _EFFECTS: dict[Any, str] = {
     ENTER_AUTOCAST: "torch::enter_autocast",
     EXIT_AUTOCAST: "torch::exit_autocast",
 }
-_BODIES: dict[Any, str] = {apply_function: "higher_order::autograd_function"}
+_BODIES: dict[Any, str] = {
+    apply_function: "higher_order::autograd_function",
+    call_body: "higher_order::invoke_subgraph",
+}
 
 
 @dataclass

@@ -12,7 +12,7 @@ from typing import Any
 
 FILES = (
     *("aliases", "autograd", "bodies", "dynamic", "functions"),
-    *("modules", "mutations", "randomness", "structure", "subclasses"),
+    *("modules", "mutations", "operators", "randomness", "structure", "subclasses"),
     "values",
 )
 

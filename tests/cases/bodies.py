@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import nn
+from torch._higher_order_ops import InvokeQuant, invoke_quant_packed
 from torch._higher_order_ops.associative_scan import associative_scan
 from torch._higher_order_ops.map import map as map_over
 from torch._higher_order_ops.scan import scan
@@ -99,3 +100,42 @@ def vmapped_beside_grad_modes(x, w):
     with torch.no_grad():
         scale = torch.vmap(lambda row: row.abs().max())(x)
     return torch.vmap(lambda row: (row * w).sum())(x) / scale
+
+
+@case(lambda: (leaf(3, 4),))
+def quantised_region(x):
+    first = InvokeQuant()(lambda x, y: (x.sin() * y,), x, x)[0]
+    return first * invoke_quant_packed(lambda x: (x.cos(),), x)[0]
+
+
+@case(lambda: (torch.randn(3, 4),))
+class CompiledRegions(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.register_buffer("calls", torch.zeros(()))
+
+    @torch.compiler.nested_compile_region
+    def layer(self, x):
+        self.calls.add_(1)
+        return self.linear(x).relu()
+
+    def forward(self, x):
+        return self.layer(self.layer(x))
+
+
+@case(lambda: (torch.randint(-5, 5, (3, 4), dtype=torch.int8), torch.randint(-5, 5, (4, 3), dtype=torch.int8)))
+def product_in_another_dtype(x, y):
+    return torch.ops.higher_order.out_dtype(torch.ops.aten.mm.default, torch.int32, x, y)
+
+
+@case(lambda: (leaf(3, 4),))
+def printing_operator(x):
+    torch._higher_order_ops.print("sum {total}", total=x.sum())
+    return x.sin()
+
+
+@case(lambda: (leaf(3, 4), leaf(4)))
+def region_without_gradients_as_operator(x, w):
+    fixed = torch.ops.higher_order.wrap_with_set_grad_enabled(False, lambda x: x * w, x)
+    return fixed + x

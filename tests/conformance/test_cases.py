@@ -13,6 +13,7 @@ import aotexport
 import aotexport_runtime
 from aotexport_runtime.subclasses import type_name
 from tests.cases import Case, all_cases
+from tests.cases.operators import NAMESPACE
 from tests.cases.subclasses import TYPES
 
 CASES = all_cases()
@@ -34,7 +35,8 @@ def bundles(tmp_path_factory):
             failures[case.name] = error
     paths = [str(root / case.name) for case in CASES if case.name not in failures]
     types = [f"--tensor-type={type_name(type_)}" for type_ in TYPES]
-    command = [sys.executable, "-m", "aotexport_runtime", "selftest", "--json", *types, *paths]
+    operators = ["--import", "tests.cases.operators", "--operator-namespace", NAMESPACE]
+    command = [sys.executable, "-m", "aotexport_runtime", "selftest", "--json", *types, *operators, *paths]
     process = subprocess.run(
         [*command, "--target", "autograd", "--target", "portable"], capture_output=True, text=True, check=False
     )

@@ -145,12 +145,17 @@ def _stacked(steps: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
     return tuple(None if column[0] is None else torch.stack(column) for column in columns)
 
 
+def _invoke_subgraph(symbols: dict[str, int], body: Body, operands: list[Any]) -> tuple[Any, ...]:
+    return body(list(operands), symbols)
+
+
 OPERATORS: dict[str, Callable[..., Any]] = {
     "higher_order::cond": _cond,
     "higher_order::while_loop": _while_loop,
     "higher_order::while_loop_stack_output": _while_loop_stack_output,
     "higher_order::scan": _scan,
     "higher_order::map_impl": _map,
+    "higher_order::invoke_subgraph": _invoke_subgraph,
     "higher_order::autograd_function": apply_function,
 }
 """Operators with bodies; called with the symbols first."""

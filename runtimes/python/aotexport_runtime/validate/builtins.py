@@ -85,7 +85,8 @@ class Builtins:
         if node.op == "higher_order::autograd_function":
             self._check_function(node)
             return
-        count = {"higher_order::cond": 2, "higher_order::scan": 1, "higher_order::map_impl": 1}.get(node.op, 2)
+        single = ("higher_order::scan", "higher_order::map_impl", "higher_order::invoke_subgraph")
+        count = 1 if node.op in single else 2
         start = 1 if node.op == "higher_order::cond" else 0
         bodies = node.args[start : start + count]
         if not all(isinstance(body, SubgraphArgument) for body in bodies):

@@ -1,0 +1,93 @@
+"""Operators that run a function: marks for torch's compiler, and what AOTAutograd makes of operators that mutate."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch._higher_order_ops._invoke_quant import InvokeQuant
+from torch._higher_order_ops.auto_functionalize import auto_functionalized_v2, auto_functionalized_v2_dense
+from torch._higher_order_ops.base_hop import BaseHOP
+from torch._higher_order_ops.invoke_subgraph import InvokeSubgraphHOP
+from torch._higher_order_ops.out_dtype import OutDtypeOperator, out_dtype_dense
+from torch._higher_order_ops.print import Print
+from torch._higher_order_ops.wrap import WrapWithSetGradEnabled
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+__all__ = ["Print", "functionalised_calls", "marks_inlined", "trace_function"]
+
+
+def marks_inlined() -> list[tuple[Any, str, Any]]:
+    """Return what stands in for operators that mark a region for torch's compiler: as in eager, its function runs.
+
+    Returns:
+        `(owner, name, replacement)` each.
+    """
+
+    def run(operator: Any, function: Callable[..., Any], *operands: Any, **options: Any) -> Any:
+        return function(*operands)
+
+    def run_quantised(mark: Any, function: Callable[..., Any], *operands: Any, scheme: Any = None, **given: Any) -> Any:
+        return function(*operands, **given)
+
+    def run_subgraph(operator: Any, function: Callable[..., Any], identifier: Any, *operands: Any) -> Any:
+        return function(*operands)
+
+    def run_region(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    def run_in_mode(operator: Any, mode: bool, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        with torch.set_grad_enabled(mode):
+            return function(*args, **kwargs)
+
+    def run_in_dtype(operator: Any, function: Callable[..., Any], dtype: torch.dtype, *operands: Any) -> Any:
+        return out_dtype_dense(function, dtype, *operands)  # type: ignore[arg-type]
+
+    return [
+        (BaseHOP, "__call__", run),
+        (InvokeQuant, "__call__", run_quantised),
+        (InvokeSubgraphHOP, "__call__", run_subgraph),
+        (sys.modules[InvokeSubgraphHOP.__module__], "invoke_subgraph_placeholder", run_region),
+        (WrapWithSetGradEnabled, "__call__", run_in_mode),
+        (OutDtypeOperator, "__call__", run_in_dtype),
+    ]
+
+
+def functionalised_calls(
+    module: torch.fx.GraphModule,
+) -> Iterator[tuple[torch.fx.Node, Callable[..., Any], list[torch.fx.Node]]]:
+    """Return the calls that stand for operators which write to their arguments, in a functional graph.
+
+    Yields:
+        The node; a function that copies what is written to, calls the operator and returns its results and the copies;
+        and the nodes that the function takes the values of.
+    """
+    for node in module.graph.find_nodes(op="call_function", target=auto_functionalized_v2):
+        arguments = torch.fx.map_arg((node.args, node.kwargs), lambda arg: _attribute(module, arg))
+        leaves, structure = tree_flatten(arguments)
+        operands = list(dict.fromkeys(leaf for leaf in leaves if isinstance(leaf, torch.fx.Node)))
+
+        def run(*values: Any, leaves: list[Any] = leaves, structure: Any = structure, of: Any = operands) -> Any:
+            given = dict(zip(of, values, strict=True))
+            filled = [given[leaf] if isinstance(leaf, torch.fx.Node) else leaf for leaf in leaves]
+            args, kwargs = tree_unflatten(filled, structure)
+            return auto_functionalized_v2_dense(*args, **kwargs)
+
+        yield node, run, operands
+
+
+def _attribute(module: torch.fx.GraphModule, node: torch.fx.Node) -> Any:
+    """Return what a node stands for, where that is an attribute of the graph and no tensor."""
+    return node if node.op != "get_attr" or "val" in node.meta else getattr(module, str(node.target))
+
+
+def trace_function(
+    function: Callable[..., Any], values: Sequence[Any], fake_mode: FakeTensorMode
+) -> torch.fx.GraphModule:
+    """Trace a function of fake tensors and sizes, its operators as they are."""
+    with fake_mode, torch.no_grad():
+        return make_fx(function, tracing_mode="real", _allow_non_fake_inputs=True)(*values)
