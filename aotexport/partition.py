@@ -39,42 +39,6 @@ def saved_values(graph: Graph, returned: int, inputs: int) -> tuple[str, ...]:
     return tuple(name for name in in_order if name in used and name not in tuples)
 
 
-def views_recomputed(
-    graph: Graph, saved: tuple[str, ...], unchecked: frozenset[str], mutated: set[str]
-) -> tuple[str, ...]:
-    """Return other values to save: in place of a view, what it is a view of, in graph order.
-
-    A compiled forward returns a view as a tensor of its own, whose version does not tell of a change of its base.
-
-    Args:
-        graph: a joint graph.
-        saved: values saved otherwise.
-        unchecked: those among them whose version is not checked; they stay.
-        mutated: inputs that the epilogue changes; what is seen through them afterwards is not what forward saw.
-    """
-    nodes = {node.name: node for node in graph.nodes}
-    kept: set[str] = set()
-    for name in saved:
-        base = name
-        while base in nodes and nodes[base].op in _VIEWS and name not in unchecked:
-            source = nodes[base].args[0]
-            if not isinstance(source, str) or source in mutated:
-                break
-            base = source
-        kept.add(base)
-    return tuple(value.name for value in (*graph.inputs, *graph.nodes) if value.name in kept)
-
-
-_VIEWS = frozenset(
-    f"aten::{name}"
-    for name in (
-        *("alias.default", "detach.default", "expand.default", "permute.default", "select.int", "slice.Tensor"),
-        *("squeeze.default", "squeeze.dim", "squeeze.dims", "t.default", "transpose.int", "unsqueeze.default"),
-        *("view.default", "_unsafe_view.default"),
-    )
-)
-
-
 def _needed(graph: Graph, outputs: list) -> set[str]:  # type: ignore[type-arg]
     wanted = {name for output in outputs for name in references(output)}
     for node in reversed(graph.nodes):

@@ -12,16 +12,14 @@ import msgspec
 from aotexport.encode.program import EncodedProgram
 from aotexport.lower.cpu.half import NotLowered, Piece, least_sizes, lower_half
 from aotexport.lower.cpu.levels import Level
-from aotexport.partition import views_recomputed
 from aotexport_runtime.call.autograd import effects
 from aotexport_runtime.engines import halves
 from aotexport_runtime.engines.halves import StraightLine
+from aotexport_runtime.engines.saved import views_recomputed
 from aotexport_runtime.schema.compiled import CompiledProgram
 from aotexport_runtime.schema.graph import Graph
-from aotexport_runtime.schema.program import FunctionalGraph, Partition, SizeInput
+from aotexport_runtime.schema.program import FunctionalGraph, SizeInput
 from aotexport_runtime.schema.sizes import SizeExpression
-
-PARTITION = "views-recomputed"
 
 
 def lower_program(
@@ -79,13 +77,10 @@ def with_partition(program: EncodedProgram) -> EncodedProgram:
     if functional is None or functional.gradients is None:
         return program
     gradients, graph = functional.gradients, program.graphs[functional.file]
-    default = gradients.partitions[0]
-    mutated = {graph.inputs[mutation.input_index].name for mutation in functional.mutations}
-    saved = views_recomputed(graph, default.saved, frozenset(default.unchecked), mutated)
-    if saved == default.saved or any(partition.name == PARTITION for partition in gradients.partitions):
+    partition = views_recomputed(graph, functional, gradients.partitions[0])
+    is_known = any(other.name == partition.name for other in gradients.partitions)
+    if is_known or partition.saved == gradients.partitions[0].saved:
         return program
-    unchecked = tuple(name for name in default.unchecked if name in saved)
-    partition = Partition(name=PARTITION, saved=saved, unchecked=unchecked)
     gradients = msgspec.structs.replace(gradients, partitions=(*gradients.partitions, partition))
     functional = msgspec.structs.replace(functional, gradients=gradients)
     return dataclasses.replace(program, record=msgspec.structs.replace(program.record, functional=functional))

@@ -14,6 +14,7 @@ from torch import nn
 
 from aotexport_runtime import dtypes
 from aotexport_runtime.bundle import Bundle
+from aotexport_runtime.call.fast_way import Call
 from aotexport_runtime.call.plan import Plan, StateSlot
 from aotexport_runtime.call.variants import Variants
 from aotexport_runtime.engines.codegen import Environment
@@ -63,6 +64,7 @@ class BundleModule(nn.Module):
         self._owners: dict[str, tuple[nn.Module, str]] = {}
         self._constants: dict[str, torch.Tensor] = {}
         self._plans: dict[str, Plan | Variants] = {}
+        self._served: dict[tuple[bool, bool], Call] = {}
         programs = [bundle.program(entry.name) for entry in bundle.manifest.programs if entry.variant_of is None]
         self._methods = {
             program.method: [other for other in programs if other.method == program.method] for program in programs
@@ -135,6 +137,7 @@ class BundleModule(nn.Module):
         if len(devices) == 1:
             self.__dict__["_environment"] = dataclasses.replace(self._environment, device=devices.pop())
             self._plans.clear()
+            self._served.clear()
         return self
 
     def state_tensors(self) -> dict[str, torch.Tensor]:
@@ -170,7 +173,12 @@ class BundleModule(nn.Module):
             CallInvalid: the call does not fit the program.
             NotSupported: the bundle has no program for this mode.
         """
-        return self._call("forward", *args, **kwargs)
+        served = self._served.get((self.training, torch.is_grad_enabled()))
+        if served is None:
+            plan = self._plan(self._select("forward"))
+            served = plan.call if isinstance(plan, Plan) else plan
+            self._served[self.training, torch.is_grad_enabled()] = served
+        return served(args, kwargs)
 
     def __getattr__(self, name: str) -> Any:
         """Return a parameter, buffer or submodule, or a method that the bundle has programs of."""

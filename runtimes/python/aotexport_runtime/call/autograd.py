@@ -8,9 +8,10 @@ Source: torch 2.13, `_functorch/_aot_autograd/runtime_wrappers.py`, `_AOTDispatc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import torch
 
@@ -22,6 +23,7 @@ from aotexport_runtime.engines.codegen import Environment, Function
 from aotexport_runtime.engines.cpu import Libraries
 from aotexport_runtime.engines.functional import compile_functional
 from aotexport_runtime.engines.lowered import Lowered
+from aotexport_runtime.engines.saved import views_recomputed
 from aotexport_runtime.errors import NotSupported
 from aotexport_runtime.schema.graph import Graph
 from aotexport_runtime.schema.program import (
@@ -32,13 +34,21 @@ from aotexport_runtime.schema.program import (
     OutputSpec,
     Tangent,
 )
-from aotexport_runtime.schema.values import NothingMeta
+from aotexport_runtime.schema.values import NothingMeta, TensorMeta
 
 Pattern = tuple[bool, ...]
 
+LayOut = Callable[[torch.Tensor, dict[str, int]], torch.Tensor]
+"""Gives a tangent, for these values of symbols, in the layout of the capture."""
+
 
 class JointProgram:
-    """A joint graph, compiled per pattern of needed gradients on first use."""
+    """A joint graph, compiled per pattern of needed gradients on first use.
+
+    Attributes:
+        plain: tensor inputs that are no `nn.Parameter`s.
+        found: what `variant` returned for patterns of needed gradients, where that depends on nothing else.
+    """
 
     def __init__(
         self,
@@ -49,6 +59,7 @@ class JointProgram:
         reference: Callable[[list[Any], dict[str, int]], Any] | None,
         lowered: Lowered | None = None,
         libraries: Libraries | None = None,
+        parameters: Container[int] = (),
     ) -> None:
         """Prepare `graph`.
 
@@ -60,6 +71,7 @@ class JointProgram:
             reference: runs the program's forward graph under autograd, for double backward; None: there is none.
             lowered: a faster form of the graph, for calls that want every gradient; None: there is none.
             libraries: compiled halves of the graph, for such calls as well; None: there are none.
+            parameters: inputs that are `nn.Parameter`s.
         """
         assert functional.gradients is not None
         self.graph = graph
@@ -72,8 +84,12 @@ class JointProgram:
         # What a call changes is copied before, which does not do for what gradients flow through.
         copied = all(m.data and not (m.metadata or m.storage or m.requires_grad) for m in functional.mutations)
         self.reference = reference if copied else None
+        self.mutated = [mutation.input_index for mutation in functional.mutations]
         self.lowered = lowered
+        inputs = range(len(self.gradients.of_inputs))
+        self.plain = [i for i in inputs if i not in parameters and isinstance(graph.inputs[i].meta, TensorMeta)]
         self._libraries = libraries
+        self.found: dict[Pattern, _Variant] = {}
         self._variants: dict[tuple[Pattern, bool, bool], _Variant] = {}
 
     def __call__(self, inputs: Sequence[Any], symbols: dict[str, int]) -> Sequence[Any]:
@@ -90,23 +106,35 @@ class JointProgram:
             inputs = list(inputs)
             for index in self.gradients.detached_inputs:
                 inputs[index] = inputs[index].detach()
-        return _Joint.apply(self, symbols, *inputs)
+        for index in self.plain:
+            if transforms.may_be_dead(inputs[index]):
+                return _Joint.apply(self, symbols, *inputs)
+        return apply_joint(self, symbols, *inputs)
 
     def variant(self, needed: Pattern, symbols: dict[str, int]) -> _Variant:
-        """Return the compiled halves for `needed`: which inputs' gradients are wanted."""
+        """Return the compiled halves, and keep them in `found` if they serve all such calls.
+
+        Args:
+            needed: of the arguments of `apply_joint`, which gradients are wanted.
+            symbols: value per symbol.
+        """
+        found = self._variant(needed[2:], symbols)
+        if self.lowered is None and self._libraries is None:
+            self.found[needed] = found
+        return found
+
+    def _variant(self, needed: Pattern, symbols: dict[str, int]) -> _Variant:
         libraries = self._libraries
         compiled = libraries is not None and self._complete(needed) and libraries.serves(symbols)
-        key = (needed, not compiled and self._takes_lowered(needed, symbols), compiled)
+        key = (needed, self.lowered is not None and self._takes_lowered(self.lowered, needed, symbols), compiled)
         found = self._variants.get(key)
         if found is None:
             found = _Variant.build(self, needed, key[1], libraries if compiled else None)
             self._variants[key] = found
         return found
 
-    def _takes_lowered(self, needed: Pattern, symbols: dict[str, int]) -> bool:
-        if self.lowered is None or not self.lowered.serves(symbols) or transforms.active():
-            return False
-        return self._complete(needed)
+    def _takes_lowered(self, lowered: Lowered, needed: Pattern, symbols: dict[str, int]) -> bool:
+        return lowered.serves(symbols) and not transforms.active() and self._complete(needed)
 
     def _complete(self, needed: Pattern) -> bool:
         """Return whether every gradient that the graph has is wanted."""
@@ -137,27 +165,28 @@ class _Variant:
     joint: JointProgram
     halves: halves.Halves
     lowered: Lowered | None
-    saved_tensors: int
-    saved_unchecked: int
     forward: Function
     returns: int
+    checked: slice
+    loose: slice | None
     held: list[int]
     nondifferentiable: list[int]
-    tangent_positions: list[int]
+    tangents: list[tuple[int, LayOut]]
     libraries: Libraries | None
     backwards: dict[tuple[Pattern, bool], Function] = field(default_factory=dict)
 
     @classmethod
     def build(cls, joint: JointProgram, needed: Pattern, takes_lowered: bool, libraries: Libraries | None) -> _Variant:
         functional, gradients = joint.functional, joint.gradients
-        partition = gradients.partitions[0]
         if libraries is not None and libraries.partition is not None:
             partition = libraries.partition
+        else:
+            partition = views_recomputed(joint.graph, functional, gradients.partitions[0])
         cut = halves.cut(joint.graph, functional, partition, needed, joint.kept)
         lowered = joint.lowered if takes_lowered else None
-        saved_tensors, saved_unchecked = cut.saved_tensors, cut.saved_unchecked
+        checked, loose = cut.saved_tensors, cut.saved_unchecked + cut.saved_sizes
         if lowered is not None:
-            saved_tensors, saved_unchecked = lowered.saved, 0
+            checked, loose = lowered.saved, 0
         mutations, outputs = len(functional.mutations), len(functional.outputs)
         start = {"mutation": 0, "output": mutations, "intermediate_base": mutations + outputs}
         positions = [start[tangent.of] + tangent.index for tangent in gradients.tangents]
@@ -171,7 +200,9 @@ class _Variant:
 
         def portable() -> Function:
             label = f"{joint.label} forward"
-            return compile_functional(joint.graph, cut.forward, joint.environment, label=label, visible=returns)
+            return compile_functional(
+                joint.graph, cut.forward, joint.environment, label=label, visible=returns, detached=True
+            )
 
         if lowered is not None:
             forward = lowered.forward
@@ -181,25 +212,46 @@ class _Variant:
             joint=joint,
             halves=cut,
             lowered=lowered,
-            saved_tensors=saved_tensors,
-            saved_unchecked=saved_unchecked,
             forward=forward,
             returns=returns,
+            checked=slice(returns, returns + checked),
+            loose=slice(returns + checked, returns + checked + loose) if loose else None,
             held=held,
             nondifferentiable=[i for i in range(returns) if i not in reached and i not in held and i not in flowless],
-            tangent_positions=positions,
+            tangents=[(position, _layout(spec)) for position, spec in zip(positions, gradients.tangents, strict=True)],
             libraries=libraries,
         )
 
-    def backward(self, tangents: Sequence[torch.Tensor | None]) -> Function:
-        """Return the compiled backward for a call with these tangents, of which some may be undefined."""
-        given = [tangent for tangent in tangents if tangent is not None]
-        # Batched gradients have no rules for operators that write over their operands.
-        batched = transforms.active() or any(map(transforms.batched, given))
-        key = (tuple([tangent is not None for tangent in tangents]), batched)
-        found = self.backwards.get(key)
+    @cached_property
+    def has_marks(self) -> bool:
+        """Whether autograd must be told more of the results than that they are results."""
+        return bool(self.held or self.nondifferentiable)
+
+    def marked(self, ctx: Any, results: Sequence[Any]) -> tuple[Any, ...]:
+        """Return the results as the `autograd.Function` returns them, and tell it which of them get no gradient."""
+        returned = list(results)
+        for index in self.held:
+            returned[index] = Held(returned[index])
+        tensors = [returned[i] for i in self.nondifferentiable if isinstance(returned[i], torch.Tensor)]
+        ctx.mark_non_differentiable(*tensors)
+        return tuple(returned)
+
+    @cached_property
+    def whole_backward(self) -> Function:
+        """The compiled backward where every tangent is defined, and none a batch."""
+        return self._compile_backward((True,) * len(self.tangents), False)
+
+    def backward(self, args: Sequence[Any], batched: bool) -> Function:
+        """Return the compiled backward.
+
+        Args:
+            args: what it is called with: saved values, then tangents, of which some may be None.
+            batched: whether tangents are batches of gradients.
+        """
+        defined = tuple([tangent is not None for tangent in args[len(args) - len(self.tangents) :]])
+        found = self.backwards.get((defined, batched))
         if found is None:
-            found = self.backwards[key] = self._compile_backward(*key)
+            found = self.backwards[defined, batched] = self._compile_backward(defined, batched)
         return found
 
     def _compile_backward(self, defined: Pattern, batched: bool) -> Function:
@@ -247,66 +299,71 @@ def _with_zeros(backward: Function, gradients: Gradients, undefined: Sequence[bo
 
 def _zeros(spec: Tangent, like: torch.Tensor, symbols: dict[str, int]) -> torch.Tensor:
     shape = [sizes.evaluate(size, symbols) for size in spec.meta.shape]
-    return _laid_out(spec, torch.zeros(shape, dtype=dtypes.dtype(spec.meta.dtype), device=like.device), symbols)
+    return _layout(spec)(torch.zeros(shape, dtype=dtypes.dtype(spec.meta.dtype), device=like.device), symbols)
 
 
 class _Joint(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, joint: JointProgram, symbols: dict[str, int], *inputs: Any) -> tuple[Any, ...]:
-        variant = joint.variant(ctx.needs_input_grad[2:], symbols)
+    def forward(ctx: Any, joint: JointProgram, symbols: dict[str, int], *inputs: Any) -> Sequence[Any]:
+        needed: Pattern = ctx.needs_input_grad
+        variant = joint.found.get(needed) or joint.variant(needed, symbols)
         # A lowered form draws its random numbers otherwise, and the reference would differentiate another call.
-        if joint.reference is not None and not (variant.lowered is not None and joint.draws):
-            ctx.again = _Again.of(joint, inputs, symbols)
-        results = variant.forward(list(inputs), symbols)
-        # Autograd refuses to let a caller change views that a custom function returns.
-        returned = [without_base(value) for value in results[: variant.returns]]
-        unchecked_start = variant.returns + variant.saved_tensors
-        sizes_start = unchecked_start + variant.saved_unchecked
-        ctx.save_for_backward(*[without_base(value) for value in results[variant.returns : unchecked_start]])
-        ctx.unchecked = [without_base(value) for value in results[unchecked_start:sizes_start]]
-        ctx.sizes = results[sizes_start:]
-        ctx.variant = variant
-        ctx.symbols = symbols
-        ctx.deterministic = torch.are_deterministic_algorithms_enabled()
-        for index in variant.held:
-            returned[index] = Held(returned[index])
-        if variant.nondifferentiable:
-            ctx.mark_non_differentiable(
-                *[returned[i] for i in variant.nondifferentiable if isinstance(returned[i], torch.Tensor)]
-            )
+        repeats = joint.reference is not None and not (variant.lowered is not None and joint.draws)
+        again = _Again.of(joint, inputs, symbols) if repeats else None
+        ctx.call = variant, symbols, torch.are_deterministic_algorithms_enabled(), again
         ctx.set_materialize_grads(False)
-        return tuple(returned)
+        results = variant.forward([*inputs], symbols)
+        ctx.save_for_backward(*results[variant.checked])
+        if variant.loose is not None:
+            ctx.loose = results[variant.loose]
+        returned = results[: variant.returns]
+        return variant.marked(ctx, returned) if variant.has_marks else returned
 
     @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[Any, ...]:
-        variant: _Variant = ctx.variant
-        joint = variant.joint
+    def backward(ctx: Any, *grads: torch.Tensor | None) -> Sequence[Any]:
+        variant, symbols, deterministic, again = ctx.call
         if torch.is_grad_enabled():
-            return _differentiable_backward(ctx, grads)
-        if torch.are_deterministic_algorithms_enabled() and not ctx.deterministic:
+            return _differentiable_backward(ctx, again, grads)
+        if not deterministic and torch.are_deterministic_algorithms_enabled():
             raise NotSupported(
                 "deterministic algorithms were switched on between forward and backward; switch them on before both"
             )
         if variant.lowered is not None and any(grad is not None and transforms.batched(grad) for grad in grads):
             # Kernels take no batches of gradients.
             with torch.enable_grad():
-                found = _differentiable_backward(ctx, grads)
+                found = _differentiable_backward(ctx, again, grads)
             return tuple([None if gradient is None else gradient.detach() for gradient in found])
-        tangents = [grads[position] for position in variant.tangent_positions]
-        if all(tangent is None for tangent in tangents):
-            return (None,) * (2 + len(joint.gradients.of_inputs))
-        function = variant.backward(tangents)
-        args: list[Any] = [*ctx.saved_tensors, *ctx.unchecked, *ctx.sizes]
-        for spec, tangent in zip(joint.gradients.tangents, tangents, strict=True):
-            args.append(None if tangent is None else _laid_out(spec, tangent, ctx.symbols))
-        clear = getattr(ctx, "maybe_clear_saved_tensors", None)
-        if clear is not None:
-            clear()
-        return (None, None, *function(args, ctx.symbols))
+        args: list[Any] = [*ctx.saved_tensors]
+        if variant.loose is not None:
+            args += ctx.loose
+        batched, undefined = transforms.active(), 0
+        for position, lay_out in variant.tangents:
+            tangent = grads[position]
+            if tangent is None:
+                undefined += 1
+            else:
+                # Batched gradients have no rules for operators that write over their operands.
+                batched = batched or transforms.batched(tangent)
+                tangent = lay_out(tangent, symbols)
+            args.append(tangent)
+        if undefined == len(variant.tangents):
+            return (None,) * len(ctx.needs_input_grad)
+        function = variant.backward(args, batched) if undefined or batched else variant.whole_backward
+        if _clear is not None:
+            _clear(ctx)
+        return (None, None, *function(args, symbols))
 
 
-@dataclass(frozen=True)
-class _Again:
+_clear: Callable[[Any], None] | None = getattr(torch.autograd.Function, "maybe_clear_saved_tensors", None)
+"""Frees what was saved before backward computes, where this torch has it and the graph is not retained."""
+
+_super: Any = super(torch.autograd.Function, _Joint)
+apply_joint: Callable[..., Sequence[Any]] = _super.apply
+"""Runs a `JointProgram` under autograd, given its symbols and inputs: `_Joint.apply` without the layer of Python that
+looks for function transforms, none of which may be active, and for what they left behind among `plain` inputs."""
+
+
+class _Again(NamedTuple):
     """What it takes to run a call again by the forward graph: double backward differentiates that.
 
     Attributes:
@@ -317,17 +374,18 @@ class _Again:
     """
 
     joint: JointProgram
-    inputs: list[Any]
+    inputs: Sequence[Any]
     symbols: dict[str, int]
     random_state: torch.Tensor | None
 
     @classmethod
     def of(cls, joint: JointProgram, inputs: Sequence[Any], symbols: dict[str, int]) -> _Again:
         """Return it for a call that is about to run."""
-        before = list(inputs)
-        for mutation in joint.functional.mutations:
-            before[mutation.input_index] = before[mutation.input_index].clone()
-        return cls(joint, before, symbols, torch.get_rng_state() if joint.draws else None)
+        if joint.mutated:
+            inputs = list(inputs)
+            for index in joint.mutated:
+                inputs[index] = inputs[index].clone()
+        return cls(joint, inputs, symbols, torch.get_rng_state() if joint.draws else None)
 
     def gradients(self, grads: Sequence[torch.Tensor | None], needed: Sequence[bool]) -> list[torch.Tensor | None]:
         """Return differentiable gradients of the inputs."""
@@ -340,8 +398,8 @@ class _Again:
                 value.view_as(value) if needs else value for value, needs in zip(self.inputs, needed, strict=True)
             ]
             arguments = list(inputs)
-            for mutation in self.joint.functional.mutations:
-                arguments[mutation.input_index] = arguments[mutation.input_index].clone()
+            for index in self.joint.mutated:
+                arguments[index] = arguments[index].clone()
             outputs = self._as_returned(self.joint.reference(arguments, self.symbols))
         wanted = [value for value, needs in zip(inputs, needed, strict=True) if needs]
         pairs = [(o, g) for o, g in zip(outputs, grads, strict=True) if g is not None and o.requires_grad]
@@ -366,8 +424,7 @@ class _Again:
         return [*[None] * len(functional.mutations), *outputs, *bases]
 
 
-def _differentiable_backward(ctx: Any, grads: Sequence[torch.Tensor | None]) -> tuple[Any, ...]:
-    again: _Again | None = getattr(ctx, "again", None)
+def _differentiable_backward(ctx: Any, again: _Again | None, grads: Sequence[torch.Tensor | None]) -> tuple[Any, ...]:
     if again is None:
         raise NotSupported(
             "double backward (`create_graph=True`) through this program's joint graph is not supported: it changes "
@@ -381,23 +438,29 @@ def _requires_grad(output: OutputSpec) -> bool:
     return isinstance(output, FreshOutput) and output.requires_grad
 
 
-def without_base(value: Any) -> Any:
-    """Return a tensor that is no view: a view is detached from its base, sharing its memory and version.
+def _layout(spec: Tangent) -> LayOut:
+    """Return a function that gives a tangent in the layout and dtype that the joint graph was traced with."""
+    dtype, memory_format = dtypes.dtype(spec.meta.dtype), spec.memory_format
+    if memory_format is not None:
+        format_ = dtypes.MEMORY_FORMATS[memory_format]
+        contiguous = format_ is torch.contiguous_format
 
-    Operators may return no tensor where their metadata promises one (workspaces that a kernel does not use).
-    """
-    return value.detach() if isinstance(value, torch.Tensor) and value._is_view() else value
+        def formatted(tangent: torch.Tensor, symbols: dict[str, int]) -> torch.Tensor:
+            if tangent.dtype is not dtype:
+                tangent = tangent.to(dtype)
+            # Asking is much cheaper than what does nothing.
+            return tangent if contiguous and tangent.is_contiguous() else tangent.contiguous(memory_format=format_)
 
-
-def _laid_out(spec: Tangent, tangent: torch.Tensor, symbols: dict[str, int]) -> torch.Tensor:
-    """Return `tangent` in the layout and dtype that the joint graph was traced with."""
-    if tangent.dtype is not (dtype := dtypes.dtype(spec.meta.dtype)):
-        tangent = tangent.to(dtype)
-    if spec.memory_format is not None:
-        return tangent.contiguous(memory_format=dtypes.MEMORY_FORMATS[spec.memory_format])
+        return formatted
     assert spec.stride is not None
-    stride = tuple(sizes.evaluate(step, symbols) for step in spec.stride)
-    if tangent.stride() == stride:
-        return tangent
-    laid_out = torch.empty_strided(tangent.shape, stride, dtype=tangent.dtype, device=tangent.device)
-    return laid_out.copy_(tangent)
+    steps = spec.stride
+
+    def strided(tangent: torch.Tensor, symbols: dict[str, int]) -> torch.Tensor:
+        tangent = tangent if tangent.dtype is dtype else tangent.to(dtype)
+        stride = tuple([sizes.evaluate(step, symbols) for step in steps])
+        if tangent.stride() == stride:
+            return tangent
+        laid_out = torch.empty_strided(tangent.shape, stride, dtype=dtype, device=tangent.device)
+        return laid_out.copy_(tangent)
+
+    return strided

@@ -229,36 +229,48 @@ def _described(tensor: torch.Tensor) -> str:
 
 
 class SoftGuards:
-    """The guards of one functional graph; a call that fails them runs the forward graph."""
+    """The guards of one functional graph; a call that fails them runs the forward graph.
+
+    Attributes:
+        strides: index of each tensor input, its strides, and whether they are integers.
+        sizes: symbols of sizes, which must not be 0.
+        guards: truths over the symbols.
+        lazy: inputs that must be neither conjugated nor negated views.
+        records_gradients: whether it is a joint graph; what follows is only checked of such.
+        without_grad: inputs that must not require grad.
+        leaf_mutations: inputs that it changes, each with whether it must be a leaf.
+        offsets: inputs that must begin at an offset of their storage.
+        needs_alias_check: whether `mutation_is_shared` must be asked.
+    """
 
     def __init__(self, program: Program, functional: FunctionalGraph, graph: Graph) -> None:
         """Prepare the guards of `functional`, the calling convention of `graph`, for `program`."""
-        self._strides: list[tuple[int, tuple[Any, ...], bool]] = [
+        self.strides: list[tuple[int, tuple[Any, ...], bool]] = [
             (index, spec.meta.stride, all(isinstance(step, int) for step in spec.meta.stride))
             for index, spec in enumerate(program.inputs)
             if isinstance(spec, ArgumentInput | StateInput)
         ]
-        self._without_grad = [
+        self.without_grad = [
             index
             for index, spec in enumerate(program.inputs)
             if not isinstance(spec, SizeInput) and not spec.meta.requires_grad
         ]
-        self._lazy = [
+        self.lazy = [
             index
             for index, spec in enumerate(program.inputs)
             if isinstance(spec, ArgumentInput) and spec.meta.dtype.startswith(("complex", "float", "bfloat"))
         ]
         integers = {spec.symbol for spec in program.inputs if isinstance(spec, SizeInput)}
-        self._sizes = [dimension.symbol for dimension in program.dimensions if dimension.symbol not in integers]
-        self._guards = functional.guards
-        self._records_gradients = functional.gradients is not None
+        self.sizes = [dimension.symbol for dimension in program.dimensions if dimension.symbol not in integers]
+        self.guards = functional.guards
+        self.records_gradients = functional.gradients is not None
         mutated = {mutation.input_index for mutation in functional.mutations}
         arguments = [index for index, spec in enumerate(program.inputs) if isinstance(spec, ArgumentInput)]
         self._tensors = [index for index, spec in enumerate(program.inputs) if not isinstance(spec, SizeInput)]
         self._mutated = sorted(mutated)
-        self._offsets = _offsets(program, functional, graph)
-        self._needs_alias_check = bool(arguments) and bool(mutated)
-        self._leaf_mutations = [
+        self.offsets = _offsets(program, functional, graph)
+        self.needs_alias_check = bool(arguments) and bool(mutated)
+        self.leaf_mutations = [
             (mutation.input_index, mutation.is_leaf)
             for mutation in functional.mutations
             if isinstance(program.inputs[mutation.input_index], ArgumentInput) and mutation.requires_grad
@@ -271,36 +283,37 @@ class SoftGuards:
             inputs: tensors and sizes, one per program input.
             symbols: value per symbol.
         """
-        if any(symbols[symbol] == 0 for symbol in self._sizes):
+        if any(symbols[symbol] == 0 for symbol in self.sizes):
             return "a size is 0, and kernels of functional graphs do not all bear that"
-        for guard in self._guards:
+        for guard in self.guards:
             if not _value(guard, symbols):
                 return f"the graph assumes {sizes.describe(guard)}"
-        for index, stride, static in self._strides:
+        for index, stride, static in self.strides:
             tensor = inputs[index]
             actual = tensor.stride()
             if actual != stride:
                 expected = stride if static else tuple(_value(step, symbols) for step in stride)
                 if actual != expected and not _same_layout(tensor.shape, actual, expected):
                     return f"input {index} has strides {actual}, captured with {expected}"
-        for index in self._lazy:
+        for index in self.lazy:
             if inputs[index].is_conj() or inputs[index].is_neg():
                 return f"input {index} is a conjugated or negated view"
-        if self._records_gradients:
-            for index in self._without_grad:
+        if self.records_gradients:
+            for index in self.without_grad:
                 if inputs[index].requires_grad:
                     return f"input {index} requires grad, and did not at capture"
-            for index, is_leaf in self._leaf_mutations:
+            for index, is_leaf in self.leaf_mutations:
                 if inputs[index].is_leaf != is_leaf:
                     return f"mutated input {index} is {'no' if is_leaf else 'a'} leaf, unlike at capture"
-        for index, offset in self._offsets:
+        for index, offset in self.offsets:
             if inputs[index].storage_offset() != sizes.evaluate(offset, symbols):
                 return f"input {index} does not begin where it did in its storage at capture"
-        if self._needs_alias_check and self._mutation_is_shared(inputs):
+        if self.needs_alias_check and self.mutation_is_shared(inputs):
             return "a mutated input shares memory with another input"
         return None
 
-    def _mutation_is_shared(self, inputs: list[Any]) -> bool:
+    def mutation_is_shared(self, inputs: list[Any]) -> bool:
+        """Return whether an input that the graph changes shares memory with another."""
         owners: dict[int, int] = {}
         for index in self._tensors:
             pointer = inputs[index].untyped_storage().data_ptr()

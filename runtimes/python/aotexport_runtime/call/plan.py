@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -18,7 +18,8 @@ import torch
 from aotexport_runtime.bundle import Bundle
 from aotexport_runtime.call import transforms
 from aotexport_runtime.call.aliases import regenerators
-from aotexport_runtime.call.autograd import JointProgram, without_base
+from aotexport_runtime.call.autograd import JointProgram
+from aotexport_runtime.call.fast_way import Served, StateSlot, Way, fast_way
 from aotexport_runtime.call.guards import Guards, SoftGuards
 from aotexport_runtime.call.mutations import apply_mutations
 from aotexport_runtime.call.signature import Signature
@@ -30,6 +31,7 @@ from aotexport_runtime.engines.higher_order import EFFECTS, restored_on_error
 from aotexport_runtime.engines.lowered import Lowered
 from aotexport_runtime.errors import CallInvalid, NotSupported
 from aotexport_runtime.schema.graph import Graph
+from aotexport_runtime.schema.manifest import StateTensor
 from aotexport_runtime.schema.program import FunctionalGraph, Program, SizeInput, StateInput
 from aotexport_runtime.schema.trees import Constant
 from aotexport_runtime.subclasses import parts
@@ -37,9 +39,6 @@ from aotexport_runtime.trees import builder
 from aotexport_runtime.validate.subclasses import taken_apart
 
 log = logging.getLogger("aotexport_runtime")
-
-StateSlot = tuple[dict[str, Any], str]
-"""A table and the key in it at which the current tensor of a name is kept."""
 
 
 class Plan:
@@ -102,6 +101,20 @@ class Plan:
             if environment.lowering is not None and target != "portable":
                 lowered = environment.lowering(bundle, program, environment)
             self._functional = _Functional(self, program.functional, lowered, libraries)
+        self.way = Way(
+            program=program,
+            signature=self._signature,
+            state=self._state,
+            ties=self._ties,
+            device=environment.device,
+            functional=None if self._functional is None else self._functional.served,
+            serve=self._serve,
+            unflatten=self._unflatten,
+            otherwise=self._check_and_run,
+        )
+        """What the fast way passes."""
+        self.call = fast_way(self.way)
+        """`__call__`, without this detour."""
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call the program.
@@ -109,10 +122,19 @@ class Plan:
         Raises:
             CallInvalid: the call does not fit; lists every violation.
         """
+        return self.call(args, kwargs)
+
+    def _check_and_run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         inputs, symbols, violations = self.bind(args, kwargs)
         if violations:
             raise CallInvalid(self.program.name, violations)
         return self.run(inputs, symbols)
+
+    def _serve(self, inputs: list[Any], symbols: dict[str, int]) -> Any:
+        """Run the program by its functional graph, if it has one, which serves the call."""
+        if self._functional is None:
+            return self._returned(self.run_forward(inputs, symbols))
+        return self._returned(self._functional.run(inputs, symbols))
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, int], list[str]]:
         """Return the graphs' inputs, the value of each symbol, and one sentence per violation of a hard guard."""
@@ -148,6 +170,10 @@ class Plan:
             outputs = functional.run(inputs, symbols)
         else:
             outputs = self.run_forward(inputs, symbols)
+        return self._returned(outputs)
+
+    def _returned(self, outputs: Any) -> Any:
+        """Return what the call returns, once the module has the tensors that the call replaces."""
         for index, table, key in self._rebinds:
             table[key] = outputs[index]
         return self._unflatten(outputs)
@@ -160,8 +186,7 @@ class Plan:
     def run_forward(self, inputs: list[Any], symbols: dict[str, int]) -> Any:
         """Run the forward graph under the caller's grad mode; return the outputs."""
         forward = self.program.forward
-        recording = torch.is_grad_enabled() and any(map(_requires_grad, inputs))
-        if not forward.differentiable and (recording or transforms.forward_mode()):
+        if not forward.differentiable and (_records(inputs) or transforms.forward_mode()):
             raise NotSupported(
                 f"this call of program `{self.program.name}` needs the forward graph under autograd, and the module's "
                 "custom autograd functions are only in its joint graph. "
@@ -199,9 +224,8 @@ class _Functional:
         captured = next((spec.meta.device for spec in program.inputs if not isinstance(spec, SizeInput)), "cpu")
         self._device_type = captured if place is None else place.type
         self._autocasts = torch.amp.is_autocast_available(self._device_type)
-        self._mutations = functional.mutations
         self._soft = SoftGuards(program, functional, graph)
-        self._outputs = slice(len(functional.mutations), len(functional.mutations) + len(functional.outputs))
+        self._mutations = functional.mutations
         self._regenerators = regenerators(program, functional, plan.environment)
         self._joint = None
         self._inference = None
@@ -209,19 +233,31 @@ class _Functional:
         if functional.gradients is not None:
             again = _put_together(plan) if self._wraps else plan.run_forward
             reference = again if program.forward.differentiable else None
-            self._joint = JointProgram(graph, functional, plan.environment, program.name, reference, lowered, libraries)
+            self._joint = JointProgram(
+                graph,
+                functional,
+                plan.environment,
+                program.name,
+                reference,
+                lowered,
+                libraries,
+                _parameters(program, plan.bundle.manifest.state),
+            )
         else:
             self._inference = _inference(graph, plan.environment, program.name, libraries)
+        fresh = not functional.mutations and self._regenerators is None and functional.grad_mode is None
+        alone = fresh and not program.rebinds and self._joint is not None and not self._joint.gradients.detached_inputs
+        self.served = Served(soft=self._soft, device_type=self._device_type, joint=self._joint if alone else None)
 
     def serves(self, inputs: list[Any], symbols: dict[str, int]) -> bool:
         """Return whether the functional graph is right for this call."""
         # Under the caller's autocast every operator chooses its dtype anew, which only the forward graph does.
         if transforms.active() or (self._autocasts and torch.is_autocast_enabled(self._device_type)):
             return False
-        grad = torch.is_grad_enabled() and any(map(_requires_grad, inputs))
+        records = _records(inputs)
         if self._wraps:
             inputs = _apart(inputs)
-        return grad == (self._joint is not None) and self._soft.check(inputs, symbols) is None
+        return records == (self._joint is not None) and self._soft.check(inputs, symbols) is None
 
     def why_not(self, inputs: list[Any], symbols: dict[str, int]) -> str | None:
         """Return why the functional graph does not serve this call."""
@@ -237,8 +273,7 @@ class _Functional:
             assert self._inference is not None
             lowered = self._lowered
             run = lowered.forward if lowered is not None and lowered.serves(symbols) else self._inference
-            with torch.no_grad():
-                returned = [without_base(value) for value in run(list(inputs), symbols)]
+            returned = run(list(inputs), symbols) if not torch.is_grad_enabled() else _unrecorded(run, inputs, symbols)
         if self._mutations:
             apply_mutations(self._mutations, inputs, returned[: len(self._mutations)])
             returned = returned[len(self._mutations) :]
@@ -252,6 +287,17 @@ class _Functional:
         if self._record.grad_mode is not None:
             torch.set_grad_enabled(self._record.grad_mode)
         return outputs
+
+
+def _unrecorded(run: Function, inputs: Sequence[Any], symbols: dict[str, int]) -> Sequence[Any]:
+    with torch.no_grad():
+        return run(list(inputs), symbols)
+
+
+def _parameters(program: Program, state: Sequence[StateTensor]) -> set[int]:
+    """Return the inputs of `program` that are parameters."""
+    names = {entry.name for entry in state if entry.role == "parameter" and entry.subclass is None}
+    return {i for i, spec in enumerate(program.inputs) if isinstance(spec, StateInput) and spec.name in names}
 
 
 def _apart(inputs: list[Any]) -> list[Any]:
@@ -278,7 +324,7 @@ def _inference(graph: Graph, environment: Environment, label: str, libraries: Li
 
     @functools.cache
     def portable() -> Function:
-        return compile_functional(graph, line, environment, label=label)
+        return compile_functional(graph, line, environment, label=label, detached=True)
 
     if libraries is None:
         return portable()
@@ -296,6 +342,11 @@ def _is_unrolled(bundle: Bundle, program: Program) -> bool:
         return False
     log.info("program %s runs its forward graph of %d operators, which the other makes %d", program.name, whole, apart)
     return True
+
+
+def _records(inputs: Sequence[Any]) -> bool:
+    """Return whether autograd records what is done with these inputs."""
+    return torch.is_grad_enabled() and any(map(_requires_grad, inputs))
 
 
 def _requires_grad(value: Any) -> bool:

@@ -39,7 +39,9 @@ class Signature:
         plain = [p.tree.index for p in self._positional if isinstance(p.tree, Leaf)]
         rest_optional = all(p.optional for p in parameters if p not in self._positional)
         simple = len(set(plain)) == len(self._positional) and rest_optional
-        self._plain_leaves = plain if simple else None
+        self.plain_leaves = plain if simple else None
+        """Input per positional argument of a call that passes all of them so, each a tensor or number of its own;
+        None: arguments are nested."""
 
     def flatten(self, args: tuple[Any, ...], kwargs: dict[str, Any], leaves: list[Any]) -> list[str]:
         """Put each leaf of the call into its place in `leaves`.
@@ -52,7 +54,7 @@ class Signature:
         Returns:
             One sentence per violation; empty when the call has the captured structure.
         """
-        plain = self._plain_leaves
+        plain = self.plain_leaves
         if plain is not None and not kwargs and len(args) == len(plain):
             for index, value in zip(plain, args, strict=True):
                 leaves[index] = value

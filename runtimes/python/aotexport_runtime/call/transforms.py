@@ -12,12 +12,13 @@ from torch.autograd import forward_ad
 
 _functorch = getattr(torch._C, "_functorch", None)  # noqa: TID251 (see above) # pyright: ignore[reportPrivateUsage]
 _is_batched = getattr(_functorch, "is_legacy_batchedtensor", None)
+_is_dead = getattr(_functorch, "is_dead_tensor_wrapper", None)
 _peek = getattr(_functorch, "peek_interpreter_stack", None)
 
 
 def active() -> bool:
     """Return whether `torch.func.grad`, `vmap`, `jvp`, a dual level or the like surrounds this call."""
-    return (_peek is not None and _peek() is not None) or forward_mode()
+    return (_peek is not None and _peek() is not None) or getattr(forward_ad, "_current_level", -1) >= 0
 
 
 def forward_mode() -> bool:
@@ -28,3 +29,8 @@ def forward_mode() -> bool:
 def batched(tensor: torch.Tensor) -> bool:
     """Return whether `tensor` is a batch of gradients (`is_grads_batched`)."""
     return _is_batched is not None and bool(_is_batched(tensor))
+
+
+def may_be_dead(tensor: torch.Tensor) -> bool:
+    """Return whether `tensor` may be a wrapper that a function transform left behind."""
+    return _is_dead is None or bool(_is_dead(tensor))

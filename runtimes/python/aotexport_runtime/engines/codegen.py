@@ -6,10 +6,8 @@ table. Names and strings of the bundle never reach it; they become entries of a 
 
 from __future__ import annotations
 
-import itertools
-import linecache
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +16,8 @@ import torch
 from aotexport_runtime import dtypes, ops, sizes
 from aotexport_runtime.allowed import INFIX
 from aotexport_runtime.engines import checks, higher_order
+from aotexport_runtime.engines.detached import without_base
+from aotexport_runtime.engines.source import define
 from aotexport_runtime.errors import BundleInvalid
 from aotexport_runtime.schema.graph import Graph, Node
 from aotexport_runtime.schema.subclasses import Subclass
@@ -40,8 +40,6 @@ from aotexport_runtime.validate.lowered import KERNEL
 
 Function = Callable[[list[Any], dict[str, int]], tuple[Any, ...]]
 """A compiled graph: called with the list of inputs (emptied by the call) and the value of each symbol."""
-
-_serial = itertools.count()
 
 
 @dataclass(frozen=True)
@@ -135,6 +133,7 @@ def compile_graph(
     environment: Environment,
     *,
     label: str = "graph",
+    detached: Container[str] = (),
 ) -> Function:
     """Return a function that computes `outputs` from `inputs` by `nodes`, dropping each value at its last use.
 
@@ -145,6 +144,7 @@ def compile_graph(
         outputs: what the function returns, in order.
         environment: see there.
         label: shown in tracebacks and profiles.
+        detached: values that may be views, and are returned without their bases.
 
     Raises:
         BundleInvalid: an operator is not allowed.
@@ -169,9 +169,9 @@ def compile_graph(
         if node.name not in last_uses and node.op not in higher_order.EFFECTS:
             dead = [*dead, node.name]
         _drop(source, dead)
-    returned = "".join(f"{_argument(source, output)}, " for output in outputs)
+    returned = "".join(f"{_output(source, output, detached)}, " for output in outputs)
     source.lines.append(f"return ({returned})")
-    return _build(source, label)
+    return define("run", "args, symbols", source.lines, {**sizes.SCOPE, **source.objects}, label)
 
 
 def _last_uses(nodes: Sequence[Node], outputs: Sequence[Argument], shown: Mapping[str, list[str]]) -> dict[str, int]:
@@ -226,6 +226,11 @@ def _statement(source: _Source, node: Node) -> str:
     return f"{source.local(node.name)} = {source.function(node)}({', '.join(arguments)})"
 
 
+def _output(source: _Source, output: Argument, detached: Container[str]) -> str:
+    value = _argument(source, output)
+    return f"{source.constant(without_base)}({value})" if isinstance(output, str) and output in detached else value
+
+
 def _argument(source: _Source, argument: Argument) -> str:
     """Return the source of an argument."""
     if isinstance(argument, str):
@@ -270,12 +275,3 @@ def constant_value(argument: Argument, environment: Environment) -> Any:
     if argument is None or isinstance(argument, bool | int | float):
         return argument
     raise BundleInvalid(f"a constant may not hold {type(argument).__name__}")
-
-
-def _build(source: _Source, label: str) -> Function:
-    text = "def run(args, symbols):\n" + "".join(f"    {line}\n" for line in source.lines)
-    filename = f"<aotexport {label} {next(_serial)}>"
-    linecache.cache[filename] = (len(text), None, text.splitlines(keepends=True), filename)
-    scope = {**sizes.SCOPE, **source.objects}
-    exec(compile(text, filename, "exec"), scope)
-    return scope["run"]

@@ -18,6 +18,7 @@ import torch
 from aotexport_runtime import sizes
 from aotexport_runtime.bundle import Bundle
 from aotexport_runtime.engines.codegen import Environment, Function, constant_value
+from aotexport_runtime.engines.detached import without_base
 from aotexport_runtime.engines.halves import StraightLine
 from aotexport_runtime.engines.library import load_library
 from aotexport_runtime.errors import BundleInvalid
@@ -118,7 +119,9 @@ class Libraries:
                 return portable()(args, symbols)
             results += args
             args.clear()
-            return tuple([results[p] if type(p) is int else _computed(p, symbols, environment) for p in places])
+            return tuple(
+                [without_base(results[p]) if type(p) is int else _computed(p, symbols, environment) for p in places]
+            )
 
         return call
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from aotexport_runtime.engines.codegen import Environment, Function, compile_graph
 from aotexport_runtime.engines.halves import StraightLine
-from aotexport_runtime.engines.reuse import reusing
+from aotexport_runtime.engines.reuse import possible_views, reusing
 from aotexport_runtime.engines.simplify import simplified
 from aotexport_runtime.schema.graph import Graph
 from aotexport_runtime.schema.values import ValueMeta
@@ -18,6 +18,7 @@ def compile_functional(
     label: str,
     visible: int | None = None,
     in_place: bool = True,
+    detached: bool = False,
 ) -> Function:
     """Return a function that runs `line`, a piece of the functional `graph`; called where nothing records gradients.
 
@@ -28,9 +29,11 @@ def compile_functional(
         label: see `compile_graph`.
         visible: how many outputs the caller sees, from the first on; None: all.
         in_place: whether calls may write over dead operands.
+        detached: whether what it returns must be no views.
     """
     metas: dict[str, ValueMeta] = {value.name: value.meta for value in (*graph.inputs, *graph.nodes)}
     line = simplified(line, metas)
     if in_place:
         line = reusing(line, visible=len(line.outputs) if visible is None else visible)
-    return compile_graph(graph, line.nodes, line.inputs, line.outputs, environment, label=label)
+    views = possible_views(line) if detached else ()
+    return compile_graph(graph, line.nodes, line.inputs, line.outputs, environment, label=label, detached=views)

@@ -14,6 +14,7 @@ from aotexport_runtime.bundle import Bundle
 from aotexport_runtime.engines.codegen import Environment, Function, compile_graph
 from aotexport_runtime.schema.program import Program
 from aotexport_runtime.schema.sizes import SizeExpression
+from aotexport_runtime.validate import references
 
 ALIGNMENT = 16
 """What kernels assume of the address of every tensor that they are given, in bytes."""
@@ -26,7 +27,7 @@ class Lowered:
     Attributes:
         target: which target it is of.
         forward: takes the program's inputs; returns what the functional graph returns before gradients, then the
-            saved tensors.
+            saved tensors; none of them a view.
         backward: takes the saved tensors, then all tangents; returns a gradient, or None, per input. None: there is
             none, as in an inference program.
         saved: how many tensors the forward saves.
@@ -75,7 +76,9 @@ def lowered_graphs(
         graph = bundle.lowered_graph(target, program.name, backward=backward)
         names = [graph_input.name for graph_input in graph.inputs]
         label = f"{program.name} {'backward' if backward else 'forward'} ({target})"
-        function = compile_graph(graph, graph.nodes, names, graph.outputs, environment, label=label)
+        returned = {name for output in graph.outputs for name in references(output)}
+        detached = () if backward else returned
+        function = compile_graph(graph, graph.nodes, names, graph.outputs, environment, label=label, detached=detached)
         return lambda args, symbols: function([_aligned(arg) for arg in args], symbols)
 
     return Lowered(

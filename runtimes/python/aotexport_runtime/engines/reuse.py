@@ -47,6 +47,9 @@ INTO: dict[str, tuple[str, str]] = {
 }
 """Element-wise operators, with the form that writes into a named argument, which may be any operand."""
 
+_IN_PLACE_FORMS = frozenset(IN_PLACE.values())
+_INTO_FORMS = dict(INTO.values())
+
 _VIEWS = frozenset(
     f"aten::{name}"
     for name in (
@@ -125,6 +128,27 @@ def reusing(line: StraightLine, *, visible: int) -> StraightLine:
     return StraightLine(line.inputs, nodes, line.outputs)
 
 
+def possible_views(line: StraightLine) -> set[str]:
+    """Return what `line`, perhaps of `reusing`, returns that is not known to be no view."""
+    no_views: set[str] = set()
+    for node in line.nodes:
+        if _is_new(node):
+            is_new = True
+        elif node.op == "python::getitem":
+            is_new = node.args[0] in no_views
+        else:
+            is_new = _destination(node) in no_views
+        if is_new:
+            no_views.add(node.name)
+    return {name for output in line.outputs for name in references(output)} - no_views
+
+
+def _destination(node: Node) -> str | None:
+    """Return the operand that a call of `reusing` writes over and returns; None: it is no such call."""
+    operand = node.args[0] if node.op in _IN_PLACE_FORMS else node.kwargs.get(_INTO_FORMS.get(node.op, ""))
+    return operand if isinstance(operand, str) else None
+
+
 @dataclass
 class _Memory:
     """An allocation: the values that lie in it.
@@ -162,7 +186,7 @@ def _remember(node: Node, memories: dict[str, _Memory]) -> None:
             return
         memory = memories.setdefault(key, _Memory(owned=True, names={operands[0]}))
         memories[node.name] = memory.joined(node.name)
-    elif node.op in FRESH or _drops(node):
+    elif _is_new(node):
         memories[node.name] = _Memory(owned=True).joined(node.name, whole=not isinstance(node.meta, SequenceMeta))
     elif node.op in _VIEWS and operands and operands[0] in memories:
         memories[node.name] = memories[operands[0]].joined(node.name, view=True)
@@ -173,6 +197,16 @@ def _remember(node: Node, memories: dict[str, _Memory]) -> None:
             if name in memories:
                 memories[name].owned = False
         memories[node.name] = shared
+
+
+def _is_new(node: Node) -> bool:
+    """Return whether the results of `node` are memory of their own."""
+    return node.op in FRESH or _drops(node) or _is_product(node)
+
+
+def _is_product(node: Node) -> bool:
+    """Return whether `node` is a linear layer of rows, which is no more than a product and a sum."""
+    return node.op == "aten::linear.default" and isinstance(node.meta, TensorMeta) and len(node.meta.shape) == 2
 
 
 def _drops(node: Node) -> bool:

@@ -43,7 +43,8 @@ def simplified(line: StraightLine, metas: dict[str, ValueMeta]) -> StraightLine:
             node = fused
         state.add(node)
     outputs = [rename(output, state.alias) for output in line.outputs]
-    return StraightLine(line.inputs, [_reshaping(node) for node in _needed(state.nodes, outputs)], outputs)
+    nodes = [state.linear(node) for node in state.nodes]
+    return StraightLine(line.inputs, [_reshaping(node) for node in _needed(nodes, outputs)], outputs)
 
 
 @dataclass
@@ -96,6 +97,29 @@ class _State:
             name=node.name,
             op=_SUM,
             args=[source, axes, False],
+            meta=node.meta,
+            source=node.source,
+            module=node.module,
+        )
+
+    def linear(self, node: Node) -> Node:
+        """Return the call that transposes the weight by itself, where `node` is what that would compute."""
+        if node.op != "aten::addmm.default" or node.kwargs or len(node.args) != 3:
+            return node
+        bias, source, matrix = node.args
+        transposed = self.by_name.get(matrix) if isinstance(matrix, str) else None
+        if transposed is None or transposed.op != "aten::t.default":
+            return node
+        added = self.metas.get(bias) if isinstance(bias, str) else None
+        # Only vectors as long as a row are biases.
+        if not isinstance(added, TensorMeta) or not isinstance(node.meta, TensorMeta):
+            return node
+        if added.shape != node.meta.shape[1:]:
+            return node
+        return Node(
+            name=node.name,
+            op="aten::linear.default",
+            args=[source, transposed.args[0], bias],
             meta=node.meta,
             source=node.source,
             module=node.module,

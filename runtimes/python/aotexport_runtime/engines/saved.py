@@ -1,0 +1,44 @@
+"""Other values to save between the halves of a joint graph than a bundle names. Data only, no torch."""
+
+from __future__ import annotations
+
+from aotexport_runtime.schema.graph import Graph
+from aotexport_runtime.schema.program import FunctionalGraph, Partition
+
+
+def views_recomputed(graph: Graph, functional: FunctionalGraph, partition: Partition) -> Partition:
+    """Return `partition` with, in place of a view, what it is a view of.
+
+    Backward makes the view anew, or often does without it: the transpose of a transposed weight is the weight. What is
+    saved has the version that tells of changes; a library returns a view as a tensor of its own.
+
+    Args:
+        graph: a joint graph.
+        functional: its calling convention. What is seen through inputs that it changes is afterwards not what forward
+            saw, so that views of those are saved themselves; so are values whose version is not checked.
+        partition: what is saved otherwise.
+    """
+    nodes = {node.name: node for node in graph.nodes}
+    mutated = {graph.inputs[mutation.input_index].name for mutation in functional.mutations}
+    kept: set[str] = set()
+    for name in partition.saved:
+        base = name
+        while base in nodes and nodes[base].op in _VIEWS and name not in partition.unchecked:
+            source = nodes[base].args[0]
+            if not isinstance(source, str) or source in mutated:
+                break
+            base = source
+        kept.add(base)
+    saved = tuple(value.name for value in (*graph.inputs, *graph.nodes) if value.name in kept)
+    unchecked = tuple(name for name in partition.unchecked if name in kept)
+    return Partition(name="views-recomputed", saved=saved, unchecked=unchecked)
+
+
+_VIEWS = frozenset(
+    f"aten::{name}"
+    for name in (
+        *("alias.default", "detach.default", "expand.default", "permute.default", "select.int", "slice.Tensor"),
+        *("squeeze.default", "squeeze.dim", "squeeze.dims", "t.default", "transpose.int", "unsqueeze.default"),
+        *("view.default", "_unsafe_view.default"),
+    )
+)

@@ -1,0 +1,118 @@
+"""The fast way through a call: which calls it serves, and which it turns away."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from torch import nn
+
+import aotexport
+from aotexport_runtime import load
+from aotexport_runtime.call.fast_way import fast_way
+
+TURNED_AWAY = object()
+
+
+class Scaled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 3)
+        self.register_buffer("scale", torch.full((3,), 2.0))
+
+    def forward(self, x):
+        return self.linear(x) * self.scale
+
+
+@pytest.fixture(scope="module", params=["static", "dynamic"])
+def bundle(request, tmp_path_factory):
+    path = tmp_path_factory.mktemp("fast-way") / request.param
+    shapes = ({0: torch.export.Dim("rows", min=2, max=9)},) if request.param == "dynamic" else None
+    aotexport.export(Scaled(), (torch.randn(3, 4),), output=path, dynamic_shapes=shapes)
+    return path
+
+
+def only_fast(module, program):
+    way = module._plan(program).way
+    return fast_way(dataclasses.replace(way, otherwise=lambda args, kwargs: TURNED_AWAY))
+
+
+def x(rows=3):
+    return torch.linspace(-1, 1, rows * 4).reshape(rows, 4)
+
+
+def test_calls_like_the_captured_one_are_served(bundle):
+    module = load(bundle)
+    for call in (only_fast(module, "train"), torch.no_grad()(only_fast(module, "infer"))):
+        expected = torch.nn.functional.linear(x(), module.linear.weight, module.linear.bias) * 2
+        torch.testing.assert_close(call((x(),), {}), expected)
+
+
+def test_gradients_of_served_calls_are_those_of_autograd(bundle):
+    module = load(bundle)
+    only_fast(module, "train")((x(),), {}).sum().backward()
+    torch.testing.assert_close(module.linear.weight.grad, (2 * x().sum(0)).expand(3, 4))
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs"),
+    [
+        ((), {"x": x()}),
+        ((x(), x()), {}),
+        ((None,), {}),
+        ((x().double(),), {}),
+        ((x().to_sparse(),), {}),
+        ((x().to("meta"),), {}),
+        ((x()[0],), {}),
+        ((x(10),), {}),
+        ((x(0),), {}),
+        ((x()[:, :3],), {}),
+        ((torch.zeros(4, 3).T,), {}),
+        ((torch.zeros(3, 4, dtype=torch.complex64).conj().imag,), {}),
+        ((x().requires_grad_(),), {}),
+    ],
+)
+def test_calls_that_need_a_second_look_are_turned_away(bundle, args, kwargs):
+    assert only_fast(load(bundle), "train")(args, kwargs) is TURNED_AWAY
+
+
+def test_calls_that_no_joint_graph_serves_are_turned_away(bundle):
+    module = load(bundle)
+    train, infer = only_fast(module, "train"), only_fast(module, "infer")
+    assert infer((x(),), {}) is TURNED_AWAY
+    with torch.no_grad():
+        assert train((x(),), {}) is TURNED_AWAY
+    with torch.autocast("cpu"):
+        assert train((x(),), {}) is TURNED_AWAY
+    assert torch.func.vmap(lambda _: torch.tensor(train((x(),), {}) is TURNED_AWAY))(torch.zeros(2)).all()
+    module.requires_grad_(False)
+    assert train((x(),), {}) is TURNED_AWAY
+    module.linear.weight.requires_grad_()
+    assert train((x(),), {}) is not TURNED_AWAY
+
+
+def test_state_that_is_gone_or_laid_out_otherwise_is_turned_away(bundle):
+    module = load(bundle)
+    train = only_fast(module, "train")
+    module.linear.weight = nn.Parameter(module.linear.weight.detach().T.contiguous().T)
+    assert train((x(),), {}) is TURNED_AWAY
+    del module.linear.weight
+    assert train((x(),), {}) is TURNED_AWAY
+
+
+def test_sizes_of_a_dynamic_program_are_served_in_their_range(tmp_path):
+    shapes = ({0: torch.export.Dim("rows", min=2, max=9)},)
+    aotexport.export(Scaled(), (torch.randn(3, 4),), output=tmp_path / "net", dynamic_shapes=shapes)
+    train = only_fast(load(tmp_path / "net"), "train")
+    served = [rows for rows in range(12) if train((x(rows),), {}) is not TURNED_AWAY]
+    assert served == list(range(2, 10))
+
+
+def test_gradients_reach_tensors_that_transforms_left_behind(tmp_path):
+    aotexport.export(Scaled(), (x().requires_grad_(),), output=tmp_path / "net")
+    module, given = load(tmp_path / "net").train(), x().requires_grad_()
+    left: list[torch.Tensor] = []
+    torch.func.grad(lambda inside: [left.append(inside), inside.sum()][1])(given)
+    module(left[0]).sum().backward()
+    torch.testing.assert_close(given.grad, (2 * module.linear.weight.sum(0)).expand(3, 4))
