@@ -224,13 +224,102 @@ def test_program_that_changes_state_is_refused_or_returns_it(tmp_path):
     assert (bundle / "bundle.json").read_bytes() == before
     manifest, _ = aotexport.export_onnx(bundle, OnnxOptions(state="outputs"))
     assert (manifest.onnx[0].outputs, manifest.onnx[0].updates) == (("output", "calls.after"), ("calls",))
+    assert manifest.onnx[0].state_inputs == {"calls": "calls"}
     import onnxruntime
 
     session = onnxruntime.InferenceSession(bundle / "model.onnx")
     output, calls = session.run(None, {"x": np.ones(2, np.float32)})
     assert (output.tolist(), calls.tolist()) == ([2, 2], [2, 2])
-    with pytest.raises(NotSupported, match=r"^program `infer` changes `calls`, which its ONNX model returns instead"):
-        aotexport_runtime.load(bundle, target="onnx")
+    output, calls = session.run(None, {"x": np.ones(2, np.float32), "calls": calls})
+    assert (output.tolist(), calls.tolist()) == ([4, 4], [4, 4])
+
+
+# --- programs that change something, run by the engine ----------------------------------------------------
+
+
+class Cache(nn.Module):
+    """Methods that share state: written in place, replaced, and only read."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("rows", torch.zeros(4, 3))
+        self.register_buffer("total", torch.zeros(3))
+        self.weight = nn.Parameter(torch.randn(3, 3))
+
+    def forward(self, x, at):
+        self.rows.index_copy_(0, at, (x @ self.weight).unsqueeze(0))
+        self.total = self.total + self.rows.sum(0)
+        return self.rows * 2, self.total
+
+    def look(self, x):
+        return x + self.rows.sum(0) - self.total
+
+
+STATE_OUTPUTS = OnnxOptions(state="outputs")
+
+
+def test_changed_state_is_kept_for_the_calls_and_programs_to_come(tmp_path):
+    torch.manual_seed(0)
+    model, x = Cache().eval(), torch.randn(3)
+    programs = [
+        "infer",
+        aotexport.Program("look", method="look", example=(x,)),
+    ]
+    aotexport.export(model, (x, torch.tensor([0])), output=tmp_path / "bundle", programs=programs, onnx=STATE_OUTPUTS)
+    tensors, arrays = (aotexport_runtime.load(tmp_path / "bundle", target="onnx") for _ in range(2))
+    assert tensors.state == {}
+    for step in range(4):
+        x, at = torch.randn(3), torch.tensor([step])
+        with torch.no_grad():
+            expected, seen = model(x, at), model.look(x)
+        torch.testing.assert_close(tensors(x, at), expected)
+        torch.testing.assert_close(tensors.look(x), seen)
+        got = arrays(x.numpy(), np.array([step]))
+        assert all(type(value) is np.ndarray for value in (*got, *arrays.state.values()))
+        np.testing.assert_allclose(got[1], expected[1].numpy(), rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(arrays.look(x.numpy()), seen.numpy(), rtol=1e-5, atol=1e-5)
+    assert sorted(tensors.state) == ["rows", "total"]
+    torch.testing.assert_close(tensors.state["rows"], model.rows)
+    tensors.state.clear()
+    torch.testing.assert_close(tensors.look(x), x)
+
+
+def _accumulate(x, y, z):
+    x.add_(y)
+    z.mul_(2)
+    return x * 2
+
+
+@pytest.fixture(scope="module")
+def accumulate(tmp_path_factory):
+    path = tmp_path_factory.mktemp("onnx") / "accumulate"
+    export(_accumulate, (torch.ones(3), torch.ones(3), torch.ones(2, dtype=torch.complex64)), output=path)
+    aotexport.export_onnx(path, STATE_OUTPUTS)
+    return path
+
+
+def test_changed_arguments_are_written_to(accumulate):
+    module = aotexport_runtime.load(accumulate, target="onnx")
+    values = torch.zeros(3), torch.ones(3), torch.full((2,), 1j)
+    for step in (1, 2):
+        assert module(*values).tolist() == [2 * step] * 3
+    assert [value.tolist() for value in values] == [[2] * 3, [1] * 3, [4j] * 2]
+    x, y, z = np.zeros(3, np.float32), np.ones(3, np.float32), np.full(2, 1j, np.complex64)
+    assert module(x, y, z).tolist() == [2] * 3
+    assert (x.tolist(), z.tolist()) == ([1] * 3, [2j] * 2)
+
+
+def test_arguments_that_cannot_be_written_to_are_refused(accumulate):
+    module = aotexport_runtime.load(accumulate, target="onnx")
+    x, z = np.zeros(4, np.float32), np.ones(2, np.complex64)
+    with pytest.raises(NotSupported, match=r"^the program changes `x`, which shares memory with `y`, and the model"):
+        module(x[1:], x[:3], z)
+    tensor = torch.zeros(3)
+    with pytest.raises(NotSupported, match=r"^the program changes `x`, which shares memory with `y`, and the model"):
+        module(tensor, tensor, torch.from_numpy(z))
+    x.flags.writeable = False
+    with pytest.raises(NotSupported, match=r"^the program changes `x`, which is a read-only array$"):
+        module(x[:3], np.ones(3, np.float32), z)
 
 
 def _view(x):
@@ -239,6 +328,10 @@ def _view(x):
 
 def _random(x):
     return x + torch.rand_like(x)
+
+
+def _branch(x):
+    return x + 1 if x.sum() < 100 else x.sin()
 
 
 def _median(x):
@@ -256,6 +349,7 @@ def _steps(x):
     [
         (_view, "program `infer` returns `output` as a view of `x`, and ONNX models change nothing. "),
         (_random, "operator `aten::rand_like.default` (tests/conformance/test_onnx.py:"),
+        (_branch, "the program checks a value of each call (tests/conformance/test_onnx.py:"),
         (_median, "operator `aten::median.dim` (tests/conformance/test_onnx.py:"),
     ],
 )
@@ -367,6 +461,14 @@ def test_program_of_a_kind_equals_eager_in_onnx_runtime(tmp_path, make, x):
         ("file", "weights/../model.onnx", "bundle.json: an ONNX model is no listed file at the top: "),
         ("inputs", ["bias"], "model.onnx: 1 inputs and 3 outputs, and program `infer` has 2 and 3"),
         ("inputs", ["bias", "batch.ids"], "model.onnx: its inputs and outputs are not those that the manifest names"),
+        ("updates", ["x"], "model.onnx: 2 inputs and 3 outputs, and program `infer` has 2 and 4"),
+        ("state_inputs", {"x": "y"}, "bundle.json: an ONNX model takes state 'x', which is not here"),
+        ("state_inputs", {"scale": "bias"}, "bundle.json: input or output of an ONNX model 'bias' occurs twice"),
+        (
+            "state_inputs",
+            {"scale": "scale"},
+            "model.onnx: its inputs and outputs are not those that the manifest names",
+        ),
         ("outputs", ["a", "a", "b"], "bundle.json: input or output of an ONNX model 'a' occurs twice"),
     ],
 )

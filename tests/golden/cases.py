@@ -37,6 +37,7 @@ class Case:
         dynamic_shapes: see `aotexport.export`.
         variants: see `aotexport.export`.
         targets: see `aotexport.export`.
+        onnx: see `aotexport.export`.
     """
 
     model: nn.Module | Callable[..., Any]
@@ -46,6 +47,7 @@ class Case:
     dynamic_shapes: Any = None
     variants: tuple[Any, ...] = ()
     targets: tuple[str, ...] = ("portable",)
+    onnx: aotexport.OnnxOptions | bool = False
 
 
 CASES: dict[str, Callable[[], Case]] = {}
@@ -162,6 +164,21 @@ def every_dtype() -> Case:
 def normalisation() -> Case:
     """Buffers whose values change, dropout, and a counter of integers."""
     return Case(nn.Sequential(nn.BatchNorm1d(3), nn.Dropout(0.5)), (ramp(4, 3),), programs=("train", "infer"))
+
+
+@case
+def onnx_model() -> Case:
+    """An ONNX model of a program that writes to a buffer, replaces another, and writes to an argument."""
+
+    def forward(self: Any, x: Tensor) -> Tensor:
+        self.rows.add_(x)
+        self.total = self.total + self.rows @ self.weight
+        x.mul_(2)
+        return self.total * 2
+
+    model = Built(forward, weight=weight(3, 2), rows=ramp(3), total=torch.zeros(2))
+    options = aotexport.OnnxOptions(state="outputs")
+    return Case(model.eval(), (ramp(3),), programs=("infer",), onnx=options)
 
 
 @case

@@ -60,6 +60,7 @@ def write_golden(name: str, directory: Path) -> None:
             dynamic_shapes=case.dynamic_shapes,
             variants=case.variants,
             targets=case.targets,
+            onnx=case.onnx,
             verify=False,
             force=True,
             source_root=HERE,

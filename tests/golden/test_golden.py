@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import re
+from operator import attrgetter
 from pathlib import Path
 
 import jsonschema
 import pytest
 
 import aotexport_runtime
+from aotexport.lower.onnx.check import check_model
+from aotexport.lower.onnx.options import OnnxOptions
 from aotexport_runtime.bundle import Bundle
 from aotexport_runtime.errors import BundleTooNew
 from aotexport_runtime.schema import Graph, Manifest, Program, decode_record, encode_record
@@ -58,7 +61,8 @@ def documents(golden: Path) -> list[tuple[Path, type]]:
 
 def lowered_documents(bundle: Bundle, program: str) -> list[tuple[Path, type]]:
     found: list[tuple[Path, type]] = []
-    for target in next(entry.targets for entry in bundle.manifest.programs if entry.name == program)[1:]:
+    targets = next(entry.targets for entry in bundle.manifest.programs if entry.name == program)
+    for target in (target for target in targets if target not in ("portable", "onnx")):
         folder, record = bundle.root / f"targets/{target}/programs/{program}", bundle.lowered(target, program)
         found += [(folder / "lowered.json", LoweredProgram), (folder / record.forward, Graph)]
         found += [(folder / record.backward, Graph)] if record.backward else []
@@ -78,6 +82,16 @@ def test_golden_run_by_a_target_gives_what_eager_gave(golden, target):
 
     assert {result.program for result in results} == set(bundle.program_names)
     assert [line for r in results if r.program not in exempt for line in describe_failures(r)] == []
+
+
+@pytest.mark.parametrize(
+    "golden", [path for path in GOLDENS if any(path.glob("bundle/*.onnx"))], ids=attrgetter("name")
+)
+def test_golden_run_by_onnx_runtime_gives_what_eager_gave(golden):
+    bundle = aotexport_runtime.open_bundle(golden / "bundle")
+    for model in bundle.manifest.onnx:
+        comparisons = check_model(bundle, bundle.program(model.program), model, OnnxOptions())
+        assert {"call 0: output", "call 1: output"} <= {comparison.name for comparison in comparisons}
 
 
 @each_golden

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -99,11 +99,16 @@ def add_onnx(
     for model in bundle.manifest.onnx:
         (root / model.file).unlink(missing_ok=True)
         constants_file(root, model.program).unlink(missing_ok=True)
-    models: list[OnnxModel] = []
+    traces: list[_Trace] = []
     for program in programs:
-        progress(f"{program.name}: ONNX model")
-        name = "model.onnx" if not models else f"model.{program.name}.onnx"
-        models.append(_write_model(bundle, program, name, options))
+        progress(f"{program.name}: ONNX graph")
+        traces.append((program, *traced(bundle, program, options)))
+    changing = _changing(bundle, traces)
+    models: list[OnnxModel] = []
+    for trace in traces:
+        progress(f"{trace[0].name}: ONNX model")
+        name = "model.onnx" if not models else f"model.{trace[0].name}.onnx"
+        models.append(_write_model(bundle, trace, name, changing, options))
     manifest = _write_manifest(bundle, root, models)
     comparisons: list[Comparison] = []
     if verify:
@@ -153,7 +158,21 @@ def choose(bundle: Bundle, options: OnnxOptions) -> list[Program]:
     return chosen
 
 
-def _write_model(bundle: Bundle, program: Program, file: str, options: OnnxOptions) -> OnnxModel:
+_Trace = tuple[Program, Any, Any]
+"""A program, its rebuilt forward graph, and what `torch.export` makes of it."""
+
+
+def _changing(bundle: Bundle, traces: Iterable[_Trace]) -> frozenset[str]:
+    """Return the state tensors that a call of some model changes or replaces."""
+    changed: set[str] = set()
+    for program, rebuilt, _ in traces:
+        changed |= {*rebuilt.updates, *(rebind.name for rebind in program.rebinds)}
+    return frozenset(entry.name for entry in bundle.manifest.state if entry.name in changed)
+
+
+def _write_model(
+    bundle: Bundle, trace: _Trace, file: str, changing: Collection[str], options: OnnxOptions
+) -> OnnxModel:
     import onnx_ir as ir
 
     from aotexport.lower.onnx.finish import finish
@@ -161,14 +180,14 @@ def _write_model(bundle: Bundle, program: Program, file: str, options: OnnxOptio
     from aotexport.lower.onnx.translate import translate
     from aotexport.lower.onnx.weights import attach_constants, attach_state
 
-    rebuilt, exported = traced(bundle, program, options)
+    program, rebuilt, exported = trace
     model = translate(program, exported, rebuilt, opset=options.opset, translations=options.translations)
     inputs = input_names(program)
     outputs = output_names(program, inputs)
     outputs += update_names(rebuilt.updates, [*inputs, *outputs])
     entries = {entry.name: entry for entry in bundle.manifest.state}
     finish(model, inputs, outputs, reserved=entries, state=rebuilt.state)
-    attach_state(model, rebuilt.state, entries, bundle.root)
+    state_inputs = attach_state(model, rebuilt.state, entries, bundle.root, changing=changing)
     attach_constants(model, f"targets/onnx/{program.name}.safetensors", bundle.root)
     model.producer_name, model.producer_version = "aotexport", aotexport.__version__
     model.metadata_props.clear()
@@ -184,6 +203,7 @@ def _write_model(bundle: Bundle, program: Program, file: str, options: OnnxOptio
         inputs=tuple(inputs),
         outputs=tuple(outputs),
         updates=rebuilt.updates,
+        state_inputs=state_inputs,
     )
 
 
@@ -246,9 +266,16 @@ def _updated(program: Program, rebuilt: Any, exported: Any) -> list[str]:
 
     signature = functional(program, exported).graph_signature
     arguments = [spec for spec in program.inputs if not isinstance(spec, StateInput)]
+    paths = {spec.path for spec in arguments}
     state = [rebuilt.state[name.rpartition(".")[2]] for name in signature.buffers_to_mutate.values()]
     order = list(signature.user_inputs)
     changed = [arguments[order.index(name)].path for name in signature.user_inputs_to_mutate.values()]
+    ambiguous = [name for name in (*state, *changed) if name in rebuilt.state.values() and name in paths]
+    if ambiguous:
+        raise ExportFailed(
+            f"program `{program.name}` changes `{ambiguous[0]}`, the name of an argument and of a state tensor, and "
+            "ONNX models have one name space. Rename the argument"
+        )
     return [*state, *changed]
 
 

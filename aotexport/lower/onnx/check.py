@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,12 +18,13 @@ from aotexport.verify import Comparison
 from aotexport_runtime import OnnxRuntime, dtypes, load
 from aotexport_runtime.bundle import Bundle
 from aotexport_runtime.engines.codegen import Environment
-from aotexport_runtime.engines.onnx.session import open_session, run_session
+from aotexport_runtime.engines.onnx.module import OnnxModule
 from aotexport_runtime.errors import NotSupported
 from aotexport_runtime.observe import Observation, compare, make_inputs
 from aotexport_runtime.schema.manifest import OnnxModel
 from aotexport_runtime.schema.program import ArgumentInput, Program, SizeInput, StateInput
 from aotexport_runtime.schema.trees import Leaf
+from aotexport_runtime.schema.vectors import Vector
 from aotexport_runtime.self_test import arguments_of, flat_outputs, read_vector
 from aotexport_runtime.sizes import evaluate
 from aotexport_runtime.trees import leaves
@@ -29,6 +32,8 @@ from aotexport_runtime.trees import leaves
 TARGET = "onnx"
 _SEED = 20240229
 _MAX_NUMEL = 1 << 24
+_CALLS = 2
+_AFTER, _STATE = " afterwards", "state "
 
 
 def check_model(bundle: Bundle, program: Program, model: OnnxModel, options: OnnxOptions) -> list[Comparison]:
@@ -47,17 +52,17 @@ def check_model(bundle: Bundle, program: Program, model: OnnxModel, options: Onn
         VerificationFailed: it disagrees, or ONNX Runtime does not run it; names the first value that differs.
     """
     try:
-        session = open_session(bundle, model, OnnxRuntime())
+        module = OnnxModule(bundle, OnnxRuntime())
+        run = module.program(program.name)
     except NotSupported as error:
         raise VerificationFailed(f"program `{program.name}`: {error}", [str(error)]) from None
-    calls = [*_recorded(bundle, program), *_random(bundle, program)]
     found: list[Comparison] = []
-    for name, values, expected in calls:
-        comparisons = _compare(program, model, session, name, values, expected)
+    for calls in [*_recorded(bundle, program, model), *_random(bundle, program, model)]:
+        comparisons = _compare(program, model, module, calls, run)
         if not all(comparison.agrees for comparison in comparisons):
             from aotexport.lower.onnx.locate import first_difference
 
-            where = first_difference(bundle, program, model, options, values)
+            where = first_difference(bundle, program, model, options, calls.values)
             lines = [_line(comparison) for comparison in comparisons if not comparison.agrees]
             raise VerificationFailed(
                 "ONNX Runtime disagrees with eager execution; nothing was written:\n" + "\n".join([*lines, where]),
@@ -75,19 +80,18 @@ def _line(comparison: Comparison) -> str:
 
 
 def _compare(
-    program: Program, model: OnnxModel, session: Any, call: str, values: Sequence[Any], expected: Observation
+    program: Program, model: OnnxModel, module: OnnxModule, calls: _Calls, run: Callable[..., Any]
 ) -> list[Comparison]:
-    base = {"program": program.name, "vector": call, "target": TARGET}
-    try:
-        outputs = run_session(session, model.inputs, values, model.outputs[: len(program.outputs)])
-    except Exception as error:
-        first = (str(error).splitlines() or [""])[0][:300]
-        return [
-            Comparison(**base, name="call", error=math.inf, absolute=math.inf, agrees=False, detail=f"raises {first}")
-        ]
+    """Return how ONNX Runtime's results of consecutive calls compare with what is expected of them."""
+    base = {"program": program.name, "vector": calls.name, "target": TARGET}
+    module.state.clear()
     got = Observation()
-    for path, index in _output_paths(program):
-        note_output(got, path, _as_torch(outputs[index], program.outputs[index]))
+    try:
+        for number in range(calls.count):
+            _call(got, f"call {number}: ", program, _changed(program, model), run, calls.values, lambda: module.state)
+    except Exception as error:
+        detail = f"raises {(str(error).splitlines() or [''])[0][:300]}"
+        return [Comparison(**base, name="call", error=math.inf, absolute=math.inf, agrees=False, detail=detail)]
     return [
         Comparison(
             **base,
@@ -97,15 +101,45 @@ def _compare(
             agrees=difference.agrees,
             detail=f"expected {difference.expected}, got {difference.got}" if difference.expected else "",
         )
-        for difference in compare(expected, got)
+        for difference in compare(calls.expected, got)
     ]
 
 
-def _as_torch(value: Any, meta: Any) -> Any:
-    if meta is None:
-        return int(value)
-    tensor = torch.from_numpy(value) if isinstance(value, np.ndarray) else value
-    return torch.view_as_complex(tensor) if meta.dtype.startswith("complex") else tensor
+def _changed(program: Program, model: OnnxModel) -> list[str]:
+    """Return the names of state tensors, and paths of arguments, that a call changes or replaces."""
+    return sorted({rebind.name for rebind in program.rebinds} | {*model.updates})
+
+
+def _count(program: Program, model: OnnxModel, calls: int) -> int:
+    """Return how many calls tell something: one where nothing is changed."""
+    return calls if _changed(program, model) else 1
+
+
+def _call(
+    seen: Observation,
+    where: str,
+    program: Program,
+    changed: Collection[str],
+    run: Callable[..., Any],
+    values: Sequence[Any],
+    state: Callable[[], Mapping[str, Any]],
+) -> None:
+    """Call a program with copies of flat arguments; note its outputs, and what it changed."""
+    values = [_copied(value) for value in values]
+    args, kwargs = arguments_of(program)(values, defaultdict(lambda: None, state()))
+    with torch.no_grad():
+        returned = run(*args, **kwargs)
+    for path, value in flat_outputs(program.output_tree, returned):
+        note_output(seen, where + path, value)
+    paths = [spec.path for spec in program.inputs if not isinstance(spec, StateInput)]
+    for path, value in zip(paths, values, strict=True):
+        if path in changed:
+            note_output(seen, f"{where}{path}{_AFTER}", value)
+    for name in changed:
+        if name not in paths:
+            value = state()[name]
+            value = torch.from_numpy(value) if isinstance(value, np.ndarray) else value
+            note_output(seen, f"{where}{_STATE}{name}", value)
 
 
 def note_output(seen: Observation, path: str, value: Any) -> None:
@@ -117,35 +151,57 @@ def note_output(seen: Observation, path: str, value: Any) -> None:
     seen.facts[path] = seen.facts[path].partition(" strides ")[0]
 
 
-def _output_paths(program: Program) -> list[tuple[str, int]]:
-    return [(path, leaf.index) for path, leaf in leaves(program.output_tree, "output") if isinstance(leaf, Leaf)]
-
-
 # --- calls ------------------------------------------------------------------------------------------------
 
-_Call = tuple[str, list[Any], Observation]
+
+@dataclass(frozen=True, kw_only=True)
+class _Calls:
+    """Consecutive calls with the same arguments.
+
+    Attributes:
+        name: of them.
+        values: flat arguments.
+        count: how many.
+        expected: outputs and changes.
+    """
+
+    name: str
+    values: list[Any]
+    count: int
+    expected: Observation
 
 
-def _recorded(bundle: Bundle, program: Program) -> list[_Call]:
-    """Return the recorded calls with the outputs that eager execution gave at the first one."""
-    found: list[_Call] = []
+def _recorded(bundle: Bundle, program: Program, model: OnnxModel) -> list[_Calls]:
+    """Return the recorded calls, with outputs and changes as eager execution gave them."""
+    found: list[_Calls] = []
     for entry in bundle.manifest.testvectors:
         if entry.program != program.name:
             continue
         vector, stored = read_vector(bundle, entry)
         values = make_inputs(vector.inputs, stored, None, Environment().form).values
         expected = Observation()
-        for path, _ in _output_paths(program):
-            name = f"call 0: {path}"
-            expected.facts[path] = vector.facts[name].partition(" strides ")[0]
-            for suffix in ("", " norm"):
-                if name + suffix in vector.values:
-                    expected.values[path + suffix] = stored[f"v{vector.values.index(name + suffix)}"]
-        found.append((entry.name, [_detached(value) for value in values], expected))
+        for name in _noted(program, model, vector):
+            expected.facts[name] = vector.facts[name].partition(" strides ")[0]
+            for key in (name, f"{name} norm"):
+                if key in vector.values:
+                    expected.values[key] = stored[f"v{vector.values.index(key)}"]
+        values = [_detached(value) for value in values]
+        found.append(
+            _Calls(name=entry.name, values=values, count=_count(program, model, vector.calls), expected=expected)
+        )
     return found
 
 
-def _random(bundle: Bundle, program: Program) -> list[_Call]:
+def _noted(program: Program, model: OnnxModel, vector: Vector) -> Iterator[str]:
+    """Yield the names of what ONNX keeps of an observation: outputs and changes."""
+    changed = _changed(program, model)
+    names = [path for path, leaf in leaves(program.output_tree, "output") if isinstance(leaf, Leaf)]
+    names += [path + _AFTER for path in changed] + [_STATE + name for name in changed]
+    for number in range(_count(program, model, vector.calls)):
+        yield from (name for name in (f"call {number}: {name}" for name in names) if name in vector.facts)
+
+
+def _random(bundle: Bundle, program: Program, model: OnnxModel) -> list[_Calls]:
     """Return calls of other sizes per dynamic dimension, with what the forward graph gives."""
     examples = [entry for entry in bundle.manifest.testvectors if entry.program == program.name]
     if not program.dimensions or not examples:
@@ -154,24 +210,22 @@ def _random(bundle: Bundle, program: Program) -> list[_Call]:
     sources = {spec.path: stored[spec.key] for spec in vector.inputs if spec.value is None}
     namespaces = bundle.manifest.requirements.operator_namespaces
     module = load(bundle.root, target="autograd", check_digests=False, operator_namespaces=namespaces)
-    arguments = arguments_of(program)
+    changed, count = _changed(program, model), _count(program, model, _CALLS)
     generator = torch.Generator().manual_seed(_SEED)
-    found: list[_Call] = []
+    found: list[_Calls] = []
     for name, symbols in _sizes(program):
         values = _arguments(program, symbols, sources, generator)
         if values is None:
             continue
-        args, kwargs = arguments([_copied(value) for value in values], module.state_tensors())
-        with torch.no_grad():
-            try:
-                returned = module.twin().program(program.name)(*args, **kwargs)
-            except Exception:
-                # Sizes that the model itself refuses say nothing about its ONNX form.
-                continue
-        expected = Observation()
-        for path, value in flat_outputs(program.output_tree, returned):
-            note_output(expected, path, value)
-        found.append((name, values, expected))
+        twin, expected = module.twin(), Observation()
+        try:
+            for number in range(count):
+                where = f"call {number}: "
+                _call(expected, where, program, changed, twin.program(program.name), values, twin.state_tensors)
+        except Exception:
+            # Sizes that the model itself refuses say nothing about its ONNX form.
+            continue
+        found.append(_Calls(name=name, values=values, count=count, expected=expected))
     return found
 
 

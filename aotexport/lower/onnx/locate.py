@@ -89,7 +89,7 @@ def _onnx_values(
     session = onnxruntime.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
     if not names:
         return {}
-    return dict(zip(names, run_session(session, model.inputs, values, names), strict=True))
+    return dict(zip(names, run_session(session, model.inputs, values, names, with_torch=True), strict=True))
 
 
 def _wrong(expected: torch.Tensor, got: Any) -> str:

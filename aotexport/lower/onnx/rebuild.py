@@ -52,6 +52,7 @@ _SIZE_OPERATORS: dict[str, Callable[..., Any]] = {
 }
 _HIDDEN_WRITES = ("aten::batch_norm", "aten::instance_norm", "aten::native_batch_norm", "aten::cudnn_batch_norm")
 _ATTENTION = "aten::scaled_dot_product_attention.default"
+_CHECKS = ("aten::_assert_scalar.default", "aten::_assert_async.default", "aten::_assert_async.msg")
 _GRAD_MODE = ("torch::set_grad_enabled", "torch::is_grad_enabled")
 
 
@@ -204,6 +205,11 @@ class _Body:
         elif node.op in EFFECTS:
             raise ExportFailed(
                 f"a region of autocast{self.where(node)} has no translation: export with `dtype` instead"
+            )
+        elif node.op in _CHECKS:
+            raise ExportFailed(
+                f"the program checks a value of each call{self.where(node)}, as the model's code asks or branches on "
+                "it, and ONNX models check nothing: choose with torch.where or torch.cond instead"
             )
         else:
             function: Any = ops.resolve(node.op, None, self.namespaces)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import struct
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,14 @@ from aotexport.lower.onnx.translate import INLINE_NBYTES
 from aotexport_runtime.schema.manifest import StateTensor
 
 
-def attach_state(model: ir.Model, state: Mapping[str, str], entries: Mapping[str, StateTensor], root: Path) -> None:
+def attach_state(
+    model: ir.Model,
+    state: Mapping[str, str],
+    entries: Mapping[str, StateTensor],
+    root: Path,
+    *,
+    changing: Collection[str] = (),
+) -> dict[str, str]:
     """Turn the inputs that stand for state tensors into initialisers that lie in the bundle's files.
 
     Args:
@@ -25,8 +32,13 @@ def attach_state(model: ir.Model, state: Mapping[str, str], entries: Mapping[str
         state: name of the state tensor per input.
         entries: the manifest's entries, by name.
         root: directory of the bundle.
+        changing: names of state tensors whose initialisers stay inputs too, so that a caller may give other values.
+
+    Returns:
+        The names of these inputs, by state tensor.
     """
     graph = model.graph
+    kept: dict[str, str] = {}
     headers: dict[str, dict[str, tuple[int, int]]] = {}
     taken = {value.name for value in [*graph.inputs, *graph.outputs] if value.name not in state}
     values = [value for value in graph.inputs if value.name in state]
@@ -40,6 +52,10 @@ def attach_state(model: ir.Model, state: Mapping[str, str], entries: Mapping[str
             headers[entry.file] = tensor_ranges(root.joinpath(*entry.file.split("/")))
         value.const_value = _external(value, entry, headers[entry.file][entry.key], root)
         graph.initializers[value.name] = value
+        if entry.name in changing:
+            graph.inputs.append(value)
+            kept[entry.name] = value.name
+    return kept
 
 
 def _external(value: ir.Value, entry: StateTensor, where: tuple[int, int], root: Path) -> Any:

@@ -127,6 +127,8 @@ class OnnxModel(Record, kw_only=True):
         inputs: name in the model of each entry of `Program.inputs` that is no state, in order.
         outputs: name in the model of each entry of `Program.outputs`, and then of `updates`, in order.
         updates: names of state tensors and paths of arguments that the program changes; the model returns them.
+        state_inputs: optional inputs of the model that hold state tensors, by name of the tensor: those that it reads
+            and that a call of some ONNX model of the bundle changes or replaces.
     """
 
     program: str
@@ -135,6 +137,7 @@ class OnnxModel(Record, kw_only=True):
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     updates: tuple[str, ...] = ()
+    state_inputs: dict[str, str] = {}
 
 
 class Requirements(Record, kw_only=True):

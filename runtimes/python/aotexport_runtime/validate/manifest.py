@@ -152,11 +152,17 @@ def _check_vectors(manifest: Manifest, listed: set[str]) -> None:
 def _check_onnx(manifest: Manifest, listed: set[str]) -> None:
     check_unique([model.program for model in manifest.onnx], "ONNX model of program", WHERE)
     programs = {program.name for program in manifest.programs}
+    state = {entry.name for entry in manifest.state}
     for model in manifest.onnx:
         if model.program not in programs:
             raise BundleInvalid(f"an ONNX model is of program {model.program[:80]!r}, which is not here", where=WHERE)
         if model.file not in listed or "/" in model.file:
             raise BundleInvalid(f"an ONNX model is no listed file at the top: {model.file[:80]!r}", where=WHERE)
-        check_unique((*model.inputs, *model.outputs), "input or output of an ONNX model", WHERE)
-        for name in (*model.inputs, *model.outputs, *model.updates):
+        state_inputs = model.state_inputs.values()
+        check_unique((*model.inputs, *state_inputs, *model.outputs), "input or output of an ONNX model", WHERE)
+        check_unique(model.updates, "update of an ONNX model", WHERE)
+        unknown = [name for name in model.state_inputs if name not in state]
+        if unknown:
+            raise BundleInvalid(f"an ONNX model takes state {unknown[0][:80]!r}, which is not here", where=WHERE)
+        for name in (*model.inputs, *model.outputs, *model.updates, *state_inputs):
             check_text(name, "name in an ONNX model", WHERE)

@@ -20,6 +20,8 @@ class OnnxModule:
 
     Attributes:
         bundle: the open bundle.
+        state: values of the state tensors that calls have changed, by name, as the models have them; empty at first.
+            What is removed from it is again as in the bundle.
     """
 
     def __init__(self, bundle: Bundle, options: OnnxRuntime) -> None:
@@ -31,6 +33,7 @@ class OnnxModule:
         if not bundle.manifest.onnx:
             raise NotSupported("the bundle has no ONNX models; add them with `aotexport onnx`, or load another target")
         self.bundle = bundle
+        self.state: dict[str, Any] = {}
         self._options = options
         self._models = {model.program: model for model in bundle.manifest.onnx}
         self._plans: dict[str, OnnxPlan | Variants] = {}
@@ -94,4 +97,4 @@ class OnnxModule:
     def _compose(self, name: str) -> OnnxPlan:
         if name not in self._models:
             raise NotSupported(f"the bundle has no ONNX model of `{name}`; it has one of {', '.join(self._models)}")
-        return OnnxPlan(self.bundle, self.bundle.program(name), self._models[name], self._options)
+        return OnnxPlan(self.bundle, self.bundle.program(name), self._models[name], self._options, self.state)

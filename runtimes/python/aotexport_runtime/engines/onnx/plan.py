@@ -11,7 +11,8 @@ from aotexport_runtime.bundle import Bundle
 from aotexport_runtime.call.guards import Guards
 from aotexport_runtime.call.signature import Signature
 from aotexport_runtime.call.tensors import Array, is_torch_tensor
-from aotexport_runtime.engines.onnx.session import OnnxRuntime, open_session, run_session
+from aotexport_runtime.engines.onnx.changes import Changes
+from aotexport_runtime.engines.onnx.session import OnnxRuntime, as_complex, open_session, run_session
 from aotexport_runtime.errors import BundleInvalid, CallInvalid, NotSupported
 from aotexport_runtime.schema.manifest import OnnxModel
 from aotexport_runtime.schema.program import Program, StateInput
@@ -27,12 +28,14 @@ class OnnxPlan:
         session: the `onnxruntime.InferenceSession`.
     """
 
-    def __init__(self, bundle: Bundle, program: Program, model: OnnxModel, options: OnnxRuntime) -> None:
-        """Open the model.
+    def __init__(
+        self, bundle: Bundle, program: Program, model: OnnxModel, options: OnnxRuntime, state: dict[str, Any]
+    ) -> None:
+        """Open the model; `state` holds what calls have changed, and takes what this one does.
 
         Raises:
             BundleInvalid: its inputs and outputs are not the program's.
-            NotSupported: it changes state, or ONNX Runtime cannot run it.
+            NotSupported: ONNX Runtime cannot run it.
         """
         arguments = [index for index, spec in enumerate(program.inputs) if not isinstance(spec, StateInput)]
         counts = len(arguments), len(program.outputs) + len(model.updates)
@@ -42,15 +45,11 @@ class OnnxPlan:
                 f"{counts[0]} and {counts[1]}",
                 where=model.file,
             )
-        if model.updates:
-            raise NotSupported(
-                f"program `{program.name}` changes {', '.join(f'`{name}`' for name in model.updates)}, which its ONNX "
-                "model returns instead: run `session` of it yourself, or load another target"
-            )
         self.program = program
         self._model = model
         self._signature = Signature(program.parameters, constant)
         self._guards = Guards(program, None)
+        self._changes = Changes(program, model, state)
         self._arguments = arguments
         self._sizes = [index for index, meta in enumerate(program.outputs) if meta is None]
         self._complex = [
@@ -64,7 +63,7 @@ class OnnxPlan:
 
         Raises:
             CallInvalid: the call does not fit; lists every violation.
-            NotSupported: the call needs gradients.
+            NotSupported: the call needs gradients, or changes what it cannot write to.
         """
         inputs, symbols, violations = self.bind(args, kwargs)
         if violations:
@@ -89,12 +88,21 @@ class OnnxPlan:
         values = [inputs[index] for index in self._arguments]
         _refuse_gradients(self.program.name, values)
         arrays = [value.value if isinstance(value, Array) else value for value in values]
-        outputs = run_session(self.session, self._model.inputs, arrays, self._model.outputs)
+        self._changes.check(arrays)
+        names, held = self._changes.state()
+        outputs = run_session(
+            self.session,
+            [*self._model.inputs, *names],
+            [*arrays, *held],
+            self._model.outputs,
+            with_torch=any(map(is_torch_tensor, arrays)),
+        )
+        self._changes.apply(arrays, outputs)
         for index in self._sizes:
             outputs[index] = int(outputs[index])
         for index in self._complex:
-            outputs[index] = _as_complex(outputs[index])
-        return self._unflatten(outputs)
+            outputs[index] = as_complex(outputs[index])
+        return self._unflatten(outputs[: len(self.program.outputs)])
 
 
 def _refuse_gradients(name: str, values: list[Any]) -> None:
@@ -106,14 +114,6 @@ def _refuse_gradients(name: str, values: list[Any]) -> None:
             f"an input of program `{name}` requires grad, and ONNX models record no gradients. Call it under "
             "`torch.no_grad()`, or load target `portable`"
         )
-
-
-def _as_complex(value: Any) -> Any:
-    if is_torch_tensor(value):
-        import torch
-
-        return torch.view_as_complex(value)
-    return np.ascontiguousarray(value).view(np.result_type(value.dtype, np.complex64))[..., 0]
 
 
 def constant(leaf: Constant) -> Any:

@@ -56,6 +56,9 @@ def open_session(bundle: Bundle, model: OnnxModel, options: OnnxRuntime) -> Any:
         session_options = onnxruntime.SessionOptions()
         if (os.cpu_count() or 1) <= _FEW_CORES:
             session_options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        if model.state_inputs:
+            # It would warn of each that it is no constant.
+            session_options.log_severity_level = 3
     if options.threads is not None:
         session_options.intra_op_num_threads = options.threads
     try:
@@ -64,7 +67,8 @@ def open_session(bundle: Bundle, model: OnnxModel, options: OnnxRuntime) -> Any:
         reason = (str(error).splitlines() or [""])[0][:300]
         raise NotSupported(f"ONNX Runtime {onnxruntime.__version__} does not load `{model.file}`: {reason}") from None
     found = [value.name for value in session.get_inputs()], [value.name for value in session.get_outputs()]
-    if found != (list(model.inputs), list(model.outputs)):
+    optional = sorted(value.name for value in session.get_overridable_initializers())
+    if found != (list(model.inputs), list(model.outputs)) or optional != sorted(model.state_inputs.values()):
         raise BundleInvalid("its inputs and outputs are not those that the manifest names", where=model.file)
     return session
 
@@ -73,19 +77,21 @@ _ONNX_TYPES = {"bfloat16": 16, "float8_e4m3fn": 17, "float8_e4m3fnuz": 18, "floa
 """Numbers in ONNX of element types that numpy has not."""
 
 
-def run_session(session: Any, names: Sequence[str], values: Sequence[Any], outputs: Sequence[str]) -> list[Any]:
-    """Run a session; tensors of torch give tensors of torch, else arrays of numpy.
+def run_session(
+    session: Any, names: Sequence[str], values: Sequence[Any], outputs: Sequence[str], *, with_torch: bool
+) -> list[Any]:
+    """Run a session.
 
     Args:
         session: an open one.
-        names: names of its inputs, in order.
-        values: a tensor, array or integer per input; borrowed.
+        names: names of inputs.
+        values: a tensor, array or integer per name; borrowed.
         outputs: names of the outputs to return.
+        with_torch: return tensors of torch, not arrays of numpy.
 
     Returns:
         The outputs, on the CPU, contiguous.
     """
-    with_torch = any(map(is_torch_tensor, values))
     feeds = {name: _feed(value) for name, value in zip(names, values, strict=True)}
     if all(isinstance(feed, np.ndarray) for feed in feeds.values()) and not _has_rare_outputs(session):
         results = session.run(outputs, feeds)
@@ -150,3 +156,12 @@ def _from_ort(value: Any, with_torch: bool) -> Any:
     if "float8" in value.data_type() or value.data_type() == "tensor(bfloat16)":
         raise NotSupported(f"numpy has no type for an output that is {value.data_type()}; pass tensors of torch")
     return value.numpy()
+
+
+def as_complex(value: Any) -> Any:
+    """Return a tensor or array of pairs, as models have them, as complex numbers."""
+    if is_torch_tensor(value):
+        import torch
+
+        return torch.view_as_complex(value)
+    return np.ascontiguousarray(value).view(np.result_type(value.dtype, np.complex64))[..., 0]
