@@ -450,6 +450,45 @@ def test_program_of_a_kind_equals_eager_in_onnx_runtime(tmp_path, make, x):
         assert {t.name: t.data_type for t in model.graph.initializer}["weight"] == onnx.TensorProto.INT8
 
 
+def _network(dtype):
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.LayerNorm(16), nn.Linear(16, 4)).eval().to(dtype)
+
+
+def test_bfloat16_is_verified_in_float32_and_runs_where_there_are_kernels(tmp_path):
+    x = torch.randn(3, 8, dtype=torch.bfloat16)
+    report = export(_network(x.dtype), (x,), output=tmp_path / "bundle", onnx=True)
+    found = [comparison for comparison in report.comparisons if comparison.target == "onnx"]
+    assert len(found) == 2
+    assert all(0 < comparison.error < 0.02 for comparison in found)
+    model = onnx.load(tmp_path / "bundle/model.onnx", load_external_data=False)
+    assert {tensor.data_type for tensor in model.graph.initializer if tensor.external_data} == {
+        onnx.TensorProto.BFLOAT16
+    }
+    with pytest.raises(NotSupported, match=r"NOT_IMPLEMENTED .* no such kernel for the types of the model, bfloat16"):
+        aotexport_runtime.load(tmp_path / "bundle", target="onnx")
+
+
+def test_wrong_bfloat16_model_is_refused(tmp_path):
+    from onnxscript import opset20 as op
+
+    def gelu(self, approximate: str = "none"):
+        return op.Neg(self)
+
+    x = torch.randn(3, 8, dtype=torch.bfloat16)
+    options = OnnxOptions(translations={torch.ops.aten.gelu.default: gelu})
+    with pytest.raises(VerificationFailed, match=r"^ONNX Runtime disagrees with eager execution"):
+        export(_network(x.dtype), (x,), output=tmp_path / "bundle", onnx=options)
+
+
+def test_type_without_kernels_is_refused_or_written_unverified(tmp_path):
+    x = torch.randn(3, 8, dtype=torch.float64)
+    with pytest.raises(VerificationFailed, match=r"NOT_IMPLEMENTED .*`--no-verify` writes the model as it is$"):
+        export(_network(x.dtype), (x,), output=tmp_path / "bundle", onnx=True)
+    export(_network(x.dtype), (x,), output=tmp_path / "bundle", onnx=True, verify=False)
+    onnx.checker.check_model(tmp_path / "bundle/model.onnx", full_check=True)
+
+
 # --- broken bundles ---------------------------------------------------------------------------------------
 
 

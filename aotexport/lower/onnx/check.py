@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,14 +17,15 @@ import torch
 from aotexport.errors import VerificationFailed
 from aotexport.lower.onnx.options import OnnxOptions
 from aotexport.lower.onnx.translate import example_sizes
+from aotexport.lower.onnx.widen import is_narrow, write_wide
 from aotexport.verify import Comparison
 from aotexport_runtime import OnnxRuntime, dtypes, load
 from aotexport_runtime.bundle import Bundle
 from aotexport_runtime.engines.codegen import Environment
-from aotexport_runtime.engines.onnx.module import OnnxModule
+from aotexport_runtime.engines.onnx.plan import OnnxPlan
 from aotexport_runtime.errors import NotSupported
 from aotexport_runtime.observe import Observation, compare, make_inputs
-from aotexport_runtime.schema.manifest import OnnxModel
+from aotexport_runtime.schema.manifest import Manifest, OnnxModel
 from aotexport_runtime.schema.program import ArgumentInput, Program, SizeInput, StateInput
 from aotexport_runtime.schema.trees import Leaf
 from aotexport_runtime.schema.vectors import Vector
@@ -51,14 +55,55 @@ def check_model(bundle: Bundle, program: Program, model: OnnxModel, options: Onn
     Raises:
         VerificationFailed: it disagrees, or ONNX Runtime does not run it; names the first value that differs.
     """
+    with tempfile.TemporaryDirectory() as directory:
+        subject = _opened(bundle, program, model, Path(directory))
+        return _check(bundle, program, model, options, subject)
+
+
+@dataclass(frozen=True)
+class _Subject:
+    """A model, opened, and the state that its calls change."""
+
+    plan: OnnxPlan
+    state: dict[str, Any]
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        return self.plan(args, kwargs)
+
+
+def _opened(bundle: Bundle, program: Program, model: OnnxModel, directory: Path) -> _Subject:
+    """Open a model; where ONNX Runtime lacks kernels of bfloat16, one of float32 in its place."""
+    state: dict[str, Any] = {}
     try:
-        module = OnnxModule(bundle, OnnxRuntime())
-        run = module.program(program.name)
+        return _Subject(OnnxPlan(bundle, program, model, OnnxRuntime(), state), state)
     except NotSupported as error:
-        raise VerificationFailed(f"program `{program.name}`: {error}", [str(error)]) from None
+        if is_narrow(bundle.file(model.file)):
+            with contextlib.suppress(NotSupported):
+                wide = write_wide(bundle.file(model.file), directory)
+                replaced = _Replaced(bundle.root, bundle.manifest, model.file, wide)
+                return _Subject(OnnxPlan(replaced, program, model, OnnxRuntime(), state), state)
+        raise VerificationFailed(
+            f"program `{program.name}`: {error}. `--no-verify` writes the model as it is", [str(error)]
+        ) from None
+
+
+class _Replaced(Bundle):
+    """A bundle with another file in the place of one of its own."""
+
+    def __init__(self, root: Path, manifest: Manifest, file: str, other: Path) -> None:
+        super().__init__(root, manifest)
+        self._file, self._other = file, other
+
+    def intact_file(self, path: str) -> Path:
+        return self._other if path == self._file else super().intact_file(path)
+
+
+def _check(
+    bundle: Bundle, program: Program, model: OnnxModel, options: OnnxOptions, subject: _Subject
+) -> list[Comparison]:
     found: list[Comparison] = []
     for calls in [*_recorded(bundle, program, model), *_random(bundle, program, model)]:
-        comparisons = _compare(program, model, module, calls, run)
+        comparisons = _compare(program, model, subject, calls)
         if not all(comparison.agrees for comparison in comparisons):
             from aotexport.lower.onnx.locate import first_difference
 
@@ -79,16 +124,15 @@ def _line(comparison: Comparison) -> str:
     return f"  {comparison.program}/{comparison.vector} (onnx): {comparison.name}: {what}"
 
 
-def _compare(
-    program: Program, model: OnnxModel, module: OnnxModule, calls: _Calls, run: Callable[..., Any]
-) -> list[Comparison]:
+def _compare(program: Program, model: OnnxModel, subject: _Subject, calls: _Calls) -> list[Comparison]:
     """Return how ONNX Runtime's results of consecutive calls compare with what is expected of them."""
     base = {"program": program.name, "vector": calls.name, "target": TARGET}
-    module.state.clear()
+    subject.state.clear()
     got = Observation()
     try:
         for number in range(calls.count):
-            _call(got, f"call {number}: ", program, _changed(program, model), run, calls.values, lambda: module.state)
+            where, changed = f"call {number}: ", _changed(program, model)
+            _call(got, where, program, changed, subject.run, calls.values, lambda: subject.state)
     except Exception as error:
         detail = f"raises {(str(error).splitlines() or [''])[0][:300]}"
         return [Comparison(**base, name="call", error=math.inf, absolute=math.inf, agrees=False, detail=detail)]

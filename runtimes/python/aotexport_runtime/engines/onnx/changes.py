@@ -77,11 +77,9 @@ class Changes:
 
 
 def _share(a: Any, b: Any) -> bool:
-    if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
-        return np.may_share_memory(a, b)
     if is_torch_tensor(a) and is_torch_tensor(b):
         return a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
-    return False
+    return isinstance(a, np.ndarray) and isinstance(b, np.ndarray) and np.may_share_memory(a, b)
 
 
 def _write(argument: Any, value: Any) -> None:

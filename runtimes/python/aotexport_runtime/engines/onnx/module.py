@@ -36,6 +36,7 @@ class OnnxModule:
         self.state: dict[str, Any] = {}
         self._options = options
         self._models = {model.program: model for model in bundle.manifest.onnx}
+        self._composed: dict[str, OnnxPlan] = {}
         self._plans: dict[str, OnnxPlan | Variants] = {}
         self._methods: dict[str, str] = {}
         for entry in bundle.manifest.programs:
@@ -97,4 +98,7 @@ class OnnxModule:
     def _compose(self, name: str) -> OnnxPlan:
         if name not in self._models:
             raise NotSupported(f"the bundle has no ONNX model of `{name}`; it has one of {', '.join(self._models)}")
-        return OnnxPlan(self.bundle, self.bundle.program(name), self._models[name], self._options, self.state)
+        if name not in self._composed:
+            program, model = self.bundle.program(name), self._models[name]
+            self._composed[name] = OnnxPlan(self.bundle, program, model, self._options, self.state)
+        return self._composed[name]

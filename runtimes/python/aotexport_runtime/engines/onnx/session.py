@@ -32,6 +32,10 @@ class OnnxRuntime:
 
 
 _FEW_CORES = 2
+_NO_KERNEL = (
+    "These providers have no such kernel for the types of the model, bfloat16 and float64 above all. "
+    "Choose others, `onnx=OnnxRuntime(providers=[...])`, or load target `portable`"
+)
 
 
 def open_session(bundle: Bundle, model: OnnxModel, options: OnnxRuntime) -> Any:
@@ -65,7 +69,10 @@ def open_session(bundle: Bundle, model: OnnxModel, options: OnnxRuntime) -> Any:
         session = onnxruntime.InferenceSession(str(file), session_options, providers=list(options.providers))
     except Exception as error:
         reason = (str(error).splitlines() or [""])[0][:300]
-        raise NotSupported(f"ONNX Runtime {onnxruntime.__version__} does not load `{model.file}`: {reason}") from None
+        hint = f". {_NO_KERNEL}" if "NOT_IMPLEMENTED" in reason else ""
+        raise NotSupported(
+            f"ONNX Runtime {onnxruntime.__version__} does not load `{model.file}`: {reason}{hint}"
+        ) from None
     found = [value.name for value in session.get_inputs()], [value.name for value in session.get_outputs()]
     optional = sorted(value.name for value in session.get_overridable_initializers())
     if found != (list(model.inputs), list(model.outputs)) or optional != sorted(model.state_inputs.values()):
