@@ -43,6 +43,8 @@ def capture_functional_graph(forward: ForwardCapture, *, grad: bool) -> Function
     if forward.rebinds:
         names = ", ".join(f"`{entry.names[0]}`" for entry, _ in forward.rebinds)
         return Refused(f"the call replaces the tensor attribute {names}")
+    if grad and (name := _phase_checked(forward)):
+        return Refused(f"eager's backward of `{name}` checks that the loss does not depend on the phase of eigenvectors")
     try:
         # Below autograd, where a joint graph is traced, grad mode is off: torch would pick recurrent kernels that eager
         # training does not use and whose backward lacks gradients, and guard on sizes to pick a convolution kernel.
@@ -55,6 +57,19 @@ def capture_functional_graph(forward: ForwardCapture, *, grad: bool) -> Function
         lines = [line for line in str(error).strip().splitlines() if line.strip()] or [""]
         return Refused(f"{user_line(error)}{type(error).__name__}: {lines[0][:300]}")
     return captured if assumed is None else Refused(f"it assumes `{assumed}`, which the forward graph does not check")
+
+
+def _phase_checked(forward: ForwardCapture) -> str | None:
+    """Return the operator whose backward, traced, leaves out what eager's checks in values; None: there is none.
+
+    Source: torch 2.13, torch/csrc/autograd/FunctionsManual.cpp, `linalg_eig_backward`.
+    """
+    for operator in (torch.ops.aten.linalg_eig.default, torch.ops.aten.linalg_eigh.default):
+        for node in _calls(forward, operator):
+            vectors = [user for user in node.users if user.args[1:] == (1,)]
+            if vectors and node.meta["val"][1].is_complex():
+                return operator.__name__.partition(".")[0]
+    return None
 
 
 def _checked(forward: ForwardCapture, captured: FunctionalCapture) -> Any | None:

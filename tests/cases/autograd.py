@@ -87,6 +87,17 @@ def linear_algebra(x):
     return torch.linalg.cholesky(spd), torch.linalg.inv(spd), torch.logdet(spd)
 
 
+@case(lambda: (leaf(4, 4),))
+def backward_that_checks_for_errors(x):
+    return torch.linalg.eigvals(x).abs()
+
+
+@case(lambda: (leaf(4, 4),), forward_only="the phase of eigenvectors")
+def backward_that_checks_values(x):
+    values, vectors = torch.linalg.eig(x)
+    return values.abs(), vectors.abs()
+
+
 @case(lambda: (leaf(3, 4),))
 def reductions(x):
     return x.mean(), x.var(0), x.logsumexp(1), x.norm(), x.prod(), x.cumsum(0), x.amax(1)

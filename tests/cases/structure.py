@@ -48,6 +48,11 @@ def return_types(x):
     return torch.max(x, 1), torch.linalg.qr(x)
 
 
+@case(lambda: (leaf(3, 3),))
+def return_type_of_torchs_own(x):
+    return torch._lu_with_info(x)
+
+
 @case(lambda: (leaf(3, 4),))
 def size_and_dtype(x):
     return x.shape, x.dtype, x * 1, x.dim(), x.is_floating_point()

@@ -189,7 +189,6 @@ TREES = [
     ),
     (_fields("model_output", "T", ["a", "b", ""]), "the name '' in a tree is no plain identifier"),
     (_fields("return_type", "__loader__", list("abc")), "the name '__loader__' in a tree is no plain identifier"),
-    (_fields("return_type", "_x", list("abc")), "the name '_x' in a tree is no plain identifier"),
     (
         {"kind": "mapping", "type": "dict", "keys": [1, True, "c"], "items": [LEAF] * 3},
         "a tree has a name twice",

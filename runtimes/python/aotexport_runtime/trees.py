@@ -48,7 +48,7 @@ def check_tree(tree: Tree, count: int, *, where: str) -> None:
         _check_names(tree.fields, len(tree.items), where)
     elif isinstance(tree, NamedFields):
         _check_names(tree.fields, len(tree.items), where)
-        _check_identifier(tree.name, "_" if tree.type == "return_type" else "__", where)
+        _check_identifier(tree.name, "__", where)
         for field in tree.fields:
             # Named tuples keep names with an underscore for themselves.
             _check_identifier(field, "_" if tree.type == "namedtuple" else "__", where)

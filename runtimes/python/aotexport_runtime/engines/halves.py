@@ -69,7 +69,8 @@ def cut(
         functional: its calling convention; `gradients` is not None.
         partition: which values are saved.
         needed: per program input, whether its gradient is wanted.
-        kept: names of nodes that run even when nothing uses them (random operators advance the generator).
+        kept: names of nodes that run even when nothing uses them: random operators advance the generator, others
+            check for errors. Those that depend on tangents run in backward, where what they look at is computed.
     """
     gradients = functional.gradients
     assert gradients is not None
@@ -82,7 +83,10 @@ def cut(
     ]
 
     boundary = {*partition.saved, *primals, *tangents}
-    backward_nodes, reached = _ancestors(graph, wanted, boundary, kept=set())
+    effects_of_tangents = kept & _descendants(graph.nodes, set(tangents))
+    backward_nodes, _ = _ancestors(graph, wanted, boundary, kept=set())
+    checks = _checks(graph, backward_nodes, boundary, effects_of_tangents)
+    backward_nodes, reached = _ancestors(graph, wanted, boundary, kept=checks)
     saved = _ordered(reached - set(tangents), graph, partition)
 
     # With all gradients of the capture wanted, the outputs that required grad there do; and a gradient that is the same
@@ -91,7 +95,7 @@ def cut(
     derived = _descendants(backward_nodes, set(tangents))
     constant = any(isinstance(gradient, str) and gradient not in derived for gradient in wanted)
 
-    forward_nodes, _ = _ancestors(graph, [*returned, *saved.names], {*primals, *tangents}, kept=kept)
+    forward_nodes, _ = _ancestors(graph, [*returned, *saved.names], {*primals, *tangents}, kept=kept - effects_of_tangents)
     return Halves(
         forward=StraightLine(primals, forward_nodes, [*returned, *saved.names]),
         backward=StraightLine([*saved.names, *tangents], backward_nodes, wanted),
@@ -139,6 +143,18 @@ def _ancestors(
                     reached.add(name)
     nodes.reverse()
     return nodes, reached
+
+
+def _checks(graph: Graph, nodes: Sequence[Node], boundary: set[str], effects: set[str]) -> set[str]:
+    """Return those of `effects`, nodes whose results nothing uses, that look at nothing but what `nodes` compute."""
+    computed = {node.name for node in nodes}
+    found: set[str] = set()
+    for effect in effects:
+        ancestors, _ = _ancestors(graph, [], boundary, kept={effect})
+        others = (node.name for node in ancestors if node.op != "python::getitem" and node.name != effect)
+        if computed.issuperset(others):
+            found.add(effect)
+    return found
 
 
 def _descendants(nodes: Sequence[Node], roots: set[str]) -> set[str]:
