@@ -44,7 +44,9 @@ def capture_functional_graph(forward: ForwardCapture, *, grad: bool) -> Function
         names = ", ".join(f"`{entry.names[0]}`" for entry, _ in forward.rebinds)
         return Refused(f"the call replaces the tensor attribute {names}")
     if grad and (name := _phase_checked(forward)):
-        return Refused(f"eager's backward of `{name}` checks that the loss does not depend on the phase of eigenvectors")
+        return Refused(
+            f"eager's backward of `{name}` checks that the loss does not depend on the phase of eigenvectors"
+        )
     try:
         # Below autograd, where a joint graph is traced, grad mode is off: torch would pick recurrent kernels that eager
         # training does not use and whose backward lacks gradients, and guard on sizes to pick a convolution kernel.

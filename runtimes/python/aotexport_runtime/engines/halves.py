@@ -83,9 +83,9 @@ def cut(
     ]
 
     boundary = {*partition.saved, *primals, *tangents}
-    effects_of_tangents = kept & _descendants(graph.nodes, set(tangents))
+    backward_effects = kept & _descendants(graph.nodes, set(tangents))
     backward_nodes, _ = _ancestors(graph, wanted, boundary, kept=set())
-    checks = _checks(graph, backward_nodes, boundary, effects_of_tangents)
+    checks = _checks(graph, backward_nodes, boundary, backward_effects)
     backward_nodes, reached = _ancestors(graph, wanted, boundary, kept=checks)
     saved = _ordered(reached - set(tangents), graph, partition)
 
@@ -95,7 +95,7 @@ def cut(
     derived = _descendants(backward_nodes, set(tangents))
     constant = any(isinstance(gradient, str) and gradient not in derived for gradient in wanted)
 
-    forward_nodes, _ = _ancestors(graph, [*returned, *saved.names], {*primals, *tangents}, kept=kept - effects_of_tangents)
+    forward_nodes, _ = _ancestors(graph, [*returned, *saved.names], {*primals, *tangents}, kept=kept - backward_effects)
     return Halves(
         forward=StraightLine(primals, forward_nodes, [*returned, *saved.names]),
         backward=StraightLine([*saved.names, *tangents], backward_nodes, wanted),
