@@ -248,12 +248,25 @@ class _Recording:
 
         given = [grad for grad in grads if grad is not None]
         token = _order.set(_order.get() + 1)
-        device = self.outputs[0].device.type
         try:
-            with outside_of_regions(), _as_in_a_backward(given), torch.autocast(device, enabled=False):
-                return trace_body(run, [*given, *self.saved, *self.stashed], keeps_frames_of=is_user_file)
+            return traced_backward(run, given, [*self.saved, *self.stashed], self.outputs[0].device)
         finally:
             _order.reset(token)
+
+
+def traced_backward(
+    function: Callable[..., list[Any]], grads: Sequence[torch.Tensor], further: Sequence[Any], device: torch.device
+) -> torch.fx.GraphModule:
+    """Trace what runs in a backward: it takes gradients and further values, in whatever region of the model it is.
+
+    Args:
+        function: returns a list of values.
+        grads: gradients.
+        further: tensors and sizes.
+        device: where it runs.
+    """
+    with outside_of_regions(), _as_in_a_backward(grads), torch.autocast(device.type, enabled=False):
+        return trace_body(function, [*grads, *further], keeps_frames_of=is_user_file)
 
 
 @contextlib.contextmanager

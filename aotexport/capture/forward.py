@@ -19,6 +19,7 @@ from aotexport.capture.example_values import ExampleValues
 from aotexport.capture.fake_kernels import FAKE_KERNELS
 from aotexport.capture.fakes import FakeInputs, fake_inputs
 from aotexport.capture.grad_mode import insert_regions, make_relative, marked_regions
+from aotexport.capture.hooks import refuse_hooks_on_state
 from aotexport.capture.reading_values import READING_VALUES
 from aotexport.capture.shapes import SizeFixed, check_not_fixed
 from aotexport.capture.sources import is_user_file, user_line
@@ -189,6 +190,11 @@ class _Flat:
                     "its caller. Return the new value instead"
                 )
         self.output_tree = tree_of(result, "output", leaf_index, what="output")
+        if any(isinstance(value, torch.Tensor) and value.retains_grad for value in outputs):
+            raise ExportFailed(
+                "the model calls `retain_grad` on what it returns, which a bundle cannot hold. Call it on what the "
+                "loaded module returns"
+            )
         self.rebinds = [(entry, _required(leaf_index(new, ""), entry)) for entry, new in replaced]
         return tuple(outputs)
 
@@ -224,6 +230,8 @@ def _trace(call: ExampleCall, state: State, target: Any, strategy: Strategy) -> 
             fakes.state.append(fakes.fake(entry.tensor))
         bindings.append(Binding(entry=entry))
         inputs.append(fakes.fake(entry.tensor))
+    placeholders = zip(graph.graph.find_nodes(op="placeholder"), bindings, strict=True)
+    refuse_hooks_on_state(graph.graph, {node.name: b.entry.names[0] for node, b in placeholders if b.entry})
     make_relative(graph.graph)
     insert_data_dependent_checks(graph, fakes.mode.shape_env)
     graph.graph.eliminate_dead_code(is_impure_node=_keeps_effect)

@@ -12,6 +12,7 @@ import torch.fx.traceback
 
 from aotexport.capture.fake_kernels import FAKE_KERNELS
 from aotexport.capture.forward import ForwardCapture
+from aotexport.capture.hooks import unfit_hook
 from aotexport.capture.mutating_operators import nest_mutating_calls
 from aotexport.capture.sources import user_line
 from aotexport.torch_internals.checks import insert_data_dependent_checks, unchecked_assumption
@@ -40,6 +41,8 @@ def capture_functional_graph(forward: ForwardCapture, *, grad: bool) -> Function
     detached = [node.args[0] for node in _calls(forward, torch.ops.aten.detach_.default)]
     if any(isinstance(node, torch.fx.Node) and node.op == "placeholder" for node in detached):
         return Refused("the model calls `detach_` on an input")
+    if grad and (reason := unfit_hook(forward.graph.graph)) is not None:
+        return Refused(reason)
     if forward.rebinds:
         names = ", ".join(f"`{entry.names[0]}`" for entry, _ in forward.rebinds)
         return Refused(f"the call replaces the tensor attribute {names}")

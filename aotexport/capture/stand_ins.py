@@ -16,12 +16,13 @@ import torch
 from torch import nn
 
 from aotexport.capture.autograd_functions import function_of_bodies, record_application
+from aotexport.capture.hooks import REGISTER_HOOK, record_hook
 from aotexport.capture.sources import is_user_file, user_line
 from aotexport.errors import ExportFailed
 from aotexport.torch_internals.bodies import Print, marks_inlined
 from aotexport.torch_internals.names import AutogradFunctionApply
 from aotexport.torch_internals.subclasses import within_subclass
-from aotexport.torch_internals.tracing import traces_above_autograd
+from aotexport.torch_internals.tracing import is_functionalised, traces_above_autograd
 from aotexport_runtime.subclasses import is_wrapper
 
 if TYPE_CHECKING:
@@ -62,6 +63,16 @@ def replacements(effects: Effects) -> list[tuple[Any, str, Any]]:
             effects.reads.add("layout")
         return original_contiguous(self, memory_format=memory_format)
 
+    def register_hook(self: torch.Tensor, hook: Callable[[torch.Tensor], Any]) -> Any:
+        if not self.requires_grad or is_functionalised(self):
+            return REGISTER_HOOK(self, hook)
+        if not (traces_above_autograd() and effects.records_functions):
+            raise ExportFailed(
+                f"{user_line()}the model calls `Tensor.register_hook`, which a bundle cannot hold beside function "
+                f"transforms and branches on values. {hooks}"
+            )
+        return record_hook(self, hook)
+
     hooks = "Register hooks on the loaded bundle's parameters, inputs or outputs instead"
     seeds = "Seed outside of the model"
     draws = "Draw outside of the model, and pass the numbers"
@@ -77,7 +88,7 @@ def replacements(effects: Effects) -> list[tuple[Any, str, Any]]:
         (tensor, "contiguous", contiguous),
         *[(tensor, name, _watched_method(name, effects)) for name in ("stride", "storage_offset", "is_contiguous")],
         *[(tensor, name, _watched_property(name, effects)) for name in ("requires_grad", "is_leaf", "grad_fn")],
-        (tensor, "register_hook", _refused("Tensor.register_hook", hooks)),
+        (tensor, "register_hook", register_hook),
         (tensor, "register_post_accumulate_grad_hook", _refused("Tensor.register_post_accumulate_grad_hook", hooks)),
         (AutogradFunctionApply, "__call__", apply_bodies),
         (tensor, "backward", _refused("Tensor.backward", "Return the loss, and call `backward` outside of the model")),

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from aotexport.capture.autograd_functions import apply_function
+from aotexport.capture.hooks import apply_hook
 from aotexport.capture.mutating_operators import call_body
 from aotexport.capture.sources import source_of
 from aotexport.encode.subclasses import encode_subclass
@@ -75,6 +76,7 @@ _EFFECTS: dict[Any, str] = {
 }
 _BODIES: dict[Any, str] = {
     apply_function: "higher_order::autograd_function",
+    apply_hook: "higher_order::register_hook",
     call_body: "higher_order::invoke_subgraph",
 }
 

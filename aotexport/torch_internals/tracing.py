@@ -17,6 +17,7 @@ from torch._export.utils import _collect_all_valid_cia_ops_for_aten_namespace as
 # The tracing context tells AOTAutograd which fake mode and shape environment to go on with.
 from torch._guards import TracingContext, tracing
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.fx.experimental import proxy_tensor
 from torch.fx.experimental.proxy_tensor import PythonKeyTracer, make_fx
 from torch.utils._pytree import tree_leaves, tree_map
@@ -181,6 +182,11 @@ def traces_above_autograd() -> bool:
     """Return whether a forward graph is being traced, and no function transform stands in between."""
     mode = proxy_tensor.get_proxy_mode()
     return mode is not None and mode.pre_dispatch and not torch._C._are_functorch_transforms_active()
+
+
+def is_functionalised(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor is one of those that AOTAutograd traces its graphs with."""
+    return isinstance(tensor, FunctionalTensor)
 
 
 @contextlib.contextmanager

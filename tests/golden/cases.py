@@ -377,6 +377,18 @@ def custom_autograd_function() -> Case:
     return Case(lambda x: _Sine.apply(x), (needs_grad(3),))
 
 
+def _hooked(x: Tensor, w: Tensor) -> Tensor:
+    hidden = x * 2
+    hidden.register_hook(lambda grad: grad * w)
+    return hidden.sin()
+
+
+@case
+def tensor_hook() -> Case:
+    """A hook of the model's own, which takes a tensor of the graph."""
+    return Case(_hooked, (needs_grad(3), ramp(3)))
+
+
 class _Strided(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:

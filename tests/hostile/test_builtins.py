@@ -55,6 +55,10 @@ FAULTS = [
     (FUNCTION, [BODY, [BODY], [], [], 1, 0, [0], [], True, False], "takes indices of its operands and outputs"),
     (FUNCTION, [BODY, [BODY], [], [], 1, 0, [], [0, 0], True, False], "takes indices of its operands and outputs"),
     (FUNCTION, [BODY, [BODY], [], [], 2, 0, [], [], False, False], "takes 4 bodies of its backward, got 1"),
+    ("higher_order::register_hook", ["linear", "linear", []], "takes subgraphs as its bodies"),
+    ("higher_order::register_hook", [BODY, "size", []], "takes a tensor and a list of operands"),
+    ("higher_order::register_hook", [BODY, "linear", "linear"], "takes a tensor and a list of operands"),
+    ("higher_order::invoke_subgraph", [BODY, "linear"], "takes lists of operands"),
     ("torch::exit_autocast", ["linear"], "leaves a region that is not the innermost one"),
 ]
 

@@ -105,6 +105,7 @@ BODY_OPERANDS: dict[str, int] = {
     "higher_order::scan": 4,
     "higher_order::map_impl": 3,
     "higher_order::invoke_subgraph": 2,
+    "higher_order::register_hook": 3,
     "higher_order::autograd_function": 10,
 }
 """How many operands each operator with bodies takes."""

@@ -149,6 +149,12 @@ def _invoke_subgraph(symbols: dict[str, int], body: Body, operands: list[Any]) -
     return body(list(operands), symbols)
 
 
+def _register_hook(symbols: dict[str, int], body: Body, tensor: torch.Tensor, additional: list[Any]) -> tuple[()]:
+    if tensor.requires_grad:
+        tensor.register_hook(lambda grad: body([grad, *additional], symbols)[0])
+    return ()
+
+
 OPERATORS: dict[str, Callable[..., Any]] = {
     "higher_order::cond": _cond,
     "higher_order::while_loop": _while_loop,
@@ -156,6 +162,7 @@ OPERATORS: dict[str, Callable[..., Any]] = {
     "higher_order::scan": _scan,
     "higher_order::map_impl": _map,
     "higher_order::invoke_subgraph": _invoke_subgraph,
+    "higher_order::register_hook": _register_hook,
     "higher_order::autograd_function": apply_function,
 }
 """Operators with bodies; called with the symbols first."""

@@ -85,6 +85,9 @@ class Builtins:
         if node.op == "higher_order::autograd_function":
             self._check_function(node)
             return
+        if node.op == "higher_order::register_hook":
+            self._check_hook(node)
+            return
         single = ("higher_order::scan", "higher_order::map_impl", "higher_order::invoke_subgraph")
         count = 1 if node.op in single else 2
         start = 1 if node.op == "higher_order::cond" else 0
@@ -127,6 +130,13 @@ class Builtins:
         expected = 1 if flags[0] else 1 << min(outputs - len(nondifferentiable), 16)
         if len(backwards) != expected:
             raise self._invalid(node, f"takes {expected} bodies of its backward, got {len(backwards)}")
+
+    def _check_hook(self, node: Node) -> None:
+        body, tensor, additional = node.args
+        if not isinstance(body, SubgraphArgument):
+            raise self._invalid(node, "takes subgraphs as its bodies")
+        if not self._is_tensor(tensor) or not isinstance(additional, list):
+            raise self._invalid(node, "takes a tensor and a list of operands")
 
     def _check_item(self, node: Node) -> None:
         container, index = node.args

@@ -1,0 +1,99 @@
+"""Hooks that the model registers on tensors. They change gradients, so that a lost one shows."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from tests.cases import case
+from tests.cases.mutations import leaf, non_leaf
+
+
+@case(lambda: (leaf(3, 4), leaf(4)))
+def hook_that_scales(x, w):
+    hidden = x * 2
+    mask = (x > 0).detach()
+    hidden.register_hook(lambda grad: grad * mask * 3 - w * grad)
+    hidden.register_hook(lambda grad: -grad / 2)
+    return hidden.sin() * w, hidden, x * 3
+
+
+@case(lambda: (leaf(3, 4), leaf(4)), forward_only="no linear function")
+def hook_that_clips(x, w):
+    hidden = x * 2
+    hidden.register_hook(lambda grad: (grad * 3 + w).clamp(-2, 2))
+    hidden.register_hook(lambda grad: torch.where(grad > 1, grad, grad * 5))
+    return hidden.sin() * w, hidden, x * 3
+
+
+@case(lambda: (leaf(3, 4),), forward_only="on an input")
+def hook_on_a_leaf(x):
+    x.register_hook(lambda grad: grad.clamp(-0.1, 0.1))
+    return x.sin()
+
+
+@case(lambda: (non_leaf(3, 4),), forward_only="on an input")
+def hook_on_an_input_and_its_view(x):
+    x.register_hook(lambda grad: grad * 3)
+    rows = x.view(-1)
+    rows.register_hook(lambda grad: grad / 2)
+    rows.mul_(2)
+    return rows
+
+
+@case(lambda: (torch.randn(3, 4),), forward_only="no linear function")
+class HookThatWritesToABuffer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.register_buffer("largest", torch.zeros(()))
+
+    def keep(self, grad):
+        self.largest.copy_(torch.maximum(self.largest, grad.abs().max()))
+
+    def forward(self, x):
+        hidden = self.linear(x)
+        if hidden.requires_grad:
+            hidden.register_hook(self.keep)
+        return hidden.relu()
+
+
+@case(lambda: (leaf(3, 4),), forward_only="no linear function")
+def hook_that_returns_another_gradient(x):
+    hidden = x * 2
+    hidden.register_hook(lambda grad: torch.ones(3, 4))
+    return hidden.sin(), x * 3
+
+
+@case(lambda: (leaf(3, 4),), dynamic_shapes=({0: torch.export.Dim("n", min=2)},))
+def hook_of_dynamic_sizes(x):
+    count = x.shape[0]
+    hidden = x * 2
+    hidden.register_hook(lambda grad: grad * count)
+    return hidden.sin()
+
+
+@case(lambda: (leaf(3, 4),))
+def hook_seen_by_a_gradient_inside(x):
+    hidden = x * 2
+    hidden.register_hook(lambda grad: grad * 3)
+    (slope,) = torch.autograd.grad(hidden.sin().sum(), x, create_graph=True)
+    return slope.cos() + hidden
+
+
+@case(lambda: (leaf(3, 4),))
+def hook_that_only_looks(x):
+    hidden = x * 2
+    hidden.register_hook(lambda grad: None)
+    return hidden.sin()
+
+
+@case(lambda: (leaf(3, 4),))
+def hook_in_a_checkpoint(x):
+    def inner(x):
+        hidden = x * 2
+        hidden.register_hook(lambda grad: grad * 5)
+        return hidden.sin()
+
+    return checkpoint(inner, x, use_reentrant=False)

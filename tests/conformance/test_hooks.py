@@ -1,0 +1,183 @@
+"""Hooks of the model: calls unlike the captured one, equal to eager, and what no bundle holds, refused by name."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+
+import aotexport
+import aotexport_runtime
+from aotexport import ExportFailed
+
+
+def leaf():
+    torch.manual_seed(0)
+    return torch.randn(3, 4, requires_grad=True)
+
+
+def clipping(x):
+    hidden, other = x * 2, x * 5
+    hidden.register_hook(lambda grad: grad**2 + 1)
+    other.register_hook(torch.ones_like)
+    return hidden.sin(), hidden.cos(), other, x.exp()
+
+
+def scaling(x):
+    hidden, other = x * 2, x * 5
+    hidden.register_hook(lambda grad: grad * 3 - grad / 2)
+    other.register_hook(torch.neg)
+    return hidden.sin(), hidden.cos(), other, x.exp()
+
+
+@pytest.fixture(scope="module", params=[clipping, scaling], ids=["clipping", "scaling"])
+def exported(request, tmp_path_factory):
+    """Return a model and its bundle."""
+    path = tmp_path_factory.mktemp("hooks") / "bundle"
+    aotexport.export(request.param, (leaf(),), output=path, verify=False)
+    return request.param, path
+
+
+@pytest.mark.parametrize("target", ["portable", "autograd"])
+@pytest.mark.parametrize("used", [(0,), (1,), (2,), (3,), (0, 1), (1, 2), (2, 3), (0, 1, 2, 3)])
+def test_hooks_of_the_outputs_that_backward_starts_from_are_called(exported, target, used):
+    model, bundle = exported
+    gradients = []
+    for function in (aotexport_runtime.load(bundle, target=target), model):
+        x = leaf()
+        outputs = function(x)
+        sum(outputs[index].sum() for index in used).backward()
+        gradients.append(x.grad)
+    torch.testing.assert_close(*gradients)
+
+
+@pytest.mark.parametrize("target", ["portable", "autograd"])
+def test_hook_differentiated_twice_equals_eager(exported, target):
+    model, bundle = exported
+    found = []
+    for function in (aotexport_runtime.load(bundle, target=target), model):
+        x = leaf()
+        (first,) = torch.autograd.grad(function(x)[0].square().sum(), x, create_graph=True)
+        found += [(first, *torch.autograd.grad(first.sin().sum(), x))]
+    torch.testing.assert_close(*found)
+
+
+def test_call_without_gradients_registers_no_hook(exported):
+    model, bundle = exported
+    module = aotexport_runtime.load(bundle, target="autograd")
+    with torch.no_grad():
+        outputs = module(leaf())
+    assert not any(output.requires_grad for output in outputs)
+    torch.testing.assert_close(outputs, model(leaf()))
+
+
+class _Keeper:
+    def __init__(self):
+        self.seen, self.last = [], None
+
+    def append(self, grad):
+        self.seen.append(grad)
+
+    def remember(self, grad):
+        self.last = grad
+
+
+def _counted():
+    count = 0
+
+    def hook(grad):
+        nonlocal count
+        count += 1
+        return grad * count
+
+    return hook
+
+
+STATE = (
+    "and a bundle has no Python state. Register it on what the loaded bundle takes and returns, or write to buffers in "
+    "place"
+)
+
+
+@pytest.mark.parametrize(
+    ("hook", "reason"),
+    [
+        (_Keeper().append, f"a hook of the model changes `self.seen[0]`, {STATE}"),
+        (_Keeper().remember, f"a hook of the model changes `self.last`, {STATE}"),
+        (partial(_Keeper.append, _Keeper()), f"a hook of the model changes `seen[0]`, {STATE}"),
+        ([].append, f"a hook of the model changes `append[0]`, {STATE}"),
+        (_counted(), f"a hook of the model changes `count`, {STATE}"),
+        (lambda grad: 1.0, "a hook of the model cannot be captured as a graph: it returns a value of type `float`"),
+    ],
+    ids=["list", "attribute", "partial", "builtin", "nonlocal", "number"],
+)
+def test_hook_that_does_more_than_change_gradients_is_refused(tmp_path, hook, reason):
+    def hooked(x):
+        hidden = x * 2
+        hidden.register_hook(hook)
+        return hidden
+
+    with pytest.raises(ExportFailed) as caught:
+        aotexport.export(hooked, (leaf(),), output=tmp_path / "bundle", verify=False)
+    line = f"{__file__}:{hooked.__code__.co_firstlineno + 2}: in hooked: "
+    assert str(caught.value) == line + reason
+
+
+def test_hook_on_a_parameter_is_refused(tmp_path):
+    class Hooked(nn.Linear):
+        def forward(self, x):
+            self.weight.register_hook(torch.neg)
+            return super().forward(x)
+
+    with pytest.raises(ExportFailed) as caught:
+        aotexport.export(Hooked(4, 4), (leaf(),), output=tmp_path / "bundle", verify=False)
+    assert str(caught.value) == (
+        "the model registers a hook on its own `weight` in the call, and every call would add one. Register it on the "
+        "loaded module's parameter"
+    )
+
+
+def test_hook_that_is_removed_in_the_call_is_refused(tmp_path):
+    def hooked(x):
+        hidden = x * 2
+        hidden.register_hook(lambda grad: grad * 2).remove()
+        return hidden
+
+    with pytest.raises(ExportFailed) as caught:
+        aotexport.export(hooked, (leaf(),), output=tmp_path / "bundle", verify=False)
+    assert str(caught.value) == (
+        f"{__file__}:{hooked.__code__.co_firstlineno + 2}: in hooked: the model removes a hook that it registered in "
+        "the call, which a bundle cannot hold. Leave the hook out, or let it return gradients as they are where it "
+        "should do nothing"
+    )
+
+
+def test_hook_in_a_function_transform_is_refused(tmp_path):
+    def hooked(x):
+        hidden = torch.vmap(torch.sin)(x)
+        hidden.register_hook(lambda grad: grad * 2)
+        return hidden
+
+    with pytest.raises(ExportFailed) as caught:
+        aotexport.export(hooked, (leaf(),), output=tmp_path / "bundle", verify=False)
+    assert str(caught.value) == (
+        f"{__file__}:{hooked.__code__.co_firstlineno + 2}: in hooked: the model calls `Tensor.register_hook`, which a "
+        "bundle cannot hold beside function transforms and branches on values. Register hooks on the loaded bundle's "
+        "parameters, inputs or outputs instead"
+    )
+
+
+def test_gradient_retained_of_an_output_is_refused(tmp_path):
+    def retaining(x):
+        hidden = x * 2
+        hidden.retain_grad()
+        return hidden, hidden.sin()
+
+    with pytest.raises(ExportFailed) as caught:
+        aotexport.export(retaining, (leaf(),), output=tmp_path / "bundle", verify=False)
+    assert str(caught.value) == (
+        "the model calls `retain_grad` on what it returns, which a bundle cannot hold. Call it on what the loaded "
+        "module returns"
+    )
