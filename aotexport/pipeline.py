@@ -28,6 +28,7 @@ from aotexport.programs import AnyExample, Example, Program, ProgramSpec, choose
 from aotexport.targets import Targets, check_targets
 from aotexport.vectors import Vector, record_vectors, run_once, runs_without_gradients, write_vectors
 from aotexport.verify import Comparison, verify_bundle, verify_targets
+from aotexport.versions import with_versions
 from aotexport.write.files import check_output, staged, write_manifest, write_programs
 from aotexport.write.readme import write_readme
 from aotexport.write.weights import SHARD_NBYTES, write_weights
@@ -128,6 +129,7 @@ def export(
     clock.stage("record eager results")
     vectors: list[Vector] = []
     for index, (spec, program) in enumerate(zip(specs, encoded, strict=True)):
+        program = with_versions(spec.call, state, program)
         record, recorded = record_vectors(spec.call, state, program.record)
         encoded[index] = replace(program, record=record)
         vectors += recorded

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import torch
@@ -24,7 +24,7 @@ from aotexport.encode.subclasses import CLASSES, encode_subclass
 from aotexport.errors import ExportFailed
 from aotexport.programs import Mode
 from aotexport_runtime.engines.codegen import Environment
-from aotexport_runtime.observe import Observation, make_inputs, observe
+from aotexport_runtime.observe import Inputs, Observation, make_inputs, observe
 from aotexport_runtime.schema import encode_record
 from aotexport_runtime.schema.manifest import VectorEntry
 from aotexport_runtime.schema.program import ArgumentInput, Program, SizeInput, StateInput
@@ -381,7 +381,33 @@ def _record(call: ExampleCall, state: State, program: Program, arguments: _Argum
     return Vector(arguments.name, record, {**arguments.stored, **values})
 
 
-def _observe_eager(call: ExampleCall, state: State, program: Program, arguments: _Arguments) -> Observation:
+T = TypeVar("T")
+
+
+def watch_example(
+    call: ExampleCall, state: State, program: Program, look: Callable[[Callable[[], Any], list[Any]], T]
+) -> T:
+    """Return what `look` says of an eager call on the example inputs; everything stays as it was.
+
+    Args:
+        call: the example call.
+        state: the module's state.
+        program: which program.
+        look: takes what calls the model, and its tensors and sizes, one per input of the program.
+    """
+    arguments = _example_arguments(call, program)
+    eager, make = _eager(call, arguments)
+    tensors = {entry.names[0]: entry.tensor for entry in state.entries}
+    with in_mode(call.module, program.mode), _restored(state), _attention_as_traced():
+        values = make().values
+        own = iter(values)
+        inputs = [tensors[spec.name] if isinstance(spec, StateInput) else next(own) for spec in program.inputs]
+        with torch.set_grad_enabled(program.grad):
+            return look(lambda: eager(values), inputs)
+
+
+def _eager(call: ExampleCall, arguments: _Arguments) -> tuple[Callable[[list[Any]], Any], Callable[[], Inputs]]:
+    """Return what calls the model on flat arguments, and what makes these anew."""
     device = next((leaf.device for leaf in call.tensors if isinstance(leaf, torch.Tensor)), None)
     own = {spec.path: index for index, spec in enumerate(arguments.specs)}
     form = Environment(tensor_types=TensorTypes(CLASSES)).form
@@ -391,12 +417,18 @@ def _observe_eager(call: ExampleCall, state: State, program: Program, arguments:
         args, kwargs = call.rebuild(tensors)
         return call.callable(*args, **kwargs)
 
+    return eager, lambda: make_inputs(arguments.specs, arguments.stored, device, form)
+
+
+def _observe_eager(call: ExampleCall, state: State, program: Program, arguments: _Arguments) -> Observation:
+    eager, make = _eager(call, arguments)
+
     def current_state() -> dict[str, torch.Tensor]:
         return {e.names[0]: e.slots[0][0][e.slots[0][1]] if e.slots else e.tensor for e in state.entries}
 
     return observe(
         eager,
-        lambda: make_inputs(arguments.specs, arguments.stored, device, form),
+        make,
         [spec.path for spec in arguments.specs],
         current_state,
         lambda value: flat_outputs(program.output_tree, value),
@@ -490,5 +522,6 @@ class _Before:
 
 def _changed_unseen(tensor: torch.Tensor, alias: torch.Tensor, elements: torch.Tensor) -> bool:
     """Return whether `tensor` may have changed under the same version: by kernels, or through `.data`."""
-    comparable = not (elements.is_floating_point() and elements.element_size() == 1)
+    is_byte = elements.is_floating_point() and elements.element_size() == 1
+    comparable = not is_byte and elements.dtype is not torch.complex32
     return not (comparable and tensor.is_set_to(alias) and torch.equal(alias, elements))

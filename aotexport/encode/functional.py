@@ -14,7 +14,7 @@ import torch
 
 from aotexport.encode.sizes import encode_size
 from aotexport.encode.values import encode_result_meta
-from aotexport.encode.views import encode_views
+from aotexport.encode.views import encode_views, is_of_several_views
 from aotexport.partition import saved_values
 from aotexport.torch_internals.functional import FunctionalCapture, tangent_descriptor
 from aotexport.torch_internals.names import (
@@ -110,12 +110,20 @@ def encode_functional(
         for index, info in enumerate(metadata.input_info)
         if info.mutation_type is MutationType.MUTATED_OUT_GRAPH
     ]
-    outputs = tuple(_output(info, firsts) for info in metadata.output_info)
+    results: Any = captured.module.graph.output_node().args[0]
+    outputs = tuple(
+        _output(info, firsts, value)
+        for info, value in zip(metadata.output_info, results[len(mutations) :], strict=False)
+    )
     returned = _Counts(len(mutations), len(outputs), metadata.num_intermediate_bases)
     joint = any(tangent_descriptor(node) is not None for node in captured.module.graph.find_nodes(op="placeholder"))
     joint = joint or len(graph.outputs) > returned.returned
     if len(graph.outputs) != returned.returned + (len(counts) if joint else 0):
         raise Unsupported(f"a functional graph of {len(graph.outputs)} outputs")
+    gradients = _gradients(captured, graph, returned, counts) if joint else None
+    required = any(isinstance(output, FreshOutput) and output.requires_grad for output in outputs)
+    if gradients is not None and required and all(gradient is None for gradient in gradients.of_inputs):
+        raise Unsupported("results require grad through which no gradient flows")
     return FunctionalGraph(
         file=file,
         mutations=tuple(mutations),
@@ -123,7 +131,7 @@ def encode_functional(
         intermediate_bases=returned.bases,
         grad_mode=metadata.grad_enabled_mutation,
         deterministic=metadata.deterministic,
-        gradients=_gradients(captured, graph, returned, counts) if joint else None,
+        gradients=gradients,
     )
 
 
@@ -182,8 +190,10 @@ def _mutation(index: int, info: InputAliasInfo) -> InputMutation:
     )
 
 
-def _output(info: OutputAliasInfo, firsts: Sequence[int]) -> OutputSpec:
+def _output(info: OutputAliasInfo, firsts: Sequence[int], value: Any) -> OutputSpec:
     kind, base, grad = info.output_type, info.base_idx, info.requires_grad
+    if kind in (OutputType.non_alias, OutputType.unsafe_view_alias) and grad and is_of_several_views(value):
+        return FreshOutput(requires_grad=True, view="multi_output")
     if kind is OutputType.non_alias:
         return FreshOutput(requires_grad=grad)
     if kind is OutputType.unsafe_view_alias:
@@ -224,7 +234,7 @@ def _gradients(captured: FunctionalCapture, graph: Graph, returned: _Counts, cou
     detached: list[int] = []
     gradients = graph.outputs[returned.returned :]
     for index, (gradient, info, count) in enumerate(zip(gradients, metadata.input_info, counts, strict=True)):
-        if gradient is None and info.requires_grad and not info.is_leaf:
+        if gradient is None and info.requires_grad:
             detached.append(len(of_inputs))
         # A tensor subclass has no gradient here; see `refuse_unsupported`.
         of_inputs += [None] * count if gradient is None else [returned.returned + index]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,8 @@ from aotexport_runtime.schema.graph import Graph
 from aotexport_runtime.schema.program import (
     ArgumentInput,
     ForwardGraph,
+    Gradients,
+    InputMutation,
     InputSpec,
     Parameter,
     Program,
@@ -135,9 +138,11 @@ def with_functional(
             raise Unsupported(functional.reason)
         refuse_unsupported(functional.metadata)
         graph = _functional_graph(program, forward, functional, root, strip)
-        record = encode_functional(functional, graph, file=f"{kind}.json", counts=_counts_of_parts(program.record))
+        record = encode_functional(functional, graph, file=f"{kind}.json", counts=counts_of_parts(program.record))
         if record.gradients is None and _switches_gradients_on(program.graphs[FORWARD_FILE]):
             raise Unsupported("a part of the model switches gradients on, also for calls that record none")
+        if record.gradients is not None and program.record.forward.differentiable:
+            _refuse_visible_mutations(program.record, record.gradients, record.mutations, graph)
         dimensions = program.record.dimensions
         assumed = (*guards(forward, dimensions), *assumptions(forward, dimensions))
     except (Unsupported, ExportFailed) as error:
@@ -150,6 +155,25 @@ def with_functional(
         record=msgspec.structs.replace(program.record, functional=record),
         graphs={**program.graphs, record.file: graph},
     )
+
+
+def _refuse_visible_mutations(
+    program: Program, gradients: Gradients, mutations: Sequence[InputMutation], graph: Graph
+) -> None:
+    """Refuse changes of inputs that autograd records: only eager gives gradients of the changed tensor."""
+    required = [
+        not isinstance(spec, SizeInput) and spec.meta.requires_grad
+        for spec, count in zip(program.inputs, counts_of_parts(program), strict=True)
+        for _ in range(count)
+    ]
+    for tangent in gradients.tangents:
+        if tangent.of != "mutation":
+            continue
+        mutation = mutations[tangent.index]
+        # A leaf that requires grad changes only out of autograd's sight.
+        if not (mutation.under_no_grad or (mutation.is_leaf and required[mutation.input_index])):
+            name = graph.inputs[mutation.input_index].name
+            raise Unsupported(f"gradients flow through `{name}`, which the call changes")
 
 
 def _switches_gradients_on(graph: Graph) -> bool:
@@ -183,7 +207,7 @@ def _names_of_parts(tensor: Any, name: str) -> list[str]:
     return [part for of, inner in flatten(tensor)[0].items() for part in _names_of_parts(inner, f"{name}.{of}")]
 
 
-def _counts_of_parts(program: Program) -> list[int]:
+def counts_of_parts(program: Program) -> list[int]:
     """Return how many plain tensors each input is made of."""
     records = [None if isinstance(spec, SizeInput) else spec.subclass for spec in program.inputs]
     return [1 if record is None else count_parts(record) for record in records]

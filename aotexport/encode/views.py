@@ -9,9 +9,13 @@ Source: torch 2.13, `torch/csrc/functionalization`, generated `ViewMetaClasses`.
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
+import torch.fx
+
 from aotexport.encode.values import encode_constant, is_constant
+from aotexport.torch_internals.names import OpOverload
 from aotexport_runtime.schema.program import ViewStep
 
 _HEADER = 3
@@ -72,3 +76,21 @@ def _step(view: Any) -> ViewStep | None:
         else:
             return None
     return ViewStep(op=op, args=arguments)
+
+
+def is_of_several_views(value: Any) -> bool:
+    """Return whether a value of a graph is one of several views that one operator made, or a view of such a one."""
+    while isinstance(value, torch.fx.Node) and value.op == "call_function":
+        source = value.args[0] if value.args else None
+        if value.target is operator.getitem:
+            assert isinstance(source, torch.fx.Node)
+            return _returns_views(source)
+        if not _returns_views(value):
+            return False
+        value = source
+    return False
+
+
+def _returns_views(node: torch.fx.Node) -> bool:
+    returns = node.target._schema.returns if isinstance(node.target, OpOverload) else ()
+    return any(result.alias_info is not None and not result.alias_info.is_write for result in returns)

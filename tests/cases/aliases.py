@@ -88,6 +88,24 @@ def intermediate_view_made_under_no_grad(x):
     return y, z.sum()
 
 
+@case(lambda: (leaf(3, 4),), forward_only="no gradient flows")
+def only_a_view_made_under_no_grad(x):
+    z = x * 2
+    with torch.no_grad():
+        return z.view(-1)
+
+
+@case(lambda: (leaf(4, 6),))
+def overlapping_views(x):
+    return x.unfold(1, 2, 1), (x + 1).unfold(0, 2, 1)
+
+
+@case(lambda: (leaf(4, 6),))
+def one_of_several_views(x):
+    first, second = x.split(2)
+    return first.view(-1), second.unbind(1)[0], (x * 2).chunk(2)
+
+
 @case(lambda: (torch.randn(3, 4, dtype=torch.complex64, requires_grad=True),))
 def complex_as_real(x):
     return torch.view_as_real(x), (x * 2).abs()
@@ -141,7 +159,7 @@ def _views_of_a_grad_base() -> tuple[torch.Tensor, torch.Tensor]:
     return base[:6], base[3:9]
 
 
-@case(_views_of_a_grad_base)
+@case(_views_of_a_grad_base, forward_only="gradients flow through")
 def views_of_a_common_base_one_mutated(x, y):
     x.mul_(2)
     return x * y

@@ -28,25 +28,25 @@ def data_of_an_input_that_is_used_in_backward(x, y):
     return x * y
 
 
-@case(lambda: (non_leaf(3, 4),))
+@case(lambda: (non_leaf(3, 4),), forward_only="gradients flow through")
 def data_of_a_non_leaf(x):
     x.mul_(3)
     return x.sin()
 
 
-@case(lambda: (non_leaf(3, 4),))
+@case(lambda: (non_leaf(3, 4),), forward_only="gradients flow through")
 def data_of_a_non_leaf_that_is_returned(x):
     x.mul_(3)
     return x, x * 2
 
 
-@case(lambda: (non_leaf(3, 4), leaf(3, 4)))
+@case(lambda: (non_leaf(3, 4), leaf(3, 4)), forward_only="gradients flow through")
 def data_of_a_non_leaf_from_another_input(x, w):
     x.copy_(w * 2)
     return x.exp()
 
 
-@case(lambda: (torch.randn(3, 4), leaf(3, 4)))
+@case(lambda: (torch.randn(3, 4), leaf(3, 4)), forward_only="gradients flow through")
 def data_of_an_input_from_one_that_requires_grad(x, w):
     x.mul_(w)
     return x.sum()
@@ -78,7 +78,7 @@ def data_through_a_view(x):
     return x.sum(0)
 
 
-@case(lambda: (non_leaf(4, 4),))
+@case(lambda: (non_leaf(4, 4),), forward_only="gradients flow through")
 def data_of_a_non_leaf_through_a_view(x):
     x[1].mul_(2)
     return x.sum(0)
@@ -140,6 +140,25 @@ def metadata_beside_a_gradient(x, w):
     y = x * w
     x.t_()
     return y.sum(0)
+
+
+@case(lambda: (torch.randn(4, 4), leaf(4, 4)))
+def metadata_before_a_gradient(x, w):
+    x.t_()
+    return x @ w
+
+
+@case(lambda: (torch.randn(4, 4), leaf(4, 4)))
+def metadata_there_and_back(x, w):
+    x.t_()
+    x.t_()
+    return x * w
+
+
+@case(lambda: (torch.randn(3, 4), leaf(3, 4)))
+def data_through_the_data_attribute(x, w):
+    x.data.mul_(2)
+    return x * w
 
 
 @case(lambda: (leaf(3, 4),))

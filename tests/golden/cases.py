@@ -452,16 +452,17 @@ def sizes_from_floats() -> Case:
 
 @case
 def input_data_mutated() -> Case:
-    """Inputs that are written to: one that records gradients, one that does not, one where gradients are off."""
+    """Inputs that are written to: twice, through `.data`, and, a leaf and another, where gradients are off."""
 
-    def write(x: Tensor, y: Tensor, w: Tensor) -> Tensor:
-        x.mul_(2)
-        y.add_(x.detach())
+    def write(x: Tensor, y: Tensor, w: Tensor, z: Tensor) -> Tensor:
+        x.mul_(2).add_(1)
+        y.data.add_(x)
         with torch.no_grad():
             w.mul_(3)
-        return x + w
+            z.mul_(3)
+        return x * w + z
 
-    return Case(write, (non_leaf(3), ramp(3), needs_grad(3)))
+    return Case(write, (ramp(3), ramp(3), needs_grad(3), non_leaf(3)))
 
 
 @case
@@ -479,12 +480,12 @@ def input_metadata_mutated() -> Case:
 def input_data_and_metadata_mutated() -> Case:
     """An input that is transposed in place and written to."""
 
-    def turn(x: Tensor) -> Tensor:
+    def turn(x: Tensor, w: Tensor) -> Tensor:
         x.t_()
         x.mul_(2)
-        return x + 1
+        return w + x
 
-    return Case(turn, (non_leaf(2, 3),))
+    return Case(turn, (ramp(2, 3), needs_grad(3, 2)))
 
 
 @case
@@ -499,15 +500,25 @@ def input_storage_replaced() -> Case:
 
 
 @case
+def several_views_of_input() -> Case:
+    """Views of an input that one operator made, which nobody may change in place."""
+
+    def split(x: Tensor) -> tuple[Tensor, ...]:
+        return x.split(2)
+
+    return Case(split, (needs_grad(4, 3),))
+
+
+@case
 def view_of_mutated_input() -> Case:
     """A view of an input that is written to afterwards."""
 
-    def write(x: Tensor) -> Tensor:
+    def write(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
         y = x.view(-1)
         x.mul_(2)
-        return y
+        return y, y * w
 
-    return Case(write, (non_leaf(2, 3),))
+    return Case(write, (ramp(2, 3), needs_grad(6)))
 
 
 # --- calls ------------------------------------------------------------------------------------------------

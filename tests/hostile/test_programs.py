@@ -114,6 +114,10 @@ FAULTS = [
         "a tangent of 1 axes has memory format preserve_format",
     ),
     (f"{GRADIENTS}/detached_inputs", [4], "detached input is 4, out of range(4)"),
+    (f"{GRADIENTS}/checked_inputs", [4], "checked input is 4, out of range(4)"),
+    ("functional/version_rises", [{"input_index": 4, "by": 1}], "input_index of a version is 4, out of range(4)"),
+    ("functional/version_rises", [{"input_index": 0, "by": 1}] * 2, "version of input '0' occurs twice"),
+    ("functional/version_rises", [{"input_index": 0, "by": -1}], "rise of a version is -1, out of range(1000000)"),
 ]
 
 

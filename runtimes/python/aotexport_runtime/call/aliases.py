@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from aotexport_runtime import ops
+from aotexport_runtime.call.autograd import flowless_outputs
 from aotexport_runtime.call.holder import unwrap
 from aotexport_runtime.engines.codegen import Environment, constant_value
 from aotexport_runtime.schema.program import (
@@ -34,10 +35,20 @@ Regenerate = Callable[[Sequence[Any], Sequence[Any], Any], Any]
 
 
 def regenerators(program: Program, functional: FunctionalGraph, environment: Environment) -> list[Regenerate] | None:
-    """Return one function per output, or None when every output is fresh."""
-    if all(isinstance(output, FreshOutput) for output in functional.outputs):
+    """Return one function per output, or None when every output is returned as it is."""
+    flowless = flowless_outputs(functional)
+    if all(isinstance(output, FreshOutput) for output in functional.outputs) and not flowless:
         return None
-    return [_regenerator(output, program, functional, environment) for output in functional.outputs]
+    return [
+        _flowless if index in flowless else _regenerator(output, program, functional, environment)
+        for index, output in enumerate(functional.outputs)
+    ]
+
+
+def _flowless(inputs: Sequence[Any], returned: Sequence[Any], value: torch.Tensor) -> torch.Tensor:
+    """Return a view that requires grad, and that autograd knows to be made under `torch.no_grad`."""
+    with torch.no_grad():
+        return value.view_as(value)
 
 
 def _regenerator(

@@ -31,7 +31,6 @@ from aotexport_runtime.schema.program import (
     FunctionalGraph,
     Gradients,
     IntermediateAlias,
-    OutputSpec,
     Tangent,
 )
 from aotexport_runtime.schema.values import NothingMeta, TensorMeta
@@ -125,7 +124,7 @@ class JointProgram:
 
     def _variant(self, needed: Pattern, symbols: dict[str, int]) -> _Variant:
         libraries = self._libraries
-        compiled = libraries is not None and self._complete(needed) and libraries.serves(symbols)
+        compiled = libraries is not None and self.complete(needed) and libraries.serves(symbols)
         key = (needed, self.lowered is not None and self._takes_lowered(self.lowered, needed, symbols), compiled)
         found = self._variants.get(key)
         if found is None:
@@ -134,9 +133,9 @@ class JointProgram:
         return found
 
     def _takes_lowered(self, lowered: Lowered, needed: Pattern, symbols: dict[str, int]) -> bool:
-        return lowered.serves(symbols) and not transforms.active() and self._complete(needed)
+        return lowered.serves(symbols) and not transforms.active() and self.complete(needed)
 
-    def _complete(self, needed: Pattern) -> bool:
+    def complete(self, needed: Pattern) -> bool:
         """Return whether every gradient that the graph has is wanted."""
         return all(wants or index is None for index, wants in zip(self.gradients.of_inputs, needed, strict=True))
 
@@ -170,6 +169,9 @@ class _Variant:
     checked: slice
     loose: slice | None
     held: list[int]
+    views: list[int]
+    outer: list[int]
+    checks: bool
     nondifferentiable: list[int]
     tangents: list[tuple[int, LayOut]]
     libraries: Libraries | None
@@ -191,9 +193,7 @@ class _Variant:
         start = {"mutation": 0, "output": mutations, "intermediate_base": mutations + outputs}
         positions = [start[tangent.of] + tangent.index for tangent in gradients.tangents]
         reached = {position for position, reaches in zip(positions, cut.reaching, strict=True) if reaches}
-        # A view made under no_grad requires grad like its base, and no gradient comes back through it.
-        flowless = {mutations + i for i, output in enumerate(functional.outputs) if _requires_grad(output)}
-        flowless -= set(positions)
+        flowless = {mutations + index for index in flowless_outputs(functional)}
         held = [index for index, mutation in enumerate(functional.mutations) if not mutation.data]
         held += [mutations + i for i, output in enumerate(functional.outputs) if not isinstance(output, FreshOutput)]
         returns = halves.forward_returns(functional)
@@ -217,6 +217,9 @@ class _Variant:
             checked=slice(returns, returns + checked),
             loose=slice(returns + checked, returns + checked + loose) if loose else None,
             held=held,
+            views=[mutations + i for i, output in enumerate(functional.outputs) if _is_protected_view(output)],
+            outer=[position for position in positions if position >= mutations],
+            checks=bool(gradients.checked_inputs) and joint.complete(needed),
             nondifferentiable=[i for i in range(returns) if i not in reached and i not in held and i not in flowless],
             tangents=[(position, _layout(spec)) for position, spec in zip(positions, gradients.tangents, strict=True)],
             libraries=libraries,
@@ -225,13 +228,15 @@ class _Variant:
     @cached_property
     def has_marks(self) -> bool:
         """Whether autograd must be told more of the results than that they are results."""
-        return bool(self.held or self.nondifferentiable)
+        return bool(self.held or self.views or self.nondifferentiable)
 
     def marked(self, ctx: Any, results: Sequence[Any]) -> tuple[Any, ...]:
         """Return the results as the `autograd.Function` returns them, and tell it which of them get no gradient."""
         returned = list(results)
         for index in self.held:
             returned[index] = Held(returned[index])
+        for index in self.views:
+            returned[index] = returned[index].view_as(returned[index])
         tensors = [returned[i] for i in self.nondifferentiable if isinstance(returned[i], torch.Tensor)]
         ctx.mark_non_differentiable(*tensors)
         return tuple(returned)
@@ -334,6 +339,8 @@ class _Joint(torch.autograd.Function):
                 found = _differentiable_backward(ctx, again, grads)
             return tuple([None if gradient is None else gradient.detach() for gradient in found])
         args: list[Any] = [*ctx.saved_tensors]
+        if variant.checks and not any(grads[position] is None for position in variant.outer):
+            _check_versions(ctx)
         if variant.loose is not None:
             args += ctx.loose
         batched, undefined = transforms.active(), 0
@@ -431,11 +438,42 @@ def _differentiable_backward(ctx: Any, again: _Again | None, grads: Sequence[tor
             "inputs that require grad, or has custom autograd functions. Load the bundle with target='autograd'"
         )
     _ = ctx.saved_tensors  # Raises where one was changed in place.
+    if ctx.call[0].checks:
+        _check_versions(ctx)
     return (None, None, *again.gradients(grads, ctx.needs_input_grad[2:]))
 
 
-def _requires_grad(output: OutputSpec) -> bool:
-    return isinstance(output, FreshOutput) and output.requires_grad
+def remember_versions(returned: Sequence[Any], checked: Sequence[torch.Tensor]) -> None:
+    """Let a backward pass from what a joint graph returned raise where one of `checked` is changed from now on."""
+    nodes = (value.grad_fn for value in returned if isinstance(value, torch.Tensor))
+    node: Any = next((node for node in nodes if node is not None), None)
+    if node is not None:
+        node.versions = [(tensor, tensor._version) for tensor in checked if not tensor.is_inference()]
+
+
+def _check_versions(ctx: Any) -> None:
+    """Raise where a tensor that eager saves, and the graph need not, was changed since the call."""
+    for tensor, version in getattr(ctx, "versions", ()):
+        if tensor._version != version:
+            raise RuntimeError(
+                "one of the variables needed for gradient computation has been modified by an inplace operation: an "
+                f"input of the program, of shape {list(tensor.shape)}, is at version {tensor._version}; expected "
+                f"version {version} instead"
+            )
+
+
+def flowless_outputs(functional: FunctionalGraph) -> set[int]:
+    """Return the outputs that require grad though no gradient flows through them: views made under `torch.no_grad`."""
+    if functional.gradients is None:
+        return set()
+    reached = {tangent.index for tangent in functional.gradients.tangents if tangent.of == "output"}
+    required = {i for i, o in enumerate(functional.outputs) if isinstance(o, FreshOutput) and o.requires_grad}
+    return required - reached
+
+
+def _is_protected_view(output: Any) -> bool:
+    """Return whether an output is a view that autograd lets nobody change."""
+    return isinstance(output, FreshOutput) and output.view in ("custom_function", "multi_output")
 
 
 def _layout(spec: Tangent) -> LayOut:
@@ -460,7 +498,20 @@ def _layout(spec: Tangent) -> LayOut:
         stride = tuple([sizes.evaluate(step, symbols) for step in steps])
         if tangent.stride() == stride:
             return tangent
+        if _overlaps(tangent.shape, stride):
+            return tangent.contiguous()
         laid_out = torch.empty_strided(tangent.shape, stride, dtype=dtype, device=tangent.device)
         return laid_out.copy_(tangent)
 
     return strided
+
+
+def _overlaps(shape: Sequence[int], stride: Sequence[int]) -> bool:
+    """Return whether elements of such a layout may share memory, as those of `unfold` do."""
+    reach = 0
+    for step, size in sorted(zip(stride, shape, strict=True)):
+        if size > 1:
+            if step <= reach:
+                return True
+            reach += (size - 1) * step
+    return False

@@ -9,24 +9,48 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch.autograd.graph import increment_version
 
 from aotexport_runtime.call.holder import unwrap
-from aotexport_runtime.schema.program import InputMutation
+from aotexport_runtime.schema.program import FunctionalGraph, InputMutation
 
 
-def apply_mutations(mutations: Sequence[InputMutation], inputs: Sequence[Any], updated: Sequence[Any]) -> None:
-    """Write each updated value into the input it belongs to.
+class Mutations:
+    """What a functional graph changes of its inputs: their data, metadata, storage, and versions.
 
-    Args:
-        mutations: what happened, per updated value.
-        inputs: the program's inputs; mutated in place.
-        updated: new values, one per mutation; metadata-only ones may be held.
+    Attributes:
+        count: how many updated values the graph returns.
     """
-    for mutation, value in zip(mutations, updated, strict=True):
-        _apply(mutation, inputs[mutation.input_index], unwrap(value))
+
+    def __init__(self, functional: FunctionalGraph) -> None:
+        """Prepare the mutations of `functional`."""
+        self.count = len(functional.mutations)
+        rises = {rise.input_index: rise.by for rise in functional.version_rises}
+        self._writes: list[tuple[InputMutation, bool]] = []
+        for mutation in functional.mutations:
+            own = mutation.data + mutation.metadata + mutation.storage
+            rise = rises.pop(mutation.input_index, own)
+            silent = mutation.data and rise < own
+            rises[mutation.input_index] = rise - own + silent
+            self._writes.append((mutation, silent))
+        self._rises = [(index, by) for index, by in rises.items() if by > 0]
+
+    def apply(self, inputs: Sequence[Any], updated: Sequence[Any]) -> None:
+        """Write each updated value into the input it belongs to.
+
+        Args:
+            inputs: the program's inputs; mutated in place.
+            updated: new values, one per mutation, and what else the graph returns; metadata-only ones may be held.
+        """
+        for (mutation, silent), value in zip(self._writes, updated, strict=False):
+            _apply(mutation, inputs[mutation.input_index], unwrap(value), silent)
+        for index, by in self._rises:
+            if not inputs[index].is_inference():
+                for _ in range(by):
+                    increment_version(inputs[index])
 
 
-def _apply(mutation: InputMutation, original: torch.Tensor, updated: torch.Tensor) -> None:
+def _apply(mutation: InputMutation, original: torch.Tensor, updated: torch.Tensor, silent: bool) -> None:
     if mutation.storage:
         with torch.no_grad():
             original.set_(updated)  # pyright: ignore[reportArgumentType] (torch's stub lacks tensors as sources)
@@ -36,7 +60,10 @@ def _apply(mutation: InputMutation, original: torch.Tensor, updated: torch.Tenso
             original.as_strided_(updated.size(), updated.stride(), updated.storage_offset())
     if not mutation.data:
         return
-    if mutation.is_leaf and original.requires_grad:
+    if silent:
+        # Kernels write running statistics under the same version, and so do models through `.data`.
+        original.data.copy_(updated)
+    elif mutation.is_leaf and original.requires_grad:
         # Only changes that autograd does not see are possible on a leaf that requires grad.
         original.detach().copy_(updated)
     elif mutation.under_no_grad:

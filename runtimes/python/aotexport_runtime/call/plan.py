@@ -18,10 +18,10 @@ import torch
 from aotexport_runtime.bundle import Bundle
 from aotexport_runtime.call import transforms
 from aotexport_runtime.call.aliases import regenerators
-from aotexport_runtime.call.autograd import JointProgram
+from aotexport_runtime.call.autograd import JointProgram, remember_versions
 from aotexport_runtime.call.fast_way import Served, StateSlot, Way, fast_way
 from aotexport_runtime.call.guards import Guards, SoftGuards
-from aotexport_runtime.call.mutations import apply_mutations
+from aotexport_runtime.call.mutations import Mutations
 from aotexport_runtime.call.signature import Signature
 from aotexport_runtime.engines.codegen import Environment, Function, compile_graph, constant_value
 from aotexport_runtime.engines.cpu import Libraries
@@ -225,7 +225,8 @@ class _Functional:
         self._device_type = captured if place is None else place.type
         self._autocasts = torch.amp.is_autocast_available(self._device_type)
         self._soft = SoftGuards(program, functional, graph)
-        self._mutations = functional.mutations
+        self._mutations = Mutations(functional) if functional.mutations or functional.version_rises else None
+        self._checked = functional.gradients.checked_inputs if functional.gradients is not None else ()
         self._regenerators = regenerators(program, functional, plan.environment)
         self._joint = None
         self._inference = None
@@ -245,7 +246,8 @@ class _Functional:
             )
         else:
             self._inference = _inference(graph, plan.environment, program.name, libraries)
-        fresh = not functional.mutations and self._regenerators is None and functional.grad_mode is None
+        fresh = self._mutations is None and self._regenerators is None and functional.grad_mode is None
+        fresh = fresh and not self._checked
         alone = fresh and not program.rebinds and self._joint is not None and not self._joint.gradients.detached_inputs
         self.served = Served(soft=self._soft, device_type=self._device_type, joint=self._joint if alone else None)
 
@@ -274,9 +276,12 @@ class _Functional:
             lowered = self._lowered
             run = lowered.forward if lowered is not None and lowered.serves(symbols) else self._inference
             returned = run(list(inputs), symbols) if not torch.is_grad_enabled() else _unrecorded(run, inputs, symbols)
-        if self._mutations:
-            apply_mutations(self._mutations, inputs, returned[: len(self._mutations)])
-            returned = returned[len(self._mutations) :]
+        results = returned
+        if self._mutations is not None:
+            self._mutations.apply(inputs, returned)
+            returned = returned[self._mutations.count :]
+        if self._checked:
+            remember_versions(results, [inputs[index] for index in self._checked])
         if self._regenerators is None:
             outputs = returned
         else:

@@ -191,12 +191,13 @@ def without_undefined(
         arguments = (*node.args, *node.kwargs.values())
         names = {alias.get(name, name) for argument in arguments for name in references(argument)}
         gone = names & missing
-        if gone and not (names & derived) - missing:
-            missing.add(node.name)
-            continue
+        # The other term of a sum may be the same for every tangent (zeros, of a sign), and is a gradient all the same.
         if gone and (term := _other_term(node, missing, alias, metas)) is not None:
             alias[node.name] = term
             derived.add(term)
+            continue
+        if gone and not (names & derived) - missing:
+            missing.add(node.name)
             continue
         for name in sorted(gone):
             if name not in zeros:

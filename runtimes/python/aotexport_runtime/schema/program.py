@@ -107,11 +107,12 @@ class FreshOutput(Record, kw_only=True, tag="fresh", tag_field="kind"):
     Attributes:
         requires_grad: whether it requires grad.
         view: `unsafe`: a view that autograd must not know as one (`_unsafe_view`); `custom_function`: a view
-            made by a custom autograd function; None otherwise.
+            made by a custom autograd function; `multi_output`: one of several views that one operator made (`split`,
+            `unbind`). Autograd lets nobody change the latter two in place. None otherwise.
     """
 
     requires_grad: bool = False
-    view: Literal["unsafe", "custom_function"] | None = None
+    view: Literal["unsafe", "custom_function", "multi_output"] | None = None
 
 
 class InputItself(Record, kw_only=True, tag="input", tag_field="kind"):
@@ -201,6 +202,18 @@ class InputMutation(Record, kw_only=True):
     is_leaf: bool = True
 
 
+class VersionRise(Record, kw_only=True):
+    """By how much a call raises the version of an input, as autograd counts changes in place.
+
+    Attributes:
+        input_index: which input.
+        by: the rise, from before the call to after it.
+    """
+
+    input_index: int
+    by: int
+
+
 # --- gradients --------------------------------------------------------------------------------------------
 
 
@@ -243,13 +256,17 @@ class Gradients(Record, kw_only=True):
         tangents: graph inputs after `Program.inputs`, in order.
         of_inputs: per entry of `Program.inputs`, index of its gradient in the graph's outputs, or None where
             it is statically undefined.
-        detached_inputs: inputs whose gradient is statically undefined and whose producers autograd must not visit.
+        detached_inputs: inputs whose gradient is statically undefined and whose producers and hooks autograd must not
+            visit.
+        checked_inputs: inputs that eager saves for backward and the graph does not: a backward pass with every tangent,
+            of a call that wants every gradient, raises where they were changed in place since.
         partitions: at least one; the first is the default.
     """
 
     tangents: tuple[Tangent, ...]
     of_inputs: tuple[int | None, ...]
     detached_inputs: tuple[int, ...] = ()
+    checked_inputs: tuple[int, ...] = ()
     partitions: tuple[Partition, ...]
 
 
@@ -265,6 +282,8 @@ class FunctionalGraph(Record, kw_only=True):
     Attributes:
         file: graph file, relative to the program's directory.
         mutations: changes of inputs that the epilogue applies.
+        version_rises: inputs whose version rises otherwise than once for each of `data`, `metadata` and `storage` of
+            their mutation, or without one.
         outputs: how each output comes back to the caller; as long as `Program.outputs`.
         intermediate_bases: number of intermediates that are returned only as bases of views.
         grad_mode: grad mode that the call leaves behind; None: unchanged.
@@ -275,6 +294,7 @@ class FunctionalGraph(Record, kw_only=True):
 
     file: str
     mutations: tuple[InputMutation, ...] = ()
+    version_rises: tuple[VersionRise, ...] = ()
     outputs: tuple[OutputSpec, ...]
     intermediate_bases: int = 0
     grad_mode: bool | None = None

@@ -171,6 +171,10 @@ def _check_functional(program: Program, functional: FunctionalGraph, symbols: se
     check_unique([mutation.input_index for mutation in functional.mutations], "mutation of input", where)
     for mutation in functional.mutations:
         _check_tensor_input(mutation.input_index, program, "input_index of a mutation", where)
+    check_unique([rise.input_index for rise in functional.version_rises], "version of input", where)
+    for rise in functional.version_rises:
+        _check_tensor_input(rise.input_index, program, "input_index of a version", where)
+        check_index(rise.by, MAX_NODES, "rise of a version", where)
     for output in functional.outputs:
         _check_output(output, program, functional.intermediate_bases, where)
     if functional.gradients is not None:
@@ -227,6 +231,8 @@ def _check_gradients(
         _check_tangent(tangent, symbols, where)
     for index in gradients.detached_inputs:
         _check_tensor_input(index, program, "detached input", where)
+    for index in gradients.checked_inputs:
+        _check_tensor_input(index, program, "checked input", where)
 
 
 def _check_tangent(tangent: Tangent, symbols: set[str], where: str) -> None:

@@ -1,0 +1,191 @@
+"""What autograd counts and protects: versions of tensors, saved ones changed since, views that nobody may change."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+import torch
+from torch import nn
+
+import aotexport
+import aotexport_runtime
+
+
+def leaf(*shape):
+    return torch.randn(*shape, requires_grad=True)
+
+
+@pytest.fixture(params=["portable", "autograd"])
+def load(tmp_path, request):
+    """Return a function that exports a callable and loads the bundle, once per target."""
+
+    def export_and_load(function, *args):
+        aotexport.export(function, args, output=tmp_path / "bundle", verify=False)
+        return aotexport_runtime.load(tmp_path / "bundle", target=request.param)
+
+    return export_and_load
+
+
+# --- versions ---------------------------------------------------------------------------------------------
+
+
+def twice(x, w):
+    return x.add_(1).mul_(2) * w
+
+
+def parts(x, w):
+    x[0].zero_()
+    x.view(-1)[1:3].add_(1)
+    return x.sum() * w
+
+
+def through_data(x, w):
+    x.data.mul_(2)
+    return x * w
+
+
+def through_data_and_metadata(x, w):
+    x.data.mul_(2)
+    x.t_()
+    return x.sum() * w
+
+
+def metadata_that_stays(x, w):
+    x.squeeze_(0)
+    x.transpose_(0, 0)
+    return x * w
+
+
+def nothing(x, w):
+    return x * w
+
+
+@pytest.mark.parametrize(
+    "function", [twice, parts, through_data, through_data_and_metadata, metadata_that_stays, nothing]
+)
+def test_versions_rise_as_in_eager(load, function):
+    def rises(callable_):
+        x, w = torch.ones(3, 4), leaf(3, 4)
+        callable_(x, w)
+        return x._version, w._version
+
+    assert rises(load(function, torch.ones(3, 4), leaf(3, 4))) == rises(function)
+
+
+def test_versions_of_running_statistics_rise_as_in_eager(load):
+    eager = nn.BatchNorm1d(4)
+    module = load(eager, torch.randn(3, 4))
+
+    def rises(callable_):
+        before = {name: buffer._version for name, buffer in callable_.named_buffers()}
+        callable_(torch.randn(3, 4))
+        return {name: buffer._version - before[name] for name, buffer in callable_.named_buffers()}
+
+    assert rises(module) == rises(eager) == {"running_mean": 0, "running_var": 0, "num_batches_tracked": 1}
+
+
+# --- saved tensors ----------------------------------------------------------------------------------------
+
+
+def changed_in_the_call(x, w):
+    x.mul_(2)
+    return x * w
+
+
+def saved_for_its_sizes(w, x):
+    return w.gather(0, torch.zeros(1, 4, dtype=torch.int64)) * x
+
+
+@pytest.mark.parametrize("function", [changed_in_the_call, saved_for_its_sizes])
+def test_backward_raises_where_an_input_that_eager_saves_was_changed(load, function):
+    tensors = {"x": torch.ones(3, 4), "w": leaf(3, 4)}
+    order = inspect.signature(function).parameters
+    module = load(function, *[tensors[name] for name in order])
+    for callable_ in (function, module):
+        inputs = [tensors[name].detach().clone().requires_grad_(name == "w") for name in order]
+        loss = callable_(*inputs).sum()
+        with torch.no_grad():
+            inputs[0].add_(1)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            loss.backward()
+
+
+def test_two_calls_in_a_row_can_both_be_differentiated_where_kernels_write_statistics(load):
+    module = load(nn.BatchNorm1d(4), torch.randn(3, 4))
+    losses = [module(torch.randn(3, 4)).square().sum() for _ in range(2)]
+    for loss in losses:
+        loss.backward()
+
+
+def test_changed_input_has_the_gradients_of_eager(load):
+    def scaled(x):
+        x.mul_(3)
+        return x.sin()
+
+    def gradient(callable_):
+        x = torch.linspace(0, 1, 4, requires_grad=True) * 1
+        return torch.autograd.grad(callable_(x).sum(), x)[0]
+
+    torch.testing.assert_close(gradient(load(scaled, leaf(4) * 1)), gradient(scaled))
+
+
+def test_gradient_that_is_the_same_for_every_tangent_is_there_alone(load):
+    def angle_and_double(x):
+        return torch.angle(x), x * 2
+
+    x = leaf(3)
+    load(angle_and_double, leaf(3))(x)[0].sum().backward()
+    assert torch.equal(x.grad, torch.zeros(3))
+
+
+def test_hooks_of_inputs_without_a_gradient_are_not_called(load):
+    def half(x, y):
+        return x * 2 + y.detach()
+
+    calls = []
+    x, y = leaf(3), leaf(3)
+    y.register_hook(calls.append)
+    load(half, leaf(3), leaf(3))(x, y).sum().backward()
+    assert calls == []
+    assert y.grad is None
+
+
+# --- views ------------------------------------------------------------------------------------------------
+
+
+def halves_of_an_input(x):
+    return x.split(2)
+
+
+def halves_of_an_intermediate(x):
+    return (x * 2).chunk(2)
+
+
+def row_of_rows(x):
+    return x.unbind(0)[1][:2], x.sum()
+
+
+@pytest.mark.parametrize("function", [halves_of_an_input, halves_of_an_intermediate, row_of_rows])
+def test_one_of_several_views_is_not_changed_in_place(load, function):
+    module = load(function, leaf(4, 3))
+    for callable_ in (function, module):
+        output = callable_(leaf(4, 3))[0]
+        with pytest.raises(RuntimeError, match="is a view and is being modified inplace"):
+            output.mul_(2)
+
+
+def test_view_made_under_no_grad_is_a_leaf_that_nobody_changes(load):
+    def view_and_sum(x):
+        y = x * 2
+        with torch.no_grad():
+            view = y.view(-1)
+        return view, y.sum()
+
+    module = load(view_and_sum, leaf(3, 4))
+    for callable_ in (view_and_sum, module):
+        view = callable_(leaf(3, 4))[0]
+        assert view.requires_grad
+        assert view.is_leaf
+        with pytest.raises(RuntimeError, match="created in no_grad mode and is being modified inplace"):
+            view.mul_(2)
