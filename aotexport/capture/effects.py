@@ -16,11 +16,13 @@ import torch
 from torch import nn
 
 from aotexport.capture.autograd_functions import record_application
+from aotexport.capture.checkpoints import Checkpoints
 from aotexport.capture.containers import Change, Snapshot, snapshots
 from aotexport.capture.patches import replaced
 from aotexport.capture.sources import user_line
 from aotexport.capture.stand_ins import replacements
 from aotexport.errors import ExportFailed
+from aotexport.torch_internals.bodies import CheckpointFunction
 from aotexport.torch_internals.patches import applied_functions
 from aotexport.torch_internals.subclasses import within_subclass
 from aotexport.torch_internals.tracing import traces_above_autograd
@@ -46,6 +48,7 @@ class Effects:
         sets_requires_grad: whether the model calls `requires_grad_`, which functional graphs do not hold.
         reads: what Python code read off tensors, see `Program.fixed`.
         notes: sentences for the user about what the bundle does not reproduce.
+        checkpoints: stand for those of the model.
     """
 
     above_autograd: bool = True
@@ -55,9 +58,12 @@ class Effects:
     sets_requires_grad: bool = False
     reads: set[Literal["layout", "requires_grad"]] = field(default_factory=set)
     notes: list[str] = field(default_factory=list)
+    checkpoints: Checkpoints = field(default_factory=lambda: Checkpoints(None))
 
     def applied(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], apply: Any) -> Any:
         """Apply a custom autograd function, recording it with its backward where that can be done."""
+        if function is CheckpointFunction:
+            return self.checkpoints.reentrant(*args)
         # Operators with bodies have autograd functions of their own; their nodes hold the whole operator.
         if function.__module__.startswith(("torch._higher_order_ops", "torch._dynamo", "aotexport.")):
             return apply(function, *args, **kwargs)
@@ -100,13 +106,15 @@ def observed(
     Raises:
         ExportFailed: the model did something that tracing loses.
     """
-    effects = Effects(above_autograd=above_autograd, records_functions=records_functions)
+    effects = Effects(
+        above_autograd=above_autograd, records_functions=records_functions, checkpoints=Checkpoints(module)
+    )
     before = _attributes(module)
     containers = _containers(module)
     try:
         with contextlib.ExitStack() as patches:
             patches.enter_context(applied_functions(effects.applied))
-            for owner, name, replacement in replacements(effects):
+            for owner, name, replacement in (*replacements(effects), *effects.checkpoints.replacements()):
                 patches.enter_context(replaced(owner, name, replacement))
             yield effects
     finally:

@@ -7,18 +7,22 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
+from torch._dynamo import _trace_wrapped_higher_order_op as attention_indices
 from torch._higher_order_ops._invoke_quant import InvokeQuant
 from torch._higher_order_ops.auto_functionalize import auto_functionalized_v2, auto_functionalized_v2_dense
 from torch._higher_order_ops.base_hop import BaseHOP
+from torch._higher_order_ops.flex_attention import FlexAttentionHOP, sdpa_dense
 from torch._higher_order_ops.invoke_subgraph import InvokeSubgraphHOP
 from torch._higher_order_ops.out_dtype import OutDtypeOperator, out_dtype_dense
 from torch._higher_order_ops.print import Print
 from torch._higher_order_ops.wrap import WrapWithSetGradEnabled
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils import checkpoint as checkpoints
 from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils.checkpoint import CheckpointFunction
 
-__all__ = ["Print", "functionalised_calls", "marks_inlined", "trace_function"]
+__all__ = ["CheckpointFunction", "Print", "checkpoints", "functionalised_calls", "marks_inlined", "trace_function"]
 
 
 def marks_inlined() -> list[tuple[Any, str, Any]]:
@@ -47,11 +51,16 @@ def marks_inlined() -> list[tuple[Any, str, Any]]:
     def run_in_dtype(operator: Any, function: Callable[..., Any], dtype: torch.dtype, *operands: Any) -> Any:
         return out_dtype_dense(function, dtype, *operands)  # type: ignore[arg-type]
 
+    def run_attention(operator: Any, *args: Any, **kwargs: Any) -> Any:
+        return sdpa_dense(*args, **kwargs)
+
     return [
         (BaseHOP, "__call__", run),
         (InvokeQuant, "__call__", run_quantised),
         (InvokeSubgraphHOP, "__call__", run_subgraph),
         (sys.modules[InvokeSubgraphHOP.__module__], "invoke_subgraph_placeholder", run_region),
+        (FlexAttentionHOP, "__call__", run_attention),
+        (attention_indices, "mod_index", torch.ops.aten.index),
         (WrapWithSetGradEnabled, "__call__", run_in_mode),
         (OutDtypeOperator, "__call__", run_in_dtype),
     ]

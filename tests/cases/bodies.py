@@ -9,6 +9,7 @@ from torch._higher_order_ops.associative_scan import associative_scan
 from torch._higher_order_ops.map import map as map_over
 from torch._higher_order_ops.scan import scan
 from torch._higher_order_ops.while_loop import while_loop
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.utils.checkpoint import checkpoint
 
 from tests.cases import case
@@ -139,3 +140,69 @@ def printing_operator(x):
 def region_without_gradients_as_operator(x, w):
     fixed = torch.ops.higher_order.wrap_with_set_grad_enabled(False, lambda x: x * w, x)
     return fixed + x
+
+
+@case(lambda: (torch.randn(3, 4),))
+class LoopOverParameters(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return while_loop(lambda i, x: i < 3, lambda i, x: (i + 1, self.linear(x).sin()), (torch.tensor(0), x))
+
+
+@case(lambda: (torch.randn(5, 4),), dynamic_shapes=({0: torch.export.Dim("rows", min=2)},))
+class StepsOverParameters(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.register_buffer("scale", torch.randn(4))
+
+    def forward(self, x):
+        last, sums = scan(lambda carried, row: (self.linear(carried) + row, carried.sum()), torch.zeros(4), x)
+        return last, sums, map_over(lambda row: self.linear(row).sin() * self.scale, x)
+
+
+@case(lambda: (torch.randn(3, 4),))
+class BranchesWithinBranches(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x):
+        def inner(x):
+            return torch.cond(x.sum() > 1, lambda x: self.linear(x) * x.shape[0], lambda x: x * 2, (x,))
+
+        return torch.cond(x.mean() > 0, inner, lambda x: self.linear(x).cos(), (x,))
+
+
+@case(lambda: tuple(torch.randn(1, 2, 8, 4) for _ in range(3)))
+class AttentionWithScores(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.slopes = nn.Parameter(torch.randn(2))
+
+    def forward(self, query, key, value):
+        mask = create_block_mask(lambda b, h, q, k: q >= k, None, None, query.shape[2], key.shape[2], device="cpu")
+        first = flex_attention(query, key, value, score_mod=lambda s, b, h, q, k: s + self.slopes[h] * (q - k))
+        return first + flex_attention(query, key, value, block_mask=mask)
+
+
+@case(lambda: (leaf(3, 4),))
+class CheckpointsThatDrop(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.dropout = nn.Dropout(0.3)
+
+    def inner(self, x):
+        return self.dropout(self.linear(x).relu())
+
+    def forward(self, x):
+        return checkpoint(self.inner, x, use_reentrant=False) + checkpoint(self.inner, x, use_reentrant=True)
+
+
+@case(lambda: (torch.randn(3, 4), leaf(4, 4)))
+def reentrant_checkpoint_of_what_needs_no_gradient(x, w):
+    return checkpoint(lambda x: x @ w, x, use_reentrant=True) + w.sum()

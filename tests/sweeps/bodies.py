@@ -11,7 +11,9 @@ from tests.sweeps.operators import elsewhere, items_of
 from tests.sweeps.sample import Items
 
 EXCLUDED = elsewhere(hop_db) | {
+    "NumpyExpMarkDirtyAutogradFunction int64": "NumPy refuses to write floats to integers, in eager execution too",
     "register_hook.simple int64": "the collection asks for gradients of integers",
+    "while_loop.simple int64": "the loop changes a dtype, which torch refuses in eager execution too",
 }
 """Operators that are not run, with the reason."""
 

@@ -108,8 +108,22 @@ def _while_loop(
 ) -> tuple[Any, ...]:
     values = tuple(carried)
     while condition([*values, *additional], symbols)[0]:
-        values = body([*values, *additional], symbols)
+        values = body([*_continued(values, carried), *additional], symbols)
     return values
+
+
+def _continued(values: Sequence[Any], carried: Sequence[Any]) -> list[Any]:
+    """Return what the next step of a loop takes: no gradient goes back where the loop began with a value without.
+
+    Source: torch 2.13, `WhileLoopAutogradOp.backward`, whose loop carries the gradients of such values alone.
+    """
+    if not torch.is_grad_enabled():
+        return list(values)
+    pairs = zip(values, carried, strict=True)
+    return [
+        value.detach() if isinstance(value, torch.Tensor) and value.requires_grad and not first.requires_grad else value
+        for value, first in pairs
+    ]
 
 
 def _while_loop_stack_output(
@@ -119,7 +133,7 @@ def _while_loop_stack_output(
     values = tuple(carried)
     steps: list[tuple[Any, ...]] = []
     while condition([*values, *additional], symbols)[0]:
-        values = body([*values, *additional], symbols)
+        values = body([*_continued(values, carried), *additional], symbols)
         steps.append(values)
     return _stacked(steps) if steps else tuple(value.unsqueeze(0)[:0] for value in values)
 
