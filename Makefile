@@ -40,8 +40,9 @@ lint: $(VENV)/.dev ## check style, types, and that the generated schemas are fre
 	$(BIN)/python schemas/tools/diff.py --check
 	$(BIN)/python schemas/tools/generate.py --check
 
-bench: $(VENV)/.dev ## measure against eager; ARGS="--help" shows the choices
-	$(BIN)/python -m benchmarks $(ARGS)
+bench: $(VENV)/.dev ## measure against eager and peers, write benchmarks/RESULTS.md; ARGS="--help" shows the choices
+	$(BIN)/python -m benchmarks --markdown benchmarks/RESULTS.md --json benchmarks/results.json \
+		--plots benchmarks/plots $(ARGS)
 
 clean: ## remove everything that these commands made
 	rm -rf $(VENV) $(RUNTIME_VENV) demo build dist .pytest_cache .ruff_cache .hypothesis

@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from benchmarks import machine, report
+from benchmarks import machine, plots, report
 from benchmarks.artefacts import Artefacts
 from benchmarks.figures import Figure
 from benchmarks.models import MODELS
@@ -23,13 +23,14 @@ examples:
 
 Times are medians over rounds in which every system runs once, in a process of its own. Relative values are taken
 round by round; their quartiles show the noise. `cpu` is the processor time of all threads: on a machine that others
-use, trust it more than `wall`. benchmarks/README.md says what each figure means.
+use, trust it more than `wall`.
 """
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Measure, print tables, write files; return the exit code."""
     options = _parser().parse_args(arguments)
+    described = machine.describe(options.threads)
     with tempfile.TemporaryDirectory(prefix="aotexport-benchmarks-") as directory:
         artefacts = Artefacts(Path(directory), options.threads, _progress)
         run = Run(
@@ -40,13 +41,14 @@ def main(arguments: list[str] | None = None) -> int:
             threads=options.threads,
             artefacts=artefacts,
             progress=_progress,
+            scale_steps=options.scale_steps,
         )
         try:
             figures = _measure(run, options.suites)
         except KeyboardInterrupt:
             print("interrupted", file=sys.stderr)
             return 130
-    _write(options, artefacts.notes, figures)
+    _write(options, described, artefacts.notes, figures)
     return 0
 
 
@@ -62,14 +64,22 @@ def _measure(run: Run, suites: Iterable[str]) -> list[Figure]:
     return figures
 
 
-def _write(options: argparse.Namespace, notes: list[str], figures: list[Figure]) -> None:
-    described = machine.describe(options.threads)
+def _write(options: argparse.Namespace, described: dict[str, str], notes: list[str], figures: list[Figure]) -> None:
     print(", ".join(f"{name}: {value}" for name, value in described.items()))
     settings = {"rounds": options.rounds, "round_s": options.round_s, "threads": options.threads}
+    if options.plots:
+        _plot(figures, options.plots)
     if options.markdown:
         options.markdown.write_text(report.markdown(described, notes, figures), encoding="utf-8")
     if options.json:
         options.json.write_text(report.as_json(described, settings, notes, figures), encoding="utf-8")
+
+
+def _plot(figures: list[Figure], directory: Path) -> None:
+    try:
+        plots.write(figures, directory)
+    except ImportError as error:
+        print(f"no plots: {error}", file=sys.stderr)
 
 
 def _progress(what: str) -> None:
@@ -81,7 +91,8 @@ def _parser() -> argparse.ArgumentParser:
     chosen = [model.name for model in MODELS.values() if not model.only_in]
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks",
-        description="Measures loaded bundles against eager execution, alternating, in one run.\n\n" + _lists(),
+        description="Measures loaded bundles against eager execution and peers, alternating, in one run.\n\n"
+        + _lists(),
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -92,7 +103,7 @@ def _parser() -> argparse.ArgumentParser:
         "--rounds",
         type=_positive(int),
         default=9,
-        help="samples per figure [default: 21]; suites whose samples take seconds take at most 3 or 5",
+        help="samples per figure [default: 9]; suites whose samples take seconds take at most 3 or 5",
     )
     parser.add_argument(
         "--round-seconds",
@@ -103,6 +114,14 @@ def _parser() -> argparse.ArgumentParser:
         help="length of a round of steps [default: 0.1]",
     )
     parser.add_argument("--threads", type=_positive(int), default=2, help="threads of torch, everywhere [default: 2]")
+    parser.add_argument(
+        "--scale-steps",
+        type=_positive(int),
+        default=4,
+        metavar="N",
+        help="sizes in the suite scale, from the smallest on [default: 4: 100,000 nodes, 4 GiB]",
+    )
+    parser.add_argument("--plots", type=Path, metavar="DIR", help="write pictures (PNG); needs matplotlib")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every sample as JSON")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the tables as Markdown")
     return parser

@@ -7,7 +7,10 @@ import platform
 from importlib import metadata
 from pathlib import Path
 
-_PACKAGES = ("torch", "transformers", "numpy", "safetensors", "aotexport", "aotexport-runtime")
+_PACKAGES = (
+    *("torch", "transformers", "numpy", "safetensors", "onnx", "onnxscript", "onnxruntime", "aotexport"),
+    "aotexport-runtime",
+)
 _INSTRUCTIONS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile")
 
 
@@ -22,6 +25,7 @@ def describe(threads: int) -> dict[str, str]:
         "threads of torch": str(threads),
         "memory": f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 2**30:.0f} GiB",
         "system": platform.system(),
+        "load before the run": f"{os.getloadavg()[0]:.1f}",
         "Python": platform.python_version(),
         **{name: _version(name) for name in _PACKAGES},
     }

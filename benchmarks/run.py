@@ -31,6 +31,7 @@ class Run:
         threads: of torch, in every process.
         artefacts: what was prepared.
         progress: told what begins.
+        scale_steps: how many sizes of growing graphs and weights are measured, from the smallest on.
     """
 
     model_names: tuple[str, ...]
@@ -40,6 +41,7 @@ class Run:
     threads: int
     artefacts: Artefacts
     progress: Callable[[str], None]
+    scale_steps: int = 4
 
     def models(self, suite: str) -> list[Model]:
         """Return the chosen models, and those that are made for `suite`."""

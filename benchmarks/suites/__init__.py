@@ -4,10 +4,14 @@ from benchmarks.suites.export import EXPORT
 from benchmarks.suites.interface import Suite
 from benchmarks.suites.load import LOAD
 from benchmarks.suites.memory import MEMORY
+from benchmarks.suites.scale import SCALE
+from benchmarks.suites.size import SIZE
 from benchmarks.suites.start import START
 from benchmarks.suites.steps import INFER, OVERHEAD, TRAIN
 
-SUITES: dict[str, Suite] = {suite.name: suite for suite in (TRAIN, INFER, OVERHEAD, START, MEMORY, LOAD, EXPORT)}
+_ALL = (TRAIN, INFER, OVERHEAD, START, MEMORY, LOAD, SIZE, EXPORT, SCALE)
+
+SUITES: dict[str, Suite] = {suite.name: suite for suite in _ALL}
 """Every suite, by name, in the order of a run."""
 
 __all__ = ["SUITES", "Suite"]

@@ -29,15 +29,17 @@ def _figures(run: Run) -> Iterator[Figure]:
 
 
 def _sources(run: Run, model: Model) -> dict[tuple[str, str], Callable[[], Fresh]]:
-    def start(system: System, action: str) -> Fresh:
-        return Fresh(run.spec(system, model, what="start", action=action), run.threads)
+    def start(system: System, action: str, variant: str) -> Fresh:
+        return Fresh(run.spec(system, model, what="start", action=action, variant=variant), run.threads)
 
     sources: dict[tuple[str, str], Callable[[], Fresh]] = {
         _IMPORT: lambda: Fresh({"what": "start", "action": None}, run.threads)
     }
     for action, mode in _FIRST:
         for system in run.systems(mode):
-            sources[f"first {action}", system.name] = partial(start, system, action)
+            for variant in system.start_variants or tuple(system.load_variants)[:1]:
+                label = f"{system.name}, {variant}" if system.start_variants and variant else system.name
+                sources[f"first {action}", label] = partial(start, system, action, variant)
     return sources
 
 

@@ -4,12 +4,18 @@ A system names what it writes ahead of time (`prepare`) and how a process gets a
 everything that is measured is made of these two. A new system is a new file, and its line in `SYSTEMS`.
 """
 
-from benchmarks.systems.bundle import AUTOGRAD, PORTABLE
+from benchmarks.systems.aot_inductor import AOT_INDUCTOR
+from benchmarks.systems.bundle import AUTOGRAD, CPU, ONNX, PORTABLE
 from benchmarks.systems.eager import EAGER
 from benchmarks.systems.interface import Prepared, System
-from benchmarks.systems.torch_export import TORCH_EXPORT
+from benchmarks.systems.onnx_runtime import ONNX_RUNTIME
+from benchmarks.systems.torch_compile import AOT_COMPILE, TORCH_COMPILE
+from benchmarks.systems.torch_export import EXPORTED_MODULE, TORCH_EXPORT
 
-SYSTEMS: dict[str, System] = {system.name: system for system in (EAGER, PORTABLE, AUTOGRAD, TORCH_EXPORT)}
+_OURS = (PORTABLE, CPU, AUTOGRAD, ONNX)
+_PEERS = (EXPORTED_MODULE, TORCH_COMPILE, AOT_COMPILE, AOT_INDUCTOR, ONNX_RUNTIME, TORCH_EXPORT)
+
+SYSTEMS: dict[str, System] = {system.name: system for system in (EAGER, *_OURS, *_PEERS)}
 """Every system, by name, in the order of the tables."""
 
 __all__ = ["SYSTEMS", "Prepared", "System"]

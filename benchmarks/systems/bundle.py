@@ -7,18 +7,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.models import Model
+from benchmarks.models import Model, by_position
 from benchmarks.systems.interface import Mode, Prepared, System
 
 _VARIANTS = {"mapped": {}, "mapped, digests unchecked": {"check_digests": False}, "read": {"mapped": False}}
 
 
-def _prepare(model: Model, directory: Path) -> Prepared:
+def _prepare(model: Model, directory: Path, **options: Any) -> Prepared:
     import aotexport
 
-    inputs = model.inputs()
-    args, kwargs = (inputs, None) if isinstance(inputs, tuple) else ((), dict(inputs))
-    report = aotexport.export(model.module(), args, kwargs, output=directory, force=True)
+    args, kwargs = by_position(model.inputs())
+    report = aotexport.export(model.module(), args, kwargs, output=directory, force=True, **options)
     notes = [
         f"{model.name}: program {program.record.name} has no {refusal.graph} graph and runs its forward graph: "
         f"{refusal.reason}"
@@ -34,10 +33,43 @@ def _load(model: Model, directory: Path, mode: Mode, *, target: str, **options: 
     return aotexport_runtime.load(directory, target=target, **options).train(mode == "train")
 
 
-def _engine(target: str, summary: str) -> System:
-    load = partial(_load, target=target)
-    return System(target, summary, artefact="bundle", prepare=_prepare, load=load, load_variants=_VARIANTS)
+def _load_onnx(model: Model, directory: Path, mode: Mode) -> Callable[..., Any]:
+    import torch
+
+    import aotexport_runtime
+
+    threads = aotexport_runtime.OnnxRuntime(threads=torch.get_num_threads())
+    return aotexport_runtime.load(directory, target="onnx", onnx=threads)
 
 
-PORTABLE = _engine("portable", "a bundle, its functional graphs as operator calls of torch")
-AUTOGRAD = _engine("autograd", "a bundle, its forward graph under eager autograd")
+PORTABLE = System(
+    "portable",
+    "a bundle, its functional graphs as operator calls of torch",
+    artefact="bundle",
+    prepare=_prepare,
+    load=partial(_load, target="portable"),
+    load_variants=_VARIANTS,
+)
+AUTOGRAD = System(
+    "autograd",
+    "a bundle, its forward graph under eager autograd",
+    artefact="bundle",
+    prepare=_prepare,
+    load=partial(_load, target="autograd"),
+    load_variants=_VARIANTS,
+)
+CPU = System(
+    "cpu",
+    "a bundle with shared libraries for this machine's level of x86-64",
+    artefact="bundle-cpu",
+    prepare=partial(_prepare, targets=("portable", "cpu")),
+    load=partial(_load, target="cpu", trust="native"),
+)
+ONNX = System(
+    "onnx",
+    "a bundle with ONNX models, on ONNX Runtime",
+    artefact="bundle-onnx",
+    prepare=partial(_prepare, onnx=True),
+    load=_load_onnx,
+    modes=frozenset({"infer"}),
+)

@@ -38,6 +38,7 @@ class System:
         exports: whether `prepare` is what a user of the system does to export a model.
         modes: what it can do.
         load_variants: keyword arguments for `load`, by name; the first is the default.
+        start_variants: the variants that fresh processes are measured with; empty: the default.
     """
 
     name: str
@@ -48,3 +49,4 @@ class System:
     exports: bool = True
     modes: frozenset[Mode] = frozenset({"train", "infer"})
     load_variants: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: {"": {}})
+    start_variants: tuple[str, ...] = ()

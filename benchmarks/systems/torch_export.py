@@ -1,22 +1,53 @@
-"""`torch.export.export`: the yardstick for what an export may cost. It is only prepared, never run."""
+"""`torch.export`: the yardstick for what an export may cost, and the module that it gives."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-from benchmarks.models import Model
-from benchmarks.systems.interface import Prepared, System
+from benchmarks.models import Model, by_position
+from benchmarks.systems.interface import Mode, Prepared, System
+
+
+def exported(model: Model, mode: Mode) -> Any:
+    """Return the exported program of a mode."""
+    from torch.export import export
+
+    args, kwargs = by_position(model.inputs())
+    return export(model.module().train(mode == "train"), args, kwargs)
 
 
 def _prepare(model: Model, directory: Path) -> Prepared:
-    from torch.export import export
-
-    inputs = model.inputs()
-    args, kwargs = (inputs, None) if isinstance(inputs, tuple) else ((), dict(inputs))
-    export(model.module(), args, kwargs)
+    exported(model, "train")
     return Prepared()
 
 
 TORCH_EXPORT = System(
     "torch.export", "torch.export.export, in the suite `export` alone", artefact="program", prepare=_prepare
+)
+
+
+def _prepare_module(model: Model, directory: Path) -> Prepared:
+    import torch
+
+    directory.mkdir(exist_ok=True)
+    for mode in ("train", "infer"):
+        torch.export.save(exported(model, mode), directory / f"{mode}.pt2")
+    return Prepared()
+
+
+def _load_module(model: Model, directory: Path, mode: Mode) -> Callable[..., Any]:
+    import torch
+
+    return torch.export.load(directory / f"{mode}.pt2").module()
+
+
+EXPORTED_MODULE = System(
+    "export module",
+    "the module of a torch.export program, from a .pt2 file per mode",
+    artefact="pt2",
+    prepare=_prepare_module,
+    load=_load_module,
+    exports=False,
 )

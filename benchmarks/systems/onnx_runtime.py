@@ -1,0 +1,49 @@
+"""ONNX Runtime on the model that `torch.onnx.export` writes, for inference."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from benchmarks.models import Model, by_position
+from benchmarks.systems.interface import Mode, Prepared, System
+
+_FILE = "model.onnx"
+
+
+def _prepare(model: Model, directory: Path) -> Prepared:
+    import torch
+
+    directory.mkdir(exist_ok=True)
+    args, kwargs = by_position(model.inputs())
+    torch.onnx.export(model.module().eval(), args, str(directory / _FILE), kwargs=kwargs, dynamo=True, verbose=False)
+    return Prepared()
+
+
+def _load(model: Model, directory: Path, mode: Mode) -> Callable[..., Any]:
+    import onnxruntime
+    import torch
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    session = onnxruntime.InferenceSession(str(directory / _FILE), options, providers=["CPUExecutionProvider"])
+    names = [value.name for value in session.get_inputs()]
+
+    def run(*args: torch.Tensor, **kwargs: torch.Tensor) -> Any:
+        given: Mapping[str, torch.Tensor] = kwargs or dict(zip(names, args, strict=True))
+        results = session.run(None, {name: value.numpy() for name, value in given.items() if name in names})
+        tensors = [torch.from_numpy(result) for result in results]
+        return tensors if len(tensors) > 1 else tensors[0]
+
+    return run
+
+
+ONNX_RUNTIME = System(
+    "ONNX Runtime",
+    "ONNX Runtime on the file of torch.onnx.export",
+    artefact="onnx",
+    prepare=_prepare,
+    load=_load,
+    modes=frozenset({"infer"}),
+)
