@@ -148,7 +148,7 @@ def _capture(
 ) -> EncodedProgram:
     with in_mode(spec.call.module, spec.mode):
         clock.stage(f"{spec.name}: forward graph")
-        forward = capture_forward(spec.call, state)
+        forward = capture_forward(spec.call, state, grad=spec.grad)
         if forward.effects.takes_gradients and not spec.grad and not runs_without_gradients(spec.call, state):
             spec = replace(spec, grad=True)
         program = encode_program(spec, forward, root=root, strip=strip)

@@ -52,6 +52,11 @@ class Snapshot:
             self.container.extend(self.items)
 
 
+def snapshot(value: Any, path: str) -> Snapshot | None:
+    """Return a snapshot of a container, without those in it; None: `value` is none."""
+    return Snapshot(path, value, _copy(value)) if isinstance(value, list | dict | set | deque) else None
+
+
 def snapshots(value: Any, path: str) -> list[Snapshot]:
     """Return a snapshot of every container in `value`, itself included, through tuples as well."""
     found: list[Snapshot] = []

@@ -46,7 +46,8 @@ class Effects:
         autograd_functions: names of custom autograd functions whose backward the forward graph does not hold.
         takes_gradients: whether the model calls `torch.autograd.grad`.
         sets_requires_grad: whether the model calls `requires_grad_`, which functional graphs do not hold.
-        reads: what Python code read off tensors, see `Program.fixed`.
+        grad: whether the calls that the program is for record gradients.
+        reads: what Python code read, see `Program.fixed`.
         notes: sentences for the user about what the bundle does not reproduce.
         checkpoints: stand for those of the model.
     """
@@ -56,7 +57,8 @@ class Effects:
     autograd_functions: list[str] = field(default_factory=list)
     takes_gradients: bool = False
     sets_requires_grad: bool = False
-    reads: set[Literal["layout", "requires_grad"]] = field(default_factory=set)
+    grad: bool = True
+    reads: set[Literal["layout", "requires_grad", "grad_mode"]] = field(default_factory=set)
     notes: list[str] = field(default_factory=list)
     checkpoints: Checkpoints = field(default_factory=lambda: Checkpoints(None))
 
@@ -91,7 +93,7 @@ class Effects:
 
 @contextlib.contextmanager
 def observed(
-    module: nn.Module | None, *, above_autograd: bool = True, records_functions: bool = True
+    module: nn.Module | None, *, above_autograd: bool = True, records_functions: bool = True, grad: bool = True
 ) -> Iterator[Effects]:
     """Watch the model run under tracing.
 
@@ -99,6 +101,7 @@ def observed(
         module: the model; None: a function.
         above_autograd: see `Effects`.
         records_functions: see `Effects`.
+        grad: see `Effects`.
 
     Yields:
         What was seen, complete once the block has ended.
@@ -107,7 +110,10 @@ def observed(
         ExportFailed: the model did something that tracing loses.
     """
     effects = Effects(
-        above_autograd=above_autograd, records_functions=records_functions, checkpoints=Checkpoints(module)
+        above_autograd=above_autograd,
+        records_functions=records_functions,
+        grad=grad,
+        checkpoints=Checkpoints(module),
     )
     before = _attributes(module)
     containers = _containers(module)

@@ -15,7 +15,7 @@ from aotexport.capture.call import ExampleCall
 from aotexport.capture.sources import user_line
 from aotexport.capture.state import State
 from aotexport.encode.subclasses import encode_subclass
-from aotexport.errors import ModelFileInvalid
+from aotexport.errors import ExportFailed, ModelFileInvalid
 from aotexport.torch_internals.names import (
     FakeTensorMode,
     int_oo,
@@ -82,10 +82,15 @@ def fake_inputs(call: ExampleCall, state: State) -> FakeInputs:
 
     Raises:
         ModelFileInvalid: the dynamic dimensions contradict the example inputs.
-        ExportFailed: an argument is a tensor subclass whose context is no data.
+        ExportFailed: an argument is a tensor subclass whose context is no data, or with dynamic sizes.
     """
-    for path, tensor in zip(call.paths, call.tensors, strict=True):
+    for path, tensor, axes in zip(call.paths, call.tensors, call.axes, strict=True):
         encode_subclass(tensor, f"`{path}`")
+        if is_wrapper(tensor) and any(map(is_dimension, (axes or {}).values())):
+            raise ExportFailed(
+                f"`{path}` is a `{type(tensor).__name__}`, and the sizes of tensor subclasses are fixed in a bundle: "
+                "what sizes their parts have is for their class to say. Leave them static, or export variants"
+            )
     specs = [
         axes if isinstance(leaf, torch.Tensor) or axes is None else integer_hint(axes[0])
         for leaf, axes in zip(call.tensors, call.axes, strict=True)

@@ -26,6 +26,7 @@ from aotexport.capture.sources import is_user_file, user_line
 from aotexport.capture.state import State, StateEntry, swapped
 from aotexport.capture.strategies import STRATEGIES, Strategy
 from aotexport.capture.structure import tree_of
+from aotexport.capture.surroundings import surroundings_kept
 from aotexport.errors import AotExportError, ExportFailed
 from aotexport.quiet import quiet
 from aotexport.torch_internals.checks import insert_data_dependent_checks
@@ -78,12 +79,13 @@ class ForwardCapture:
     strategy: str
 
 
-def capture_forward(call: ExampleCall, state: State) -> ForwardCapture:
+def capture_forward(call: ExampleCall, state: State, *, grad: bool = True) -> ForwardCapture:
     """Trace the call by the first strategy that can.
 
     Args:
         call: the example call; the module is in the wanted mode.
         state: its state; constants that the trace finds are added.
+        grad: whether the program is for calls that record gradients.
 
     Raises:
         ExportFailed: no strategy could; says why, per strategy, with the user's line.
@@ -101,7 +103,7 @@ def capture_forward(call: ExampleCall, state: State) -> ForwardCapture:
         known = len(state.entries)
         try:
             with quiet("torch.export", "torch._dynamo", "torch.fx"), transforms_left():
-                captured = _trace(call, state, strategy.prepare(call), strategy)
+                captured = _trace(call, state, strategy.prepare(call), strategy, grad)
             check_not_fixed(captured, call.paths)
             if not captured.function.asks or strategy.reads_code:
                 return captured
@@ -145,6 +147,7 @@ class _Flat:
     state: State
     shared: dict[int, int]
     values: ExampleValues
+    grad: bool
     output_tree: Tree | None = None
     rebinds: list[tuple[StateEntry, int]] = field(default_factory=list)
     effects: Effects = field(default_factory=Effects)
@@ -176,9 +179,13 @@ class _Flat:
         with (
             symbolic_arithmetic(self.target, self.call.module, self._ask),
             observed(
-                self.call.module, above_autograd=self.above_autograd, records_functions=self.records_functions
+                self.call.module,
+                above_autograd=self.above_autograd,
+                records_functions=self.records_functions,
+                grad=self.grad,
             ) as self.effects,
             swapped(self.state, list(tensors[:count]), self.target) as replaced,
+            surroundings_kept(self.target, self.call.module),
         ):
             names = [*(parameter.name for parameter in self.call.parameters), *map(str, range(len(args)))]
             given = [*zip(names, args, strict=False), *kwargs.items()]
@@ -205,7 +212,7 @@ def _required(index: int | None, entry: StateEntry) -> int:
     return index
 
 
-def _trace(call: ExampleCall, state: State, target: Any, strategy: Strategy) -> ForwardCapture:
+def _trace(call: ExampleCall, state: State, target: Any, strategy: Strategy, grad: bool) -> ForwardCapture:
     fakes = fake_inputs(call, state)
     known = len(state.entries)
     entries = {id(entry.tensor): index for index, entry in enumerate(state.entries)}
@@ -213,7 +220,7 @@ def _trace(call: ExampleCall, state: State, target: Any, strategy: Strategy) -> 
     own = [index for index in range(len(call.tensors)) if index not in shared]
     values = ExampleValues([*(entry.tensor for entry in state.entries), *(call.tensors[index] for index in own)])
     flat = _Flat(
-        call, target, State(list(state.entries)), shared, values, records_functions=not strategy.follows_values
+        call, target, State(list(state.entries)), shared, values, grad, records_functions=not strategy.follows_values
     )
     inputs = [*fakes.state, *[fakes.arguments[index] for index in own]]
     assert fakes.mode.shape_env is not None

@@ -18,6 +18,9 @@ import torch
 from aotexport.torch_internals.names import SET_GRAD_ENABLED
 from aotexport.torch_internals.tracing import node_annotations, stamped
 
+is_grad_enabled = torch.is_grad_enabled
+"""Torch's own, also where a stand-in takes its place."""
+
 _MARK = "restores_ambient_grad_mode"
 _MODE = "grad_mode"
 _running: ContextVar[dict[str, Any]] = ContextVar("_running")
@@ -81,6 +84,11 @@ def marked_regions() -> Iterator[None]:
             region.__exit__ = leave  # type: ignore[method-assign]
 
 
+def within_region() -> bool:
+    """Return whether the model's code runs inside of a grad-mode region of its own."""
+    return bool(_running.get()["region"])
+
+
 @contextlib.contextmanager
 def outside_of_regions() -> Iterator[None]:
     """Trace what runs apart from the model's regions: a backward, whose caller's mode is not the model's."""
@@ -118,7 +126,7 @@ def make_relative(graph: torch.fx.Graph) -> None:
         return
     first = next(node for node in graph.nodes if node.op != "placeholder")
     with graph.inserting_before(first):
-        ambient = graph.call_function(torch.is_grad_enabled)
+        ambient = graph.call_function(is_grad_enabled)
     ambient.meta["val"] = True
     for node in marked:
         node.args = (ambient,)

@@ -36,5 +36,8 @@ def nest_mutating_calls(module: torch.fx.GraphModule, fake_mode: FakeTensorMode)
         call.meta = node.meta
         node.replace_all_uses_with(call)
         module.graph.erase_node(node)
-    module.graph.eliminate_dead_code()
+    # Nothing else is dead: operators without a used result draw, or check values.
+    for attribute in module.graph.find_nodes(op="get_attr"):
+        if not attribute.users:
+            module.graph.erase_node(attribute)
     module.recompile()

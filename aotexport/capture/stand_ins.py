@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from aotexport.capture import grad_mode
 from aotexport.capture.autograd_functions import function_of_bodies, record_application
 from aotexport.capture.hooks import REGISTER_HOOK, record_hook
 from aotexport.capture.sources import is_user_file, user_line
@@ -73,16 +74,25 @@ def replacements(effects: Effects) -> list[tuple[Any, str, Any]]:
             )
         return record_hook(self, hook)
 
+    def is_grad_enabled() -> bool:
+        # Outside of the model's own regions the mode is that of the call.
+        if not is_user_file(sys._getframe(1).f_code.co_filename) or grad_mode.within_region():
+            return grad_mode.is_grad_enabled()
+        effects.reads.add("grad_mode")
+        return effects.grad
+
     hooks = "Register hooks on the loaded bundle's parameters, inputs or outputs instead"
     seeds = "Seed outside of the model"
     draws = "Draw outside of the model, and pass the numbers"
     return [
         (torch, "manual_seed", _refused("torch.manual_seed", seeds)),
         (torch.random, "manual_seed", _refused("torch.manual_seed", seeds)),
+        *[(torch, name, _refused(f"torch.{name}", seeds)) for name in ("seed", "initial_seed")],
         (torch, "set_rng_state", _refused_to_users("set_rng_state", draws)),
         (torch.random, "set_rng_state", _refused_to_users("set_rng_state", draws)),
         (torch.random, "fork_rng", _refused_to_users("fork_rng", draws)),
         *_factories(set_requires_grad),
+        (torch, "is_grad_enabled", is_grad_enabled),
         (tensor, "data", property(_data, _set_data)),
         (tensor, "requires_grad_", requires_grad_),
         (tensor, "contiguous", contiguous),

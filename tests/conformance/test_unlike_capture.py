@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import copy
+import functools
+import random
+import re
 
+import numpy
 import pytest
 import torch
 from torch import nn
 from torch.autograd import forward_ad
+from torch.testing._internal.two_tensor import TwoTensor
 
 import aotexport
 import aotexport_runtime
@@ -781,3 +786,113 @@ def test_device_that_is_not_here_is_refused(tmp_path):
     aotexport.export(linear(), (torch.randn(4, 3),), output=tmp_path / "bundle", verify=False)
     with pytest.raises(NotSupported, match="no device `nonsense` here"):
         aotexport_runtime.load(tmp_path / "bundle", device="nonsense")
+
+
+# --- what code reads and leaves outside of its tensors ------------------------------------------------------
+
+
+class ByGradMode(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3))
+
+    def forward(self, x):
+        with torch.no_grad():
+            assert not torch.is_grad_enabled()
+        return x * self.weight if torch.is_grad_enabled() else x - self.weight
+
+
+def test_code_that_reads_the_grad_mode_is_captured_in_that_of_the_program(load):
+    module, x = load(ByGradMode(), torch.randn(3), verify=True), torch.arange(3.0)
+    assert torch.equal(module(x), x)
+    with torch.no_grad():
+        assert torch.equal(module.eval()(x), x - 1)
+        with pytest.raises(CallInvalid) as caught:
+            module.train()(x)
+    assert str(caught.value) == (
+        "the call does not fit program `train`:\n"
+        "  - gradients: expected torch.is_grad_enabled() to be True, as at capture, since the model's code reads it; "
+        "got False"
+    )
+
+
+_TABLES = {}
+_COUNT = {"calls": 0}
+
+
+@functools.lru_cache
+def remembered(count):
+    return torch.arange(count).float()
+
+
+class Remembering(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+
+    @functools.lru_cache  # noqa: B019
+    def scale(self, count):
+        return torch.full((count,), 2.0)
+
+    def forward(self, x):
+        if len(x) not in _TABLES:
+            _TABLES[len(x)] = torch.arange(len(x)).float()
+        return self.linear(x) + remembered(len(x))[:, None] * _TABLES[len(x)][:, None] * self.scale(len(x))[:, None]
+
+
+def test_tensors_that_code_remembers_are_those_of_the_graph(load):
+    net, x = Remembering(), torch.randn(4, 3)
+    module = load(net, x, verify=True)
+    assert torch.equal(module(x), net(x))
+    assert remembered(4).tolist() == [0, 1, 2, 3]
+
+
+def counting(x):
+    _COUNT["calls"] += 1
+    return x * _COUNT["calls"]
+
+
+def by_chance(x):
+    return x * random.random()
+
+
+def by_numpy(x):
+    return x * float(numpy.random.rand())
+
+
+@pytest.mark.parametrize(
+    ("function", "reason"),
+    [
+        (counting, "the call changes the global `_COUNT['calls']`, and a bundle has no Python state"),
+        (by_chance, "the call draws from Python's `random`, and a bundle draws from torch's default generator alone"),
+        (by_numpy, "the call draws from NumPy's `random`, and a bundle draws from torch's default generator alone"),
+        (lambda x: x * torch.initial_seed(), "the model calls `torch.initial_seed`, which a bundle cannot hold"),
+    ],
+)
+def test_what_is_another_number_in_every_call_is_refused(load, function, reason):
+    with pytest.raises(aotexport.ExportFailed, match=re.escape(reason)):
+        load(function, torch.ones(3))
+
+
+@pytest.mark.filterwarnings("ignore:std.*degrees of freedom is <= 0:UserWarning")
+def test_gradient_that_divides_by_a_size_less_one_is_that_of_eager(load):
+    def spread(x):
+        return x.std(0)
+
+    module = load(spread, leaf(4, 2), dynamic_shapes=({0: torch.export.Dim("rows")},))
+    for rows in (1, 2):
+        x = torch.arange(2.0 * rows).reshape(rows, 2)
+        got, expected = (
+            torch.autograd.grad(f(point).sum(), point)
+            for f in (module, spread)
+            for point in [x.clone().requires_grad_()]
+        )
+        torch.testing.assert_close(got, expected, equal_nan=True)
+
+
+def test_dynamic_sizes_of_a_tensor_subclass_are_refused_by_name(load):
+    x = TwoTensor(torch.ones(3), torch.ones(3))
+    with pytest.raises(
+        aotexport.ExportFailed, match="`x` is a `TwoTensor`, and the sizes of tensor subclasses are fixed"
+    ):
+        load(named_by_size, x, dynamic_shapes=({0: torch.export.Dim("rows")},))

@@ -280,10 +280,10 @@ def strided_view_of_input() -> Case:
 
 @case
 def python_that_reads_tensors() -> Case:
-    """Python code that branches on strides and on what requires grad."""
+    """Python code that branches on strides, on what requires grad, and on whether gradients are enabled."""
 
     def branches(x: Tensor, y: Tensor) -> Tensor:
-        return x * y if x.is_contiguous() and y.requires_grad else x + y
+        return x * y if x.is_contiguous() and y.requires_grad and torch.is_grad_enabled() else x + y
 
     return Case(branches, (torch.linspace(-1, 1, 6).reshape(2, 3), needs_grad(2, 3)))
 

@@ -358,7 +358,15 @@ class _Joint(torch.autograd.Function):
         function = variant.backward(args, batched) if undefined or batched else variant.whole_backward
         if _clear is not None:
             _clear(ctx)
-        return (None, None, *function(args, symbols))
+        try:
+            return (None, None, *function(args, symbols))
+        except ZeroDivisionError:
+            if again is None:
+                raise
+            # Torch's own formulas give an infinity there, where Python raises.
+            with torch.enable_grad():
+                found = again.gradients(grads, ctx.needs_input_grad[2:])
+            return (None, None, *[None if gradient is None else gradient.detach() for gradient in found])
 
 
 _clear: Callable[[Any], None] | None = getattr(torch.autograd.Function, "maybe_clear_saved_tensors", None)

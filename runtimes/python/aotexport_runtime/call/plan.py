@@ -92,6 +92,7 @@ class Plan:
         ]
         self._rebinds = [(rebind.output_index, *slot(rebind.name)) for rebind in program.rebinds]
         self._unflatten = builder(program.output_tree, constant)
+        self._fixes_grad_mode = "grad_mode" in program.fixed
         self._forward: Function | None = None
         self._has_effects = False
         self._functional = None
@@ -143,6 +144,11 @@ class Plan:
         if violations:
             return inputs, {}, violations
         symbols, violations = self._guards.check(inputs)
+        if self._fixes_grad_mode and torch.is_grad_enabled() is not self.program.grad:
+            violations.append(
+                f"gradients: expected torch.is_grad_enabled() to be {self.program.grad}, as at capture, since the "
+                f"model's code reads it; got {not self.program.grad}"
+            )
         if violations:
             return inputs, symbols, violations
         for index, table, key in self._state:

@@ -357,8 +357,9 @@ class Program(Record, kw_only=True):
         rebinds: state tensors that the call replaces.
         dimensions: symbols of dynamic sizes.
         guards: truths over the symbols that a call must satisfy.
-        fixed: what the module's Python code read off tensors and may have branched on; the tensors of a call must have
-            it as at capture. `layout`: strides, storage offset, contiguity; `requires_grad`: also `is_leaf`, `grad_fn`.
+        fixed: what the module's Python code read and may have branched on; a call must have it as at capture.
+            `layout`: strides, storage offset, contiguity of tensors; `requires_grad`: also `is_leaf`, `grad_fn`;
+            `grad_mode`: whether gradients are enabled, as `grad` tells.
         forward: the graph before autograd.
         functional: the joint or inference graph; None with a reason in `refusals`: the forward graph serves every call.
         refusals: functional graphs that could not be captured, or disagreed with eager execution.
@@ -375,7 +376,7 @@ class Program(Record, kw_only=True):
     rebinds: tuple[Rebind, ...] = ()
     dimensions: tuple[Dimension, ...] = ()
     guards: tuple[SizeExpression, ...] = ()
-    fixed: tuple[Literal["layout", "requires_grad"], ...] = ()
+    fixed: tuple[Literal["layout", "requires_grad", "grad_mode"], ...] = ()
     forward: ForwardGraph
     functional: FunctionalGraph | None = None
     refusals: tuple[Refusal, ...] = ()
