@@ -329,3 +329,21 @@ def test_export_of_a_model_that_switches_gradients_off_leaves_them_on(tmp_path):
 
     aotexport.export(switching, (torch.ones(3),), output=tmp_path / "bundle", verify=False)
     assert torch.is_grad_enabled()
+
+
+def halves_of_positive_rows(x):
+    rows = x[x[:, 0] > 0]
+    left, right = rows.split(2, dim=1)
+    return left * 2, right * 3, rows.sum()
+
+
+@pytest.mark.parametrize("used", [(0,), (1,), (2,), (0, 1), (0, 2), (0, 1, 2)])
+def test_backward_from_some_outputs_of_sizes_that_only_the_data_know_equals_eager(tmp_path, used):
+    aotexport.export(halves_of_positive_rows, (torch.eye(5, 4).requires_grad_(),), output=tmp_path / "rows")
+    gradients = []
+    for callable_ in (halves_of_positive_rows, aotexport_runtime.load(tmp_path / "rows", target="portable")):
+        x = torch.linspace(-2, 3, 24).reshape(6, 4).sin()[:5].requires_grad_()
+        outputs = callable_(x)
+        sum(outputs[index].square().sum() for index in used).backward()
+        gradients.append(x.grad)
+    torch.testing.assert_close(gradients[1], gradients[0])

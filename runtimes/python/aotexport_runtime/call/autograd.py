@@ -33,7 +33,7 @@ from aotexport_runtime.schema.program import (
     IntermediateAlias,
     Tangent,
 )
-from aotexport_runtime.schema.values import NothingMeta, TensorMeta
+from aotexport_runtime.schema.values import NothingMeta, SizeMeta, TensorMeta
 
 Pattern = tuple[bool, ...]
 
@@ -46,6 +46,7 @@ class JointProgram:
 
     Attributes:
         plain: tensor inputs that are no `nn.Parameter`s.
+        is_sized_by_data: whether tangents have sizes that only the data of a call know.
         found: what `variant` returned for patterns of needed gradients, where that depends on nothing else.
     """
 
@@ -87,6 +88,8 @@ class JointProgram:
         self.lowered = lowered
         inputs = range(len(self.gradients.of_inputs))
         self.plain = [i for i in inputs if i not in parameters and isinstance(graph.inputs[i].meta, TensorMeta)]
+        sizes_of_inputs = {size for value in graph.inputs[: len(inputs)] for size in _symbols(value.meta)}
+        self.is_sized_by_data = any(_symbols(tangent.meta) - sizes_of_inputs for tangent in self.gradients.tangents)
         self._libraries = libraries
         self.found: dict[Pattern, _Variant] = {}
         self._variants: dict[tuple[Pattern, bool, bool], _Variant] = {}
@@ -228,11 +231,13 @@ class _Variant:
     @cached_property
     def has_marks(self) -> bool:
         """Whether autograd must be told more of the results than that they are results."""
-        return bool(self.held or self.views or self.nondifferentiable)
+        return bool(self.held or self.views or self.nondifferentiable or self.joint.is_sized_by_data)
 
     def marked(self, ctx: Any, results: Sequence[Any]) -> tuple[Any, ...]:
         """Return the results as the `autograd.Function` returns them, and tell it which of them get no gradient."""
         returned = list(results)
+        if self.joint.is_sized_by_data:
+            ctx.shapes = [returned[position].shape for position, _ in self.tangents]
         for index in self.held:
             returned[index] = Held(returned[index])
         for index in self.views:
@@ -265,7 +270,7 @@ class _Variant:
         return self._graph_backward(defined, batched)
 
     def _graph_backward(self, defined: Pattern, batched: bool) -> Function:
-        piece = self.halves.backward
+        piece = whole = self.halves.backward
         tangents = piece.inputs[len(piece.inputs) - len(defined) :]
         undefined = {name for name, is_defined in zip(tangents, defined, strict=True) if not is_defined}
         if undefined:
@@ -273,9 +278,23 @@ class _Variant:
         if self.lowered is not None:
             assert self.lowered.backward is not None
             return _with_zeros(self.lowered.backward, self.joint.gradients, [g is None for g in piece.outputs])
-        return compile_functional(
-            self.joint.graph, piece, self.joint.environment, label=f"{self.joint.label} backward", in_place=not batched
+        filled = bool(undefined) and self.joint.is_sized_by_data
+        label = f"{self.joint.label} backward"
+        compiled = compile_functional(
+            self.joint.graph, whole if filled else piece, self.joint.environment, label=label, in_place=not batched
         )
+        return _some(compiled, [g is None for g in piece.outputs]) if filled else compiled
+
+    def filled(self, args: Sequence[Any], shapes: Sequence[torch.Size]) -> list[Any]:
+        """Return the arguments of backward with zeros of these shapes for undefined tangents."""
+        start = len(args) - len(shapes)
+        like = next(arg for arg in args[start:] if arg is not None)
+        specs = zip(args[start:], shapes, self.joint.gradients.tangents, strict=True)
+        tangents = [
+            torch.zeros(shape, dtype=dtypes.dtype(spec.meta.dtype), device=like.device) if arg is None else arg
+            for arg, shape, spec in specs
+        ]
+        return [*args[:start], *tangents]
 
 
 def _with_zeros(backward: Function, gradients: Gradients, undefined: Sequence[bool]) -> Function:
@@ -290,16 +309,33 @@ def _with_zeros(backward: Function, gradients: Gradients, undefined: Sequence[bo
     """
     tangents = gradients.tangents
 
+    some = _some(backward, undefined)
+
     def run(args: list[Any], symbols: dict[str, int]) -> tuple[Any, ...]:
         start = len(args) - len(tangents)
         like = next(arg for arg in args[start:] if arg is not None)
         for index, spec in enumerate(tangents, start):
             if args[index] is None:
                 args[index] = _zeros(spec, like, symbols)
+        return some(args, symbols)
+
+    return run
+
+
+def _some(backward: Function, undefined: Sequence[bool]) -> Function:
+    """Return `backward` without the gradients that are undefined."""
+
+    def run(args: list[Any], symbols: dict[str, int]) -> tuple[Any, ...]:
         found = backward(args, symbols)
         return tuple([None if gone else gradient for gone, gradient in zip(undefined, found, strict=True)])
 
     return run
+
+
+def _symbols(meta: Any) -> set[str]:
+    """Return the symbols in the sizes of a value."""
+    shape = meta.shape if isinstance(meta, TensorMeta) else (meta.value,) if isinstance(meta, SizeMeta) else ()
+    return {symbol for size in shape if size is not None for symbol in sizes.symbols_of(size)}
 
 
 def _zeros(spec: Tangent, like: torch.Tensor, symbols: dict[str, int]) -> torch.Tensor:
@@ -356,6 +392,8 @@ class _Joint(torch.autograd.Function):
         if undefined == len(variant.tangents):
             return (None,) * len(ctx.needs_input_grad)
         function = variant.backward(args, batched) if undefined or batched else variant.whole_backward
+        if undefined and variant.joint.is_sized_by_data:
+            args = variant.filled(args, ctx.shapes)
         if _clear is not None:
             _clear(ctx)
         try:
