@@ -66,8 +66,9 @@ class Effects:
         """Apply a custom autograd function, recording it with its backward where that can be done."""
         if function is CheckpointFunction:
             return self.checkpoints.reentrant(*args)
-        # Operators with bodies have autograd functions of their own; their nodes hold the whole operator.
-        if function.__module__.startswith(("torch._higher_order_ops", "torch._dynamo", "aotexport.")):
+        # Operators with bodies, and custom ones, have functions of their own; their nodes hold the whole operator.
+        owners = ("torch._higher_order_ops", "torch._dynamo", "torch._library", "aotexport.")
+        if function.__module__.startswith(owners):
             return apply(function, *args, **kwargs)
         reason = "a function transform surrounds it"
         if within_subclass():

@@ -124,4 +124,10 @@ def tensor_of_numbers(data: Any, **options: Any) -> torch.Tensor:
 def custom_operator_module(name: str) -> str | None:
     """Return the Python module that registered the custom operator `namespace::base.overload`, where torch knows."""
     definition = OPDEFS.get(name.partition(".")[0])
-    return None if definition is None else getattr(definition._init_fn, "__module__", None)
+    if definition is None:
+        return None
+    function = definition._init_fn
+    if function.__module__ == "torch._library.triton":
+        # `triton_op` wraps the function, which is also what runs on fake tensors.
+        function = definition._abstract_fn
+    return getattr(function, "__module__", None)

@@ -37,7 +37,7 @@ def operator_with_gradients(x):
     return cubed(x).sin()
 
 
-@case(lambda: (leaf(3, 4),))
+@case(lambda: (leaf(3, 4),), dynamic_shapes=({0: torch.export.Dim("n")},))
 def operator_under_vmap(x):
     return torch.vmap(cubed)(x).sum(0)
 
