@@ -6,6 +6,7 @@ per place.
 
 from __future__ import annotations
 
+import collections
 import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -268,6 +269,8 @@ def _swap(value: Any, tree: Tree, leaves: list[Any]) -> Any:
         swapped = {
             key: _swap(item, child, leaves) for (key, item), child in zip(value.items(), tree.items, strict=True)
         }
+        if isinstance(value, collections.defaultdict):
+            return collections.defaultdict(value.default_factory, swapped)
         return type(value)(swapped) if type(value) is not dict else swapped
     if isinstance(value, tuple | list):
         items = [_swap(item, child, leaves) for item, child in zip(value, tree.items, strict=True)]

@@ -77,6 +77,13 @@ class _Lstsq:
         return result
 
 
+def _random_(tensor: torch.Tensor, low: int, high: int | None, *, generator: Any = None) -> torch.Tensor:
+    """Write random integers, by an operator whose name is no keyword of Python: code of a graph cannot call `from`."""
+    if high is None or generator is not None:
+        return NotImplemented
+    return tensor.copy_(torch.randint_like(tensor.detach(), low, high))
+
+
 _COMPOSITE = (
     aten.narrow.Tensor,
     aten.combinations.default,
@@ -91,6 +98,7 @@ READING_VALUES: dict[Any, Any] = {
     aten.ctc_loss.IntList: _ctc_loss,
     aten.ctc_loss.Tensor: _ctc_loss,
     aten.linalg_lstsq.default: _Lstsq(),
+    getattr(aten.random_, "from"): _random_,
     **{operator: operator.decompose for operator in _COMPOSITE},
 }
 """Operators to trace by what they are made of, with the function that makes it."""

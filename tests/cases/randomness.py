@@ -29,6 +29,12 @@ def in_place_random(x):
     return x * torch.empty(3, 4).uniform_(0, 2).exponential_(1.0)
 
 
+@case(lambda: (torch.ones(4, 3),))
+def random_integers_in_a_range(x):
+    x.t().random_(-5, 5)
+    return x + torch.empty(3).random_(2, 8), torch.empty(6, 4)[::2].random_(9)
+
+
 @case(lambda: (leaf(3, 4),))
 def unused_draw_advances_the_generator(x):
     torch.rand(3)

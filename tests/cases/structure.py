@@ -78,6 +78,11 @@ def no_arguments():
     return torch.ones(3), 7
 
 
+@case(lambda: (collections.defaultdict(int, x=torch.randn(3)),))
+def default_dict(batch):
+    return batch["x"] * 2
+
+
 @case(lambda: (torch.randn(3), torch.tensor(2)))
 def scalar_tensors(x, n):
     return x * n, n + 1, torch.tensor(3.5) * x
