@@ -176,7 +176,7 @@ def _write_model(
     import onnx_ir as ir
 
     from aotexport.lower.onnx.finish import finish
-    from aotexport.lower.onnx.names import input_names, output_names, update_names
+    from aotexport.lower.onnx.names import check_names, input_names, output_names, update_names
     from aotexport.lower.onnx.translate import translate
     from aotexport.lower.onnx.weights import attach_constants, attach_state
 
@@ -185,6 +185,7 @@ def _write_model(
     inputs = input_names(program)
     outputs = output_names(program, inputs)
     outputs += update_names(rebuilt.updates, [*inputs, *outputs])
+    outputs += check_names(len(rebuilt.checks), [*inputs, *outputs])
     entries = {entry.name: entry for entry in bundle.manifest.state}
     finish(model, inputs, outputs, reserved=entries, state=rebuilt.state)
     state_inputs = attach_state(model, rebuilt.state, entries, bundle.root, changing=changing)
@@ -204,6 +205,7 @@ def _write_model(
         outputs=tuple(outputs),
         updates=rebuilt.updates,
         state_inputs=state_inputs,
+        checks=rebuilt.checks,
     )
 
 

@@ -42,6 +42,11 @@ def update_names(updates: Iterable[str], taken: Iterable[str]) -> list[str]:
     return _unique((f"{_dotted(name)}.after" for name in updates), taken)
 
 
+def check_names(count: int, taken: Iterable[str]) -> list[str]:
+    """Return a name per output that says whether a check holds."""
+    return _unique((f"check.{index}" for index in range(count)), taken)
+
+
 def _dotted(path: str) -> str:
     return _STEP.sub(lambda match: "." + next(group for group in match.groups() if group is not None), path)
 

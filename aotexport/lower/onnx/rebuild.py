@@ -22,7 +22,15 @@ from aotexport_runtime.engines.higher_order import EFFECTS
 from aotexport_runtime.schema.graph import Graph, Node
 from aotexport_runtime.schema.program import Program, SizeInput, StateInput
 from aotexport_runtime.schema.sizes import Size
-from aotexport_runtime.schema.values import Argument, SizeArgument, SliceArgument, SubgraphArgument, TensorMeta
+from aotexport_runtime.schema.values import (
+    Argument,
+    SizeArgument,
+    SliceArgument,
+    StringArgument,
+    SubgraphArgument,
+    TensorMeta,
+)
+from aotexport_runtime.validate.bounds import MAX_TEXT
 
 BUILTINS: dict[str, Callable[..., Any]] = {
     **{f"python::{name}": getattr(operator, name) for name in ("add", "sub", "mul", "truediv", "floordiv", "mod")},
@@ -52,7 +60,9 @@ _SIZE_OPERATORS: dict[str, Callable[..., Any]] = {
 }
 _HIDDEN_WRITES = ("aten::batch_norm", "aten::instance_norm", "aten::native_batch_norm", "aten::cudnn_batch_norm")
 _ATTENTION = "aten::scaled_dot_product_attention.default"
+_FUNCTION = "higher_order::autograd_function"
 _CHECKS = ("aten::_assert_scalar.default", "aten::_assert_async.default", "aten::_assert_async.msg")
+_COMPARISONS = {f"python::{name}": name for name in ("eq", "ne", "lt", "le", "gt", "ge")}
 _GRAD_MODE = ("torch::set_grad_enabled", "torch::is_grad_enabled")
 
 
@@ -64,12 +74,14 @@ class Rebuilt:
         module: takes one positional argument per input of the program that is no state.
         state: names of state tensors, per attribute of the module that holds one.
         updates: names of inputs and state tensors whose values after the call follow the program's outputs.
+        checks: what must hold of values, in words; whether it does follows the values of `updates`.
         may_write: whether some operator may write to its operands.
     """
 
     module: nn.Module
     state: dict[str, str]
     updates: tuple[str, ...]
+    checks: tuple[str, ...]
     may_write: bool
 
 
@@ -111,8 +123,10 @@ def rebuild(
     body.bind_symbols(program)
     outputs = body.run([*graph.outputs])
     results = [body.fresh(value) for value in [*outputs, *(body.inputs[name] for name in updated)]]
-    body.graph.output(tuple(results))
-    return Rebuilt(_Traced(fx.GraphModule(root, body.graph)), state, tuple(updated), body.may_write)
+    messages, holds = [message for message, _ in body.checks], [value for _, value in body.checks]
+    body.graph.output((*results, *holds))
+    module = _Traced(fx.GraphModule(root, body.graph))
+    return Rebuilt(module, state, tuple(updated), tuple(messages), body.may_write)
 
 
 class _Traced(nn.Module):
@@ -138,6 +152,8 @@ class _Body:
         self.values: dict[str, Any] = {}
         self.inputs: dict[str, Any] = {}
         self.may_write = False
+        self.checks: list[tuple[str, fx.Node]] = []
+        self._nodes = {node.name: node for node in record.nodes}
         self._symbols: dict[str, Any] = {}
         self._returned: set[Any] = set()
 
@@ -181,7 +197,9 @@ class _Body:
     def run(self, outputs: Sequence[Argument]) -> list[Any]:
         """Add every node; return the values of `outputs`."""
         for node in self.record.nodes:
-            if node.op not in _GRAD_MODE:
+            if node.op in _CHECKS:
+                self._check(node)
+            elif node.op not in _GRAD_MODE:
                 self.values[node.name] = self._node(node)
         return [self._argument(output) for output in outputs]
 
@@ -194,7 +212,33 @@ class _Body:
         self._returned.add(value)
         return value
 
+    def _check(self, node: Node) -> None:
+        """Keep what must hold, with its words."""
+        message = next((arg.value for arg in node.args[1:] if isinstance(arg, StringArgument)), "a check fails")
+        holds = self.call(torch.ops.aten.ne.Scalar, self._truth(node.args[0]), 0)
+        holds.meta["stack_trace"] = self._trace(node)
+        words = " ".join(f"{location(self.record, node)}: {message}".removeprefix(": ").split())
+        self.checks.append((words[:MAX_TEXT], holds))
+
+    def _truth(self, argument: Argument) -> Any:
+        """Return a number, or a comparison of numbers, as a tensor: models have no other outputs."""
+        if not isinstance(argument, str):
+            number = self._argument(argument)
+            dtype = torch.float64 if isinstance(number, float) else torch.int64
+            return self.call(torch.ops.aten.scalar_tensor.default, number, dtype=dtype)
+        node = self._nodes.get(argument)
+        if node is None or isinstance(node.meta, TensorMeta):
+            return self.values[argument]
+        if node.op == "aten::item.default":
+            return self._argument(node.args[0])
+        if node.op in _COMPARISONS:
+            operands = [self._truth(operand) for operand in node.args]
+            return self.call(getattr(torch.ops.aten, _COMPARISONS[node.op]).Tensor, *operands)
+        return self.call(torch.ops.aten.scalar_tensor.default, self.values[argument], dtype=torch.int64)
+
     def _node(self, node: Node) -> Any:
+        if node.op == _FUNCTION:
+            return self._function(node)
         args = [self._argument(argument) for argument in node.args]
         kwargs = {name: self._argument(argument) for name, argument in node.kwargs.items()}
         if node.op.startswith("higher_order::"):
@@ -206,11 +250,6 @@ class _Body:
             raise ExportFailed(
                 f"a region of autocast{self.where(node)} has no translation: export with `dtype` instead"
             )
-        elif node.op in _CHECKS:
-            raise ExportFailed(
-                f"the program checks a value of each call{self.where(node)}, as the model's code asks or branches on "
-                "it, and ONNX models check nothing: choose with torch.where or torch.cond instead"
-            )
         else:
             function: Any = ops.resolve(node.op, None, self.namespaces)
             # Normalisations write to their running statistics without saying so.
@@ -221,6 +260,13 @@ class _Body:
                 created = self.call(function, *args, **kwargs)
         created.meta["stack_trace"] = self._trace(node)
         return created
+
+    def _function(self, node: Node) -> fx.Node:
+        """Return the results of a custom autograd function: its forward, since no gradients are recorded."""
+        forward, _, operands, additional, *_ = node.args
+        assert isinstance(forward, SubgraphArgument)
+        values = [*self._argument(operands), *self._argument(additional)]
+        return self.graph.call_module(self._body(forward.name), tuple(values))
 
     def _attention(self, missing: int, function: Any, args: list[Any], kwargs: dict[str, Any]) -> fx.Node:
         """Return attention in four axes, the only form that torch's exporter translates."""
@@ -272,6 +318,14 @@ class _Body:
         return value
 
     def _subgraph(self, name: str) -> fx.Node:
+        return self.graph.get_attr(self._body(name))
+
+    def _body(self, name: str) -> str:
+        """Return the attribute that holds a body as a module.
+
+        Raises:
+            ExportFailed: it has something that torch's exporters cannot take.
+        """
         attribute = f"body_{name}"
         if not hasattr(self.root, attribute):
             record = self.record.subgraphs[name]
@@ -279,9 +333,13 @@ class _Body:
             for index, graph_input in enumerate(record.inputs):
                 body.values[graph_input.name] = body.graph.placeholder(f"operand_{index}")
             body.graph.output(tuple(body.run([*record.outputs])))
+            if body.checks:
+                raise ExportFailed(
+                    f"a branch or loop body checks a value, which has no translation: {body.checks[0][0]}"
+                )
             self.may_write |= body.may_write
             self.root.add_module(attribute, fx.GraphModule(body.root, body.graph))
-        return self.graph.get_attr(attribute)
+        return attribute
 
 
 def location(graph: Graph, node: Node) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,9 @@ def write_wide(path: Path, directory: Path) -> Path:
     Returns:
         The path of the new model.
     """
-    model = ir.load(path)
+    # A copy: the files may have other names beside, which readers of external data refuse.
+    copied = shutil.copytree(path.parent, directory / "bundle", copy_function=shutil.copyfile)
+    model = ir.load(copied / path.name)
     graph = model.graph
     inputs = [value for value in graph.inputs if value.dtype == NARROW]
     outputs = [value for value in graph.outputs if value.dtype == NARROW]

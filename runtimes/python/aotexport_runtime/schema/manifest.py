@@ -125,10 +125,11 @@ class OnnxModel(Record, kw_only=True):
         file: the model; at the top of the bundle, since ONNX refers to files beside or below only.
         opset: operator set of the default domain.
         inputs: name in the model of each entry of `Program.inputs` that is no state, in order.
-        outputs: name in the model of each entry of `Program.outputs`, and then of `updates`, in order.
+        outputs: name in the model of each entry of `Program.outputs`, and then of `updates` and `checks`, in order.
         updates: names of state tensors and paths of arguments that the program changes; the model returns them.
         state_inputs: optional inputs of the model that hold state tensors, by name of the tensor: those that it reads
             and that a call of some ONNX model of the bundle changes or replaces.
+        checks: what must hold of the values of a call, in words; of each the model returns whether it does.
     """
 
     program: str
@@ -138,6 +139,7 @@ class OnnxModel(Record, kw_only=True):
     outputs: tuple[str, ...]
     updates: tuple[str, ...] = ()
     state_inputs: dict[str, str] = {}
+    checks: tuple[str, ...] = ()
 
 
 class Requirements(Record, kw_only=True):

@@ -164,5 +164,5 @@ def _check_onnx(manifest: Manifest, listed: set[str]) -> None:
         unknown = [name for name in model.state_inputs if name not in state]
         if unknown:
             raise BundleInvalid(f"an ONNX model takes state {unknown[0][:80]!r}, which is not here", where=WHERE)
-        for name in (*model.inputs, *model.outputs, *model.updates, *state_inputs):
+        for name in (*model.inputs, *model.outputs, *model.updates, *state_inputs, *model.checks):
             check_text(name, "name in an ONNX model", WHERE)

@@ -13,7 +13,7 @@ from aotexport_runtime.call.signature import Signature
 from aotexport_runtime.call.tensors import Array, is_torch_tensor
 from aotexport_runtime.engines.onnx.changes import Changes
 from aotexport_runtime.engines.onnx.session import OnnxRuntime, as_complex, open_session, run_session
-from aotexport_runtime.errors import BundleInvalid, CallInvalid, NotSupported
+from aotexport_runtime.errors import BundleInvalid, CallInvalid, CheckFailed, NotSupported
 from aotexport_runtime.schema.manifest import OnnxModel
 from aotexport_runtime.schema.program import Program, StateInput
 from aotexport_runtime.schema.trees import Constant
@@ -38,7 +38,7 @@ class OnnxPlan:
             NotSupported: ONNX Runtime cannot run it.
         """
         arguments = [index for index, spec in enumerate(program.inputs) if not isinstance(spec, StateInput)]
-        counts = len(arguments), len(program.outputs) + len(model.updates)
+        counts = len(arguments), len(program.outputs) + len(model.updates) + len(model.checks)
         if (len(model.inputs), len(model.outputs)) != counts:
             raise BundleInvalid(
                 f"{len(model.inputs)} inputs and {len(model.outputs)} outputs, and program `{program.name}` has "
@@ -49,6 +49,7 @@ class OnnxPlan:
         self._model = model
         self._signature = Signature(program.parameters, constant)
         self._guards = Guards(program, None)
+        self._unchecked = counts[1] - len(model.checks)
         self._changes = Changes(program, model, state)
         self._arguments = arguments
         self._sizes = [index for index, meta in enumerate(program.outputs) if meta is None]
@@ -63,6 +64,7 @@ class OnnxPlan:
 
         Raises:
             CallInvalid: the call does not fit; lists every violation.
+            CheckFailed: what the program needs of values does not hold; nothing was changed.
             NotSupported: the call needs gradients, or changes what it cannot write to.
         """
         inputs, symbols, violations = self.bind(args, kwargs)
@@ -97,6 +99,10 @@ class OnnxPlan:
             self._model.outputs,
             with_torch=any(map(is_torch_tensor, arrays)),
         )
+        outputs, passed = outputs[: self._unchecked], outputs[self._unchecked :]
+        for message, holds in zip(self._model.checks, passed, strict=True):
+            if not holds:
+                raise CheckFailed(message)
         self._changes.apply(arrays, outputs)
         for index in self._sizes:
             outputs[index] = int(outputs[index])
