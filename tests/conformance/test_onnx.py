@@ -155,6 +155,17 @@ def test_tuned_bundle_gives_the_tuned_predictions(tmp_path):
     assert not torch.allclose(before, expected)
 
 
+def _table(x):
+    return x + torch.arange(600.0).sin()
+
+
+def test_saved_bundle_is_accepted_by_the_checker_beside_the_one_it_came_from(tmp_path):
+    export_alone(_table, (torch.ones(600),), output=tmp_path / "bundle")
+    aotexport_runtime.save(aotexport_runtime.load(tmp_path / "bundle"), tmp_path / "saved")
+    assert (tmp_path / "saved/targets/onnx/infer.safetensors").is_file()
+    onnx.checker.check_model(tmp_path / "saved/model.onnx", full_check=True)
+
+
 def test_onnx_engine_imports_no_torch_for_arrays(tied):
     code = f"""
 import sys, numpy, aotexport_runtime

@@ -98,10 +98,14 @@ def _write(module: BundleModule, tensors: dict[str, torch.Tensor], stage: Path) 
     ]
     rewritten = {record.file for record, _ in stored}
     rewritten |= {file for vector in bundle.manifest.testvectors for file in (vector.record, vector.tensors)}
+    constants = {f"targets/onnx/{model.program}.safetensors" for model in bundle.manifest.onnx}
     for entry in bundle.manifest.files:
         target = stage.joinpath(*entry.path.split("/"))
         target.parent.mkdir(parents=True, exist_ok=True)
-        if entry.path not in rewritten:
+        if entry.path in constants:
+            # Readers of ONNX models refuse external data that has other names.
+            shutil.copyfile(bundle.file(entry.path), target)
+        elif entry.path not in rewritten:
             _link(bundle.file(entry.path), target)
     for file in sorted({record.file for record, _ in stored}):
         held = [(record, part) for record, part in stored if record.file == file]
