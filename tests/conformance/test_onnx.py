@@ -176,6 +176,18 @@ assert not any(name.partition(".")[0] in ("torch", "safetensors", "aotexport", "
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+def test_auto_takes_onnx_runtime_where_torch_is_not_installed(tied):
+    code = f"""
+import sys, numpy
+sys.modules["torch"] = None
+import aotexport_runtime
+module = aotexport_runtime.load({str(tied)!r})
+print(module({{"ids": numpy.arange(3)}}, bias=numpy.ones((3, 4), numpy.float32))["logits"][0].shape)
+"""
+    assert subprocess.run([sys.executable, "-c", code], check=True, capture_output=True).stdout == b"(3, 7)\n"
+    assert isinstance(aotexport_runtime.load(tied), torch.nn.Module)
+
+
 def test_onnx_engine_refuses_what_the_portable_engine_refuses(tied):
     args, kwargs = tied_call()
     wrong = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import logging
 import os
 from collections.abc import Iterable, Mapping
@@ -90,8 +91,8 @@ def load(
         onnx: of target `onnx`: providers, threads and session options; None: the CPU, as ONNX Runtime chooses.
 
     Returns:
-        The module, in the mode that the original was in at export; of target `onnx`, which is never chosen by `auto`,
-        a callable that is in evaluation mode and no `nn.Module`.
+        The module, in the mode that the original was in at export; of target `onnx`, which `auto` chooses where torch
+        is not installed, a callable that is in evaluation mode and no `nn.Module`.
 
     Raises:
         BundleInvalid: not a bundle, broken, tampered with, or hostile.
@@ -102,10 +103,12 @@ def load(
         raise NotSupported(f"no target `{target}`; there are auto, {', '.join(ENGINES)}")
     if trust not in ("data", "native"):
         raise NotSupported(f"no trust tier `{trust}`; there are data and native")
-    bundle = open_bundle(path, check_digests=check_digests and target != "onnx")
-    if target == "onnx":
+    bundle = open_bundle(path, check_digests=False)
+    if target == "onnx" or (target == "auto" and bundle.manifest.onnx and importlib.util.find_spec("torch") is None):
         with digests_compared(bundle) if check_digests else contextlib.nullcontext():
             return _load_onnx(bundle, device, onnx)
+    if check_digests:
+        bundle.check_files()
     if onnx is not None:
         raise NotSupported(f"`onnx` is for target `onnx`, not `{target}`")
     from aotexport_runtime.engines.choice import choose_compiled
