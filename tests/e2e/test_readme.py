@@ -12,7 +12,14 @@ import pytest
 
 from tests.e2e.processes import ROOT, run
 
-PAGES = ("README.md", "docs/getting-started.md", "docs/model-files.md", "docs/onnx.md", "docs/runtime.md")
+PAGES = (
+    "README.md",
+    "docs/getting-started.md",
+    "docs/model-files.md",
+    "docs/onnx.md",
+    "docs/performance.md",
+    "docs/runtime.md",
+)
 PROSE = (*PAGES, "CONTRIBUTING.md", "docs/troubleshooting.md", "docs/what-is-captured.md", "runtimes/python/README.md")
 COMMANDS = ("aotexport ", "python -m aotexport_runtime ")
 

@@ -15,7 +15,7 @@ import torch
 
 from aotexport_runtime import dtypes, ops, sizes
 from aotexport_runtime.allowed import INFIX
-from aotexport_runtime.engines import checks, higher_order
+from aotexport_runtime.engines import checks, higher_order, profile
 from aotexport_runtime.engines.detached import without_base
 from aotexport_runtime.engines.source import define
 from aotexport_runtime.errors import BundleInvalid
@@ -132,7 +132,7 @@ def compile_graph(
     outputs: Sequence[Argument],
     environment: Environment,
     *,
-    label: str = "graph",
+    label: str | None = None,
     detached: Container[str] = (),
 ) -> Function:
     """Return a function that computes `outputs` from `inputs` by `nodes`, dropping each value at its last use.
@@ -143,7 +143,7 @@ def compile_graph(
         inputs: names of the values that the function takes, in order.
         outputs: what the function returns, in order.
         environment: see there.
-        label: shown in tracebacks and profiles.
+        label: shown in tracebacks and profiles; None: it is a part of another.
         detached: values that may be views, and are returned without their bases.
 
     Raises:
@@ -153,6 +153,10 @@ def compile_graph(
     nodes = list(nodes)
     source = _Source(graph, environment)
     parameters = [source.local(name) for name in inputs]
+    if label is not None:
+        is_profiled, marked, shown_as = (source.constant(value) for value in (profile.active, profile.marked, label))
+        source.lines.append(f"if not is_marked and {is_profiled}():")
+        source.lines.append(f"    return {marked}({shown_as}, run, args, symbols, True)")
     if parameters:
         source.lines.append(f"{', '.join(parameters)}, = args")
     source.lines.append("args.clear()")
@@ -171,7 +175,8 @@ def compile_graph(
         _drop(source, dead)
     returned = "".join(f"{_output(source, output, detached)}, " for output in outputs)
     source.lines.append(f"return ({returned})")
-    return define("run", "args, symbols", source.lines, {**sizes.SCOPE, **source.objects}, label)
+    scope = {**sizes.SCOPE, **source.objects}
+    return define("run", "args, symbols, is_marked=False", source.lines, scope, label or "graph")
 
 
 def _last_uses(nodes: Sequence[Node], outputs: Sequence[Argument], shown: Mapping[str, list[str]]) -> dict[str, int]:

@@ -17,6 +17,7 @@ import torch
 
 from aotexport_runtime import sizes
 from aotexport_runtime.bundle import Bundle
+from aotexport_runtime.engines import profile
 from aotexport_runtime.engines.codegen import Environment, Function, constant_value
 from aotexport_runtime.engines.detached import without_base
 from aotexport_runtime.engines.halves import StraightLine
@@ -110,7 +111,7 @@ class Libraries:
                 # A tensor without elements tells the library the sizes.
                 given.insert(0, torch.empty([*[symbols[symbol] for symbol in symbols_taken], 0]))
             try:
-                results = run(given)
+                results = profile.marked(half.file, run, given) if profile.active() else run(given)
             except RuntimeError as error:
                 log.warning("library %s failed, and the graph runs instead: %s", half.file, _first_line(error))
                 return portable()(args, symbols)
