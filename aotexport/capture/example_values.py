@@ -18,6 +18,7 @@ from typing import Any
 import sympy
 import torch
 
+from aotexport.capture.patches import replaced
 from aotexport.capture.sources import is_user_file, user_line
 from aotexport.errors import ExportFailed
 from aotexport.torch_internals.checks import add_check, branches_follow, find_symbol, is_float_of_tensors, number_at
@@ -44,7 +45,8 @@ class ExampleValues:
         """Let the trace that goes on in the block follow the example."""
         self._sizes = shape_env.backed_var_to_val
         try:
-            with branches_follow(shape_env, self._get, self._decided):
+            formatted = replaced(torch.Tensor, "__format__", _format)
+            with branches_follow(shape_env, self._get, self._decided), formatted:
                 yield
         finally:
             self._close()
@@ -93,6 +95,18 @@ class ExampleValues:
         sizes = {symbol: self._sizes[symbol] for symbol in expression.free_symbols - numbers.keys()}
         message = _message(expression, value, {**numbers, **sizes})
         add_check(self._tracer.graph, expression, value, message, _user_stack())
+
+
+def _format(tensor: torch.Tensor, spec: str) -> str:
+    """Format a tensor as eager does where it is an integer, which is how code names things by their numbers.
+
+    A float stays without a value: it is for messages, and would hold the program to calls with that very value.
+    """
+    if tensor.dim() == 0 and tensor.dtype == torch.bool:
+        return format(bool(tensor.item()), spec)
+    if tensor.dim() == 0 and not (tensor.is_floating_point() or tensor.is_complex()):
+        return format(int(tensor.item()), spec)
+    return object.__format__(tensor, spec)
 
 
 def _message(expression: Any, value: Any, numbers: dict[Any, Any]) -> str:

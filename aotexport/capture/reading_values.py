@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from aotexport.torch_internals.checks import is_data_dependent
+
 aten = torch.ops.aten
 
 
@@ -56,6 +58,14 @@ def _ctc_loss(
     return losses if log_probs.dim() == 3 else losses.squeeze(0)
 
 
+def _unbind(tensor: torch.Tensor, dim: int = 0) -> Any:
+    """Return the slices along an axis. Torch 2.13 keeps the axis of a single slice that only the data know of."""
+    size: Any = tensor.shape[dim]
+    if isinstance(size, int) or not is_data_dependent(size):
+        return NotImplemented
+    return [tensor.select(dim, index) for index in range(int(size))]
+
+
 class _Lstsq:
     """Least squares, whose result tells by its very sizes whether the matrices have full rank."""
 
@@ -99,6 +109,7 @@ READING_VALUES: dict[Any, Any] = {
     aten.ctc_loss.Tensor: _ctc_loss,
     aten.linalg_lstsq.default: _Lstsq(),
     getattr(aten.random_, "from"): _random_,
+    aten.unbind.int: _unbind,
     **{operator: operator.decompose for operator in _COMPOSITE},
 }
 """Operators to trace by what they are made of, with the function that makes it."""

@@ -122,3 +122,26 @@ def checked_length_with_gradients(n, x):
     torch._check(k >= 1)
     torch._check(k <= 4)
     return x[:k].exp() * torch.ones(k)
+
+
+@case(lambda: (leaf(5, 4), torch.tensor([0, 2, 0, 2, 2])))
+class Experts(nn.Module):
+    """Experts by name, each for the tokens that chose it."""
+
+    def __init__(self):
+        super().__init__()
+        for index in range(3):
+            self.add_module(f"expert_{index}", nn.Linear(4, 4))
+
+    def forward(self, x, choice):
+        mask = nn.functional.one_hot(choice, 3).unsqueeze(1).permute(2, 1, 0)
+        y = torch.zeros_like(x)
+        for expert in mask.sum(dim=(-1, -2)).greater(0).nonzero():
+            _, tokens = torch.where(mask[expert].squeeze(0))
+            y.index_add_(0, tokens, getattr(self, f"expert_{expert[0]}")(x[tokens]))
+        return y
+
+
+@case(lambda: (leaf(5, 4), torch.tensor([1, 1, 1, 1, 1])))
+class OneExpertOfSeveral(Experts):
+    pass

@@ -201,7 +201,12 @@ MODELS: dict[str, Model] = {
     "olmoe": Model(CAUSAL, _causal, {**EXPERTS, "num_experts": 4}),
     "gpt_oss": Model(CAUSAL, _causal, {**EXPERTS, "num_local_experts": 4}),
     "granitemoe": Model(CAUSAL, _causal, {**EXPERTS, "num_local_experts": 4}),
-    "switch_transformers": Model(TRANSLATION, _translation, {**T5, "num_experts": 4, "expert_capacity": 8}),
+    "switch_transformers": Model(
+        TRANSLATION,
+        _translation,
+        # Noise would choose other experts in every call.
+        {**T5, "num_experts": 4, "expert_capacity": 8, "router_jitter_noise": 0.0, "dropout_rate": 0.0},
+    ),
     # State spaces and other recurrences.
     "mamba": Model(CAUSAL, _unmasked, {**TEXT, **STATES}),
     "mamba2": Model(
