@@ -7,6 +7,7 @@ per place.
 from __future__ import annotations
 
 import collections
+import enum
 import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -263,7 +264,7 @@ def _swap(value: Any, tree: Tree, leaves: list[Any]) -> Any:
     """Return `value`, whose tree is `tree`, with `leaves` in place of its own."""
     if isinstance(tree, Leaf):
         return leaves[tree.index]
-    if isinstance(tree, Constant) or isinstance(value, torch.Size):
+    if isinstance(tree, Constant) or isinstance(value, torch.Size | enum.Enum | range):
         return value
     if isinstance(value, dict):
         swapped = {

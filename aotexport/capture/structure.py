@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import enum
 from collections.abc import Callable
 from typing import Any
 
@@ -53,6 +54,8 @@ def tree_of(value: Any, path: str, leaf_index: LeafIndex, *, what: str) -> Tree:
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
             fields = [field.name for field in dataclasses.fields(value)]
             return _fields("dataclass", type(value).__name__, {name: getattr(value, name) for name in fields}, path)
+        if what == "input" and (attributes := _value_attributes(value)):
+            return _fields("dataclass", type(value).__name__, attributes, path)
         if type(value) in SUPPORTED_NODES and what == "output":
             children = _registered_children(value)
             return _fields("dataclass", type(value).__name__, children, path)
@@ -95,6 +98,18 @@ def tree_of(value: Any, path: str, leaf_index: LeafIndex, *, what: str) -> Tree:
         return NamedFields(type=kind, name=name, fields=tuple(fields), items=items)
 
     return visit(value, path)
+
+
+def _value_attributes(value: Any) -> dict[str, Any]:
+    """Return what a member of an enumeration or a range is known by; empty for anything else.
+
+    A call must pass an object with equal attributes: the runtime does not have the classes of enumerations.
+    """
+    if isinstance(value, range):
+        return {"start": value.start, "stop": value.stop, "step": value.step}
+    if isinstance(value, enum.Enum) and isinstance(value.name, str):
+        return {"name": value.name, **({"value": value.value} if is_constant(value.value) else {})}
+    return {}
 
 
 def _tensor_attributes(value: Any) -> dict[str, Any]:

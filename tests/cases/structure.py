@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import enum
 from typing import Any, NamedTuple
 
 import torch
@@ -36,6 +37,17 @@ def named_tuple(pair):
 @case(lambda: (Record(leaf(3), {"k": torch.randn(3)}),))
 def dataclass_record(record):
     return Record(record.loss * record.extra["k"], None)
+
+
+class Scaling(enum.Enum):
+    TWICE = "twice"
+    NEVER = None
+
+
+@case(lambda: (leaf(3), Scaling.TWICE, range(1, 7, 3)))
+def enumeration_and_range(x, scaling, exponents):
+    scale = 2 if scaling is Scaling.TWICE else 1
+    return sum(scale * x**exponent for exponent in exponents)
 
 
 @case(lambda: (leaf(3),))

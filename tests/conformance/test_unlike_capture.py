@@ -896,3 +896,15 @@ def test_dynamic_sizes_of_a_tensor_subclass_are_refused_by_name(load):
         aotexport.ExportFailed, match="`x` is a `TwoTensor`, and the sizes of tensor subclasses are fixed"
     ):
         load(named_by_size, x, dynamic_shapes=({0: torch.export.Dim("rows")},))
+
+
+def test_other_member_of_an_enumeration_or_other_range_is_refused(load):
+    from tests.cases.structure import Scaling, enumeration_and_range
+
+    module = load(enumeration_and_range, leaf(3), Scaling.TWICE, range(1, 7, 3))
+    x = leaf(3)
+    assert torch.equal(module(x, Scaling.TWICE, range(1, 7, 3)), enumeration_and_range(x, Scaling.TWICE, (1, 4)))
+    with pytest.raises(CallInvalid, match=r"`scaling\.name`: expected 'TWICE', as at capture, got 'NEVER'"):
+        module(x, Scaling.NEVER, range(1, 7, 3))
+    with pytest.raises(CallInvalid, match=r"`exponents\.stop`: expected 7, as at capture, got 8"):
+        module(x, Scaling.TWICE, range(1, 8, 3))
