@@ -15,6 +15,7 @@ from aotexport.capture.call import ExampleCall
 from aotexport.capture.effects import ChangedOnFirstCall
 from aotexport.capture.forward import capture_forward
 from aotexport.capture.functional import capture_functional_graph
+from aotexport.capture.hooks import refuse_backward_hooks
 from aotexport.capture.mode import in_mode
 from aotexport.capture.state import State, collect_state
 from aotexport.encode.program import EncodedProgram, encode_program, with_functional
@@ -146,6 +147,8 @@ def export(
 def _capture(
     spec: ProgramSpec, state: State, root: Path, strip: bool, targets: Targets, clock: _Clock
 ) -> EncodedProgram:
+    if spec.grad:
+        refuse_backward_hooks(spec.call.module)
     with in_mode(spec.call.module, spec.mode):
         clock.stage(f"{spec.name}: forward graph")
         forward = capture_forward(spec.call, state, grad=spec.grad)

@@ -104,9 +104,31 @@ def _traced(forward: ForwardCapture) -> Callable[..., Any]:
 
     def run(*inputs: Any) -> Any:
         with torch.fx.traceback.preserve_node_meta():
-            return torch.fx.Interpreter(graph).run(*inputs)
+            return _Retrace(graph).run(*inputs)
 
     return run
+
+
+class _Retrace(torch.fx.Interpreter):
+    """Runs a forward graph for the trace of a functional one."""
+
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        if target not in _DROPOUTS or len(args) != 3:
+            return super().call_function(target, args, kwargs)
+        # Their decomposition copies where eager returns the very input, and draws where it does not.
+        # Source: torch 2.13, aten/src/ATen/native/Dropout.cpp, `_dropout_impl`.
+        tensor, p, train = args
+        if p == 0 or not train:
+            return tensor
+        return tensor.mul(tensor.new_zeros(())) if p == 1 else super().call_function(target, args, kwargs)
+
+
+_DROPOUTS = (
+    torch.ops.aten.dropout.default,
+    torch.ops.aten.alpha_dropout.default,
+    torch.ops.aten.feature_dropout.default,
+    torch.ops.aten.feature_alpha_dropout.default,
+)
 
 
 def _reordered(forward: ForwardCapture) -> Callable[..., Any]:

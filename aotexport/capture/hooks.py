@@ -54,6 +54,21 @@ class Handle:
         self.remove()
 
 
+def refuse_backward_hooks(module: nn.Module | None) -> None:
+    """Refuse a module whose submodules have hooks on their gradients; these hang on nodes of eager's graph.
+
+    Raises:
+        ExportFailed: there is one.
+    """
+    for path, child in module.named_modules() if module is not None else ():
+        if child._backward_hooks or child._backward_pre_hooks:
+            name = f"`{path}`" if path else "the module"
+            raise ExportFailed(
+                f"{name} has backward hooks, which a bundle cannot hold. Remove them for the export, and register them "
+                "on the loaded module, or let the model call `register_hook` on its tensors"
+            )
+
+
 def record_hook(tensor: torch.Tensor, hook: Callable[[torch.Tensor], Any]) -> Handle:
     """Record that the model registers `hook` on `tensor`, as a node of the trace that goes on.
 

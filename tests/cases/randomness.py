@@ -14,6 +14,12 @@ def dropout(x):
     return nn.functional.dropout(x, 0.5) * 2
 
 
+@case(lambda: (leaf(4, 4),))
+def dropout_that_draws_nothing(x):
+    kept, zeroed = nn.functional.dropout(x, 0.0), nn.functional.dropout(x, 1.0)
+    return kept, nn.functional.alpha_dropout(x, 0.5, training=False), zeroed, x * torch.rand(4, 4)
+
+
 @case(lambda: (leaf(3, 4),))
 def random_values(x):
     return x * torch.randn_like(x) + torch.rand(3, 4) + torch.randint(0, 5, (3, 4))

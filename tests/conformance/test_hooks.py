@@ -181,3 +181,12 @@ def test_gradient_retained_of_an_output_is_refused(tmp_path):
         "the model calls `retain_grad` on what it returns, which a bundle cannot hold. Call it on what the loaded "
         "module returns"
     )
+
+
+@pytest.mark.parametrize("register", ["register_full_backward_hook", "register_full_backward_pre_hook"])
+def test_backward_hook_of_a_module_is_refused_where_gradients_are_asked_for(tmp_path, register):
+    module = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+    getattr(module[1], register)(lambda *grads: None)
+    with pytest.raises(ExportFailed, match="`1` has backward hooks"):
+        aotexport.export(module, (leaf(),), output=tmp_path / "bundle", verify=False)
+    aotexport.export(module, (leaf(),), output=tmp_path / "bundle", programs=("infer",))

@@ -109,7 +109,7 @@ def test_operators_whose_package_is_missing_are_refused_with_its_name(cubing):
     process = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert process.stderr.splitlines()[-1] == (
         f"aotexport_runtime.errors.NotSupported: the bundle calls custom operators of `{NAMESPACE}`, which the caller "
-        "did not allow. Import `import tests.cases.operators;` first, and pass "
+        "did not allow. Write `import tests.cases.operators` first, and pass "
         f"`operator_namespaces=['{NAMESPACE}']` to `load`"
     )
 

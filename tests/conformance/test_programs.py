@@ -181,3 +181,11 @@ def test_bundle_of_methods_alone_refuses_to_be_called(coder, tmp_path):
 def test_wrong_programs_are_refused_by_name(coder, tmp_path, programs, message):
     with pytest.raises(aotexport.ModelFileInvalid, match=message.replace("(", "\\(")):
         aotexport.export(coder, (torch.randn(2, 6),), programs=programs, output=tmp_path / "refused")
+
+
+def test_module_with_one_mode_is_exported_in_it(tmp_path):
+    x = torch.randn(3, 4)
+    module = torch.export.export(nn.Sequential(nn.Linear(4, 2), nn.Dropout()).eval(), (x,)).module()
+    loaded = aotexport_runtime.load(aotexport.export(module, (x,), output=tmp_path / "bundle").path)
+    assert torch.equal(loaded(x), module(x))
+    assert torch.equal(loaded.eval()(x), module(x))

@@ -192,10 +192,10 @@ def _check_namespaces(requirements: Requirements, allowed: frozenset[str]) -> No
     if not missing:
         return
     listed = ", ".join(f"`{name}`" for name in missing)
-    imports = "".join(f"import {module}; " for module in requirements.operator_modules)
-    how = f"`{imports.strip()}`" if imports else "the package that registers them"
+    imports = "; ".join(f"import {module}" for module in requirements.operator_modules)
+    how = f"Write `{imports}`" if imports else "Import the package that registers them"
     raise NotSupported(
-        f"the bundle calls custom operators of {listed}, which the caller did not allow. Import {how} first, and pass "
+        f"the bundle calls custom operators of {listed}, which the caller did not allow. {how} first, and pass "
         f"`operator_namespaces={missing}` to `load`"
     )
 

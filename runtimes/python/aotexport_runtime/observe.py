@@ -328,7 +328,7 @@ def _call_of_gradient(name: str) -> str:
 
 
 def _gradient_floors(values: Mapping[str, torch.Tensor]) -> dict[str, float]:
-    """Return, per call, the least scale of its gradients: a hundredth of the largest.
+    """Return, per call, the least scale of its gradients: a tenth of the largest.
 
     Gradients that are zero but for rounding (a bias before a softmax, or before batch norm) carry the rounding of the
     large ones, and two runs of eager may differ in it.
@@ -337,7 +337,7 @@ def _gradient_floors(values: Mapping[str, torch.Tensor]) -> dict[str, float]:
     for name, tensor in values.items():
         call = _call_of_gradient(name)
         if call and tensor.dtype.is_floating_point and not name.endswith(_NORM):
-            floors[call] = max(floors.get(call, 0.0), 0.01 * _magnitude(tensor))
+            floors[call] = max(floors.get(call, 0.0), 0.1 * _magnitude(tensor))
     return floors
 
 
