@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -69,7 +69,7 @@ def snapshots(value: Any, path: str) -> list[Snapshot]:
             seen.add(id(value))
             found.append(Snapshot(path, value, _copy(value)))
         if isinstance(value, dict):
-            items: Any = value.items()
+            items: Any = _stored(value).items()
         elif isinstance(value, list | tuple | deque):
             items = enumerate(value)
         else:
@@ -83,13 +83,19 @@ def snapshots(value: Any, path: str) -> list[Snapshot]:
 
 def _copy(container: Container) -> Container:
     if isinstance(container, dict):
-        return dict(container)
+        return _stored(container)
     return set(container) if isinstance(container, set) else list(container)
+
+
+def _stored(table: dict[Any, Any]) -> dict[Any, Any]:
+    """Return what a dict stores; a class of it may give something else (a new object per look)."""
+    keys = OrderedDict.__iter__(table) if isinstance(table, OrderedDict) else dict.__iter__(table)
+    return {key: dict.__getitem__(table, key) for key in keys}
 
 
 def _by_key(container: Container) -> dict[Any, Any]:
     if isinstance(container, dict):
-        return container
+        return _stored(container)
     if isinstance(container, set):
         return {repr(item): item for item in container}
     return dict(enumerate(container))

@@ -908,3 +908,25 @@ def test_other_member_of_an_enumeration_or_other_range_is_refused(load):
         module(x, Scaling.NEVER, range(1, 7, 3))
     with pytest.raises(CallInvalid, match=r"`exponents\.stop`: expected 7, as at capture, got 8"):
         module(x, Scaling.TWICE, range(1, 8, 3))
+
+
+class Activations(dict):
+    """A table that makes what it is asked for, as model libraries have them in globals."""
+
+    def __getitem__(self, name):
+        return super().__getitem__(name)()
+
+    def __iter__(self):
+        yield from ()
+
+
+ACTIVATIONS = Activations(tanh=nn.Tanh)
+
+
+def test_global_table_that_makes_what_it_is_asked_for_stays_as_it_is(load):
+    def activated(x):
+        return ACTIVATIONS["tanh"](x)
+
+    x = leaf(3)
+    assert torch.equal(load(activated, leaf(3))(x), x.tanh())
+    assert dict.__getitem__(ACTIVATIONS, "tanh") is nn.Tanh
