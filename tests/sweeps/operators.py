@@ -78,11 +78,14 @@ def _samples(info: Any, dtype: torch.dtype, grad: bool) -> Iterator[Sample]:
     random.seed(0)
     np.random.seed(0)
     for inputs in spread(list(info.sample_inputs("cpu", dtype, requires_grad=grad)), SAMPLES):
-        yield Sample(_call(info), (inputs.input, *inputs.args), dict(inputs.kwargs))
+        # A function that is passed belongs to the code.
+        functions = {name: value for name, value in inputs.kwargs.items() if callable(value)}
+        others = {name: value for name, value in inputs.kwargs.items() if name not in functions}
+        yield Sample(_call(info, functions), (inputs.input, *inputs.args), others)
 
 
-def _call(info: Any) -> Any:
+def _call(info: Any, functions: dict[str, Any]) -> Any:
     def call(*args: Any, **kwargs: Any) -> Any:
-        return info(*args, **kwargs)
+        return info(*args, **kwargs, **functions)
 
     return call
