@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.fx.traceback
 
 from aotexport.capture.fake_kernels import FAKE_KERNELS
 from aotexport.capture.forward import ForwardCapture
@@ -18,6 +17,7 @@ from aotexport.capture.sources import user_line
 from aotexport.torch_internals.checks import insert_data_dependent_checks, unchecked_assumption
 from aotexport.torch_internals.functional import FunctionalCapture, capture_functional
 from aotexport.torch_internals.patches import onednn_disabled
+from aotexport.torch_internals.tracing import node_meta_preserved
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ def _traced(forward: ForwardCapture) -> Callable[..., Any]:
         node.meta["custom"] = {**(node.meta.get("custom") or {}), "origin": node.name}
 
     def run(*inputs: Any) -> Any:
-        with torch.fx.traceback.preserve_node_meta():
+        with node_meta_preserved():
             return _Retrace(graph).run(*inputs)
 
     return run

@@ -54,6 +54,19 @@ def node_annotations() -> dict[str, Any]:
 
 
 @contextlib.contextmanager
+def node_meta_preserved() -> Iterator[None]:
+    """Let traced nodes take metadata over, and leave none behind.
+
+    Torch 2.13 puts the outer metadata back, but not the annotations in it, which are changed in place: what a model
+    annotates (as flexible attention does) would stay, and later compilations take it for theirs.
+    """
+    with torch.fx.traceback.preserve_node_meta():
+        meta = torch.fx.traceback.get_current_meta()
+        meta["custom"] = dict(meta.get("custom", {}))
+        yield
+
+
+@contextlib.contextmanager
 def _frames_kept(keeps: Callable[[str], bool]) -> Iterator[None]:
     """Record the frames below the call of the model that `keeps` takes; torch keeps functions called `forward`."""
     original = PythonKeyTracer._filter_traceback_frames
@@ -153,7 +166,7 @@ def trace_forward(
         convolution_choice_unguarded(fake_mode),
         tracing(TracingContext(fake_mode)),
         fake_mode,
-        torch.fx.traceback.preserve_node_meta(),
+        node_meta_preserved(),
         _frames_kept(keeps_frames_of),
         subclasses_tracked(),
         _saved_tensors_known(),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.fx.traceback
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -29,3 +30,14 @@ def test_checkpointed_part_that_writes_to_buffers_is_refused(tmp_path, reentrant
         f"{line}a checkpointed part of the model writes to `norm.num_batches_tracked`, and eager writes again when it "
         "computes the part anew in backward, which a bundle does not. Take it out of the checkpoint"
     )
+
+
+def test_annotations_of_the_model_do_not_outlive_the_export(tmp_path):
+    def annotated(x):
+        with torch.fx.traceback.annotate({"fallback_to_eager": True}):
+            return x * 2
+
+    with torch.fx.traceback.annotate({"outer": True}):
+        aotexport.export(annotated, (torch.randn(3, requires_grad=True),), output=tmp_path / "bundle", verify=False)
+        assert torch.fx.traceback.get_current_meta()["custom"] == {"outer": True}
+    assert "custom" not in torch.fx.traceback.get_current_meta()
