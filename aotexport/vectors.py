@@ -363,6 +363,8 @@ def _record(call: ExampleCall, state: State, program: Program, arguments: _Argum
     try:
         with in_mode(call.module, program.mode), _restored(state), _attention_as_traced():
             seen = _observe_eager(call, state, program, arguments)
+    except ExportFailed:
+        raise
     except Exception as error:
         first = (str(error).strip().splitlines() or [""])[0][:300]
         raise ExportFailed(
@@ -426,16 +428,36 @@ def _observe_eager(call: ExampleCall, state: State, program: Program, arguments:
     def current_state() -> dict[str, torch.Tensor]:
         return {e.names[0]: e.slots[0][0][e.slots[0][1]] if e.slots else e.tensor for e in state.entries}
 
+    def outputs(value: Any) -> list[tuple[str, Any]]:
+        found = flat_outputs(program.output_tree, value)
+        _check_classes(found, {type(tensor) for tensor in call.tensors})
+        return found
+
     return observe(
         eager,
         make,
         [spec.path for spec in arguments.specs],
         current_state,
-        lambda value: flat_outputs(program.output_tree, value),
+        outputs,
         seed=_SEED,
         calls=_CALLS,
         backward=program.grad,
     )
+
+
+def _check_classes(outputs: list[tuple[str, Any]], given: set[type]) -> None:
+    """Refuse outputs of a class of tensors that only the model's code makes: the runtime does not have it.
+
+    Raises:
+        ExportFailed: there is one.
+    """
+    known = {torch.Tensor, torch.nn.Parameter, *given}
+    for name, value in outputs:
+        if isinstance(value, torch.Tensor) and type(value) not in known and not is_wrapper(value):
+            raise ExportFailed(
+                f"{name} is a `{type(value).__qualname__}`, a class of tensors that a bundle cannot hold. Return a "
+                "plain tensor (`as_subclass(torch.Tensor)`)"
+            )
 
 
 @contextlib.contextmanager

@@ -260,3 +260,24 @@ def test_distributed_tensors_on_a_mesh_of_one_process_are_exported_and_trained(t
     process = subprocess.run(command, capture_output=True, text=True, check=False)
 
     assert process.stdout == "done\n", process.stderr[-3000:]
+
+
+class Named(torch.Tensor):
+    """A class of tensors with nothing of its own inside."""
+
+
+def test_output_of_a_class_that_only_the_code_makes_is_refused(tmp_path):
+    def named(x):
+        return {"a": (x * 2).as_subclass(Named)}
+
+    with pytest.raises(aotexport.ExportFailed) as caught:
+        aotexport.export(named, (torch.randn(3),), output=tmp_path / "bundle", verify=False)
+    assert str(caught.value) == (
+        "output['a'] is a `Named`, a class of tensors that a bundle cannot hold. Return a plain tensor "
+        "(`as_subclass(torch.Tensor)`)"
+    )
+
+
+def test_output_has_the_class_that_a_call_brings(tmp_path):
+    path = aotexport.export(lambda x: x * 2, (torch.randn(3).as_subclass(Named),), output=tmp_path / "bundle").path
+    assert type(aotexport_runtime.load(path)(torch.randn(3).as_subclass(Named))) is Named
