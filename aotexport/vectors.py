@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -23,6 +23,7 @@ from aotexport.capture.state import State
 from aotexport.encode.subclasses import CLASSES, encode_subclass
 from aotexport.errors import ExportFailed
 from aotexport.programs import Mode
+from aotexport.restore import restored
 from aotexport_runtime.engines.codegen import Environment
 from aotexport_runtime.observe import Inputs, Observation, make_inputs, observe
 from aotexport_runtime.schema import encode_record
@@ -215,7 +216,7 @@ def _keeps_guards(program: Program, symbols: dict[str, int]) -> bool:
 
 def _other_integers(program: Program, example: _Arguments) -> Iterator[_Arguments]:
     """Yield the example's arguments with other values of each dynamic integer, those among them that branches tell."""
-    known = _example_symbols(program, example)
+    known = symbols_of(program, example.specs)
     for dimension in program.dimensions:
         if not isinstance(program.inputs[dimension.input_index], SizeInput):
             continue
@@ -232,10 +233,10 @@ def _other_integers(program: Program, example: _Arguments) -> Iterator[_Argument
                 yield _Arguments(name, _with_integers(program, example.specs, symbols), example.stored)
 
 
-def _example_symbols(program: Program, example: _Arguments) -> dict[str, int]:
-    """Return the value of each symbol in the example."""
+def symbols_of(program: Program, inputs: Sequence[VectorInput]) -> dict[str, int]:
+    """Return the value of each symbol in a call with these inputs."""
     arguments = [index for index, spec in enumerate(program.inputs) if not isinstance(spec, StateInput)]
-    specs = dict(zip(arguments, example.specs, strict=True))
+    specs = dict(zip(arguments, inputs, strict=True))
     symbols: dict[str, int] = {}
     for dimension in program.dimensions:
         spec = specs[dimension.input_index]
@@ -274,7 +275,7 @@ def _beginning_at(program: Program, symbol: str, least: int) -> Program:
 
 def _generic_sizes(program: Program, example: _Arguments) -> dict[str, int]:
     """Return a value per symbol that is no special one, where the range has such; integers stay as in the example."""
-    known = _example_symbols(program, example)
+    known = symbols_of(program, example.specs)
     integers = {spec.symbol for spec in program.inputs if isinstance(spec, SizeInput)}
     return {
         d.symbol: known[d.symbol]
@@ -344,7 +345,7 @@ def run_once(call: ExampleCall, state: State, mode: Mode) -> None:
         for leaf in call.tensors
     ]
     args, kwargs = call.rebuild(tensors)
-    with in_mode(call.module, mode), _restored(state):
+    with in_mode(call.module, mode), restored(state):
         call.callable(*args, **kwargs)
 
 
@@ -361,7 +362,7 @@ def runs_without_gradients(call: ExampleCall, state: State) -> bool:
 
 def _record(call: ExampleCall, state: State, program: Program, arguments: _Arguments) -> Vector:
     try:
-        with in_mode(call.module, program.mode), _restored(state), _attention_as_traced():
+        with in_mode(call.module, program.mode), restored(state), _attention_as_traced():
             seen = _observe_eager(call, state, program, arguments)
     except ExportFailed:
         raise
@@ -400,7 +401,7 @@ def watch_example(
     arguments = _example_arguments(call, program)
     eager, make = _eager(call, arguments)
     tensors = {entry.names[0]: entry.tensor for entry in state.entries}
-    with in_mode(call.module, program.mode), _restored(state), _attention_as_traced():
+    with in_mode(call.module, program.mode), restored(state), _attention_as_traced():
         values = make().values
         own = iter(values)
         inputs = [tensors[spec.name] if isinstance(spec, StateInput) else next(own) for spec in program.inputs]
@@ -472,78 +473,3 @@ def _attention_as_traced() -> Iterator[None]:
         yield
     finally:
         torch.backends.mha.set_fastpath_enabled(before)
-
-
-@contextlib.contextmanager
-def _restored(state: State) -> Iterator[None]:
-    """Give the state back as it was: data, metadata, gradients, places, and the random generator."""
-    before = [
-        _Before.of(tensor)
-        for entry in state.entries
-        for tensor in (entry.tensor, *(parts(entry.tensor) if is_wrapper(entry.tensor) else ()))
-    ]
-    slots = [(table, key, table[key]) for entry in state.entries for table, key in entry.slots]
-    random_state = torch.get_rng_state()
-    grad_mode = torch.is_grad_enabled()
-    for entry in state.entries:
-        if entry.tensor.is_leaf:
-            entry.tensor.grad = None
-    try:
-        yield
-    finally:
-        torch.set_grad_enabled(grad_mode)
-        torch.set_rng_state(random_state)
-        for table, key, tensor in slots:
-            table[key] = tensor
-        for tensor in before:
-            tensor.put_back()
-
-
-@dataclass(frozen=True)
-class _Before:
-    """A tensor as it was: an alias of its memory with its sizes and strides, its elements, and what autograd knew.
-
-    A tensor subclass has no memory of its own; its parts are kept beside it.
-    """
-
-    tensor: torch.Tensor
-    version: int
-    alias: torch.Tensor | None
-    elements: torch.Tensor | None
-    is_leaf: bool
-    requires_grad: bool
-    grad: torch.Tensor | None
-
-    @classmethod
-    def of(cls, tensor: torch.Tensor) -> _Before:
-        alias = None if is_wrapper(tensor) else tensor.detach()
-        elements = None if alias is None else alias.clone()
-        grad = tensor.grad if tensor.is_leaf else None
-        return cls(tensor, tensor._version, alias, elements, tensor.is_leaf, tensor.requires_grad, grad)
-
-    def put_back(self) -> None:
-        """Undo what was done to the tensor since."""
-        if self.alias is not None and self.elements is not None:
-            seen = self.tensor._version != self.version
-            if seen or _changed_unseen(self.tensor, self.alias, self.elements):
-                self._put_back_elements(self.alias, self.elements)
-        if self.is_leaf and not self.tensor.is_leaf and not self.tensor._is_view():
-            self.tensor.detach_()
-        if self.tensor.is_leaf:
-            self.tensor.requires_grad_(self.requires_grad)
-            self.tensor.grad = self.grad
-
-    @torch.no_grad()
-    def _put_back_elements(self, alias: torch.Tensor, elements: torch.Tensor) -> None:
-        if not self.tensor.is_set_to(alias):
-            self.tensor.data = alias
-        # No call can have written to an expanded tensor, nor can we.
-        if all(step or size <= 1 for size, step in zip(alias.shape, alias.stride(), strict=True)):
-            alias.copy_(elements)
-
-
-def _changed_unseen(tensor: torch.Tensor, alias: torch.Tensor, elements: torch.Tensor) -> bool:
-    """Return whether `tensor` may have changed under the same version: by kernels, or through `.data`."""
-    is_byte = elements.is_floating_point() and elements.element_size() == 1
-    comparable = not is_byte and elements.dtype is not torch.complex32
-    return not (comparable and tensor.is_set_to(alias) and torch.equal(alias, elements))

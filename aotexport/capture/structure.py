@@ -55,7 +55,9 @@ def tree_of(value: Any, path: str, leaf_index: LeafIndex, *, what: str) -> Tree:
             fields = [field.name for field in dataclasses.fields(value)]
             return _fields("dataclass", type(value).__name__, {name: getattr(value, name) for name in fields}, path)
         if what == "input" and (attributes := _value_attributes(value)):
-            return _fields("dataclass", type(value).__name__, attributes, path)
+            # None of them may be dynamic: the object itself is what the code gets.
+            known = tuple(Constant(value=encode_constant(item)) for item in attributes.values())
+            return NamedFields(type="dataclass", name=type(value).__name__, fields=tuple(attributes), items=known)
         if type(value) in SUPPORTED_NODES and what == "output":
             children = _registered_children(value)
             return _fields("dataclass", type(value).__name__, children, path)

@@ -13,12 +13,10 @@ from aotexport.encode.program import EncodedProgram
 from aotexport.lower.cpu.half import NotLowered
 from aotexport.lower.cpu.levels import Level
 from aotexport.lower.cpu.program import lower_program, with_partition
-from aotexport.vectors import Vector
+from aotexport.vectors import Vector, symbols_of
 from aotexport.write.files import custom_operators
 from aotexport_runtime.schema import encode_record
 from aotexport_runtime.schema.compiled import CompiledProgram, CpuRequirements, Target, TargetRefusal
-from aotexport_runtime.schema.program import ArgumentInput, Program, SizeInput
-from aotexport_runtime.schema.vectors import Vector as VectorRecord
 
 RECORD_NAME = "target.json"
 
@@ -53,7 +51,7 @@ def lower_programs(
             name = program.record.name
             progress(f"{name}: {level.target}")
             try:
-                sizes = _sizes(program.record, examples[name])
+                sizes = symbols_of(program.record, examples[name].inputs)
                 namespaces = frozenset(op.partition("::")[0] for op in custom_operators([program]))
                 compiled.append(lower_program(program, level, sizes, namespaces, folder))
             except NotLowered as error:
@@ -85,17 +83,3 @@ def without_program(target: Target, program: str, reason: str) -> Target:
     kept = tuple(compiled for compiled in target.programs if compiled.program != program)
     refusals = (*target.refusals, TargetRefusal(program=program, reason=reason))
     return msgspec.structs.replace(target, programs=kept, refusals=refusals)
-
-
-def _sizes(program: Program, example: VectorRecord) -> dict[str, int]:
-    """Return the value of each symbol in the example call."""
-    specs = iter(example.inputs)
-    read = {
-        index: next(specs) for index, spec in enumerate(program.inputs) if isinstance(spec, ArgumentInput | SizeInput)
-    }
-    sizes: dict[str, int] = {}
-    for dimension in program.dimensions:
-        spec = read[dimension.input_index]
-        size = spec.shape[dimension.axis] if spec.value is None else spec.value
-        sizes[dimension.symbol] = (size - dimension.offset) // dimension.factor
-    return sizes

@@ -910,6 +910,14 @@ def test_other_member_of_an_enumeration_or_other_range_is_refused(load):
         module(x, Scaling.TWICE, range(1, 8, 3))
 
 
+def test_number_of_a_range_is_no_dynamic_integer(load):
+    from tests.cases.structure import Scaling, enumeration_and_range
+
+    shapes = (None, None, {"stop": torch.export.Dim("stop")})
+    with pytest.raises(aotexport.AotExportError, match="dynamic_shapes: `exponents"):
+        load(enumeration_and_range, leaf(3), Scaling.TWICE, range(1, 7, 3), dynamic_shapes=shapes)
+
+
 class Activations(dict):
     """A table that makes what it is asked for, as model libraries have them in globals."""
 

@@ -18,6 +18,7 @@ import torch
 from aotexport_runtime import dtypes, sizes
 from aotexport_runtime.call import transforms
 from aotexport_runtime.call.holder import Held
+from aotexport_runtime.call.tangents import LayOut, layout, zeros
 from aotexport_runtime.engines import halves
 from aotexport_runtime.engines.codegen import Environment, Function
 from aotexport_runtime.engines.cpu import Libraries
@@ -31,14 +32,10 @@ from aotexport_runtime.schema.program import (
     FunctionalGraph,
     Gradients,
     IntermediateAlias,
-    Tangent,
 )
 from aotexport_runtime.schema.values import NothingMeta, SizeMeta, TensorMeta
 
 Pattern = tuple[bool, ...]
-
-LayOut = Callable[[torch.Tensor, dict[str, int]], torch.Tensor]
-"""Gives a tangent, for these values of symbols, in the layout of the capture."""
 
 
 class JointProgram:
@@ -224,7 +221,7 @@ class _Variant:
             outer=[position for position in positions if position >= mutations],
             checks=bool(gradients.checked_inputs) and joint.complete(needed),
             nondifferentiable=[i for i in range(returns) if i not in reached and i not in held and i not in flowless],
-            tangents=[(position, _layout(spec)) for position, spec in zip(positions, gradients.tangents, strict=True)],
+            tangents=[(position, layout(spec)) for position, spec in zip(positions, gradients.tangents, strict=True)],
             libraries=libraries,
         )
 
@@ -316,7 +313,7 @@ def _with_zeros(backward: Function, gradients: Gradients, undefined: Sequence[bo
         like = next(arg for arg in args[start:] if arg is not None)
         for index, spec in enumerate(tangents, start):
             if args[index] is None:
-                args[index] = _zeros(spec, like, symbols)
+                args[index] = zeros(spec, like, symbols)
         return some(args, symbols)
 
     return run
@@ -336,11 +333,6 @@ def _symbols(meta: Any) -> set[str]:
     """Return the symbols in the sizes of a value."""
     shape = meta.shape if isinstance(meta, TensorMeta) else (meta.value,) if isinstance(meta, SizeMeta) else ()
     return {symbol for size in shape if size is not None for symbol in sizes.symbols_of(size)}
-
-
-def _zeros(spec: Tangent, like: torch.Tensor, symbols: dict[str, int]) -> torch.Tensor:
-    shape = [sizes.evaluate(size, symbols) for size in spec.meta.shape]
-    return _layout(spec)(torch.zeros(shape, dtype=dtypes.dtype(spec.meta.dtype), device=like.device), symbols)
 
 
 class _Joint(torch.autograd.Function):
@@ -520,44 +512,3 @@ def flowless_outputs(functional: FunctionalGraph) -> set[int]:
 def _is_protected_view(output: Any) -> bool:
     """Return whether an output is a view that autograd lets nobody change."""
     return isinstance(output, FreshOutput) and output.view in ("custom_function", "multi_output")
-
-
-def _layout(spec: Tangent) -> LayOut:
-    """Return a function that gives a tangent in the layout and dtype that the joint graph was traced with."""
-    dtype, memory_format = dtypes.dtype(spec.meta.dtype), spec.memory_format
-    if memory_format is not None:
-        format_ = dtypes.MEMORY_FORMATS[memory_format]
-        contiguous = format_ is torch.contiguous_format
-
-        def formatted(tangent: torch.Tensor, symbols: dict[str, int]) -> torch.Tensor:
-            if tangent.dtype is not dtype:
-                tangent = tangent.to(dtype)
-            # Asking is much cheaper than what does nothing.
-            return tangent if contiguous and tangent.is_contiguous() else tangent.contiguous(memory_format=format_)
-
-        return formatted
-    assert spec.stride is not None
-    steps = spec.stride
-
-    def strided(tangent: torch.Tensor, symbols: dict[str, int]) -> torch.Tensor:
-        tangent = tangent if tangent.dtype is dtype else tangent.to(dtype)
-        stride = tuple([sizes.evaluate(step, symbols) for step in steps])
-        if tangent.stride() == stride:
-            return tangent
-        if _overlaps(tangent.shape, stride):
-            return tangent.contiguous()
-        laid_out = torch.empty_strided(tangent.shape, stride, dtype=dtype, device=tangent.device)
-        return laid_out.copy_(tangent)
-
-    return strided
-
-
-def _overlaps(shape: Sequence[int], stride: Sequence[int]) -> bool:
-    """Return whether elements of such a layout may share memory, as those of `unfold` do."""
-    reach = 0
-    for step, size in sorted(zip(stride, shape, strict=True)):
-        if size > 1:
-            if step <= reach:
-                return True
-            reach += (size - 1) * step
-    return False
