@@ -13,6 +13,7 @@ from aotexport.capture.fake_kernels import FAKE_KERNELS
 from aotexport.capture.forward import ForwardCapture
 from aotexport.capture.hooks import unfit_hook
 from aotexport.capture.mutating_operators import nest_mutating_calls
+from aotexport.capture.overlapping_views import OverlappingView, asks_for_size
 from aotexport.capture.sources import user_line
 from aotexport.torch_internals.checks import insert_data_dependent_checks, unchecked_assumption
 from aotexport.torch_internals.functional import FunctionalCapture, capture_functional
@@ -113,6 +114,8 @@ class _Retrace(torch.fx.Interpreter):
     """Runs a forward graph for the trace of a functional one."""
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        if target is torch.ops.aten.as_strided.default and asks_for_size(*args, **kwargs):
+            return OverlappingView.apply(*args, *kwargs.values())
         if target not in _DROPOUTS or len(args) != 3:
             return super().call_function(target, args, kwargs)
         # Their decomposition copies where eager returns the very input, and draws where it does not.

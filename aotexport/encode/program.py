@@ -138,6 +138,7 @@ def with_functional(
             raise Unsupported(functional.reason)
         refuse_unsupported(functional.metadata)
         graph = _functional_graph(program, forward, functional, root, strip)
+        _refuse_fixed_sizes(program, graph)
         record = encode_functional(functional, graph, file=f"{kind}.json", counts=counts_of_parts(program.record))
         if record.gradients is None and _switches_gradients_on(program.graphs[FORWARD_FILE]):
             raise Unsupported("a part of the model switches gradients on, also for calls that record none")
@@ -155,6 +156,15 @@ def with_functional(
         record=msgspec.structs.replace(program.record, functional=record),
         graphs={**program.graphs, record.file: graph},
     )
+
+
+def _refuse_fixed_sizes(program: EncodedProgram, graph: Graph) -> None:
+    """Refuse a functional graph whose trace held a size to the example's that the forward graph leaves open."""
+    shapes = {value.name: value.meta for value in program.graphs[FORWARD_FILE].inputs}
+    for value in graph.inputs:
+        meta = shapes.get(value.name)
+        if isinstance(meta, TensorMeta) and isinstance(value.meta, TensorMeta) and meta.shape != value.meta.shape:
+            raise Unsupported(f"it works only for the example's size of `{value.name}`, {list(value.meta.shape)}")
 
 
 def _refuse_visible_mutations(

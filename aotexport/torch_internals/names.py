@@ -39,6 +39,7 @@ from torch.fx.experimental.symbolic_shapes import (
     ConstraintViolationError,
     GuardOnDataDependentSymNode,
     ShapeEnv,
+    statically_known_true,
 )
 
 # Containers that torch's tree utilities know and this package does not (caches of model libraries).
@@ -75,6 +76,7 @@ __all__ = [
     "is_fixed_dimension",
     "is_required_dimension",
     "make_fake_inputs",
+    "statically_known_true",
     "tensor_of_numbers",
     "tree_map",
 ]

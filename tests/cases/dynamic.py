@@ -44,6 +44,19 @@ def views_with_dynamic_sizes(x):
     return x.view(-1, 3), y.view(-1), y[1:], x.t()
 
 
+@case(lambda: (leaf(4, 8),), dynamic_shapes=({0: BATCH},))
+def overlapping_windows_of_dynamic_sizes(x):
+    chunks = x.view(x.shape[0], 4, 2)
+    windows = chunks.as_strided((x.shape[0], 3, 4), (8, 2, 1))
+    transposed = (x * 2).t().as_strided((7, x.shape[0], 2), (1, 8, 1))
+    return windows.sin(), (transposed * torch.arange(2.0)).sum(0)
+
+
+@case(lambda: (leaf(4, 3),), dynamic_shapes=({0: BATCH},), forward_only="it works only for the example's size of")
+def backward_that_asks_for_the_size(x):
+    return x.unsqueeze(1).expand(-1, 2, -1).as_strided((x.shape[0], 2, 2), (3, 1, 1)).sin()
+
+
 @case(lambda: (leaf(4, 3),), dynamic_shapes=({0: BATCH},))
 def size_among_outputs(x):
     return x.sum(), x.shape[0], x.shape
