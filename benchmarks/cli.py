@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import signal
 import sys
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from benchmarks import machine, plots, report
 from benchmarks.artefacts import Artefacts
 from benchmarks.figures import Figure
+from benchmarks.meters import wall_s
 from benchmarks.models import MODELS
-from benchmarks.run import Run
+from benchmarks.processes import Settings
+from benchmarks.run import MAIN_MODELS, Run
 from benchmarks.suites import SUITES
 from benchmarks.systems import SYSTEMS
 
@@ -30,60 +34,102 @@ use, trust it more than `wall`.
 def main(arguments: list[str] | None = None) -> int:
     """Measure, print tables, write files; return the exit code."""
     options = _parser().parse_args(arguments)
-    described = machine.describe(options.threads)
-    with tempfile.TemporaryDirectory(prefix="aotexport-benchmarks-") as directory:
-        artefacts = Artefacts(Path(directory), options.threads, _progress)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    settings = Settings(options.threads, options.limit_s, wall_s() + 60 * options.minutes)
+    progress = _Progress()
+    with _kept(options.artefacts) as directory:
         run = Run(
             model_names=options.models,
             system_names=options.systems,
             rounds=options.rounds,
             round_s=options.round_s,
-            threads=options.threads,
-            artefacts=artefacts,
-            progress=_progress,
+            settings=settings,
+            artefacts=Artefacts(directory, settings, progress),
+            progress=progress,
             scale_steps=options.scale_steps,
         )
+        document = _Document(options, run.artefacts.notes)
         try:
-            figures = _measure(run, options.suites)
+            _measure(run, document)
         except KeyboardInterrupt:
             print("interrupted", file=sys.stderr)
             return 130
-    _write(options, described, artefacts.notes, figures)
+        finally:
+            document.write()
+            document.plot()
     return 0
 
 
-def _measure(run: Run, suites: Iterable[str]) -> list[Figure]:
-    figures: list[Figure] = []
-    for name in suites:
-        own = list(SUITES[name].figures(run))
-        figures += own
+def _measure(run: Run, document: _Document) -> None:
+    for name in tuple(document.missing):
+        for figure in SUITES[name].figures(run):
+            document.figures.append(figure)
+            document.write()
+        document.missing.remove(name)
+        own = [figure for figure in document.figures if figure.suite == name]
         if own:
             print(report.text(SUITES[name], own), end="\n\n", flush=True)
     for note in run.artefacts.notes:
         print(f"note: {note}")
-    return figures
+    print(", ".join(f"{name}: {value}" for name, value in document.machine.items()))
 
 
-def _write(options: argparse.Namespace, described: dict[str, str], notes: list[str], figures: list[Figure]) -> None:
-    print(", ".join(f"{name}: {value}" for name, value in described.items()))
-    settings = {"rounds": options.rounds, "round_s": options.round_s, "threads": options.threads}
-    if options.plots:
-        _plot(figures, options.plots)
-    if options.markdown:
-        options.markdown.write_text(report.markdown(described, notes, figures), encoding="utf-8")
-    if options.json:
-        options.json.write_text(report.as_json(described, settings, notes, figures), encoding="utf-8")
+class _Document:
+    """What a run has found so far, and the files that hold it.
+
+    Attributes:
+        machine: what the figures depend on.
+        figures: those that are known.
+        missing: suites that are not finished.
+    """
+
+    def __init__(self, options: argparse.Namespace, notes: list[str]) -> None:
+        self.machine = machine.describe(options.threads)
+        self.figures: list[Figure] = []
+        self.missing: list[str] = list(options.suites)
+        self._options = options
+        self._notes = notes
+
+    def write(self) -> None:
+        """Write the files that were asked for."""
+        options = self._options
+        settings = {"rounds": options.rounds, "round_s": options.round_s, "threads": options.threads}
+        if options.markdown:
+            text = report.markdown(self.machine, self._notes, self.figures, self.missing)
+            options.markdown.write_text(text, encoding="utf-8")
+        if options.json:
+            text = report.as_json(self.machine, settings, self._notes, self.figures, self.missing)
+            options.json.write_text(text, encoding="utf-8")
+
+    def plot(self) -> None:
+        """Draw the pictures that were asked for."""
+        if self._options.plots:
+            try:
+                plots.write(self.figures, self._options.plots)
+            except ImportError as error:
+                print(f"no plots: {error}", file=sys.stderr)
 
 
-def _plot(figures: list[Figure], directory: Path) -> None:
-    try:
-        plots.write(figures, directory)
-    except ImportError as error:
-        print(f"no plots: {error}", file=sys.stderr)
+class _Progress:
+    """Says what begins, and how long the run takes so far."""
+
+    def __init__(self) -> None:
+        self._start = wall_s()
+
+    def __call__(self, what: str) -> None:
+        minutes, seconds = divmod(int(wall_s() - self._start), 60)
+        print(f"{minutes:3d}:{seconds:02d} {what}", file=sys.stderr, flush=True)
 
 
-def _progress(what: str) -> None:
-    print(f"... {what}", file=sys.stderr, flush=True)
+@contextlib.contextmanager
+def _kept(directory: Path | None) -> Iterator[Path]:
+    """Yield a directory for artefacts; a temporary one is removed."""
+    if directory is not None:
+        directory.mkdir(parents=True, exist_ok=True)
+        yield directory.resolve()
+        return
+    with tempfile.TemporaryDirectory(prefix="aotexport-benchmarks-") as temporary:
+        yield Path(temporary)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -97,7 +143,8 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--suite", dest="suites", **_names(SUITES), help="what to measure [default: all]")
-    parser.add_argument("--models", **_names(chosen), help="which models, where a suite has no own [default: all]")
+    models = f"which models, where a suite has no own [default: {','.join(MAIN_MODELS)}; some suites take fewer]"
+    parser.add_argument("--models", **{**_names(chosen), "default": None}, help=models)
     parser.add_argument("--systems", **_names(runnable), help="ways to run them [default: all]; ratios need eager")
     parser.add_argument(
         "--rounds",
@@ -117,9 +164,29 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--scale-steps",
         type=_positive(int),
-        default=4,
+        default=3,
         metavar="N",
-        help="sizes in the suite scale, from the smallest on [default: 4: 100,000 nodes, 4 GiB]",
+        help="sizes in the suite scale, from the smallest on; 4: also 100,000 nodes [default: 3: 10,000 nodes, 4 GiB]",
+    )
+    parser.add_argument(
+        "--limit",
+        dest="limit_s",
+        type=_positive(float),
+        default=300.0,
+        metavar="S",
+        help="longest that a process may take to prepare, to start or to run a round [default: 300]",
+    )
+    parser.add_argument(
+        "--minutes",
+        type=_positive(float),
+        default=35.0,
+        help="longest that the run may take; what is not measured by then says so [default: 35]",
+    )
+    parser.add_argument(
+        "--artefacts",
+        type=Path,
+        metavar="DIR",
+        help="keep what systems prepare, and use what an earlier run of the same code has left there",
     )
     parser.add_argument("--plots", type=Path, metavar="DIR", help="write pictures (PNG); needs matplotlib")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every sample as JSON")

@@ -18,7 +18,7 @@ def alternate(sources: Mapping[Key, Callable[[], Source]], rounds: int) -> dict[
     Every round asks all sources, in turns forwards and backwards, so that none always follows the same other.
 
     Args:
-        sources: makers of sources; all are started before the first round.
+        sources: makers of sources; all are started, and make ready side by side, before the first round.
         rounds: how many samples to take of each.
     """
     results: dict[Key, Samples | NotMeasured] = {}
@@ -32,6 +32,11 @@ def alternate(sources: Mapping[Key, Callable[[], Source]], rounds: int) -> dict[
             else:
                 stack.callback(started[key].close)
                 results[key] = []
+        for key, source in started.items():
+            try:
+                source.ready()
+            except NotMeasured as reason:
+                results[key] = reason
         for number in range(rounds):
             _round(started, results, backwards=number % 2 == 1)
     return {key: results[key] for key in sources}

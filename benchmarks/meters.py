@@ -18,6 +18,11 @@ def cpu_s() -> float:
     return time.process_time() + children.ru_utime + children.ru_stime
 
 
+def peak_nbytes() -> int:
+    """Return the most memory that was ever resident in this process."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
 def private_nbytes() -> dict[str, int]:
     """Return bytes of memory that no other process shares.
 

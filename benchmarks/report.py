@@ -22,9 +22,13 @@ def text(suite: Suite, figures: Sequence[Figure]) -> str:
     return "\n".join([f"{suite.name}: {suite.summary}", lines[0], "-" * len(lines[0]), *lines[1:]])
 
 
-def markdown(machine: Mapping[str, str], notes: Sequence[str], figures: Sequence[Figure]) -> str:
-    """Return a document with a table per suite."""
+def markdown(
+    machine: Mapping[str, str], notes: Sequence[str], figures: Sequence[Figure], missing: Sequence[str]
+) -> str:
+    """Return a document with a table per suite, that says which suites are not finished."""
     parts = ["# Figures", "", *(f"- {name}: {value}" for name, value in machine.items())]
+    if missing:
+        parts += ["", f"This run was stopped; not finished, or not begun: {', '.join(missing)}."]
     if notes:
         parts += ["", "Notes:", "", *(f"- {note}" for note in notes)]
     for suite in SUITES.values():
@@ -37,11 +41,15 @@ def markdown(machine: Mapping[str, str], notes: Sequence[str], figures: Sequence
 
 
 def as_json(
-    machine: Mapping[str, str], settings: Mapping[str, Any], notes: Sequence[str], figures: Sequence[Figure]
+    machine: Mapping[str, str],
+    settings: Mapping[str, Any],
+    notes: Sequence[str],
+    figures: Sequence[Figure],
+    missing: Sequence[str],
 ) -> str:
     """Return everything, with the samples of every round; seconds and bytes."""
     rows = [dataclasses.asdict(figure) for figure in figures]
-    document = {"machine": machine, "settings": settings, "notes": notes, "figures": rows}
+    document = {"machine": machine, "settings": settings, "notes": notes, "missing": missing, "figures": rows}
     return json.dumps(document, indent=1) + "\n"
 
 

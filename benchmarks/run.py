@@ -11,9 +11,12 @@ from benchmarks.artefacts import Artefacts
 from benchmarks.figures import Figure, Spread
 from benchmarks.measure import Samples, alternate
 from benchmarks.models import MODELS, Model
-from benchmarks.processes import NotMeasured, Source
+from benchmarks.processes import NotMeasured, Settings, Source
 from benchmarks.systems import SYSTEMS, System
 from benchmarks.systems.interface import Mode
+
+MAIN_MODELS = ("mlp", "gpt2", "bert", "resnet", "lstm", "vit", "minilm")
+"""What suites measure where no models are chosen and the suite names no others."""
 
 BASELINE = "eager"
 """The system that others are compared with, where a suite names no other."""
@@ -24,31 +27,35 @@ class Run:
     """What was asked for.
 
     Attributes:
-        model_names: chosen models.
+        model_names: chosen models; None: the suite's own choice.
         system_names: chosen systems.
         rounds: samples per figure; suites whose samples take seconds take fewer.
         round_s: seconds of a round of executions that take less.
-        threads: of torch, in every process.
+        settings: of every process.
         artefacts: what was prepared.
         progress: told what begins.
         scale_steps: how many sizes of growing graphs and weights are measured, from the smallest on.
     """
 
-    model_names: tuple[str, ...]
+    model_names: tuple[str, ...] | None
     system_names: tuple[str, ...]
     rounds: int
     round_s: float
-    threads: int
+    settings: Settings
     artefacts: Artefacts
     progress: Callable[[str], None]
     scale_steps: int = 4
 
-    def models(self, suite: str) -> list[Model]:
-        """Return the chosen models, and those that are made for `suite`."""
+    def models(self, suite: str, default: tuple[str, ...] = MAIN_MODELS) -> list[Model]:
+        """Return the chosen models, and those that are made for `suite`.
+
+        Args:
+            suite: by name.
+            default: what the suite measures where no models were chosen.
+        """
+        names = default if self.model_names is None else self.model_names
         return [
-            model
-            for model in MODELS.values()
-            if (suite in model.only_in if model.only_in else model.name in self.model_names)
+            model for model in MODELS.values() if (suite in model.only_in if model.only_in else model.name in names)
         ]
 
     def systems(self, *modes: Mode) -> list[System]:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.actions import ACTIONS, Action, Job
-from benchmarks.meters import cpu_s, wall_s
+from benchmarks.meters import cpu_s, peak_nbytes, wall_s
 from benchmarks.models import MODELS
 from benchmarks.systems import SYSTEMS, Prepared
 
@@ -56,7 +56,7 @@ def _first(action: Action, job: Job) -> dict[str, Any]:
     """Return the first execution's times, what preparing told, and the loss to compare between systems."""
     wall, cpu = wall_s(), cpu_s()
     result = action()
-    answer: dict[str, Any] = {"wall_s": wall_s() - wall, "cpu_s": cpu_s() - cpu}
+    answer: dict[str, Any] = {"wall_s": wall_s() - wall, "cpu_s": cpu_s() - cpu, "peak_nbytes": peak_nbytes()}
     if isinstance(result, Prepared):
         return {**answer, "stages": result.stages, "notes": result.notes}
     return answer if result is None else {**answer, "loss": job.model.loss(result).item()}

@@ -14,11 +14,12 @@ from benchmarks.suites.interface import Suite
 from benchmarks.suites.load import labelled_variants
 from benchmarks.systems import System
 
-_MOST_ROUNDS = 3
+_MOST_ROUNDS = 1
+_MODELS = ("gpt2",)
 
 
 def _figures(run: Run) -> Iterator[Figure]:
-    for model in run.models("memory"):
+    for model in run.models("memory", _MODELS):
         run.progress(f"memory: {model.name}")
         sources: dict[str, Callable[[], Fresh]] = {
             label: partial(_start, run, model, system, variant)
@@ -30,7 +31,7 @@ def _figures(run: Run) -> Iterator[Figure]:
 
 def _start(run: Run, model: Model, system: System, variant: str) -> Fresh:
     small = str(run.artefacts.of(system, MODELS["mlp"]))
-    return Fresh(run.spec(system, model, what="memory", variant=variant, small=small), run.threads)
+    return Fresh(run.spec(system, model, what="memory", variant=variant, small=small), run.settings)
 
 
 def _rows(model: Model, label: str, samples: Samples | NotMeasured) -> Iterator[Figure]:

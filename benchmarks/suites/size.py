@@ -11,17 +11,13 @@ from benchmarks.run import Run
 from benchmarks.suites.interface import Suite
 from benchmarks.systems import SYSTEMS, System
 
-_CACHES = "caches"
-"""A compiler's own folder in the directory of an artefact; no part of what is shipped."""
-
 
 def _figures(run: Run) -> Iterator[Figure]:
     systems = {system.artefact: system for system in reversed(run.systems())}
     for model in run.models("size"):
-        weights = _nbytes(run, SYSTEMS["eager"], model)
         for system in reversed(systems.values()):
             try:
-                nbytes = _nbytes(run, system, model)
+                weights, nbytes = _nbytes(run, SYSTEMS["eager"], model), _nbytes(run, system, model)
             except NotMeasured as reason:
                 yield Figure(
                     suite="size", model=model.name, measure="files", system=system.artefact, reason=str(reason)
@@ -40,8 +36,7 @@ def _figures(run: Run) -> Iterator[Figure]:
 
 def _nbytes(run: Run, system: System, model: Model) -> int:
     directory = run.artefacts.of(system, model)
-    files = (path for path in directory.rglob("*") if path.is_file())
-    return sum(path.stat().st_size for path in files if _CACHES not in path.relative_to(directory).parts)
+    return sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
 
 
 SIZE = Suite("size", "bytes of the files that a system writes", _figures, "of weights", "percent")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
+from typing import Any
 
 from benchmarks.figures import Figure
 from benchmarks.models import MODELS, Model
-from benchmarks.processes import NotMeasured, Worker
+from benchmarks.processes import NotMeasured, Settings, Worker
 from benchmarks.run import BASELINE, Run
 from benchmarks.suites.interface import Suite
 from benchmarks.systems import System
@@ -36,18 +38,30 @@ def _overhead(run: Run) -> Iterator[Figure]:
 def _compare(run: Run, suite: str, model: Model, action: str, mode: Mode) -> list[Figure]:
     losses: dict[str, float] = {}
 
-    def start(system: System) -> Worker:
-        worker = Worker(run.spec(system, model, action=action), run.threads)
-        losses[system.name] = worker.first["loss"]
-        try:
-            _check_same(losses, system.name, _TOLERANCE[mode])
-        except NotMeasured:
-            worker.close()
-            raise
-        return worker
+    def start(system: System) -> _Checked:
+        return _Checked(run.spec(system, model, action=action), run.settings, losses, _TOLERANCE[mode])
 
-    sources: dict[str, Callable[[], Worker]] = {system.name: partial(start, system) for system in run.systems(mode)}
+    systems = run.systems(mode)
+    for system in systems:
+        with suppress(NotMeasured):  # told when it is started
+            run.artefacts.preparation(system, model)
+    sources: dict[str, Callable[[], Worker]] = {system.name: partial(start, system) for system in systems}
     return run.compare(Figure(suite=suite, model=model.name, measure=action, system=""), sources)
+
+
+class _Checked(Worker):
+    """A process that is ready only if its loss is the baseline's."""
+
+    def __init__(self, spec: dict[str, Any], settings: Settings, losses: dict[str, float], tolerance: float) -> None:
+        super().__init__(spec, settings)
+        self._system = spec["system"]
+        self._losses = losses
+        self._tolerance = tolerance
+
+    def ready(self) -> None:
+        """Wait for the first execution, and refuse to time a system that computes something else."""
+        self._losses[self._system] = self.first()["loss"]
+        _check_same(self._losses, self._system, self._tolerance)
 
 
 def _check_same(losses: dict[str, float], system: str, tolerance: float) -> None:

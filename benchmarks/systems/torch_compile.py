@@ -12,16 +12,24 @@ from benchmarks.models import Model, by_position
 from benchmarks.systems.eager import EAGER
 from benchmarks.systems.interface import Mode, Prepared, System
 
+COLD = "cold caches"
+"""The variant that compiles all anew."""
 
-def keep_caches(directory: Path | None) -> None:
-    """Let torch's compiler keep its caches in `directory`, before it is imported; None: in a new one."""
-    os.environ["TORCHINDUCTOR_CACHE_DIR"] = tempfile.mkdtemp() if directory is None else str(directory / "caches")
+
+def keep_caches(directory: Path, *, cold: bool = False) -> None:
+    """Let torch's compiler keep its caches beside `directory`, before it is imported; cold ones are new.
+
+    All systems of a run share them: what is compiled for one of them is not compiled again for another.
+    """
+    around = directory.parent
+    caches = tempfile.mkdtemp(prefix="caches-", dir=around) if cold else str(around / "caches")
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = caches
 
 
 def _load(model: Model, directory: Path, mode: Mode, *, cold: bool = False) -> Callable[..., Any]:
     import torch
 
-    keep_caches(None if cold else directory)
+    keep_caches(directory, cold=cold)
     assert EAGER.load is not None
     return torch.compile(EAGER.load(model, directory, mode))
 
@@ -33,8 +41,8 @@ TORCH_COMPILE = System(
     prepare=EAGER.prepare,
     load=_load,
     exports=False,
-    load_variants={"": {}, "cold caches": {"cold": True}},
-    start_variants=("", "cold caches"),
+    load_variants={"": {}, COLD: {"cold": True}},
+    start_variants=("", COLD),
 )
 
 

@@ -113,7 +113,7 @@ def reusing(line: StraightLine, *, visible: int) -> StraightLine:
                 return False
             if name not in memory.whole or (node.name in seen and name in memory.views):
                 return False
-            if any(last_uses.get(other, -1) > index for other in memory.names):
+            if memory.last_use > index:
                 return False
             operands = [other for argument in _arguments(node) for other in references(argument)]
             return sum(memories.get(other) is memory for other in operands) == 1
@@ -122,9 +122,9 @@ def reusing(line: StraightLine, *, visible: int) -> StraightLine:
         nodes.append(node if written is None else written[0])
         if written is not None:
             memory = memories[written[1]]
-            memories[node.name] = memory.joined(node.name, view=written[1] in memory.views)
+            memories[node.name] = memory.joined(node.name, last_uses, view=written[1] in memory.views)
         else:
-            _remember(node, memories)
+            _remember(node, memories, last_uses)
     return StraightLine(line.inputs, nodes, line.outputs)
 
 
@@ -155,18 +155,18 @@ class _Memory:
 
     Attributes:
         owned: whether this line made it, and every value that may lie in it is known.
-        names: values that lie in it.
+        last_use: of all the values that lie in it, as `_last_uses` counts; -1: none is used.
         whole: those that cover all of it.
         views: those that are views of another.
     """
 
     owned: bool
-    names: set[str] = field(default_factory=set[str])
+    last_use: int = -1
     whole: set[str] = field(default_factory=set[str])
     views: set[str] = field(default_factory=set[str])
 
-    def joined(self, name: str, *, whole: bool = True, view: bool = False) -> _Memory:
-        self.names.add(name)
+    def joined(self, name: str, last_uses: dict[str, int], *, whole: bool = True, view: bool = False) -> _Memory:
+        self.last_use = max(self.last_use, last_uses.get(name, -1))
         if whole:
             self.whole.add(name)
         if view:
@@ -174,7 +174,7 @@ class _Memory:
         return self
 
 
-def _remember(node: Node, memories: dict[str, _Memory]) -> None:
+def _remember(node: Node, memories: dict[str, _Memory], last_uses: dict[str, int]) -> None:
     """Note where the result of `node` lies."""
     operands = [name for argument in _arguments(node) for name in references(argument)]
     if node.op == "python::getitem":
@@ -184,15 +184,16 @@ def _remember(node: Node, memories: dict[str, _Memory]) -> None:
         if owned is None or not owned.owned or len(operands) != 1:
             memories[node.name] = _Memory(owned=False)
             return
-        memory = memories.setdefault(key, _Memory(owned=True, names={operands[0]}))
-        memories[node.name] = memory.joined(node.name)
+        memory = memories.setdefault(key, _Memory(owned=True, last_use=last_uses[operands[0]]))
+        memories[node.name] = memory.joined(node.name, last_uses)
     elif _is_new(node):
-        memories[node.name] = _Memory(owned=True).joined(node.name, whole=not isinstance(node.meta, SequenceMeta))
+        is_tensor = not isinstance(node.meta, SequenceMeta)
+        memories[node.name] = _Memory(owned=True).joined(node.name, last_uses, whole=is_tensor)
     elif node.op in _VIEWS and operands and operands[0] in memories:
-        memories[node.name] = memories[operands[0]].joined(node.name, view=True)
+        memories[node.name] = memories[operands[0]].joined(node.name, last_uses, view=True)
     else:
         # It may lie in the memory of any operand, or show a part of it.
-        shared = _Memory(owned=False, names={node.name})
+        shared = _Memory(owned=False)
         for name in operands:
             if name in memories:
                 memories[name].owned = False
