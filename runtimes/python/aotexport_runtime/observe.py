@@ -21,6 +21,8 @@ SAMPLE = 4096
 """Elements of a tensor that are kept at most; the rest is covered by its norm."""
 
 _NORM = " norm"
+_PART = 1 << 20
+"""Elements that are widened at a time: of a large tensor, a wide copy as a whole would not fit."""
 
 
 @dataclass
@@ -54,10 +56,15 @@ class Observation:
         flat = tensor.detach().resolve_conj().resolve_neg().reshape(-1).cpu()
         flat = torch.view_as_real(flat).reshape(-1) if flat.is_complex() else flat
         if flat.numel() > SAMPLE:
-            norm = torch.linalg.vector_norm(flat.to(torch.float64)).reshape(1)
-            self.values[f"{name}{_NORM}"] = norm
+            self.values[f"{name}{_NORM}"] = _norm(flat).reshape(1)
             flat = flat[:: -(-flat.numel() // SAMPLE)]
         self.values[name] = flat.contiguous().clone()
+
+
+def _norm(flat: torch.Tensor) -> torch.Tensor:
+    """Return the 2-norm in float64."""
+    parts = [torch.linalg.vector_norm(part.to(torch.float64)) for part in flat.split(_PART)]
+    return torch.linalg.vector_norm(torch.stack(parts))
 
 
 def make_inputs(
