@@ -13,6 +13,7 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 from torch import nn
+from torch._higher_order_ops.map import map as torch_map
 from torch._higher_order_ops.scan import scan
 from torch.export import Dim
 
@@ -365,6 +366,33 @@ def test_arguments_that_cannot_be_written_to_are_refused(accumulate):
         module(x[:3], np.ones(3, np.float32), z)
 
 
+def _check_in_branch(x):
+    return torch.cond(x.sum() > 0, _checked, lambda x: x.cos(), (x,))
+
+
+def test_check_in_a_branch_holds_where_the_branch_is_taken(tmp_path):
+    export_alone(_check_in_branch, (torch.ones(3),), output=tmp_path / "bundle")
+    module = aotexport_runtime.load(tmp_path / "bundle", target="onnx")
+    np.testing.assert_allclose(module(np.ones(3, np.float32)), np.sin(np.ones(3, np.float32)), rtol=1e-6)
+    assert module(np.array([200, -300, 0], np.float32)).shape == (3,)
+    with pytest.raises(CheckFailed, match=r"^tests/conformance/test_onnx.py:\d+: "):
+        module(np.array([200, 0, 0], np.float32))
+
+
+def _transposes_in_place(x):
+    x.mul_(2)
+    x.t_()
+    return x + 1
+
+
+def test_changes_without_an_onnx_form_are_refused(tmp_path):
+    with pytest.raises(ExportFailed, match="changes values and sizes of a tensor at once, which has no ONNX form"):
+        export_alone(_transposes_in_place, (torch.ones(3, 4),), output=tmp_path / "sizes", options=STATE_OUTPUTS)
+    x = torch.ones(4)
+    with pytest.raises(ExportFailed, match="changes `x`, which shares memory with another argument in the recorded"):
+        export_alone(lambda x, y: x.add_(y), (x[2:], x[:2]), output=tmp_path / "memory", options=STATE_OUTPUTS)
+
+
 def _view(x):
     return x.t()
 
@@ -377,13 +405,17 @@ def _branch(x):
     return x + 1 if x.sum() < 100 else x.sin()
 
 
-def _branch_in_branch(x):
-    return torch.cond(x.sum() > 0, _checked, lambda x: x.cos(), (x,))
+def _checked_loop(x):
+    return torch.while_loop(lambda i, x: i < 2, lambda i, x: (i + 1, _checked(x)), (torch.tensor(0), x))[1]
 
 
 def _checked(x):
     torch._check(x.max().item() < 100)
     return x.sin()
+
+
+def _dropped(x):
+    return nn.functional.dropout(x)
 
 
 def _median(x):
@@ -402,8 +434,12 @@ def _steps(x):
         (_view, "program `infer` returns `output` as a view of `x`, and ONNX models change nothing. "),
         (_random, "operator `aten::rand_like.default` (tests/conformance/test_onnx.py:"),
         (
-            _branch_in_branch,
-            "a branch or loop body checks a value, which has no translation: tests/conformance/test_onnx",
+            _checked_loop,
+            "a loop body checks a value, which has no translation to ONNX: tests/conformance/test_onnx.py:",
+        ),
+        (
+            _dropped,
+            "operator `aten::dropout.default` (tests/conformance/test_onnx.py:",
         ),
         (_median, "operator `aten::median.dim` (tests/conformance/test_onnx.py:"),
     ],
@@ -516,6 +552,28 @@ def _attend(x):
     return nn.functional.scaled_dot_product_attention(x, x, x)
 
 
+def _mapped(x):
+    return torch_map(lambda row, shift: ((row * shift).sin(), row.sum()), x, x.sum(0))
+
+
+def _hooked(x):
+    y = x.clone().requires_grad_()
+    y.register_hook(lambda grad: grad * 2)
+    return (y * 3).detach()
+
+
+def _transposed_times_vector(x):
+    return x.t() @ x.sum(1), x.sum(0) @ x.t()
+
+
+def _chosen(x):
+    return torch.masked_select(x, x[0] > 0), x.sort(stable=True, descending=True)
+
+
+def _sums(x):
+    return x.sum(), x.cumsum(1), x.amax(0)
+
+
 def _loop(x):
     return torch.while_loop(lambda i, x: i < 3, lambda i, x: (i + 1, x.sin()), (torch.tensor(0), x))[1]
 
@@ -531,6 +589,11 @@ def _loop(x):
         (Recurrence, torch.linspace(-1, 1.5, 12).reshape(3, 4)),
         (lambda: _custom, torch.linspace(-1, 1.5, 12).reshape(3, 4)),
         (lambda: _selected, torch.linspace(-1, 1.5, 12)),
+        (lambda: _mapped, torch.linspace(-1, 1.5, 12).reshape(3, 4)),
+        (lambda: _hooked, torch.linspace(-1, 1.5, 12).reshape(3, 4)),
+        (lambda: _transposed_times_vector, torch.linspace(-1, 1.5, 12).reshape(3, 4)),
+        (lambda: _chosen, torch.tensor([[1.0, -1, 1, 0], [2, 2, -3, 2]])),
+        (lambda: _sums, torch.linspace(-1, 1.5, 12, dtype=torch.float16).reshape(3, 4)),
         (lambda: _half, torch.linspace(-1, 1.5, 12, dtype=torch.float16).reshape(3, 4)),
         (lambda: nn.Conv2d(3, 4, 3, padding=1).eval(), torch.randn(2, 3, 5, 5)),
     ],
@@ -543,6 +606,11 @@ def _loop(x):
         "scan",
         "custom",
         "selected",
+        "map",
+        "hook",
+        "transposed_times_vector",
+        "chosen",
+        "sums_of_float16",
         "float16",
         "convolution",
     ],

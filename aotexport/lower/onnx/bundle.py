@@ -20,10 +20,12 @@ from aotexport.write.files import list_files, staged
 from aotexport_runtime import open_bundle
 from aotexport_runtime.bundle import MANIFEST_NAME, Bundle
 from aotexport_runtime.engines.codegen import Environment
+from aotexport_runtime.observe import make_inputs
 from aotexport_runtime.schema import encode_record
 from aotexport_runtime.schema.manifest import Manifest, OnnxModel
 from aotexport_runtime.schema.program import Program, StateInput
 from aotexport_runtime.schema.vectors import Vector
+from aotexport_runtime.self_test import read_vector
 from aotexport_runtime.weights import load_tensors
 
 TARGET = "onnx"
@@ -236,6 +238,7 @@ def traced(bundle: Bundle, program: Program, options: OnnxOptions) -> tuple[Any,
         return rebuilt, exported
     if options.state == "refuse":
         raise _Stateful(program, f"changes {', '.join(f'`{name}`' for name in updated)}")
+    _refuse_shared(bundle, program, updated)
     rebuilt = rebuild(program, graph, tensors, namespaces=namespaces, updated=updated)
     return rebuilt, capture(program, rebuilt)
 
@@ -266,7 +269,16 @@ def _updated(program: Program, rebuilt: Any, exported: Any) -> list[str]:
     """Return the names of the state tensors and the paths of the arguments that the traced graph writes to."""
     from aotexport.lower.onnx.translate import functional
 
-    signature = functional(program, exported).graph_signature
+    written = functional(program, exported)
+    signature = written.graph_signature
+    shapes = {node.name: _shape(node.meta.get("val")) for node in written.graph.nodes}
+    for result, name in {**signature.user_inputs_to_mutate, **signature.buffers_to_mutate}.items():
+        placeholder = next((key for key, value in signature.inputs_to_buffers.items() if value == name), name)
+        if shapes[result] != shapes[placeholder]:
+            raise ExportFailed(
+                f"program `{program.name}` changes values and sizes of a tensor at once, which has no ONNX "
+                "form. Let it change values alone"
+            )
     arguments = [spec for spec in program.inputs if not isinstance(spec, StateInput)]
     paths = {spec.path for spec in arguments}
     state = [rebuilt.state[name.rpartition(".")[2]] for name in signature.buffers_to_mutate.values()]
@@ -279,6 +291,26 @@ def _updated(program: Program, rebuilt: Any, exported: Any) -> list[str]:
             "ONNX models have one name space. Rename the argument"
         )
     return [*state, *changed]
+
+
+def _shape(value: Any) -> Any:
+    return list(value.shape) if isinstance(value, torch.Tensor) else None
+
+
+def _refuse_shared(bundle: Bundle, program: Program, updated: Collection[str]) -> None:
+    """Refuse arguments that a program writes to and that shared memory with others in the recorded calls."""
+    for entry in bundle.manifest.testvectors:
+        if entry.program != program.name:
+            continue
+        vector, stored = read_vector(bundle, entry)
+        values = make_inputs(vector.inputs, stored, None, Environment().form).values
+        storages = [value.untyped_storage().data_ptr() if isinstance(value, torch.Tensor) else None for value in values]
+        for spec, storage in zip(vector.inputs, storages, strict=True):
+            if spec.path in updated and storage and storages.count(storage) > 1:
+                raise ExportFailed(
+                    f"program `{program.name}` changes `{spec.path}`, which shares memory with another argument in the "
+                    "recorded call, and ONNX models know no memory. Export with arguments that share none"
+                )
 
 
 def _write_manifest(bundle: Bundle, root: Path, models: list[OnnxModel]) -> Manifest:

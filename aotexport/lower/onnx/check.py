@@ -181,13 +181,14 @@ def _call(
             note_output(seen, f"{where}{path}{_AFTER}", value)
     for name in changed:
         if name not in paths:
-            value = state()[name]
-            value = torch.from_numpy(value) if isinstance(value, np.ndarray) else value
-            note_output(seen, f"{where}{_STATE}{name}", value)
+            note_output(seen, f"{where}{_STATE}{name}", state()[name])
 
 
 def note_output(seen: Observation, path: str, value: Any) -> None:
     """Note value, dtype and shape of an output, which is all that ONNX keeps of one."""
+    if isinstance(value, np.ndarray):
+        # Of a call without tensors.
+        value = torch.from_numpy(value)
     if not isinstance(value, torch.Tensor):
         seen.facts[path] = repr(value)
         return

@@ -7,7 +7,7 @@ returned after its outputs.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,9 @@ import torch.fx.traceback
 from torch import fx, nn
 
 from aotexport.errors import ExportFailed
-from aotexport_runtime import ops
+from aotexport.lower.onnx.builtins import BUILTINS, COMPARISONS, SIZE_OPERATORS
+from aotexport.lower.onnx.forms import FORMS, Ranks
+from aotexport_runtime import dtypes, ops
 from aotexport_runtime.engines.codegen import Environment, constant_value
 from aotexport_runtime.engines.higher_order import EFFECTS
 from aotexport_runtime.schema.graph import Graph, Node
@@ -25,44 +27,17 @@ from aotexport_runtime.schema.sizes import Size
 from aotexport_runtime.schema.values import (
     Argument,
     SizeArgument,
+    SizeMeta,
     SliceArgument,
     StringArgument,
     SubgraphArgument,
     TensorMeta,
+    ValueMeta,
 )
 from aotexport_runtime.validate.bounds import MAX_TEXT
 
-BUILTINS: dict[str, Callable[..., Any]] = {
-    **{f"python::{name}": getattr(operator, name) for name in ("add", "sub", "mul", "truediv", "floordiv", "mod")},
-    **{f"python::{name}": getattr(operator, name) for name in ("pow", "eq", "ne", "lt", "le", "gt", "ge", "neg")},
-    "python::and": operator.and_,
-    "python::or": operator.or_,
-    "python::getitem": operator.getitem,
-    "python::not": torch.sym_not,
-    "python::sym_sum": torch.sym_sum,
-    "python::sym_max": torch.sym_max,
-    "python::sym_min": torch.sym_min,
-    "python::sym_int": torch.sym_int,
-    "python::sym_float": torch.sym_float,
-    "python::sym_ite": torch.sym_ite,
-}
-"""Builtins as functions that tracers of symbolic sizes know."""
-
-_SIZE_OPERATORS: dict[str, Callable[..., Any]] = {
-    "add": operator.add,
-    "mul": operator.mul,
-    "floordiv": operator.floordiv,
-    "mod": operator.mod,
-    "pow": operator.pow,
-    "min": torch.sym_min,
-    "max": torch.sym_max,
-    "ceildiv": lambda a, b: -(-a // b),
-}
 _HIDDEN_WRITES = ("aten::batch_norm", "aten::instance_norm", "aten::native_batch_norm", "aten::cudnn_batch_norm")
-_ATTENTION = "aten::scaled_dot_product_attention.default"
-_FUNCTION = "higher_order::autograd_function"
 _CHECKS = ("aten::_assert_scalar.default", "aten::_assert_async.default", "aten::_assert_async.msg")
-_COMPARISONS = {f"python::{name}": name for name in ("eq", "ne", "lt", "le", "gt", "ge")}
 _GRAD_MODE = ("torch::set_grad_enabled", "torch::is_grad_enabled")
 
 
@@ -107,6 +82,7 @@ def rebuild(
     """
     root = nn.Module()
     state: dict[str, str] = {}
+    metas: dict[str, TensorMeta] = {}
     body = _Body(graph, root, frozenset(namespaces))
     for spec, graph_input in zip(program.inputs, graph.inputs, strict=True):
         name = spec.name if isinstance(spec, StateInput) else spec.path
@@ -118,11 +94,14 @@ def rebuild(
             node = body.graph.placeholder(f"argument_{len(body.values) - len(state)}")
         body.values[graph_input.name] = node
         body.inputs[name] = node
+        if not isinstance(spec, SizeInput):
+            metas[name] = spec.meta
     for name in updated:
         body.replace(name)
     body.bind_symbols(program)
     outputs = body.run([*graph.outputs])
-    results = [body.fresh(value) for value in [*outputs, *(body.inputs[name] for name in updated)]]
+    results = [body.fresh(value, meta) for value, meta in zip(outputs, program.outputs, strict=True)]
+    results += [body.fresh(body.inputs[name], metas[name]) for name in updated]
     messages, holds = [message for message, _ in body.checks], [value for _, value in body.checks]
     body.graph.output((*results, *holds))
     module = _Traced(fx.GraphModule(root, body.graph))
@@ -154,6 +133,7 @@ class _Body:
         self.may_write = False
         self.checks: list[tuple[str, fx.Node]] = []
         self._nodes = {node.name: node for node in record.nodes}
+        self._metas = {value.name: value.meta for value in (*record.inputs, *record.nodes)}
         self._symbols: dict[str, Any] = {}
         self._returned: set[Any] = set()
 
@@ -203,10 +183,13 @@ class _Body:
                 self.values[node.name] = self._node(node)
         return [self._argument(output) for output in outputs]
 
-    def fresh(self, value: Any) -> Any:
-        """Return `value` as a tensor that is no input and no other output."""
-        if not isinstance(value, fx.Node):
+    def fresh(self, value: Any, meta: TensorMeta | None) -> Any:
+        """Return `value`, whose metadata is `meta` (None: a size), as a tensor that is no input and no other output."""
+        if not isinstance(value, fx.Node) or meta is None:
             return self.call(torch.ops.aten.scalar_tensor.default, value, dtype=torch.int64)
+        if meta.dtype in ("float16", "bfloat16"):
+            # Torch's exporter leaves sums of these in float32.
+            return self.call(torch.ops.aten._to_copy.default, value, dtype=dtypes.dtype(meta.dtype))
         if value.op in ("placeholder", "get_attr") or value in self._returned:
             return self.call(torch.ops.aten.clone.default, value)
         self._returned.add(value)
@@ -216,6 +199,7 @@ class _Body:
         """Keep what must hold, with its words."""
         message = next((arg.value for arg in node.args[1:] if isinstance(arg, StringArgument)), "a check fails")
         holds = self.call(torch.ops.aten.ne.Scalar, self._truth(node.args[0]), 0)
+        holds = self.call(torch.ops.aten.reshape.default, holds, [])
         holds.meta["stack_trace"] = self._trace(node)
         words = " ".join(f"{location(self.record, node)}: {message}".removeprefix(": ").split())
         self.checks.append((words[:MAX_TEXT], holds))
@@ -231,51 +215,88 @@ class _Body:
             return self.values[argument]
         if node.op == "aten::item.default":
             return self._argument(node.args[0])
-        if node.op in _COMPARISONS:
+        if node.op in COMPARISONS:
             operands = [self._truth(operand) for operand in node.args]
-            return self.call(getattr(torch.ops.aten, _COMPARISONS[node.op]).Tensor, *operands)
+            return self.call(getattr(torch.ops.aten, COMPARISONS[node.op]).Tensor, *operands)
         return self.call(torch.ops.aten.scalar_tensor.default, self.values[argument], dtype=torch.int64)
 
     def _node(self, node: Node) -> Any:
-        if node.op == _FUNCTION:
-            return self._function(node)
-        args = [self._argument(argument) for argument in node.args]
-        kwargs = {name: self._argument(argument) for name, argument in node.kwargs.items()}
         if node.op.startswith("higher_order::"):
-            bodies = [tuple(value) if isinstance(value, list) else value for value in args]
-            created = self.call(getattr(torch.ops.higher_order, node.op.partition("::")[2]), *bodies)
-        elif node.op in BUILTINS:
-            created = self.call(BUILTINS[node.op], *args)
+            created = self._with_bodies(node)
         elif node.op in EFFECTS:
             raise ExportFailed(
                 f"a region of autocast{self.where(node)} has no translation: export with `dtype` instead"
             )
         else:
-            function: Any = ops.resolve(node.op, None, self.namespaces)
-            # Normalisations write to their running statistics without saying so.
-            self.may_write |= function._schema.is_mutable or node.op.startswith(_HIDDEN_WRITES)
-            if node.op == _ATTENTION and isinstance(node.meta, TensorMeta):
-                created = self._attention(4 - len(node.meta.shape), function, args, kwargs)
-            else:
-                created = self.call(function, *args, **kwargs)
-        created.meta["stack_trace"] = self._trace(node)
+            args = [self._argument(argument) for argument in node.args]
+            kwargs = {name: self._argument(argument) for name, argument in node.kwargs.items()}
+            created = self._operator(node, args, kwargs)
+        if isinstance(created, fx.Node):
+            created.meta["stack_trace"] = self._trace(node)
         return created
 
-    def _function(self, node: Node) -> fx.Node:
-        """Return the results of a custom autograd function: its forward, since no gradients are recorded."""
-        forward, _, operands, additional, *_ = node.args
-        assert isinstance(forward, SubgraphArgument)
-        values = [*self._argument(operands), *self._argument(additional)]
-        return self.graph.call_module(self._body(forward.name), tuple(values))
+    def _operator(self, node: Node, args: list[Any], kwargs: dict[str, Any]) -> fx.Node:
+        if node.op.startswith("python::"):
+            if node.op not in BUILTINS:
+                raise ExportFailed(f"`{node.op}` of a size{self.where(node)} has no translation to ONNX")
+            return self.call(BUILTINS[node.op], *args)
+        function: Any = ops.resolve(node.op, None, self.namespaces)
+        # Normalisations write to their running statistics without saying so.
+        self.may_write |= function._schema.is_mutable or node.op.startswith(_HIDDEN_WRITES)
+        if node.op in FORMS:
+            return FORMS[node.op](self.call, args, kwargs, self._ranks(node))
+        return self.call(function, *args, **kwargs)
 
-    def _attention(self, missing: int, function: Any, args: list[Any], kwargs: dict[str, Any]) -> fx.Node:
-        """Return attention in four axes, the only form that torch's exporter translates."""
-        for _ in range(missing):
-            args[:3] = [self.call(torch.ops.aten.unsqueeze.default, value, 0) for value in args[:3]]
-        created = self.call(function, *args, **kwargs)
-        for _ in range(missing):
-            created = self.call(torch.ops.aten.squeeze.dim, created, 0)
-        return created
+    def _ranks(self, node: Node) -> Ranks:
+        metas = [self._metas.get(argument) if isinstance(argument, str) else None for argument in node.args]
+        return [len(meta.shape) if isinstance(meta, TensorMeta) else None for meta in metas]
+
+    def _with_bodies(self, node: Node) -> Any:
+        """Return the results of an operator with bodies; of a hook there are none, since no gradients are recorded."""
+        name = node.op.partition("::")[2]
+        if name == "register_hook":
+            return ()
+        if name == "autograd_function":
+            return self._inlined(node.args[0], [*self._argument(node.args[2]), *self._argument(node.args[3])])
+        if name == "invoke_subgraph":
+            return self._inlined(node.args[0], self._argument(node.args[1]))
+        if name == "cond":
+            return self._cond(node)
+        operands = [self._argument(argument) for argument in node.args]
+        operands = [tuple(operand) if isinstance(operand, list) else operand for operand in operands]
+        if name == "map_impl":
+            return self.call(torch.ops.higher_order.scan, operands[0], (), *operands[1:])
+        if name not in ("while_loop", "scan"):
+            raise ExportFailed(f"operator `{node.op}`{self.where(node)} has no translation to ONNX")
+        return self.call(getattr(torch.ops.higher_order, name), *operands)
+
+    def _inlined(self, body: Argument, operands: Sequence[Any]) -> list[Any]:
+        """Return the results of a body for `operands`, its nodes put here."""
+        assert isinstance(body, SubgraphArgument)
+        inner = self._inner(body)
+        inner.root, inner.graph, inner.checks = self.root, self.graph, self.checks
+        inner.values = {value.name: operand for value, operand in zip(inner.record.inputs, operands, strict=True)}
+        results = inner.run([*inner.record.outputs])
+        self.may_write |= inner.may_write
+        return results
+
+    def _cond(self, node: Node) -> fx.Node:
+        """Return the results of the branch that is taken, then whether what it checks holds."""
+        predicate, operands = self._argument(node.args[0]), tuple(self._argument(node.args[3]))
+        branches = [self._opened(branch) for branch in node.args[1:3]]
+        checks = [check for branch, _ in branches for check in branch.checks]
+        bodies: list[fx.Node] = []
+        for branch, results in branches:
+            held = [value if value.graph is branch.graph else branch.true() for _, value in checks]
+            bodies.append(self._closed(branch, [*results, *held]))
+        results = self.call(torch.ops.higher_order.cond, predicate, *bodies, operands)
+        for index, (words, _) in enumerate(checks, len(branches[0][1])):
+            self.checks.append((words, self.call(operator.getitem, results, index)))
+        return results
+
+    def true(self) -> fx.Node:
+        """Return a truth as a tensor."""
+        return self.call(torch.ops.aten.full.default, [], True, dtype=torch.bool)
 
     def _trace(self, node: Node) -> str:
         """Return the user's line as a traceback says it, which is how torch's exporters keep it."""
@@ -297,7 +318,7 @@ class _Body:
         if isinstance(argument, SizeArgument):
             return self._size(argument.value)
         if isinstance(argument, SubgraphArgument):
-            return self._subgraph(argument.name)
+            return self._body(argument)
         if isinstance(argument, SliceArgument):
             return slice(*(self._argument(part) for part in (argument.start, argument.stop, argument.step)))
         return constant_value(argument, Environment(self.namespaces))
@@ -307,39 +328,63 @@ class _Body:
             return size
         if isinstance(size, str):
             if size not in self._symbols:
-                raise ExportFailed("a branch or loop body reads a dynamic size, which has no translation")
+                raise ExportFailed(
+                    "a branch or loop body reads a dynamic size of none of its operands, which has no translation to "
+                    "ONNX. Pass it in as an operand"
+                )
             return self._symbols[size]
-        if size.op not in _SIZE_OPERATORS:
-            raise ExportFailed(f"a size is computed by `{size.op}`, which has no translation")
+        if size.op not in SIZE_OPERATORS:
+            raise ExportFailed(f"a size is computed by `{size.op}`, which has no translation to ONNX")
         operands = [self._size(operand) for operand in size.args]
-        function, value = _SIZE_OPERATORS[size.op], operands[0]
+        function, value = SIZE_OPERATORS[size.op], operands[0]
         for operand in operands[1:]:
             value = self.call(function, value, operand)
         return value
 
-    def _subgraph(self, name: str) -> fx.Node:
-        return self.graph.get_attr(self._body(name))
-
-    def _body(self, name: str) -> str:
-        """Return the attribute that holds a body as a module.
+    def _body(self, body: SubgraphArgument) -> fx.Node:
+        """Return a body of a loop as a module.
 
         Raises:
             ExportFailed: it has something that torch's exporters cannot take.
         """
-        attribute = f"body_{name}"
-        if not hasattr(self.root, attribute):
-            record = self.record.subgraphs[name]
-            body = _Body(record, nn.Module(), self.namespaces)
-            for index, graph_input in enumerate(record.inputs):
-                body.values[graph_input.name] = body.graph.placeholder(f"operand_{index}")
-            body.graph.output(tuple(body.run([*record.outputs])))
-            if body.checks:
-                raise ExportFailed(
-                    f"a branch or loop body checks a value, which has no translation: {body.checks[0][0]}"
-                )
-            self.may_write |= body.may_write
-            self.root.add_module(attribute, fx.GraphModule(body.root, body.graph))
-        return attribute
+        inner, results = self._opened(body)
+        if inner.checks:
+            raise ExportFailed(
+                f"a loop body checks a value, which has no translation to ONNX: {inner.checks[0][0]}. Check what comes "
+                "out of the loop, after it"
+            )
+        return self._closed(inner, results)
+
+    def _inner(self, body: SubgraphArgument) -> _Body:
+        inner = _Body(self.record.subgraphs[body.name], nn.Module(), self.namespaces)
+        inner._symbols = self._symbols
+        return inner
+
+    def _opened(self, body: Argument) -> tuple[_Body, list[Any]]:
+        """Return a body, to be closed, and its results."""
+        assert isinstance(body, SubgraphArgument)
+        inner = self._inner(body)
+        inner._symbols = {}
+        for index, graph_input in enumerate(inner.record.inputs):
+            value = inner.values[graph_input.name] = inner.graph.placeholder(f"operand_{index}")
+            inner.bind_operand(value, graph_input.meta)
+        return inner, inner.run([*inner.record.outputs])
+
+    def bind_operand(self, value: fx.Node, meta: ValueMeta) -> None:
+        """Let sizes that a body reads be those of its operands."""
+        if isinstance(meta, SizeMeta) and isinstance(meta.value, str):
+            self._symbols[meta.value] = value
+        for axis, size in enumerate(meta.shape if isinstance(meta, TensorMeta) else ()):
+            if isinstance(size, str) and size not in self._symbols:
+                self._symbols[size] = self.call(torch.ops.aten.sym_size.int, value, axis)
+
+    def _closed(self, inner: _Body, results: Sequence[Any]) -> fx.Node:
+        """Return a body with these results as a module."""
+        inner.graph.output(tuple(results))
+        self.may_write |= inner.may_write
+        attribute = f"body_{sum(1 for _ in self.root.children())}"
+        self.root.add_module(attribute, fx.GraphModule(inner.root, inner.graph))
+        return self.graph.get_attr(attribute)
 
 
 def location(graph: Graph, node: Node) -> str:

@@ -13,6 +13,7 @@ from torch.export import Dim, ExportedProgram
 from aotexport.errors import ExportFailed
 from aotexport.lower.onnx.rebuild import Rebuilt
 from aotexport.quiet import quiet
+from aotexport.torch_internals.names import OpOverload
 from aotexport.torch_internals.patches import sizes_of_any_value
 from aotexport_runtime import dtypes
 from aotexport_runtime.schema.program import ArgumentInput, Program, StateInput
@@ -41,7 +42,12 @@ def capture(program: Program, rebuilt: Rebuilt) -> ExportedProgram:
         ExportFailed: `torch.export` refuses it.
     """
     symbols = example_sizes(program)
-    dims = {d.symbol: Dim(d.name, min=d.min, max=d.max) for d in program.dimensions}
+    # Of a single size torch's `Dim` cannot be; a name that is no identifier, as of an item of a list, neither.
+    dims = {
+        d.symbol: Dim(d.name if d.name.isidentifier() else d.symbol, min=d.min, max=d.max)
+        for d in program.dimensions
+        if d.min is None or d.min != d.max
+    }
     args: list[Any] = []
     shapes: list[Any] = []
     for spec in program.inputs:
@@ -57,14 +63,17 @@ def capture(program: Program, rebuilt: Rebuilt) -> ExportedProgram:
             return torch.export.export(
                 rebuilt.module,
                 tuple(args),
-                dynamic_shapes=(tuple(shapes),),
+                dynamic_shapes=(tuple(shapes),) if shapes else None,
                 strict=False,
                 prefer_deferred_runtime_asserts_over_guards=True,
             )
     except Exception as error:
-        first = (str(error).strip().splitlines() or [""])[0][:300]
+        node, reason = failing_node(error)
+        found = provenance(node.meta.get("stack_trace")) if node is not None else {}
+        at = f" at `{found['operator']}`" if found else ""
+        where = f" ({found['source']})" if "source" in found else ""
         raise ExportFailed(
-            f"program `{program.name}` has no ONNX form: torch.export refuses its graph: {first}"
+            f"program `{program.name}` has no ONNX form: torch.export refuses its graph{at}{where}: {reason}"
         ) from error
 
 
@@ -80,7 +89,8 @@ def functional(program: Program, exported: ExportedProgram) -> ExportedProgram:
     except Exception as error:
         first = (str(error).strip().splitlines() or [""])[0][:200]
         raise ExportFailed(
-            f"program `{program.name}` changes its inputs in a way that has no ONNX form, as of their strides: {first}"
+            f"program `{program.name}` changes state or inputs in a way that has no ONNX form: sizes, strides or "
+            f"storage, or memory that they share ({first}). Give it tensors of their own, and let it write values alone"
         ) from error
 
 
@@ -97,7 +107,7 @@ def _dim(size: Size, dims: Mapping[str, Any]) -> Any:
     if isinstance(size, int):
         return None
     if isinstance(size, str):
-        return dims[size]
+        return dims.get(size)
     return _linear(size, dims) or Dim.AUTO
 
 
@@ -105,7 +115,9 @@ def _linear(size: SizeExpression, dims: Mapping[str, Any]) -> Any:
     if size.op not in ("add", "mul") or len(size.args) != 2:
         return None
     number, rest = sorted(size.args, key=lambda arg: not isinstance(arg, int))
-    inner = dims[rest] if isinstance(rest, str) else _linear(rest, dims) if isinstance(rest, SizeExpression) else None
+    inner = (
+        dims.get(rest) if isinstance(rest, str) else _linear(rest, dims) if isinstance(rest, SizeExpression) else None
+    )
     if not isinstance(number, int) or inner is None:
         return None
     return inner * number if size.op == "mul" else inner + number
@@ -175,24 +187,46 @@ def to_onnx(program: Program, exported: ExportedProgram, *, opset: int, translat
 
 def _untranslated(program: Program, error: BaseException) -> str:
     """Return which node of torch has no translation, where it comes from, and what to do."""
+    node, reason = failing_node(error)
+    if node is None:
+        return f"program `{program.name}` has no ONNX form: {reason}"
+    found = provenance(node.meta.get("stack_trace"))
+    where = f" ({found['source']})" if "source" in found else ""
+    if str(node.target).startswith("auto_functionalized"):
+        written = next(arg for arg in node.args if isinstance(arg, OpOverload))
+        return (
+            f"operator `{_shown(written)}`{where} of program `{program.name}` writes to its arguments, and no function "
+            "of ONNX does. Give the model one that returns new values"
+        )
+    if not isinstance(node.target, OpOverload):
+        name = found.get("operator", str(node.target))
+        return f"operator `{name}`{where} of program `{program.name}` has no translation to ONNX: {reason}"
+    return (
+        f"operator `{_shown(node.target)}`{where} of program `{program.name}` has no translation to ONNX: {reason}. "
+        "Give one with `--onnx-translations FILE.py:NAME` (`OnnxOptions(translations=...)`): a dict from "
+        f"`torch.ops.{node.target}` to an ONNX Script function"
+    )
+
+
+def _shown(operator: OpOverload) -> str:
+    return str(operator).replace(".", "::", 1)
+
+
+def failing_node(error: BaseException) -> tuple[torch.fx.Node | None, str]:
+    """Return the node that was at work when `error` arose, the innermost that has one, and the innermost reason."""
     node, cause = None, error
     while cause is not None:
         trace = cause.__traceback__
         while trace is not None:
-            candidate = trace.tb_frame.f_locals.get("node")
-            node = candidate if isinstance(candidate, torch.fx.Node) else node
+            names = trace.tb_frame.f_locals
+            candidate = next(
+                (names[name] for name in ("node", "n") if isinstance(names.get(name), torch.fx.Node)), None
+            )
+            if candidate is not None and candidate.op == "call_function":
+                node = candidate
             trace = trace.tb_next
         error, cause = cause, cause.__cause__
-    reason = (str(error).strip().splitlines() or [""])[0][:200]
-    if node is None:
-        return f"program `{program.name}` has no ONNX form: {reason}"
-    operator = str(node.target).replace(".", "::", 1)
-    where = provenance(node.meta.get("stack_trace")).get("source")
-    return (
-        f"operator `{operator}`{f' ({where})' if where else ''} of program `{program.name}` has no translation to "
-        f"ONNX: {reason}. Give one with `--onnx-translations FILE.py:NAME` (`OnnxOptions(translations=...)`): a dict "
-        f"from `torch.ops.{node.target}` to an ONNX Script function"
-    )
+    return node, (str(error).strip().splitlines() or [""])[0][:200]
 
 
 def provenance(trace: str | None) -> dict[str, str]:
@@ -230,7 +264,8 @@ def _name_sizes(program: Program, exported: ExportedProgram, converted: Any) -> 
 
 def _refuse_random(program: Program, model: ir.Model) -> None:
     for node in model.graph.all_nodes():
-        if node.op_type in _RANDOM:
+        # Dropout has a third input where it drops.
+        if node.op_type in _RANDOM or (node.op_type == "Dropout" and len(node.inputs) == 3):
             found = provenance(node.metadata_props.get("pkg.torch.onnx.stack_trace"))
             where = f" ({found['source']})" if "source" in found else ""
             raise ExportFailed(
