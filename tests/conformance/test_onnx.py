@@ -91,6 +91,14 @@ def test_onnx_engine_gives_the_values_and_structure_of_eager(tied, size):
     np.testing.assert_array_equal(arrays["hidden"], got["hidden"].numpy())
 
 
+def test_arrays_of_any_layout_and_byte_order_are_taken_by_value(tied):
+    module = aotexport_runtime.load(tied, target="onnx")
+    ids, bias = np.arange(3), np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4)
+    expected = module({"ids": ids}, bias=bias)["hidden"]
+    for turned in (bias.astype(">f4"), np.asfortranarray(bias), bias[::-1].copy()[::-1]):
+        np.testing.assert_array_equal(module({"ids": ids.astype(">i8")}, bias=turned)["hidden"], expected)
+
+
 def test_model_names_inputs_outputs_and_sizes_as_the_call_does(tied):
     model = onnx.load(tied / "model.onnx", load_external_data=False)
     assert [value.name for value in model.graph.input] == ["batch.ids", "bias"]

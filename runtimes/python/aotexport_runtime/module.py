@@ -14,8 +14,8 @@ from torch import nn
 
 from aotexport_runtime import dtypes
 from aotexport_runtime.bundle import Bundle
-from aotexport_runtime.call.fast_way import Call
 from aotexport_runtime.call.plan import Plan, StateSlot
+from aotexport_runtime.call.straight_line import Call
 from aotexport_runtime.call.variants import Variants
 from aotexport_runtime.engines.codegen import Environment
 from aotexport_runtime.engines.cpu import Libraries

@@ -3,30 +3,24 @@
 It checks in straight-line code what the signature and the guards check, and turns away whatever they would have to look
 at twice; then they decide, and find the words for a refusal. Invariant: what it serves, they admit as well, with the
 same inputs and symbols, and the functional graph, where there is one, serves it.
-
-The source holds positions and integers alone; whatever the bundle says stands in a table of constants.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from aotexport_runtime import dtypes, sizes
+from aotexport_runtime import dtypes
 from aotexport_runtime.call import transforms
 from aotexport_runtime.call.autograd import JointProgram, apply_joint
 from aotexport_runtime.call.guards import SoftGuards
 from aotexport_runtime.call.signature import Signature
-from aotexport_runtime.engines.source import define
+from aotexport_runtime.call.straight_line import Call, Writer, input_name, serves
 from aotexport_runtime.schema.manifest import StateTensor
-from aotexport_runtime.schema.program import ArgumentInput, Program, SizeInput
-from aotexport_runtime.schema.sizes import Dimension, Size
-
-Call = Callable[[tuple[Any, ...], dict[str, Any]], Any]
-"""`(args, kwargs) -> what the call returns`."""
+from aotexport_runtime.schema.program import ArgumentInput, Program
 
 StateSlot = tuple[dict[str, Any], str]
 """A table and the key in it at which the current tensor of a name is kept."""
@@ -80,69 +74,24 @@ class Way:
 def fast_way(way: Way) -> Call:
     """Return what takes every call of a program: the fast way, or the other where the program has none."""
     program, leaves = way.program, way.signature.plain_leaves
-    tensors = [spec for spec in program.inputs if not isinstance(spec, SizeInput)]
-    arguments = {index for index, spec in enumerate(program.inputs) if isinstance(spec, ArgumentInput)}
-    if leaves is None or set(leaves) != arguments or program.fixed:
+    if leaves is None or not serves(program, leaves):
         return way.otherwise
-    if len(tensors) < len(program.inputs) or any(spec.subclass is not None for spec in tensors):
-        return way.otherwise
-    writer = _Writer()
-    writer.scope["otherwise"] = way.otherwise
-    writer.refuse_if(f"kwargs or len(args) != {len(leaves)}")
-    if leaves:
-        writer.lines.append(f"{', '.join(map(_input, leaves))}, = args")
+    writer = Writer()
+    writer.bind(leaves)
     for index in leaves:
         _check_argument(writer, way, index)
     _take_state(writer, way)
-    for number, dimension in enumerate(program.dimensions):
-        _bind_symbol(writer, dimension, number)
-    for index in leaves:
-        _check_shape(writer, program, index)
-    for guard in program.guards:
-        writer.refuse_if(f"not {writer.size(guard)}")
+    writer.check_sizes(program, leaves)
     if way.functional is not None:
         _check_functional(writer, program, way.functional)
-    if writer.symbols:
-        undefined = writer.constant(sizes.UNDEFINED)
-        checks = [f"    {line}" for line in writer.lines]
-        writer.lines = ["try:", *checks, f"except {undefined}: return otherwise(args, kwargs)"]
+    writer.guarded()
     _serve(writer, way)
-    return define("call", "args, kwargs", writer.lines, {**sizes.SCOPE, **writer.scope}, f"{program.name} call")
+    return writer.function(way.otherwise, f"{program.name} call")
 
 
-def _input(index: int) -> str:
-    return f"v{index}"
-
-
-@dataclass
-class _Writer:
-    """Source under construction, with the constants that it refers to and the sources of symbols."""
-
-    lines: list[str] = field(default_factory=list[str])
-    scope: dict[str, Any] = field(default_factory=dict[str, Any])
-    symbols: dict[str, str] = field(default_factory=dict[str, str])
-
-    def constant(self, value: Any) -> str:
-        name = f"c{len(self.scope)}"
-        self.scope[name] = value
-        return name
-
-    def refuse_if(self, condition: str) -> None:
-        self.lines.append(f"if {condition}: return otherwise(args, kwargs)")
-
-    def size(self, size: Size) -> str:
-        return sizes.source(size, self.symbols.__getitem__)
-
-    def shape(self, shape: Sequence[Size]) -> str:
-        """Return the source of a tuple of sizes."""
-        if all(isinstance(size, int) for size in shape):
-            return self.constant(tuple(shape))
-        return f"({''.join(f'{self.size(size)}, ' for size in shape)})"
-
-
-def _check_argument(writer: _Writer, way: Way, index: int) -> None:
+def _check_argument(writer: Writer, way: Way, index: int) -> None:
     """Check what every call's tensor must be, whatever its sizes are."""
-    spec, value = way.program.inputs[index], _input(index)
+    spec, value = way.program.inputs[index], input_name(index)
     assert isinstance(spec, ArgumentInput)
     tensor, parameter = writer.constant(torch.Tensor), writer.constant(torch.nn.Parameter)
     writer.refuse_if(f"type({value}) is not {tensor} and type({value}) is not {parameter}")
@@ -158,10 +107,10 @@ def _check_argument(writer: _Writer, way: Way, index: int) -> None:
         writer.refuse_if(f"{value}.dim() != {len(spec.meta.shape)}")
 
 
-def _take_state(writer: _Writer, way: Way) -> None:
+def _take_state(writer: Writer, way: Way) -> None:
     taken: dict[tuple[int, str], str] = {}
     for index, table, key in way.state:
-        value = taken[id(table), key] = _input(index)
+        value = taken[id(table), key] = input_name(index)
         writer.lines.append(f"{value} = {writer.constant(table)}.get({writer.constant(key)})")
         writer.refuse_if(f"{value} is None")
     for (table, key), others, _ in way.ties:
@@ -170,27 +119,7 @@ def _take_state(writer: _Writer, way: Way) -> None:
             writer.refuse_if(f"{writer.constant(other)}.get({writer.constant(name)}) is not {value}")
 
 
-def _bind_symbol(writer: _Writer, dimension: Dimension, number: int) -> None:
-    symbol = f"s{number}"
-    writer.lines.append(f"{symbol} = {_input(dimension.input_index)}.shape[{int(dimension.axis)}]")
-    if dimension.factor != 1 or dimension.offset != 0:
-        factor, offset = int(dimension.factor), int(dimension.offset)
-        writer.lines.append(f"{symbol}, remainder = divmod({symbol} - ({offset}), {factor})")
-        writer.refuse_if("remainder")
-    if dimension.min is not None:
-        writer.refuse_if(f"{symbol} < {int(dimension.min)}")
-    if dimension.max is not None:
-        writer.refuse_if(f"{symbol} > {int(dimension.max)}")
-    writer.symbols[dimension.symbol] = symbol
-
-
-def _check_shape(writer: _Writer, program: Program, index: int) -> None:
-    spec = program.inputs[index]
-    assert isinstance(spec, ArgumentInput)
-    writer.refuse_if(f"{_input(index)}.shape != {writer.shape(spec.meta.shape)}")
-
-
-def _check_functional(writer: _Writer, program: Program, served: Served) -> None:
+def _check_functional(writer: Writer, program: Program, served: Served) -> None:
     """Check that the functional graph serves the call; see `SoftGuards`."""
     soft, device_type = served.soft, served.device_type
     writer.refuse_if(f"{writer.constant(transforms.active)}()")
@@ -201,38 +130,41 @@ def _check_functional(writer: _Writer, program: Program, served: Served) -> None
     for guard in soft.guards:
         writer.refuse_if(f"not {writer.size(guard)}")
     for index, stride, _ in soft.strides:
-        writer.refuse_if(f"{_input(index)}.stride() != {writer.shape(stride)}")
+        writer.refuse_if(f"{input_name(index)}.stride() != {writer.shape(stride)}")
     for index in soft.lazy:
         spec = program.inputs[index]
         assert isinstance(spec, ArgumentInput)
         is_complex = spec.meta.dtype.startswith("complex")
-        writer.refuse_if(f"{_input(index)}.is_neg()" + (f" or {_input(index)}.is_conj()" if is_complex else ""))
-    wants = " or ".join(f"{_input(index)}.requires_grad" for index, _, _ in soft.strides) or "False"
+        writer.refuse_if(f"{input_name(index)}.is_neg()" + (f" or {input_name(index)}.is_conj()" if is_complex else ""))
+    wants = " or ".join(f"{input_name(index)}.requires_grad" for index, _, _ in soft.strides) or "False"
     enabled = f"{writer.constant(torch.is_grad_enabled)}()"
     if soft.records_gradients:
         writer.refuse_if(f"not {enabled} or not ({wants})")
         for index in soft.without_grad:
-            writer.refuse_if(f"{_input(index)}.requires_grad")
+            writer.refuse_if(f"{input_name(index)}.requires_grad")
         for index, is_leaf in soft.leaf_mutations:
-            writer.refuse_if(f"{_input(index)}.is_leaf is not {is_leaf}")
+            writer.refuse_if(f"{input_name(index)}.is_leaf is not {is_leaf}")
     else:
         writer.refuse_if(f"{enabled} and ({wants})")
     for index, offset in soft.offsets:
-        writer.refuse_if(f"{_input(index)}.storage_offset() != {writer.size(offset)}")
+        writer.refuse_if(f"{input_name(index)}.storage_offset() != {writer.size(offset)}")
     if soft.needs_alias_check:
-        shares, inputs = writer.constant(soft.mutation_is_shared), ", ".join(map(_input, range(len(program.inputs))))
+        shares, inputs = (
+            writer.constant(soft.mutation_is_shared),
+            ", ".join(map(input_name, range(len(program.inputs)))),
+        )
         writer.refuse_if(f"{shares}([{inputs}])")
 
 
-def _serve(writer: _Writer, way: Way) -> None:
+def _serve(writer: Writer, way: Way) -> None:
     """Run the program on the inputs."""
-    inputs = ", ".join(map(_input, range(len(way.program.inputs))))
+    inputs = ", ".join(map(input_name, range(len(way.program.inputs))))
     symbols = ", ".join(f"{writer.constant(symbol)}: {source}" for symbol, source in writer.symbols.items())
     joint = None if way.functional is None else way.functional.joint
     if joint is None:
         writer.lines.append(f"return {writer.constant(way.serve)}([{inputs}], {{{symbols}}})")
         return
     for index in joint.plain:
-        writer.refuse_if(f"{writer.constant(transforms.may_be_dead)}({_input(index)})")
+        writer.refuse_if(f"{writer.constant(transforms.may_be_dead)}({input_name(index)})")
     applied = f"{writer.constant(apply_joint)}({writer.constant(joint)}, {{{symbols}}}, {inputs})"
     writer.lines.append(f"return {writer.constant(way.unflatten)}({applied})")

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 from aotexport_runtime.bundle import Bundle
+from aotexport_runtime.call.straight_line import Call
 from aotexport_runtime.call.variants import Variants
 from aotexport_runtime.engines.onnx.plan import OnnxPlan
 from aotexport_runtime.engines.onnx.session import OnnxRuntime
@@ -42,8 +43,10 @@ class OnnxModule:
         for entry in bundle.manifest.programs:
             if entry.variant_of is None and entry.name in self._models:
                 self._methods.setdefault(bundle.program(entry.name).method, entry.name)
+        self._forward: Call | None = None
         if "forward" in self._methods:
-            self._plan(self._methods["forward"])
+            plan = self._plan(self._methods["forward"])
+            self._forward = plan.call if isinstance(plan, OnnxPlan) else plan
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the module.
@@ -52,7 +55,9 @@ class OnnxModule:
             CallInvalid: the call does not fit the program.
             NotSupported: the bundle has no ONNX model of `forward`, or the call needs gradients.
         """
-        return self._call("forward", *args, **kwargs)
+        if self._forward is None:
+            return self._call("forward", *args, **kwargs)
+        return self._forward(args, kwargs)
 
     def __getattr__(self, name: str) -> Any:
         """Return a method that the bundle has an ONNX model of."""

@@ -12,6 +12,7 @@ from aotexport_runtime.call.guards import Guards
 from aotexport_runtime.call.signature import Signature
 from aotexport_runtime.call.tensors import Array, is_torch_tensor
 from aotexport_runtime.engines.onnx.changes import Changes
+from aotexport_runtime.engines.onnx.fast_way import Way, fast_way
 from aotexport_runtime.engines.onnx.session import OnnxRuntime, as_complex, open_session, run_session
 from aotexport_runtime.errors import BundleInvalid, CallInvalid, CheckFailed, NotSupported
 from aotexport_runtime.schema.manifest import OnnxModel
@@ -58,6 +59,17 @@ class OnnxPlan:
         ]
         self._unflatten = builder(program.output_tree, constant)
         self.session = open_session(bundle, model, options)
+        self.way = Way(
+            program=program,
+            model=model,
+            signature=self._signature,
+            session=self.session,
+            unflatten=self._unflatten,
+            otherwise=self._check_and_run,
+        )
+        """What the fast way passes."""
+        self.call = fast_way(self.way)
+        """`__call__`, without this detour."""
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call the program.
@@ -67,6 +79,9 @@ class OnnxPlan:
             CheckFailed: what the program needs of values does not hold; nothing was changed.
             NotSupported: the call needs gradients, or changes what it cannot write to.
         """
+        return self.call(args, kwargs)
+
+    def _check_and_run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         inputs, symbols, violations = self.bind(args, kwargs)
         if violations:
             raise CallInvalid(self.program.name, violations)

@@ -136,6 +136,9 @@ def _feed(value: Any) -> Any:
             return tensor.numpy()
         bits = tensor.view(torch.int16 if tensor.element_size() == 2 else torch.uint8).numpy()
         return _rare(bits, name)
+    if not value.dtype.isnative:
+        # ONNX Runtime would take the bytes as they are.
+        value = value.astype(value.dtype.newbyteorder("="))
     array = np.ascontiguousarray(value).reshape(value.shape)
     if array.dtype.name in _ONNX_TYPES:
         return _rare(array.view(np.int16 if array.itemsize == 2 else np.uint8), array.dtype.name)

@@ -1,0 +1,80 @@
+"""The fast way through a call by ONNX Runtime: it serves what needs no care, as the other way would."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from torch.export import Dim
+
+import aotexport
+import aotexport_runtime
+from aotexport_runtime.bundle import open_bundle
+from aotexport_runtime.engines.onnx.fast_way import fast_way
+from aotexport_runtime.engines.onnx.plan import OnnxPlan
+
+TURNED_AWAY = object()
+ROWS = Dim("rows", min=2, max=5)
+
+
+def _model(x, ids):
+    return {"sum": (x.sum(), x + ids.unsqueeze(1)), "ids": ids * 2}
+
+
+@pytest.fixture(scope="module")
+def plan(tmp_path_factory):
+    path = tmp_path_factory.mktemp("fast") / "bundle"
+    args = torch.ones(3, 4), torch.arange(3)
+    sizes = ({0: ROWS}, {0: ROWS})
+    aotexport.export(_model, args, output=path, programs="infer", dynamic_shapes=sizes, onnx=True, verify=False)
+    bundle = open_bundle(path)
+    options = aotexport_runtime.OnnxRuntime()
+    return OnnxPlan(bundle, bundle.program("infer"), bundle.manifest.onnx[0], options, {})
+
+
+@pytest.fixture(scope="module")
+def fast(plan):
+    return fast_way(dataclasses.replace(plan.way, otherwise=lambda args, kwargs: TURNED_AWAY))
+
+
+@pytest.mark.parametrize("rows", [2, 5])
+@pytest.mark.parametrize("kind", ["arrays", "tensors"])
+def test_usual_call_is_served_as_by_the_other_way(plan, fast, rows, kind):
+    x, ids = np.linspace(-1, 1, 4 * rows, dtype=np.float32).reshape(rows, 4), np.arange(rows)
+    args = (x, ids) if kind == "arrays" else (torch.from_numpy(x), torch.from_numpy(ids))
+    got, expected = fast(args, {}), plan.way.otherwise(args, {})
+    assert list(got) == ["sum", "ids"]
+    for a, b in zip((*got["sum"], got["ids"]), (*expected["sum"], expected["ids"]), strict=True):
+        assert type(a) is type(b) is type(args[0])
+        assert (a.dtype, a.shape) == (b.dtype, b.shape)
+        np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
+
+
+X, IDS = torch.ones(3, 4), torch.arange(3)
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        (X, IDS.int()),
+        (X.double(), IDS),
+        (X.t().contiguous().t(), IDS),
+        (X.clone().requires_grad_(), IDS),
+        (torch.ones(6, 4), torch.arange(6)),
+        (torch.ones(1, 4), torch.arange(1)),
+        (X, torch.arange(2)),
+        (X[0], IDS),
+        (X, IDS.numpy()),
+        (X.numpy().T.copy().T, IDS.numpy()),
+        (X.numpy().astype(">f4"), IDS.numpy()),
+        (X.numpy().tolist(), IDS.numpy()),
+        (X,),
+        (X.to_sparse(), IDS),
+        (torch.ones(3, 4, device="meta"), IDS),
+    ],
+)
+def test_call_that_needs_care_is_turned_away(fast, args):
+    assert fast(args, {}) is TURNED_AWAY
+    assert fast((X,), {"ids": IDS}) is TURNED_AWAY
