@@ -5,16 +5,17 @@ A partition is no more than that set; the runtime derives both halves from it by
 
 from __future__ import annotations
 
-from aotexport_runtime.schema.graph import Graph
-from aotexport_runtime.schema.values import SequenceMeta
+from aotexport_runtime.schema.graph import Graph, Node
+from aotexport_runtime.schema.values import SequenceMeta, SizeMeta
 from aotexport_runtime.validate import references
 
 
 def saved_values(graph: Graph, returned: int, inputs: int) -> tuple[str, ...]:
     """Return the values that backward takes from forward when nothing is recomputed, in graph order.
 
-    A node belongs to forward when an output of the forward needs it. Backward may use forward values and
-    inputs: those are saved, except that of an operator with several results the used items are saved.
+    A node belongs to forward when an output of the forward needs it, or when it is a number that inputs or other such
+    nodes give, so that no tensor is kept for its sizes alone. Backward may use forward values and inputs: those are
+    saved, except that of an operator with several results the used items are saved.
 
     Args:
         graph: a joint graph.
@@ -28,11 +29,14 @@ def saved_values(graph: Graph, returned: int, inputs: int) -> tuple[str, ...]:
         if node.op == "python::getitem" and node.args and node.args[0] in tuples and node.args[0] in forward:
             forward.add(node.name)
     available = forward | {value.name for value in graph.inputs[:inputs]}
+    for node in graph.nodes:
+        if isinstance(node.meta, SizeMeta) and available.issuperset(_references(node)):
+            forward.add(node.name)
+            available.add(node.name)
     used: set[str] = set()
     for node in graph.nodes:
         if node.name in backward and node.name not in forward:
-            for argument in (*node.args, *node.kwargs.values()):
-                used.update(name for name in references(argument) if name in available)
+            used.update(name for name in _references(node) if name in available)
     for output in graph.outputs[returned:]:
         used.update(name for name in references(output) if name in available)
     in_order = [value.name for value in (*graph.inputs, *graph.nodes)]
@@ -43,6 +47,9 @@ def _needed(graph: Graph, outputs: list) -> set[str]:  # type: ignore[type-arg]
     wanted = {name for output in outputs for name in references(output)}
     for node in reversed(graph.nodes):
         if node.name in wanted:
-            for argument in (*node.args, *node.kwargs.values()):
-                wanted.update(references(argument))
+            wanted.update(_references(node))
     return wanted
+
+
+def _references(node: Node) -> set[str]:
+    return {name for argument in (*node.args, *node.kwargs.values()) for name in references(argument)}

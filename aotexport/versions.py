@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -31,7 +33,8 @@ class _Seen:
 
     Attributes:
         rises: by how much the version rose, per index of the program's inputs.
-        saved: inputs whose memory eager saved for backward; none where the model itself runs backward passes.
+        saved: inputs whose memory a backward pass from what the call leaves behind reads in eager; none where the model
+            itself runs backward passes.
     """
 
     rises: dict[int, int] = field(default_factory=dict)
@@ -52,7 +55,7 @@ def with_versions(call: ExampleCall, state: State, program: EncodedProgram) -> E
     try:
         seen = watch_example(call, state, program.record, functools.partial(_watch, hooks=_hooks))
     except RuntimeError:
-        # Function transforms in the model bear no such hooks.
+        # Function transforms in the model bear no such hooks, nor do backward passes.
         seen = watch_example(call, state, program.record, functools.partial(_watch, hooks=contextlib.nullcontext))
     graph = program.graphs[functional.file]
     functional = _counted(functional, seen, counts_of_parts(program.record), graph)
@@ -62,8 +65,10 @@ def with_versions(call: ExampleCall, state: State, program: EncodedProgram) -> E
 def _watch(run: Callable[[], Any], inputs: Sequence[Any], hooks: Any) -> _Seen:
     plain = {i: t for i, t in enumerate(inputs) if isinstance(t, torch.Tensor) and not is_wrapper(t)}
     before = {index: tensor._version for index, tensor in plain.items()}
-    with hooks() as pointers:
-        run()
+    with hooks() as saved:
+        left = run()
+    pointers = saved() if saved is not None else set()
+    del left
     seen = _Seen()
     for index, tensor in plain.items():
         seen.rises[index] = tensor._version - before[index]
@@ -72,26 +77,34 @@ def _watch(run: Callable[[], Any], inputs: Sequence[Any], hooks: Any) -> _Seen:
     return seen
 
 
-@contextlib.contextmanager
-def _hooks() -> Iterator[set[int]]:
-    """Watch what autograd saves for backward; yield its addresses."""
-    pointers: set[int] = set()
-    unpacked: list[bool] = []
+class _Saved:
+    """What autograd saved, below autograd: it lives as long as the graph that it was saved for."""
 
-    def pack(tensor: torch.Tensor) -> torch.Tensor:
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor.detach()
+
+
+@contextlib.contextmanager
+def _hooks() -> Iterator[Callable[[], set[int]]]:
+    """Watch what autograd saves for backward; yield what returns the addresses of that whose graph still lives."""
+    saved: weakref.WeakSet[_Saved] = weakref.WeakSet()
+
+    def pack(tensor: torch.Tensor) -> _Saved:
+        packed = _Saved(tensor)
         # What operators with bodies trace is no tensor of the call.
         if type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout is torch.strided:
-            pointers.add(tensor.untyped_storage().data_ptr())
-        return tensor
+            saved.add(packed)
+        return packed
 
-    def unpack(tensor: torch.Tensor) -> torch.Tensor:
-        unpacked.append(True)
-        return tensor
+    def unpack(packed: _Saved) -> torch.Tensor:
+        raise RuntimeError("the model itself runs a backward pass")
+
+    def addresses() -> set[int]:
+        gc.collect()
+        return {packed.tensor.untyped_storage().data_ptr() for packed in saved}
 
     with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
-        yield pointers
-    if unpacked:
-        pointers.clear()
+        yield addresses
 
 
 def _counted(functional: FunctionalGraph, seen: _Seen, counts: Sequence[int], graph: Graph) -> FunctionalGraph:

@@ -44,9 +44,6 @@ def capture_functional_graph(forward: ForwardCapture, *, grad: bool) -> Function
         return Refused("the model calls `detach_` on an input")
     if grad and (reason := unfit_hook(forward.graph.graph)) is not None:
         return Refused(reason)
-    if forward.rebinds:
-        names = ", ".join(f"`{entry.names[0]}`" for entry, _ in forward.rebinds)
-        return Refused(f"the call replaces the tensor attribute {names}")
     if grad and (name := _phase_checked(forward)):
         return Refused(
             f"eager's backward of `{name}` checks that the loss does not depend on the phase of eigenvectors"
@@ -116,6 +113,10 @@ class _Retrace(torch.fx.Interpreter):
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
         if target is torch.ops.aten.as_strided.default and asks_for_size(*args, **kwargs):
             return OverlappingView.apply(*args, *kwargs.values())
+        if target is torch.ops.aten.set_data.default:
+            # Functional graphs have no versions; what the epilogue owes is seen in eager.
+            with torch.no_grad():
+                return args[0].set_(args[1].detach())
         if target not in _DROPOUTS or len(args) != 3:
             return super().call_function(target, args, kwargs)
         # Their decomposition copies where eager returns the very input, and draws where it does not.

@@ -120,11 +120,10 @@ def _data(self: torch.Tensor) -> torch.Tensor:
 
 
 def _set_data(self: torch.Tensor, new: torch.Tensor) -> None:
-    """Stand for `self.data = new`: `self` takes the memory of `new`, and autograd does not see it."""
+    """Stand for `self.data = new`: `self` takes the memory of `new`, and keeps its version."""
     if new.dtype is not self.dtype or new.device != self.device:
         _refused("Tensor.data = ...` with another dtype or device, `", "Convert the model, or return the new tensor")()
-    with torch.no_grad():
-        self.set_(new.detach())  # type: ignore[arg-type] (torch's stub lacks tensors as sources)
+    torch.ops.aten.set_data.default(self, new)
 
 
 def _apply(self: nn.Module, function: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> nn.Module:

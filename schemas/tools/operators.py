@@ -21,7 +21,7 @@ HEADER = "# Operators of aten that a bundle may call; written by schemas/tools/o
 EXCLUDED = re.compile(
     r"""^(
     # files, pinned memory, streams, autograd's own state, dtypes as values
-      from_file | record_stream | .*pin_memory | is_pinned | retain_grad | retains_grad | set_data | is_leaf
+      from_file | record_stream | .*pin_memory | is_pinned | retain_grad | retains_grad | is_leaf
     | output_nr | requires_grad | can_cast | promote_types | result_type
     # storage that is not plain and strided: indices inside of it are not checked
     | .*sparse.* | .*coalesce.* | (ccol_|col_|crow_|row_)?indices(_copy)? | values(_copy)? | smm | sspaddmm | hspmm

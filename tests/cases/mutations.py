@@ -201,7 +201,7 @@ class ParameterUnderNoGrad(nn.Module):
         return x * self.weight
 
 
-@case(lambda: (torch.randn(2, 3),), forward_only="replaces the tensor attribute")
+@case(lambda: (torch.randn(2, 3),))
 class BufferReplaced(nn.Module):
     def __init__(self):
         super().__init__()
@@ -213,7 +213,7 @@ class BufferReplaced(nn.Module):
         return (x - self.mean) * self.weight
 
 
-@case(lambda: (torch.randn(2, 3),), forward_only="replaces the tensor attribute")
+@case(lambda: (torch.randn(2, 3),))
 class TensorAttributeReplaced(nn.Module):
     def __init__(self):
         super().__init__()
@@ -246,6 +246,32 @@ class ParameterDataAssigned(nn.Module):
     def forward(self, x):
         self.weight.data = self.weight.data.clamp(-0.5, 0.5)
         return x * self.weight
+
+
+@case(lambda: (leaf(2, 3),))
+class AttributesReplacedWithGradients(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("last", torch.zeros(3))
+        self.register_buffer("before", torch.zeros(2, 3))
+        self.weight = nn.Parameter(torch.randn(3))
+
+    def forward(self, x):
+        hidden = (x * self.weight + self.last.detach()).tanh()
+        self.last, self.before = hidden[0], x.detach()
+        return hidden.sum(), self.last * 2
+
+
+@case(lambda: (leaf(2, 3),), forward_only="set_ on a graph input")
+class ParameterDataAssignedAfterUse(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(3))
+
+    def forward(self, x):
+        scaled = x * self.weight
+        self.weight.data = self.weight.data * 0.5
+        return scaled
 
 
 @case(lambda: (torch.randn(3, 4), torch.randn(2, 3)), forward_only="set_ on a graph input")

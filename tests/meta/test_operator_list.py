@@ -12,7 +12,7 @@ WRITTEN_WITH = "2.13"
 
 DANGEROUS = {
     "reads files": ["from_file.default"],
-    "takes storage from anywhere": ["set_.source_Storage", "set_.source_Storage_storage_offset", "set_data.default"],
+    "takes storage from anywhere": ["set_.source_Storage", "set_.source_Storage_storage_offset"],
     "checks no bounds": ["_reshape_alias.default", "_reshape_alias_copy.default", "_index_put_impl_.default"],
     "builds sparse tensors unchecked": [
         *("_sparse_coo_tensor_unsafe.default", "_sparse_compressed_tensor_unsafe.default", "sparse_coo_tensor.indices"),

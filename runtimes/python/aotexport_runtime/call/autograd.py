@@ -244,6 +244,11 @@ class _Variant:
         return tuple(returned)
 
     @cached_property
+    def saves(self) -> bool:
+        """Whether tensors are saved for backward, by the graph or by eager in its place."""
+        return self.checked.start != self.checked.stop or bool(self.joint.gradients.checked_inputs)
+
+    @cached_property
     def whole_backward(self) -> Function:
         """The compiled backward where every tangent is defined, and none a batch."""
         return self._compile_backward((True,) * len(self.tangents), False)
@@ -366,7 +371,8 @@ class _Joint(torch.autograd.Function):
             with torch.enable_grad():
                 found = _differentiable_backward(ctx, again, grads)
             return tuple([None if gradient is None else gradient.detach() for gradient in found])
-        args: list[Any] = [*ctx.saved_tensors]
+        # A second pass raises where eager saved something, which the first one freed.
+        args: list[Any] = [*ctx.saved_tensors] if variant.saves else []
         if variant.checks and not any(grads[position] is None for position in variant.outer):
             _check_versions(ctx)
         if variant.loose is not None:

@@ -30,7 +30,7 @@ class Mutations:
         for mutation in functional.mutations:
             own = mutation.data + mutation.metadata + mutation.storage
             rise = rises.pop(mutation.input_index, own)
-            silent = mutation.data and rise < own
+            silent = (mutation.data or mutation.storage) and rise < own
             rises[mutation.input_index] = rise - own + silent
             self._writes.append((mutation, silent))
         self._rises = [(index, by) for index, by in rises.items() if by > 0]
@@ -52,6 +52,9 @@ class Mutations:
 
 def _apply(mutation: InputMutation, original: torch.Tensor, updated: torch.Tensor, silent: bool) -> None:
     if mutation.storage:
+        if silent:
+            original.data = updated
+            return
         with torch.no_grad():
             original.set_(updated)  # pyright: ignore[reportArgumentType] (torch's stub lacks tensors as sources)
         return

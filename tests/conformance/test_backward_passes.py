@@ -1,0 +1,109 @@
+"""What a caller does between a call and its backward passes, compared with eager: on which tensors backward relies."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.export import Dim
+
+import aotexport
+import aotexport_runtime
+
+
+class Scaled(nn.Module):
+    """Reads a buffer for a part of autograd's graph that no output needs."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.tensor([[2.0, 1.0], [0.5, 3.0]]))
+        self.register_buffer("estimate", torch.ones(2))
+
+    def forward(self, x):
+        scale = (self.weight @ self.estimate).sum().detach()
+        return x @ (self.weight / scale), (x * 2).sum(0)
+
+
+def _sums(x, y):
+    return x + y.view_as(x), (x - y).sum(0)
+
+
+def _replaced(x, y):
+    x.data = y.detach() * 2
+    return x * y
+
+
+def _arguments():
+    torch.manual_seed(0)
+    return [torch.randn(2, 2, requires_grad=True) for _ in range(2)]
+
+
+@pytest.fixture(scope="module")
+def bundles(tmp_path_factory):
+    root = tmp_path_factory.mktemp("backward_passes")
+    x, y = _arguments()
+    rows = Dim("rows", max=8)
+    aotexport.export(Scaled(), (x,), output=root / "scaled", verify=False, dynamic_shapes=({0: rows},))
+    aotexport.export(_sums, (x, y), output=root / "sums", verify=False, dynamic_shapes=({0: rows}, {0: rows}))
+    aotexport.export(_replaced, (x, y), output=root / "replaced", verify=False)
+    return root
+
+
+TARGETS = pytest.mark.parametrize("target", ["portable", "autograd"])
+
+
+@TARGETS
+@pytest.mark.parametrize("changed", ["weight", "estimate", "x"])
+def test_change_between_forward_and_backward_raises_where_eager_does(bundles, target, changed):
+    def gradients(module):
+        (x, _) = _arguments()
+        loss = module(x)[0].sum()
+        with torch.no_grad():
+            {**dict(module.named_parameters()), **dict(module.named_buffers()), "x": x}[changed].mul_(2)
+        try:
+            loss.backward()
+        except RuntimeError as error:
+            if "modified by an inplace operation" in str(error):
+                return []
+            raise
+        return [x.grad, module.weight.grad]
+
+    loaded = aotexport_runtime.load(bundles / "scaled", target=target)
+    expected = gradients(Scaled())
+    assert len(expected) == (0 if changed == "x" else 2)
+    torch.testing.assert_close(gradients(loaded.train()), expected)
+
+
+@TARGETS
+def test_backward_relies_on_nothing_where_eager_needs_sizes_alone(bundles, target):
+    def outcome(function):
+        x, y = _arguments()
+        loss = sum(result.sum() for result in function(x, y))
+        with torch.no_grad():
+            x.mul_(2)
+        loss.backward()
+        loss.backward()
+        return [x.grad, y.grad]
+
+    loaded = aotexport_runtime.load(bundles / "sums", target=target)
+    torch.testing.assert_close(outcome(loaded), outcome(_sums))
+
+
+@TARGETS
+def test_second_backward_raises_where_eager_saves_something(bundles, target):
+    loaded = aotexport_runtime.load(bundles / "scaled", target=target)
+    loss = copy.deepcopy(loaded.train())(_arguments()[0])[0].sum()
+    loss.backward()
+    with pytest.raises(RuntimeError, match="second time"):
+        loss.backward()
+
+
+@TARGETS
+def test_assigned_data_keeps_the_version(bundles, target):
+    x, y = _arguments()
+    before = x._version
+    aotexport_runtime.load(bundles / "replaced", target=target)(x, y)
+    assert x._version == before
+    torch.testing.assert_close(x.detach(), y.detach() * 2)
