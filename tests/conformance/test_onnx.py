@@ -22,6 +22,7 @@ import aotexport_runtime
 from aotexport import ExportFailed, OnnxOptions, VerificationFailed
 from aotexport_runtime import BundleInvalid, CallInvalid, CheckFailed, NotSupported, OnnxRuntime
 from tests.hostile.crafted import Crafted
+from tests.scaled import ScaledInt8
 
 BATCH = Dim("batch", min=1, max=64)
 
@@ -632,6 +633,47 @@ def test_program_of_a_kind_equals_eager_in_onnx_runtime(tmp_path, make, x):
     if make is Quantised:
         model = onnx.load(tmp_path / "bundle/model.onnx", load_external_data=False)
         assert {t.name: t.data_type for t in model.graph.initializer}["weight"] == onnx.TensorProto.INT8
+
+
+class Wrapped(nn.Module):
+    """A linear layer whose weight is a tensor of a class: 8-bit integers and a scale per row."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 6)
+        self.linear.weight = nn.Parameter(ScaledInt8.of(torch.randn(6, 4)), requires_grad=False)
+
+    def forward(self, x):
+        return self.linear(x).relu()
+
+
+def test_weights_of_a_tensor_subclass_are_parts_of_the_bundle(tmp_path):
+    torch.manual_seed(0)
+    model, x = Wrapped(), torch.randn(3, 4)
+    found = export_alone(model, (x,), output=tmp_path / "bundle", dynamic_shapes=({0: BATCH},))
+    assert {comparison.vector for comparison in found} >= {"batch=1", "batch=33"}
+    proto = onnx.load(tmp_path / "bundle/model.onnx", load_external_data=False)
+    parts = {t.name: t.data_type for t in proto.graph.initializer if t.external_data}
+    assert parts["linear.weight.integers"] == onnx.TensorProto.INT8
+    module = aotexport_runtime.load(tmp_path / "bundle", target="onnx")
+    torch.testing.assert_close(module(x), model(x).detach())
+
+
+def test_argument_of_a_tensor_subclass_is_refused_by_name(tmp_path):
+    with pytest.raises(ExportFailed, match=r"^program `infer` has no ONNX form: `x` is a `tests.scaled:ScaledInt8`, "):
+        export_alone(lambda x: x + 1, (ScaledInt8.of(torch.randn(6, 4)),), output=tmp_path / "bundle")
+
+
+def _sixth(x):
+    return x[torch.tensor([5])]
+
+
+def test_sizes_that_the_model_refuses_are_named_among_the_comparisons(tmp_path):
+    sizes = ({0: Dim("rows", min=1, max=64)},)
+    found = export_alone(_sixth, (torch.randn(6, 4),), output=tmp_path / "bundle", dynamic_shapes=sizes)
+    names = {comparison.vector: comparison.name for comparison in found}
+    assert names["rows=1"].startswith("not compared at rows=1: the model refuses it: index 5 is out of bounds")
+    assert names["rows=16"] == "call 0: output"
 
 
 def _network(dtype):

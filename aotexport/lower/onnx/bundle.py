@@ -15,6 +15,7 @@ import torch
 import aotexport
 from aotexport.errors import ExportFailed, ModelFileInvalid
 from aotexport.lower.onnx.options import OnnxOptions
+from aotexport.lower.onnx.plain import plain, stored_parts
 from aotexport.verify import Comparison
 from aotexport.write.files import list_files, staged
 from aotexport_runtime import open_bundle
@@ -26,7 +27,6 @@ from aotexport_runtime.schema.manifest import Manifest, OnnxModel
 from aotexport_runtime.schema.program import Program, StateInput
 from aotexport_runtime.schema.vectors import Vector
 from aotexport_runtime.self_test import read_vector
-from aotexport_runtime.weights import load_tensors
 
 TARGET = "onnx"
 
@@ -101,10 +101,10 @@ def add_onnx(
     for model in bundle.manifest.onnx:
         (root / model.file).unlink(missing_ok=True)
         constants_file(root, model.program).unlink(missing_ok=True)
-    traces: list[_Trace] = []
+    traces: list[Trace] = []
     for program in programs:
         progress(f"{program.name}: ONNX graph")
-        traces.append((program, *traced(bundle, program, options)))
+        traces.append(traced(bundle, program, options))
     changing = _changing(bundle, traces)
     models: list[OnnxModel] = []
     for trace in traces:
@@ -160,11 +160,11 @@ def choose(bundle: Bundle, options: OnnxOptions) -> list[Program]:
     return chosen
 
 
-_Trace = tuple[Program, Any, Any]
-"""A program, its rebuilt forward graph, and what `torch.export` makes of it."""
+Trace = tuple[Program, Any, Any]
+"""A program in plain tensors, its graph rebuilt, and what `torch.export` makes of it."""
 
 
-def _changing(bundle: Bundle, traces: Iterable[_Trace]) -> frozenset[str]:
+def _changing(bundle: Bundle, traces: Iterable[Trace]) -> frozenset[str]:
     """Return the state tensors that a call of some model changes or replaces."""
     changed: set[str] = set()
     for program, rebuilt, _ in traces:
@@ -172,9 +172,7 @@ def _changing(bundle: Bundle, traces: Iterable[_Trace]) -> frozenset[str]:
     return frozenset(entry.name for entry in bundle.manifest.state if entry.name in changed)
 
 
-def _write_model(
-    bundle: Bundle, trace: _Trace, file: str, changing: Collection[str], options: OnnxOptions
-) -> OnnxModel:
+def _write_model(bundle: Bundle, trace: Trace, file: str, changing: Collection[str], options: OnnxOptions) -> OnnxModel:
     import onnx_ir as ir
 
     from aotexport.lower.onnx.finish import finish
@@ -188,7 +186,7 @@ def _write_model(
     outputs = output_names(program, inputs)
     outputs += update_names(rebuilt.updates, [*inputs, *outputs])
     outputs += check_names(len(rebuilt.checks), [*inputs, *outputs])
-    entries = {entry.name: entry for entry in bundle.manifest.state}
+    entries = {name: part for entry in bundle.manifest.state for name, part in stored_parts(entry).items()}
     finish(model, inputs, outputs, reserved=entries, state=rebuilt.state)
     state_inputs = attach_state(model, rebuilt.state, entries, bundle.root, changing=changing)
     attach_constants(model, f"targets/onnx/{program.name}.safetensors", bundle.root)
@@ -211,8 +209,8 @@ def _write_model(
     )
 
 
-def traced(bundle: Bundle, program: Program, options: OnnxOptions) -> tuple[Any, Any]:
-    """Return the rebuilt forward graph of `program`, and what `torch.export` makes of it.
+def traced(bundle: Bundle, program: Program, options: OnnxOptions) -> Trace:
+    """Return `program` in plain tensors, its graph rebuilt, and what `torch.export` makes of it.
 
     Raises:
         ExportFailed: it cannot be translated, or changes or aliases what the options do not allow.
@@ -220,27 +218,20 @@ def traced(bundle: Bundle, program: Program, options: OnnxOptions) -> tuple[Any,
     from aotexport.lower.onnx.rebuild import rebuild
     from aotexport.lower.onnx.translate import capture
 
-    graph = bundle.graph(program.name, program.forward.file)
-    types = bundle.manifest.requirements.tensor_types
-    if types:
-        raise ExportFailed(
-            f"program `{program.name}` has no ONNX form: the bundle holds tensors of `{types[0]}`, and ONNX has plain "
-            "tensors only"
-        )
-    tensors = load_tensors(bundle, bundle.manifest.state, Environment().form)
-    namespaces = bundle.manifest.requirements.operator_namespaces
     if options.state == "refuse":
         _refuse_aliases(bundle, program)
-    rebuilt = rebuild(program, graph, tensors, namespaces=namespaces)
+    taken = plain(bundle, program)
+    program, namespaces = taken.program, bundle.manifest.requirements.operator_namespaces
+    rebuilt = rebuild(program, taken.graph, taken.tensors, namespaces=namespaces)
     exported = capture(program, rebuilt)
     updated = _updated(program, rebuilt, exported) if rebuilt.may_write else []
     if not updated:
-        return rebuilt, exported
+        return program, rebuilt, exported
     if options.state == "refuse":
         raise _Stateful(program, f"changes {', '.join(f'`{name}`' for name in updated)}")
     _refuse_shared(bundle, program, updated)
-    rebuilt = rebuild(program, graph, tensors, namespaces=namespaces, updated=updated)
-    return rebuilt, capture(program, rebuilt)
+    rebuilt = rebuild(program, taken.graph, taken.tensors, namespaces=namespaces, updated=updated)
+    return program, rebuilt, capture(program, rebuilt)
 
 
 class _Stateful(ExportFailed):

@@ -57,7 +57,7 @@ def _torch_values(
 ) -> dict[str, tuple[torch.Tensor, Any]]:
     from aotexport.lower.onnx.bundle import traced
 
-    _, exported = traced(bundle, program, options)
+    program, _, exported = traced(bundle, program, options)
     converted = to_onnx(program, exported, opset=options.opset, translations=options.translations)
     recorder = _Recorder(converted.exported_program.module(check_guards=False))
     with torch.no_grad():

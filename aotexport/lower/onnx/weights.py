@@ -14,13 +14,13 @@ import onnx_ir as ir
 from safetensors.numpy import save_file
 
 from aotexport.lower.onnx.translate import INLINE_NBYTES
-from aotexport_runtime.schema.manifest import StateTensor
+from aotexport_runtime.schema.manifest import StateTensor, StoredPart
 
 
 def attach_state(
     model: ir.Model,
     state: Mapping[str, str],
-    entries: Mapping[str, StateTensor],
+    entries: Mapping[str, StateTensor | StoredPart],
     root: Path,
     *,
     changing: Collection[str] = (),
@@ -30,7 +30,7 @@ def attach_state(
     Args:
         model: changed in place.
         state: name of the state tensor per input.
-        entries: the manifest's entries, by name.
+        entries: the manifest's entries and their parts, by name.
         root: directory of the bundle.
         changing: names of state tensors whose initialisers stay inputs too, so that a caller may give other values.
 
@@ -46,19 +46,20 @@ def attach_state(
         graph.inputs.remove(value)
         if not value.uses():
             continue
-        entry = entries[state[str(value.name)]]
-        value.name = entry.name if entry.name not in taken else f"state.{entry.name}"
+        name = state[str(value.name)]
+        entry = entries[name]
+        value.name = name if name not in taken else f"state.{name}"
         if entry.file not in headers:
             headers[entry.file] = tensor_ranges(root.joinpath(*entry.file.split("/")))
         value.const_value = _external(value, entry, headers[entry.file][entry.key], root)
         graph.initializers[value.name] = value
-        if entry.name in changing:
+        if name in changing:
             graph.inputs.append(value)
-            kept[entry.name] = value.name
+            kept[name] = value.name
     return kept
 
 
-def _external(value: ir.Value, entry: StateTensor, where: tuple[int, int], root: Path) -> Any:
+def _external(value: ir.Value, entry: StateTensor | StoredPart, where: tuple[int, int], root: Path) -> Any:
     assert value.shape is not None
     assert value.dtype is not None
     shape = [int(size) for size in value.shape]  # type: ignore[arg-type]

@@ -20,7 +20,7 @@ from aotexport_runtime.call.guards import SoftGuards
 from aotexport_runtime.call.signature import Signature
 from aotexport_runtime.call.straight_line import Call, Writer, input_name, serves
 from aotexport_runtime.schema.manifest import StateTensor
-from aotexport_runtime.schema.program import ArgumentInput, Program
+from aotexport_runtime.schema.program import ArgumentInput, InputSpec, Program, StateInput
 
 StateSlot = tuple[dict[str, Any], str]
 """A table and the key in it at which the current tensor of a name is kept."""
@@ -74,7 +74,7 @@ class Way:
 def fast_way(way: Way) -> Call:
     """Return what takes every call of a program: the fast way, or the other where the program has none."""
     program, leaves = way.program, way.signature.plain_leaves
-    if leaves is None or not serves(program, leaves):
+    if leaves is None or not serves(program, leaves) or any(map(_is_wrapped, program.inputs)):
         return way.otherwise
     writer = Writer()
     writer.bind(leaves)
@@ -87,6 +87,10 @@ def fast_way(way: Way) -> Call:
     writer.guarded()
     _serve(writer, way)
     return writer.function(way.otherwise, f"{program.name} call")
+
+
+def _is_wrapped(spec: InputSpec) -> bool:
+    return isinstance(spec, StateInput) and spec.subclass is not None
 
 
 def _check_argument(writer: Writer, way: Way, index: int) -> None:

@@ -26,11 +26,11 @@ def serves(program: Program, leaves: Sequence[int] | None) -> bool:
         program: its record.
         leaves: input per positional argument, see `Signature.plain_leaves`.
     """
-    tensors = [spec for spec in program.inputs if not isinstance(spec, SizeInput)]
-    arguments = {index for index, spec in enumerate(program.inputs) if isinstance(spec, ArgumentInput)}
-    if leaves is None or set(leaves) != arguments or program.fixed:
+    arguments = {index: spec for index, spec in enumerate(program.inputs) if isinstance(spec, ArgumentInput)}
+    if leaves is None or set(leaves) != arguments.keys() or program.fixed:
         return False
-    return len(tensors) == len(program.inputs) and all(spec.subclass is None for spec in tensors)
+    has_sizes = any(isinstance(spec, SizeInput) for spec in program.inputs)
+    return not has_sizes and all(spec.subclass is None for spec in arguments.values())
 
 
 def input_name(index: int) -> str:

@@ -1,0 +1,113 @@
+"""A program with its graph in plain tensors, which is all that ONNX has.
+
+It is the forward graph. Of a program whose state has tensors of wrapper subclasses, quantised weights above all, it is
+the inference graph, in which these are taken apart: their parts are state tensors of their own, `<name>.<attribute>`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import msgspec
+import torch
+
+from aotexport.errors import ExportFailed
+from aotexport_runtime.allowed import SUBCLASS_OPERANDS
+from aotexport_runtime.bundle import Bundle
+from aotexport_runtime.schema.graph import Graph
+from aotexport_runtime.schema.manifest import StateTensor, StoredPart
+from aotexport_runtime.schema.program import ArgumentInput, FreshOutput, InputSpec, Program, SizeInput, StateInput
+from aotexport_runtime.schema.subclasses import Subclass
+from aotexport_runtime.weights import load_parts, parts_of
+
+
+@dataclass(frozen=True)
+class Plain:
+    """A program in plain tensors.
+
+    Attributes:
+        program: its record; inputs are those of `graph`, and indices of dimensions count them.
+        graph: computes its outputs.
+        tensors: its state by name, mapped from the bundle's files.
+    """
+
+    program: Program
+    graph: Graph
+    tensors: dict[str, torch.Tensor]
+
+
+def plain(bundle: Bundle, program: Program) -> Plain:
+    """Return `program` in plain tensors.
+
+    Raises:
+        ExportFailed: arguments or results are of a tensor subclass, or state of one is changed; says the way out.
+    """
+    names = {spec.name for spec in program.inputs if isinstance(spec, StateInput)}
+    state = {
+        name: part
+        for entry in bundle.manifest.state
+        if entry.name in names
+        for name, part in stored_parts(entry).items()
+    }
+    tensors = dict(zip(state, load_parts(bundle, state.values()), strict=True))
+    forward = bundle.graph(program.name, program.forward.file)
+    wraps = any(not isinstance(spec, SizeInput) and spec.subclass is not None for spec in program.inputs)
+    if not wraps and not any(node.op in SUBCLASS_OPERANDS for node in forward.nodes):
+        return Plain(program, forward, tensors)
+    functional = program.functional
+    reason = _why_not(program)
+    if functional is None or reason:
+        raise ExportFailed(
+            f"program `{program.name}` has no ONNX form: {reason}, and ONNX has plain tensors only. Give the model "
+            "plain tensors, and make those of the subclass inside of it, or let it change and return none"
+        )
+    return Plain(_taken_apart(program), bundle.graph(program.name, functional.file), tensors)
+
+
+def stored_parts(entry: StateTensor) -> dict[str, StateTensor | StoredPart]:
+    """Return the plain tensors of an entry of the manifest by name: itself, or what a tensor subclass is made of."""
+    names = [entry.name] if entry.subclass is None else _part_names(entry.name, entry.subclass)
+    return dict(zip(names, parts_of(entry), strict=True))
+
+
+def _part_names(name: str, record: Subclass) -> Iterator[str]:
+    for attribute, inner in zip(record.attributes, record.inner, strict=True):
+        path = f"{name}.{attribute}"
+        yield from [path] if inner is None else _part_names(path, inner)
+
+
+def _why_not(program: Program) -> str:
+    """Return why a program whose inputs have tensor subclasses has no inference graph for ONNX; empty: it has one."""
+    for spec in program.inputs:
+        if isinstance(spec, ArgumentInput) and spec.subclass is not None:
+            return f"`{spec.path}` is a `{spec.subclass.type}`"
+    functional = program.functional
+    if functional is None:
+        return "; ".join(refusal.reason for refusal in program.refusals) or "it has tensors of a subclass"
+    if functional.gradients is not None:
+        return "its graph in plain tensors records gradients"
+    if functional.mutations or program.rebinds:
+        return "it changes state, and has tensors of a subclass"
+    if not all(isinstance(output, FreshOutput) for output in functional.outputs) or functional.guards:
+        return "it returns views, and has tensors of a subclass"
+    return ""
+
+
+def _taken_apart(program: Program) -> Program:
+    """Return a program whose inputs are parts, with names of their own, in the place of tensors of a subclass."""
+    inputs: list[InputSpec] = []
+    places: list[int] = []
+    for spec in program.inputs:
+        places.append(len(inputs))
+        if not isinstance(spec, StateInput) or spec.subclass is None:
+            inputs.append(spec)
+            continue
+        names = _part_names(spec.name, spec.subclass)
+        for name, part in zip(names, spec.parts, strict=True):
+            inputs.append(msgspec.structs.replace(spec, name=name, meta=part, subclass=None, parts=()))
+    dimensions = tuple(
+        msgspec.structs.replace(dimension, input_index=places[dimension.input_index])
+        for dimension in program.dimensions
+    )
+    return msgspec.structs.replace(program, inputs=tuple(inputs), dimensions=dimensions)
