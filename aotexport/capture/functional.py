@@ -17,7 +17,7 @@ from aotexport.capture.overlapping_views import OverlappingView, asks_for_size
 from aotexport.capture.sources import user_line
 from aotexport.torch_internals.checks import insert_data_dependent_checks, unchecked_assumption
 from aotexport.torch_internals.functional import FunctionalCapture, capture_functional
-from aotexport.torch_internals.patches import onednn_disabled
+from aotexport.torch_internals.patches import dropout_between_layers, onednn_disabled
 from aotexport.torch_internals.tracing import node_meta_preserved
 
 
@@ -51,7 +51,8 @@ def capture_functional_graph(forward: ForwardCapture, *, grad: bool) -> Function
     try:
         # Below autograd, where a joint graph is traced, grad mode is off: torch would pick recurrent kernels that eager
         # training does not use and whose backward lacks gradients, and guard on sizes to pick a convolution kernel.
-        with forward.fakes.tracing(), onednn_disabled() if grad else contextlib.nullcontext():
+        kernels = onednn_disabled() if grad else contextlib.nullcontext()
+        with forward.fakes.tracing(), kernels, dropout_between_layers():
             twins, mode = forward.fakes.twins(inputs), forward.fakes.mode
             captured = capture_functional(_traced(forward), twins, mode, kernels=FAKE_KERNELS, grad=grad)
             nest_mutating_calls(captured.module, mode)

@@ -9,6 +9,7 @@ from typing import Any
 
 import sympy
 import torch
+from torch._decomp import decompositions
 
 # Sizes that fake kernels do not know.
 from torch._library.fake_impl import FakeImplCtx, set_ctx_getter
@@ -147,6 +148,39 @@ def convolution_choice_unguarded(fake_mode: FakeTensorMode) -> Iterator[None]:
         yield
     finally:
         torch._C._select_conv_backend = choose
+
+
+@contextlib.contextmanager
+def dropout_between_layers() -> Iterator[None]:
+    """Let the decompositions of recurrent networks draw the dropout between their layers, which they leave out.
+
+    Source: torch 2.13, torch/_decomp/decompositions.py, `_rnn_helper`, whose condition for it holds for no layer.
+    """
+    original = decompositions._rnn_helper
+
+    def helper(
+        input: torch.Tensor, hidden: Any, params: Any, has_biases: bool, num_layers: int, dropout: float, *rest: Any
+    ) -> tuple[torch.Tensor, list[Any]]:
+        train, bidirectional, batch_first, layer = rest
+        output = input.transpose(0, 1) if batch_first else input
+        directions = 2 if bidirectional else 1
+        states = []
+        for index in range(num_layers):
+            own = slice(index * directions, (index + 1) * directions)
+            output, last = original(
+                output, hidden[own], params[own], has_biases, 1, 0.0, train, bidirectional, False, layer
+            )
+            states += last
+            if train and dropout and index < num_layers - 1:
+                # Eager draws nothing where all is dropped.
+                output = output.mul(output.new_zeros(())) if dropout == 1 else torch.dropout(output, dropout, True)
+        return output.transpose(0, 1) if batch_first else output, states
+
+    decompositions._rnn_helper = helper
+    try:
+        yield
+    finally:
+        decompositions._rnn_helper = original
 
 
 @contextlib.contextmanager

@@ -56,3 +56,15 @@ class DropoutBetweenLayers(nn.Sequential):
 @case(lambda: (leaf(4, 6, 8),))
 def feature_and_alpha_dropout(x):
     return nn.functional.dropout1d(x, 0.4), nn.functional.alpha_dropout(x, 0.4), nn.functional.rrelu(x, training=True)
+
+
+@case(lambda: (torch.randn(3, 2, 4),), forward_only="mkldnn_rnn_layer")
+class DropoutWithinRecurrentNetworks(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lstm = nn.LSTM(4, 5, 3, dropout=0.3, bidirectional=True)
+        self.gru = nn.GRU(10, 3, 2, dropout=0.5, batch_first=True)
+        self.rnn = nn.RNN(3, 2, 2, dropout=1.0)
+
+    def forward(self, x):
+        return self.rnn(self.gru(self.lstm(x)[0])[0])
