@@ -11,6 +11,7 @@ from torch import nn
 import aotexport
 import aotexport_runtime
 from aotexport import ExportFailed
+from aotexport_runtime import NotSupported
 
 
 def leaf():
@@ -190,3 +191,31 @@ def test_backward_hook_of_a_module_is_refused_where_gradients_are_asked_for(tmp_
     with pytest.raises(ExportFailed, match="`1` has backward hooks"):
         aotexport.export(module, (leaf(),), output=tmp_path / "bundle", verify=False)
     aotexport.export(module, (leaf(),), output=tmp_path / "bundle", programs=("infer",))
+
+
+def hang_a_hook(output):
+    output.register_hook(lambda grad: None if grad is None else grad * 2)
+
+
+@pytest.mark.parametrize("hang", [hang_a_hook, torch.Tensor.retain_grad])
+def test_what_hangs_on_an_output_of_which_another_is_computed_is_served_by_the_nodes_alone(tmp_path, hang):
+    def features_and_scores(x):
+        features = (x * 2).tanh()
+        return features, features.sin()
+
+    def gradient(function, of):
+        x = leaf()
+        outputs = function(x)
+        hang(outputs[0])
+        sum(outputs[i].sum() for i in of).backward()
+        return x.grad
+
+    aotexport.export(features_and_scores, (leaf(),), output=tmp_path / "bundle", verify=False)
+    nodes = aotexport_runtime.load(tmp_path / "bundle", target="autograd")
+    joint = aotexport_runtime.load(tmp_path / "bundle", target="portable")
+    for of in ([0], [1], [0, 1]):
+        assert torch.equal(gradient(nodes, of), gradient(features_and_scores, of))
+    assert torch.equal(gradient(joint, [0]), gradient(features_and_scores, [0]))
+    for of in ([1], [0, 1]):
+        with pytest.raises(NotSupported, match=r"`output\[0\]` has a hook or retains its gradient"):
+            gradient(joint, of)

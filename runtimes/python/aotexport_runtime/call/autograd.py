@@ -18,6 +18,7 @@ import torch
 from aotexport_runtime import dtypes, sizes
 from aotexport_runtime.call import transforms
 from aotexport_runtime.call.holder import Held
+from aotexport_runtime.call.inner import InnerOutput, refuse_unseen_gradients
 from aotexport_runtime.call.tangents import LayOut, layout, zeros
 from aotexport_runtime.engines import halves
 from aotexport_runtime.engines.codegen import Environment, Function
@@ -57,6 +58,7 @@ class JointProgram:
         lowered: Lowered | None = None,
         libraries: Libraries | None = None,
         parameters: Container[int] = (),
+        inner: Sequence[InnerOutput] = (),
     ) -> None:
         """Prepare `graph`.
 
@@ -69,6 +71,7 @@ class JointProgram:
             lowered: a faster form of the graph, for calls that want every gradient; None: there is none.
             libraries: compiled halves of the graph, for such calls as well; None: there are none.
             parameters: inputs that are `nn.Parameter`s.
+            inner: outputs that others are computed from.
         """
         assert functional.gradients is not None
         self.graph = graph
@@ -83,6 +86,7 @@ class JointProgram:
         self.reference = reference if copied else None
         self.mutated = [mutation.input_index for mutation in functional.mutations]
         self.lowered = lowered
+        self.inner = inner
         inputs = range(len(self.gradients.of_inputs))
         self.plain = [i for i in inputs if i not in parameters and isinstance(graph.inputs[i].meta, TensorMeta)]
         sizes_of_inputs = {size for value in graph.inputs[: len(inputs)] for size in _symbols(value.meta)}
@@ -360,6 +364,8 @@ class _Joint(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor | None) -> Sequence[Any]:
         variant, symbols, deterministic, again = ctx.call
+        if variant.joint.inner:
+            refuse_unseen_gradients(ctx, grads)
         if torch.is_grad_enabled():
             return _differentiable_backward(ctx, again, grads)
         if not deterministic and torch.are_deterministic_algorithms_enabled():
@@ -487,12 +493,15 @@ def _differentiable_backward(ctx: Any, again: _Again | None, grads: Sequence[tor
     return (None, None, *again.gradients(grads, ctx.needs_input_grad[2:]))
 
 
-def remember_versions(returned: Sequence[Any], checked: Sequence[torch.Tensor]) -> None:
-    """Let a backward pass from what a joint graph returned raise where one of `checked` is changed from now on."""
+def node_of(returned: Sequence[Any]) -> Any:
+    """Return the node of autograd that a joint graph's forward made, given what it returned; None: it made none."""
     nodes = (value.grad_fn for value in returned if isinstance(value, torch.Tensor))
-    node: Any = next((node for node in nodes if node is not None), None)
-    if node is not None:
-        node.versions = [(tensor, tensor._version) for tensor in checked if not tensor.is_inference()]
+    return next((node for node in nodes if node is not None), None)
+
+
+def remember_versions(node: Any, checked: Sequence[torch.Tensor]) -> None:
+    """Let a backward pass through `node`, a joint graph's, raise where one of `checked` is changed from now on."""
+    node.versions = [(tensor, tensor._version) for tensor in checked if not tensor.is_inference()]
 
 
 def _check_versions(ctx: Any) -> None:

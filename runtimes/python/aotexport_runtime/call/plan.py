@@ -18,9 +18,10 @@ import torch
 from aotexport_runtime.bundle import Bundle
 from aotexport_runtime.call import transforms
 from aotexport_runtime.call.aliases import regenerators
-from aotexport_runtime.call.autograd import JointProgram, remember_versions
+from aotexport_runtime.call.autograd import JointProgram, node_of, remember_versions
 from aotexport_runtime.call.fast_way import Served, StateSlot, Way, fast_way
 from aotexport_runtime.call.guards import Guards, SoftGuards
+from aotexport_runtime.call.inner import InnerOutput, inner_outputs, watch
 from aotexport_runtime.call.mutations import Mutations
 from aotexport_runtime.call.signature import Signature
 from aotexport_runtime.engines.codegen import Environment, Function, compile_graph, constant_value
@@ -234,12 +235,14 @@ class _Functional:
         self._mutations = Mutations(functional) if functional.mutations or functional.version_rises else None
         self._checked = functional.gradients.checked_inputs if functional.gradients is not None else ()
         self._regenerators = regenerators(program, functional, plan.environment)
+        self._inner: list[InnerOutput] = []
         self._joint = None
         self._inference = None
         self._lowered = lowered
         if functional.gradients is not None:
             again = _put_together(plan) if self._wraps else plan.run_forward
             reference = again if program.forward.differentiable else None
+            self._inner = inner_outputs(graph, functional, program)
             self._joint = JointProgram(
                 graph,
                 functional,
@@ -249,11 +252,12 @@ class _Functional:
                 lowered,
                 libraries,
                 _parameters(program, plan.bundle.manifest.state),
+                self._inner,
             )
         else:
             self._inference = _inference(graph, plan.environment, program.name, libraries)
         fresh = self._mutations is None and self._regenerators is None and functional.grad_mode is None
-        fresh = fresh and not self._checked
+        fresh = fresh and not self._checked and not self._inner
         alone = fresh and not program.rebinds and self._joint is not None and not self._joint.gradients.detached_inputs
         self.served = Served(soft=self._soft, device_type=self._device_type, joint=self._joint if alone else None)
 
@@ -286,8 +290,9 @@ class _Functional:
         if self._mutations is not None:
             self._mutations.apply(inputs, returned)
             returned = returned[self._mutations.count :]
-        if self._checked:
-            remember_versions(results, [inputs[index] for index in self._checked])
+        node = node_of(results) if self._checked or self._inner else None
+        if node is not None and self._checked:
+            remember_versions(node, [inputs[index] for index in self._checked])
         if self._regenerators is None:
             outputs = returned
         else:
@@ -295,6 +300,8 @@ class _Functional:
                 regenerate(inputs, returned, value)
                 for regenerate, value in zip(self._regenerators, returned, strict=False)
             ]
+        if node is not None and self._inner:
+            watch(node, self._inner, outputs)
         if self._record.grad_mode is not None:
             torch.set_grad_enabled(self._record.grad_mode)
         return outputs
