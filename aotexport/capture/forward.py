@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -243,6 +243,8 @@ def _trace(call: ExampleCall, state: State, target: Any, strategy: Strategy, gra
     insert_data_dependent_checks(graph, fakes.mode.shape_env)
     graph.graph.eliminate_dead_code(is_impure_node=_keeps_effect)
     bindings, inputs = _drop_unused_state(graph, bindings, inputs)
+    if grad:
+        _refuse_computed_state(bindings)
     graph.recompile()
     return ForwardCapture(
         graph, bindings, inputs, flat.output_tree, flat.rebinds, flat.effects, fakes, flat, strategy.name
@@ -332,6 +334,17 @@ def _drop_unused_state(
         else:
             kept.append(index)
     return [bindings[index] for index in kept], [inputs[index] for index in kept]
+
+
+def _refuse_computed_state(bindings: Sequence[Binding]) -> None:
+    """Refuse state through which eager's gradients flow on to what it was computed from, before the call."""
+    for binding in bindings:
+        entry = binding.entry
+        if entry is not None and binding.argument is None and entry.tensor.grad_fn is not None:
+            raise ExportFailed(
+                f"`{entry.names[0]}` was computed from other tensors before the call ({entry.tensor.grad_fn.name()}), "
+                "and gradients would flow on to those. Compute it in the call, or detach it"
+            )
 
 
 @contextlib.contextmanager

@@ -938,3 +938,12 @@ def test_global_table_that_makes_what_it_is_asked_for_stays_as_it_is(load):
     x = leaf(3)
     assert torch.equal(load(activated, leaf(3))(x), x.tanh())
     assert dict.__getitem__(ACTIVATIONS, "tanh") is nn.Tanh
+
+
+def test_state_that_was_computed_before_the_call_is_refused_where_gradients_are_asked_for(tmp_path):
+    module = nn.Linear(3, 3)
+    module.doubled = module.weight * 2
+    module.forward = lambda x: x @ module.doubled
+    with pytest.raises(aotexport.ExportFailed, match="`doubled` was computed from other tensors before the call"):
+        aotexport.export(module, (torch.randn(2, 3),), output=tmp_path / "bundle", verify=False)
+    aotexport.export(module, (torch.randn(2, 3),), output=tmp_path / "bundle", programs=("infer",))

@@ -111,6 +111,21 @@ def test_backward_raises_where_an_input_that_eager_saves_was_changed(load, funct
             loss.backward()
 
 
+def test_backward_does_not_mind_changes_of_what_only_unused_results_needed(load):
+    def function(x, w):
+        x.abs()
+        return x.cumsum(0), w.sin()
+
+    module = load(function, leaf(3), leaf(3))
+    for callable_ in (function, module):
+        x = leaf(3)
+        loss = callable_(x, leaf(3))[0].sum()
+        with torch.no_grad():
+            x.zero_()
+        loss.backward()
+        assert torch.equal(x.grad, torch.tensor([3.0, 2.0, 1.0]))
+
+
 def test_two_calls_in_a_row_can_both_be_differentiated_where_kernels_write_statistics(load):
     module = load(nn.BatchNorm1d(4), torch.randn(3, 4))
     losses = [module(torch.randn(3, 4)).square().sum() for _ in range(2)]

@@ -25,12 +25,12 @@ class InnerOutput(NamedTuple):
     """An output that others are computed from.
 
     Attributes:
-        index: which output of the program.
+        output: which output of the program.
         name: its path in what a call returns.
         outer: positions of the others among what the joint graph's forward returns.
     """
 
-    index: int
+    output: int
     name: str
     outer: tuple[int, ...]
 
@@ -69,7 +69,7 @@ def _union(arguments: Sequence[Argument], bits: dict[str, int]) -> int:
 
 def watch(node: Any, inner: Sequence[InnerOutput], outputs: Sequence[Any]) -> None:
     """Let the backward of a joint graph's `node` see what the caller hangs on its inner outputs."""
-    node.watched = [(output, weakref.ref(outputs[output.index])) for output in inner]
+    node.watched = [(each, weakref.ref(outputs[each.output])) for each in inner]
 
 
 def refuse_unseen_gradients(node: Any, gradients: Sequence[torch.Tensor | None]) -> None:
