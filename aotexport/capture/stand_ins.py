@@ -23,7 +23,12 @@ from aotexport.errors import ExportFailed
 from aotexport.torch_internals.bodies import Print, marks_inlined
 from aotexport.torch_internals.names import AutogradFunctionApply
 from aotexport.torch_internals.subclasses import within_subclass
-from aotexport.torch_internals.tracing import is_functionalised, traces_above_autograd
+from aotexport.torch_internals.tracing import (
+    is_functionalised,
+    record_call,
+    traces_above_autograd,
+    tracing_paused,
+)
 from aotexport_runtime.subclasses import is_wrapper
 
 if TYPE_CHECKING:
@@ -60,9 +65,12 @@ def replacements(effects: Effects) -> list[tuple[Any, str, Any]]:
     def contiguous(self: torch.Tensor, memory_format: torch.memory_format = torch.contiguous_format) -> torch.Tensor:
         # Python returns a contiguous tensor as it is, and a trace does not see the call.
         own = _is_the_models(sys._getframe(1).f_code.co_filename) and not within_subclass()
-        if own and not isinstance(self, nn.Parameter) and is_contiguous(self, memory_format=memory_format):
+        if not own or isinstance(self, nn.Parameter) or not is_contiguous(self, memory_format=memory_format):
+            return original_contiguous(self, memory_format=memory_format)
+        twin = _recorded_contiguous(self, memory_format)
+        if twin is None:
             effects.reads.add("layout")
-        return original_contiguous(self, memory_format=memory_format)
+        return self if twin is None else twin
 
     def register_hook(self: torch.Tensor, hook: Callable[[torch.Tensor], Any]) -> Any:
         if not self.requires_grad or is_functionalised(self):
@@ -205,6 +213,24 @@ def _refused_to_users(name: str, way_out: str) -> Any:
         return original(*args, **kwargs)
 
     return call
+
+
+def _recorded_contiguous(tensor: torch.Tensor, memory_format: torch.memory_format) -> torch.Tensor | None:
+    """Record that a contiguous tensor is made contiguous, for the calls in which it is not.
+
+    Returns:
+        Another tensor with the same memory, as what it is in those calls must not be taken for the first in the trace;
+        None where no forward graph is traced, or it does not know the tensor.
+    """
+    if not traces_above_autograd() or is_wrapper(tensor):
+        return None
+    with tracing_paused() as tracer:
+        twin = tensor.view_as(tensor)
+        try:
+            record_call(tracer, torch.ops.aten.contiguous.default, (tensor,), twin, memory_format=memory_format)
+        except LookupError:
+            return None
+    return twin
 
 
 def _is_models_own(tensor: torch.Tensor) -> bool:

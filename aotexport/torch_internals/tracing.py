@@ -261,8 +261,17 @@ def lift_tensors(bodies: Sequence[torch.fx.GraphModule]) -> list[torch.Tensor]:
     return list(found.values())
 
 
-def record_call(tracer: PythonKeyTracer, target: Callable[..., Any], args: tuple[Any, ...], results: list[Any]) -> None:
-    """Record a call with bodies among its arguments, and that `results` are what it returns.
+def record_call(
+    tracer: PythonKeyTracer, target: Callable[..., Any], args: tuple[Any, ...], results: Any, **kwargs: Any
+) -> None:
+    """Record a call that may have bodies among its arguments, and that `results` are what it returns.
+
+    Args:
+        tracer: of the trace.
+        target: what is called.
+        args: its positional arguments.
+        results: a tensor or several.
+        kwargs: its keyword arguments; no tensors.
 
     Raises:
         LookupError: an argument is a tensor that the trace knows nothing of.
@@ -275,7 +284,7 @@ def record_call(tracer: PythonKeyTracer, target: Callable[..., Any], args: tuple
             raise LookupError("a body uses a tensor that was computed elsewhere and is not passed to it")
         if isinstance(leaf, torch.fx.GraphModule):
             tracer.root.register_module(tracer.get_fresh_qualname("body"), leaf)
-    proxy = tracer.create_proxy("call_function", target, tree_map(tracer.unwrap_proxy, args), {})
+    proxy = tracer.create_proxy("call_function", target, tree_map(tracer.unwrap_proxy, args), kwargs)
     proxy_tensor.track_tensor_tree(results, proxy, constant=None, tracer=tracer)
 
 

@@ -354,4 +354,4 @@ def _offsets(program: Program, functional: FunctionalGraph, graph: Graph) -> lis
 
 def _same_layout(shape: torch.Size, actual: tuple[int, ...], expected: tuple[int | None, ...]) -> bool:
     """Return whether two strides address the same elements: they may differ where there is at most one."""
-    return all(size <= 1 or a == b for size, a, b in zip(shape, actual, expected, strict=True))
+    return 0 in shape or all(size <= 1 or a == b for size, a, b in zip(shape, actual, expected, strict=True))
