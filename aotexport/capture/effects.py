@@ -42,7 +42,6 @@ class Effects:
 
     Attributes:
         above_autograd: whether the trace sees what autograd does, see `trace_forward`.
-        records_functions: whether custom autograd functions become nodes; bodies hold no checks of values.
         autograd_functions: names of custom autograd functions whose backward the forward graph does not hold.
         takes_gradients: whether the model calls `torch.autograd.grad`.
         sets_requires_grad: whether the model calls `requires_grad_`, which functional graphs do not hold.
@@ -53,7 +52,6 @@ class Effects:
     """
 
     above_autograd: bool = True
-    records_functions: bool = True
     autograd_functions: list[str] = field(default_factory=list)
     takes_gradients: bool = False
     sets_requires_grad: bool = False
@@ -73,8 +71,6 @@ class Effects:
         reason = "a function transform surrounds it"
         if within_subclass():
             reason = "a tensor subclass applies it"
-        elif not self.records_functions:
-            reason = "the trace follows the example's values"
         elif traces_above_autograd():
             try:
                 return record_application(function, args, kwargs)
@@ -93,15 +89,12 @@ class Effects:
 
 
 @contextlib.contextmanager
-def observed(
-    module: nn.Module | None, *, above_autograd: bool = True, records_functions: bool = True, grad: bool = True
-) -> Iterator[Effects]:
+def observed(module: nn.Module | None, *, above_autograd: bool = True, grad: bool = True) -> Iterator[Effects]:
     """Watch the model run under tracing.
 
     Args:
         module: the model; None: a function.
         above_autograd: see `Effects`.
-        records_functions: see `Effects`.
         grad: see `Effects`.
 
     Yields:
@@ -112,7 +105,6 @@ def observed(
     """
     effects = Effects(
         above_autograd=above_autograd,
-        records_functions=records_functions,
         grad=grad,
         checkpoints=Checkpoints(module),
     )

@@ -152,7 +152,6 @@ class _Flat:
     rebinds: list[tuple[StateEntry, int]] = field(default_factory=list)
     effects: Effects = field(default_factory=Effects)
     above_autograd: bool = True
-    records_functions: bool = True
     asks: bool = False
 
     def _ask(self) -> None:
@@ -181,7 +180,6 @@ class _Flat:
             observed(
                 self.call.module,
                 above_autograd=self.above_autograd,
-                records_functions=self.records_functions,
                 grad=self.grad,
             ) as self.effects,
             swapped(self.state, list(tensors[:count]), self.target) as replaced,
@@ -219,9 +217,7 @@ def _trace(call: ExampleCall, state: State, target: Any, strategy: Strategy, gra
     shared = {index: entries[id(t)] for index, t in enumerate(call.tensors) if id(t) in entries}
     own = [index for index in range(len(call.tensors)) if index not in shared]
     values = ExampleValues([*(entry.tensor for entry in state.entries), *(call.tensors[index] for index in own)])
-    flat = _Flat(
-        call, target, State(list(state.entries)), shared, values, grad, records_functions=not strategy.follows_values
-    )
+    flat = _Flat(call, target, State(list(state.entries)), shared, values, grad)
     inputs = [*fakes.state, *[fakes.arguments[index] for index in own]]
     assert fakes.mode.shape_env is not None
     following = values.followed(fakes.mode.shape_env) if strategy.follows_values else contextlib.nullcontext()

@@ -51,10 +51,10 @@ def replacements(effects: Effects) -> list[tuple[Any, str, Any]]:
 
     def apply_bodies(operator: Any, forward: Any, backward: Any, *args: Any, **described: Any) -> Any:
         function = function_of_bodies(forward, backward, described)
-        if traces_above_autograd() and effects.records_functions:
+        if traces_above_autograd():
             return record_application(function, args, {})
-        if not (effects.above_autograd and effects.records_functions):
-            effects.lost("of code that torch compiles", "a function transform or a branch on values is beside it")
+        if not effects.above_autograd:
+            effects.lost("of code that torch compiles", "a function transform is beside it")
         # Torch runs bodies several times to see what they return; one of these runs is recorded.
         return function.apply(*args)
 
@@ -75,10 +75,10 @@ def replacements(effects: Effects) -> list[tuple[Any, str, Any]]:
     def register_hook(self: torch.Tensor, hook: Callable[[torch.Tensor], Any]) -> Any:
         if not self.requires_grad or is_functionalised(self):
             return REGISTER_HOOK(self, hook)
-        if not (traces_above_autograd() and effects.records_functions):
+        if not traces_above_autograd():
             raise ExportFailed(
                 f"{user_line()}the model calls `Tensor.register_hook`, which a bundle cannot hold beside function "
-                f"transforms and branches on values. {hooks}"
+                f"transforms. {hooks}"
             )
         return record_hook(self, hook)
 

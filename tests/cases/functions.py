@@ -363,3 +363,21 @@ class ByNumpy(torch.autograd.Function):
 @case(lambda: (leaf(3, 4),))
 def function_computed_by_numpy(x):
     return ByNumpy.apply(x)
+
+
+@case(lambda: (leaf(3, 4), leaf(4), torch.tensor([2, 1])))
+def function_and_hook_beside_branches_on_values(x, w, counts):
+    y = Scale.apply(x, w, 2.0)
+    y.register_hook(lambda grad: grad * 3)
+    if y.isfinite().all():
+        y = y.sin()
+    for _ in range(counts.max().item()):
+        y = Scale.apply(y, w, 0.5)
+    return y
+
+
+@case(lambda: ((torch.rand(2, 3) + 1).requires_grad_(), (torch.rand(2, 3) + 1).requires_grad_()))
+def reparametrised_beta_and_dirichlet(a, b):
+    beta = torch.distributions.Beta(a, b)
+    sample = beta.rsample()
+    return sample * 2, beta.log_prob(sample.detach()), torch.distributions.Dirichlet(b).rsample()
