@@ -669,10 +669,10 @@ def _sixth(x):
 
 
 def test_sizes_that_the_model_refuses_are_named_among_the_comparisons(tmp_path):
-    sizes = ({0: Dim("rows", min=1, max=64)},)
+    sizes = ({0: Dim("rows", min=2, max=64)},)
     found = export_alone(_sixth, (torch.randn(6, 4),), output=tmp_path / "bundle", dynamic_shapes=sizes)
     names = {comparison.vector: comparison.name for comparison in found}
-    assert names["rows=1"].startswith("not compared at rows=1: the model refuses it: index 5 is out of bounds")
+    assert names["rows=2"].startswith("not compared at rows=2: the model refuses it: index 5 is out of bounds")
     assert names["rows=16"] == "call 0: output"
 
 
