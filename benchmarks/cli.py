@@ -150,7 +150,7 @@ def _parser() -> argparse.ArgumentParser:
         "--rounds",
         type=_positive(int),
         default=9,
-        help="samples per figure [default: 9]; suites whose samples take seconds take at most 3 or 5",
+        help="samples per figure [default: 9]; suites whose samples take seconds take fewer",
     )
     parser.add_argument(
         "--round-seconds",
@@ -166,7 +166,7 @@ def _parser() -> argparse.ArgumentParser:
         type=_positive(int),
         default=3,
         metavar="N",
-        help="sizes in the suite scale, from the smallest on; 4: also 100,000 nodes [default: 3: 10,000 nodes, 4 GiB]",
+        help="sizes in the suite scale; 4: up to 100,000 nodes and 4 GiB [default: 3: 10,000 nodes, 1 GiB]",
     )
     parser.add_argument(
         "--limit",

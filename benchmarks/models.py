@@ -29,6 +29,7 @@ class Model:
         inputs: returns the example call; needs torch alone.
         loss: scalar loss of the module's output; needs torch alone.
         only_in: the suites that the model is made for; empty: it is chosen by `--models`, for any suite.
+        classes: module that defines the class of the output; systems that return it import that.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Model:
     inputs: Callable[[], Inputs]
     loss: Callable[[Any], torch.Tensor]
     only_in: tuple[str, ...] = ()
+    classes: str = ""
 
 
 def call(module: Callable[..., Any], inputs: Inputs) -> Any:
@@ -243,15 +245,17 @@ def _mean_square(output: Any) -> torch.Tensor:
     return states.square().mean()
 
 
+_OUTPUTS = "transformers.modeling_outputs"
+
 _ALL = (
     Model("mlp", "2 linear layers, 64-64-8, batch 16", _mlp, _floats(16, 64), _cross_entropy),
     Model("digits", "2 convolutions with batch norm, dropout, batch 64", _digits, _floats(64, 1, 8, 8), _cross_entropy),
-    Model("gpt2", "GPT-2, 4 layers of 256, dropout, 2 x 128 tokens", _gpt2, _gpt2_inputs, _own_loss),
-    Model("bert", "BERT classifier, 4 layers of 384, dropout, 4 x 128 tokens", _bert, _bert_inputs, _own_loss),
-    Model("resnet", "ResNet, 8 basic blocks, 8 images of 64 x 64", _resnet, _images, _own_loss),
+    Model("gpt2", "GPT-2, 4 layers of 256, dropout, 2 x 128 tokens", _gpt2, _gpt2_inputs, _own_loss, (), _OUTPUTS),
+    Model("bert", "BERT, 4 layers of 384, dropout, 4 x 128 tokens", _bert, _bert_inputs, _own_loss, (), _OUTPUTS),
+    Model("resnet", "ResNet, 8 basic blocks, 8 images of 64 x 64", _resnet, _images, _own_loss, (), _OUTPUTS),
     Model("lstm", "2 recurrent layers of 128, batch 16, 32 steps", _lstm, _floats(16, 32, 64), _cross_entropy),
-    Model("vit", "ViT, 4 layers of 192, 8 images of 64 x 64", _vit, _images, _own_loss),
-    Model("minilm", "all-MiniLM-L6-v2 with its weights, 4 x 64 tokens", _minilm, _sentences, _mean_square),
+    Model("vit", "ViT, 4 layers of 192, 8 images of 64 x 64", _vit, _images, _own_loss, (), _OUTPUTS),
+    Model("minilm", "all-MiniLM-L6-v2 as trained, 4 x 64 tokens", _minilm, _sentences, _mean_square, (), _OUTPUTS),
     Model("wide", "320 MiB of weights, 5 linear layers", _wide, _floats(1, 4096), _cross_entropy, ("memory", "load")),
 )
 

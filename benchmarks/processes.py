@@ -116,8 +116,9 @@ class Worker:
 
     def close(self) -> None:
         """End the process."""
-        _end(self._process)
-        self._errors.close()
+        if not self._errors.closed:
+            _end(self._process)
+            self._errors.close()
 
 
 class Fresh:

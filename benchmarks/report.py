@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -78,6 +79,8 @@ def _rows(suite: Suite, figures: Sequence[Figure]) -> list[list[str]]:
     for figure in figures:
         rows.append(_row(suite, figure))
         rows += [["", f"  {stage}", "", _seconds(part.median), *[""] * 6] for stage, part in _stages(figure)]
+    if suite.averaged:
+        rows += _means(figures)
     filled = [index for index in range(len(head)) if any(row[index] for row in rows[1:])]
     return [[row[index] for index in filled] for row in rows]
 
@@ -98,6 +101,20 @@ def _row(suite: Suite, figure: Figure) -> list[str]:
         _median(figure.relative_cpu, compare),
         "",
     ]
+
+
+def _means(figures: Sequence[Figure]) -> list[list[str]]:
+    """Return a row of geometric means per measure and system, of ratios, over the models that have one."""
+    rows: list[list[str]] = []
+    for measure, system in dict.fromkeys((figure.measure, figure.system) for figure in figures):
+        own = [figure for figure in figures if (figure.measure, figure.system) == (measure, system)]
+        walls = [figure.relative.median for figure in own if figure.relative]
+        if len(walls) > 1:
+            best = [figure.relative_best for figure in own if figure.relative_best]
+            cpu = [figure.relative_cpu.median for figure in own if figure.relative_cpu]
+            means = [f"{statistics.geometric_mean(ratios):.2f}" if ratios else "" for ratios in (walls, best, cpu)]
+            rows.append([f"mean of {len(walls)}", measure, system, "", "", means[0], "", means[1], means[2], ""])
+    return rows
 
 
 def _stages(figure: Figure) -> list[tuple[str, Spread]]:

@@ -34,7 +34,7 @@ class Run:
         settings: of every process.
         artefacts: what was prepared.
         progress: told what begins.
-        scale_steps: how many sizes of growing graphs and weights are measured, from the smallest on.
+        scale_steps: how many sizes of growing graphs are measured, from the smallest on; of weights, one less.
     """
 
     model_names: tuple[str, ...] | None
@@ -44,7 +44,7 @@ class Run:
     settings: Settings
     artefacts: Artefacts
     progress: Callable[[str], None]
-    scale_steps: int = 4
+    scale_steps: int = 3
 
     def models(self, suite: str, default: tuple[str, ...] = MAIN_MODELS) -> list[Model]:
         """Return the chosen models, and those that are made for `suite`.

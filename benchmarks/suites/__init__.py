@@ -9,7 +9,7 @@ from benchmarks.suites.size import SIZE
 from benchmarks.suites.start import START
 from benchmarks.suites.steps import INFER, OVERHEAD, TRAIN
 
-_ALL = (TRAIN, INFER, OVERHEAD, START, MEMORY, LOAD, SIZE, EXPORT, SCALE)
+_ALL = (TRAIN, INFER, OVERHEAD, START, MEMORY, SIZE, SCALE, EXPORT, LOAD)
 
 SUITES: dict[str, Suite] = {suite.name: suite for suite in _ALL}
 """Every suite, by name, in the order of a run."""

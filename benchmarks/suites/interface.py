@@ -20,6 +20,7 @@ class Suite:
         figures: measures; yields figures as they become known.
         relative_to: heading of the relative values.
         relative_as: what they are.
+        averaged: whether the table ends with geometric means over the models.
     """
 
     name: str
@@ -27,3 +28,4 @@ class Suite:
     figures: Callable[[Run], Iterator[Figure]]
     relative_to: str = "x eager"
     relative_as: Literal["ratio", "seconds", "percent"] = "ratio"
+    averaged: bool = False

@@ -23,7 +23,7 @@ _PEAKS = {"export": "export, peak memory", "train step": "first call, peak memor
 
 def _figures(run: Run) -> Iterator[Figure]:
     chosen = [SYSTEMS[name] for name in _SYSTEMS if name in run.system_names or SYSTEMS[name].load is None]
-    for model in (*NODES[: run.scale_steps], *WEIGHTS[: run.scale_steps]):
+    for model in (*NODES[: run.scale_steps], *WEIGHTS[: max(1, run.scale_steps - 1)]):
         with TemporaryDirectory() as directory:
             found = {system.name: _grow(run, model, system, Path(directory)) for system in chosen}
         for key, measure in _MEASURES.items():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -42,9 +41,7 @@ def _compare(run: Run, suite: str, model: Model, action: str, mode: Mode) -> lis
         return _Checked(run.spec(system, model, action=action), run.settings, losses, _TOLERANCE[mode])
 
     systems = run.systems(mode)
-    for system in systems:
-        with suppress(NotMeasured):  # told when it is started
-            run.artefacts.preparation(system, model)
+    run.artefacts.prepare(systems, model)
     sources: dict[str, Callable[[], Worker]] = {system.name: partial(start, system) for system in systems}
     return run.compare(Figure(suite=suite, model=model.name, measure=action, system=""), sources)
 
@@ -75,6 +72,6 @@ def _check_same(losses: dict[str, float], system: str, tolerance: float) -> None
         raise NotMeasured(f"it computes something else: its loss is {ours:.6g}, that of {BASELINE} {theirs:.6g}")
 
 
-TRAIN = Suite("train", "gradients reset, forward, loss, backward; no optimizer", _train)
-INFER = Suite("infer", "a call in eval mode under no_grad", _infer)
+TRAIN = Suite("train", "gradients reset, forward, loss, backward; no optimizer", _train, averaged=True)
+INFER = Suite("infer", "a call in eval mode under no_grad", _infer, averaged=True)
 OVERHEAD = Suite("overhead", "fixed cost of a call: the smallest model", _overhead)

@@ -26,6 +26,8 @@ def _prepare(model: Model, directory: Path) -> Prepared:
 
 
 def _load(model: Model, directory: Path, mode: Mode) -> Callable[..., Any]:
+    if model.classes:
+        importlib.import_module(model.classes)
     return _inductor().aoti_load_package(str(directory / _PACKAGE))
 
 

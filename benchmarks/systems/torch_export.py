@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,8 @@ def _prepare_module(model: Model, directory: Path) -> Prepared:
 def _load_module(model: Model, directory: Path, mode: Mode) -> Callable[..., Any]:
     import torch
 
+    if model.classes:
+        importlib.import_module(model.classes)
     return torch.export.load(directory / f"{mode}.pt2").module()
 
 
