@@ -12,8 +12,8 @@ from typing import Any
 from torch import nn
 
 from aotexport.capture.call import ExampleCall
-from aotexport.capture.effects import ChangedOnFirstCall
-from aotexport.capture.forward import capture_forward
+from aotexport.capture.effects import AttributeChanged, ChangedOnFirstCall
+from aotexport.capture.forward import ForwardCapture, capture_forward
 from aotexport.capture.functional import capture_functional_graph
 from aotexport.capture.hooks import refuse_backward_hooks
 from aotexport.capture.mode import in_mode
@@ -26,6 +26,7 @@ from aotexport.lower.onnx.bundle import add_onnx, check_options
 from aotexport.lower.onnx.options import OnnxOptions
 from aotexport.paths import checked_programs, on_path
 from aotexport.programs import AnyExample, Example, Program, ProgramSpec, choose_programs
+from aotexport.settle import note, settle
 from aotexport.targets import Targets, check_targets
 from aotexport.vectors import Vector, record_vectors, run_once, runs_without_gradients, write_vectors
 from aotexport.verify import Comparison, verify_bundle, verify_targets
@@ -149,9 +150,9 @@ def _capture(
 ) -> EncodedProgram:
     if spec.grad:
         refuse_backward_hooks(spec.call.module)
-    with in_mode(spec.call.module, spec.mode):
-        clock.stage(f"{spec.name}: forward graph")
-        forward = capture_forward(spec.call, state, grad=spec.grad)
+    clock.stage(f"{spec.name}: forward graph")
+    forward = _capture_forward(spec, state)
+    with in_mode(spec.call.module, spec.mode, spec.call.settled):
         if forward.effects.takes_gradients and not spec.grad and not runs_without_gradients(spec.call, state):
             spec = replace(spec, grad=True)
         program = encode_program(spec, forward, root=root, strip=strip)
@@ -161,6 +162,19 @@ def _capture(
     if targets.cuda:
         clock.stage(f"{spec.name}: lower to kernels")
     return with_lowered(program, forward, functional, targets)
+
+
+def _capture_forward(spec: ProgramSpec, state: State) -> ForwardCapture:
+    while True:
+        try:
+            with in_mode(spec.call.module, spec.mode, spec.call.settled):
+                forward = capture_forward(spec.call, state, grad=spec.grad)
+        except AttributeChanged as change:
+            if not settle(spec.call, state, spec.mode, change):
+                raise
+        else:
+            forward.effects.notes += note(spec.call)
+            return forward
 
 
 def _write(

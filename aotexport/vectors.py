@@ -345,7 +345,7 @@ def run_once(call: ExampleCall, state: State, mode: Mode) -> None:
         for leaf in call.tensors
     ]
     args, kwargs = call.rebuild(tensors)
-    with in_mode(call.module, mode), restored(state):
+    with in_mode(call.module, mode, call.settled), restored(state):
         call.callable(*args, **kwargs)
 
 
@@ -362,7 +362,7 @@ def runs_without_gradients(call: ExampleCall, state: State) -> bool:
 
 def _record(call: ExampleCall, state: State, program: Program, arguments: _Arguments) -> Vector:
     try:
-        with in_mode(call.module, program.mode), restored(state), _attention_as_traced():
+        with in_mode(call.module, program.mode, call.settled), restored(state), _attention_as_traced():
             seen = _observe_eager(call, state, program, arguments)
     except ExportFailed:
         raise
@@ -401,7 +401,7 @@ def watch_example(
     arguments = _example_arguments(call, program)
     eager, make = _eager(call, arguments)
     tensors = {entry.names[0]: entry.tensor for entry in state.entries}
-    with in_mode(call.module, program.mode), restored(state), _attention_as_traced():
+    with in_mode(call.module, program.mode, call.settled), restored(state), _attention_as_traced():
         values = make().values
         own = iter(values)
         inputs = [tensors[spec.name] if isinstance(spec, StateInput) else next(own) for spec in program.inputs]

@@ -17,6 +17,7 @@ import msgspec
 import torch
 from torch import nn
 
+from aotexport.capture.mode import Attribute
 from aotexport.capture.structure import tree_of
 from aotexport.errors import ModelFileInvalid
 from aotexport.torch_internals.names import is_dimension, is_fixed_dimension
@@ -37,6 +38,7 @@ class ExampleCall:
         axes: per tensor, the user's dynamic dimension per axis; that of an integer as the one of axis 0.
         args: positional arguments.
         kwargs: keyword arguments.
+        settled: attributes of modules that the first call sets, as all later calls find them; see `settle`.
     """
 
     callable: nn.Module | Callable[..., Any]
@@ -46,6 +48,7 @@ class ExampleCall:
     tensors: list[Any] = field(default_factory=list)
     paths: list[str] = field(default_factory=list)
     axes: list[dict[int, Any] | None] = field(default_factory=list)
+    settled: list[Attribute] = field(default_factory=list)
 
     @property
     def module(self) -> nn.Module | None:

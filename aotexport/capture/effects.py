@@ -36,6 +36,23 @@ class ChangedOnFirstCall(ExportFailed):
     """The call changed the model as a first call may: once it has run for real, the next need not."""
 
 
+class AttributeChanged(ExportFailed):
+    """The call changed a number, flag or string of the model.
+
+    Attributes:
+        name: the attribute's path.
+        old: what it was.
+        new: what the call made of it.
+    """
+
+    def __init__(self, name: str, old: Any, new: Any) -> None:
+        super().__init__(
+            f"the call changes the attribute `{name}` of the model from {old!r} to {new!r}, and a bundle has no "
+            "Python state. Keep it as a buffer (`register_buffer`) and change it in place, or outside of the call"
+        )
+        self.name, self.old, self.new = name, old, new
+
+
 @dataclass
 class Effects:
     """What was seen while the model ran.
@@ -174,9 +191,6 @@ def _restore(
 def _judge(changes: list[tuple[str, Any, Any]], effects: Effects) -> None:
     for name, old, new in changes:
         if isinstance(new, _NUMBERS) and type(old) is type(new) and old != new:
-            raise ExportFailed(
-                f"the call changes the attribute `{name}` of the model from {old!r} to {new!r}, and a bundle has no "
-                "Python state. Keep it as a buffer (`register_buffer`) and change it in place, or outside of the call"
-            )
+            raise AttributeChanged(name, old, new)
         if isinstance(new, torch.Tensor) and not isinstance(old, torch.Tensor):
             effects.notes.append(f"the tensor that the call stores in `{name}` is not kept by the bundle")
