@@ -80,7 +80,7 @@ def collect_state(module: nn.Module | None) -> State:
                 "Python module that it was made from"
             )
         prefix = f"{path}." if path else ""
-        tables: list[tuple[str, dict[str, Any]]] = [
+        tables: list[tuple[Literal["parameter", "buffer", "constant"], dict[str, Any]]] = [
             ("parameter", child._parameters),
             ("buffer", child._buffers),
             ("constant", vars(child)),
@@ -94,12 +94,11 @@ def collect_state(module: nn.Module | None) -> State:
                 _check(tensor, prefix + key)
                 entry = by_id.get(id(tensor))
                 if entry is None:
-                    persistent = role == "parameter" or (
-                        role == "buffer" and key not in child._non_persistent_buffers_set
-                    )
-                    entry = StateEntry(tensor, [], role, persistent)  # type: ignore[arg-type]
-                    by_id[id(tensor)] = entry
+                    entry = by_id[id(tensor)] = StateEntry(tensor, [], "constant", persistent=False)
                     state.entries.append(entry)
+                if entry.role == "constant" and role != "constant":
+                    entry.role, entry.names = role, []
+                    entry.persistent = role == "parameter" or key not in child._non_persistent_buffers_set
                 if role != "constant" or entry.role == "constant":
                     entry.names.append(prefix + key)
                 if first:
@@ -148,6 +147,9 @@ def swapped(state: State, tensors: list[Any], holder: Any = None) -> Iterator[li
         for entry, tensor in zip(state.entries, tensors, strict=True):
             new = [table.get(key) for table, key in entry.slots]
             changed = [value for value in new if value is not tensor]
+            if len(changed) not in (0, len(new)) or any(value is not changed[0] for value in changed):
+                names = ", ".join(f"`{name}`" for name in entry.names)
+                raise ExportFailed(f"the call replaces one tensor, {names}, by several, and the next call finds those")
             if changed:
                 replaced.append((entry, changed[0]))
     finally:

@@ -152,6 +152,8 @@ class BundleModule(nn.Module):
             NotSupported: names them.
         """
         for entry in self.bundle.manifest.state:
+            if entry.role == "constant":
+                continue
             table, key = self._slot(entry.name)
             tied = [self._slot(name) for name in entry.tied]
             if any(other.get(name) is not table[key] for other, name in tied):

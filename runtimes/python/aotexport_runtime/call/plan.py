@@ -89,7 +89,7 @@ class Plan:
         self._ties = [
             (slot(entry.name), [slot(name) for name in entry.tied], entry)
             for entry in bundle.manifest.state
-            if entry.tied and entry.name in used
+            if entry.tied and entry.name in used and entry.role != "constant"
         ]
         self._rebinds = [(rebind.output_index, *slot(rebind.name)) for rebind in program.rebinds]
         self._unflatten = builder(program.output_tree, constant)
