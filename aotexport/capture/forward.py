@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import operator
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from aotexport.capture.fakes import FakeInputs, fake_inputs
 from aotexport.capture.grad_mode import insert_regions, make_relative, marked_regions
 from aotexport.capture.hooks import refuse_hooks_on_state
 from aotexport.capture.reading_values import READING_VALUES
+from aotexport.capture.second_trace import same_in_both_modes
 from aotexport.capture.shapes import SizeFixed, check_not_fixed
 from aotexport.capture.sources import is_user_file, user_line
 from aotexport.capture.state import State, StateEntry, swapped
@@ -223,6 +224,10 @@ def _trace(call: ExampleCall, state: State, target: Any, strategy: Strategy, gra
     following = values.followed(fakes.mode.shape_env) if strategy.follows_values else contextlib.nullcontext()
     with fakes.tracing(), average_in_tensors(), fake_kernels(FAKE_KERNELS), following:
         graph = _graph(flat, lambda: fakes.twins(inputs), fakes)
+        if flat.effects.reads == {"grad_mode"} and not strategy.follows_values:
+            other = replace(flat, grad=not grad)
+            if same_in_both_modes(graph, lambda: _graph(other, lambda: fakes.twins(inputs), fakes)):
+                flat.effects.reads.clear()
     assert flat.output_tree is not None
     bindings = [Binding(entry=entry) for entry in state.entries[:known]]
     for index, entry in shared.items():

@@ -810,6 +810,24 @@ def test_code_that_reads_the_grad_mode_is_captured_in_that_of_the_program(load):
     )
 
 
+class AskingBeside(nn.Linear):
+    checkpoints = False
+
+    def forward(self, x):
+        if torch.is_grad_enabled() and self.checkpoints:
+            return torch.utils.checkpoint.checkpoint(super().forward, x, use_reentrant=False)
+        return super().forward(x)
+
+
+def test_code_that_reads_the_grad_mode_and_does_the_same_in_both_is_served_in_both(load):
+    module, x = load(AskingBeside(3, 2), torch.randn(4, 3), verify=True), torch.randn(4, 3)
+    for called in (module.train(), module.eval()):
+        with torch.no_grad():
+            expected = called(x)
+        assert torch.equal(called(x), expected)
+        assert called(x).requires_grad
+
+
 _TABLES = {}
 _COUNT = {"calls": 0}
 
