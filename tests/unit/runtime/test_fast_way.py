@@ -21,8 +21,8 @@ class Scaled(nn.Module):
         self.linear = nn.Linear(4, 3)
         self.register_buffer("scale", torch.full((3,), 2.0))
 
-    def forward(self, x):
-        return self.linear(x) * self.scale
+    def forward(self, x, bias=None):
+        return self.linear(x) * self.scale if bias is None else self.linear(x) + bias
 
 
 @pytest.fixture(scope="module", params=["static", "dynamic"])

@@ -19,7 +19,7 @@ TURNED_AWAY = object()
 ROWS = Dim("rows", min=2, max=5)
 
 
-def _model(x, ids):
+def _model(x, ids, scale=None):
     return {"sum": (x.sum(), x + ids.unsqueeze(1)), "ids": ids * 2}
 
 
@@ -44,12 +44,13 @@ def fast(plan):
 def test_usual_call_is_served_as_by_the_other_way(plan, fast, rows, kind):
     x, ids = np.linspace(-1, 1, 4 * rows, dtype=np.float32).reshape(rows, 4), np.arange(rows)
     args = (x, ids) if kind == "arrays" else (torch.from_numpy(x), torch.from_numpy(ids))
-    got, expected = fast(args, {}), plan.way.otherwise(args, {})
-    assert list(got) == ["sum", "ids"]
-    for a, b in zip((*got["sum"], got["ids"]), (*expected["sum"], expected["ids"]), strict=True):
-        assert type(a) is type(b) is type(args[0])
-        assert (a.dtype, a.shape) == (b.dtype, b.shape)
-        np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
+    expected = plan.way.otherwise(args, {})
+    for got in (fast(args, {}), fast((), {"ids": args[1], "x": args[0]})):
+        assert list(got) == ["sum", "ids"]
+        for a, b in zip((*got["sum"], got["ids"]), (*expected["sum"], expected["ids"]), strict=True):
+            assert type(a) is type(b) is type(args[0])
+            assert (a.dtype, a.shape) == (b.dtype, b.shape)
+            np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
 
 
 X, IDS = torch.ones(3, 4), torch.arange(3)
@@ -77,4 +78,6 @@ X, IDS = torch.ones(3, 4), torch.arange(3)
 )
 def test_call_that_needs_care_is_turned_away(fast, args):
     assert fast(args, {}) is TURNED_AWAY
-    assert fast((X,), {"ids": IDS}) is TURNED_AWAY
+    for kwargs in ({"ids": IDS}, {"ids": IDS, "x": X}, {"x": X, "more": IDS}):
+        assert fast((X,), kwargs) is TURNED_AWAY
+    assert fast((), {"x": X, "more": IDS}) is TURNED_AWAY

@@ -6,6 +6,7 @@ is compared; positional and keyword passing of the same signature are equivalent
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from collections.abc import Mapping as MappingABC
@@ -36,12 +37,21 @@ class Signature:
         self._by_name = {p.name: p for p in parameters if p.kind in ("positional_or_keyword", "keyword_only")}
         self._var_positional = next((p for p in parameters if p.kind == "var_positional"), None)
         self._var_keyword = next((p for p in parameters if p.kind == "var_keyword"), None)
-        plain = [p.tree.index for p in self._positional if isinstance(p.tree, Leaf)]
-        rest_optional = all(p.optional for p in parameters if p not in self._positional)
-        simple = len(set(plain)) == len(self._positional) and rest_optional
-        self.plain_leaves = plain if simple else None
-        """Input per positional argument of a call that passes all of them so, each a tensor or number of its own;
-        None: arguments are nested."""
+        # What is left out is as it was at capture: a default of constants.
+        leading = list(itertools.takewhile(lambda p: isinstance(p.tree, Leaf), self._positional))
+        self.plain_leaves = None if (plain := self._plain(leading)) is None else list(plain.values())
+        """Input per positional argument of a call that passes all that is needed so, each a tensor or number of its
+        own; None: arguments are nested, or come after some that may be left out."""
+        self.plain_keywords = self._plain([p for p in self._by_name.values() if isinstance(p.tree, Leaf)])
+        """Input per name of a call that passes all that is needed by name; None: arguments are nested."""
+
+    def _plain(self, passed: list[Parameter]) -> dict[str, int] | None:
+        """Return the input per parameter, if a call that passes these passes each tensor once, and all that it must."""
+        names = {p.name for p in passed}
+        indices = {p.name: p.tree.index for p in passed if isinstance(p.tree, Leaf)}
+        if len(set(indices.values())) < len(passed) or not all(p.optional or p.name in names for p in self._parameters):
+            return None
+        return indices
 
     def flatten(self, args: tuple[Any, ...], kwargs: dict[str, Any], leaves: list[Any]) -> list[str]:
         """Put each leaf of the call into its place in `leaves`.

@@ -6,7 +6,7 @@ source holds positions and integers alone; whatever the bundle says stands in a 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,12 +19,12 @@ Call = Callable[[tuple[Any, ...], dict[str, Any]], Any]
 """`(args, kwargs) -> what the call returns`."""
 
 
-def serves(program: Program, leaves: Sequence[int] | None) -> bool:
+def serves(program: Program, leaves: Collection[int] | None) -> bool:
     """Return whether the calls of a program are plain enough: each argument a plain tensor, nothing else looked at.
 
     Args:
         program: its record.
-        leaves: input per positional argument, see `Signature.plain_leaves`.
+        leaves: inputs that calls pass, see `Signature.plain_leaves`.
     """
     arguments = {index: spec for index, spec in enumerate(program.inputs) if isinstance(spec, ArgumentInput)}
     if leaves is None or set(leaves) != arguments.keys() or program.fixed:
@@ -66,11 +66,28 @@ class Writer:
             return self.constant(tuple(shape))
         return f"({''.join(f'{self.size(size)}, ' for size in shape)})"
 
-    def bind(self, leaves: Sequence[int]) -> None:
-        """Take the arguments of a call that passes all by position."""
-        self.refuse_if(f"kwargs or len(args) != {len(leaves)}")
-        if leaves:
-            self.lines.append(f"{', '.join(map(input_name, leaves))}, = args")
+    def bind(self, leaves: Sequence[int] | None, keywords: Mapping[str, int] | None = None) -> None:
+        """Take the arguments of a call that passes all by position, or all by name.
+
+        Args:
+            leaves: input per positional argument; None: calls by position are turned away.
+            keywords: input per name; None: calls by name are turned away.
+        """
+        count = -1 if leaves is None else len(leaves)
+        taken = f"{', '.join(map(input_name, leaves))}, = args" if leaves else ""
+        if not keywords:
+            self.refuse_if(f"kwargs or len(args) != {count}")
+            self.lines += [taken] if taken else []
+            return
+        values = ", ".join(f"kwargs[{self.constant(name)}]" for name in keywords)
+        self.lines += [
+            "if kwargs:",
+            f"    if args or len(kwargs) != {len(keywords)}: return otherwise(args, kwargs)",
+            f"    try: {', '.join(map(input_name, keywords.values()))}, = {values},",
+            "    except KeyError: return otherwise(args, kwargs)",
+            f"elif len(args) != {count}: return otherwise(args, kwargs)",
+        ]
+        self.lines += [f"else: {taken}"] if taken else []
 
     def check_sizes(self, program: Program, leaves: Sequence[int]) -> None:
         """Bind the symbols, and check shapes and the guards over them; ranks are right already."""

@@ -6,7 +6,7 @@ Invariant: what they serve, signature and guards admit, and `OnnxPlan.run` would
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,8 +41,10 @@ class Way:
 
 def fast_way(way: Way) -> Call:
     """Return what takes every call of a program: the fast way, or the other where the program has none."""
-    leaves = way.signature.plain_leaves
-    if leaves is None or not serves(way.program, leaves) or not _is_plain(way):
+    leaves, keywords = way.signature.plain_leaves, way.signature.plain_keywords
+    passed = [] if leaves is None else [leaves]
+    passed += [] if keywords is None else [list(keywords.values())]
+    if not passed or not all(serves(way.program, indices) for indices in passed) or not _is_plain(way):
         return way.otherwise
     with_tensors: list[Call] = []
 
@@ -50,10 +52,10 @@ def fast_way(way: Way) -> Call:
         if not with_tensors:
             if "torch" not in sys.modules:
                 return way.otherwise(args, kwargs)
-            with_tensors.append(_generated(way, leaves, _check_tensor, "{}.numpy()", _from_numpy(), way.otherwise))
+            with_tensors.append(_generated(way, _check_tensor, "{}.numpy()", _from_numpy(), way.otherwise))
         return with_tensors[0](args, kwargs)
 
-    return _generated(way, leaves, _check_array, "{}", np.asarray, without_arrays)
+    return _generated(way, _check_array, "{}", np.asarray, without_arrays)
 
 
 def _is_plain(way: Way) -> bool:
@@ -73,7 +75,6 @@ def _is_common(dtype: str) -> bool:
 
 def _generated(
     way: Way,
-    leaves: Sequence[int],
     check: Callable[[Writer, str, str], None],
     array: str,
     convert: Callable[[Any], Any],
@@ -83,22 +84,20 @@ def _generated(
 
     Args:
         way: see there.
-        leaves: input per positional argument.
         check: writes what turns away other values than contiguous tensors of a dtype in a variable.
         array: source of a tensor's array.
         convert: makes the caller's kind of tensor of an array.
         otherwise: takes the calls that are turned away.
     """
     program, writer = way.program, Writer()
-    writer.bind(leaves)
-    for index in leaves:
-        spec = program.inputs[index]
-        assert isinstance(spec, ArgumentInput)
-        check(writer, spec.meta.dtype, input_name(index))
-        writer.refuse_if(f"{input_name(index)}.ndim != {len(spec.meta.shape)}")
-    writer.check_sizes(program, leaves)
+    writer.bind(way.signature.plain_leaves, way.signature.plain_keywords)
+    metas = {index: spec.meta for index, spec in enumerate(program.inputs) if isinstance(spec, ArgumentInput)}
+    arguments = list(metas)
+    for index, meta in metas.items():
+        check(writer, meta.dtype, input_name(index))
+        writer.refuse_if(f"{input_name(index)}.ndim != {len(meta.shape)}")
+    writer.check_sizes(program, arguments)
     writer.guarded()
-    arguments = [index for index, spec in enumerate(program.inputs) if isinstance(spec, ArgumentInput)]
     feeds = ", ".join(
         f"{writer.constant(name)}: {array.format(input_name(index))}"
         for name, index in zip(way.model.inputs, arguments, strict=True)
