@@ -12,6 +12,7 @@ import gc
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from typing import Any
 
 import msgspec
@@ -109,7 +110,7 @@ def _hooks() -> Iterator[Callable[[], set[int]]]:
 
 def _counted(functional: FunctionalGraph, seen: _Seen, counts: Sequence[int], graph: Graph) -> FunctionalGraph:
     """Return the calling convention with what was seen; its indices count the parts of tensor subclasses."""
-    firsts = [sum(counts[:index]) for index in range(len(counts))]
+    firsts = [0, *accumulate(counts)]
     risen = {firsts[index]: by for index, by in seen.rises.items()}
     saved = {firsts[index] for index in seen.saved}
     own = {m.input_index: m.data + m.metadata + m.storage for m in functional.mutations}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -104,7 +105,7 @@ def encode_functional(
     """
     metadata = captured.metadata
     refuse_unsupported(metadata)
-    firsts = [sum(counts[:index]) for index in range(len(counts))]
+    firsts = [0, *accumulate(counts)]
     mutations = [
         _mutation(firsts[index], info)
         for index, info in enumerate(metadata.input_info)
