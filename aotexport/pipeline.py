@@ -153,8 +153,9 @@ def _capture(
     clock.stage(f"{spec.name}: forward graph")
     forward = _capture_forward(spec, state)
     with in_mode(spec.call.module, spec.mode, spec.call.settled):
-        if forward.effects.takes_gradients and not spec.grad and not runs_without_gradients(spec.call, state):
+        if forward.effects.takes_gradients and not runs_without_gradients(spec.call, state):
             spec = replace(spec, grad=True)
+            forward.effects.reads.add("grad_mode")
         program = encode_program(spec, forward, root=root, strip=strip)
         clock.stage(f"{spec.name}: {'joint' if spec.grad else 'inference'} graph")
         functional = capture_functional_graph(forward, grad=spec.grad)

@@ -21,6 +21,7 @@ import torch
 from aotexport.capture.call import ExampleCall
 from aotexport.capture.state import State
 from aotexport.encode.program import EncodedProgram, counts_of_parts
+from aotexport.torch_internals.names import tree_leaves
 from aotexport.vectors import watch_example
 from aotexport_runtime.allowed import VIEWS
 from aotexport_runtime.schema.graph import Graph
@@ -34,11 +35,13 @@ class _Seen:
 
     Attributes:
         rises: by how much the version rose, per index of the program's inputs.
+        saves: whether such a backward pass reads anything, so that it cannot be repeated.
         saved: inputs whose memory a backward pass from what the call leaves behind reads in eager; none where the model
             itself runs backward passes.
     """
 
     rises: dict[int, int] = field(default_factory=dict)
+    saves: bool = True
     saved: set[int] = field(default_factory=set)
 
 
@@ -69,8 +72,8 @@ def _watch(run: Callable[[], Any], inputs: Sequence[Any], hooks: Any) -> _Seen:
     with hooks() as saved:
         left = run()
     pointers = saved() if saved is not None else set()
+    seen = _Seen(saves=saved is None or bool(pointers) or not _repeats(left))
     del left
-    seen = _Seen()
     for index, tensor in plain.items():
         seen.rises[index] = tensor._version - before[index]
         if pointers and tensor.numel() and tensor.untyped_storage().data_ptr() in pointers:
@@ -78,11 +81,23 @@ def _watch(run: Callable[[], Any], inputs: Sequence[Any], hooks: Any) -> _Seen:
     return seen
 
 
+def _repeats(left: Any) -> bool:
+    """Return whether two backward passes can be made; no hook tells of numbers that autograd saves as tensors."""
+    roots = [value for value in tree_leaves(left) if isinstance(value, torch.Tensor) and value.requires_grad]
+    try:
+        for _ in range(2):
+            torch.autograd.backward(roots, [torch.ones_like(root) for root in roots])
+    except RuntimeError:
+        return False
+    return bool(roots)
+
+
 class _Saved:
     """What autograd saved, below autograd: it lives as long as the graph that it was saved for."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.tensor = tensor.detach()
+        self.is_plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout is torch.strided
 
 
 @contextlib.contextmanager
@@ -92,9 +107,7 @@ def _hooks() -> Iterator[Callable[[], set[int]]]:
 
     def pack(tensor: torch.Tensor) -> _Saved:
         packed = _Saved(tensor)
-        # What operators with bodies trace is no tensor of the call.
-        if type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout is torch.strided:
-            saved.add(packed)
+        saved.add(packed)
         return packed
 
     def unpack(packed: _Saved) -> torch.Tensor:
@@ -102,7 +115,8 @@ def _hooks() -> Iterator[Callable[[], set[int]]]:
 
     def addresses() -> set[int]:
         gc.collect()
-        return {packed.tensor.untyped_storage().data_ptr() for packed in saved}
+        # What has no address is no input: what operators with bodies trace, tensor subclasses.
+        return {packed.tensor.untyped_storage().data_ptr() if packed.is_plain else 0 for packed in saved}
 
     with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
         yield addresses
@@ -120,6 +134,7 @@ def _counted(functional: FunctionalGraph, seen: _Seen, counts: Sequence[int], gr
         written = {mutation.input_index for mutation in functional.mutations if mutation.data}
         moved = {index for index, by in risen.items() if by} - written
         gradients = _checked(gradients, saved, set(own) | moved, moved, graph)
+        gradients = msgspec.structs.replace(gradients, saves_nothing=not seen.saves)
     return msgspec.structs.replace(functional, version_rises=rises, gradients=gradients)
 
 

@@ -43,7 +43,7 @@ from torch.fx.experimental.symbolic_shapes import (
 )
 
 # Containers that torch's tree utilities know and this package does not (caches of model libraries).
-from torch.utils._pytree import SUPPORTED_NODES, tree_map
+from torch.utils._pytree import SUPPORTED_NODES, tree_leaves, tree_map
 from torch.utils._sympy.numbers import int_oo
 
 __all__ = [
@@ -78,6 +78,7 @@ __all__ = [
     "make_fake_inputs",
     "statically_known_true",
     "tensor_of_numbers",
+    "tree_leaves",
     "tree_map",
 ]
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-
 import pytest
 import torch
 from torch import nn
@@ -30,6 +28,14 @@ def _sums(x, y):
     return x + y.view_as(x), (x - y).sum(0)
 
 
+def _doubled(x, y):
+    return x * 2 + y.view_as(x)
+
+
+def _force(x, y):
+    return torch.autograd.grad((x * y).sum(), [x, y], create_graph=True)
+
+
 def _replaced(x, y):
     x.data = y.detach() * 2
     return x * y
@@ -47,6 +53,8 @@ def bundles(tmp_path_factory):
     rows = Dim("rows", max=8)
     aotexport.export(Scaled(), (x,), output=root / "scaled", verify=False, dynamic_shapes=({0: rows},))
     aotexport.export(_sums, (x, y), output=root / "sums", verify=False, dynamic_shapes=({0: rows}, {0: rows}))
+    aotexport.export(_doubled, (x, y), output=root / "doubled", verify=False)
+    aotexport.export(_force, (x, y), output=root / "force", verify=False)
     aotexport.export(_replaced, (x, y), output=root / "replaced", verify=False)
     return root
 
@@ -93,8 +101,7 @@ def test_backward_relies_on_nothing_where_eager_needs_sizes_alone(bundles, targe
 
 @TARGETS
 def test_second_backward_raises_where_eager_saves_something(bundles, target):
-    loaded = aotexport_runtime.load(bundles / "scaled", target=target)
-    loss = copy.deepcopy(loaded.train())(_arguments()[0])[0].sum()
+    loss = aotexport_runtime.load(bundles / "doubled", target=target)(*_arguments()).sum()
     loss.backward()
     with pytest.raises(RuntimeError, match="second time"):
         loss.backward()
@@ -107,3 +114,24 @@ def test_assigned_data_keeps_the_version(bundles, target):
     aotexport_runtime.load(bundles / "replaced", target=target)(x, y)
     assert x._version == before
     torch.testing.assert_close(x.detach(), y.detach() * 2)
+
+
+@TARGETS
+def test_one_tensor_for_two_that_the_model_takes_gradients_of_is_refused(bundles, target):
+    x, y = _arguments()
+    force = aotexport_runtime.load(bundles / "force", target=target)
+    torch.testing.assert_close([*force(x, y)], [*_force(x, y)])
+    with pytest.raises(aotexport_runtime.CallInvalid) as caught:
+        force(x, x)
+    assert str(caught.value) == (
+        "the call does not fit program `train`:\n"
+        "  - `y`: expected another tensor than `x`, as at capture, since the model takes gradients with regard to its "
+        "arguments; got the same"
+    )
+
+
+@TARGETS
+def test_model_that_takes_gradients_is_refused_without_them(bundles, target):
+    force = aotexport_runtime.load(bundles / "force", target=target)
+    with torch.no_grad(), pytest.raises(aotexport_runtime.CallInvalid, match="is_grad_enabled"):
+        force(*_arguments())

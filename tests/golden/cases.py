@@ -829,3 +829,17 @@ def compiled_for_no_target() -> Case:
         return x * 2
 
     return Case(call, (ramp(3),), programs=("infer",), targets=("cpu:v3,v4",))
+
+
+@case
+def gradients_taken_inside() -> Case:
+    """A program that fixes which arguments are one tensor."""
+    return Case(
+        lambda x, y: torch.autograd.grad((x * y).sum(), [x, y], create_graph=True), (needs_grad(2), needs_grad(2))
+    )
+
+
+@case
+def backward_passes_that_repeat() -> Case:
+    """A program whose backward reads nothing of its forward."""
+    return Case(lambda x, y: x + y, (needs_grad(2), needs_grad(2)))

@@ -248,9 +248,9 @@ class _Variant:
         return tuple(returned)
 
     @cached_property
-    def saves(self) -> bool:
-        """Whether tensors are saved for backward, by the graph or by eager in its place."""
-        return self.checked.start != self.checked.stop or bool(self.joint.gradients.checked_inputs)
+    def saves_nothing(self) -> bool:
+        """Whether no tensors are saved for backward, neither here nor in eager."""
+        return self.joint.gradients.saves_nothing and self.checked.start == self.checked.stop
 
     @cached_property
     def whole_backward(self) -> Function:
@@ -378,7 +378,7 @@ class _Joint(torch.autograd.Function):
                 found = _differentiable_backward(ctx, again, grads)
             return tuple([None if gradient is None else gradient.detach() for gradient in found])
         # A second pass raises where eager saved something, which the first one freed.
-        args: list[Any] = [*ctx.saved_tensors] if variant.saves else []
+        args: list[Any] = [] if variant.saves_nothing else [*ctx.saved_tensors]
         if variant.checks and not any(grads[position] is None for position in variant.outer):
             _check_versions(ctx)
         if variant.loose is not None:

@@ -139,6 +139,16 @@ class Guards:
                 ok = False
         return ok
 
+    def _check_identity(self, leaves: list[Any], violations: list[str]) -> None:
+        seen: dict[int, str] = {}
+        for index, spec in self._arguments:
+            first = seen.setdefault(id(leaves[index]), spec.path)
+            if first != spec.path and leaves[index].requires_grad:
+                violations.append(
+                    f"`{spec.path}`: expected another tensor than `{first}`, as at capture, since the model takes "
+                    "gradients with regard to its arguments; got the same"
+                )
+
     def _structure(self, leaf: torch.Tensor, spec: ArgumentInput, form: Form | None) -> str | None:
         """Return how a tensor differs in what it is made of."""
         if form is None:
@@ -157,6 +167,8 @@ class Guards:
 
     def _check_fixed(self, leaves: list[Any], symbols: Mapping[str, int], violations: list[str]) -> None:
         """Check what the captured Python code read off its tensors."""
+        if "identity" in self._program.fixed:
+            self._check_identity(leaves, violations)
         for index, spec in self._arguments if self._program.fixed else ():
             leaf, meta = leaves[index], spec.meta
             if "layout" in self._program.fixed:

@@ -260,6 +260,8 @@ class Gradients(Record, kw_only=True):
             visit.
         checked_inputs: inputs that eager saves for backward and the graph does not: a backward pass with every tangent,
             of a call that wants every gradient, raises where they were changed in place since.
+        saves_nothing: eager saves no tensor for backward, so that backward passes can be repeated without
+            `retain_graph`.
         partitions: at least one; the first is the default.
     """
 
@@ -267,6 +269,7 @@ class Gradients(Record, kw_only=True):
     of_inputs: tuple[int | None, ...]
     detached_inputs: tuple[int, ...] = ()
     checked_inputs: tuple[int, ...] = ()
+    saves_nothing: bool = False
     partitions: tuple[Partition, ...]
 
 
@@ -359,7 +362,8 @@ class Program(Record, kw_only=True):
         guards: truths over the symbols that a call must satisfy.
         fixed: what the module's Python code read and may have branched on; a call must have it as at capture.
             `layout`: strides, storage offset, contiguity of tensors; `requires_grad`: also `is_leaf`, `grad_fn`;
-            `grad_mode`: whether gradients are enabled, as `grad` tells.
+            `grad_mode`: whether gradients are enabled, as `grad` tells; `identity`: that arguments that require grad
+            are different tensors, with regard to each of which the model takes gradients.
         forward: the graph before autograd.
         functional: the joint or inference graph; None with a reason in `refusals`: the forward graph serves every call.
         refusals: functional graphs that could not be captured, or disagreed with eager execution.
@@ -376,7 +380,7 @@ class Program(Record, kw_only=True):
     rebinds: tuple[Rebind, ...] = ()
     dimensions: tuple[Dimension, ...] = ()
     guards: tuple[SizeExpression, ...] = ()
-    fixed: tuple[Literal["layout", "requires_grad", "grad_mode"], ...] = ()
+    fixed: tuple[Literal["layout", "requires_grad", "grad_mode", "identity"], ...] = ()
     forward: ForwardGraph
     functional: FunctionalGraph | None = None
     refusals: tuple[Refusal, ...] = ()
