@@ -12,7 +12,7 @@ from typing import Any
 
 FILES = (
     *("aliases", "autograd", "bodies", "dynamic", "functions", "hooks"),
-    *("modules", "mutations", "operators", "randomness", "structure", "subclasses"),
+    *("mixtures", "modules", "mutations", "operators", "randomness", "structure", "subclasses"),
     "values",
 )
 
