@@ -676,6 +676,27 @@ def test_sizes_that_the_model_refuses_are_named_among_the_comparisons(tmp_path):
     assert names["rows=16"] == "call 0: output"
 
 
+def _ordered(x):
+    return x.topk(3, dim=1), x.argsort(0)
+
+
+def test_other_indices_of_equal_values_are_no_difference(tmp_path):
+    x = torch.tensor([1.0, 2, 2, 1, 0, 2, 1, 2]).repeat(3, 8)
+    found = export_alone(_ordered, (x,), output=tmp_path / "bundle")
+    assert "call 0: output[0].indices (of equal values)" in {comparison.name for comparison in found}
+
+
+def test_other_indices_of_other_values_are_a_difference(tmp_path):
+    from onnxscript import opset20 as op
+
+    def topk(self, k: int, dim: int = -1, largest: bool = True, sorted: bool = True):
+        return op.TopK(self, op.Constant(value_ints=[k]), axis=dim, largest=0)
+
+    options = OnnxOptions(translations={torch.ops.aten.topk.default: topk})
+    with pytest.raises(VerificationFailed, match=r"call 0: output: largest absolute difference"):
+        export_alone(lambda x: x.topk(2)[1], (torch.randn(3, 8),), output=tmp_path / "bundle", options=options)
+
+
 def _network(dtype):
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.LayerNorm(16), nn.Linear(16, 4)).eval().to(dtype)

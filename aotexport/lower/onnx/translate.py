@@ -226,7 +226,8 @@ def failing_node(error: BaseException) -> tuple[torch.fx.Node | None, str]:
                 node = candidate
             trace = trace.tb_next
         error, cause = cause, cause.__cause__
-    return node, (str(error).strip().splitlines() or [""])[0][:200]
+    reason = (str(error).strip().splitlines() or [""])[0][:200]
+    return node, "torch's exporter has none" if reason.startswith("No ONNX function found") else reason
 
 
 def provenance(trace: str | None) -> dict[str, str]:
