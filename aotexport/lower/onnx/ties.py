@@ -14,6 +14,7 @@ from aotexport.lower.onnx.rebuild import rebuild
 from aotexport_runtime.bundle import Bundle
 from aotexport_runtime.schema.graph import Graph, Node
 from aotexport_runtime.schema.program import Program
+from aotexport_runtime.schema.trees import Leaf
 from aotexport_runtime.schema.values import SizeArgument, TensorMeta
 from aotexport_runtime.trees import leaves
 
