@@ -53,7 +53,8 @@ def trace_decomposed(
         fakes: fake tensors of `fake_mode`, one per input.
         fake_mode: the mode under which the trace runs.
     """
-    from torch._inductor import config
+    # The decomposition of max pooling needs `lowering`, and does not import it.
+    from torch._inductor import config, lowering  # noqa: F401
     from torch._inductor.decomposition import select_decomp_table
 
     # Random operators stay whole, so that they draw eager's numbers.
