@@ -9,9 +9,9 @@ from benchmarks.suites.size import SIZE
 from benchmarks.suites.start import START
 from benchmarks.suites.steps import INFER, OVERHEAD, TRAIN
 
-_ALL = (TRAIN, INFER, OVERHEAD, START, MEMORY, SIZE, SCALE, EXPORT, LOAD)
+_ALL = (OVERHEAD, START, MEMORY, LOAD, EXPORT, SCALE, TRAIN, INFER, SIZE)
 
 SUITES: dict[str, Suite] = {suite.name: suite for suite in _ALL}
-"""Every suite, by name, in the order of a run."""
+"""Every suite, by name, in the order of a run: last are those of many models, of which a short run leaves some out."""
 
 __all__ = ["SUITES", "Suite"]

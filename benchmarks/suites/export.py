@@ -22,7 +22,7 @@ _BASELINE = "torch.export"
 _COMPARED = ("portable",)
 """Exported round by round beside the baseline; of the others, which compile, the preparation of the run is told."""
 _MEASURES = {"first": "first in its process", "again": "again"}
-_ONCE = "first in its process, once, beside another"
+_ONCE = "first in its process, once"
 _MODELS = ("mlp", "gpt2")
 
 

@@ -19,6 +19,7 @@ _MODELS = ("gpt2",)
 
 def _figures(run: Run) -> Iterator[Figure]:
     for model in run.models("load", _MODELS):
+        run.artefacts.prepare(run.systems(), model)
         title = Figure(suite="load", model=model.name, measure="load", system="")
         sources: dict[str, Callable[[], Worker]] = {
             label: partial(_start, run, model, system, variant)

@@ -20,6 +20,7 @@ _MODELS = ("gpt2",)
 
 def _figures(run: Run) -> Iterator[Figure]:
     for model in run.models("memory", _MODELS):
+        run.artefacts.prepare(run.systems("infer"), model)
         run.progress(f"memory: {model.name}")
         sources: dict[str, Callable[[], Fresh]] = {
             label: partial(_start, run, model, system, variant)

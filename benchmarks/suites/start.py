@@ -23,6 +23,7 @@ _FIRST = (("inference", "infer"), ("train step", "train"))
 
 def _figures(run: Run) -> Iterator[Figure]:
     for model in run.models("start", _MODELS):
+        run.artefacts.prepare(run.systems(), model)
         run.progress(f"start: {model.name}")
         yield from _compare(model, _sources(run, model, cold=False), min(run.rounds, _MOST_ROUNDS))
         yield from _compare(model, _sources(run, model, cold=True), 1)
