@@ -19,6 +19,7 @@ from aotexport.capture.hooks import refuse_backward_hooks
 from aotexport.capture.mode import in_mode
 from aotexport.capture.state import State, collect_state
 from aotexport.encode.program import EncodedProgram, encode_program, with_functional
+from aotexport.errors import ExportFailed
 from aotexport.lower.build import TargetFiles, compile_targets, with_lowered, write_targets
 from aotexport.lower.cpu.levels import Level
 from aotexport.lower.lowering import lower_programs
@@ -160,9 +161,23 @@ def _capture(
         clock.stage(f"{spec.name}: {'joint' if spec.grad else 'inference'} graph")
         functional = capture_functional_graph(forward, grad=spec.grad)
     program = with_functional(program, forward, functional, root=root, strip=strip)
+    _refuse_lost_backward(program, forward)
     if targets.cuda:
         clock.stage(f"{spec.name}: lower to kernels")
     return with_lowered(program, forward, functional, targets)
+
+
+def _refuse_lost_backward(program: EncodedProgram, forward: ForwardCapture) -> None:
+    """Refuse a program whose gradients no graph holds."""
+    record = program.record
+    wanted = record.grad and any(getattr(value, "requires_grad", False) for value in forward.inputs)
+    if wanted and record.functional is None and not record.forward.differentiable:
+        names = ", ".join(f"`{name}`" for name in forward.effects.autograd_functions)
+        raise ExportFailed(
+            f"program `{record.name}`: the backward of the custom autograd function {names} cannot be captured: "
+            f"{record.refusals[-1].reason}. Write it with torch's operators, or leave out programs with gradients "
+            "(`programs=('infer',)`)"
+        )
 
 
 def _capture_forward(spec: ProgramSpec, state: State) -> ForwardCapture:

@@ -11,6 +11,7 @@ import torch
 
 from aotexport.capture.fake_kernels import FAKE_KERNELS
 from aotexport.capture.forward import ForwardCapture
+from aotexport.capture.grad_mode import marked_regions
 from aotexport.capture.hooks import unfit_hook
 from aotexport.capture.mutating_operators import nest_mutating_calls
 from aotexport.capture.overlapping_views import OverlappingView, asks_for_size
@@ -151,6 +152,7 @@ def _reordered(forward: ForwardCapture) -> Callable[..., Any]:
                 arguments[len(entries) + own.index(binding.argument)] = value
             elif id(binding.entry) in entries:
                 arguments[entries[id(binding.entry)]] = value
-        return flat(*arguments)
+        with marked_regions():
+            return flat(*arguments)
 
     return run

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
 
 import aotexport
 import aotexport_runtime
@@ -135,3 +136,21 @@ def test_function_that_reads_strides_of_gradients_keeps_its_backward_in_the_join
     report = aotexport.export(Flipped.apply, args, output=tmp_path / "bundle", verify=False)
     assert not aotexport_runtime.open_bundle(tmp_path / "bundle").program("train").forward.differentiable
     assert "its backward reads the strides of a gradient" in report.notes[0]
+
+
+class LooksAtGradients(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * 2 if float(grad.sum()) > 0 else grad
+
+
+def test_backward_that_no_graph_holds_is_refused_by_the_name_of_its_function(tmp_path):
+    model = nn.Linear(3, 3)
+    model.forward = lambda x: LooksAtGradients.apply(x @ model.weight)
+    with pytest.raises(aotexport.ExportFailed, match="the backward of the custom autograd function `LooksAtGradients`"):
+        aotexport.export(model, (torch.ones(2, 3),), output=tmp_path / "bundle", verify=False)
+    aotexport.export(model, (torch.ones(2, 3),), output=tmp_path / "bundle", programs=("infer",))
