@@ -140,7 +140,8 @@ def _check_functional(writer: Writer, program: Program, served: Served) -> None:
         assert isinstance(spec, ArgumentInput)
         is_complex = spec.meta.dtype.startswith("complex")
         writer.refuse_if(f"{input_name(index)}.is_neg()" + (f" or {input_name(index)}.is_conj()" if is_complex else ""))
-    wants = " or ".join(f"{input_name(index)}.requires_grad" for index, _, _ in soft.strides) or "False"
+    asked = soft.with_grad if soft.records_gradients else [index for index, _, _ in soft.strides]
+    wants = " or ".join(f"{input_name(index)}.requires_grad" for index in asked) or "False"
     enabled = f"{writer.constant(torch.is_grad_enabled)}()"
     if soft.records_gradients:
         writer.refuse_if(f"not {enabled} or not ({wants})")

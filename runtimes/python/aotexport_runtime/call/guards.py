@@ -250,6 +250,7 @@ class SoftGuards:
         lazy: inputs that must be neither conjugated nor negated views.
         records_gradients: whether it is a joint graph; what follows is only checked of such.
         without_grad: inputs that must not require grad.
+        with_grad: inputs of which one must require grad: no gradient of the graph's results flows to the others.
         leaf_mutations: inputs that it changes, each with whether it must be a leaf.
         offsets: inputs that must begin at an offset of their storage.
         needs_alias_check: whether `mutation_is_shared` must be asked.
@@ -267,6 +268,8 @@ class SoftGuards:
             for index, spec in enumerate(program.inputs)
             if not isinstance(spec, SizeInput) and not spec.meta.requires_grad
         ]
+        detached = functional.gradients.detached_inputs if functional.gradients is not None else ()
+        self.with_grad = [index for index, _, _ in self.strides if index not in detached]
         self.lazy = [
             index
             for index, spec in enumerate(program.inputs)
@@ -314,6 +317,8 @@ class SoftGuards:
             for index in self.without_grad:
                 if inputs[index].requires_grad:
                     return f"input {index} requires grad, and did not at capture"
+            if not any(inputs[index].requires_grad for index in self.with_grad):
+                return "only inputs that get no gradient require grad"
             for index, is_leaf in self.leaf_mutations:
                 if inputs[index].is_leaf != is_leaf:
                     return f"mutated input {index} is {'no' if is_leaf else 'a'} leaf, unlike at capture"
