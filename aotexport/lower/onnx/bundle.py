@@ -295,13 +295,27 @@ def _refuse_shared(bundle: Bundle, program: Program, updated: Collection[str]) -
             continue
         vector, stored = read_vector(bundle, entry)
         values = make_inputs(vector.inputs, stored, None, Environment().form).values
-        storages = [value.untyped_storage().data_ptr() if isinstance(value, torch.Tensor) else None for value in values]
-        for spec, storage in zip(vector.inputs, storages, strict=True):
-            if spec.path in updated and storage and storages.count(storage) > 1:
+        tensors = {spec.path: value for spec, value in zip(vector.inputs, values, strict=True) if _is_tensor(value)}
+        for path, value in tensors.items():
+            if path in updated and any(other != path and _overlap(value, tensors[other]) for other in tensors):
                 raise ExportFailed(
-                    f"program `{program.name}` changes `{spec.path}`, which shares memory with another argument in the "
+                    f"program `{program.name}` changes `{path}`, which shares memory with another argument in the "
                     "recorded call, and ONNX models know no memory. Export with arguments that share none"
                 )
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, torch.Tensor)
+
+
+def _overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Return whether the ranges of memory of two tensors have a byte in common."""
+    return bool(a.numel() and b.numel()) and a.data_ptr() < _end(b) and b.data_ptr() < _end(a)
+
+
+def _end(tensor: torch.Tensor) -> int:
+    span = 1 + sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.data_ptr() + span * tensor.element_size()
 
 
 def _write_manifest(bundle: Bundle, root: Path, models: list[OnnxModel]) -> Manifest:
