@@ -114,7 +114,7 @@ def _hooks() -> Iterator[Callable[[], set[int]]]:
         raise RuntimeError("the model itself runs a backward pass")
 
     def addresses() -> set[int]:
-        gc.collect()
+        gc.collect(1)  # What the call made is young; looking at all of Python takes longer than an export.
         # What has no address is no input: what operators with bodies trace, tensor subclasses.
         return {packed.tensor.untyped_storage().data_ptr() if packed.is_plain else 0 for packed in saved}
 
