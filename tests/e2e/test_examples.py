@@ -58,6 +58,11 @@ def test_transformer_bundle_trains_and_infers_as_eager_does(example: Example) ->
     assert report["predictions"] == eager["predictions"]
 
 
+@pytest.mark.parametrize("example", ["llama_generate"], indirect=True)
+def test_bundle_generates_with_a_cache_what_the_original_generates_without(example: Example) -> None:
+    assert example.alone("run.py", example.export())["tokens"] == example.eager()["tokens"]
+
+
 def test_example_alone_refuses_an_interpreter_with_the_exporter(tmp_path: Path) -> None:
     command = [sys.executable, EXAMPLES / "alone.py", EXAMPLES / "bert" / "deploy" / "run.py", "bundle"]
     process = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
