@@ -73,7 +73,9 @@ class Effects:
     takes_gradients: bool = False
     sets_requires_grad: bool = False
     grad: bool = True
-    reads: set[Literal["layout", "requires_grad", "grad_mode", "identity"]] = field(default_factory=set)
+    reads: set[Literal["layout", "requires_grad", "grad_mode", "inference_mode", "identity"]] = field(
+        default_factory=set
+    )
     notes: list[str] = field(default_factory=list)
     checkpoints: Checkpoints = field(default_factory=lambda: Checkpoints(None))
 

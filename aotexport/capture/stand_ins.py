@@ -159,7 +159,7 @@ _gradients = torch.autograd.grad
 def _grad(effects: Effects, *args: Any, create_graph: bool = False, **kwargs: Any) -> Any:
     """Stand for `torch.autograd.grad`: its operators are part of the trace, so results without a graph lose theirs."""
     effects.takes_gradients = True
-    effects.reads.add("identity")
+    effects.reads |= {"identity", "inference_mode"}
     found = _gradients(*args, create_graph=create_graph, **kwargs)
     return found if create_graph else tuple(None if tensor is None else tensor.detach() for tensor in found)
 

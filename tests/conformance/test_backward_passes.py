@@ -135,3 +135,21 @@ def test_model_that_takes_gradients_is_refused_without_them(bundles, target):
     force = aotexport_runtime.load(bundles / "force", target=target)
     with torch.no_grad(), pytest.raises(aotexport_runtime.CallInvalid, match="is_grad_enabled"):
         force(*_arguments())
+
+
+@TARGETS
+def test_model_that_takes_gradients_is_refused_in_inference_mode(bundles, target):
+    def slope(x):
+        with torch.enable_grad():
+            x = x.detach().requires_grad_()
+            return torch.autograd.grad(x.sin().sum(), x)[0]
+
+    aotexport.export(slope, (torch.ones(3),), output=bundles / "slope", force=True, verify=False)
+    module, x = aotexport_runtime.load(bundles / "slope", target=target), torch.arange(3.0)
+    with torch.no_grad():
+        assert torch.equal(module(x), x.cos())
+    with (
+        torch.inference_mode(),
+        pytest.raises(aotexport_runtime.CallInvalid, match=r"torch\.inference_mode\(\) records"),
+    ):
+        module(x)

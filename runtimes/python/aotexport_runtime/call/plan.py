@@ -94,6 +94,7 @@ class Plan:
         self._rebinds = [(rebind.output_index, *slot(rebind.name)) for rebind in program.rebinds]
         self._unflatten = builder(program.output_tree, constant)
         self._fixes_grad_mode = "grad_mode" in program.fixed
+        self._fixes_inference_mode = "inference_mode" in program.fixed
         self._forward: Function | None = None
         self._has_effects = False
         self._functional = None
@@ -149,6 +150,11 @@ class Plan:
             violations.append(
                 f"gradients: expected torch.is_grad_enabled() to be {self.program.grad}, as at capture, since the "
                 f"model's code reads it; got {not self.program.grad}"
+            )
+        if self._fixes_inference_mode and torch.is_inference_mode_enabled():
+            violations.append(
+                "gradients: torch.inference_mode() records nothing for the gradients that the model itself takes; use "
+                "torch.no_grad()"
             )
         if violations:
             return inputs, symbols, violations

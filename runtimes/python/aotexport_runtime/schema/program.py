@@ -362,8 +362,9 @@ class Program(Record, kw_only=True):
         guards: truths over the symbols that a call must satisfy.
         fixed: what the module's Python code read and may have branched on; a call must have it as at capture.
             `layout`: strides, storage offset, contiguity of tensors; `requires_grad`: also `is_leaf`, `grad_fn`;
-            `grad_mode`: whether gradients are enabled, as `grad` tells; `identity`: that arguments that require grad
-            are different tensors, with regard to each of which the model takes gradients.
+            `grad_mode`: whether gradients are enabled, as `grad` tells; `inference_mode`: that it is off, since it
+            records nothing for gradients that the model takes; `identity`: that arguments that require grad are
+            different tensors, with regard to each of which the model takes gradients.
         forward: the graph before autograd.
         functional: the joint or inference graph; None with a reason in `refusals`: the forward graph serves every call.
         refusals: functional graphs that could not be captured, or disagreed with eager execution.
@@ -380,7 +381,7 @@ class Program(Record, kw_only=True):
     rebinds: tuple[Rebind, ...] = ()
     dimensions: tuple[Dimension, ...] = ()
     guards: tuple[SizeExpression, ...] = ()
-    fixed: tuple[Literal["layout", "requires_grad", "grad_mode", "identity"], ...] = ()
+    fixed: tuple[Literal["layout", "requires_grad", "grad_mode", "inference_mode", "identity"], ...] = ()
     forward: ForwardGraph
     functional: FunctionalGraph | None = None
     refusals: tuple[Refusal, ...] = ()
