@@ -11,15 +11,17 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from aotexport_runtime import dtypes, sizes
 from aotexport_runtime.call import transforms
+from aotexport_runtime.call.again import Again
 from aotexport_runtime.call.holder import Held
 from aotexport_runtime.call.inner import InnerOutput, refuse_unseen_gradients
 from aotexport_runtime.call.tangents import LayOut, layout, zeros
+from aotexport_runtime.call.versions import check_versions
 from aotexport_runtime.engines import halves
 from aotexport_runtime.engines.codegen import Environment, Function
 from aotexport_runtime.engines.cpu import Libraries
@@ -28,12 +30,7 @@ from aotexport_runtime.engines.lowered import Lowered
 from aotexport_runtime.engines.saved import views_recomputed
 from aotexport_runtime.errors import NotSupported
 from aotexport_runtime.schema.graph import Graph
-from aotexport_runtime.schema.program import (
-    FreshOutput,
-    FunctionalGraph,
-    Gradients,
-    IntermediateAlias,
-)
+from aotexport_runtime.schema.program import FreshOutput, FunctionalGraph, Gradients
 from aotexport_runtime.schema.values import NothingMeta, SizeMeta, TensorMeta
 
 Pattern = tuple[bool, ...]
@@ -351,7 +348,7 @@ class _Joint(torch.autograd.Function):
         variant = joint.found.get(needed) or joint.variant(needed, symbols)
         # A lowered form draws its random numbers otherwise, and the reference would differentiate another call.
         repeats = joint.reference is not None and not (variant.lowered is not None and joint.draws)
-        again = _Again.of(joint, inputs, symbols) if repeats else None
+        again = Again.of(joint, inputs, symbols) if repeats else None
         ctx.call = variant, symbols, torch.are_deterministic_algorithms_enabled(), again
         ctx.set_materialize_grads(False)
         results = variant.forward([*inputs], symbols)
@@ -380,7 +377,7 @@ class _Joint(torch.autograd.Function):
         # A second pass raises where eager saved something, which the first one freed.
         args: list[Any] = [] if variant.saves_nothing else [*ctx.saved_tensors]
         if variant.checks and not any(grads[position] is None for position in variant.outer):
-            _check_versions(ctx)
+            check_versions(ctx)
         if variant.loose is not None:
             args += ctx.loose
         batched, undefined = transforms.active(), 0
@@ -420,68 +417,7 @@ apply_joint: Callable[..., Sequence[Any]] = _super.apply
 looks for function transforms, none of which may be active, and for what they left behind among `plain` inputs."""
 
 
-class _Again(NamedTuple):
-    """What it takes to run a call again by the forward graph: double backward differentiates that.
-
-    Attributes:
-        joint: the program.
-        inputs: as they were before the call.
-        symbols: value per symbol.
-        random_state: of before the call; None: it draws nothing.
-    """
-
-    joint: JointProgram
-    inputs: Sequence[Any]
-    symbols: dict[str, int]
-    random_state: torch.Tensor | None
-
-    @classmethod
-    def of(cls, joint: JointProgram, inputs: Sequence[Any], symbols: dict[str, int]) -> _Again:
-        """Return it for a call that is about to run."""
-        if joint.mutated:
-            inputs = list(inputs)
-            for index in joint.mutated:
-                inputs[index] = inputs[index].clone()
-        return cls(joint, inputs, symbols, torch.get_rng_state() if joint.draws else None)
-
-    def gradients(self, grads: Sequence[torch.Tensor | None], needed: Sequence[bool]) -> list[torch.Tensor | None]:
-        """Return differentiable gradients of the inputs."""
-        assert self.joint.reference is not None
-        with torch.random.fork_rng(enabled=self.random_state is not None):
-            if self.random_state is not None:
-                torch.set_rng_state(self.random_state)
-            # Hooks of the inputs run when this result reaches them, and must not run here as well.
-            inputs = [
-                value.view_as(value) if needs else value for value, needs in zip(self.inputs, needed, strict=True)
-            ]
-            arguments = list(inputs)
-            for index in self.joint.mutated:
-                arguments[index] = arguments[index].clone()
-            outputs = self._as_returned(self.joint.reference(arguments, self.symbols))
-        wanted = [value for value, needs in zip(inputs, needed, strict=True) if needs]
-        pairs = [(o, g) for o, g in zip(outputs, grads, strict=True) if g is not None and o.requires_grad]
-        found = iter(
-            torch.autograd.grad(
-                [output for output, _ in pairs],
-                wanted,
-                [grad for _, grad in pairs],
-                create_graph=True,
-                allow_unused=True,
-            )
-        )
-        return [next(found) if needs else None for needs in needed]
-
-    def _as_returned(self, outputs: Sequence[Any]) -> list[Any]:
-        """Return what the joint graph's forward returns: None per mutation, the outputs, and the bases of views."""
-        functional = self.joint.functional
-        bases: list[Any] = [None] * functional.intermediate_bases
-        for spec, output in zip(functional.outputs, outputs, strict=True):
-            if isinstance(spec, IntermediateAlias) and output._base is not None:
-                bases[spec.base_index] = output._base
-        return [*[None] * len(functional.mutations), *outputs, *bases]
-
-
-def _differentiable_backward(ctx: Any, again: _Again | None, grads: Sequence[torch.Tensor | None]) -> tuple[Any, ...]:
+def _differentiable_backward(ctx: Any, again: Again | None, grads: Sequence[torch.Tensor | None]) -> tuple[Any, ...]:
     if again is None:
         raise NotSupported(
             "double backward (`create_graph=True`) through this program's joint graph is not supported: it changes "
@@ -489,30 +425,8 @@ def _differentiable_backward(ctx: Any, again: _Again | None, grads: Sequence[tor
         )
     _ = ctx.saved_tensors  # Raises where one was changed in place.
     if ctx.call[0].checks:
-        _check_versions(ctx)
+        check_versions(ctx)
     return (None, None, *again.gradients(grads, ctx.needs_input_grad[2:]))
-
-
-def node_of(returned: Sequence[Any]) -> Any:
-    """Return the node of autograd that a joint graph's forward made, given what it returned; None: it made none."""
-    nodes = (value.grad_fn for value in returned if isinstance(value, torch.Tensor))
-    return next((node for node in nodes if node is not None), None)
-
-
-def remember_versions(node: Any, checked: Sequence[torch.Tensor]) -> None:
-    """Let a backward pass through `node`, a joint graph's, raise where one of `checked` is changed from now on."""
-    node.versions = [(tensor, tensor._version) for tensor in checked if not tensor.is_inference()]
-
-
-def _check_versions(ctx: Any) -> None:
-    """Raise where a tensor that eager saves, and the graph need not, was changed since the call."""
-    for tensor, version in getattr(ctx, "versions", ()):
-        if tensor._version != version:
-            raise RuntimeError(
-                "one of the variables needed for gradient computation has been modified by an inplace operation: an "
-                f"input of the program, of shape {list(tensor.shape)}, is at version {tensor._version}; expected "
-                f"version {version} instead"
-            )
 
 
 def flowless_outputs(functional: FunctionalGraph) -> set[int]:

@@ -18,12 +18,13 @@ import torch
 from aotexport_runtime.bundle import Bundle
 from aotexport_runtime.call import transforms
 from aotexport_runtime.call.aliases import regenerators
-from aotexport_runtime.call.autograd import JointProgram, node_of, remember_versions
+from aotexport_runtime.call.autograd import JointProgram
 from aotexport_runtime.call.fast_way import Served, StateSlot, Way, fast_way
 from aotexport_runtime.call.guards import Guards, SoftGuards
 from aotexport_runtime.call.inner import InnerOutput, inner_outputs, watch
 from aotexport_runtime.call.mutations import Mutations
 from aotexport_runtime.call.signature import Signature
+from aotexport_runtime.call.versions import node_of, remember_versions
 from aotexport_runtime.engines.codegen import Environment, Function, compile_graph, constant_value
 from aotexport_runtime.engines.cpu import Libraries
 from aotexport_runtime.engines.functional import compile_functional

@@ -1,0 +1,74 @@
+"""Double backward of a joint graph: the call is run again by the forward graph, and autograd differentiates that."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from aotexport_runtime.schema.program import IntermediateAlias
+
+if TYPE_CHECKING:
+    from aotexport_runtime.call.autograd import JointProgram
+
+
+class Again(NamedTuple):
+    """What it takes to run a call again by the forward graph: double backward differentiates that.
+
+    Attributes:
+        joint: the program.
+        inputs: as they were before the call.
+        symbols: value per symbol.
+        random_state: of before the call; None: it draws nothing.
+    """
+
+    joint: JointProgram
+    inputs: Sequence[Any]
+    symbols: dict[str, int]
+    random_state: torch.Tensor | None
+
+    @classmethod
+    def of(cls, joint: JointProgram, inputs: Sequence[Any], symbols: dict[str, int]) -> Again:
+        """Return it for a call that is about to run."""
+        if joint.mutated:
+            inputs = list(inputs)
+            for index in joint.mutated:
+                inputs[index] = inputs[index].clone()
+        return cls(joint, inputs, symbols, torch.get_rng_state() if joint.draws else None)
+
+    def gradients(self, grads: Sequence[torch.Tensor | None], needed: Sequence[bool]) -> list[torch.Tensor | None]:
+        """Return differentiable gradients of the inputs."""
+        assert self.joint.reference is not None
+        with torch.random.fork_rng(enabled=self.random_state is not None):
+            if self.random_state is not None:
+                torch.set_rng_state(self.random_state)
+            # Hooks of the inputs run when this result reaches them, and must not run here as well.
+            inputs = [
+                value.view_as(value) if needs else value for value, needs in zip(self.inputs, needed, strict=True)
+            ]
+            arguments = list(inputs)
+            for index in self.joint.mutated:
+                arguments[index] = arguments[index].clone()
+            outputs = self._as_returned(self.joint.reference(arguments, self.symbols))
+        wanted = [value for value, needs in zip(inputs, needed, strict=True) if needs]
+        pairs = [(o, g) for o, g in zip(outputs, grads, strict=True) if g is not None and o.requires_grad]
+        found = iter(
+            torch.autograd.grad(
+                [output for output, _ in pairs],
+                wanted,
+                [grad for _, grad in pairs],
+                create_graph=True,
+                allow_unused=True,
+            )
+        )
+        return [next(found) if needs else None for needs in needed]
+
+    def _as_returned(self, outputs: Sequence[Any]) -> list[Any]:
+        """Return what the joint graph's forward returns: None per mutation, the outputs, and the bases of views."""
+        functional = self.joint.functional
+        bases: list[Any] = [None] * functional.intermediate_bases
+        for spec, output in zip(functional.outputs, outputs, strict=True):
+            if isinstance(spec, IntermediateAlias) and output._base is not None:
+                bases[spec.base_index] = output._base
+        return [*[None] * len(functional.mutations), *outputs, *bases]
