@@ -59,6 +59,13 @@ class FakeInputs:
         ):
             yield
 
+    def taken_for_granted(self) -> tuple[Any, ...]:
+        """Return what is assumed about sizes by now, to compare."""
+        environment = self.mode.shape_env
+        assert environment is not None
+        guards = {guard.expr for guard in environment.guards}
+        return guards, dict(environment.var_to_range), set(self.fixed_at), set(self.assumed)
+
     def _fix(self, symbol: Any) -> None:
         self.fixed_at.setdefault(symbol, user_line())
 

@@ -224,10 +224,12 @@ def _trace(call: ExampleCall, state: State, target: Any, strategy: Strategy, gra
     following = values.followed(fakes.mode.shape_env) if strategy.follows_values else contextlib.nullcontext()
     with fakes.tracing(), average_in_tensors(), fake_kernels(FAKE_KERNELS), following:
         graph = _graph(flat, lambda: fakes.twins(inputs), fakes)
-        if flat.effects.reads == {"grad_mode"} and not strategy.follows_values:
-            other = replace(flat, grad=not grad)
-            if same_in_both_modes(graph, lambda: _graph(other, lambda: fakes.twins(inputs), fakes)):
-                flat.effects.reads.clear()
+    if (
+        flat.effects.reads == {"grad_mode"}
+        and not strategy.follows_values
+        and _same_in_other_mode(flat, graph, fakes, own)
+    ):
+        flat.effects.reads.clear()
     assert flat.output_tree is not None
     bindings = [Binding(entry=entry) for entry in state.entries[:known]]
     for index, entry in shared.items():
@@ -250,6 +252,15 @@ def _trace(call: ExampleCall, state: State, target: Any, strategy: Strategy, gra
     return ForwardCapture(
         graph, bindings, inputs, flat.output_tree, flat.rebinds, flat.effects, fakes, flat, strategy.name
     )
+
+
+def _same_in_other_mode(flat: _Flat, graph: torch.fx.GraphModule, fakes: FakeInputs, own: Sequence[int]) -> bool:
+    """Return whether the model does the same in the other grad mode, for all sizes; seen on fakes of its own."""
+    other, apart = replace(flat, grad=not flat.grad), fake_inputs(flat.call, flat.state)
+    inputs = [*apart.state, *[apart.arguments[index] for index in own]]
+    with apart.tracing(), average_in_tensors(), fake_kernels(FAKE_KERNELS):
+        same = same_in_both_modes(graph, lambda: _graph(other, lambda: apart.twins(inputs), apart))
+    return same and apart.taken_for_granted() == fakes.taken_for_granted()
 
 
 def _graph(flat: _Flat, make_inputs: Callable[[], list[Any]], fakes: FakeInputs) -> torch.fx.GraphModule:

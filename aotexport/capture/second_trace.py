@@ -22,6 +22,7 @@ def same_in_both_modes(graph: torch.fx.GraphModule, trace_other: Callable[[], to
     try:
         return _same(graph, trace_other())
     except Exception:
+        # What cannot be traced with the other answer is not the same, and calls are held to the one.
         return False
 
 

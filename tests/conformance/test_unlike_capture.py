@@ -819,13 +819,28 @@ class AskingBeside(nn.Linear):
         return super().forward(x)
 
 
-def test_code_that_reads_the_grad_mode_and_does_the_same_in_both_is_served_in_both(load):
-    module, x = load(AskingBeside(3, 2), torch.randn(4, 3), verify=True), torch.randn(4, 3)
+@pytest.mark.parametrize("shapes", [None, ({0: torch.export.Dim("rows", min=2)},)], ids=["static", "dynamic"])
+def test_code_that_reads_the_grad_mode_and_does_the_same_in_both_is_served_in_both(load, shapes):
+    example = torch.randn(4, 3)
+    module, x = load(AskingBeside(3, 2), example, dynamic_shapes=shapes, verify=True), torch.randn(4, 3)
     for called in (module.train(), module.eval()):
         with torch.no_grad():
             expected = called(x)
         assert torch.equal(called(x), expected)
         assert called(x).requires_grad
+
+
+def fixes_a_size_without_gradients(x):
+    if not torch.is_grad_enabled() and x.shape[0] != 4:
+        return x - 1
+    return x + 1
+
+
+def test_code_that_does_the_same_in_both_grad_modes_for_the_example_alone_is_held_to_one(load):
+    module = load(fixes_a_size_without_gradients, leaf(4, 2), dynamic_shapes=({0: torch.export.Dim("rows", min=2)},))
+    assert torch.equal(module(torch.ones(7, 2, requires_grad=True)), torch.full((7, 2), 2.0))
+    with torch.no_grad(), pytest.raises(CallInvalid, match="is_grad_enabled"):
+        module(torch.ones(7, 2))
 
 
 _TABLES = {}
