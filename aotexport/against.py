@@ -15,7 +15,7 @@ from aotexport.encode.subclasses import CLASSES, encode_subclass
 from aotexport.errors import VerificationFailed
 from aotexport.programs import NAMED, choose_programs
 from aotexport.source import Source
-from aotexport.vectors import record_vectors
+from aotexport.vectors.record import record_vectors
 from aotexport_runtime import dtypes
 from aotexport_runtime.bundle import Bundle
 from aotexport_runtime.schema.manifest import StateTensor

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from aotexport.encode.program import FORWARD_FILE, EncodedProgram
 from aotexport.errors import ExportFailed
-from aotexport.vectors import Vector
+from aotexport.vectors.record import Vector
 from aotexport_runtime.bundle import open_bundle
 from aotexport_runtime.engines.checks import CHECK
 from aotexport_runtime.errors import CheckFailed

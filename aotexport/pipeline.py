@@ -11,9 +11,10 @@ from typing import Any
 
 from torch import nn
 
+from aotexport.capture.attributes import AttributeChanged, ChangedOnFirstCall
 from aotexport.capture.call import ExampleCall
-from aotexport.capture.effects import AttributeChanged, ChangedOnFirstCall
-from aotexport.capture.forward import ForwardCapture, capture_forward
+from aotexport.capture.forward import capture_forward
+from aotexport.capture.forward_capture import ForwardCapture
 from aotexport.capture.functional import capture_functional_graph
 from aotexport.capture.hooks import refuse_backward_hooks
 from aotexport.capture.mode import in_mode
@@ -29,7 +30,8 @@ from aotexport.paths import checked_programs, on_path
 from aotexport.programs import AnyExample, Example, Program, ProgramSpec, choose_programs
 from aotexport.settle import note, settle
 from aotexport.targets import Targets, check_targets
-from aotexport.vectors import Vector, record_vectors, run_once, runs_without_gradients, write_vectors
+from aotexport.vectors.eager import run_once, runs_without_gradients
+from aotexport.vectors.record import Vector, record_vectors, write_vectors
 from aotexport.verify import Comparison, verify_bundle, verify_targets
 from aotexport.versions import with_versions
 from aotexport.write.files import check_output, staged, write_manifest, write_programs

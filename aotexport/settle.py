@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from aotexport.capture.attributes import AttributeChanged
 from aotexport.capture.call import ExampleCall
-from aotexport.capture.effects import AttributeChanged
 from aotexport.capture.mode import Attribute, in_mode
 from aotexport.capture.state import State
 from aotexport.capture.structure import tree_of

@@ -22,7 +22,7 @@ from aotexport.capture.call import ExampleCall
 from aotexport.capture.state import State
 from aotexport.encode.program import EncodedProgram, counts_of_parts
 from aotexport.torch_internals.names import tree_leaves
-from aotexport.vectors import watch_example
+from aotexport.vectors.eager import watch_example
 from aotexport_runtime.allowed import VIEWS
 from aotexport_runtime.schema.graph import Graph
 from aotexport_runtime.schema.program import FunctionalGraph, Gradients, VersionRise

@@ -6,5 +6,5 @@ strategies.py  ways to make Python code traceable, tried in order
 forward.py     the graph before autograd
 functional.py  the joint or inference graph, with its metadata
 shapes.py      symbols, ranges and guards of dynamic sizes
-effects.py     what tracing would lose, detected and refused
+effects.py     what tracing would lose; stand_ins.py and attributes.py detect it, watching.py has them at work
 """

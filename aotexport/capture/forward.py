@@ -14,10 +14,11 @@ from torch import nn
 from aotexport.capture.arithmetic import symbolic_arithmetic
 from aotexport.capture.call import ExampleCall
 from aotexport.capture.containers import snapshots
-from aotexport.capture.effects import Effects, observed
+from aotexport.capture.effects import Effects
 from aotexport.capture.example_values import ExampleValues
 from aotexport.capture.fake_kernels import FAKE_KERNELS
 from aotexport.capture.fakes import FakeInputs, fake_inputs
+from aotexport.capture.forward_capture import Binding, ForwardCapture
 from aotexport.capture.grad_mode import insert_regions, make_relative, marked_regions
 from aotexport.capture.hooks import refuse_hooks_on_state
 from aotexport.capture.reading_values import READING_VALUES
@@ -28,6 +29,7 @@ from aotexport.capture.state import State, StateEntry, swapped
 from aotexport.capture.strategies import STRATEGIES, Strategy
 from aotexport.capture.structure import tree_of
 from aotexport.capture.surroundings import surroundings_kept
+from aotexport.capture.watching import observed
 from aotexport.errors import AotExportError, ExportFailed
 from aotexport.quiet import quiet
 from aotexport.torch_internals.checks import insert_data_dependent_checks
@@ -43,41 +45,6 @@ from aotexport.torch_internals.tracing import (
 )
 from aotexport_runtime.schema.trees import Tree
 from aotexport_runtime.subclasses import inner_tensor
-
-
-@dataclass(frozen=True)
-class Binding:
-    """What a graph input is: state (`entry`), argument tensor `argument`, or both when they are one tensor."""
-
-    entry: StateEntry | None = None
-    argument: int | None = None
-
-
-@dataclass
-class ForwardCapture:
-    """A traced forward graph.
-
-    Attributes:
-        graph: its module; placeholders in the order of `bindings`, outputs flat.
-        bindings: what each placeholder is.
-        inputs: fakes per placeholder, untouched by the trace.
-        output_tree: structure of the returned value.
-        rebinds: state entries that the call replaces, with the index of the output that replaces them.
-        effects: what was seen.
-        fakes: the fake world; its shape environment collects guards.
-        function: the traced function on flat inputs in the order of `bindings`, for a direct joint capture.
-        strategy: which strategy gave it.
-    """
-
-    graph: torch.fx.GraphModule
-    bindings: list[Binding]
-    inputs: list[torch.Tensor]
-    output_tree: Tree
-    rebinds: list[tuple[StateEntry, int]]
-    effects: Effects
-    fakes: FakeInputs
-    function: Any
-    strategy: str
 
 
 def capture_forward(call: ExampleCall, state: State, *, grad: bool = True) -> ForwardCapture:

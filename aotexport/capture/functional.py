@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from aotexport.capture.fake_kernels import FAKE_KERNELS
-from aotexport.capture.forward import ForwardCapture
+from aotexport.capture.forward_capture import ForwardCapture
 from aotexport.capture.grad_mode import marked_regions
 from aotexport.capture.hooks import unfit_hook
 from aotexport.capture.mutating_operators import nest_mutating_calls

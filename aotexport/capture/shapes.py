@@ -8,19 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import sympy
 import torch
 
 from aotexport.capture.fakes import place
+from aotexport.capture.forward_capture import ForwardCapture
 from aotexport.encode.sizes import encode_size
 from aotexport.errors import ExportFailed
 from aotexport.torch_internals.names import is_required_dimension
 from aotexport_runtime.schema.sizes import Dimension, SizeExpression
-
-if TYPE_CHECKING:
-    from aotexport.capture.forward import ForwardCapture
 
 _UNBOUNDED = 1 << 62
 

@@ -10,13 +10,14 @@ import functools
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 
 from aotexport.capture import grad_mode
 from aotexport.capture.autograd_functions import function_of_bodies, record_application
+from aotexport.capture.effects import Effects
 from aotexport.capture.hooks import REGISTER_HOOK, record_hook
 from aotexport.capture.sources import is_user_file, user_line
 from aotexport.errors import ExportFailed
@@ -30,9 +31,6 @@ from aotexport.torch_internals.tracing import (
     tracing_paused,
 )
 from aotexport_runtime.subclasses import is_wrapper
-
-if TYPE_CHECKING:
-    from aotexport.capture.effects import Effects
 
 _LAYERS = str(Path(nn.__file__).parent)
 """Torch's own layers are the model's code; what operators do while fake tensors run is not."""

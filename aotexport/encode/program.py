@@ -12,7 +12,7 @@ import msgspec
 import torch
 
 from aotexport.capture.call import ExampleCall
-from aotexport.capture.forward import Binding, ForwardCapture
+from aotexport.capture.forward_capture import Binding, ForwardCapture
 from aotexport.capture.functional import Refused
 from aotexport.capture.shapes import assumptions, dimensions, guards
 from aotexport.encode.functional import Unsupported, encode_functional, refuse_unsupported

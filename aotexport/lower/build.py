@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from aotexport.capture.forward import ForwardCapture
+from aotexport.capture.forward_capture import ForwardCapture
 from aotexport.capture.functional import Refused
 from aotexport.encode.program import EncodedProgram
 from aotexport.targets import Targets

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from aotexport.capture.forward import ForwardCapture
+from aotexport.capture.forward_capture import ForwardCapture
 from aotexport.capture.shapes import guards
 from aotexport.lower.cuda.encode import encode_half, tensors_among
 from aotexport.lower.cuda.lowering import LoweredGraphs, lower

@@ -1,0 +1,118 @@
+"""Attributes of the model that a call changes: put back, and noted or refused.
+
+Tracing keeps tensor operators. Python state that a call changes is no operator; a program without it would be silently
+wrong.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from aotexport.capture.containers import Change, Snapshot, snapshots
+from aotexport.capture.effects import Effects
+from aotexport.errors import ExportFailed
+
+_NUMBERS = (bool, int, float, str)
+_TABLE = re.compile(r"\.?_(?:buffers|parameters|modules)\['([^']+)'\]")
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+class ChangedOnFirstCall(ExportFailed):
+    """The call changed the model as a first call may: once it has run for real, the next need not."""
+
+
+class AttributeChanged(ExportFailed):
+    """The call changed a number, flag or string of the model.
+
+    Attributes:
+        name: the attribute's path.
+        old: what it was.
+        new: what the call made of it.
+    """
+
+    def __init__(self, name: str, old: Any, new: Any) -> None:
+        super().__init__(
+            f"the call changes the attribute `{name}` of the model from {old!r} to {new!r}, and a bundle has no "
+            "Python state. Keep it as a buffer (`register_buffer`) and change it in place, or outside of the call"
+        )
+        self.name, self.old, self.new = name, old, new
+
+
+@contextlib.contextmanager
+def attributes_kept(module: nn.Module | None, effects: Effects) -> Iterator[None]:
+    """Put the attributes of the model back after the block, and note in `effects` what the bundle does not keep.
+
+    Raises:
+        ExportFailed: the block changed Python state that the model's next call may depend on.
+    """
+    before = _attributes(module)
+    containers = _containers(module)
+    try:
+        yield
+    finally:
+        items = [change for snapshot in containers for change in snapshot.changes()]
+        for snapshot in containers:
+            snapshot.restore()
+        changes = _restore(module, before)
+    _judge_items(items, effects)
+    _judge(changes, effects)
+
+
+def _attributes(module: nn.Module | None) -> list[tuple[str, nn.Module, dict[str, Any]]]:
+    if module is None:
+        return []
+    return [(path, child, dict(vars(child))) for path, child in module.named_modules()]
+
+
+def _containers(module: nn.Module | None) -> list[Snapshot]:
+    """Return the containers that the module's attributes hold, torch's own tables of its state among them."""
+    found: list[Snapshot] = []
+    for path, child in module.named_modules() if module is not None else ():
+        for name, value in vars(child).items():
+            found += snapshots(value, f"{path}.{name}" if path else name)
+    return found
+
+
+def _judge_items(changes: list[Change], effects: Effects) -> None:
+    for change in changes:
+        if any(table in change.path for table in _HOOKS):
+            raise ChangedOnFirstCall(
+                "the call registers hooks on modules, which a bundle cannot hold. Register them before the export"
+            )
+        path = _TABLE.sub(r".\1", change.path).lstrip(".")
+        if change.old is None and isinstance(change.new, torch.Tensor):
+            effects.notes.append(f"the tensor that the call stores in `{path}` is not kept by the bundle")
+        else:
+            raise ExportFailed(
+                f"the call changes `{path}` of the model, and a bundle has no Python state. Keep tensors as "
+                "buffers (`register_buffer`) and change them in place; count and collect outside of the call"
+            )
+
+
+def _restore(
+    module: nn.Module | None, before: list[tuple[str, nn.Module, dict[str, Any]]]
+) -> list[tuple[str, Any, Any]]:
+    """Put every attribute back; return the changed ones as `(name, old, new)`."""
+    changes: list[tuple[str, Any, Any]] = []
+    for path, child, old in before:
+        new = vars(child)
+        for key in {**old, **new}:
+            if old.get(key) is not new.get(key):
+                changes.append((f"{path}.{key}" if path else key, old.get(key), new.get(key)))
+        new.clear()
+        new.update(old)
+    return changes
+
+
+def _judge(changes: list[tuple[str, Any, Any]], effects: Effects) -> None:
+    for name, old, new in changes:
+        if isinstance(new, _NUMBERS) and type(old) is type(new) and old != new:
+            raise AttributeChanged(name, old, new)
+        if isinstance(new, torch.Tensor) and not isinstance(old, torch.Tensor):
+            effects.notes.append(f"the tensor that the call stores in `{name}` is not kept by the bundle")

@@ -1,0 +1,48 @@
+"""What the capture of a forward graph gives."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from aotexport.capture.effects import Effects
+from aotexport.capture.fakes import FakeInputs
+from aotexport.capture.state import StateEntry
+from aotexport_runtime.schema.trees import Tree
+
+
+@dataclass(frozen=True)
+class Binding:
+    """What a graph input is: state (`entry`), argument tensor `argument`, or both when they are one tensor."""
+
+    entry: StateEntry | None = None
+    argument: int | None = None
+
+
+@dataclass
+class ForwardCapture:
+    """A traced forward graph.
+
+    Attributes:
+        graph: its module; placeholders in the order of `bindings`, outputs flat.
+        bindings: what each placeholder is.
+        inputs: fakes per placeholder, untouched by the trace.
+        output_tree: structure of the returned value.
+        rebinds: state entries that the call replaces, with the index of the output that replaces them.
+        effects: what was seen.
+        fakes: the fake world; its shape environment collects guards.
+        function: the traced function on flat inputs in the order of `bindings`, for a direct joint capture.
+        strategy: which strategy gave it.
+    """
+
+    graph: torch.fx.GraphModule
+    bindings: list[Binding]
+    inputs: list[torch.Tensor]
+    output_tree: Tree
+    rebinds: list[tuple[StateEntry, int]]
+    effects: Effects
+    fakes: FakeInputs
+    function: Any
+    strategy: str

@@ -1,0 +1,143 @@
+"""The model's own code, run for real: what it gives, with everything as it was afterwards."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+import torch
+
+from aotexport.capture.call import ExampleCall
+from aotexport.capture.mode import in_mode
+from aotexport.capture.state import State
+from aotexport.encode.subclasses import CLASSES
+from aotexport.errors import ExportFailed
+from aotexport.programs import Mode
+from aotexport.restore import restored
+from aotexport.vectors.arguments import Arguments, example_arguments
+from aotexport_runtime.engines.codegen import Environment
+from aotexport_runtime.observe import Inputs, Observation, make_inputs, observe
+from aotexport_runtime.schema.program import Program, StateInput
+from aotexport_runtime.self_test import flat_outputs
+from aotexport_runtime.subclasses import TensorTypes, is_wrapper
+
+SEED = 20240229
+CALLS = 2
+
+T = TypeVar("T")
+
+
+def run_once(call: ExampleCall, state: State, mode: Mode) -> None:
+    """Call the model for real on the example inputs; its tensors, the inputs and the random state stay as they are."""
+    tensors = [
+        leaf.detach().clone().requires_grad_(leaf.requires_grad) if isinstance(leaf, torch.Tensor) else leaf
+        for leaf in call.tensors
+    ]
+    args, kwargs = call.rebuild(tensors)
+    with in_mode(call.module, mode, call.settled), restored(state):
+        call.callable(*args, **kwargs)
+
+
+def runs_without_gradients(call: ExampleCall, state: State) -> bool:
+    """Return whether the model, in its current mode, runs under `torch.no_grad`: one that takes gradients may not."""
+    mode: Mode = "function" if call.module is None else "train" if call.module.training else "eval"
+    try:
+        with torch.no_grad():
+            run_once(call, state, mode)
+    except RuntimeError:
+        return False
+    return True
+
+
+def watch_example(
+    call: ExampleCall, state: State, program: Program, look: Callable[[Callable[[], Any], list[Any]], T]
+) -> T:
+    """Return what `look` says of an eager call on the example inputs; everything stays as it was.
+
+    Args:
+        call: the example call.
+        state: the module's state.
+        program: which program.
+        look: takes what calls the model, and its tensors and sizes, one per input of the program.
+    """
+    arguments = example_arguments(call, program)
+    eager, make = _eager(call, arguments)
+    tensors = {entry.names[0]: entry.tensor for entry in state.entries}
+    with in_mode(call.module, program.mode, call.settled), restored(state), attention_as_traced():
+        values = make().values
+        own = iter(values)
+        inputs = [tensors[spec.name] if isinstance(spec, StateInput) else next(own) for spec in program.inputs]
+        with torch.set_grad_enabled(program.grad):
+            return look(lambda: eager(values), inputs)
+
+
+def _eager(call: ExampleCall, arguments: Arguments) -> tuple[Callable[[list[Any]], Any], Callable[[], Inputs]]:
+    """Return what calls the model on flat arguments, and what makes these anew."""
+    device = next((leaf.device for leaf in call.tensors if isinstance(leaf, torch.Tensor)), None)
+    own = {spec.path: index for index, spec in enumerate(arguments.specs)}
+    form = Environment(tensor_types=TensorTypes(CLASSES)).form
+
+    def eager(values: list[Any]) -> Any:
+        tensors = [values[own[p]] if p in own else t for p, t in zip(call.paths, call.tensors, strict=True)]
+        args, kwargs = call.rebuild(tensors)
+        return call.callable(*args, **kwargs)
+
+    return eager, lambda: make_inputs(arguments.specs, arguments.stored, device, form)
+
+
+def observe_eager(call: ExampleCall, state: State, program: Program, arguments: Arguments) -> Observation:
+    """Return what a caller of the model sees, with a second call and a backward pass.
+
+    Raises:
+        ExportFailed: the model returns tensors of a class that a bundle cannot hold.
+    """
+    eager, make = _eager(call, arguments)
+
+    def current_state() -> dict[str, torch.Tensor]:
+        return {e.names[0]: e.slots[0][0][e.slots[0][1]] if e.slots else e.tensor for e in state.entries}
+
+    def outputs(value: Any) -> list[tuple[str, Any]]:
+        found = flat_outputs(program.output_tree, value)
+        _check_classes(found, {type(tensor) for tensor in call.tensors})
+        return found
+
+    return observe(
+        eager,
+        make,
+        [spec.path for spec in arguments.specs],
+        current_state,
+        outputs,
+        seed=SEED,
+        calls=CALLS,
+        backward=program.grad,
+    )
+
+
+def _check_classes(outputs: list[tuple[str, Any]], given: set[type]) -> None:
+    """Refuse outputs of a class of tensors that only the model's code makes: the runtime does not have it.
+
+    Raises:
+        ExportFailed: there is one.
+    """
+    known = {torch.Tensor, torch.nn.Parameter, *given}
+    for name, value in outputs:
+        if isinstance(value, torch.Tensor) and type(value) not in known and not is_wrapper(value):
+            raise ExportFailed(
+                f"{name} is a `{type(value).__qualname__}`, a class of tensors that a bundle cannot hold. Return a "
+                "plain tensor (`as_subclass(torch.Tensor)`)"
+            )
+
+
+@contextlib.contextmanager
+def attention_as_traced() -> Iterator[None]:
+    """Switch off torch's inference fast path of attention modules, which tracing cannot take.
+
+    It gives the same values in another memory layout; see docs/decisions/0003-attention-fast-path.md.
+    """
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)

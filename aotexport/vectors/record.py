@@ -1,0 +1,128 @@
+"""The calls of a program, recorded and written."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+from aotexport.capture.call import ExampleCall
+from aotexport.capture.mode import in_mode
+from aotexport.capture.sources import user_line
+from aotexport.capture.state import State
+from aotexport.errors import ExportFailed
+from aotexport.restore import restored
+from aotexport.vectors.arguments import (
+    Arguments,
+    beginning_at,
+    example_arguments,
+    other_integers,
+    random_arguments,
+    resized_arguments,
+    small_arguments,
+)
+from aotexport.vectors.eager import CALLS, SEED, attention_as_traced, observe_eager
+from aotexport_runtime.schema import encode_record
+from aotexport_runtime.schema.manifest import VectorEntry
+from aotexport_runtime.schema.program import Program, SizeInput
+from aotexport_runtime.schema.vectors import Vector as VectorRecord
+
+
+@dataclass(frozen=True)
+class Vector:
+    """A recorded call: its record, and the tensors it stores."""
+
+    name: str
+    record: VectorRecord
+    tensors: dict[str, torch.Tensor]
+
+
+def record_vectors(call: ExampleCall, state: State, program: Program) -> tuple[Program, list[Vector]]:
+    """Run the eager callable and record what a caller can see.
+
+    Args:
+        call: the example call.
+        state: the module's state; left as it was.
+        program: which program.
+
+    Returns:
+        The program, without the sizes 0 and 1 in its ranges where eager refuses them (a trace assumes larger ones, and
+        holds no check for these), and the recorded calls; others that eager itself refuses are left out.
+
+    Raises:
+        ExportFailed: eager fails on the example itself.
+    """
+    example = example_arguments(call, program)
+    vectors = [_record(call, state, program, example)]
+    generator = torch.Generator().manual_seed(SEED)
+    with contextlib.suppress(ExportFailed):
+        vectors.append(_record(call, state, program, random_arguments(example, generator)))
+    for dimension in program.dimensions:
+        if isinstance(program.inputs[dimension.input_index], SizeInput):
+            continue
+        small: list[Vector] = []
+        for size in range(dimension.min or 0, 2):
+            arguments = small_arguments(program, example, dimension, size, generator)
+            if arguments is None:
+                continue
+            try:
+                small.append(_record(call, state, program, arguments))
+            except ExportFailed:
+                small.clear()
+                program = beginning_at(program, dimension.symbol, size + 1)
+        vectors += small
+    for arguments in (*other_integers(program, example), *resized_arguments(program, example, generator)):
+        with contextlib.suppress(ExportFailed):
+            vectors.append(_record(call, state, program, arguments))
+    return program, vectors
+
+
+def _record(call: ExampleCall, state: State, program: Program, arguments: Arguments) -> Vector:
+    try:
+        with in_mode(call.module, program.mode, call.settled), restored(state), attention_as_traced():
+            seen = observe_eager(call, state, program, arguments)
+    except ExportFailed:
+        raise
+    except Exception as error:
+        first = (str(error).strip().splitlines() or [""])[0][:300]
+        raise ExportFailed(
+            f"the model fails on its {arguments.name} inputs: {user_line(error)}{type(error).__name__}: {first}"
+        ) from error
+    values = {f"v{index}": value for index, value in enumerate(seen.values.values())}
+    record = VectorRecord(
+        program=program.name,
+        seed=SEED,
+        calls=CALLS,
+        backward=program.grad,
+        inputs=arguments.specs,
+        facts=seen.facts,
+        values=tuple(seen.values),
+    )
+    return Vector(arguments.name, record, {**arguments.stored, **values})
+
+
+def write_vectors(vectors: list[Vector], directory: Path) -> tuple[VectorEntry, ...]:
+    """Write the vectors below `directory`; return their manifest entries."""
+    folder = directory / "testvectors"
+    folder.mkdir()
+    entries: list[VectorEntry] = []
+    for vector in vectors:
+        stem = f"{vector.record.program}.{vector.name}"
+        (folder / f"{stem}.json").write_bytes(encode_record(vector.record))
+        save_file({key: _storable(t) for key, t in vector.tensors.items()}, folder / f"{stem}.safetensors")
+        entries.append(
+            VectorEntry(
+                program=vector.record.program,
+                name=vector.name,
+                record=f"testvectors/{stem}.json",
+                tensors=f"testvectors/{stem}.safetensors",
+            )
+        )
+    return tuple(entries)
+
+
+def _storable(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
