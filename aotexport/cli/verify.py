@@ -23,12 +23,14 @@ _SHOWN_PER_CALL = 5
 _EXAMPLE = """\b
 Example:
   aotexport verify bundle/ --against model.py
+  aotexport verify bundle/ --kernels
 """
 
 
 @click.command(short_help="Compare a bundle with eager execution.", epilog=_EXAMPLE)
 @click.argument("bundle", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.option("--against", metavar="MODEL", help="Model file to compare with; it is given the bundle's weights.")
+@click.option("--kernels", is_flag=True, help="Run the GPU kernels, from their sources, on the CPU; slow.")
 @click.option("--dtype", type=click.Choice(DTYPES), help="With --against: cast the model first, as at the export.")
 @click.option("--import", "imports", multiple=True, metavar="MODULE", help="Module that registers custom operators.")
 @click.option(
@@ -47,6 +49,7 @@ def verify(
     context: click.Context,
     bundle: Path,
     against: str | None,
+    kernels: bool,
     dtype: str | None,
     imports: tuple[str, ...],
     namespaces: tuple[str, ...],
@@ -56,16 +59,23 @@ def verify(
     """Compare BUNDLE with eager execution, by its functional graphs and by its forward graphs.
 
     Without --against, a fresh process that has only the runtime runs the calls that the export recorded. With
-    --against, the model file's model gets the bundle's weights and runs eagerly; the bundle must do the same.
+    --against, the model file's model gets the bundle's weights and runs eagerly; the bundle must do the same. With
+    --kernels, the recorded calls run on the kernels of target `cuda`, by Triton's interpreter: that executes Python
+    code of the bundle, so do it with bundles that you trust.
 
     The exit code is 1 when anything differs.
     """
     if dtype is not None and against is None:
         raise click.UsageError("--dtype casts the model of --against; give both")
+    if kernels and against is not None:
+        raise click.UsageError("--kernels runs the recorded calls; it does not go with --against")
     opened = open_bundle(bundle)
     elsewhere = contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext()
     with elsewhere, Progress() as progress:
-        if against is None:
+        if kernels:
+            progress("interpret the kernels in a process of their own")
+            results = _run_kernels(opened)
+        elif against is None:
             progress("run recorded calls in a fresh process")
             results = _run_recorded(bundle, imports, namespaces, types)
         else:
@@ -88,6 +98,12 @@ def _run_recorded(
     options += [option for name in namespaces for option in ("--operator-namespace", name)]
     options += [option for name in types for option in ("--tensor-type", name)]
     return run_selftest(bundle, TARGETS, options)
+
+
+def _run_kernels(bundle: Bundle) -> list[dict[str, Any]]:
+    from aotexport.interpret.run import interpret
+
+    return interpret(bundle).results
 
 
 def _run_against(

@@ -3,29 +3,29 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from click.testing import CliRunner
 
 import aotexport
+from aotexport.cli import app
+from aotexport.interpret.run import Interpreted, interpret
 from aotexport.lower.cuda import compile as compilation
+from aotexport.verify import failures
+from aotexport_runtime.bundle import open_bundle
+from tests.hostile.crafted import Crafted
 from tests.interpreter.models import QUICK, SLOW
 
-ROOT = Path(__file__).parents[2]
 EVERY = [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)]
 
 
-def interpreted(bundle: Path, candidate: int = 0) -> dict:
-    """Return what `python -m tests.interpreter` prints of a bundle."""
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    command = [sys.executable, "-m", "tests.interpreter", str(bundle), str(candidate)]
-    process = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=ROOT, check=False)
-    assert process.returncode == 0, process.stderr[-3000:]
-    return json.loads(process.stdout.splitlines()[-1])
+def interpreted(bundle: Path, candidate: int = 0) -> Interpreted:
+    """Return what the kernels of a bundle give, every result compared."""
+    found = interpret(open_bundle(bundle), candidate)
+    assert [line for result in found.results if not result["agrees"] for line in failures([result])] == []
+    return found
 
 
 def exported(name: str, directory: Path, monkeypatch: pytest.MonkeyPatch) -> aotexport.ExportReport:
@@ -41,11 +41,10 @@ def test_model_on_interpreted_kernels_equals_eager(name, tmp_path, monkeypatch):
     report = exported(name, tmp_path / "bundle", monkeypatch)
     assert report.notes == []
 
-    result = interpreted(tmp_path / "bundle")
+    found = interpreted(tmp_path / "bundle")
 
-    assert result["failures"] == []
-    assert "train/example" in result["compared"]
-    kernels = {launch.partition("/")[0] for launch in result["launches"]}
+    assert ("train", "example") in {(result["program"], result["vector"]) for result in found.results}
+    kernels = {launch.partition("/")[0] for launch in found.launches}
     assert kernels == {kernel.name for program in report.programs for kernel in program.lowered["cuda"].kernels}
 
 
@@ -53,4 +52,29 @@ def test_model_on_interpreted_kernels_equals_eager(name, tmp_path, monkeypatch):
 @pytest.mark.parametrize("candidate", [1, 2])
 def test_other_candidates_equal_eager(candidate, tmp_path, monkeypatch):
     exported("mlp", tmp_path / "bundle", monkeypatch)
-    assert interpreted(tmp_path / "bundle", candidate)["failures"] == []
+    assert all(launch.endswith(f"/{candidate}") for launch in interpreted(tmp_path / "bundle", candidate).launches)
+
+
+KERNELS = Path(__file__).parents[1] / "golden/v1.0/kernels/bundle"
+
+
+def test_command_compares_recorded_calls_on_interpreted_kernels(tmp_path):
+    result = CliRunner().invoke(app, ["verify", str(KERNELS), "--kernels", "--json"])
+    found = json.loads(result.stdout)
+    assert (result.exit_code, found["agrees"], len(found["calls"])) == (0, True, 8)
+
+
+def test_command_shows_kernels_that_differ(tmp_path):
+    broken = Crafted(KERNELS, tmp_path / "broken")
+    for source in broken.root.glob("targets/cuda/kernels/sources/*.py"):
+        source.write_text(source.read_text().replace("libdevice.tanh", "libdevice.sinh"))
+
+    result = CliRunner().invoke(app, ["verify", str(broken.seal()), "--kernels"])
+
+    assert (result.exit_code, "DIFFERS" in result.stdout) == (1, True)
+
+
+def test_command_refuses_bundles_without_kernels(tmp_path):
+    aotexport.export(torch.sin, (torch.ones(2),), output=tmp_path / "bundle", verify=False)
+    result = CliRunner().invoke(app, ["verify", str(tmp_path / "bundle"), "--kernels"])
+    assert (result.exit_code, "has no kernels" in result.stderr) == (1, True)

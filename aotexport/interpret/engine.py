@@ -1,4 +1,4 @@
-"""An engine that runs the kernels of a bundle's target `cuda` on the CPU, from their sources."""
+"""Lowered programs whose kernels are interpreted on the CPU, from their sources."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch._inductor.runtime import triton_helpers  # noqa: TID251 (sources of kernels import it)
 
+from aotexport.errors import VerificationFailed
+from aotexport.interpret.libdevice import Libdevice
+from aotexport.torch_internals.kernel_helpers import replace_device_functions
 from aotexport_runtime.bundle import Bundle
 from aotexport_runtime.engines.codegen import Environment
 from aotexport_runtime.engines.cuda.engine import TARGET, kernels_of
@@ -17,23 +19,25 @@ from aotexport_runtime.engines.cuda.launch import grid_of, pack_number
 from aotexport_runtime.engines.lowered import Lowered, lowered_graphs
 from aotexport_runtime.schema.kernels import Kernel, PointerParameter
 from aotexport_runtime.schema.program import Program
-from tests.interpreter.libdevice import Libdevice
-
-triton_helpers.libdevice = Libdevice()
 
 
 class InterpreterEngine:
     """Gives lowered programs whose kernels are interpreted.
 
+    Args:
+        candidate: which configuration of each kernel; the last, where a kernel has fewer.
+
     Attributes:
-        launches: how often each kernel was launched, under each candidate.
+        launches: how often each kernel was launched, by `name/candidate`.
     """
 
     def __init__(self, candidate: int) -> None:
+        replace_device_functions(Libdevice())
         self._candidate = candidate
         self.launches: Counter[str] = Counter()
 
     def __call__(self, bundle: Bundle, program: Program, environment: Environment) -> Lowered | None:
+        """Return `program` on interpreted kernels; None: it has none."""
         if not bundle.has_target(TARGET, program.name):
             return None
         kernels = {kernel.name: self._launcher(bundle, kernel) for kernel in kernels_of(bundle, program)}
@@ -58,23 +62,29 @@ class InterpreterEngine:
 
 
 def _check_assumptions(kernel: Kernel, arguments: dict[str, Any]) -> None:
-    """Check what compiled code assumes of its arguments, which interpreted code does not need."""
+    """Check what compiled code assumes of its arguments, which interpreted code does not need.
+
+    Raises:
+        VerificationFailed: compiled code would do something else.
+    """
     for parameter in kernel.parameters:
         value = arguments[parameter.name]
         if isinstance(parameter, PointerParameter):
-            assert isinstance(value, torch.Tensor)
-            assert value.data_ptr() % parameter.alignment == 0, (kernel.name, parameter)
+            fits = isinstance(value, torch.Tensor) and value.data_ptr() % parameter.alignment == 0
         else:
             pack_number(parameter.type, value)
-            assert value % parameter.multiple_of == 0, (kernel.name, parameter, value)
+            fits = value % parameter.multiple_of == 0
+        if not fits:
+            raise VerificationFailed(f"kernel {kernel.name}: `{parameter.name}` is not what the code assumes", [])
 
 
 def _function(path: Path, name: str) -> Any:
+    """Return the function of a kernel's source file."""
     specification = importlib.util.spec_from_file_location(name, path)
     assert specification is not None
     assert specification.loader is not None
     module = importlib.util.module_from_spec(specification)
     specification.loader.exec_module(module)
     if hasattr(module, "libdevice"):
-        module.libdevice = Libdevice()
+        module.__dict__["libdevice"] = Libdevice()
     return getattr(module, name)

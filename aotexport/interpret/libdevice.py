@@ -10,6 +10,8 @@ import torch
 import triton.language as tl
 from triton.runtime.interpreter import TensorHandle
 
+from aotexport.errors import VerificationFailed
+
 _SAME_NAME = (
     *("erf", "erfc", "erfinv", "rsqrt", "exp", "exp2", "expm1", "log", "log1p", "log2", "log10", "sqrt", "tanh"),
     *("sinh", "cosh", "tan", "sin", "cos", "asin", "acos", "atan", "asinh", "acosh", "atanh", "floor", "ceil", "trunc"),
@@ -31,7 +33,9 @@ class Libdevice:
     def __getattr__(self, name: str) -> Callable[..., Any]:
         if name.startswith("__"):
             raise AttributeError(name)
-        function = getattr(torch, name) if name in _SAME_NAME else _OTHER_NAMES[name]
+        function = getattr(torch, name) if name in _SAME_NAME else _OTHER_NAMES.get(name)
+        if function is None:
+            raise VerificationFailed(f"the interpreter has no function for `libdevice.{name}`", [])
         return lambda *args: _apply(function, args, to_bool=name in _TO_BOOL)
 
 
@@ -41,7 +45,7 @@ def _apply(function: Callable[..., torch.Tensor], args: tuple[Any, ...], *, to_b
     data = function(*operands).numpy()
     scalar = tl.int1 if to_bool else first.dtype.scalar
     data = data if to_bool else data.astype(first.handle.data.dtype)
-    type_ = tl.block_type(scalar, first.shape) if first.type.is_block() else scalar
+    type_ = tl.block_type(scalar, list(first.shape)) if isinstance(first.type, tl.block_type) else scalar
     return tl.tensor(TensorHandle(data, scalar), type_)
 
 
