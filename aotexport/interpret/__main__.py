@@ -24,7 +24,7 @@ def main() -> None:
     bundle, engine = open_bundle(path), InterpreterEngine(candidate)
     results = []
     # Masked lanes compute on whatever is there.
-    with replaced(cuda, "CudaEngine", lambda: engine), np.errstate(all="ignore"):
+    with replaced(cuda, "CudaEngine", lambda _: engine), np.errstate(all="ignore"):
         for entry in bundle.manifest.testvectors:
             if bundle.has_target(cuda.TARGET, entry.program):
                 vector, stored = read_vector(bundle, entry)

@@ -19,6 +19,7 @@ from aotexport_runtime.errors import (
 )
 
 if TYPE_CHECKING:
+    from aotexport_runtime.engines.cuda.options import CudaRuntime
     from aotexport_runtime.engines.onnx.module import OnnxModule
     from aotexport_runtime.engines.onnx.session import OnnxRuntime
     from aotexport_runtime.loading import load
@@ -30,6 +31,7 @@ __version__ = "0.1.0"
 
 _LATER = {
     "BundleModule": "module",
+    "CudaRuntime": "engines.cuda.options",
     "OnnxModule": "engines.onnx.module",
     "OnnxRuntime": "engines.onnx.session",
     "load": "loading",
@@ -46,6 +48,7 @@ __all__ = [
     "BundleTooNew",
     "CallInvalid",
     "CheckFailed",
+    "CudaRuntime",
     "NotSupported",
     "OnnxModule",
     "OnnxRuntime",

@@ -18,6 +18,7 @@ from aotexport_runtime.subclasses import TensorTypes
 if TYPE_CHECKING:
     import torch
 
+    from aotexport_runtime.engines.cuda.options import CudaRuntime
     from aotexport_runtime.engines.lowered import LoweringEngine
     from aotexport_runtime.engines.onnx.module import OnnxModule
     from aotexport_runtime.engines.onnx.session import OnnxRuntime
@@ -58,6 +59,7 @@ def load(
     check_digests: bool = True,
     operator_namespaces: Iterable[str] = (),
     tensor_types: Iterable[type] | Mapping[str, type] = (),
+    cuda: CudaRuntime | None = None,
 ) -> BundleModule: ...
 
 
@@ -71,6 +73,7 @@ def load(
     check_digests: bool = True,
     operator_namespaces: Iterable[str] = (),
     tensor_types: Iterable[type] | Mapping[str, type] = (),
+    cuda: CudaRuntime | None = None,
     onnx: OnnxRuntime | None = None,
 ) -> BundleModule | OnnxModule:
     """Load the bundle at `path` as a module that behaves like the exported one.
@@ -88,6 +91,7 @@ def load(
             them must be imported.
         tensor_types: classes of tensors (with `__tensor_flatten__`), and of objects in their contexts, that the bundle
             may make; or classes by the names that the bundle has for them, `module:qualified.name`.
+        cuda: how kernels run on NVIDIA GPUs: tuning, CUDA graphs, comparison on the first call; None: the defaults.
         onnx: of target `onnx`: providers, threads and session options; None: the CPU, as ONNX Runtime chooses.
 
     Returns:
@@ -121,7 +125,7 @@ def load(
     types = TensorTypes(tensor_types)
     _check_types(bundle.manifest.requirements, types)
     place = _place(device)
-    environment = Environment(namespaces, place, types, _lowering(bundle, target, trust))
+    environment = Environment(namespaces, place, types, _lowering(bundle, target, trust, cuda))
     tensors = load_tensors(bundle, bundle.manifest.state, environment.form, mapped=mapped)
     _keep_freed_memory()
     compiled = choose_compiled(bundle, target, trust, place)
@@ -135,7 +139,7 @@ def load(
     return module
 
 
-def _lowering(bundle: Bundle, target: str, trust: str) -> LoweringEngine | None:
+def _lowering(bundle: Bundle, target: str, trust: str, options: CudaRuntime | None) -> LoweringEngine | None:
     """Return what gives lowered programs: the engine of native files, for a caller who trusts them.
 
     Raises:
@@ -150,8 +154,9 @@ def _lowering(bundle: Bundle, target: str, trust: str) -> LoweringEngine | None:
     if trust != "native" or "cuda" not in available or target not in ("auto", "cuda"):
         return None
     from aotexport_runtime.engines.cuda.engine import CudaEngine
+    from aotexport_runtime.engines.cuda.options import CudaRuntime
 
-    return CudaEngine()
+    return CudaEngine(options or CudaRuntime())
 
 
 def _load_onnx(bundle: Bundle, device: Any, options: OnnxRuntime | None) -> OnnxModule:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import struct
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from aotexport_runtime.engines.cuda.choice import architectures_for, choose
 from aotexport_runtime.engines.cuda.driver import Driver
 from aotexport_runtime.engines.cuda.engine import code_of, unpacked
 from aotexport_runtime.engines.cuda.launch import Launcher, grid_of, pack_number
+from aotexport_runtime.engines.cuda.modules import Modules
 from aotexport_runtime.schema.kernels import (
     Kernel,
     KernelBinary,
@@ -65,8 +67,7 @@ def binary(architecture, shared_nbytes=0):
 def test_candidate_that_needs_more_shared_memory_than_there_is_is_passed_over():
     big, small = candidate(binary("sm_90", 200_000)), candidate(binary("sm_90", 1000), warps=8)
     chosen = choose([kernel(candidates=(big, small))], ["sm_90"], (9, 0), 100_000)
-    assert chosen is not None
-    assert chosen[1]["k"][0] is small
+    assert chosen == ("sm_90", {"k": [(small, small.binaries[0])]})
 
 
 def test_code_that_one_kernel_lacks_is_not_chosen_for_any():
@@ -135,6 +136,8 @@ def test_grid_beyond_the_device_is_refused():
 class RecordingLibrary:
     """Answers like the driver library, and writes down what it is asked."""
 
+    context = 0x30
+
     def __init__(self, failing=""):
         self.calls = []
         self.failing = failing
@@ -147,7 +150,7 @@ class RecordingLibrary:
             self.calls.append((name, self.seen(name, args)))
             for arg in args:
                 if hasattr(arg, "_obj") and isinstance(arg._obj, ctypes.c_void_p):
-                    arg._obj.value = {"cuModuleLoadData": 0x10, "cuModuleGetFunction": 0x20}.get(name, 0x30)
+                    arg._obj.value = {"cuModuleLoadData": 0x10, "cuModuleGetFunction": 0x20}.get(name, self.context)
             return 700 if name == self.failing else 0
 
         return call
@@ -157,7 +160,7 @@ class RecordingLibrary:
         if name.endswith("Kernel"):
             count = next(arg for arg in args if isinstance(arg, ctypes.Array))
             values = [ctypes.cast(pointer, ctypes.POINTER(ctypes.c_uint64)).contents.value for pointer in count]
-            return [arg.value for arg in args if isinstance(arg, ctypes.c_uint | ctypes.c_void_p)], values
+            return [arg for arg in args if isinstance(arg, int)], values
         return [getattr(arg, "value", arg) for arg in args if not hasattr(arg, "_obj")]
 
 
@@ -180,7 +183,9 @@ def launcher(library, *, shared_nbytes=0, cooperative=False, scratch=0):
         global_scratch_alignment=128,
     )
     record = kernel(*PARAMETERS, candidates=(chosen,))
-    return Launcher(record, chosen, code, lambda _: b"code", Driver(library), torch.device("cpu", 0), lambda: 0x99)
+    driver = Driver(library)
+    modules = Modules(driver, lambda _: b"code")
+    return Launcher(record, chosen, code, modules, driver, torch.device("cpu", 0), lambda: 0x99)
 
 
 @pytest.fixture
@@ -195,7 +200,7 @@ def test_launch_passes_grid_threads_stream_and_parameters(tensor):
     library = RecordingLibrary()
     launcher(library)(x=tensor, n=3, scale=0.5)
     names = [name for name, _ in library.calls]
-    assert names == ["cuCtxGetCurrent", "cuModuleLoadData", "cuModuleGetFunction", "cuLaunchKernel"]
+    assert names == ["cuModuleLoadData", "cuModuleGetFunction", "cuLaunchKernel"]
     (function, *numbers), values = library.calls[-1][1]
     assert function == 0x20
     assert numbers == [3, 1, 1, 64, 1, 1, 0, 0x99]
@@ -208,6 +213,36 @@ def test_code_is_loaded_once(tensor):
     for _ in range(3):
         launch(x=tensor, n=1, scale=0.0)
     assert [name for name, _ in library.calls].count("cuModuleLoadData") == 1
+
+
+def test_grid_follows_the_arguments_of_each_launch(tensor):
+    library = RecordingLibrary()
+    launch = launcher(library)
+    for n in (1, 1, 4, 1):
+        launch(x=tensor, n=n, scale=0.0)
+    assert [seen[0][1] for name, seen in library.calls if name == "cuLaunchKernel"] == [1, 1, 4, 1]
+
+
+def test_launches_of_many_threads_pass_their_own_parameters(tensor):
+    library = RecordingLibrary()
+    launch = launcher(library)
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda n: launch(x=tensor, n=n, scale=float(n)), range(1, 200)))
+    launches = [seen for name, seen in library.calls if name == "cuLaunchKernel"]
+    assert sorted(numbers[1] for numbers, _ in launches) == list(range(1, 200))
+    for numbers, values in launches:
+        assert values == [tensor.data_ptr(), numbers[1], pack_number("fp64", float(numbers[1])), 0, 0]
+
+
+def test_context_of_another_device_is_replaced_by_that_of_the_device():
+    library = RecordingLibrary()
+    driver = Driver(library)
+    driver.enter(1)
+    library.context = 0x40
+    driver.enter(1)
+    names = [name for name, _ in library.calls]
+    assert names == ["cuDeviceGet", "cuDevicePrimaryCtxRetain", "cuCtxGetCurrent", "cuCtxGetCurrent", "cuCtxSetCurrent"]
+    assert library.calls[-1][1] == [0x30]
 
 
 def test_launch_of_no_block_calls_nothing(tensor):

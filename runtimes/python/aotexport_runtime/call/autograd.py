@@ -26,7 +26,7 @@ from aotexport_runtime.engines import halves
 from aotexport_runtime.engines.codegen import Environment, Function
 from aotexport_runtime.engines.cpu import Libraries
 from aotexport_runtime.engines.functional import compile_functional
-from aotexport_runtime.engines.lowered import Lowered
+from aotexport_runtime.engines.lowered import LeasedResults, Lowered
 from aotexport_runtime.engines.saved import views_recomputed
 from aotexport_runtime.errors import NotSupported
 from aotexport_runtime.schema.graph import Graph
@@ -111,30 +111,35 @@ class JointProgram:
                 return _Joint.apply(self, symbols, *inputs)
         return apply_joint(self, symbols, *inputs)
 
-    def variant(self, needed: Pattern, symbols: dict[str, int]) -> _Variant:
+    def variant(self, needed: Pattern, inputs: Sequence[Any], symbols: dict[str, int]) -> _Variant:
         """Return the compiled halves, and keep them in `found` if they serve all such calls.
 
         Args:
             needed: of the arguments of `apply_joint`, which gradients are wanted.
+            inputs: of the program.
             symbols: value per symbol.
         """
-        found = self._variant(needed[2:], symbols)
+        found = self._variant(needed[2:], inputs, symbols)
         if self.lowered is None and self._libraries is None:
             self.found[needed] = found
         return found
 
-    def _variant(self, needed: Pattern, symbols: dict[str, int]) -> _Variant:
+    def _variant(self, needed: Pattern, inputs: Sequence[Any], symbols: dict[str, int]) -> _Variant:
         libraries = self._libraries
         compiled = libraries is not None and self.complete(needed) and libraries.serves(symbols)
-        key = (needed, self.lowered is not None and self._takes_lowered(self.lowered, needed, symbols), compiled)
+        key = (
+            needed,
+            self.lowered is not None and self._takes_lowered(self.lowered, needed, inputs, symbols),
+            compiled,
+        )
         found = self._variants.get(key)
         if found is None:
             found = _Variant.build(self, needed, key[1], libraries if compiled else None)
             self._variants[key] = found
         return found
 
-    def _takes_lowered(self, lowered: Lowered, needed: Pattern, symbols: dict[str, int]) -> bool:
-        return lowered.serves(symbols) and not transforms.active() and self.complete(needed)
+    def _takes_lowered(self, lowered: Lowered, needed: Pattern, inputs: Sequence[Any], symbols: dict[str, int]) -> bool:
+        return not transforms.active() and self.complete(needed) and lowered.serves(inputs, symbols)
 
     def complete(self, needed: Pattern) -> bool:
         """Return whether every gradient that the graph has is wanted."""
@@ -345,13 +350,15 @@ class _Joint(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, joint: JointProgram, symbols: dict[str, int], *inputs: Any) -> Sequence[Any]:
         needed: Pattern = ctx.needs_input_grad
-        variant = joint.found.get(needed) or joint.variant(needed, symbols)
+        variant = joint.found.get(needed) or joint.variant(needed, inputs, symbols)
         # A lowered form draws its random numbers otherwise, and the reference would differentiate another call.
         repeats = joint.reference is not None and not (variant.lowered is not None and joint.draws)
         again = Again.of(joint, inputs, symbols) if repeats else None
         ctx.call = variant, symbols, torch.are_deterministic_algorithms_enabled(), again
         ctx.set_materialize_grads(False)
         results = variant.forward([*inputs], symbols)
+        if isinstance(results, LeasedResults):
+            ctx.lease = results.lease
         ctx.save_for_backward(*results[variant.checked])
         if variant.loose is not None:
             ctx.loose = results[variant.loose]
@@ -398,7 +405,10 @@ class _Joint(torch.autograd.Function):
         if _clear is not None:
             _clear(ctx)
         try:
-            return (None, None, *function(args, symbols))
+            found = (None, None, *function(args, symbols))
+            if getattr(ctx, "lease", None) is not None and _is_freed(ctx):
+                ctx.lease = None
+            return found
         except ZeroDivisionError:
             if again is None:
                 raise
@@ -410,6 +420,16 @@ class _Joint(torch.autograd.Function):
 
 _clear: Callable[[Any], None] | None = getattr(torch.autograd.Function, "maybe_clear_saved_tensors", None)
 """Frees what was saved before backward computes, where this torch has it and the graph is not retained."""
+
+
+def _is_freed(ctx: Any) -> bool:
+    """Return whether what was saved was freed: the graph is not retained."""
+    try:
+        _ = ctx.saved_tensors
+    except RuntimeError:
+        return True
+    return False
+
 
 _super: Any = super(torch.autograd.Function, _Joint)
 apply_joint: Callable[..., Sequence[Any]] = _super.apply

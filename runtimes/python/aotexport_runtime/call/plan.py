@@ -291,7 +291,7 @@ class _Functional:
         else:
             assert self._inference is not None
             lowered = self._lowered
-            run = lowered.forward if lowered is not None and lowered.serves(symbols) else self._inference
+            run = lowered.forward if lowered is not None and lowered.serves(inputs, symbols) else self._inference
             returned = run(list(inputs), symbols) if not torch.is_grad_enabled() else _unrecorded(run, inputs, symbols)
         results = returned
         if self._mutations is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -32,6 +32,8 @@ class Lowered:
             none, as in an inference program.
         saved: how many tensors the forward saves.
         guards: truths over the symbols that it assumes.
+        trial: given inputs and symbols of the first call, says whether the program's results are right; None: they are
+            not looked at.
     """
 
     target: str
@@ -39,10 +41,33 @@ class Lowered:
     backward: Function | None
     saved: int
     guards: tuple[SizeExpression, ...] = ()
+    trial: Callable[[Sequence[Any], Mapping[str, int]], bool] | None = None
 
-    def serves(self, symbols: Mapping[str, int]) -> bool:
-        """Return whether it takes calls with these sizes."""
-        return all(sizes.evaluate(guard, symbols) for guard in self.guards)
+    def serves(self, inputs: Sequence[Any], symbols: Mapping[str, int]) -> bool:
+        """Return whether it takes a call with these inputs and sizes."""
+        if not all(sizes.evaluate(guard, symbols) for guard in self.guards):
+            return False
+        return self.trial is None or self.trial(inputs, symbols)
+
+
+class Lease:
+    """Lives as long as the saved tensors that a forward returned may be read."""
+
+
+class LeasedResults(tuple[Any, ...]):
+    """What a forward returns where the saved tensors among it lie in memory that is used again.
+
+    Attributes:
+        lease: to be kept until they are freed.
+    """
+
+    lease: Lease
+
+    def __new__(cls, results: Iterable[Any], lease: Lease) -> LeasedResults:
+        """Return `results` with a lease."""
+        self = super().__new__(cls, results)
+        self.lease = lease
+        return self
 
 
 class LoweringEngine(Protocol):

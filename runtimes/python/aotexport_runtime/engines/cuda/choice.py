@@ -6,6 +6,9 @@ from collections.abc import Collection, Iterable
 
 from aotexport_runtime.schema.kernels import Kernel, KernelBinary, KernelCandidate
 
+Choice = tuple[KernelCandidate, KernelBinary]
+"""A candidate of a kernel, and its code for one architecture."""
+
 PTX = "ptx"
 _ARCHITECTURE_SPECIFIC = 9
 """From this major version on, code is compiled with features of one architecture alone."""
@@ -35,36 +38,36 @@ def architectures_for(available: Collection[str], capability: tuple[int, int]) -
     return [*ordered, PTX] if PTX in available and major >= 8 else ordered
 
 
-def candidate_for(kernel: Kernel, architecture: str, shared_limit: int) -> tuple[KernelCandidate, KernelBinary] | None:
-    """Return the first candidate of a kernel with code for an architecture that fits the device; None: there is none.
+def candidates_for(kernel: Kernel, architecture: str, shared_limit: int) -> list[Choice]:
+    """Return the candidates of a kernel with code for an architecture that fits the device, in order.
 
     Args:
         kernel: the kernel.
         architecture: kind of code.
         shared_limit: most shared memory per block, in bytes.
     """
-    for candidate in kernel.candidates:
-        for binary in candidate.binaries:
-            if binary.architecture == architecture and binary.shared_nbytes <= shared_limit:
-                return candidate, binary
-    return None
+    return [
+        (candidate, binary)
+        for candidate in kernel.candidates
+        for binary in candidate.binaries
+        if binary.architecture == architecture and binary.shared_nbytes <= shared_limit
+    ]
 
 
 def choose(
     kernels: Iterable[Kernel], available: Collection[str], capability: tuple[int, int], shared_limit: int
-) -> tuple[str, dict[str, tuple[KernelCandidate, KernelBinary]]] | None:
-    """Return the best kind of code that every kernel has, with the candidate of each; None: there is none.
+) -> tuple[str, dict[str, list[Choice]]] | None:
+    """Return the best kind of code that every kernel has, with the candidates of each; None: there is none.
 
     Args:
         kernels: kernels that must run.
         available: kinds of code.
         capability: see `architectures_for`.
-        shared_limit: see `candidate_for`.
+        shared_limit: see `candidates_for`.
     """
     kernels = list(kernels)
     for architecture in architectures_for(available, capability):
-        chosen = {kernel.name: candidate_for(kernel, architecture, shared_limit) for kernel in kernels}
-        complete = {name: found for name, found in chosen.items() if found is not None}
-        if len(complete) == len(kernels):
-            return architecture, complete
+        chosen = {kernel.name: candidates_for(kernel, architecture, shared_limit) for kernel in kernels}
+        if all(chosen.values()):
+            return architecture, chosen
     return None

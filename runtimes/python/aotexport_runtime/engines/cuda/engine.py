@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import logging
+import threading
 import zlib
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
 from aotexport_runtime.bundle import Bundle
-from aotexport_runtime.engines.codegen import Environment
-from aotexport_runtime.engines.cuda.choice import choose
+from aotexport_runtime.engines.codegen import Environment, Function
+from aotexport_runtime.engines.cuda.capture import TorchCapture
+from aotexport_runtime.engines.cuda.choice import Choice, architectures_for, choose
 from aotexport_runtime.engines.cuda.driver import Driver
+from aotexport_runtime.engines.cuda.graphs import Capture, GraphedProgram
 from aotexport_runtime.engines.cuda.launch import Launcher
+from aotexport_runtime.engines.cuda.modules import Modules
+from aotexport_runtime.engines.cuda.options import CudaRuntime
+from aotexport_runtime.engines.cuda.trial import Trial
+from aotexport_runtime.engines.cuda.tuning import TunedKernel, Tuner
+from aotexport_runtime.engines.cuda.winners import Winners, default_directory, key_of
+from aotexport_runtime.engines.halves import forward_returns
 from aotexport_runtime.engines.lowered import Lowered, lowered_graphs
 from aotexport_runtime.errors import BundleInvalid, NotSupported
 from aotexport_runtime.schema.kernels import Kernel, KernelBinary
-from aotexport_runtime.schema.program import Program
+from aotexport_runtime.schema.program import Program, StateInput
 from aotexport_runtime.validate.lowered import KERNEL
 
 log = logging.getLogger("aotexport_runtime")
@@ -27,8 +39,12 @@ TARGET = "cuda"
 class CudaEngine:
     """Gives lowered programs for CUDA devices; one per loaded bundle."""
 
-    def __init__(self) -> None:
+    def __init__(self, options: CudaRuntime) -> None:
+        """Prepare for programs; nothing is loaded yet."""
+        self._options = options
         self._packs: dict[str, bytes] = {}
+        self._loaded: tuple[Driver, Modules] | None = None
+        self._lock = threading.Lock()
 
     def __call__(self, bundle: Bundle, program: Program, environment: Environment) -> Lowered | None:
         """Return `program` on its kernels, or None, with the reason in the log, where they do not run."""
@@ -36,10 +52,14 @@ class CudaEngine:
         if device is None or device.type != "cuda" or not bundle.has_target(TARGET, program.name):
             return None
         try:
-            return self._lowered(bundle, program, environment, device)
+            lowered = self._lowered(bundle, program, environment, device)
         except NotSupported as error:
             log.info("program %s runs without its kernels: %s", program.name, error)
             return None
+        trial = Trial(bundle, program, environment, lowered) if self._options.verify == "first-call" else None
+        if self._options.cuda_graphs:
+            lowered = with_graphs(lowered, program, TorchCapture(device))
+        return dataclasses.replace(lowered, trial=trial)
 
     def _lowered(self, bundle: Bundle, program: Program, environment: Environment, device: torch.device) -> Lowered:
         library = bundle.kernels(TARGET)
@@ -48,33 +68,82 @@ class CudaEngine:
         available = [pack.architecture for pack in library.packs]
         limit = getattr(properties, "shared_memory_per_block_optin", 48 << 10)
         kernels = [kernel for kernel in library.kernels if kernel.name in used]
-        chosen = choose(kernels, available, (properties.major, properties.minor), limit)
+        capability = properties.major, properties.minor
+        chosen = choose(kernels, available, capability, limit)
         if chosen is None:
             raise NotSupported(
                 f"it has code for {', '.join(available)}, and none of that runs on {properties.name} "
                 f"(sm_{properties.major}{properties.minor})"
             )
-        architecture, candidates = chosen
-        driver = Driver.load()
-        pack = self._pack(bundle, architecture)
-        launchers = {
-            kernel.name: Launcher(
-                kernel,
-                *candidates[kernel.name],
-                lambda binary: code_of(binary, pack),
-                driver,
-                device,
-                lambda: torch.cuda.current_stream(device).cuda_stream,
-            )
-            for kernel in kernels
+        architecture, choices = chosen
+        driver, modules = self._load(bundle)
+        tuner = self._tuner(driver, properties.name)
+        launches = {
+            kernel.name: _launch(kernel, choices[kernel.name], modules, driver, device, tuner) for kernel in kernels
         }
-        log.info("program %s runs on %d kernels for %s", program.name, len(kernels), architecture)
-        return lowered_graphs(bundle, TARGET, program, environment, launchers)
+        fitting = architectures_for(available, capability)
+        passed = fitting[: fitting.index(architecture)]
+        why = f"; not for {', '.join(passed)}, which some kernel lacks or is too large for" if passed else ""
+        log.info("program %s runs on %d kernels for %s%s", program.name, len(kernels), architecture, why)
+        return on_device(lowered_graphs(bundle, TARGET, program, environment, launches), driver, device)
 
-    def _pack(self, bundle: Bundle, architecture: str) -> bytes:
-        if architecture not in self._packs:
-            self._packs[architecture] = unpacked(bundle, architecture)
-        return self._packs[architecture]
+    def _load(self, bundle: Bundle) -> tuple[Driver, Modules]:
+        with self._lock:
+            if self._loaded is None:
+                driver = Driver.load()
+                self._loaded = driver, Modules(driver, lambda binary: code_of(binary, self._pack(bundle, binary)))
+            return self._loaded
+
+    def _pack(self, bundle: Bundle, binary: KernelBinary) -> bytes:
+        if binary.architecture not in self._packs:
+            self._packs[binary.architecture] = unpacked(bundle, binary.architecture)
+        return self._packs[binary.architecture]
+
+    def _tuner(self, driver: Driver, device: str) -> Tuner | None:
+        if not self._options.tune:
+            return None
+        winners = Winners(default_directory() if self._options.remember else None)
+        version = driver.version()
+        return Tuner(winners, lambda launchers: key_of([each.binary for each in launchers], device, version))
+
+
+def _launch(
+    kernel: Kernel,
+    choices: Sequence[Choice],
+    modules: Modules,
+    driver: Driver,
+    device: torch.device,
+    tuner: Tuner | None,
+) -> Callable[..., None]:
+    def stream() -> int:
+        return torch.cuda.current_stream(device).cuda_stream
+
+    launchers = [Launcher(kernel, candidate, binary, modules, driver, device, stream) for candidate, binary in choices]
+    return launchers[0] if tuner is None or len(launchers) == 1 else TunedKernel(launchers, tuner)
+
+
+def on_device(lowered: Lowered, driver: Driver, device: torch.device) -> Lowered:
+    """Return `lowered` with its device, and the context of that, current to the thread that runs it."""
+
+    def there(function: Function) -> Function:
+        def run(args: list[Any], symbols: dict[str, int]) -> tuple[Any, ...]:
+            with torch.cuda.device(device):
+                driver.enter(device.index)
+                return function(args, symbols)
+
+        return run
+
+    backward = None if lowered.backward is None else there(lowered.backward)
+    return dataclasses.replace(lowered, forward=there(lowered.forward), backward=backward)
+
+
+def with_graphs(lowered: Lowered, program: Program, capture: Capture) -> Lowered:
+    """Return `lowered` with its halves captured where that is safe; see `GraphedProgram`."""
+    assert program.functional is not None
+    state = {index for index, spec in enumerate(program.inputs) if isinstance(spec, StateInput)}
+    graphed = GraphedProgram(lowered, forward_returns(program.functional), state, capture)
+    backward = None if lowered.backward is None else graphed.backward
+    return dataclasses.replace(lowered, forward=graphed.forward, backward=backward)
 
 
 def _used(bundle: Bundle, program: Program) -> set[str]:

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from aotexport_runtime import dtypes, sizes
-from aotexport_runtime.engines.cuda.driver import Driver
+from aotexport_runtime.engines.cuda.driver import Driver, ParameterBlock
+from aotexport_runtime.engines.cuda.modules import Modules
 from aotexport_runtime.errors import NotSupported
 from aotexport_runtime.schema.kernels import (
     Kernel,
@@ -66,69 +67,93 @@ def grid_of(kernel: Kernel, candidate: KernelCandidate, arguments: Mapping[str, 
 
 
 class Launcher:
-    """Launches one kernel on one device."""
+    """Launches one candidate of a kernel on one device, in whose context it is called."""
 
     def __init__(
         self,
         kernel: Kernel,
         candidate: KernelCandidate,
         binary: KernelBinary,
-        code: Callable[[KernelBinary], bytes],
+        modules: Modules,
         driver: Driver,
         device: torch.device,
         stream: Callable[[], int],
     ) -> None:
-        """Prepare a kernel.
+        """Prepare a candidate.
 
         Args:
             kernel: what to launch.
             candidate: how it was compiled.
             binary: its code.
-            code: gives the bytes of that.
+            modules: loads that.
             driver: the driver.
             device: a CUDA device with its index.
             stream: gives the handle of the current stream.
         """
         self.kernel = kernel
         self.candidate = candidate
-        self._binary = binary
-        self._code = code
+        self.binary = binary
+        self._modules = modules
         self._driver = driver
         self._device = device
         self._stream = stream
         self._packers = [(parameter.name, _packer(parameter, device)) for parameter in kernel.parameters]
+        axes = [axis for axis in candidate.grid if not isinstance(axis, int)]
+        self._grid_names = sorted({name for axis in axes for name in sizes.symbols_of(axis)})
+        self._last_grid: tuple[list[Any], tuple[int, int, int]] | None = None
+        self._blocks: list[ParameterBlock] = []
         self._function: int | None = None
+
+    def grid(self, arguments: Mapping[str, Any]) -> tuple[int, int, int]:
+        """Return the blocks per axis, see `grid_of`; calls mostly repeat the last one's."""
+        values = [arguments[name] for name in self._grid_names]
+        last = self._last_grid
+        if last is not None and last[0] == values:
+            return last[1]
+        grid = grid_of(self.kernel, self.candidate, arguments)
+        self._last_grid = values, grid
+        return grid
 
     def __call__(self, **arguments: Any) -> None:
         """Launch the kernel on the current stream.
 
         Args:
             arguments: tensors and numbers by name.
+
+        Raises:
+            NotSupported: the code does not bear an argument, or the driver refuses the launch.
         """
-        grid = grid_of(self.kernel, self.candidate, arguments)
+        grid = self.grid(arguments)
         if 0 in grid:
             return
-        parameters = [pack(arguments[name]) for name, pack in self._packers]
-        self._driver.enter(self._device.index)
         if self._function is None:
-            module = self._driver.load_module(self._code(self._binary))
-            self._function = self._driver.function(module, self.kernel.name, self._binary.shared_nbytes)
+            self._function = self._modules.function(self.kernel, self.binary, self._device.index)
         scratch, address = self._scratch(grid[0] * grid[1] * grid[2])
+        try:
+            block = self._blocks.pop()
+        except IndexError:
+            # The first launch, or every block is being filled by another thread.
+            block = ParameterBlock(len(self._packers) + 2)
+        values = block.values
+        for index, (name, pack) in enumerate(self._packers):
+            values[index] = pack(arguments[name])
+        # After the parameters come the addresses of scratch memory and of a profile, which there is none of.
+        values[len(self._packers)] = address
         self._driver.launch(
             self._function,
             grid,
             self.candidate.num_warps * WARP,
-            self._binary.shared_nbytes,
+            self.binary.shared_nbytes,
             self._stream(),
-            # After the parameters come the addresses of scratch memory and of a profile, which there is none of.
-            [*parameters, address, 0],
+            block,
             cooperative=self.candidate.cooperative,
         )
+        self._blocks.append(block)
         # Freed memory is not given to another stream before this one is done with it.
         del scratch
 
     def _scratch(self, blocks: int) -> tuple[torch.Tensor | None, int]:
-        per_block, alignment = self._binary.global_scratch_nbytes, self._binary.global_scratch_alignment
+        per_block, alignment = self.binary.global_scratch_nbytes, self.binary.global_scratch_alignment
         if not per_block:
             return None, 0
         memory = torch.empty(per_block * blocks + alignment, dtype=torch.uint8, device=self._device)

@@ -1,0 +1,269 @@
+"""Forward and backward of a lowered program as CUDA graphs: when they are captured, and when a replay is safe.
+
+A graph reads and writes at fixed addresses. State is read where it is; other inputs are copied into memory of the
+graph before each replay, and what the program returns, gradients too, is copied out of it. Saved tensors stay in the
+graph's memory, under a lease that lives as long as autograd may read them: a forward that finds one alive runs
+without the graph. A replay raises the versions of the saved tensors, so that autograd refuses a backward that a lease
+did not protect. Nothing here needs a GPU but what `Capture` does; see `capture.py`.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import weakref
+from collections.abc import Callable, Container, Hashable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from aotexport_runtime.engines.codegen import Function
+from aotexport_runtime.engines.lowered import Lease, LeasedResults, Lowered
+from aotexport_runtime.errors import NotSupported
+
+log = logging.getLogger("aotexport_runtime")
+
+WARM_UPS = 2
+"""Calls that run without a graph first: code is loaded, kernels are tuned, libraries take their workspaces."""
+
+MAX_GRAPHS = 8
+"""Most sets of shapes that forward, or backward, has graphs for."""
+
+_MAX_COUNTED = 64
+"""Most sets of shapes whose calls are counted."""
+
+
+class Capture(Protocol):
+    """Captures what is put on a CUDA stream."""
+
+    def possible(self) -> bool:
+        """Return whether something can be captured, or replayed, now."""
+        ...
+
+    def ordered(self) -> AbstractContextManager[None]:
+        """Return a context that begins on the device when the last such context ended there."""
+        ...
+
+    def capture(self, run: Callable[[], Sequence[Any]]) -> tuple[Callable[[], None], Sequence[Any]]:
+        """Return what replays `run`, and what it returned, which every replay fills again.
+
+        Raises:
+            RuntimeError: it cannot be captured.
+        """
+        ...
+
+
+class GraphedProgram:
+    """A lowered program that replays graphs where that is safe, and else runs as it is."""
+
+    def __init__(self, lowered: Lowered, returned: int, state: Container[int], capture: Capture) -> None:
+        """Prepare a program.
+
+        Args:
+            lowered: the program.
+            returned: how many results of its forward are the caller's; those behind are saved tensors.
+            state: inputs that are parameters and buffers, which keep their addresses.
+            capture: captures what it runs.
+        """
+        self._lowered = lowered
+        self._returned = returned
+        self._state = state
+        self._capture = capture
+        self._forward = _Half(lowered.forward, capture)
+        self._backward = None if lowered.backward is None else _Half(lowered.backward, capture)
+        self._lock = threading.Lock()
+
+    def forward(self, args: list[Any], symbols: dict[str, int]) -> tuple[Any, ...]:
+        """Run the forward; see `Lowered.forward`."""
+        if self._capture.possible():
+            with self._lock:
+                fixed = [index in self._state for index in range(len(args))]
+                graph = self._forward.graph(args, symbols, fixed)
+                if graph is not None and not graph.is_leased():
+                    return self._replayed(graph, args)
+        return self._lowered.forward(args, symbols)
+
+    def _replayed(self, graph: _Graph, args: list[Any]) -> tuple[Any, ...]:
+        with self._capture.ordered():
+            graph.replay(args)
+            returned = [_copy(value) for value in graph.outputs[: self._returned]]
+        saved = graph.saved(args, self._returned)
+        args.clear()
+        return LeasedResults((*returned, *saved), graph.leased())
+
+    def backward(self, args: list[Any], symbols: dict[str, int]) -> tuple[Any, ...]:
+        """Run the backward; see `Lowered.backward`."""
+        assert self._backward is not None
+        assert self._lowered.backward is not None
+        if not self._capture.possible():
+            return self._lowered.backward(args, symbols)
+        with self._lock:
+            source = self._forward.owner_of(args, self._lowered.saved)
+            if source is not None:
+                kept = source.kept(self._returned)
+                graph = self._backward.graph(args, symbols, [index in kept for index in range(len(args))])
+                with self._capture.ordered():
+                    if graph is None:
+                        return self._lowered.backward(args, symbols)
+                    graph.replay(args)
+                    gradients = tuple([_copy(value) for value in graph.outputs])
+                args.clear()
+                return gradients
+        return self._lowered.backward(args, symbols)
+
+
+@dataclass
+class _Counted:
+    """Calls of one set of shapes: their addresses, how many there were, and the graph once there is one."""
+
+    addresses: tuple[int, ...]
+    calls: int = 0
+    graph: _Graph | None = None
+    failed: bool = False
+
+
+class _Half:
+    """The graphs of a forward, or of a backward, by the shapes of its arguments."""
+
+    def __init__(self, run: Function, capture: Capture) -> None:
+        self._run = run
+        self._capture = capture
+        self._counted: dict[Hashable, _Counted] = {}
+
+    def graph(self, args: Sequence[Any], symbols: dict[str, int], fixed: Sequence[bool]) -> _Graph | None:
+        """Return the graph for these arguments, captured if it is time to; None: there is none."""
+        key = _shapes(args, fixed), tuple(symbols.items()), _settings()
+        addresses = tuple([arg.data_ptr() for arg, is_fixed in zip(args, fixed, strict=True) if is_fixed])
+        counted = self._counted.get(key)
+        if counted is None or counted.addresses != addresses:
+            # State that was replaced by other tensors is not read where it was.
+            self._counted.pop(key, None)
+            if len(self._counted) >= _MAX_COUNTED:
+                return None
+            counted = self._counted[key] = _Counted(addresses)
+        counted.calls += 1
+        is_due = counted.graph is None and not counted.failed and counted.calls > WARM_UPS
+        if is_due and sum(other.graph is not None for other in self._counted.values()) < MAX_GRAPHS:
+            try:
+                counted.graph = _Graph(self._run, args, symbols, fixed, self._capture)
+            except (RuntimeError, NotSupported) as error:
+                counted.failed = True
+                log.warning("no CUDA graph, calls run without: %s", (str(error).splitlines() or [""])[0][:200])
+        return counted.graph
+
+    def owner_of(self, args: Sequence[Any], saved: int) -> _Graph | None:
+        """Return the graph whose replay saved these tensors, the first `saved` of `args`; None: there is none."""
+        addresses = [arg.data_ptr() for arg in args[:saved]]
+        graphs = (counted.graph for counted in self._counted.values())
+        return next((graph for graph in graphs if graph is not None and graph.saved_at(addresses)), None)
+
+
+class _Graph:
+    """A captured call."""
+
+    def __init__(
+        self, run: Function, args: Sequence[Any], symbols: dict[str, int], fixed: Sequence[bool], capture: Capture
+    ) -> None:
+        with torch.inference_mode(False), torch.no_grad():
+            self.inputs = [arg if is_fixed else _room_for(arg) for arg, is_fixed in zip(args, fixed, strict=True)]
+            self._copied = [index for index, is_fixed in enumerate(fixed) if not is_fixed and _is_tensor(args[index])]
+            self._fill(args)
+            self._replay, self.outputs = capture.capture(lambda: run(list(self.inputs), dict(symbols)))
+        inputs = {_place(self.inputs[index]): index for index in self._copied}
+        self._from_input = [inputs.get(_place(value)) if _is_tensor(value) else None for value in self.outputs]
+        state = [arg.untyped_storage().data_ptr() for arg, is_fixed in zip(args, fixed, strict=True) if is_fixed]
+        self._is_own = [
+            _is_tensor(value) and source is None and value.untyped_storage().data_ptr() not in state
+            for value, source in zip(self.outputs, self._from_input, strict=True)
+        ]
+        self._lease: weakref.ref[Lease] | None = None
+
+    def replay(self, args: Sequence[Any]) -> None:
+        """Run the graph on the values of `args`."""
+        self._fill(args)
+        self._replay()
+
+    def _fill(self, args: Sequence[Any]) -> None:
+        for index in self._copied:
+            _without_repetition(self.inputs[index]).copy_(_without_repetition(args[index]))
+
+    # --- saved tensors, the outputs behind those that are returned ----------------------------------------
+
+    def saved(self, args: Sequence[Any], returned: int) -> list[Any]:
+        """Return the saved tensors of the replay for `args`: inputs of that call, and others where they lie."""
+        own = [value for value, is_own in zip(self.outputs, self._is_own, strict=True) if is_own]
+        torch.autograd.graph.increment_version(own)
+        sources = self._from_input[returned:]
+        return [
+            value if source is None else args[source]
+            for value, source in zip(self.outputs[returned:], sources, strict=True)
+        ]
+
+    def kept(self, returned: int) -> set[int]:
+        """Return which saved tensors have the same address after every replay, as positions among them."""
+        return {at for at, source in enumerate(self._from_input[returned:]) if source is None}
+
+    def saved_at(self, addresses: Sequence[int]) -> bool:
+        """Return whether these are the addresses of the saved tensors, but for inputs of the call."""
+        start = len(self.outputs) - len(addresses)
+        rest = zip(self.outputs[start:], self._from_input[start:], addresses, strict=True)
+        return all(source is not None or value.data_ptr() == address for value, source, address in rest)
+
+    def leased(self) -> Lease:
+        """Return what protects the saved tensors from the next replay while it lives."""
+        lease = Lease()
+        self._lease = weakref.ref(lease)
+        return lease
+
+    def is_leased(self) -> bool:
+        """Return whether something may still read the saved tensors."""
+        return self._lease is not None and self._lease() is not None
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, torch.Tensor)
+
+
+def _copy(value: Any) -> Any:
+    return value.detach().clone() if isinstance(value, torch.Tensor) else value
+
+
+def _room_for(value: Any) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return value
+    return torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device=value.device)
+
+
+def _without_repetition(value: torch.Tensor) -> torch.Tensor:
+    """Return `value` with one element along axes that repeat it in memory."""
+    for axis, (size, step) in enumerate(zip(value.size(), value.stride(), strict=True)):
+        if step == 0 and size > 1:
+            value = value.narrow(axis, 0, 1)
+    return value
+
+
+def _place(value: torch.Tensor) -> tuple[Any, ...]:
+    return value.data_ptr(), value.size(), value.stride(), value.dtype
+
+
+def _shapes(args: Sequence[Any], fixed: Sequence[bool]) -> tuple[Any, ...]:
+    """Return what a graph holds fixed of its arguments: of state the address says everything."""
+    return tuple(
+        [
+            None if is_fixed else (arg.shape, arg.stride(), arg.dtype) if isinstance(arg, torch.Tensor) else arg
+            for arg, is_fixed in zip(args, fixed, strict=True)
+        ]
+    )
+
+
+def _settings() -> tuple[Any, ...]:
+    """Return the switches of torch that a graph's operators were chosen by."""
+    return (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.get_float32_matmul_precision(),
+        torch.backends.cudnn.allow_tf32,
+        torch.backends.cudnn.enabled,
+        torch.backends.cudnn.benchmark,
+    )

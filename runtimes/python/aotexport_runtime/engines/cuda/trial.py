@@ -1,0 +1,140 @@
+"""A lowered program compared with its portable form, on the first call that it serves."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from aotexport_runtime.bundle import Bundle
+from aotexport_runtime.call.autograd import effects, random_nodes
+from aotexport_runtime.call.tangents import layout
+from aotexport_runtime.engines.codegen import Environment
+from aotexport_runtime.engines.functional import compile_functional
+from aotexport_runtime.engines.halves import StraightLine, cut, forward_returns
+from aotexport_runtime.engines.lowered import Lowered
+from aotexport_runtime.errors import NotSupported
+from aotexport_runtime.observe import Observation, compare
+from aotexport_runtime.schema.program import FunctionalGraph, Program
+
+log = logging.getLogger("aotexport_runtime")
+
+LIMITS = {torch.float64: 1e-6, torch.float32: 2e-3, torch.float16: 5e-2, torch.bfloat16: 1e-1}
+"""Accepted error, relative to the largest magnitude: libraries round to fewer bits inside (TF32), and sums of other
+orders differ; a kernel that is wrong is wrong by more."""
+
+SEED = 0
+"""Of the gradients that come into the compared backward."""
+
+
+class Trial:
+    """Says whether a lowered program agrees with its portable form; asked before its results are used."""
+
+    def __init__(self, bundle: Bundle, program: Program, environment: Environment, lowered: Lowered) -> None:
+        """Prepare the comparison of `lowered`, a form of `program`."""
+        self._bundle = bundle
+        self._program = program
+        self._environment = environment
+        self._lowered = lowered
+        self._agrees: bool | None = None
+        self._lock = threading.Lock()
+
+    def __call__(self, inputs: Sequence[Any], symbols: Mapping[str, int]) -> bool:
+        """Return whether they agree, found out on the first call.
+
+        Args:
+            inputs: of the program; left as they are.
+            symbols: value per symbol.
+        """
+        if self._agrees is None:
+            with self._lock:
+                if self._agrees is None:
+                    self._agrees = self._compare(inputs, dict(symbols))
+        return self._agrees
+
+    def _compare(self, inputs: Sequence[Any], symbols: dict[str, int]) -> bool:
+        name, functional = self._program.name, self._program.functional
+        assert functional is not None
+        if random_nodes(self._bundle.graph(name, functional.file)):
+            log.info("program %s draws random numbers, and its kernels are not compared", name)
+            return True
+        inputs = [value.detach() if isinstance(value, torch.Tensor) else value for value in inputs]
+        portable = portable_form(self._bundle, self._program, self._environment)
+        try:
+            with torch.no_grad():
+                got = _observed(self._lowered, inputs, symbols, functional)
+                expected = _observed(portable, inputs, symbols, functional)
+        except torch.cuda.OutOfMemoryError:
+            log.warning("program %s was not compared: there is not the memory for it", name)
+            return True
+        except (NotSupported, RuntimeError) as error:
+            # What is wrong with the call itself, the portable form says in eager's words.
+            log.warning("program %s runs without its kernels: %s", name, (str(error).splitlines() or [""])[0][:200])
+            return False
+        wrong = [
+            each for each in compare(expected, got) if not each.agrees and each.error > _limit(each.name, expected)
+        ]
+        for each in wrong[:1]:
+            facts = (
+                f"expected {each.expected}, got {each.got}" if each.expected or each.got else f"{each.error:.1e} off"
+            )
+            log.warning("program %s runs without its kernels, which disagree: %s, %s", name, each.name, facts)
+        return not wrong
+
+
+def _limit(name: str, expected: Observation) -> float:
+    value = expected.values.get(name)
+    return 0.0 if value is None else LIMITS.get(value.dtype, 0.0)
+
+
+def portable_form(bundle: Bundle, program: Program, environment: Environment) -> Lowered:
+    """Return a program's functional graph as operator calls of torch, in the calling convention of lowered programs."""
+    functional = program.functional
+    assert functional is not None
+    graph, label, gradients = (
+        bundle.graph(program.name, functional.file),
+        f"{program.name} (compared)",
+        functional.gradients,
+    )
+    if gradients is None:
+        line = StraightLine([value.name for value in graph.inputs], list(graph.nodes), graph.outputs)
+        forward = compile_functional(graph, line, environment, label=label, detached=True)
+        return Lowered(target="portable", forward=forward, backward=None, saved=0)
+    halves = cut(graph, functional, gradients.partitions[0], [True] * len(gradients.of_inputs), effects(graph))
+    returns = forward_returns(functional)
+    return Lowered(
+        target="portable",
+        forward=compile_functional(graph, halves.forward, environment, label=label, visible=returns, detached=True),
+        backward=compile_functional(graph, halves.backward, environment, label=label),
+        saved=halves.saved_tensors + halves.saved_unchecked + halves.saved_sizes,
+    )
+
+
+def _observed(
+    lowered: Lowered, inputs: Sequence[Any], symbols: dict[str, int], functional: FunctionalGraph
+) -> Observation:
+    """Return the results of forward, and the gradients of backward for incoming gradients that a seed gives."""
+    returns, gradients = forward_returns(functional), functional.gradients
+    results = lowered.forward(list(inputs), symbols)
+    values: dict[str, Any] = {f"result {index}": value for index, value in enumerate(results[:returns])}
+    if lowered.backward is not None and gradients is not None:
+        start = {"mutation": 0, "output": len(functional.mutations)}
+        start["intermediate_base"] = start["output"] + len(functional.outputs)
+        tangents: list[torch.Tensor] = []
+        for tangent in gradients.tangents:
+            like = results[start[tangent.of] + tangent.index]
+            generator = torch.Generator(like.device).manual_seed(SEED)
+            drawn = torch.empty(like.shape, dtype=like.dtype, device=like.device).normal_(generator=generator)
+            tangents.append(layout(tangent)(drawn, symbols))
+        found = lowered.backward([*results[returns:], *tangents], symbols)
+        values |= {f"gradient of input {index}": value for index, value in enumerate(found)}
+    tensors = {name: value for name, value in values.items() if isinstance(value, torch.Tensor)}
+    facts = {name: _described(value) for name, value in values.items()}
+    return Observation(facts, tensors)
+
+
+def _described(value: Any) -> str:
+    return f"{value.dtype} of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else repr(value)

@@ -1,0 +1,143 @@
+"""Candidates of a kernel timed at its first launch, on copies of what it is given.
+
+Invariant: tuning changes nothing but which candidate runs. What is launched to be timed works on copies, and what
+cannot be timed runs its first candidate.
+"""
+
+from __future__ import annotations
+
+import logging
+import statistics
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from aotexport_runtime.engines.cuda.launch import Launcher
+from aotexport_runtime.engines.cuda.winners import Winners
+from aotexport_runtime.errors import NotSupported
+
+log = logging.getLogger("aotexport_runtime")
+
+REPETITIONS = 5
+
+Measure = Callable[[Callable[[], None], Callable[[], None]], float]
+"""`(prepare, launch) -> milliseconds of the device`; `prepare` runs before each launch, and is not timed."""
+
+
+def device_time(prepare: Callable[[], None], launch: Callable[[], None]) -> float:
+    """Return how long the current CUDA stream takes for what `launch` puts on it, in milliseconds."""
+    launch()  # Code is loaded at the first launch.
+    times: list[float] = []
+    for _ in range(REPETITIONS):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        prepare()
+        start.record()
+        launch()
+        end.record()
+        end.synchronize()
+        times.append(start.elapsed_time(end))
+    return statistics.median(times)
+
+
+def may_measure() -> bool:
+    """Return whether launches can be timed now: not while a graph is captured, nor where each run is to be the same."""
+    return not (torch.cuda.is_current_stream_capturing() or torch.are_deterministic_algorithms_enabled())
+
+
+@dataclass(frozen=True)
+class Tuner:
+    """What the kernels of a device are tuned with.
+
+    Attributes:
+        winners: what earlier processes found.
+        key: what winners are kept under, given the launchers of all candidates.
+        measure: times a launch.
+        may_measure: whether launches can be timed now.
+    """
+
+    winners: Winners
+    key: Callable[[Sequence[Launcher]], str]
+    measure: Measure = device_time
+    may_measure: Callable[[], bool] = may_measure
+
+
+class TunedKernel:
+    """Launches the fastest candidate of a kernel."""
+
+    def __init__(self, launchers: Sequence[Launcher], tuner: Tuner) -> None:
+        """Prepare a kernel with a launcher per candidate, the default first."""
+        self._launchers = launchers
+        self._tuner = tuner
+        self._chosen: Launcher | None = None
+        self._lock = threading.Lock()
+
+    def __call__(self, **arguments: Any) -> None:
+        """Launch the kernel on the current stream; see `Launcher`."""
+        launcher = self._chosen or self._choose(arguments)
+        launcher(**arguments)
+
+    def _choose(self, arguments: Mapping[str, Any]) -> Launcher:
+        first, tuner = self._launchers[0], self._tuner
+        if 0 in first.grid(arguments) or not tuner.may_measure():
+            return first
+        with self._lock:
+            if self._chosen is None:
+                key = tuner.key(self._launchers)
+                position = tuner.winners.read(key, len(self._launchers))
+                if position is None:
+                    position = fastest(self._launchers, arguments, tuner.measure)
+                    tuner.winners.write(key, position)
+                self._chosen = self._launchers[position]
+                log.debug("kernel %s runs candidate %d", first.kernel.name, position)
+            return self._chosen
+
+
+def fastest(launchers: Sequence[Launcher], arguments: Mapping[str, Any], measure: Measure) -> int:
+    """Return the position of the fastest launcher; the first where none can be timed.
+
+    Args:
+        launchers: candidates of one kernel.
+        arguments: of a launch; left as they are.
+        measure: times a launch.
+    """
+    try:
+        copies = _Copies(arguments)
+    except torch.cuda.OutOfMemoryError:
+        return 0
+    times: list[float] = []
+    for launcher in launchers:
+        try:
+            times.append(measure(copies.refresh, lambda launcher=launcher: launcher(**copies.arguments)))
+        except NotSupported:
+            times.append(float("inf"))
+    return times.index(min(times))
+
+
+class _Copies:
+    """Arguments of a launch with tensors of their own.
+
+    Whole storages are copied, each once: a kernel may read around what it is given, or be given one tensor twice.
+    """
+
+    def __init__(self, arguments: Mapping[str, Any]) -> None:
+        tensors = {name: value for name, value in arguments.items() if isinstance(value, torch.Tensor)}
+        originals = {_address(tensor): tensor.untyped_storage() for tensor in tensors.values()}
+        self._storages = {address: (storage, storage.clone()) for address, storage in originals.items()}
+        self.arguments = {**arguments, **{name: self._copy(tensor) for name, tensor in tensors.items()}}
+
+    def _copy(self, tensor: torch.Tensor) -> torch.Tensor:
+        storage = self._storages[_address(tensor)][1]
+        empty = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+        return empty.set_(storage, tensor.storage_offset(), tensor.size(), tensor.stride())
+
+    def refresh(self) -> None:
+        """Give the copies the values of the originals again: kernels change their arguments."""
+        for original, copy in self._storages.values():
+            copy.copy_(original)
+
+
+def _address(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()

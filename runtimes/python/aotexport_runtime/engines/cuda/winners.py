@@ -1,0 +1,59 @@
+"""Which candidate of a kernel was the fastest, kept for the next process in the user's cache folder. No torch."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from aotexport_runtime.schema.kernels import KernelBinary
+
+
+def default_directory() -> Path:
+    """Return where winners are kept unless the caller says otherwise."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "aotexport" / "tuned"
+
+
+def key_of(binaries: Sequence[KernelBinary], device: str, driver: int) -> str:
+    """Return what a winner is kept under: the code of all candidates, in order, and what it ran on.
+
+    Args:
+        binaries: code of each candidate.
+        device: name of the device.
+        driver: version of the driver, whose compiler makes code of PTX.
+    """
+    facts = [[binary.sha256 for binary in binaries], device, driver]
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+
+
+class Winners:
+    """Positions of the fastest candidates by key, one small file each; a folder that cannot be used is done without."""
+
+    def __init__(self, directory: Path | None) -> None:
+        """Use the files in `directory`; None: keep nothing."""
+        self._directory = directory
+
+    def read(self, key: str, count: int) -> int | None:
+        """Return the position that was kept, below `count`; None: there is none."""
+        if self._directory is None:
+            return None
+        try:
+            found = json.loads((self._directory / f"{key}.json").read_text())["candidate"]
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+        return found if type(found) is int and 0 <= found < count else None
+
+    def write(self, key: str, position: int) -> None:
+        """Keep a position."""
+        if self._directory is None:
+            return
+        with contextlib.suppress(OSError):
+            self._directory.mkdir(parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile("w", dir=self._directory, delete=False) as file:
+                file.write(json.dumps({"candidate": position}))
+            os.replace(file.name, self._directory / f"{key}.json")

@@ -1,0 +1,270 @@
+"""Programs replayed from graphs, as a training loop and a careless user call them, against eager.
+
+The lowered form is the program's portable one, and a stand-in captures: a replay runs it again and fills the very
+tensors that the first run returned, as a CUDA graph does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+
+import pytest
+import torch
+from torch import nn
+
+import aotexport
+from aotexport_runtime import loading
+from aotexport_runtime.engines.cuda.engine import with_graphs
+from aotexport_runtime.engines.cuda.graphs import MAX_GRAPHS, WARM_UPS
+from aotexport_runtime.engines.cuda.trial import portable_form
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(3, 4)
+        self.norm = nn.BatchNorm1d(4)
+        self.second = nn.Linear(4, 2)
+
+    def forward(self, x):
+        hidden = torch.tanh(self.norm(self.first(x)))
+        return self.second(hidden), hidden
+
+
+class RunningAgain:
+    """Stands in for CUDA graphs."""
+
+    def __init__(self):
+        self.captures = self.replays = 0
+        self.is_possible, self.fails = True, False
+
+    def possible(self):
+        return self.is_possible
+
+    def ordered(self):
+        return contextlib.nullcontext()
+
+    def capture(self, run):
+        if self.fails:
+            raise RuntimeError("operation not permitted when stream is capturing")
+        self.captures += 1
+        outputs = run()
+
+        def replay():
+            self.replays += 1
+            for kept, value in zip(outputs, run(), strict=True):
+                if isinstance(kept, torch.Tensor):
+                    kept.data.copy_(value)  # A replay raises no version.
+
+        return replay, outputs
+
+
+class Engine:
+    def __init__(self, capture):
+        self.capture = capture
+
+    def __call__(self, bundle, program, environment):
+        lowered = dataclasses.replace(portable_form(bundle, program, environment), target="cuda")
+        return with_graphs(lowered, program, self.capture)
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory):
+    path = tmp_path_factory.mktemp("graphs") / "bundle"
+    torch.manual_seed(0)
+    model = Net()
+    batch = torch.export.Dim("batch", min=2, max=64)
+    aotexport.export(model, (torch.randn(4, 3),), output=path, verify=False, dynamic_shapes={"x": {0: batch}})
+    return path, model
+
+
+@pytest.fixture
+def pair(bundle, monkeypatch):
+    """Return the bundle's module, eager's, and the stand-in."""
+    path, model = bundle
+    capture = RunningAgain()
+    monkeypatch.setattr(loading, "_lowering", lambda *args: Engine(capture))
+    eager = Net()
+    eager.load_state_dict(model.state_dict())
+    return loading.load(path), eager, capture
+
+
+def assert_same(module, eager):
+    for (name, ours), theirs in zip(module.named_parameters(), eager.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, msg=name)
+        torch.testing.assert_close(ours.grad, theirs.grad, msg=name)
+    for (name, ours), theirs in zip(module.named_buffers(), eager.buffers(), strict=True):
+        torch.testing.assert_close(ours, theirs, msg=name)
+
+
+def train(module, steps, *, retain=False, set_to_none=True):
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9)
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(steps):
+        optimizer.zero_grad(set_to_none=set_to_none)
+        output, hidden = module(torch.randn(4, 3, generator=generator))
+        loss = output.square().sum() + hidden.sum()
+        loss.backward(retain_graph=retain)
+        if retain:
+            loss.backward()
+        optimizer.step()
+
+
+@pytest.mark.parametrize("options", [{}, {"retain": True}, {"set_to_none": False}], ids=["plain", "retained", "kept"])
+def test_training_replays_graphs_and_equals_eager(pair, options):
+    module, eager, capture = pair
+    for model in (module, eager):
+        train(model, 12, **options)
+    assert_same(module, eager)
+    assert capture.captures == 2
+    # Each capture is replayed by its own call; forward is captured first, and its backward warms up after that.
+    forwards, backwards = 12 - WARM_UPS, (12 - WARM_UPS) * (2 if options.get("retain") else 1) - WARM_UPS
+    assert capture.replays == forwards + backwards
+
+
+def warmed_up(module, calls=2 * WARM_UPS + 2):
+    """Call `module` until everything is captured, and leave no gradients."""
+    for _ in range(calls):
+        sum(output.sum() for output in module(torch.ones(4, 3))).backward()
+    module.zero_grad()
+    return module
+
+
+def test_outputs_and_gradients_are_the_callers(pair):
+    module, eager, _ = pair
+    for model in (module, eager):
+        warmed_up(model)
+    kept = []
+    for step in range(3):
+        x = torch.full((4, 3), float(step)) + torch.randn(4, 3, generator=torch.Generator().manual_seed(step))
+        results = [model(x) for model in (module, eager)]
+        for output, _ in results:
+            output.sum().backward()
+        kept.append(results)
+    for ours, theirs in kept:
+        torch.testing.assert_close(ours[0], theirs[0])
+        torch.testing.assert_close(ours[1], theirs[1])
+    assert_same(module, eager)
+
+
+def test_second_forward_before_the_first_backward_runs_without_the_graph(pair):
+    module, eager, capture = pair
+    for model in (module, eager):
+        warmed_up(model)
+    replays = capture.replays
+    inputs = [torch.randn(4, 3, generator=torch.Generator().manual_seed(seed)) for seed in range(3)]
+    for model in (module, eager):
+        losses = [model(x)[0].square().sum() for x in inputs]
+        for loss in losses:
+            loss.backward()
+    assert_same(module, eager)
+    assert capture.replays == replays + 2
+
+
+def test_graph_is_free_again_once_a_result_without_backward_is_dropped(pair):
+    module, _, capture = pair
+    warmed_up(module)
+    result = module(torch.ones(4, 3))
+    before = capture.replays
+    del result
+    module(torch.ones(4, 3))
+    assert capture.replays == before + 1
+
+
+def test_retained_backward_after_another_forward_is_right(pair):
+    module, eager, _ = pair
+    for model in (module, eager):
+        warmed_up(model)
+        first = model(torch.full((4, 3), 2.0) * torch.arange(4.0)[:, None])[0].square().sum()
+        first.backward(retain_graph=True)
+        model(torch.randn(4, 3, generator=torch.Generator().manual_seed(1)))[0].square().sum().backward()
+        first.backward()
+    assert_same(module, eager)
+
+
+def test_saved_tensors_that_a_replay_overwrote_are_refused(pair):
+    """What protects results is the lease; without it autograd notices."""
+    module, _, _ = pair
+    warmed_up(module)
+    result = module(torch.ones(4, 3))[0].sum()
+    result.grad_fn.next_functions[0][0].lease = None
+    module(torch.zeros(4, 3))
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        result.backward()
+
+
+def test_parameter_changed_before_backward_is_refused_as_in_eager(pair):
+    module, eager, _ = pair
+    for model in (module, eager):
+        warmed_up(model)
+        loss = model(torch.ones(4, 3))[0].square().sum()
+        with torch.no_grad():
+            model.second.weight.mul_(2) if model is eager else module.get_parameter("second.weight").mul_(2)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            loss.backward()
+
+
+def test_replaced_parameters_are_read(pair):
+    module, eager, capture = pair
+    for model in (module, eager):
+        warmed_up(model)
+    captures = capture.captures
+    for model in (module, eager):
+        state = {name: value * 2 for name, value in model.state_dict().items() if value.is_floating_point()}
+        model.load_state_dict(state, assign=True, strict=False)
+        train(model, 8)
+    assert_same(module, eager)
+    assert capture.captures == captures + 2
+
+
+def test_shapes_have_graphs_of_their_own_up_to_a_limit(pair):
+    module, eager, capture = pair
+    module.eval()
+    eager.eval()
+    with torch.no_grad():
+        for _ in range(WARM_UPS + 2):
+            for batch in range(2, MAX_GRAPHS + 4):
+                x = torch.randn(batch, 3)
+                torch.testing.assert_close(module(x), eager(x))
+    assert capture.captures == MAX_GRAPHS
+
+
+def test_strided_and_repeated_inputs_are_served(pair):
+    module, eager, _ = pair
+    module.eval()
+    eager.eval()
+    with torch.no_grad():
+        for step in range(WARM_UPS + 3):
+            for x in (torch.randn(3, 4).t(), torch.full((1, 3), float(step)).expand(4, 3)):
+                torch.testing.assert_close(module(x), eager(x))
+
+
+def test_program_that_cannot_be_captured_runs_without_graphs(pair, caplog):
+    module, eager, capture = pair
+    capture.fails = True
+    for model in (module, eager):
+        train(model, 6)
+    assert_same(module, eager)
+    assert "no CUDA graph, calls run without: operation not permitted when stream is capturing" in caplog.text
+
+
+def test_calls_inside_of_another_capture_run_without_graphs(pair):
+    module, eager, capture = pair
+    capture.is_possible = False
+    for model in (module, eager):
+        train(model, 6)
+    assert_same(module, eager)
+    assert capture.captures == 0
+
+
+def test_graphs_captured_under_inference_mode_serve_other_calls(pair):
+    module, eager, capture = pair
+    module.eval()
+    eager.eval()
+    with torch.inference_mode():
+        for _ in range(WARM_UPS + 2):
+            module(torch.ones(4, 3))
+    with torch.no_grad():
+        torch.testing.assert_close(module(torch.zeros(4, 3)), eager(torch.zeros(4, 3)))
+    assert capture.captures == 1

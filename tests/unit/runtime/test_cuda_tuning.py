@@ -1,0 +1,127 @@
+"""Candidates timed at the first launch, on copies, and what is remembered; launchers and the clock are stand-ins."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from aotexport_runtime import NotSupported
+from aotexport_runtime.engines.cuda.tuning import TunedKernel, Tuner
+from aotexport_runtime.engines.cuda.winners import Winners, key_of
+from aotexport_runtime.schema.kernels import Kernel, KernelBinary, KernelCandidate, PointerParameter
+
+KERNEL = Kernel(
+    name="k",
+    parameters=(PointerParameter(name="x", dtype="float32"), PointerParameter(name="y", dtype="float32")),
+    candidates=(KernelCandidate(num_warps=1, num_stages=1, grid=(1, 1, 1)),),
+)
+
+
+class Adding:
+    """A launcher of a kernel that adds a number to `x`, in place, and takes some time."""
+
+    kernel = KERNEL
+
+    def __init__(self, number, milliseconds, fails=False):
+        self.number, self.milliseconds, self.fails = number, milliseconds, fails
+        self.binary = KernelBinary(architecture="sm_80", offset=0, nbytes=1, sha256=f"{number:064}")
+        self.launches = []
+
+    def grid(self, arguments):
+        return (arguments["x"].numel(), 1, 1)
+
+    def __call__(self, **arguments):
+        if self.fails:
+            raise NotSupported("too many blocks")
+        self.launches.append(arguments)
+        arguments["x"].add_(self.number)
+        Clock.now += self.milliseconds
+
+
+class Clock:
+    now = 0.0
+
+    @classmethod
+    def measure(cls, prepare, launch):
+        launch()
+        prepare()
+        start = cls.now
+        launch()
+        return cls.now - start
+
+
+def tuner(directory=None, **options):
+    keys = lambda launchers: key_of([each.binary for each in launchers], "device", 12040)  # noqa: E731
+    return Tuner(Winners(directory), keys, **{"measure": Clock.measure, "may_measure": lambda: True, **options})
+
+
+def test_fastest_candidate_runs_and_the_arguments_are_changed_once():
+    slow, fast, x = Adding(1, 5.0), Adding(2, 3.0), torch.zeros(4)
+    launch = TunedKernel([slow, fast], tuner())
+    launch(x=x, y=x)
+    assert x.tolist() == [2.0] * 4
+    launch(x=x, y=x)
+    assert x.tolist() == [4.0] * 4
+    assert all(arguments["x"] is not x for arguments in slow.launches)
+
+
+def test_copies_have_values_strides_and_sharing_of_the_originals():
+    memory = torch.arange(12.0)
+    x, y = memory.view(3, 4).t(), memory[5:]
+    kept = memory.clone()
+    timed = Adding(1, 1.0)
+    TunedKernel([timed, Adding(1, 0.5)], tuner())(x=x, y=y)
+    first = timed.launches[0]
+    assert first["x"].stride() == x.stride()
+    assert first["y"].storage_offset() == 5
+    assert first["x"].untyped_storage().data_ptr() == first["y"].untyped_storage().data_ptr() != memory.data_ptr()
+    assert torch.equal(memory, kept + 1)
+
+
+def test_candidate_that_cannot_be_launched_is_not_chosen():
+    working, x = Adding(2, 3.0), torch.zeros(1)
+    TunedKernel([Adding(1, 0.0, fails=True), working], tuner())(x=x, y=x)
+    assert x.item() == 2
+
+
+@pytest.mark.parametrize(
+    ("elements", "options"), [(0, {}), (3, {"may_measure": lambda: False})], ids=["no blocks", "not now"]
+)
+def test_first_candidate_runs_where_nothing_can_be_timed(elements, options, tmp_path):
+    first, second, x = Adding(1, 5.0), Adding(2, 3.0), torch.zeros(elements)
+    TunedKernel([first, second], tuner(tmp_path, **options))(x=x, y=x)
+    assert (len(first.launches), len(second.launches)) == (1, 0)
+    assert not any(tmp_path.iterdir())
+
+
+def test_next_process_runs_the_winner_without_timing(tmp_path):
+    TunedKernel([Adding(1, 5.0), Adding(2, 3.0)], tuner(tmp_path))(x=torch.zeros(1), y=torch.zeros(1))
+    slow, fast = Adding(1, 5.0), Adding(2, 3.0)
+    TunedKernel([slow, fast], tuner(tmp_path))(x=torch.zeros(1), y=torch.zeros(1))
+    assert (len(slow.launches), len(fast.launches)) == (0, 1)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", json.dumps({"candidate": 2}), json.dumps({"candidate": True})])
+def test_record_that_names_no_candidate_is_passed_over(text, tmp_path):
+    (tmp_path / "key.json").write_text(text)
+    assert Winners(tmp_path).read("key", 2) is None
+
+
+def test_folder_that_cannot_be_written_is_done_without(tmp_path):
+    (tmp_path / "file").write_text("")
+    winners = Winners(tmp_path / "file" / "below")
+    winners.write("key", 1)
+    assert winners.read("key", 2) is None
+
+
+def test_winner_is_of_the_code_the_device_and_the_driver():
+    binaries = [Adding(1, 0.0).binary, Adding(2, 0.0).binary]
+    keys = {
+        key_of(binaries, "a", 1),
+        key_of(binaries[::-1], "a", 1),
+        key_of(binaries, "b", 1),
+        key_of(binaries, "a", 2),
+    }
+    assert len(keys) == 4
