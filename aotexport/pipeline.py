@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -21,6 +22,7 @@ from aotexport.capture.mode import in_mode
 from aotexport.capture.state import State, collect_state
 from aotexport.encode.program import EncodedProgram, encode_program, with_functional
 from aotexport.errors import ExportFailed
+from aotexport.fresh import FreshProcess
 from aotexport.lower.build import TargetFiles, compile_targets, with_lowered, write_targets
 from aotexport.lower.cpu.levels import Level
 from aotexport.lower.lowering import lower_programs
@@ -124,26 +126,28 @@ def export(
     call = specs[0].call
     state = collect_state(call.module)
     root = Path(source_root or os.getcwd()).absolute()
-    try:
-        encoded = [_capture(spec, state, root, strip, wanted, clock) for spec in specs]
-    except ChangedOnFirstCall:
-        # Libraries prepare their modules at the first call; a real one, and the next leaves the model as it is.
-        run_once(call, state, specs[0].mode)
-        state = collect_state(call.module)
-        encoded = [_capture(spec, state, root, strip, wanted, clock) for spec in specs]
-    clock.stage("record eager results")
-    vectors: list[Vector] = []
-    for index, (spec, program) in enumerate(zip(specs, encoded, strict=True)):
-        program = with_versions(spec.call, state, program)
-        record, recorded = record_vectors(spec.call, state, program.record)
-        encoded[index] = replace(program, record=record)
-        vectors += recorded
-    if wanted.cuda:
-        clock.stage("compile kernels")
-    shared = compile_targets(encoded, wanted, clock.count)
-    report = _write(
-        call, state, encoded, vectors, shared, wanted.cpu, Path(output), verify, force, shard_nbytes, options, clock
-    )
+    with contextlib.ExitStack() as started:
+        fresh = started.enter_context(FreshProcess()) if verify else None
+        try:
+            encoded = [_capture(spec, state, root, strip, wanted, clock) for spec in specs]
+        except ChangedOnFirstCall:
+            # Libraries prepare their modules at the first call; a real one, and the next leaves the model as it is.
+            run_once(call, state, specs[0].mode)
+            state = collect_state(call.module)
+            encoded = [_capture(spec, state, root, strip, wanted, clock) for spec in specs]
+        clock.stage("record eager results")
+        vectors: list[Vector] = []
+        for index, (spec, program) in enumerate(zip(specs, encoded, strict=True)):
+            program = with_versions(spec.call, state, program)
+            record, recorded = record_vectors(spec.call, state, program.record)
+            encoded[index] = replace(program, record=record)
+            vectors += recorded
+        if wanted.cuda:
+            clock.stage("compile kernels")
+        shared = compile_targets(encoded, wanted, clock.count)
+        report = _write(
+            call, state, encoded, vectors, shared, wanted.cpu, Path(output), fresh, force, shard_nbytes, options, clock
+        )
     report.seconds = clock.finish()
     return report
 
@@ -203,7 +207,7 @@ def _write(
     shared: TargetFiles,
     levels: Sequence[Level],
     output: Path,
-    verify: bool,
+    fresh: FreshProcess | None,
     force: bool,
     shard_nbytes: int,
     onnx: OnnxOptions | None,
@@ -234,18 +238,18 @@ def _write(
             finish(programs)
             vectors = on_path(stage, checked, vectors)
         records = write_vectors(vectors, stage)
-        if verify:
+        if fresh is not None:
             clock.stage("verify in a fresh process")
-            programs, comparisons = verify_bundle(stage, programs, finish)
+            programs, comparisons = verify_bundle(stage, programs, finish, fresh)
         if levels:
             programs = lower_programs(programs, levels, vectors, stage, clock.stage)
-            if verify:
+            if fresh is not None:
                 clock.stage("verify the compiled programs")
                 programs, compared = verify_targets(stage, programs, levels, finish)
                 comparisons += compared
         manifest = finish(programs)
         if onnx is not None:
-            manifest, found = add_onnx(stage, onnx, verify=verify, progress=clock.stage)
+            manifest, found = add_onnx(stage, onnx, verify=fresh is not None, progress=clock.stage)
             comparisons = [*comparisons, *found]
     notes = [*(note for program in programs for note in program.notes), *shared.notes]
     return ExportReport(output, manifest, programs, comparisons, notes=list(dict.fromkeys(notes)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import math
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from aotexport.errors import VerificationFailed
+from aotexport.fresh import FreshProcess
 from aotexport.lower.lowering import without_program, write_target
 from aotexport_runtime.bundle import open_bundle
 from aotexport_runtime.engines.cpu import unfit
@@ -53,7 +55,10 @@ class Comparison:
 
 
 def verify_bundle(
-    directory: Path, programs: list[EncodedProgram], rewrite: Callable[[list[EncodedProgram]], Manifest]
+    directory: Path,
+    programs: list[EncodedProgram],
+    rewrite: Callable[[list[EncodedProgram]], Manifest],
+    fresh: FreshProcess,
 ) -> tuple[list[EncodedProgram], list[Comparison]]:
     """Compare a written bundle with its recorded calls, by the functional graphs and by the forward graphs.
 
@@ -64,6 +69,7 @@ def verify_bundle(
         directory: the bundle.
         programs: its programs.
         rewrite: writes programs and manifest to the directory.
+        fresh: where the bundle runs, but for one whose own modules have to be imported before.
 
     Returns:
         The programs, possibly without some functional graphs, and every comparison of what remains.
@@ -71,7 +77,7 @@ def verify_bundle(
     Raises:
         VerificationFailed: the forward graph disagrees.
     """
-    results = _run(directory, rewrite(programs).requirements)
+    results = _run(directory, rewrite(programs).requirements, fresh=fresh)
     judged = [(program, _verdict(program, results)) for program in programs]
     wrong = [program.record.name for program, verdict in judged if verdict == "wrong"]
     if wrong:
@@ -149,7 +155,12 @@ def _verdict(program: EncodedProgram, results: list[dict[str, Any]]) -> Literal[
     return "forward" if record.functional is not None and record.forward.differentiable else "wrong"
 
 
-def _run(directory: Path, requirements: Requirements, targets: Sequence[str] = TARGETS) -> list[dict[str, Any]]:
+def _run(
+    directory: Path,
+    requirements: Requirements,
+    targets: Sequence[str] = TARGETS,
+    fresh: FreshProcess | None = None,
+) -> list[dict[str, Any]]:
     """Run the self-test, in a fresh process unless custom operators exist only in this one (`__main__`)."""
     namespaces, modules = requirements.operator_namespaces, requirements.operator_modules
     types = requirements.tensor_types
@@ -167,25 +178,36 @@ def _run(directory: Path, requirements: Requirements, targets: Sequence[str] = T
     options = [option for name in namespaces for option in ("--operator-namespace", name)]
     options += [option for name in modules for option in ("--import", name)]
     options += [option for name in types for option in ("--tensor-type", name)]
-    return run_selftest(directory, targets, [*options, "--trust", "native"])
+    return run_selftest(directory, targets, [*options, "--trust", "native"], fresh)
 
 
-def run_selftest(directory: Path, targets: Sequence[str], options: Sequence[str] = ()) -> list[dict[str, Any]]:
+def run_selftest(
+    directory: Path, targets: Sequence[str], options: Sequence[str] = (), fresh: FreshProcess | None = None
+) -> list[dict[str, Any]]:
     """Run the bundle's self-test in a fresh process that has only the runtime; return its results as JSON.
+
+    Args:
+        directory: the bundle.
+        targets: engines to run it with.
+        options: further options of the self-test.
+        fresh: the process, if one waits; unused where modules have to be imported that only this one finds.
 
     Raises:
         VerificationFailed: the process failed.
     """
-    # Without `-P`, a file `inspect.py` in the working directory would stand in for Python's.
-    imports = "--import" in options or "--tensor-type" in options
-    python = [sys.executable] if imports else [sys.executable, "-P"]
-    command = [*python, "-m", "aotexport_runtime", "selftest", str(directory), "--json", *options]
+    arguments = ["selftest", str(directory), "--json", *options]
     for target in targets:
-        command += ["--target", target]
-    environment = dict(os.environ)
-    if imports:
-        environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
-    process = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False, env=environment)
+        arguments += ["--target", target]
+    if "--import" in options or "--tensor-type" in options:
+        command = [sys.executable, "-m", "aotexport_runtime", *arguments]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+        process = subprocess.run(
+            command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False, env=environment
+        )
+    else:
+        with contextlib.ExitStack() as started:
+            fresh = fresh or started.enter_context(FreshProcess())
+            process = fresh.run(arguments, TIMEOUT_S)
     try:
         return json.loads(process.stdout.splitlines()[-1])
     except (IndexError, ValueError):
