@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -29,12 +30,16 @@ class Refused:
     reason: str
 
 
-def capture_functional_graph(forward: ForwardCapture, *, grad: bool) -> FunctionalCapture | Refused:
+def capture_functional_graph(
+    forward: ForwardCapture, *, grad: bool, instead: Mapping[Any, Callable[..., Any]] = MappingProxyType({})
+) -> FunctionalCapture | Refused:
     """Capture the functional graph of a traced program.
 
     Args:
         forward: the program before autograd, the source of the functional graph.
         grad: joint graph; False: inference graph.
+        instead: what to trace in place of operators of the forward graph; called with the operator's result in that
+            graph, a fake tensor, before the arguments.
     """
     inputs = forward.inputs
     grad = grad and any(fake.requires_grad for fake in inputs if isinstance(fake, torch.Tensor))
@@ -55,7 +60,7 @@ def capture_functional_graph(forward: ForwardCapture, *, grad: bool) -> Function
         kernels = onednn_disabled() if grad else contextlib.nullcontext()
         with forward.fakes.tracing(), kernels, dropout_between_layers():
             twins, mode = forward.fakes.twins(inputs), forward.fakes.mode
-            captured = capture_functional(_traced(forward), twins, mode, kernels=FAKE_KERNELS, grad=grad)
+            captured = capture_functional(_traced(forward, instead), twins, mode, kernels=FAKE_KERNELS, grad=grad)
             nest_mutating_calls(captured.module, mode)
             assumed = _checked(forward, captured)
     except Exception as error:
@@ -94,7 +99,7 @@ def _calls(forward: ForwardCapture, operator: Any) -> list[torch.fx.Node]:
     return list(forward.graph.graph.find_nodes(op="call_function", target=operator))
 
 
-def _traced(forward: ForwardCapture) -> Callable[..., Any]:
+def _traced(forward: ForwardCapture, instead: Mapping[Any, Callable[..., Any]]) -> Callable[..., Any]:
     """Return the function to capture: the forward graph, or the code itself where only that has the backward."""
     if forward.effects.autograd_functions:
         return _reordered(forward)
@@ -104,13 +109,24 @@ def _traced(forward: ForwardCapture) -> Callable[..., Any]:
 
     def run(*inputs: Any) -> Any:
         with node_meta_preserved():
-            return _Retrace(graph).run(*inputs)
+            return _Retrace(graph, instead).run(*inputs)
 
     return run
 
 
 class _Retrace(torch.fx.Interpreter):
     """Runs a forward graph for the trace of a functional one."""
+
+    def __init__(self, graph: torch.fx.GraphModule, instead: Mapping[Any, Callable[..., Any]]) -> None:
+        super().__init__(graph)
+        self._instead = instead
+
+    def run_node(self, n: torch.fx.Node) -> Any:
+        other = self._instead.get(n.target) if callable(n.target) else None
+        if other is None:
+            return super().run_node(n)
+        args, kwargs = self.fetch_args_kwargs_from_env(n)
+        return other(n.meta["val"], *args, **kwargs)
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
         if target is torch.ops.aten.as_strided.default and asks_for_size(*args, **kwargs):

@@ -98,18 +98,6 @@ def test_outputs_keep_the_layout_of_eager():
     assert metas[graph.outputs[0]].stride == turned(x).stride()
 
 
-def test_attention_holds_no_operator_of_cpus():
-    q = torch.randn(2, 2, 6, 8)
-    program = lowered(lambda q: functional.scaled_dot_product_attention(q, q, q), q)
-    assert not any("_for_cpu" in op for op in operators(program))
-
-
-def test_attention_over_the_first_axis_keeps_the_layout_of_its_result():
-    attention = nn.MultiheadAttention(8, 2)
-    x = torch.randn(5, 2, 8)
-    assert launches(lowered(lambda x: attention(x, x, x, need_weights=False)[0], x))
-
-
 def test_random_numbers_come_from_one_seed_per_graph():
     program = lowered(nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5)), torch.randn(4, 8), program="train")
     assert operators(program).count("aten::randint.low_out") == 1

@@ -77,6 +77,28 @@ def attention() -> Model:
     return Attention(), (torch.randn(2, 6, 16),), {"dynamic_shapes": ({1: sequence},)}
 
 
+def masked_attention() -> Model:
+    """Fused attention with a learned bias, shared heads, an odd width, and fewer rows than columns."""
+
+    class Attention(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.query, self.pair, self.bias = nn.Linear(8, 28), nn.Linear(8, 28), nn.Parameter(torch.randn(4, 3, 5))
+
+        def forward(self, x, memory):
+            query = self.query(x).unflatten(-1, (4, 7)).transpose(1, 2)
+            key, value = (part.unflatten(-1, (2, 7)).transpose(1, 2) for part in self.pair(memory).chunk(2, -1))
+            return functional.scaled_dot_product_attention(query, key, value, self.bias, enable_gqa=True)
+
+    return Attention(), (torch.randn(2, 3, 8), torch.randn(2, 5, 8)), {}
+
+
+def half_attention() -> Model:
+    """Fused attention in half precision."""
+    model, (x,), options = attention()
+    return model.bfloat16(), (x.bfloat16(),), options
+
+
 def gpt2() -> Model:
     """A decoder of the `transformers` library, with its loss."""
     from transformers import GPT2Config, GPT2LMHeadModel
@@ -150,4 +172,13 @@ def scatter() -> Model:
 
 
 QUICK = {"mlp": mlp, "attention": attention}
-SLOW = {"cnn": cnn, "scatter": scatter, "lstm": lstm, "gpt2": gpt2, "llama": llama, "vit": vit}
+SLOW = {
+    "masked_attention": masked_attention,
+    "half_attention": half_attention,
+    "cnn": cnn,
+    "scatter": scatter,
+    "lstm": lstm,
+    "gpt2": gpt2,
+    "llama": llama,
+    "vit": vit,
+}

@@ -1,77 +1,82 @@
-"""Attention: the CPU's fused operators, for which a GPU needs others."""
+"""Attention that CPUs compute by its definition and GPUs fuse: with dropout, or with a mask that has a gradient."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
+from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch.nn import functional
 
-aten = torch.ops.aten
+from aotexport.capture.forward import ForwardCapture
+from aotexport.capture.functional import Refused, capture_functional_graph
+from aotexport.lower.cuda.layout import laid_out_in
+from aotexport.torch_internals.functional import FunctionalCapture
+from aotexport_runtime.engines.attention.definition import factor_of, for_all_heads
+from aotexport_runtime.engines.attention.on_cuda import bias, fitted, fused_kind
 
+aten: Any = torch.ops.aten
 
-def _scores(
-    query: torch.Tensor, key: torch.Tensor, is_causal: bool, mask: torch.Tensor | None, scale: float | None
-) -> torch.Tensor:
-    factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
-    scores = torch.matmul(query.float(), key.float().transpose(-2, -1)) * factor
-    if is_causal:
-        rows = torch.arange(query.shape[-2], device=query.device).unsqueeze(-1)
-        columns = torch.arange(key.shape[-2], device=query.device)
-        scores = scores.masked_fill(columns > rows, -math.inf)
-    return scores if mask is None else scores + mask
-
-
-def _check(dropout_p: float) -> None:
-    if dropout_p:
-        raise ValueError("fused attention with dropout")
+ATTENTION = aten.scaled_dot_product_attention.default
+_FUSED_ON_CPU = aten._scaled_dot_product_flash_attention_for_cpu.default
 
 
-def _forward(
+def with_fused_attention(forward: ForwardCapture, functional: FunctionalCapture, *, grad: bool) -> FunctionalCapture:
+    """Return a functional graph in which attention is the operators of GPUs, wherever they have one.
+
+    Args:
+        forward: the program before autograd.
+        functional: its functional graph, returned where it has no attention by definition, or where another has other
+            inputs or outputs.
+        grad: whether it is a joint graph.
+    """
+    calls = len(_nodes(forward.graph, ATTENTION))
+    if calls == len(_nodes(functional.module, _FUSED_ON_CPU)) or forward.effects.autograd_functions:
+        return functional
+    fused = capture_functional_graph(forward, grad=grad, instead={ATTENTION: _attention})
+    if isinstance(fused, Refused) or list(_interface(fused.module)) != list(_interface(functional.module)):
+        return functional
+    return fused
+
+
+def _nodes(module: torch.fx.GraphModule, target: Any) -> list[torch.fx.Node]:
+    return module.graph.find_nodes(op="call_function", target=target)
+
+
+def _interface(module: torch.fx.GraphModule) -> Iterator[Any]:
+    """Yield what a graph takes and returns."""
+    outputs: Any = module.graph.output_node().args[0]
+    for value in (*module.graph.find_nodes(op="placeholder"), *outputs):
+        shown = value.meta["val"] if isinstance(value, torch.fx.Node) else value
+        is_tensor = isinstance(shown, torch.Tensor)
+        yield (shown.dtype, str([*shown.shape, *shown.stride()])) if is_tensor else str(shown)
+
+
+def _attention(
+    like: torch.Tensor,
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
     dropout_p: float = 0.0,
     is_causal: bool = False,
     *,
-    attn_mask: torch.Tensor | None = None,
     scale: float | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    _check(dropout_p)
-    scores = _scores(query, key, is_causal, attn_mask, scale)
-    logsumexp = torch.logsumexp(scores, -1)
-    return torch.matmul(torch.softmax(scores, -1), value.float()).to(query.dtype), logsumexp
-
-
-def _backward(
-    grad_out: torch.Tensor,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    out: torch.Tensor,
-    logsumexp: torch.Tensor,
-    dropout_p: float,
-    is_causal: bool,
-    *,
-    attn_mask: torch.Tensor | None = None,
-    scale: float | None = None,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    _check(dropout_p)
-    factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
-    weights = torch.exp(_scores(query, key, is_causal, attn_mask, scale) - logsumexp.unsqueeze(-1))
-    grad = grad_out.float()
-    grad_value = torch.matmul(weights.transpose(-2, -1), grad)
-    grad_weights = torch.matmul(grad, value.float().transpose(-2, -1))
-    inner = (grad * out.float()).sum(-1, keepdim=True)
-    grad_scores = weights * (grad_weights - inner) * factor
-    grad_query = torch.matmul(grad_scores, key.float())
-    grad_key = torch.matmul(grad_scores.transpose(-2, -1), query.float())
-    return grad_query.to(query.dtype), grad_key.to(key.dtype), grad_value.to(value.dtype)
-
-
-REWRITES: dict[Any, Callable[..., Any]] = {
-    aten._scaled_dot_product_flash_attention_for_cpu.default: _forward,
-    aten._scaled_dot_product_flash_attention_for_cpu_backward.default: _backward,
-}
-"""Operators that only CPUs have, with functions of operators that every device has; layouts are the caller's."""
+    enable_gqa: bool = False,
+) -> torch.Tensor:
+    """Return attention by an operator of GPUs, laid out as `like`; by torch's function where they have none."""
+    kind = fused_kind(query, key, value, attn_mask, is_causal)
+    factor = factor_of(query, scale)
+    if kind is None or (not enable_gqa and query.shape[1] != key.shape[1]):
+        return functional.scaled_dot_product_attention(
+            query, key, value, attn_mask, dropout_p, is_causal, factor, enable_gqa
+        )
+    if kind != "flash":
+        key, value = for_all_heads(query, key, value)
+    fit = [fitted(tensor) for tensor in (query, key, value)]
+    if kind == "flash":
+        results = aten._scaled_dot_product_flash_attention(*fit, dropout_p, is_causal, False, scale=factor)
+    else:
+        added = bias(attn_mask, query, key)
+        results = aten._scaled_dot_product_efficient_attention(*fit, added, True, dropout_p, is_causal, scale=factor)
+    return laid_out_in(results[0][..., : value.shape[3]], like)

@@ -12,8 +12,9 @@ import torch
 from aotexport.encode.sizes import encode_size
 from aotexport.encode.values import encode_argument, encode_meta
 from aotexport.errors import ExportFailed
+from aotexport.lower.cuda.layout import inverse, memory_order
 from aotexport.lower.cuda.lowering import Half
-from aotexport.lower.cuda.retarget import CannotLower
+from aotexport.lower.cuda.retarget import CannotLower, check_on_gpu
 from aotexport.lower.cuda.wrapper import launch
 from aotexport.torch_internals.names import OpOverload
 from aotexport_runtime.allowed import allowed_aten_operators
@@ -111,6 +112,8 @@ class _Encoder:
             raise CannotLower(f"the lowered graph calls `{getattr(node.target, '__name__', node.target)}`")
 
     def _operator(self, node: torch.fx.Node, target: Any) -> None:
+        # The compiler's passes may have put it there.
+        check_on_gpu(target)
         schema = target._schema
         name = f"{schema.name}.{schema.overload_name or 'default'}"
         if name.startswith("aten::") and name.removeprefix("aten::") not in allowed_aten_operators():
@@ -136,17 +139,51 @@ class _Encoder:
         formats += [torch.channels_last] if value.dim() == 4 else []
         formats += [torch.channels_last_3d] if value.dim() == 5 else []
         memory_format = next((each for each in formats if value.is_contiguous(memory_format=each)), None)
-        if memory_format is None:
+        if memory_format is not None:
+            self._contiguous(node, encode_meta(value), memory_format)
+            return
+        order = memory_order(value)
+        turned = value.permute(order)
+        if not turned.is_contiguous():
+            self._copied(node, value)
+            return
+        self._permuted(node, "turned", encode_meta(turned), order)
+        self._contiguous(node, encode_meta(turned), torch.contiguous_format)
+        self._permuted(node, "turned_back", encode_meta(value), inverse(order))
+
+    def _copied(self, node: torch.fx.Node, value: torch.Tensor) -> None:
+        """Copy a result with gaps in its memory to memory with the same gaps."""
+        if any(step == 0 for step in value.stride()):
             raise CannotLower(f"operator `{node.target}` is relied on to lay its result out as {value.stride()}")
+        meta = _on_gpu(encode_meta(value))
+        args = [self._argument(list(value.shape)), self._argument(list(value.stride()))]
+        kwargs = {"dtype": self._argument(value.dtype), "device": DeviceArgument(type="cuda")}
+        place = f"{node.name}_place"
+        self.nodes.append(Node(name=place, op=_OPERATORS[torch.empty_strided], args=args, kwargs=kwargs, meta=meta))
+        copy = Node(name=f"{node.name}_copied", op="aten::copy_.default", args=[place, self.names[node]], meta=meta)
+        self.nodes.append(copy)
+        self.names[node] = copy.name
+
+    def _contiguous(self, node: torch.fx.Node, meta: ValueMeta, memory_format: torch.memory_format) -> None:
         chosen: Any = str(memory_format).removeprefix("torch.")
         kwargs: dict[str, Argument] = {"memory_format": MemoryFormatArgument(value=chosen)}
-        result = Node(
-            name=f"{node.name}_laid_out",
-            op="aten::contiguous.default",
-            args=[self.names[node]],
-            kwargs=kwargs,
-            meta=_on_gpu(encode_meta(value)),
-        )
+        self._follow(node, "laid_out", "aten::contiguous.default", meta, [], kwargs)
+
+    def _permuted(self, node: torch.fx.Node, label: str, meta: ValueMeta, order: list[int]) -> None:
+        self._follow(node, label, "aten::permute.default", meta, [list[Argument](order)], {})
+
+    def _follow(
+        self,
+        node: torch.fx.Node,
+        label: str,
+        op: str,
+        meta: ValueMeta,
+        rest: list[Argument],
+        kwargs: dict[str, Argument],
+    ) -> None:
+        """Add an operator on the value of `node`, whose result stands for it from here on."""
+        args: list[Argument] = [self.names[node], *rest]
+        result = Node(name=f"{node.name}_{label}", op=op, args=args, kwargs=kwargs, meta=_on_gpu(meta))
         self.nodes.append(result)
         self.names[node] = result.name
 

@@ -7,9 +7,10 @@ from typing import Any
 
 import torch
 
-from aotexport.lower.cuda.attention import REWRITES
+from aotexport.lower.cuda.layout import laid_out_in
 from aotexport.torch_internals.inductor import retraced
 from aotexport.torch_internals.names import FakeTensor, FakeTensorMode, OpOverload
+from aotexport_runtime.engines.attention import MOVED
 
 DEVICE = torch.device("cuda:0")
 
@@ -43,7 +44,9 @@ def retarget(module: torch.fx.GraphModule, tangents: int, mode: FakeTensorMode) 
         node._rename(node.target)
     for node in graph.graph.nodes:
         if isinstance(node.target, OpOverload):
-            _check(node.target)
+            check_on_gpu(node.target)
+            if node.target._schema.is_mutable:
+                raise CannotLower(f"operator `{node.target._schema.name}` changes its operands in place")
     graph.recompile()
     return graph
 
@@ -54,12 +57,15 @@ def _moved(value: Any) -> Any:
     return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=DEVICE)
 
 
-def _check(operator: Any) -> None:
+def check_on_gpu(operator: OpOverload) -> None:
+    """Refuse an operator that only CPUs have.
+
+    Raises:
+        CannotLower: names it.
+    """
     name = operator._schema.name
     if any(part in name for part in _CPU_ONLY):
         raise CannotLower(f"operator `{name}` runs on CPUs only")
-    if operator._schema.is_mutable:
-        raise CannotLower(f"operator `{name}` changes its operands in place")
 
 
 class _Retargeting(torch.fx.Interpreter):
@@ -67,17 +73,21 @@ class _Retargeting(torch.fx.Interpreter):
 
     def run_node(self, n: torch.fx.Node) -> Any:
         result = super().run_node(n)
-        if n.target not in REWRITES:
+        if _stand_in(n.target) is None:
             return result
-        return tuple(_laid_out(value, like) for value, like in zip(result, n.meta["val"], strict=True))
+        # Statistics are for the backward alone, which reads them as the forward laid them out.
+        return tuple(
+            laid_out_in(value, like) if value.dim() == 4 else value
+            for value, like in zip(result, n.meta["val"], strict=True)
+        )
 
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         args = tuple(_elsewhere(arg) for arg in args)
         kwargs = {name: _elsewhere(value) for name, value in kwargs.items()}
         if isinstance(target, OpOverload) and kwargs.get("device") is None and _makes_tensors(target, args, kwargs):
             kwargs["device"] = DEVICE
-        rewrite: Callable[..., Any] | None = REWRITES.get(target)
-        return rewrite(*args, **kwargs) if rewrite is not None else super().call_function(target, args, kwargs)
+        stand_in = _stand_in(target)
+        return stand_in(*args, **kwargs) if stand_in is not None else super().call_function(target, args, kwargs)
 
     def fetch_attr(self, target: str) -> Any:
         value = super().fetch_attr(target)
@@ -86,12 +96,12 @@ class _Retargeting(torch.fx.Interpreter):
         return value
 
 
-def _laid_out(value: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """Return `value` with its axes in memory in the order of those of `like`."""
-    steps = [step if isinstance(step, int) else step.node.hint for step in like.stride()]
-    order = sorted(range(value.dim()), key=lambda axis: (-steps[axis], axis))
-    back = sorted(range(value.dim()), key=lambda place: order[place])
-    return value.permute(order).contiguous().permute(back)
+def _stand_in(target: Any) -> Callable[..., Any] | None:
+    """Return what computes an operator on CUDA devices, where only CPUs have it."""
+    if not isinstance(target, OpOverload):
+        return None
+    schema = target._schema
+    return MOVED["cuda"].get(f"{schema.name}.{schema.overload_name or 'default'}")
 
 
 def _elsewhere(value: Any) -> Any:

@@ -16,6 +16,7 @@ import torch
 from aotexport_runtime import dtypes, ops, sizes
 from aotexport_runtime.allowed import INFIX
 from aotexport_runtime.engines import checks, higher_order, profile
+from aotexport_runtime.engines.attention import MOVED
 from aotexport_runtime.engines.detached import without_base
 from aotexport_runtime.engines.source import define
 from aotexport_runtime.errors import BundleInvalid
@@ -64,6 +65,10 @@ class Environment:
         """Return the device for a device class of the capture."""
         return self.device if self.device is not None else torch.device(device_type)
 
+    def stand_in(self, name: str) -> Callable[..., Any] | None:
+        """Return what computes operator `name` where the bundle was loaded to; None: the operator itself."""
+        return None if self.device is None else MOVED.get(self.device.type, {}).get(name)
+
     def form(self, record: Subclass) -> Form:
         """Return the structure of a tensor subclass with its class."""
         return Form(record, self.tensor_types, lambda leaf: constant_value(leaf.value, self))
@@ -110,7 +115,8 @@ class _Source:
         if node.op not in self.operators:
             resolved = ops.resolve(node.op, self.graph.schemas.get(node.op), self.environment.namespaces)
             self.operators[node.op] = resolved
-            self.functions[node.op] = self.object("f", ops.direct(node.op) or resolved)
+            stand_in = self.environment.stand_in(node.op)
+            self.functions[node.op] = self.object("f", stand_in or ops.direct(node.op) or resolved)
         ops.check_call(node.op, self.operators[node.op], node.args, node.kwargs)
         return self.functions[node.op]
 
