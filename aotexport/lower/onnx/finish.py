@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 import onnx_ir as ir
 
-from aotexport.lower.onnx.translate import provenance
+from aotexport.lower.onnx.provenance import provenance
 
 
 def finish(

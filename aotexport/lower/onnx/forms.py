@@ -3,27 +3,35 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import fx
+
+from aotexport_runtime.schema.sizes import Size
+from aotexport_runtime.schema.values import TensorMeta
+from aotexport_runtime.sizes import UNDEFINED, evaluate, symbols_of
 
 aten = torch.ops.aten
 
 Call = Callable[..., fx.Node]
 """Adds a call of a function to a graph; returns its node."""
 
-Ranks = list[int | None]
-"""The number of axes per positional argument; None: it is no tensor."""
+Metas = Sequence[TensorMeta | None]
+"""Metadata per positional argument; None: it is no tensor."""
 
-Form = Callable[[Call, list[Any], Mapping[str, Any], Ranks], fx.Node]
-"""Adds to a graph what gives the result of an operator for arguments; returns the result."""
+Form = Callable[[Call, list[Any], Mapping[str, Any], Metas], fx.Node]
+"""Adds to a graph what gives the result of an operator for arguments; returns the result. May raise `NoForm`."""
 
 
-def _attention(call: Call, args: list[Any], kwargs: Mapping[str, Any], ranks: Ranks) -> fx.Node:
+class NoForm(Exception):
+    """An operator has no form for such arguments; says why."""
+
+
+def _attention(call: Call, args: list[Any], kwargs: Mapping[str, Any], metas: Metas) -> fx.Node:
     """Return attention in four axes, the only form that torch's exporter translates."""
-    missing = 4 - (ranks[0] or 4)
+    missing = 4 - _rank(metas[0])
     for _ in range(missing):
         args = [*(call(aten.unsqueeze.default, value, 0) for value in args[:3]), *args[3:]]
     result = call(aten.scaled_dot_product_attention.default, *args, **kwargs)
@@ -32,29 +40,109 @@ def _attention(call: Call, args: list[Any], kwargs: Mapping[str, Any], ranks: Ra
     return result
 
 
-def _product(call: Call, args: list[Any], kwargs: Mapping[str, Any], ranks: Ranks) -> fx.Node:
+def _product(call: Call, args: list[Any], kwargs: Mapping[str, Any], metas: Metas) -> fx.Node:
     """Return a product with a vector as one with a matrix of one row or column.
 
     An optimisation of ONNX Runtime (1.31, `MatmulTransposeFusion`) forgets that the other factor is transposed.
     """
     left, right = args
-    if ranks[0] == 1 != ranks[1]:
+    if _rank(metas[0]) == 1 != _rank(metas[1]):
         return call(aten.squeeze.dim, call(aten.matmul.default, call(aten.unsqueeze.default, left, 0), right), -2)
-    if ranks[1] == 1 != ranks[0]:
+    if _rank(metas[1]) == 1 != _rank(metas[0]):
         return call(aten.squeeze.dim, call(aten.matmul.default, left, call(aten.unsqueeze.default, right, 1)), -1)
     return call(aten.matmul.default, left, right)
 
 
-def _sort(call: Call, args: list[Any], kwargs: Mapping[str, Any], ranks: Ranks) -> fx.Node:
+def _sort(call: Call, args: list[Any], kwargs: Mapping[str, Any], metas: Metas) -> fx.Node:
     """Return a sort; those of ONNX are stable."""
     return call(aten.sort.default, *args, **{name: value for name, value in kwargs.items() if name != "stable"})
 
 
-def _masked_select(call: Call, args: list[Any], kwargs: Mapping[str, Any], ranks: Ranks) -> fx.Node:
+def _masked_select(call: Call, args: list[Any], kwargs: Mapping[str, Any], metas: Metas) -> fx.Node:
     """Return the elements at which a mask is true."""
     both = call(aten.broadcast_tensors.default, args)
     value, mask = (call(operator.getitem, both, index) for index in (0, 1))
     return call(aten.index.Tensor, value, [mask])
+
+
+def _extreme(function: Any) -> Form:
+    """Return the form of a largest or smallest value, whose axes torch's exporter wants to be named."""
+
+    def form(call: Call, args: list[Any], kwargs: Mapping[str, Any], metas: Metas) -> fx.Node:
+        value, axes, *keep = args + [[]] * (len(args) == 1)
+        if not _rank(metas[0]):
+            return call(aten.clone.default, value)
+        return call(function, value, axes or list(range(_rank(metas[0]))), *keep, **kwargs)
+
+    return form
+
+
+def _as_strided(call: Call, args: list[Any], kwargs: Mapping[str, Any], metas: Metas) -> fx.Node:
+    """Return elements at steps, of an operand brought to the order of its memory, which is all that ONNX knows."""
+    value = args[0]
+    assert metas[0] is not None
+    repeated, order = _memory(metas[0])
+    for axis in reversed(repeated):
+        value = call(aten.select.int, value, axis, 0)
+    if order != sorted(order):
+        value = call(aten.permute.default, value, order)
+    return call(aten.as_strided.default, value, *args[1:], **kwargs)
+
+
+def _memory(meta: TensorMeta) -> tuple[list[int], list[int]]:
+    """Return the axes along which a tensor repeats its memory, and the others, counted without these, in its order.
+
+    Raises:
+        NoForm: there are gaps in its memory, or other overlaps.
+    """
+    found = {repr(_layout(meta, base)): _layout(meta, base) for base in (5, 11)}
+    layout = next(iter(found.values())) if len(found) == 1 else None
+    if layout is None:
+        raise NoForm("the operand's memory has gaps, and ONNX knows none. Make it contiguous first")
+    return layout
+
+
+def _layout(meta: TensorMeta, base: int) -> tuple[list[int], list[int]] | None:
+    """Return what `_memory` does, for symbols that are `base` and more; None: there are gaps."""
+    names = sorted({name for size in (*meta.shape, *meta.stride) for name in symbols_of(size)})
+    symbols = {name: base + 2 * index for index, name in enumerate(names)}
+    try:
+        shape, stride = _numbers(meta.shape, symbols), _numbers(meta.stride, symbols)
+    except UNDEFINED:
+        return None
+    repeated = [axis for axis, step in enumerate(stride) if step == 0 and shape[axis] != 1]
+    kept = [axis for axis in range(len(shape)) if axis not in repeated]
+    order = sorted(range(len(kept)), key=lambda index: (-stride[kept[index]], -shape[kept[index]]))
+    step = 1
+    for axis in (kept[index] for index in reversed(order)):
+        if shape[axis] != 1 and stride[axis] != step:
+            return None
+        step *= shape[axis]
+    return repeated, order
+
+
+def _numbers(sizes: Sequence[Size], symbols: Mapping[str, int]) -> list[int]:
+    return [evaluate(size, symbols) for size in sizes]
+
+
+def _roll(call: Call, args: list[Any], kwargs: Mapping[str, Any], metas: Metas) -> fx.Node:
+    """Return a roll by shifts that are known when it runs, which torch's exporter does not take, as pieces."""
+    value, shifts, axes = args[0], args[1], args[2] if len(args) > 2 else []
+    if not any(isinstance(shift, fx.Node) for shift in shifts):
+        return call(aten.roll.default, *args, **kwargs)
+    if len(axes) != len(shifts):
+        raise NoForm("its shift is a dynamic size and it names no axis. Flatten first, and roll along axis 0")
+    for shift, axis in zip(shifts, axes, strict=True):
+        size = call(aten.sym_size.int, value, axis)
+        begin = call(operator.sub, size, call(operator.mod, shift, size))
+        pieces = [call(aten.slice.Tensor, value, axis, *ends) for ends in ((begin, 1 << 62), (0, begin))]
+        value = call(aten.cat.default, pieces, axis)
+    return value
+
+
+def _rank(meta: TensorMeta | None) -> int:
+    assert meta is not None
+    return len(meta.shape)
 
 
 FORMS: dict[str, Form] = {
@@ -63,5 +151,9 @@ FORMS: dict[str, Form] = {
     "aten::matmul.default": _product,
     "aten::sort.stable": _sort,
     "aten::masked_select.default": _masked_select,
+    "aten::amax.default": _extreme(aten.amax.default),
+    "aten::amin.default": _extreme(aten.amin.default),
+    "aten::as_strided.default": _as_strided,
+    "aten::roll.default": _roll,
 }
 """By operator."""

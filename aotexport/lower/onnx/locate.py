@@ -10,7 +10,8 @@ import onnxruntime
 import torch
 
 from aotexport.lower.onnx.options import OnnxOptions
-from aotexport.lower.onnx.translate import provenance, to_onnx
+from aotexport.lower.onnx.provenance import provenance
+from aotexport.lower.onnx.translate import to_onnx
 from aotexport_runtime.bundle import Bundle
 from aotexport_runtime.engines.onnx.session import run_session
 from aotexport_runtime.observe import TOLERANCES

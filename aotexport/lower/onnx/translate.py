@@ -11,6 +11,7 @@ from onnx_ir.passes.common import LiftConstantsToInitializersPass, LiftSubgraphI
 from torch.export import Dim, ExportedProgram
 
 from aotexport.errors import ExportFailed
+from aotexport.lower.onnx.provenance import provenance
 from aotexport.lower.onnx.rebuild import Rebuilt
 from aotexport.quiet import quiet
 from aotexport.torch_internals.names import OpOverload
@@ -228,21 +229,6 @@ def failing_node(error: BaseException) -> tuple[torch.fx.Node | None, str]:
         error, cause = cause, cause.__cause__
     reason = (str(error).strip().splitlines() or [""])[0][:200]
     return node, "torch's exporter has none" if reason.startswith("No ONNX function found") else reason
-
-
-def provenance(trace: str | None) -> dict[str, str]:
-    """Return what `rebuild` wrote into a node's traceback: user's `source` line, `operator`, `module`."""
-    lines = [line for line in (trace or "").splitlines() if line.strip()]
-    if not lines or "::" not in lines[-1]:
-        return {}
-    operator, _, module = lines[-1].strip().partition(", in ")
-    found = {"operator": operator}
-    if module:
-        found["module"] = module
-    if len(lines) > 1 and lines[-2].strip().startswith('File "'):
-        file, line, _ = lines[-2].strip().removeprefix('File "').split(", ", 2)
-        found["source"] = f"{file[:-1]}:{line.removeprefix('line ')}"
-    return found
 
 
 def _name_sizes(program: Program, exported: ExportedProgram, converted: Any) -> None:

@@ -1,0 +1,237 @@
+"""A recorded graph as an FX graph under construction, node by node, with the bodies of its branches and loops."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from aotexport.errors import ExportFailed
+from aotexport.lower.onnx.builtins import BUILTINS, COMPARISONS
+from aotexport.lower.onnx.forms import FORMS, NoForm
+from aotexport.lower.onnx.provenance import location, trace, where
+from aotexport.lower.onnx.symbols import Symbols
+from aotexport_runtime import ops
+from aotexport_runtime.engines.codegen import Environment, constant_value
+from aotexport_runtime.engines.higher_order import EFFECTS
+from aotexport_runtime.schema.graph import Graph, Node
+from aotexport_runtime.schema.values import (
+    Argument,
+    SizeArgument,
+    SliceArgument,
+    StringArgument,
+    SubgraphArgument,
+    TensorMeta,
+)
+from aotexport_runtime.validate.bounds import MAX_TEXT
+
+_HIDDEN_WRITES = ("aten::batch_norm", "aten::instance_norm", "aten::native_batch_norm", "aten::cudnn_batch_norm")
+_CHECKS = ("aten::_assert_scalar.default", "aten::_assert_async.default", "aten::_assert_async.msg")
+_GRAD_MODE = ("torch::set_grad_enabled", "torch::is_grad_enabled")
+_MOVES = ("aten::set_data.default",)
+
+
+class Body:
+    """An FX graph under construction from a recorded graph.
+
+    Attributes:
+        record: what is rebuilt.
+        root: holds tensors and bodies that the graph refers to.
+        graph: what is built.
+        values: value in the graph per name in the record.
+        symbols: values of its sizes.
+        checks: what must hold, in words, and whether it does.
+        may_write: whether some operator may write to its operands.
+    """
+
+    def __init__(self, record: Graph, root: nn.Module, namespaces: frozenset[str]) -> None:
+        self.record = record
+        self.root = root
+        self.namespaces = namespaces
+        self.graph = fx.Graph()
+        self.values: dict[str, Any] = {}
+        self.may_write = False
+        self.checks: list[tuple[str, fx.Node]] = []
+        self._nodes = {node.name: node for node in record.nodes}
+        self._metas = {value.name: value.meta for value in (*record.inputs, *record.nodes)}
+        self.symbols = Symbols(self.call)
+
+    def call(self, function: Any, *args: Any, **kwargs: Any) -> fx.Node:
+        return self.graph.call_function(function, args, kwargs)
+
+    def run(self, outputs: Sequence[Argument]) -> list[Any]:
+        """Add every node; return the values of `outputs`."""
+        for node in self.record.nodes:
+            if node.op in _CHECKS:
+                self._check(node)
+            elif node.op not in _GRAD_MODE:
+                self.values[node.name] = self._node(node)
+        return [self._argument(output) for output in outputs]
+
+    def _check(self, node: Node) -> None:
+        """Keep what must hold, with its words."""
+        message = next((arg.value for arg in node.args[1:] if isinstance(arg, StringArgument)), "a check fails")
+        holds = self.call(torch.ops.aten.ne.Scalar, self._truth(node.args[0]), 0)
+        holds = self.call(torch.ops.aten.reshape.default, holds, [])
+        holds.meta["stack_trace"] = trace(self.record, node)
+        words = " ".join(f"{location(self.record, node)}: {message}".removeprefix(": ").split())
+        self.checks.append((words[:MAX_TEXT], holds))
+
+    def _truth(self, argument: Argument) -> Any:
+        """Return a number, or a comparison of numbers, as a tensor: models have no other outputs."""
+        if not isinstance(argument, str):
+            number = self._argument(argument)
+            dtype = torch.float64 if isinstance(number, float) else torch.int64
+            return self.call(torch.ops.aten.scalar_tensor.default, number, dtype=dtype)
+        node = self._nodes.get(argument)
+        if node is None or isinstance(node.meta, TensorMeta):
+            return self.values[argument]
+        if node.op == "aten::item.default":
+            return self._argument(node.args[0])
+        if node.op in COMPARISONS:
+            operands = [self._truth(operand) for operand in node.args]
+            return self.call(getattr(torch.ops.aten, COMPARISONS[node.op]).Tensor, *operands)
+        return self.call(torch.ops.aten.scalar_tensor.default, self.values[argument], dtype=torch.int64)
+
+    def _node(self, node: Node) -> Any:
+        if node.op.startswith("higher_order::"):
+            created = self._with_bodies(node)
+        elif node.op in EFFECTS:
+            raise ExportFailed(
+                f"a region of autocast{where(self.record, node)} has no translation: export with `dtype` instead"
+            )
+        else:
+            args = [self._argument(argument) for argument in node.args]
+            kwargs = {name: self._argument(argument) for name, argument in node.kwargs.items()}
+            created = self._operator(node, args, kwargs)
+        if isinstance(created, fx.Node):
+            created.meta["stack_trace"] = trace(self.record, node)
+        return created
+
+    def _operator(self, node: Node, args: list[Any], kwargs: dict[str, Any]) -> fx.Node:
+        if node.op.startswith("python::"):
+            if node.op not in BUILTINS:
+                raise ExportFailed(f"`{node.op}` of a size{where(self.record, node)} has no translation to ONNX")
+            return self.call(BUILTINS[node.op], *args)
+        function: Any = ops.resolve(node.op, None, self.namespaces)
+        self._refuse_moves(node, function)
+        # Normalisations write to their running statistics without saying so.
+        self.may_write |= function._schema.is_mutable or node.op.startswith(_HIDDEN_WRITES)
+        if node.op not in FORMS:
+            return self.call(function, *args, **kwargs)
+        metas = [self._metas.get(argument) if isinstance(argument, str) else None for argument in node.args]
+        metas = [meta if isinstance(meta, TensorMeta) else None for meta in metas]
+        try:
+            return FORMS[node.op](self.call, args, kwargs, metas)
+        except NoForm as error:
+            raise ExportFailed(
+                f"operator `{node.op}`{where(self.record, node)} has no translation to ONNX: {error}"
+            ) from None
+
+    def _refuse_moves(self, node: Node, function: Any) -> None:
+        """Refuse what gives a tensor other memory, and inputs other sizes or strides; torch's exporters lose it."""
+        of_input = any(value.name == node.args[0] for value in self.record.inputs) if node.args else False
+        moves = torch.Tag.inplace_view in function.tags and node.op != "aten::detach_.default"
+        if node.op in _MOVES or (moves and of_input):
+            raise ExportFailed(
+                f"operator `{node.op}`{where(self.record, node)} changes memory, sizes or strides of a tensor, which "
+                "has no form in ONNX. Let it write values alone, as `copy_` does, or make a new tensor"
+            )
+
+    def _with_bodies(self, node: Node) -> Any:
+        """Return the results of an operator with bodies; of a hook there are none, since no gradients are recorded."""
+        name = node.op.partition("::")[2]
+        if name == "register_hook":
+            return ()
+        if name == "autograd_function":
+            return self._inlined(node.args[0], [*self._argument(node.args[2]), *self._argument(node.args[3])])
+        if name == "invoke_subgraph":
+            return self._inlined(node.args[0], self._argument(node.args[1]))
+        if name == "cond":
+            return self._cond(node)
+        operands = [self._argument(argument) for argument in node.args]
+        operands = [tuple(operand) if isinstance(operand, list) else operand for operand in operands]
+        if name == "map_impl":
+            return self.call(torch.ops.higher_order.scan, operands[0], (), *operands[1:])
+        if name not in ("while_loop", "scan"):
+            raise ExportFailed(f"operator `{node.op}`{where(self.record, node)} has no translation to ONNX")
+        return self.call(getattr(torch.ops.higher_order, name), *operands)
+
+    def _inlined(self, body: Argument, operands: Sequence[Any]) -> list[Any]:
+        """Return the results of a body for `operands`, its nodes put here."""
+        assert isinstance(body, SubgraphArgument)
+        inner = self._inner(body)
+        inner.root, inner.graph, inner.checks, inner.symbols = self.root, self.graph, self.checks, self.symbols
+        inner.values = {value.name: operand for value, operand in zip(inner.record.inputs, operands, strict=True)}
+        results = inner.run([*inner.record.outputs])
+        self.may_write |= inner.may_write
+        return results
+
+    def _cond(self, node: Node) -> fx.Node:
+        """Return the results of the branch that is taken, then whether what it checks holds."""
+        predicate, operands = self._argument(node.args[0]), tuple(self._argument(node.args[3]))
+        branches = [self._opened(branch) for branch in node.args[1:3]]
+        checks = [check for branch, _ in branches for check in branch.checks]
+        bodies: list[fx.Node] = []
+        for branch, results in branches:
+            held = [value if value.graph is branch.graph else branch.true() for _, value in checks]
+            bodies.append(self._closed(branch, [*results, *held]))
+        results = self.call(torch.ops.higher_order.cond, predicate, *bodies, operands)
+        for index, (words, _) in enumerate(checks, len(branches[0][1])):
+            self.checks.append((words, self.call(operator.getitem, results, index)))
+        return results
+
+    def true(self) -> fx.Node:
+        """Return a truth as a tensor."""
+        return self.call(torch.ops.aten.full.default, [], True, dtype=torch.bool)
+
+    def _argument(self, argument: Argument) -> Any:
+        if isinstance(argument, str):
+            return self.values[argument]
+        if isinstance(argument, list):
+            return [self._argument(item) for item in argument]
+        if isinstance(argument, SizeArgument):
+            return self.symbols.value(argument.value)
+        if isinstance(argument, SubgraphArgument):
+            return self._body(argument)
+        if isinstance(argument, SliceArgument):
+            return slice(*(self._argument(part) for part in (argument.start, argument.stop, argument.step)))
+        return constant_value(argument, Environment(self.namespaces))
+
+    def _body(self, body: SubgraphArgument) -> fx.Node:
+        """Return a body of a loop as a module.
+
+        Raises:
+            ExportFailed: it has something that torch's exporters cannot take.
+        """
+        inner, results = self._opened(body)
+        if inner.checks:
+            raise ExportFailed(
+                f"a loop body checks a value, which has no translation to ONNX: {inner.checks[0][0]}. Check what comes "
+                "out of the loop, after it"
+            )
+        return self._closed(inner, results)
+
+    def _inner(self, body: SubgraphArgument) -> Body:
+        inner = Body(self.record.subgraphs[body.name], nn.Module(), self.namespaces)
+        return inner
+
+    def _opened(self, body: Argument) -> tuple[Body, list[Any]]:
+        """Return a body, to be closed, and its results."""
+        assert isinstance(body, SubgraphArgument)
+        inner = self._inner(body)
+        for index, graph_input in enumerate(inner.record.inputs):
+            value = inner.values[graph_input.name] = inner.graph.placeholder(f"operand_{index}")
+            inner.symbols.bind_operand(value, graph_input.meta)
+        return inner, inner.run([*inner.record.outputs])
+
+    def _closed(self, inner: Body, results: Sequence[Any]) -> fx.Node:
+        """Return a body with these results as a module."""
+        inner.graph.output(tuple(results))
+        self.may_write |= inner.may_write
+        attribute = f"body_{sum(1 for _ in self.root.children())}"
+        self.root.add_module(attribute, fx.GraphModule(inner.root, inner.graph))
+        return self.graph.get_attr(attribute)
