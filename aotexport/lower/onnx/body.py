@@ -48,6 +48,7 @@ class Body:
     """
 
     def __init__(self, record: Graph, root: nn.Module, namespaces: frozenset[str]) -> None:
+        """Begin with an empty graph; `namespaces` are those of custom operators that the record may call."""
         self.record = record
         self.root = root
         self.namespaces = namespaces
@@ -60,6 +61,7 @@ class Body:
         self.symbols = Symbols(self.call)
 
     def call(self, function: Any, *args: Any, **kwargs: Any) -> fx.Node:
+        """Add a call of a function; return its node."""
         return self.graph.call_function(function, args, kwargs)
 
     def run(self, outputs: Sequence[Argument]) -> list[Any]:
