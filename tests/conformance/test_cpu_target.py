@@ -19,6 +19,7 @@ from aotexport.lower.cpu.levels import LEVELS, own_level
 from aotexport_runtime import BundleInvalid, NotSupported
 from aotexport_runtime.describe import describe
 from aotexport_runtime.engines.cpu import Libraries
+from aotexport_runtime.self_test import run_vectors
 from tests.cases import all_cases
 
 OWN = own_level()
@@ -91,7 +92,7 @@ def library_calls(monkeypatch):
     return calls
 
 
-def step(module, args, loss=lambda outputs: outputs[0] + outputs[1].sum()):
+def step(module, args, loss=lambda outputs: outputs[0]):
     """Run a training step; return everything that can be seen of it."""
     torch.manual_seed(1)
     outputs = module(*args)
@@ -116,6 +117,14 @@ def test_training_step_by_libraries_equals_the_portable_one(pair, library_calls,
     assert library_calls == ["train.forward.so", "train.backward.so"]
 
 
+def test_self_test_compares_the_backward_from_the_loss_with_the_graph(words, library_calls):
+    results = run_vectors(words, target="cpu", trust="native")
+
+    assert [result.vector.partition(", ")[2] for result in results[:2]] == ["", "backward from the loss"]
+    assert all(result.agrees for result in results)
+    assert "train.backward.so" in library_calls
+
+
 def test_size_that_the_compiler_took_for_a_constant_runs_the_graph(pair, library_calls):
     compiled, portable = pair
 
@@ -123,11 +132,11 @@ def test_size_that_the_compiler_took_for_a_constant_runs_the_graph(pair, library
     assert library_calls == []
 
 
-def test_undefined_tangent_leaves_gradients_as_the_graph_has_them(pair, library_calls):
+@pytest.mark.parametrize(
+    "loss", [lambda outputs: outputs[1].square().sum(), lambda outputs: outputs[0] + outputs[1].sum()]
+)
+def test_backward_from_more_than_the_loss_runs_the_graph(pair, library_calls, loss):
     compiled, portable = pair
-
-    def loss(outputs):
-        return outputs[1].square().sum()
 
     assert_equal(step(compiled, example(), loss), step(portable, example(), loss))
     assert library_calls == ["train.forward.so"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -18,7 +18,7 @@ from aotexport_runtime.engines.halves import StraightLine
 from aotexport_runtime.engines.saved import views_recomputed
 from aotexport_runtime.schema.compiled import CompiledProgram
 from aotexport_runtime.schema.graph import Graph
-from aotexport_runtime.schema.program import FunctionalGraph, SizeInput
+from aotexport_runtime.schema.program import FunctionalGraph, SizeInput, Tangent
 from aotexport_runtime.schema.sizes import SizeExpression
 
 
@@ -43,9 +43,10 @@ def lower_program(
     if any(not isinstance(spec, SizeInput) and spec.subclass is not None for spec in record.inputs):
         raise NotLowered("it takes tensors of subclasses apart")
     graph = program.graphs[functional.file]
+    undefined = () if functional.gradients is None else _beside_the_loss(functional.gradients.tangents)
     if len(graph.nodes) > 10 * len(program.graphs[record.forward.file].nodes) + 50:
         raise NotLowered("its functional graph takes apart operators that run faster whole (recurrent layers)")
-    pieces = [Piece(graph, line, record, sizes, namespaces) for line in _lines(graph, functional)]
+    pieces = [Piece(graph, line, record, sizes, namespaces) for line in _lines(graph, functional, undefined)]
     names = ("forward", "backward")
     guards: list[SizeExpression] = least_sizes(record.dimensions)
     compiled = []
@@ -68,6 +69,7 @@ def lower_program(
         guards=tuple(guards),
         forward=compiled[0],
         backward=compiled[1] if len(compiled) > 1 else None,
+        undefined_tangents=undefined,
     )
 
 
@@ -86,11 +88,18 @@ def with_partition(program: EncodedProgram) -> EncodedProgram:
     return dataclasses.replace(program, record=msgspec.structs.replace(program.record, functional=functional))
 
 
-def _lines(graph: Graph, functional: FunctionalGraph) -> list[StraightLine]:
+def _beside_the_loss(tangents: Sequence[Tangent]) -> tuple[int, ...]:
+    """Return the tangents that a training step leaves undefined: all but that of the first output that is a number."""
+    losses = [index for index, tangent in enumerate(tangents) if tangent.of == "output" and not tangent.meta.shape]
+    return tuple(index for index in range(len(tangents)) if index != losses[0]) if losses else ()
+
+
+def _lines(graph: Graph, functional: FunctionalGraph, undefined: Sequence[int]) -> list[StraightLine]:
     """Return the halves for a call in which every gradient is wanted, or the whole inference graph."""
     gradients = functional.gradients
     if gradients is None:
         return [StraightLine([value.name for value in graph.inputs], list(graph.nodes), graph.outputs)]
     needed = [index is not None for index in gradients.of_inputs]
     cut = halves.cut(graph, functional, gradients.partitions[-1], needed, effects(graph))
-    return [cut.forward, cut.backward]
+    defined = [index not in undefined for index in range(len(gradients.tangents))]
+    return [cut.forward, halves.with_tangents(graph, cut.backward, defined)]

@@ -164,6 +164,7 @@ def observe(
     seed: int,
     calls: int,
     backward: bool,
+    loss: bool = False,
 ) -> Observation:
     """Call several times and return what a caller can see; the random state stays as it is.
 
@@ -176,6 +177,7 @@ def observe(
         seed: for `torch.manual_seed`.
         calls: how often to call.
         backward: run a backward pass from all differentiable outputs after each call.
+        loss: run it from the first of them that is a number alone.
     """
     seen = Observation()
     torch.manual_seed(seed)
@@ -188,7 +190,7 @@ def observe(
         where = f"call {number}: "
         _look_at_outputs(seen, where, outputs, inputs.values, paths, state())
         if backward:
-            _backward(seen, where, outputs)
+            _backward(seen, where, outputs, loss)
         for path, value, leaf in zip(paths, inputs.values, inputs.leaves, strict=True):
             if isinstance(value, torch.Tensor):
                 seen.tensor(f"{where}{path} afterwards", value)
@@ -253,13 +255,15 @@ def _share(a: torch.Tensor, b: torch.Tensor) -> bool:
     return any(part.untyped_storage().data_ptr() in pointers for part in parts(b))
 
 
-def _backward(seen: Observation, where: str, outputs: list[tuple[str, Any]]) -> None:
-    """Run a backward pass with fixed cotangents from every differentiable output."""
+def _backward(seen: Observation, where: str, outputs: list[tuple[str, Any]], loss: bool) -> None:
+    """Run a backward pass with fixed cotangents from every differentiable output, or from the loss."""
     roots: list[torch.Tensor] = []
     for _, value in outputs:
         differentiable = isinstance(value, torch.Tensor) and value.requires_grad and value.grad_fn is not None
         if differentiable and not any(value is root for root in roots):
             roots.append(value)
+    if loss:
+        roots = [root for root in roots if not root.dim()][:1]
     if not roots:
         return
     try:

@@ -117,10 +117,17 @@ def run_vectors(
     """Run every recorded call, whether it agrees or not."""
     bundle = open_bundle(path)
     namespaces = tuple(operator_namespaces)
-    return [
-        run_vector(path, entry.name, *read_vector(bundle, entry), device, target, namespaces, tensor_types, trust)
-        for entry in bundle.manifest.testvectors
-    ]
+    results: list[VectorResult] = []
+    for entry in bundle.manifest.testvectors:
+        recorded = read_vector(bundle, entry)
+        results.append(run_vector(path, entry.name, *recorded, device, target, namespaces, tensor_types, trust))
+        compiled = [bundle.compiled(name, entry.program) for name in bundle.target_names]
+        if target not in ("portable", "autograd") and any(c is not None and c.undefined_tangents for c in compiled):
+            name = f"{entry.name}, backward from the loss"
+            results.append(
+                run_vector(path, name, *recorded, device, target, namespaces, tensor_types, trust, loss=True)
+            )
+    return results
 
 
 def run_vector(
@@ -133,6 +140,8 @@ def run_vector(
     operator_namespaces: Iterable[str] = (),
     tensor_types: Iterable[type] | Mapping[str, type] = (),
     trust: Literal["data", "native"] = "data",
+    *,
+    loss: bool = False,
 ) -> VectorResult:
     """Run a recorded call, of the bundle's own or another, with the bundle at `path` loaded afresh.
 
@@ -146,6 +155,7 @@ def run_vector(
         operator_namespaces: see `load`.
         tensor_types: see `load`.
         trust: see `load`.
+        loss: compare a backward pass from the loss alone, which the record does not have, with that of the graph.
     """
     expected = Observation(dict(vector.facts), {n: stored[f"v{i}"] for i, n in enumerate(vector.values)})
     try:
@@ -158,7 +168,9 @@ def run_vector(
             tensor_types=tensor_types,
             check_digests=False,
         )
-        got = _observe(module, vector, stored)
+        if loss:
+            expected = _observe(module.twin(target="portable"), vector, stored, loss=True)
+        got = _observe(module, vector, stored, loss=loss)
     except Exception as error:
         return VectorResult(vector.program, name, target, [], f"{type(error).__name__}: {error}")
     return VectorResult(vector.program, name, target, compare(expected, got))
@@ -209,7 +221,9 @@ def record_again(module: BundleModule, entry: VectorEntry) -> tuple[Vector, dict
     return record, {**inputs, **{f"v{index}": value for index, value in enumerate(seen.values.values())}}
 
 
-def _observe(module: BundleModule, vector: Vector, stored: dict[str, torch.Tensor]) -> Observation:
+def _observe(
+    module: BundleModule, vector: Vector, stored: dict[str, torch.Tensor], *, loss: bool = False
+) -> Observation:
     program = module.bundle.program(vector.program)
     module.train(program.mode == "train")
     function = module.program(vector.program)
@@ -229,6 +243,7 @@ def _observe(module: BundleModule, vector: Vector, stored: dict[str, torch.Tenso
         seed=vector.seed,
         calls=vector.calls,
         backward=vector.backward,
+        loss=loss,
     )
 
 

@@ -273,20 +273,18 @@ class _Variant:
         return found
 
     def _compile_backward(self, defined: Pattern, batched: bool) -> Function:
-        if self.libraries is not None and all(defined) and not batched:
-            return self.libraries.backward(self.halves.backward, lambda: self._graph_backward(defined, batched))
+        if self.libraries is not None and self.libraries.takes(defined) and not batched:
+            piece = halves.with_tangents(self.joint.graph, self.halves.backward, defined)
+            return self.libraries.backward(piece, lambda: self._graph_backward(defined, batched))
         return self._graph_backward(defined, batched)
 
     def _graph_backward(self, defined: Pattern, batched: bool) -> Function:
-        piece = whole = self.halves.backward
-        tangents = piece.inputs[len(piece.inputs) - len(defined) :]
-        undefined = {name for name, is_defined in zip(tangents, defined, strict=True) if not is_defined}
-        if undefined:
-            piece = halves.without_undefined(self.joint.graph, piece, tangents, undefined)
+        whole, undefined = self.halves.backward, not all(defined)
+        piece = halves.with_tangents(self.joint.graph, whole, defined)
         if self.lowered is not None:
             assert self.lowered.backward is not None
             return _with_zeros(self.lowered.backward, self.joint.gradients, [g is None for g in piece.outputs])
-        filled = bool(undefined) and self.joint.is_sized_by_data
+        filled = undefined and self.joint.is_sized_by_data
         label = f"{self.joint.label} backward"
         compiled = compile_functional(
             self.joint.graph, whole if filled else piece, self.joint.environment, label=label, in_place=not batched

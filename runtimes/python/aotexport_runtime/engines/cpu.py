@@ -10,7 +10,7 @@ import functools
 import logging
 import platform
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -79,6 +79,11 @@ class Libraries:
         partitions: tuple[Partition, ...] = () if gradients is None else gradients.partitions
         self.partition = next((p for p in partitions if p.name == compiled.partition), None)
         """How the joint graph was cut; None: it is an inference graph."""
+
+    def takes(self, defined: Sequence[bool]) -> bool:
+        """Return whether the backward half is for a pass in which these tangents are defined."""
+        undefined = self._compiled.undefined_tangents
+        return all(is_defined == (index not in undefined) for index, is_defined in enumerate(defined))
 
     def serves(self, symbols: Mapping[str, int]) -> bool:
         """Return whether the libraries are right for a call with these sizes."""

@@ -166,9 +166,7 @@ def _descendants(nodes: Sequence[Node], roots: set[str]) -> set[str]:
     return derived
 
 
-def without_undefined(
-    graph: Graph, backward: StraightLine, tangents: Sequence[str], undefined: set[str]
-) -> StraightLine:
+def with_tangents(graph: Graph, backward: StraightLine, defined: Sequence[bool]) -> StraightLine:
     """Return `backward` for a call in which some tangents are undefined.
 
     Backward is linear in its tangents, so a value computed from undefined ones alone is undefined too, and a
@@ -178,9 +176,12 @@ def without_undefined(
     Args:
         graph: the joint graph, for metadata.
         backward: its backward half.
-        tangents: names of all tangents.
-        undefined: names of the undefined ones.
+        defined: per tangent, whether it is defined.
     """
+    if all(defined):
+        return backward
+    tangents = backward.inputs[len(backward.inputs) - len(defined) :]
+    undefined = {name for name, is_defined in zip(tangents, defined, strict=True) if not is_defined}
     metas: dict[str, ValueMeta] = {value.name: value.meta for value in (*graph.inputs, *graph.nodes)}
     derived = _descendants(backward.nodes, set(tangents))
     missing = set(undefined)

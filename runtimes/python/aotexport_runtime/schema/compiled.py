@@ -45,7 +45,10 @@ class CompiledProgram(Record, kw_only=True):
         partition: name of the partition that a joint graph was cut by; None: an inference graph.
         guards: truths over the program's symbols that a call must satisfy; one that violates any runs the graph.
         forward: the forward half of a joint graph, or an inference graph.
-        backward: the backward half for a call in which every gradient is wanted and every tangent is defined.
+        backward: the backward half for a call in which every gradient is wanted, and every tangent but
+            `undefined_tangents` is defined.
+        undefined_tangents: indices into `Gradients.tangents`; a training step has none of them where a model returns
+            its loss and more.
     """
 
     program: str
@@ -53,6 +56,7 @@ class CompiledProgram(Record, kw_only=True):
     guards: tuple[SizeExpression, ...] = ()
     forward: CompiledHalf
     backward: CompiledHalf | None = None
+    undefined_tangents: tuple[int, ...] = ()
 
 
 class TargetRefusal(Record, kw_only=True):

@@ -63,6 +63,11 @@ def check_compiled(compiled: CompiledProgram, program: Program, graph: Graph | N
     partitions = {None} if gradients is None else {partition.name for partition in gradients.partitions}
     if (gradients is None) != (compiled.backward is None) or compiled.partition not in partitions:
         raise BundleInvalid(f"program `{program.name}` has no partition {str(compiled.partition)[:80]!r}", where=where)
+    check_unique(compiled.undefined_tangents, "undefined tangent", where)
+    tangents = 0 if gradients is None else len(gradients.tangents)
+    for index in compiled.undefined_tangents:
+        if not 0 <= index < tangents:
+            raise BundleInvalid(f"program `{program.name}` has no tangent {index}", where=where)
     symbols = {dimension.symbol for dimension in program.dimensions}
     for guard in compiled.guards:
         check_size(guard, symbols, where=where)
