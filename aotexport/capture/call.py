@@ -267,8 +267,10 @@ def _swap(value: Any, tree: Tree, leaves: list[Any]) -> Any:
     """Return `value`, whose tree is `tree`, with `leaves` in place of its own."""
     if isinstance(tree, Leaf):
         return leaves[tree.index]
-    if isinstance(tree, Constant) or isinstance(value, torch.Size | enum.Enum | range):
+    if isinstance(tree, Constant) or isinstance(value, torch.Size | enum.Enum | range | frozenset):
         return value
+    if isinstance(value, set):
+        return set(value)
     if isinstance(value, dict):
         swapped = {
             key: _swap(item, child, leaves) for (key, item), child in zip(value.items(), tree.items, strict=True)

@@ -8,6 +8,7 @@ import enum
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -15,6 +16,7 @@ from aotexport.encode.values import encode_constant, is_constant
 from aotexport.errors import ExportFailed
 from aotexport.torch_internals.names import SUPPORTED_NODES
 from aotexport_runtime.schema.trees import Constant, Leaf, Mapping, NamedFields, Sequence, Tree
+from aotexport_runtime.trees import SETS
 
 LeafIndex = Callable[[Any, str], int | None]
 """Gives the index of a leaf value by the value and its path; None: not a leaf but a constant."""
@@ -34,7 +36,8 @@ def tree_of(value: Any, path: str, leaf_index: LeafIndex, *, what: str) -> Tree:
     """
 
     def visit(value: Any, path: str) -> Tree:
-        if isinstance(value, torch.Tensor | torch.SymInt | torch.SymFloat | torch.SymBool) or type(value) is int:
+        is_integer = type(value) is int and is_constant(value)
+        if isinstance(value, torch.Tensor | torch.SymInt | torch.SymFloat | torch.SymBool) or is_integer:
             index = leaf_index(value, path)
             if index is not None:
                 return Leaf(index=index)
@@ -47,6 +50,8 @@ def tree_of(value: Any, path: str, leaf_index: LeafIndex, *, what: str) -> Tree:
                 for i, item in enumerate(value)
             )
             return Sequence(type="size", items=tuple(sizes))
+        if type(value) in SETS.values():
+            return _set(value, path)
         if isinstance(value, tuple | list):
             return _sequence(value, path)
         if isinstance(value, dict):
@@ -64,10 +69,18 @@ def tree_of(value: Any, path: str, leaf_index: LeafIndex, *, what: str) -> Tree:
         if what == "output" and not isinstance(value, nn.Module) and (attributes := _tensor_attributes(value)):
             return _fields("dataclass", type(value).__name__, attributes, path)
         raise ExportFailed(
-            f"{what} `{path}` is a `{type(value).__module__}.{type(value).__qualname__}`, which a bundle cannot hold. "
-            f"{'Pass' if what == 'input' else 'Return'} tensors, numbers, strings, None, or tuples, lists, dicts, "
-            "named tuples or dataclasses of them"
+            f"{what} `{path}` is {_kind(value)}, which a bundle cannot hold. "
+            f"{'Pass' if what == 'input' else 'Return'} {_instead(value)}"
         )
+
+    def _set(value: Any, path: str) -> Tree:
+        for item in value:
+            if not is_constant(item) or isinstance(item, slice):
+                raise ExportFailed(
+                    f"{what} `{path}` is a set with {_kind(item)}; sets may hold numbers, strings, None and dtypes"
+                )
+        items = tuple(Constant(value=encode_constant(item)) for item in sorted(value, key=repr))
+        return Sequence(type="set" if type(value) is set else "frozenset", items=items)
 
     def _sequence(value: tuple[Any, ...] | list[Any], path: str) -> Tree:
         if type(value).__module__ == "torch.return_types":
@@ -87,9 +100,10 @@ def tree_of(value: Any, path: str, leaf_index: LeafIndex, *, what: str) -> Tree:
         if dataclasses.is_dataclass(value):
             return _fields("model_output", type(value).__name__, dict(value), path)
         for key in value:
-            if not isinstance(key, str | int | bool | None):
+            if not all(isinstance(part, str | int | None) for part in (key if type(key) is tuple else (key,))):
                 raise ExportFailed(
-                    f"{what} `{path}` has the key {key!r}; keys may be strings, integers, booleans or None"
+                    f"{what} `{path}` has the key {key!r}; keys may be strings, integers, booleans, None or tuples of "
+                    "these"
                 )
         items = tuple(visit(item, f"{path}[{key!r}]") for key, item in value.items())
         kind = "ordered_dict" if isinstance(value, collections.OrderedDict) else "dict"
@@ -100,6 +114,22 @@ def tree_of(value: Any, path: str, leaf_index: LeafIndex, *, what: str) -> Tree:
         return NamedFields(type=kind, name=name, fields=tuple(fields), items=items)
 
     return visit(value, path)
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, int):
+        return "an integer of more than 64 bits"
+    if isinstance(value, str):
+        return f"the string {value!r}, no Unicode text"
+    return f"a `{type(value).__module__}.{type(value).__qualname__}`"
+
+
+def _instead(value: Any) -> str:
+    if isinstance(value, np.ndarray):
+        return "a tensor (`torch.from_numpy`)"
+    if isinstance(value, np.generic):
+        return "a number (`.item()`) or a tensor"
+    return "tensors, numbers, strings, None, or tuples, lists, dicts, named tuples or dataclasses of them"
 
 
 def _value_attributes(value: Any) -> dict[str, Any]:

@@ -38,6 +38,10 @@ def is_constant(value: Any) -> bool:
     """Return whether `value` is a Python value that the format holds as it is."""
     if isinstance(value, slice):
         return all(part is None or type(part) is int for part in (value.start, value.stop, value.step))
+    if type(value) is int:
+        return abs(value) < 1 << 64
+    if type(value) is str:
+        return not any("\ud800" <= letter <= "\udfff" for letter in value)
     return value is None or value is torch.strided or type(value) in _CONSTANT_TYPES
 
 

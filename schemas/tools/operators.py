@@ -54,7 +54,7 @@ INTERNAL = re.compile(
     | _native_batch_norm_legit(_functional|_no_training)? | _cdist_(backward|forward) | _euclidean_dist
     | _conj(_copy|_physical)? | _neg_view(_copy)? | _ctc_loss(_backward)? | _dirichlet_grad | _sample_dirichlet
     | _standard_gamma(_grad)? | _embedding_bag(_backward|_dense_backward|_forward_only|_per_sample_weights_backward)?
-    | _fft_(c2c|c2r|r2c) | _fused_rms_norm(_backward)? | _grouped_mm | _int_mm
+    | _fft_(c2c|c2r|r2c) | _foreach_\w+ | _fused_rms_norm(_backward)? | _grouped_mm | _int_mm
     | _histogramdd_(bin_edges|from_bin_cts|from_bin_tensors) | _linalg_(det|eigh|eigvals|slogdet|solve_ex|svd)
     | _log_softmax(_backward_data)? | _softmax(_backward_data)? | _safe_softmax | _pdist_(backward|forward)
     | _pack_padded_sequence(_backward)? | _pad_packed_sequence | _prelu_kernel(_backward)?

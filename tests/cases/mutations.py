@@ -286,6 +286,33 @@ def input_detached_in_place(x):
     return x * 2
 
 
+@case(lambda: (leaf(3, 4), torch.randn(3, 4)))
+def many_tensors_changed_at_once(x, y):
+    scaled = x * 2
+    torch._foreach_mul_([scaled, y], [y.clone(), 0.5 * y])
+    torch._foreach_add_([y], [x.detach()], alpha=2)
+    return scaled * y
+
+
+@case(lambda: (torch.randn(2, 4),))
+class OwnOptimizer(nn.Module):
+    """Takes a step with momentum of its own weight, by operators on lists."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+        self.register_buffer("momentum", torch.zeros(3, 4))
+
+    def forward(self, x):
+        weight = self.layer.weight
+        (gradient,) = torch.autograd.grad(self.layer(x).square().sum(), [weight])
+        with torch.no_grad():
+            torch._foreach_mul_([self.momentum], 0.9)
+            torch._foreach_add_([self.momentum], [gradient])
+            torch._foreach_add_([weight], [self.momentum], alpha=-0.1)
+        return self.layer(x).detach()
+
+
 @case(lambda: (leaf(3, 4),))
 def grad_mode_left_off(x):
     y = x * 2

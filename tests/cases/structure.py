@@ -50,6 +50,12 @@ def enumeration_and_range(x, scaling, exponents):
     return sum(scale * x**exponent for exponent in exponents)
 
 
+@case(lambda: (leaf(3), {"twice", 3, None}, {("user", "rates"): leaf(3), ("user", 1): leaf(3)}))
+def sets_and_tuple_keys(x, flags, edges):
+    scale = 2 if "twice" in flags else 1
+    return scale * x * edges["user", "rates"], frozenset(flags), {("user", 1): edges["user", 1] + x}
+
+
 @case(lambda: (leaf(3),))
 def ordered_dict(x):
     return collections.OrderedDict(b=x * 2, a=x * 3)

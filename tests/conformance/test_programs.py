@@ -128,6 +128,19 @@ def test_call_that_fits_no_variant_says_per_variant_why(loaded):
     )
 
 
+def test_call_with_one_tensor_twice_runs_the_variant_that_was_captured_so(tmp_path):
+    def model(x, y):
+        return x * 2 if x is y else x + y
+
+    x = torch.randn(3)
+    aotexport.export(model, (x, x + 1), variants=[(x, x), {"x": x[:2], "y": x[:2] + 1}], output=tmp_path / "bundle")
+    loaded, y = aotexport_runtime.load(tmp_path / "bundle"), torch.randn(3)
+    assert torch.equal(loaded(y, y), y * 2)
+    assert torch.equal(loaded(y, x), y + x)
+    with pytest.raises(CallInvalid, match=r"(?s)variant `infer`: .*variant `infer.2`: .*variant `infer.3`: "):
+        loaded(y.double(), y)
+
+
 def test_captured_methods_are_methods_of_the_loaded_module(coder, loaded):
     x, code = torch.randn(7, 6), torch.randn(2, 3, requires_grad=True)
     coder.eval(), loaded.eval()

@@ -937,6 +937,44 @@ def test_other_member_of_an_enumeration_or_other_range_is_refused(load):
         module(x, Scaling.TWICE, range(1, 8, 3))
 
 
+def test_other_set_is_refused(load):
+    from tests.cases.structure import sets_and_tuple_keys
+
+    edges = {("user", "rates"): leaf(3), ("user", 1): leaf(3)}
+    module = load(sets_and_tuple_keys, leaf(3), {"twice", 3, None}, edges)
+    for other in ({"twice", 3}, {"twice", 3.0, None}, frozenset(("twice", 3, None))):
+        with pytest.raises(CallInvalid, match=r"`flags`: expected {.*}, as at capture, got "):
+            module(leaf(3), other, edges)
+    with pytest.raises(CallInvalid, match="`edges`: expected a dict with keys"):
+        module(leaf(3), {"twice", 3, None}, {("user", "rates"): leaf(3), ("user", 2): leaf(3)})
+
+
+@pytest.mark.parametrize(
+    ("argument", "reason"),
+    [
+        (
+            {torch.ones(2)},
+            "input `other` is a set with a `torch.Tensor`; sets may hold numbers, strings, None and dtypes",
+        ),
+        (
+            numpy.ones(2),
+            "input `other` is a `numpy.ndarray`, which a bundle cannot hold. Pass a tensor (`torch.from_numpy`)",
+        ),
+        (numpy.float32(2), "is a `numpy.float32`, which a bundle cannot hold. Pass a number (`.item()`) or a tensor"),
+        (
+            1 << 64,
+            "input `other` is an integer of more than 64 bits, which a bundle cannot hold. Pass tensors, numbers",
+        ),
+        ("\ud800", "input `other` is the string '\\ud800', no Unicode text, which a bundle cannot hold. Pass tensors"),
+        ({0.5: torch.ones(2)}, "has the key 0.5; keys may be strings, integers, booleans, None or tuples of these"),
+    ],
+    ids=["set of tensors", "array", "NumPy number", "large integer", "surrogate", "key"],
+)
+def test_argument_that_a_bundle_cannot_hold_is_refused_with_a_way_out(load, argument, reason):
+    with pytest.raises(aotexport.ExportFailed, match=re.escape(reason)):
+        load(lambda x, other: x, leaf(3), argument)
+
+
 def test_number_of_a_range_is_no_dynamic_integer(load):
     from tests.cases.structure import Scaling, enumeration_and_range
 

@@ -579,8 +579,9 @@ def nested_inputs() -> Case:
     formats = ["contiguous_format", "preserve_format", "channels_last", "channels_last_3d"]
     names = [getattr(torch, name) for name in ("float16", *layouts, *formats)]
     constants = [*numbers, "text", torch.device("cpu"), slice(None), slice(1, 5, 2), *names]
-    args = (x, Pair(ramp(3), x), Box(ramp(4), "note"), torch.Size([2, 2]), (ramp(3), constants))
-    flags = collections.OrderedDict({"a": ramp(3), 1: 2, None: "none", False: ramp(3)})
+    sets = [{"b", "a", 1}, frozenset()]
+    args = (x, Pair(ramp(3), x), Box(ramp(4), "note"), torch.Size([2, 2]), (ramp(3), constants, sets))
+    flags = collections.OrderedDict({"a": ramp(3), 1: 2, None: "none", False: ramp(3), ("user", 1, None, True): 4})
     return Case(call, args, {"flags": flags, "extra": {"deep": 1.5}, "again": ramp(3)})
 
 

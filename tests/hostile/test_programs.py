@@ -199,6 +199,14 @@ TREES = [
     ),
     ({"kind": "mapping", "type": "dict", "keys": ["a"], "items": []}, "1 names for 0 items of a tree"),
     (
+        {"kind": "sequence", "type": "set", "items": [{"kind": "leaf", "index": 0}]},
+        "a set of a tree holds something else than plain constants",
+    ),
+    (
+        {"kind": "sequence", "type": "frozenset", "items": [{"kind": "constant", "value": [[1]]}]},
+        "a set of a tree holds something else than plain constants",
+    ),
+    (
         {"kind": "sequence", "type": "list", "items": [{"kind": "constant", "value": "best"}]},
         "a constant of a tree is no constant",
     ),

@@ -221,7 +221,11 @@ class BundleModule(nn.Module):
         plan = self._plans.get(name)
         if plan is None:
             variants = [entry.name for entry in self.bundle.manifest.programs if entry.variant_of == name]
-            plan = Variants([name, *variants], self._compose) if variants else self._compose(name)
+            plan = (
+                Variants([*map(self.bundle.program, [name, *variants])], self._compose)
+                if variants
+                else self._compose(name)
+            )
             self._plans[name] = plan
         return plan
 

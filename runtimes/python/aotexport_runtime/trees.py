@@ -10,6 +10,9 @@ from typing import Any
 
 from aotexport_runtime.errors import BundleInvalid, NotSupported
 from aotexport_runtime.schema.trees import Constant, Instance, Leaf, Mapping, NamedFields, Sequence, Tree
+from aotexport_runtime.schema.values import SliceArgument
+
+SETS: dict[str, type[set[Any]] | type[frozenset[Any]]] = {"set": set, "frozenset": frozenset}
 
 
 def leaves(tree: Tree, path: str = "") -> Iterator[tuple[str, Leaf | Constant]]:
@@ -46,6 +49,8 @@ def check_tree(tree: Tree, count: int, *, where: str) -> None:
         _check_names(tree.keys, len(tree.items), where)
     elif isinstance(tree, Instance):
         _check_names(tree.fields, len(tree.items), where)
+    elif isinstance(tree, Sequence) and tree.type in SETS:
+        _check_set(tree, where)
     elif isinstance(tree, NamedFields):
         _check_names(tree.fields, len(tree.items), where)
         _check_identifier(tree.name, "__", where)
@@ -54,6 +59,11 @@ def check_tree(tree: Tree, count: int, *, where: str) -> None:
             _check_identifier(field, "_" if tree.type == "namedtuple" else "__", where)
     for item in tree.items:
         check_tree(item, count, where=where)
+
+
+def _check_set(tree: Sequence, where: str) -> None:
+    if not all(isinstance(item, Constant) and not isinstance(item.value, list | SliceArgument) for item in tree.items):
+        raise BundleInvalid("a set of a tree holds something else than plain constants", where=where)
 
 
 def _check_names(names: tuple[object, ...], items: int, where: str) -> None:
@@ -122,6 +132,9 @@ def _sequence_builder(tree: Sequence, items: list[Builder]) -> Builder:
         return lambda values: [item(values) for item in items]
     if tree.type == "tuple":
         return lambda values: tuple([item(values) for item in items])
+    if tree.type in SETS:
+        type_ = SETS[tree.type]
+        return lambda values: type_(item(values) for item in items)
     import torch
 
     return lambda values: torch.Size([item(values) for item in items])

@@ -15,7 +15,7 @@ from typing import Any
 from aotexport_runtime.call.tensors import is_torch_tensor, size_type
 from aotexport_runtime.schema.program import Parameter
 from aotexport_runtime.schema.trees import Constant, Instance, Leaf, Mapping, NamedFields, Sequence, Tree
-from aotexport_runtime.trees import steps
+from aotexport_runtime.trees import SETS, steps
 
 _MISSING = object()
 Report = Callable[[str], None]
@@ -116,6 +116,10 @@ class Signature:
         elif isinstance(tree, Constant):
             expected = self._constant(tree)
             if type(value) is not type(expected) or not _equal(value, expected):
+                report(f"`{path}`: expected {expected!r}, as at capture, got {_describe(value)}")
+        elif isinstance(tree, Sequence) and tree.type in SETS:
+            expected = SETS[tree.type](self._constant(item) for item in tree.items if isinstance(item, Constant))
+            if type(value) is not type(expected) or sorted(map(repr, value)) != sorted(map(repr, expected)):
                 report(f"`{path}`: expected {expected!r}, as at capture, got {_describe(value)}")
         else:
             assert not isinstance(tree, Instance)

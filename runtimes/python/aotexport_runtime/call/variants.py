@@ -6,6 +6,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from aotexport_runtime.errors import CallInvalid
+from aotexport_runtime.schema.program import Program, StateInput
+from aotexport_runtime.schema.trees import Leaf
+from aotexport_runtime.trees import leaves
 
 
 class Plan(Protocol):
@@ -21,16 +24,21 @@ class Plan(Protocol):
 
 
 class Variants:
-    """Several plans of one program; a call runs the first that it fits."""
+    """Several plans of one program; a call runs the first that it fits.
 
-    def __init__(self, names: Sequence[str], plan: Callable[[str], Plan]) -> None:
+    Those that were captured with one tensor in several places are asked before the others, which a call with one tensor
+    there fits as well: the model's code may ask whether two of its arguments are one.
+    """
+
+    def __init__(self, programs: Sequence[Program], plan: Callable[[str], Plan]) -> None:
         """Prepare the variants of a program.
 
         Args:
-            names: their names, in order of preference; the first is the program's own.
+            programs: their records, in order of preference; the first is the program's own.
             plan: makes the plan of a variant; asked when a call reaches it for the first time.
         """
-        self._names = names
+        self._names = [program.name for program in programs]
+        self._order = [program.name for program in sorted(programs, key=_shared_tensors, reverse=True)]
         self._make = plan
         self._plans: dict[str, Plan] = {}
 
@@ -40,13 +48,21 @@ class Variants:
         Raises:
             CallInvalid: it fits none; lists every violation, per variant.
         """
-        unfit: list[str] = []
-        for name in self._names:
+        unfit: dict[str, list[str]] = {}
+        for name in self._order:
             plan = self._plans.get(name)
             if plan is None:
                 plan = self._plans[name] = self._make(name)
             inputs, symbols, violations = plan.bind(args, kwargs)
             if not violations:
                 return plan.run(inputs, symbols)
-            unfit += [f"variant `{name}`: {violation}" for violation in violations]
-        raise CallInvalid(self._names[0], unfit)
+            unfit[name] = violations
+        reasons = [f"variant `{name}`: {violation}" for name in self._names for violation in unfit[name]]
+        raise CallInvalid(self._names[0], reasons)
+
+
+def _shared_tensors(program: Program) -> int:
+    """Return in how many places an argument is a tensor that stands elsewhere too, or that is the module's own."""
+    indices = [leaf.index for p in program.parameters for _, leaf in leaves(p.tree) if isinstance(leaf, Leaf)]
+    own = [index for index in set(indices) if isinstance(program.inputs[index], StateInput)]
+    return len(indices) - len(set(indices)) + len(own)

@@ -7,6 +7,10 @@ from typing import Literal
 from aotexport_runtime.schema.base import Record
 from aotexport_runtime.schema.values import Argument
 
+PlainKey = str | int | bool | None
+Key = PlainKey | tuple[PlainKey, ...]
+"""A key of a dict."""
+
 
 class Leaf(Record, kw_only=True, tag="leaf", tag_field="kind"):
     """A tensor or symbolic integer.
@@ -33,11 +37,12 @@ class Sequence(Record, kw_only=True, tag="sequence", tag_field="kind"):
     """A sequence.
 
     Attributes:
-        type: `size`: a `torch.Size`, whose items are constants.
+        type: `size`: a `torch.Size`, whose items are constants; `set`, `frozenset`: their items are constants, in an
+            order that means nothing.
         items: in order.
     """
 
-    type: Literal["tuple", "list", "size"]
+    type: Literal["tuple", "list", "size", "set", "frozenset"]
     items: tuple[Tree, ...]
 
 
@@ -46,12 +51,12 @@ class Mapping(Record, kw_only=True, tag="mapping", tag_field="kind"):
 
     Attributes:
         type: `ordered_dict`: a `collections.OrderedDict`.
-        keys: in order.
+        keys: in order; an array is a tuple.
         items: value per key.
     """
 
     type: Literal["dict", "ordered_dict"]
-    keys: tuple[str | int | bool | None, ...]
+    keys: tuple[Key, ...]
     items: tuple[Tree, ...]
 
 

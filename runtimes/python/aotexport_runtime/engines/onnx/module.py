@@ -96,7 +96,11 @@ class OnnxModule:
         if plan is None:
             programs = self.bundle.manifest.programs
             variants = [entry.name for entry in programs if entry.variant_of == name and entry.name in self._models]
-            plan = Variants([name, *variants], self._compose) if variants else self._compose(name)
+            plan = (
+                Variants([*map(self.bundle.program, [name, *variants])], self._compose)
+                if variants
+                else self._compose(name)
+            )
             self._plans[name] = plan
         return plan
 
