@@ -78,6 +78,7 @@ def export(
     verify: bool = True,
     force: bool = False,
     strip: bool = False,
+    kernel_sources: bool = True,
     source_root: str | os.PathLike[str] | None = None,
     shard_nbytes: int = SHARD_NBYTES,
     onnx: OnnxOptions | bool = False,
@@ -101,6 +102,7 @@ def export(
         verify: compare the written bundle with eager execution, in a fresh process.
         force: replace a bundle at `output`.
         strip: leave source lines and module paths out.
+        kernel_sources: keep the sources of kernels for NVIDIA GPUs, so that the bundle can be checked without one.
         source_root: directory that recorded source files are relative to; None: the working directory.
         shard_nbytes: size above which weights are split in several files.
         onnx: add ONNX models of the programs that record no gradients; options, or True for the defaults.
@@ -144,7 +146,9 @@ def export(
             vectors += recorded
         if wanted.cuda:
             clock.stage("compile kernels")
-        shared = compile_targets(encoded, wanted, clock.count)
+        shared = compile_targets(
+            encoded, wanted, clock.count, kernel_sources=kernel_sources, root=None if strip else root
+        )
         report = _write(
             call, state, encoded, vectors, shared, wanted.cpu, Path(output), fresh, force, shard_nbytes, options, clock
         )

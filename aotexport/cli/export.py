@@ -53,13 +53,19 @@ Example, with this model.py:
     default=("portable",),
     show_default=True,
     metavar="NAME",
-    help="Form to ship: portable, cpu (this machine's), cpu:v3,v4; repeatable.",
+    help="Form to ship: portable, cpu (this machine's), cpu:v3,v4, cuda, cuda:sm_80,sm_90; repeatable.",
 )
 @onnx_options
 @click.option("--onnx", is_flag=True, help="Add ONNX models of the programs that record no gradients.")
 @click.option("--force", is_flag=True, help="Replace a bundle at the output.")
 @click.option("--no-verify", is_flag=True, help="Do not compare the bundle with eager execution.")
 @click.option("--strip", is_flag=True, help="Leave source lines and module paths out.")
+@click.option(
+    "--kernel-sources/--no-kernel-sources",
+    default=True,
+    show_default=True,
+    help="Keep the sources of kernels (target cuda), by which the bundle can be checked without a GPU.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
 def export(
     model: str,
@@ -75,6 +81,7 @@ def export(
     force: bool,
     no_verify: bool,
     strip: bool,
+    kernel_sources: bool,
     as_json: bool,
 ) -> None:
     """Export MODEL (model.py, model.py:attr or package.module:attr) to a bundle, and verify it against eager.
@@ -122,6 +129,7 @@ def export(
                 verify=not no_verify,
                 force=force,
                 strip=strip,
+                kernel_sources=kernel_sources,
                 source_root=source.root,
                 onnx=options,
                 progress=progress,

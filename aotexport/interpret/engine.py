@@ -14,8 +14,8 @@ from aotexport.interpret.libdevice import Libdevice
 from aotexport.torch_internals.kernel_helpers import replace_device_functions
 from aotexport_runtime.bundle import Bundle
 from aotexport_runtime.engines.codegen import Environment
-from aotexport_runtime.engines.cuda.engine import TARGET, kernels_of
 from aotexport_runtime.engines.cuda.launch import grid_of, pack_number
+from aotexport_runtime.engines.cuda.packs import TARGET, kernels_of
 from aotexport_runtime.engines.lowered import Lowered, lowered_graphs
 from aotexport_runtime.schema.kernels import Kernel, PointerParameter
 from aotexport_runtime.schema.program import Program
@@ -40,7 +40,7 @@ class InterpreterEngine:
         """Return `program` on interpreted kernels; None: it has none."""
         if not bundle.has_target(TARGET, program.name):
             return None
-        kernels = {kernel.name: self._launcher(bundle, kernel) for kernel in kernels_of(bundle, program)}
+        kernels = {kernel.name: self._launcher(bundle, kernel) for kernel in kernels_of(bundle, program.name)}
         return lowered_graphs(bundle, TARGET, program, environment, kernels)
 
     def _launcher(self, bundle: Bundle, kernel: Kernel) -> Any:

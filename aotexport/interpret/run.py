@@ -11,7 +11,7 @@ from typing import Any
 
 from aotexport.errors import VerificationFailed
 from aotexport_runtime.bundle import Bundle
-from aotexport_runtime.engines.cuda.engine import TARGET
+from aotexport_runtime.engines.cuda.packs import TARGET
 from aotexport_runtime.errors import NotSupported
 
 

@@ -61,7 +61,12 @@ class TargetFiles:
 
 
 def compile_targets(
-    programs: Sequence[EncodedProgram], targets: Targets, progress: Callable[[int, int], None]
+    programs: Sequence[EncodedProgram],
+    targets: Targets,
+    progress: Callable[[int, int], None],
+    *,
+    kernel_sources: bool = True,
+    root: Path | None = None,
 ) -> TargetFiles:
     """Compile what the lowered programs launch.
 
@@ -69,16 +74,19 @@ def compile_targets(
         programs: the programs of the export.
         targets: what to compile for.
         progress: called with how many of how many compilations are done.
+        kernel_sources: keep the kernels' sources.
+        root: directory that source files of the user are relative to; None: kernels do not say what lines they are of.
     """
     lowered = [program.lowered[CUDA] for program in programs if CUDA in program.lowered]
     if not lowered:
         return TargetFiles()
     from aotexport.lower.cuda.compile import compile_kernels
     from aotexport.lower.cuda.library import library_files
+    from aotexport.lower.cuda.sources import joined
 
-    kernels = {kernel.name: kernel for program in lowered for kernel in program.kernels}
+    kernels = joined(kernel for program in lowered for kernel in program.kernels)
     compiled = compile_kernels(kernels.values(), targets.cuda, progress=progress)
-    files = library_files(kernels.values(), compiled, targets.cuda, sources=True)
+    files = library_files(kernels.values(), compiled, targets.cuda, sources=kernel_sources, root=root)
     notes = tuple(
         f"kernel {job.kernel} (candidate {job.candidate}) has no code for {job.architecture}: {reason}"
         for job, reason in compiled.failures.items()

@@ -34,7 +34,7 @@ from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._guards import TracingContext, tracing
 from torch._inductor.async_compile import CompiledTritonKernels
 from torch._inductor.codegen.common import FileBackedGraphModule
-from torch._inductor.codegen.wrapper import KernelCallLine, SymbolicCallArg, WrapperLine
+from torch._inductor.codegen.wrapper import KernelCallLine, KernelDefinitionLine, SymbolicCallArg, WrapperLine
 from torch._inductor.codegen.wrapper_fxir import FxConverter, WrapperFxCodegen
 from torch._inductor.decomposition import select_decomp_table
 from torch._inductor.ir import IRNode
@@ -59,6 +59,7 @@ __all__ = [
     "GridExpr",
     "IRNode",
     "KernelCallLine",
+    "KernelDefinitionLine",
     "SymbolicCallArg",
     "WrapperFxCodegen",
     "WrapperLine",
@@ -279,6 +280,12 @@ def retraced(function: Callable[..., Any], fakes: Sequence[Any], fake_mode: Fake
             _allow_non_fake_inputs=True,
         )
         return tracer(*fakes)
+
+
+def lowered_nodes() -> dict[str, torch.fx.Node]:
+    """Return the nodes of the graph that the compiler is lowering, by name."""
+    lowering: Any = V.graph
+    return {node.name: node for node in lowering.graph.nodes}
 
 
 def joint_passes(module: torch.fx.GraphModule, fake_mode: FakeTensorMode) -> None:

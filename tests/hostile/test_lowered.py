@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from aotexport_runtime import BundleInvalid, NotSupported, load, open_bundle
-from aotexport_runtime.engines.cuda.engine import code_of, unpacked
+from aotexport_runtime.engines.cuda.packs import code_of, unpacked
 from tests.hostile.crafted import FILES, Crafted
 
 GOLDEN = Path(__file__).parents[1] / "golden/v1.0/kernels/bundle"

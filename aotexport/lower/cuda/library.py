@@ -6,7 +6,9 @@ import hashlib
 import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
+from aotexport.capture.sources import source_of
 from aotexport.lower.cuda.compile import PTX_ARCHITECTURE, Compiled, Job, compiler_version
 from aotexport.lower.cuda.retarget import CannotLower
 from aotexport.lower.cuda.sources import KernelSource
@@ -66,7 +68,12 @@ class _Pack:
 
 
 def library_files(
-    kernels: Iterable[KernelSource], compiled: Compiled, architectures: Sequence[str], *, sources: bool
+    kernels: Iterable[KernelSource],
+    compiled: Compiled,
+    architectures: Sequence[str],
+    *,
+    sources: bool,
+    root: Path | None = None,
 ) -> dict[str, bytes]:
     """Return the files of a target that hold its kernels, by name.
 
@@ -75,11 +82,12 @@ def library_files(
         compiled: their code.
         architectures: what it was compiled for.
         sources: keep the kernels' sources.
+        root: directory that source files of the user are relative to; None: kernels do not say what lines they are of.
     """
     ordered = sorted(kernels, key=lambda kernel: kernel.name)
     kinds = [*architectures, PTX] if PTX_ARCHITECTURE in architectures else list(architectures)
     packs = {kind: _Pack(kind, bytearray(), {}) for kind in kinds}
-    records = tuple(_kernel(kernel, compiled, packs, sources) for kernel in ordered)
+    records = tuple(_kernel(kernel, compiled, packs, sources, root) for kernel in ordered)
     library = KernelLibrary(
         compiler=compiler_version(),
         packs=tuple(
@@ -94,13 +102,18 @@ def library_files(
     return files
 
 
-def _kernel(kernel: KernelSource, compiled: Compiled, packs: dict[str, _Pack], sources: bool) -> Kernel:
+def _kernel(
+    kernel: KernelSource, compiled: Compiled, packs: dict[str, _Pack], sources: bool, root: Path | None
+) -> Kernel:
+    lines = [] if root is None else [source_of(trace, root) for trace in kernel.stack_traces]
     return Kernel(
         name=kernel.name,
         source=f"sources/{kernel.name}.py" if sources else None,
         parameters=tuple(parameter_of(kernel, name) for name in kernel.arguments),
         grid_arguments=kernel.grid_arguments,
         candidates=tuple(_candidate(kernel, index, compiled, packs) for index in range(len(kernel.candidates))),
+        operators=kernel.operators,
+        lines=tuple(sorted({line for line in lines if line is not None}, key=lambda line: (line.file, line.line))),
     )
 
 

@@ -116,7 +116,7 @@ def _kernels(modules: list[torch.fx.GraphModule]) -> Iterator[KernelSource]:
         for node in module.graph.find_nodes(op="call_function", target=launch):
             tuner = node.meta["tuner"]
             if id(tuner) not in sources:
-                sources[id(tuner)] = kernel_source(tuner)
+                sources[id(tuner)] = kernel_source(tuner, node.meta["origins"])
                 yield sources[id(tuner)]
             node.meta["kernel"] = sources[id(tuner)]
 

@@ -14,7 +14,7 @@ from aotexport.lower.cuda.encode import encode_half, tensors_among
 from aotexport.lower.cuda.lowering import LoweredGraphs, lower
 from aotexport.lower.cuda.retarget import CannotLower
 from aotexport.lower.cuda.sharing import unshared
-from aotexport.lower.cuda.sources import KernelSource
+from aotexport.lower.cuda.sources import KernelSource, joined
 from aotexport.torch_internals.functional import FunctionalCapture, tangent_descriptor
 from aotexport_runtime.schema.graph import Graph
 from aotexport_runtime.schema.program import Program
@@ -89,7 +89,7 @@ def _encoded(program: Program, lowered: LoweredGraphs, returned: int, guards: tu
     assert convention is not None
     names = [spec_name(index) for index in range(len(program.inputs))]
     inputs = dict(zip(lowered.forward.inputs, names, strict=True))
-    kernels = {kernel.name: kernel for kernel in lowered.kernels}
+    kernels = joined(lowered.kernels)
     if lowered.backward is None:
         graph = unshared(encode_half(lowered.forward, inputs, list(range(returned))), convention)
         record = LoweredProgram(forward=FORWARD_FILE, guards=guards)

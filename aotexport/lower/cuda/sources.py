@@ -7,18 +7,22 @@ kernels that several graphs share are one kernel.
 from __future__ import annotations
 
 import ast
+import dataclasses
 import hashlib
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from aotexport.lower.cuda.grids import grid_of
 from aotexport.lower.cuda.retarget import CannotLower
 from aotexport.lower.cuda.wrapper import runtime_arguments
 from aotexport.torch_internals.inductor import CachingAutotuner
+from aotexport.torch_internals.names import OpOverload
 from aotexport_runtime.schema.sizes import Size
 
 _DROPPED_MODULES = ("torch._inductor.runtime.hints",)
@@ -52,6 +56,8 @@ class KernelSource:
         arguments: parameters that compiled code takes, in order.
         grid_arguments: further arguments of a launch.
         candidates: configurations, the default first.
+        operators: names of the operators that were fused in it.
+        stack_traces: where the user's code called them.
     """
 
     name: str
@@ -61,10 +67,33 @@ class KernelSource:
     arguments: tuple[str, ...]
     grid_arguments: tuple[str, ...]
     candidates: tuple[Candidate, ...]
+    operators: tuple[str, ...] = ()
+    stack_traces: tuple[str, ...] = ()
+
+    def joined(self, other: KernelSource) -> KernelSource:
+        """Return the kernel with what was fused in it here and there: code that is the same is one kernel."""
+        return dataclasses.replace(
+            self,
+            operators=tuple(sorted({*self.operators, *other.operators})),
+            stack_traces=tuple(dict.fromkeys((*self.stack_traces, *other.stack_traces))),
+        )
 
 
-def kernel_source(tuner: CachingAutotuner) -> KernelSource:
+def joined(kernels: Iterable[KernelSource]) -> dict[str, KernelSource]:
+    """Return kernels by name, equal ones joined."""
+    found: dict[str, KernelSource] = {}
+    for kernel in kernels:
+        known = found.get(kernel.name)
+        found[kernel.name] = kernel if known is None else known.joined(kernel)
+    return found
+
+
+def kernel_source(tuner: CachingAutotuner, origins: Iterable[torch.fx.Node] = ()) -> KernelSource:
     """Return the kernel that the compiler described to its autotuner.
+
+    Args:
+        tuner: the description.
+        origins: nodes that were fused in it.
 
     Raises:
         CannotLower: it needs something that a bundle cannot hold, which the message names.
@@ -105,7 +134,15 @@ def kernel_source(tuner: CachingAutotuner) -> KernelSource:
         arguments=arguments,
         grid_arguments=extra,
         candidates=candidates,
+        operators=tuple(sorted({name for node in origins if (name := _operator(node))})),
+        stack_traces=tuple(dict.fromkeys(node.meta["stack_trace"] for node in origins if node.meta.get("stack_trace"))),
     )
+
+
+def _operator(node: torch.fx.Node) -> str | None:
+    """Return the operator that a node was decomposed from, without its overload."""
+    operator = node.meta.get("original_aten") or node.target
+    return operator._schema.name if isinstance(operator, OpOverload) else None
 
 
 def _candidate(tuner: CachingAutotuner, config: Any) -> Candidate:

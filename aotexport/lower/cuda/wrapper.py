@@ -9,7 +9,9 @@ symbols alone.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any
 
 import sympy
@@ -21,16 +23,21 @@ from aotexport.torch_internals.inductor import (
     FxConverter,
     IRNode,
     KernelCallLine,
+    KernelDefinitionLine,
     SymbolicCallArg,
     WrapperFxCodegen,
     WrapperLine,
     convert_to_symint,
     get_constexprs,
+    lowered_nodes,
 )
 
 
 def launch(**arguments: Any) -> None:
-    """Stand for the launch of a kernel: `meta['tuner']` of the node says which, keywords are its arguments."""
+    """Stand for the launch of a kernel, its arguments by keyword.
+
+    `meta['tuner']` of the node says which kernel, `meta['origins']` which nodes were fused in it.
+    """
 
 
 def capturing(captured: Callable[[torch.fx.GraphModule], None]) -> type[WrapperFxCodegen]:
@@ -107,6 +114,16 @@ class _Converter(FxConverter):
             return s
         return float(s) if isinstance(s, sympy.Float) else super()._generate_sym_node(s)
 
+    @cached_property
+    def _origins(self) -> dict[str, list[torch.fx.Node]]:
+        """Nodes that each kernel was made of, by the name of the kernel."""
+        return {}
+
+    def _generate_kernel_definition(self, line: Any) -> None:
+        assert isinstance(line, KernelDefinitionLine)
+        super()._generate_kernel_definition(line)
+        self._origins[line.kernel_name] = _nodes_named_in(line.metadata or "")
+
     def _generate_triton_call(self, line: Any) -> None:
         assert isinstance(line, KernelCallLine)
         tuner = self.kernels[line.kernel_name].tuner
@@ -117,6 +134,7 @@ class _Converter(FxConverter):
         kept = {name: value for name, value in zip(names, values, strict=True) if name in runtime_arguments(tuner)}
         node = self.gm.graph.call_function(launch, kwargs=kept)
         node.meta["tuner"] = tuner
+        node.meta["origins"] = self._origins.get(line.kernel_name, [])
 
     def _argument(self, argument: Any, line: KernelCallLine) -> Any:
         if isinstance(argument, SymbolicCallArg):
@@ -130,6 +148,13 @@ class _Converter(FxConverter):
             if isinstance(raw, IRNode) and raw.codegen_reference() == argument:
                 return self._generate_buffer(raw)
         raise NotImplementedError(f"kernel {line.kernel_name} is given `{argument}`")
+
+
+def _nodes_named_in(metadata: str) -> list[torch.fx.Node]:
+    """Return the nodes that the compiler's comment above a kernel names, in lines `#   operator => node, node`."""
+    nodes = lowered_nodes()
+    names = [name for group in re.findall(r"^#   \S+ => (.+)$", metadata, re.MULTILINE) for name in group.split(", ")]
+    return [nodes[name] for name in names if name in nodes]
 
 
 def _symbols(value: Any) -> set[Any]:

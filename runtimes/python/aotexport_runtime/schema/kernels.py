@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Literal
 
 from aotexport_runtime.schema.base import Record
+from aotexport_runtime.schema.graph import SourceLine
 from aotexport_runtime.schema.sizes import Size
 from aotexport_runtime.schema.values import DType
 
@@ -111,6 +112,8 @@ class Kernel(Record, kw_only=True):
         parameters: what compiled code takes, in order.
         grid_arguments: further arguments of a launch, integers, which only the grid depends on.
         candidates: the first is the default.
+        operators: names of the operators that were fused in it, without overloads; for people.
+        lines: lines of the user's code that they came from; for people.
     """
 
     name: str
@@ -118,6 +121,8 @@ class Kernel(Record, kw_only=True):
     parameters: tuple[KernelParameter, ...]
     grid_arguments: tuple[str, ...] = ()
     candidates: tuple[KernelCandidate, ...]
+    operators: tuple[str, ...] = ()
+    lines: tuple[SourceLine, ...] = ()
 
 
 class KernelPack(Record, kw_only=True):

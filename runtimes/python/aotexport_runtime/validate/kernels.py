@@ -61,6 +61,8 @@ def _check_kernel(kernel: Kernel, packs: dict[str, int], where: str) -> None:
             raise BundleInvalid(f"`{parameter.name}` of `{kernel.name}` is a multiple of {multiple}", where=where)
         if isinstance(parameter, NumberParameter) and parameter.type in _INTEGERS:
             integers.add(parameter.name)
+    for text in (*kernel.operators, *(text for line in kernel.lines for text in (line.file, line.function))):
+        check_text(text, f"origin of `{kernel.name}`", where)
     if not kernel.candidates:
         raise BundleInvalid(f"kernel `{kernel.name}` has no candidate", where=where)
     for candidate in kernel.candidates:

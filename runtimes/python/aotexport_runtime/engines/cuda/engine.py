@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import logging
 import threading
-import zlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -21,19 +19,17 @@ from aotexport_runtime.engines.cuda.graphs import Capture, GraphedProgram
 from aotexport_runtime.engines.cuda.launch import Launcher
 from aotexport_runtime.engines.cuda.modules import Modules
 from aotexport_runtime.engines.cuda.options import CudaRuntime
+from aotexport_runtime.engines.cuda.packs import TARGET, code_of, kernels_of, unpacked
 from aotexport_runtime.engines.cuda.trial import Trial
 from aotexport_runtime.engines.cuda.tuning import TunedKernel, Tuner
 from aotexport_runtime.engines.cuda.winners import Winners, default_directory, key_of
 from aotexport_runtime.engines.halves import forward_returns
 from aotexport_runtime.engines.lowered import Lowered, lowered_graphs
-from aotexport_runtime.errors import BundleInvalid, NotSupported
+from aotexport_runtime.errors import NotSupported
 from aotexport_runtime.schema.kernels import Kernel, KernelBinary
 from aotexport_runtime.schema.program import Program, StateInput
-from aotexport_runtime.validate.lowered import KERNEL
 
 log = logging.getLogger("aotexport_runtime")
-
-TARGET = "cuda"
 
 
 class CudaEngine:
@@ -63,11 +59,10 @@ class CudaEngine:
 
     def _lowered(self, bundle: Bundle, program: Program, environment: Environment, device: torch.device) -> Lowered:
         library = bundle.kernels(TARGET)
-        used = _used(bundle, program)
         properties = torch.cuda.get_device_properties(device)
         available = [pack.architecture for pack in library.packs]
         limit = getattr(properties, "shared_memory_per_block_optin", 48 << 10)
-        kernels = [kernel for kernel in library.kernels if kernel.name in used]
+        kernels = kernels_of(bundle, program.name)
         capability = properties.major, properties.minor
         chosen = choose(kernels, available, capability, limit)
         if chosen is None:
@@ -144,47 +139,3 @@ def with_graphs(lowered: Lowered, program: Program, capture: Capture) -> Lowered
     graphed = GraphedProgram(lowered, forward_returns(program.functional), state, capture)
     backward = None if lowered.backward is None else graphed.backward
     return dataclasses.replace(lowered, forward=graphed.forward, backward=backward)
-
-
-def _used(bundle: Bundle, program: Program) -> set[str]:
-    names: set[str] = set()
-    for backward in (False, True) if bundle.lowered(TARGET, program.name).backward is not None else (False,):
-        graph = bundle.lowered_graph(TARGET, program.name, backward=backward)
-        names |= {node.op.removeprefix(KERNEL) for node in graph.nodes if node.op.startswith(KERNEL)}
-    return names
-
-
-def unpacked(bundle: Bundle, architecture: str) -> bytes:
-    """Return the compiled code of all kernels for one architecture.
-
-    Raises:
-        BundleInvalid: the pack is damaged, or of another size.
-    """
-    pack = next(pack for pack in bundle.kernels(TARGET).packs if pack.architecture == architecture)
-    path = f"targets/{TARGET}/kernels/{pack.file}"
-    decompressor = zlib.decompressobj()
-    try:
-        data = decompressor.decompress(bundle.file(path).read_bytes(), pack.nbytes + 1)
-    except zlib.error as error:
-        raise BundleInvalid(f"not compressed by zlib: {error}", where=path) from None
-    if len(data) != pack.nbytes or not decompressor.eof:
-        raise BundleInvalid(f"it does not hold the {pack.nbytes} bytes that the kernels' record says", where=path)
-    return data
-
-
-def code_of(binary: KernelBinary, pack: bytes) -> bytes:
-    """Return the code of a kernel, its digest compared.
-
-    Raises:
-        BundleInvalid: the digest differs.
-    """
-    code = pack[binary.offset : binary.offset + binary.nbytes]
-    if hashlib.sha256(code).hexdigest() != binary.sha256:
-        raise BundleInvalid("the SHA-256 of a kernel's code differs from its record's", where=binary.architecture)
-    return code
-
-
-def kernels_of(bundle: Bundle, program: Program) -> list[Kernel]:
-    """Return the kernels that the lowered form of `program` launches."""
-    used = _used(bundle, program)
-    return [kernel for kernel in bundle.kernels(TARGET).kernels if kernel.name in used]
