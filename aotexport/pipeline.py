@@ -20,6 +20,7 @@ from aotexport.capture.functional import capture_functional_graph
 from aotexport.capture.hooks import refuse_backward_hooks
 from aotexport.capture.mode import in_mode
 from aotexport.capture.state import State, collect_state
+from aotexport.capture.triton_kernels import refuse_kernels_without_cpu
 from aotexport.encode.program import EncodedProgram, encode_program, with_functional
 from aotexport.errors import ExportFailed
 from aotexport.fresh import FreshProcess
@@ -163,6 +164,7 @@ def _capture(
         refuse_backward_hooks(spec.call.module)
     clock.stage(f"{spec.name}: forward graph")
     forward = _capture_forward(spec, state)
+    refuse_kernels_without_cpu(forward)
     with in_mode(spec.call.module, spec.mode, spec.call.settled):
         if forward.effects.takes_gradients and not runs_without_gradients(spec.call, state):
             spec = replace(spec, grad=True)

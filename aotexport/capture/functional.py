@@ -31,7 +31,11 @@ class Refused:
 
 
 def capture_functional_graph(
-    forward: ForwardCapture, *, grad: bool, instead: Mapping[Any, Callable[..., Any]] = MappingProxyType({})
+    forward: ForwardCapture,
+    *,
+    grad: bool,
+    instead: Mapping[Any, Callable[..., Any]] = MappingProxyType({}),
+    launches: bool = False,
 ) -> FunctionalCapture | Refused:
     """Capture the functional graph of a traced program.
 
@@ -40,6 +44,7 @@ def capture_functional_graph(
         grad: joint graph; False: inference graph.
         instead: what to trace in place of operators of the forward graph; called with the operator's result in that
             graph, a fake tensor, before the arguments.
+        launches: see `capture_functional`.
     """
     inputs = forward.inputs
     grad = grad and any(fake.requires_grad for fake in inputs if isinstance(fake, torch.Tensor))
@@ -60,7 +65,9 @@ def capture_functional_graph(
         kernels = onednn_disabled() if grad else contextlib.nullcontext()
         with forward.fakes.tracing(), kernels, dropout_between_layers():
             twins, mode = forward.fakes.twins(inputs), forward.fakes.mode
-            captured = capture_functional(_traced(forward, instead), twins, mode, kernels=FAKE_KERNELS, grad=grad)
+            captured = capture_functional(
+                _traced(forward, instead), twins, mode, kernels=FAKE_KERNELS, grad=grad, launches=launches
+            )
             nest_mutating_calls(captured.module, mode)
             assumed = _checked(forward, captured)
     except Exception as error:

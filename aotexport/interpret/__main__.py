@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import json
 import os
 import sys
@@ -22,13 +23,18 @@ def main() -> None:
 
     path, candidate = sys.argv[1], int(sys.argv[2])
     bundle, engine = open_bundle(path), InterpreterEngine(candidate)
+    namespaces = bundle.manifest.requirements.operator_namespaces
+    for module in bundle.manifest.requirements.operator_modules:
+        importlib.import_module(module)
     results = []
     # Masked lanes compute on whatever is there.
     with replaced(cuda, "CudaEngine", lambda _: engine), np.errstate(all="ignore"):
         for entry in bundle.manifest.testvectors:
             if bundle.has_target(cuda.TARGET, entry.program):
                 vector, stored = read_vector(bundle, entry)
-                results.append(run_vector(path, entry.name, vector, stored, "cpu", cuda.TARGET, trust="native"))
+                results.append(
+                    run_vector(path, entry.name, vector, stored, "cpu", cuda.TARGET, namespaces, trust="native")
+                )
     found = [{**dataclasses.asdict(result), "agrees": result.agrees} for result in results]
     sys.stdout.write(json.dumps({"results": found, "launches": dict(engine.launches)}) + "\n")
 

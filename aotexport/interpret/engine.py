@@ -73,7 +73,7 @@ def _check_assumptions(kernel: Kernel, arguments: dict[str, Any]) -> None:
             fits = isinstance(value, torch.Tensor) and value.data_ptr() % parameter.alignment == 0
         else:
             pack_number(parameter.type, value)
-            fits = value % parameter.multiple_of == 0
+            fits = parameter.multiple_of == 1 or value % parameter.multiple_of == 0
         if not fits:
             raise VerificationFailed(f"kernel {kernel.name}: `{parameter.name}` is not what the code assumes", [])
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch._functorch.config as functorch_config
 from torch._functorch._aot_autograd.descriptors import TangentAOTInput
 from torch._functorch._aot_autograd.schemas import ViewAndMutationMeta
 
@@ -52,6 +53,7 @@ def capture_functional(
     *,
     kernels: Mapping[Any, Callable[..., Any]],
     grad: bool,
+    launches: bool = False,
 ) -> FunctionalCapture:
     """Capture `function` as a functional graph through AOTAutograd.
 
@@ -61,6 +63,8 @@ def capture_functional(
         fake_mode: goes on with its shape environment.
         kernels: see `fake_kernels`.
         grad: capture forward and backward; False: forward alone.
+        launches: take operators of `torch.library.triton_op` apart, to launches of their kernels; False: leave them
+            whole.
     """
     with (
         contextlib.ExitStack() as stack,
@@ -71,6 +75,7 @@ def capture_functional(
         _linalg_errors_unordered(),
         _effects_kept(),
         fake_kernels(kernels),
+        functorch_config.patch(decompose_custom_triton_ops=launches),
     ):
         joint = aot_export_joint_with_descriptors(stack, _Root(function), tuple(fakes), {}, ignore_shape_env=True)
         return FunctionalCapture(joint.graph_module, joint._aot_state.fw_metadata)

@@ -113,6 +113,8 @@ SETTINGS: dict[str, Any] = {
     "alignment_asserts": False,
     "scalar_asserts": False,
     "nan_asserts": False,
+    # As Triton itself passes Python floats.
+    "_use_fp64_for_unbacked_floats": False,
     # Gradients are returned in the layout of the traced graph, like outputs.
     "bw_outputs_user_visible": True,
 }

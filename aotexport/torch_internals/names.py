@@ -28,6 +28,7 @@ from torch._functorch.autograd_function import AutogradFunctionApply
 
 # Custom operators with the functions that define them, to tell the user what to import.
 from torch._library.custom_ops import OPDEFS
+from torch._library.triton import triton_ops_to_kernels
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 # Dynamo's capture before anything is made of custom autograd functions.
@@ -76,10 +77,12 @@ __all__ = [
     "is_fixed_dimension",
     "is_required_dimension",
     "make_fake_inputs",
+    "runs_triton",
     "statically_known_true",
     "tensor_of_numbers",
     "tree_leaves",
     "tree_map",
+    "triton_runs_on_cpu",
 ]
 
 # Torch's own method, whatever stands in for it.
@@ -134,3 +137,13 @@ def custom_operator_module(name: str) -> str | None:
         # `triton_op` wraps the function, which is also what runs on fake tensors.
         function = definition._abstract_fn
     return getattr(function, "__module__", None)
+
+
+def runs_triton(target: Any) -> bool:
+    """Return whether what a node calls is an operator that `torch.library.triton_op` defined."""
+    return isinstance(target, OpOverload) and target._schema.name in triton_ops_to_kernels
+
+
+def triton_runs_on_cpu(operator: Any) -> bool:
+    """Return whether something is registered for CPUs to run in place of an operator's Triton kernels."""
+    return "cpu" in OPDEFS[operator._schema.name]._backend_fns

@@ -99,6 +99,14 @@ def half_attention() -> Model:
     return model.bfloat16(), (x.bfloat16(),), options
 
 
+def of_triton() -> Model:
+    """Kernels that a user wrote, with gradients by kernels."""
+    from tests.cases.triton_kernels import OfTriton
+
+    batch = torch.export.Dim("batch", min=2, max=64)
+    return OfTriton(), (torch.randn(5, 4),), {"dynamic_shapes": ({0: batch},)}
+
+
 def gpt2() -> Model:
     """A decoder of the `transformers` library, with its loss."""
     from transformers import GPT2Config, GPT2LMHeadModel
@@ -171,7 +179,7 @@ def scatter() -> Model:
     return Scatter(), (torch.randn(7, 8), torch.randint(0, 10, (7,))), {}
 
 
-QUICK = {"mlp": mlp, "attention": attention}
+QUICK = {"mlp": mlp, "attention": attention, "of_triton": of_triton}
 SLOW = {
     "masked_attention": masked_attention,
     "half_attention": half_attention,

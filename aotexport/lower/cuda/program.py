@@ -9,9 +9,9 @@ import torch
 
 from aotexport.capture.forward_capture import ForwardCapture
 from aotexport.capture.shapes import guards
-from aotexport.lower.cuda.attention import with_fused_attention
 from aotexport.lower.cuda.encode import encode_half, tensors_among
 from aotexport.lower.cuda.lowering import LoweredGraphs, lower
+from aotexport.lower.cuda.recapture import captured_for_gpu
 from aotexport.lower.cuda.retarget import CannotLower
 from aotexport.lower.cuda.sharing import unshared
 from aotexport.lower.cuda.sources import KernelSource, joined
@@ -60,8 +60,8 @@ def lower_program(program: Program, forward: ForwardCapture, functional: Functio
     returned = len(convention.mutations) + len(convention.outputs) + convention.intermediate_bases
     joint = convention.gradients is not None
     known = {*program.guards, *convention.guards}
-    fused = with_fused_attention(forward, functional, grad=joint)
-    lowered = lower(fused.module, mode, returned=returned, tangents=tangents if joint else None)
+    captured = captured_for_gpu(forward, functional, grad=joint)
+    lowered = lower(captured.module, mode, returned=returned, tangents=tangents if joint else None)
     extra = tuple(guard for guard in guards(forward, program.dimensions) if guard not in known)
     return _encoded(program, lowered, returned, extra)
 

@@ -1,4 +1,8 @@
-"""Attention that CPUs compute by its definition and GPUs fuse: with dropout, or with a mask that has a gradient."""
+"""Programs captured again, where their functional graph lacks what a GPU would run.
+
+That is attention that CPUs compute by its definition and GPUs fuse: with dropout, or with a mask that has a gradient;
+and the launches inside operators of `torch.library.triton_op`, which other graphs call whole.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,11 @@ from torch.nn import functional
 from aotexport.capture.forward import ForwardCapture
 from aotexport.capture.functional import Refused, capture_functional_graph
 from aotexport.lower.cuda.layout import laid_out_in
+from aotexport.lower.cuda.retarget import CannotLower
+from aotexport.quiet import quiet
 from aotexport.torch_internals.functional import FunctionalCapture
+from aotexport.torch_internals.inductor import DeviceModel, triton_target
+from aotexport.torch_internals.names import runs_triton
 from aotexport_runtime.engines.attention.definition import factor_of, for_all_heads
 from aotexport_runtime.engines.attention.on_cuda import bias, fitted, fused_kind
 
@@ -21,22 +29,34 @@ ATTENTION = aten.scaled_dot_product_attention.default
 _FUSED_ON_CPU = aten._scaled_dot_product_flash_attention_for_cpu.default
 
 
-def with_fused_attention(forward: ForwardCapture, functional: FunctionalCapture, *, grad: bool) -> FunctionalCapture:
-    """Return a functional graph in which attention is the operators of GPUs, wherever they have one.
+def captured_for_gpu(forward: ForwardCapture, functional: FunctionalCapture, *, grad: bool) -> FunctionalCapture:
+    """Return a functional graph with the operators of GPUs, and the launches of Triton kernels, of a program.
 
     Args:
         forward: the program before autograd.
-        functional: its functional graph, returned where it has no attention by definition, or where another has other
-            inputs or outputs.
+        functional: its functional graph, returned where another would be no other.
         grad: whether it is a joint graph.
+
+    Raises:
+        CannotLower: the program has Triton kernels, and they cannot be captured.
     """
-    calls = len(_nodes(forward.graph, ATTENTION))
-    if calls == len(_nodes(functional.module, _FUSED_ON_CPU)) or forward.effects.autograd_functions:
+    launches = any(runs_triton(node.target) for node in functional.module.graph.nodes)
+    if not launches and not _has_attention_by_definition(forward, functional):
         return functional
-    fused = capture_functional_graph(forward, grad=grad, instead={ATTENTION: _attention})
-    if isinstance(fused, Refused) or list(_interface(fused.module)) != list(_interface(functional.module)):
-        return functional
-    return fused
+    with triton_target(DeviceModel()), quiet("torch._higher_order_ops"):
+        captured = capture_functional_graph(forward, grad=grad, instead={ATTENTION: _attention}, launches=launches)
+    if not isinstance(captured, Refused) and list(_interface(captured.module)) == list(_interface(functional.module)):
+        return captured
+    if launches:
+        reason = captured.reason if isinstance(captured, Refused) else "their results are laid out otherwise"
+        raise CannotLower(f"its Triton kernels cannot be captured: {reason}")
+    return functional
+
+
+def _has_attention_by_definition(forward: ForwardCapture, functional: FunctionalCapture) -> bool:
+    if forward.effects.autograd_functions:
+        return False
+    return len(_nodes(forward.graph, ATTENTION)) != len(_nodes(functional.module, _FUSED_ON_CPU))
 
 
 def _nodes(module: torch.fx.GraphModule, target: Any) -> list[torch.fx.Node]:

@@ -1,0 +1,123 @@
+"""Kernels that users wrote: in lowered graphs, beside portable graphs, and where they are refused."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+from torch import nn
+from torch.library import triton_op, wrap_triton
+
+import aotexport
+import aotexport_runtime
+from tests.cases.triton_kernels import NAMESPACE, OfTriton, scaled, scaling
+from tests.cuda.lowered import launches, lowered, operators
+
+BATCH = torch.export.Dim("batch", min=2, max=64)
+
+
+def launched(program, file):
+    return [node.op.removeprefix("kernel::").rpartition("_")[0] for node in launches(program, file)]
+
+
+def test_kernels_are_launched_in_both_directions():
+    program = lowered(OfTriton(), torch.randn(3, 4), program="train")
+    assert {"scaling", "multiplying"} <= set(launched(program, "forward.json"))
+    assert {"scaling", "multiplying"} <= set(launched(program, "backward.json"))
+    assert not any(op.startswith(NAMESPACE) for file in program.graphs for op in operators(program, file))
+
+
+def test_inference_program_launches_them_too():
+    assert {"scaling", "multiplying"} <= set(launched(lowered(OfTriton(), torch.randn(3, 4)), "forward.json"))
+
+
+def test_every_configuration_is_kept_with_its_grid():
+    program = lowered(OfTriton(), torch.randn(3, 4), dynamic_shapes=({0: BATCH},))
+    (kernel,) = (kernel for kernel in program.kernels if kernel.name.startswith("multiplying"))
+    assert [candidate.constants for candidate in kernel.candidates] == [{"BLOCK": 16}, {"BLOCK": 64}]
+    assert [candidate.options["num_warps"] for candidate in kernel.candidates] == [1, 4]
+    assert all("_launcher_s0" in repr(candidate.grid) for candidate in kernel.candidates)
+
+
+def test_grid_of_a_dynamic_size_is_an_argument_of_the_launch():
+    program = lowered(OfTriton(), torch.randn(3, 4), dynamic_shapes=({0: BATCH},))
+    (node,) = (node for node in launches(program) if node.op.startswith("kernel::scaling"))
+    assert "floordiv" in repr(node.kwargs["_grid_0"])
+    assert (node.kwargs["_grid_1"], node.kwargs["_grid_2"]) == (1, 1)
+
+
+def test_floats_are_passed_as_triton_passes_them():
+    program = lowered(OfTriton(), torch.randn(3, 4))
+    (kernel,) = (kernel for kernel in program.kernels if kernel.name.startswith("scaling"))
+    assert kernel.signature["factor"] == "fp32"
+
+
+def test_portable_graphs_call_the_operators(tmp_path):
+    model, x = OfTriton(), torch.randn(3, 4)
+    report = aotexport.export(model, (x,), output=tmp_path / "bundle")
+    assert [program.record.refusals for program in report.programs] == [(), ()]
+    loaded = aotexport_runtime.load(tmp_path / "bundle", target="portable", operator_namespaces=[NAMESPACE])
+    found = []
+    for module in (loaded, model):
+        result = module(x)
+        found.append((result, *torch.autograd.grad(result.sum(), list(module.parameters()))))
+    torch.testing.assert_close(*found)
+
+
+def test_operator_without_anything_for_cpus_is_refused_by_name(tmp_path):
+    @triton_op(f"{NAMESPACE}::only_on_gpus", mutates_args={})
+    def only_on_gpus(x: torch.Tensor) -> torch.Tensor:
+        result = torch.empty_like(x)
+        wrap_triton(scaling)[(1,)](x, result, x.numel(), 2.0, BLOCK=32)
+        return result
+
+    with pytest.raises(aotexport.ExportFailed) as caught:
+        aotexport.export(lambda x: only_on_gpus(x), (torch.randn(4),), output=tmp_path / "bundle")
+    assert str(caught.value) == (
+        f"operator `{NAMESPACE}::only_on_gpus` runs Triton kernels, which CPUs cannot, and what the bundle computes is "
+        "recorded on a CPU. Register what CPUs run in its place, `operator.register_kernel('cpu')(function)`"
+    )
+
+
+class Bare(nn.Module):
+    def forward(self, x):
+        result = torch.empty_like(x)
+        scaling[(1,)](x, result, x.numel(), 2.0, BLOCK=32)
+        return result
+
+
+def test_kernel_launched_by_the_model_itself_is_refused_by_name(tmp_path):
+    run = triton.runtime.jit.JITFunction.run
+    with pytest.raises(aotexport.ExportFailed) as caught:
+        aotexport.export(Bare(), (torch.randn(4),), output=tmp_path / "bundle")
+    assert str(caught.value) == (
+        "the model launches the Triton kernel `scaling`, which no graph can hold. Make it an operator "
+        "(torch.library.triton_op, torch.library.wrap_triton) and register what CPUs run in its place, "
+        "`operator.register_kernel('cpu')(function)`"
+    )
+    assert triton.runtime.jit.JITFunction.run is run
+
+
+@triton.autotune(configs=[triton.Config({"BLOCK": 16}, pre_hook=lambda args: None)], key=["count"])
+@triton.jit
+def hooked(source, target, count, BLOCK: tl.constexpr):  # noqa: N803
+    index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(target + index, tl.load(source + index, mask=index < count), mask=index < count)
+
+
+def test_configuration_with_a_hook_is_refused_by_name(tmp_path):
+    @triton_op(f"{NAMESPACE}::with_hook", mutates_args={})
+    def with_hook(x: torch.Tensor) -> torch.Tensor:
+        result = torch.empty_like(x)
+        wrap_triton(hooked)[(1,)](x, result, x.numel())
+        return result
+
+    with_hook.register_kernel("cpu")(lambda x: x.clone())
+    with pytest.raises(aotexport.ExportFailed, match="pre_hook and post_hook are not supported"):
+        aotexport.export(lambda x: with_hook(x), (torch.randn(4),), output=tmp_path / "bundle")
+
+
+def test_kernels_given_views_begin_where_the_views_do():
+    program = lowered(lambda x: scaled(x[1:], 2.0) + 1, torch.randn(5, 4))
+    assert "scaling" in launched(program, "forward.json")
