@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from operator import attrgetter
@@ -13,6 +14,7 @@ import pytest
 import aotexport_runtime
 from aotexport.lower.onnx.check import check_model
 from aotexport.lower.onnx.options import OnnxOptions
+from aotexport_runtime import self_test
 from aotexport_runtime.bundle import Bundle
 from aotexport_runtime.errors import BundleTooNew
 from aotexport_runtime.schema import Graph, Manifest, Program, decode_record, encode_record
@@ -82,6 +84,16 @@ def test_golden_run_by_a_target_gives_what_eager_gave(golden, target):
 
     assert {result.program for result in results} == set(bundle.program_names)
     assert [line for r in results if r.program not in exempt for line in describe_failures(r)] == []
+
+
+@each_golden
+@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
+def test_golden_that_saves_no_more_than_it_must_gives_what_eager_gave(golden, monkeypatch):
+    monkeypatch.setattr(self_test, "load", functools.partial(self_test.load, memory_budget=0.0))
+
+    results = run_vectors(golden / "bundle", target="portable", tensor_types=TYPES)
+
+    assert [line for result in results for line in describe_failures(result)] == []
 
 
 @pytest.mark.parametrize(

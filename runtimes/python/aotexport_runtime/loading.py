@@ -56,6 +56,7 @@ def load(
     target: str = "auto",
     trust: Literal["data", "native"] = "data",
     mapped: bool = True,
+    memory_budget: float = 1,
     check_digests: bool = True,
     operator_namespaces: Iterable[str] = (),
     tensor_types: Iterable[type] | Mapping[str, type] = (),
@@ -70,6 +71,7 @@ def load(
     target: str = "auto",
     trust: Literal["data", "native"] = "data",
     mapped: bool = True,
+    memory_budget: float = 1,
     check_digests: bool = True,
     operator_namespaces: Iterable[str] = (),
     tensor_types: Iterable[type] | Mapping[str, type] = (),
@@ -86,6 +88,8 @@ def load(
         trust: `data`: nothing but data is read, and only operators of the allow-list run. `native`: native files whose
             digest matches the manifest may be loaded as well.
         mapped: map weights into memory (private pages); False: read them, for network disks.
+        memory_budget: of programs that record gradients: the part of the memory of their saved tensors to keep to, from
+            0 to 1; backward computes the rest again, as far as it can. Below 1 they run as `portable`.
         check_digests: compare every file with its SHA-256 in the manifest.
         operator_namespaces: namespaces of custom operators that the bundle may call; the packages that register
             them must be imported.
@@ -107,6 +111,8 @@ def load(
         raise NotSupported(f"no target `{target}`; there are auto, {', '.join(ENGINES)}")
     if trust not in ("data", "native"):
         raise NotSupported(f"no trust tier `{trust}`; there are data and native")
+    if not 0 <= memory_budget <= 1:
+        raise NotSupported(f"no memory budget {memory_budget}; it is a part of what is saved otherwise, from 0 to 1")
     bundle = open_bundle(path, check_digests=False)
     if target == "onnx" or (target == "auto" and bundle.manifest.onnx and importlib.util.find_spec("torch") is None):
         with digests_compared(bundle) if check_digests else contextlib.nullcontext():
@@ -125,7 +131,8 @@ def load(
     types = TensorTypes(tensor_types)
     _check_types(bundle.manifest.requirements, types)
     place = _place(device)
-    environment = Environment(namespaces, place, types, _lowering(bundle, target, trust, cuda))
+    lowering = _lowering(bundle, target, trust, cuda)
+    environment = Environment(namespaces, place, types, lowering, memory_budget=memory_budget)
     tensors = load_tensors(bundle, bundle.manifest.state, environment.form, mapped=mapped)
     _keep_freed_memory()
     compiled = choose_compiled(bundle, target, trust, place)

@@ -245,6 +245,8 @@ class BundleModule(nn.Module):
         target, device = self._compiled, self._environment.device
         if target is None or (device is not None and device.type != "cpu"):
             return None
+        if self._environment.memory_budget < 1 and program.grad:
+            return None
         if self.bundle.compiled(target, program.name) is None:
             return None
         try:

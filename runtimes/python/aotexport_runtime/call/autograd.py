@@ -27,6 +27,7 @@ from aotexport_runtime.engines.codegen import Environment, Function
 from aotexport_runtime.engines.cpu import Libraries
 from aotexport_runtime.engines.functional import compile_functional
 from aotexport_runtime.engines.lowered import LeasedResults, Lowered
+from aotexport_runtime.engines.recompute import computed_late, within_budget
 from aotexport_runtime.engines.saved import views_recomputed
 from aotexport_runtime.errors import NotSupported
 from aotexport_runtime.schema.graph import Graph
@@ -134,7 +135,7 @@ class JointProgram:
         )
         found = self._variants.get(key)
         if found is None:
-            found = _Variant.build(self, needed, key[1], libraries if compiled else None)
+            found = _Variant.build(self, needed, key[1], libraries if compiled else None, symbols)
             self._variants[key] = found
         return found
 
@@ -184,13 +185,24 @@ class _Variant:
     backwards: dict[tuple[Pattern, bool], Function] = field(default_factory=dict)
 
     @classmethod
-    def build(cls, joint: JointProgram, needed: Pattern, takes_lowered: bool, libraries: Libraries | None) -> _Variant:
-        functional, gradients = joint.functional, joint.gradients
+    def build(
+        cls,
+        joint: JointProgram,
+        needed: Pattern,
+        takes_lowered: bool,
+        libraries: Libraries | None,
+        symbols: dict[str, int],
+    ) -> _Variant:
+        functional, gradients, budget = joint.functional, joint.gradients, joint.environment.memory_budget
         if libraries is not None and libraries.partition is not None:
             partition = libraries.partition
         else:
             partition = views_recomputed(joint.graph, functional, gradients.partitions[0])
+        if budget < 1:
+            partition = within_budget(joint.graph, functional, partition, budget, symbols, joint.kept)
         cut = halves.cut(joint.graph, functional, partition, needed, joint.kept)
+        if budget < 1:
+            cut = computed_late(cut)
         lowered = joint.lowered if takes_lowered else None
         checked, loose = cut.saved_tensors, cut.saved_unchecked + cut.saved_sizes
         if lowered is not None:

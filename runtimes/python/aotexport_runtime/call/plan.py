@@ -102,7 +102,8 @@ class Plan:
         whole = libraries is None and target == "auto" and _is_unrolled(bundle, program)
         if program.functional and target != "autograd" and not whole:
             lowered = None
-            if environment.lowering is not None and target != "portable":
+            in_budget = environment.memory_budget == 1 or not program.grad
+            if environment.lowering is not None and target != "portable" and in_budget:
                 lowered = environment.lowering(bundle, program, environment)
             self._functional = _Functional(self, program.functional, lowered, libraries)
         self.way = Way(

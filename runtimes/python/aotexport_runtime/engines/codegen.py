@@ -53,6 +53,7 @@ class Environment:
         tensor_types: classes of tensors, and of objects in their contexts, that the caller gave.
         lowering: gives the lowered form of programs (`LoweringEngine`); None: functional graphs run as they are.
         kernels: what launches each kernel, by name; of lowered graphs.
+        memory_budget: the part of what backward needs to save in forward; the rest is computed again.
     """
 
     namespaces: frozenset[str] = frozenset()
@@ -60,6 +61,7 @@ class Environment:
     tensor_types: TensorTypes = field(default_factory=TensorTypes)
     lowering: Callable[..., Any] | None = None
     kernels: Mapping[str, Callable[..., None]] = field(default_factory=dict[str, Callable[..., None]])
+    memory_budget: float = 1
 
     def place(self, device_type: str) -> torch.device:
         """Return the device for a device class of the capture."""

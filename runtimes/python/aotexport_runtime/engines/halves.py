@@ -83,7 +83,7 @@ def cut(
     ]
 
     boundary = {*partition.saved, *primals, *tangents}
-    backward_effects = kept & _descendants(graph.nodes, set(tangents))
+    backward_effects = kept & descendants(graph.nodes, set(tangents))
     backward_nodes, _ = _ancestors(graph, wanted, boundary, kept=set())
     checks = _checks(graph, backward_nodes, boundary, backward_effects)
     backward_nodes, reached = _ancestors(graph, wanted, boundary, kept=checks)
@@ -92,7 +92,7 @@ def cut(
     # With all gradients of the capture wanted, the outputs that required grad there do; and a gradient that is the same
     # for every tangent (zeros, of a sign) comes through any of them.
     complete = all(wants or index is None for index, wants in zip(gradients.of_inputs, needed, strict=True))
-    derived = _descendants(backward_nodes, set(tangents))
+    derived = descendants(backward_nodes, set(tangents))
     constant = any(isinstance(gradient, str) and gradient not in derived for gradient in wanted)
 
     forward_nodes, _ = _ancestors(graph, [*returned, *saved.names], {*primals, *tangents}, kept=kept - backward_effects)
@@ -157,7 +157,7 @@ def _checks(graph: Graph, nodes: Sequence[Node], boundary: set[str], effects: se
     return found
 
 
-def _descendants(nodes: Sequence[Node], roots: set[str]) -> set[str]:
+def descendants(nodes: Sequence[Node], roots: set[str]) -> set[str]:
     """Return `roots` and every value computed from them."""
     derived = set(roots)
     for node in nodes:
@@ -183,7 +183,7 @@ def with_tangents(graph: Graph, backward: StraightLine, defined: Sequence[bool])
     tangents = backward.inputs[len(backward.inputs) - len(defined) :]
     undefined = {name for name, is_defined in zip(tangents, defined, strict=True) if not is_defined}
     metas: dict[str, ValueMeta] = {value.name: value.meta for value in (*graph.inputs, *graph.nodes)}
-    derived = _descendants(backward.nodes, set(tangents))
+    derived = descendants(backward.nodes, set(tangents))
     missing = set(undefined)
     alias: dict[str, str] = {}
     nodes: list[Node] = []

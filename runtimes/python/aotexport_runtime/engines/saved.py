@@ -23,7 +23,7 @@ def views_recomputed(graph: Graph, functional: FunctionalGraph, partition: Parti
     kept: set[str] = set()
     for name in partition.saved:
         base = name
-        while base in nodes and nodes[base].op in _VIEWS and name not in partition.unchecked:
+        while base in nodes and nodes[base].op in VIEWS and name not in partition.unchecked:
             source = nodes[base].args[0]
             if not isinstance(source, str) or source in mutated:
                 break
@@ -34,7 +34,7 @@ def views_recomputed(graph: Graph, functional: FunctionalGraph, partition: Parti
     return Partition(name="views-recomputed", saved=saved, unchecked=unchecked)
 
 
-_VIEWS = frozenset(
+VIEWS = frozenset(
     f"aten::{name}"
     for name in (
         *("alias.default", "detach.default", "expand.default", "permute.default", "select.int", "slice.Tensor"),

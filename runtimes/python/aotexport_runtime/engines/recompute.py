@@ -1,0 +1,179 @@
+"""Values of forward that backward computes again, so that less is saved in between.
+
+What costs least per byte goes first: element-wise results and normalisations, then products. Nothing is computed again
+that draws random numbers or reads what the program changes; the rest is computed late, where backward needs it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import heapq
+import math
+from collections.abc import Mapping, Set
+from dataclasses import dataclass, field
+
+from aotexport_runtime import dtypes, sizes
+from aotexport_runtime.engines.halves import Halves, StraightLine, descendants
+from aotexport_runtime.engines.saved import VIEWS
+from aotexport_runtime.schema.graph import Graph, Node
+from aotexport_runtime.schema.program import FunctionalGraph, Partition
+from aotexport_runtime.schema.values import NothingMeta, SequenceMeta, TensorMeta, ValueMeta
+from aotexport_runtime.validate import references
+
+_PRODUCTS = frozenset(
+    f"aten::{name}"
+    for name in (
+        *("mm.default", "addmm.default", "bmm.default", "baddbmm.default", "linear.default", "convolution.default"),
+        "_scaled_dot_product_flash_attention_for_cpu.default",
+    )
+)
+
+_PRODUCTS_PER_MOVE = 50
+"""Multiplications in the time that an element-wise operator takes for an element, which memory bounds."""
+
+
+def within_budget(
+    graph: Graph,
+    functional: FunctionalGraph,
+    partition: Partition,
+    budget: float,
+    symbols: Mapping[str, int],
+    once: Set[str],
+) -> Partition:
+    """Return `partition` without values that backward then computes again.
+
+    Args:
+        graph: a joint graph.
+        functional: its calling convention.
+        partition: what is saved otherwise.
+        budget: the part of the memory of its values to keep to, from 0 to 1; more where too little can be computed
+            again.
+        symbols: value per symbol, for the sizes of tensors.
+        once: nodes that run once, in forward.
+    """
+    values = _Values(graph, functional, partition, symbols, once)
+    held = {name: values.nbytes(name) for name in partition.saved if name in values.nodes}
+    excess = sum(held.values()) * (1 - budget)
+    candidates = [name for name in held if held[name] and name not in partition.unchecked]
+    queue = [(0.0, index, name) for index, name in enumerate(candidates)]
+    while queue and excess > 0:
+        _, index, name = heapq.heappop(queue)
+        again = values.needed_for(name)
+        if again is None:
+            continue
+        price = sum(map(values.cost, again - values.again)) / held[name]
+        # What was dropped since it was queued may have made it dearer.
+        if queue and price > queue[0][0]:
+            heapq.heappush(queue, (price, index, name))
+            continue
+        values.saved.remove(name)
+        values.again |= again
+        excess -= held[name]
+    saved = tuple(name for name in partition.saved if name in values.saved)
+    return Partition(name="within-budget", saved=saved, unchecked=partition.unchecked)
+
+
+@dataclass
+class _Values:
+    """The values of a joint graph: which are saved, and what it takes to compute the others.
+
+    Attributes:
+        saved: what is saved.
+        again: nodes that backward computes again.
+    """
+
+    graph: Graph
+    functional: FunctionalGraph
+    partition: Partition
+    symbols: Mapping[str, int]
+    once: Set[str]
+    saved: set[str] = field(init=False)
+    again: set[str] = field(default_factory=set[str])
+
+    def __post_init__(self) -> None:
+        assert self.functional.gradients is not None
+        primals = self.graph.inputs[: len(self.functional.gradients.of_inputs)]
+        mutated = {self.graph.inputs[mutation.input_index].name for mutation in self.functional.mutations}
+        self.saved = set(self.partition.saved)
+        self.nodes = {node.name: node for node in self.graph.nodes}
+        self.inputs = {value.name for value in primals} - mutated
+        self.metas: dict[str, ValueMeta] = {value.name: value.meta for value in (*self.graph.inputs, *self.graph.nodes)}
+
+    def needed_for(self, name: str) -> set[str] | None:
+        """Return the nodes that compute `name` from saved values and inputs; None: it cannot be computed again."""
+        found: set[str] = set()
+        pending = [name]
+        while pending:
+            node = self.nodes.get(pending.pop())
+            if node is None or not self._is_repeatable(node):
+                return None
+            found.add(node.name)
+            operands = _operands(node) - found
+            pending += [other for other in operands if other not in self.inputs and not self._is_at_hand(other)]
+        return found
+
+    def _is_at_hand(self, name: str) -> bool:
+        return name in self.saved and name in self.nodes
+
+    def _is_repeatable(self, node: Node) -> bool:
+        is_pure = node.op.startswith("aten::") or node.op == "python::getitem"
+        return is_pure and node.name not in self.once and not isinstance(node.meta, NothingMeta)
+
+    def nbytes(self, name: str) -> int:
+        """Return the size of a value in bytes, 0 for numbers."""
+        meta = self.metas[name]
+        return self._numel(meta) * dtypes.dtype(meta.dtype).itemsize if isinstance(meta, TensorMeta) else 0
+
+    def cost(self, name: str) -> float:
+        """Return what computing a node takes, in elements of an element-wise operator."""
+        node = self.nodes[name]
+        if node.op == "python::getitem" or node.op in VIEWS:
+            return 0
+        out = self._numel(node.meta)
+        operands = [self._numel(self.metas[a]) for a in node.args if isinstance(a, str)]
+        if node.op not in _PRODUCTS or len(operands) < 2 or not out:
+            return out + sum(operands)
+        factors = operands[-2:] if "addmm" in node.op or "baddbmm" in node.op else operands[:2]
+        # Of matrices m x k and k x n, the length of the sums: k.
+        return out * math.sqrt(factors[0] * factors[1] / out) / _PRODUCTS_PER_MOVE
+
+    def _numel(self, meta: ValueMeta) -> int:
+        if isinstance(meta, SequenceMeta):
+            return sum(map(self._numel, meta.items))
+        if not isinstance(meta, TensorMeta) or any(
+            s not in self.symbols for size in meta.shape for s in sizes.symbols_of(size)
+        ):
+            return 0
+        return math.prod(sizes.evaluate(size, self.symbols) for size in meta.shape)
+
+
+def computed_late(cut: Halves) -> Halves:
+    """Return `cut` with what backward computes from saved values alone placed before its first use."""
+    line = cut.backward
+    tangents = set(line.inputs[len(line.inputs) - len(cut.reaching) :])
+    own = descendants(line.nodes, tangents)
+    waiting = {node.name: node for node in line.nodes if node.name not in own}
+    places = {name: index for index, name in enumerate(waiting)}
+    nodes: list[Node] = []
+    for node in line.nodes:
+        if node.name in own:
+            nodes += sorted(_taken(waiting, _operands(node)), key=lambda taken: places[taken.name])
+            nodes.append(node)
+    nodes += waiting.values()
+    return dataclasses.replace(cut, backward=StraightLine(line.inputs, nodes, line.outputs))
+
+
+def _taken(waiting: dict[str, Node], names: Set[str]) -> list[Node]:
+    """Return the waiting nodes that `names` need, which wait no more."""
+    found: list[Node] = []
+    pending = list(names)
+    while pending:
+        node = waiting.pop(pending.pop(), None)
+        if node is not None:
+            found.append(node)
+            pending += _operands(node)
+    return found
+
+
+def _operands(node: Node) -> set[str]:
+    return {name for argument in (*node.args, *node.kwargs.values()) for name in references(argument)}
