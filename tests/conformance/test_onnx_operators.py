@@ -22,7 +22,38 @@ def _extremes(x):
     return x.amax(), x.amin(), x.amax(1), x[0, 0].amin()
 
 
-@pytest.mark.parametrize("function", [_windows, _rolled, _extremes])
+def _without_axes(x):
+    one, zero = x[0, 0], torch.tensor(0)
+    chosen = one.gather(0, zero), x[0].gather(0, zero), one.gather(0, zero[None])
+    added = one.scatter_add(0, zero, one), one.scatter_reduce(0, zero, one * 3, "mean"), one.scatter(0, zero, 2)
+    return chosen, added, tuple(one.topk(1)), one.prod(0)
+
+
+def _means(x):
+    rows = torch.arange(4).expand(x.shape[0], -1) % 2
+    return tuple(x.sin().scatter_reduce(1, rows, x, "mean", include_self=own) for own in (True, False))
+
+
+def _searched(x):
+    levels = torch.tensor([-1.0, 0.0, 0.5])
+    return torch.searchsorted(levels, x), torch.searchsorted(x.sort(1).values, x, right=True, out_int32=True)
+
+
+def _repeated(x):
+    return x.repeat_interleave(torch.tensor([1, 0, 2, 1]), 1)
+
+
+def _diagonals(x):
+    y, z = x.sin(), x.cos()
+    y.diagonal(1).fill_(2)
+    z.diagonal().mul_(3)
+    return y, z, torch.diagonal_scatter(x, torch.arange(3.0), -1)
+
+
+FUNCTIONS = (_windows, _rolled, _extremes, _without_axes, _means, _searched, _repeated)
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 def test_operator_in_onnx_runtime_equals_eager_at_every_size(tmp_path, function):
     torch.manual_seed(0)

@@ -113,7 +113,7 @@ class Body:
             created.meta["stack_trace"] = trace(self.record, node)
         return created
 
-    def _operator(self, node: Node, args: list[Any], kwargs: dict[str, Any]) -> fx.Node:
+    def _operator(self, node: Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
         if node.op.startswith("python::"):
             if node.op not in BUILTINS:
                 raise ExportFailed(f"`{node.op}` of a size{where(self.record, node)} has no translation to ONNX")

@@ -21,8 +21,9 @@ Call = Callable[..., fx.Node]
 Metas = Sequence[TensorMeta | None]
 """Metadata per positional argument; None: it is no tensor."""
 
-Form = Callable[[Call, list[Any], Mapping[str, Any], Metas], fx.Node]
-"""Adds to a graph what gives the result of an operator for arguments; returns the result. May raise `NoForm`."""
+Form = Callable[[Call, list[Any], Mapping[str, Any], Metas], Any]
+"""Adds to a graph what gives the result of an operator for arguments; returns its node, or a node per result. May raise
+`NoForm`."""
 
 
 class NoForm(Exception):
@@ -140,6 +141,61 @@ def _roll(call: Call, args: list[Any], kwargs: Mapping[str, Any], metas: Metas) 
     return value
 
 
+def _with_axes(function: Any, like: int = 0) -> Form:
+    """Return the form of an operator along an axis, of which ONNX wants that there is one.
+
+    Args:
+        function: the operator.
+        like: position of the operand that has as many axes as the result.
+    """
+
+    def form(call: Call, args: list[Any], kwargs: Mapping[str, Any], metas: Metas) -> Any:
+        bare = [meta is not None and not meta.shape for meta in metas]
+        if not any(bare):
+            return call(function, *args, **kwargs)
+        args = [call(aten.unsqueeze.default, a, 0) if one else a for a, one in zip(args, bare, strict=True)]
+        result = call(function, *args, **kwargs)
+        if not bare[like]:
+            return result
+        if len(function._schema.returns) == 1:
+            return call(aten.squeeze.dim, result, 0)
+        parts = [call(operator.getitem, result, index) for index in range(len(function._schema.returns))]
+        return tuple(call(aten.squeeze.dim, part, 0) for part in parts)
+
+    return form
+
+
+def _scatter_reduce(call: Call, args: list[Any], kwargs: Mapping[str, Any], metas: Metas) -> Any:
+    """Return a scatter with a mean as one with a sum, divided by a count: ONNX has no mean."""
+    form = _with_axes(aten.scatter_reduce.two)
+    value, axis, index, source, reduce = args
+    if reduce != "mean":
+        return form(call, args, kwargs, metas)
+    assert metas[0] is not None
+    if not metas[0].dtype.startswith(("float", "bfloat")):
+        raise NoForm("the mean of integers is rounded. Convert them first")
+    total = form(call, [value, axis, index, source, "sum"], kwargs, metas)
+    ones = [call(aten.ones_like.default, one) for one in (value, source)]
+    count = form(call, [ones[0], axis, index, ones[1], "sum"], kwargs, metas)
+    return call(aten.div.Tensor, total, count)
+
+
+def _repeat_interleave(call: Call, args: list[Any], kwargs: Mapping[str, Any], metas: Metas) -> fx.Node:
+    """Return how often each index is repeated; the size of the result follows from it."""
+    return call(aten.repeat_interleave.Tensor, *args)
+
+
+def _search_sorted(call: Call, args: list[Any], kwargs: Mapping[str, Any], metas: Metas) -> fx.Node:
+    """Return for each value how many boundaries are below it; at it, too, where `right`."""
+    boundaries, values, as_int32, right = args + [False] * (4 - len(args))
+    as_int32, right = kwargs.get("out_int32", as_int32), kwargs.get("right", right)
+    if kwargs.get("side") is not None or kwargs.get("sorter") is not None:
+        raise NoForm("with `side` or `sorter`. Use `right`, and sort the boundaries first")
+    compare = aten.le.Tensor if right else aten.lt.Tensor
+    below = call(compare, call(aten.unsqueeze.default, boundaries, -2), call(aten.unsqueeze.default, values, -1))
+    return call(aten.sum.dim_IntList, below, [-1], dtype=torch.int32 if as_int32 else torch.int64)
+
+
 def _rank(meta: TensorMeta | None) -> int:
     assert meta is not None
     return len(meta.shape)
@@ -155,5 +211,14 @@ FORMS: dict[str, Form] = {
     "aten::amin.default": _extreme(aten.amin.default),
     "aten::as_strided.default": _as_strided,
     "aten::roll.default": _roll,
+    "aten::gather.default": _with_axes(aten.gather.default, like=2),
+    "aten::scatter.src": _with_axes(aten.scatter.src),
+    "aten::scatter.value": _with_axes(aten.scatter.value),
+    "aten::scatter_add.default": _with_axes(aten.scatter_add.default),
+    "aten::scatter_reduce.two": _scatter_reduce,
+    "aten::topk.default": _with_axes(aten.topk.default),
+    "aten::prod.dim_int": _with_axes(aten.prod.dim_int),
+    "aten::repeat_interleave.Tensor": _repeat_interleave,
+    "aten::searchsorted.Tensor": _search_sorted,
 }
 """By operator."""
