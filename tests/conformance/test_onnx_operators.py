@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
 from torch.export import Dim
 
 import aotexport
+from aotexport import OnnxOptions
 
 
 def _windows(x):
@@ -43,6 +45,20 @@ def _repeated(x):
     return x.repeat_interleave(torch.tensor([1, 0, 2, 1]), 1)
 
 
+def _normalised(x):
+    norm = nn.functional.batch_norm
+    return norm(x, None, None, torch.arange(4.0), x[0], training=True, eps=0.1), norm(x, None, None, training=True)
+
+
+def _softened(x):
+    return x.softmax(1, dtype=torch.float64), nn.functional.log_softmax(x, 0, dtype=torch.float64)
+
+
+def _bordered(x):
+    borders = nn.functional.pad(x[None, None], (2, 1, 1, 0), mode="circular")
+    return borders, torch.polar(x[:0], x[:0])
+
+
 def _diagonals(x):
     y, z = x.sin(), x.cos()
     y.diagonal(1).fill_(2)
@@ -50,7 +66,18 @@ def _diagonals(x):
     return y, z, torch.diagonal_scatter(x, torch.arange(3.0), -1)
 
 
-FUNCTIONS = (_windows, _rolled, _extremes, _without_axes, _means, _searched, _repeated)
+FUNCTIONS = (
+    _windows,
+    _rolled,
+    _extremes,
+    _without_axes,
+    _means,
+    _searched,
+    _repeated,
+    _normalised,
+    _softened,
+    _bordered,
+)
 
 
 @pytest.mark.parametrize("function", FUNCTIONS)
@@ -63,5 +90,30 @@ def test_operator_in_onnx_runtime_equals_eager_at_every_size(tmp_path, function)
         function, (torch.randn(4, 4),), output=bundle, programs="infer", dynamic_shapes=sizes, verify=False
     )
     _, found = aotexport.export_onnx(bundle)
+    assert {comparison.vector for comparison in found} >= {"example", "rows=2", "rows=33"}
+    assert all(comparison.agrees for comparison in found)
+
+
+class Normalised(nn.Module):
+    """A normalisation that keeps statistics, always as in training."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.BatchNorm2d(3, momentum=0.3)
+
+    def forward(self, x):
+        self.norm.train()
+        return self.norm(x)
+
+
+def test_running_statistics_in_onnx_runtime_equal_those_of_eager(tmp_path):
+    torch.manual_seed(0)
+    sizes = ({0: Dim("rows", min=2, max=64)},)
+    bundle = tmp_path / "bundle"
+    aotexport.export(
+        Normalised(), (torch.randn(4, 3, 2, 2),), output=bundle, programs="infer", dynamic_shapes=sizes, verify=False
+    )
+    manifest, found = aotexport.export_onnx(bundle, OnnxOptions(state="outputs"))
+    assert {"norm.running_mean", "norm.running_var"} <= set(manifest.onnx[0].updates)
     assert {comparison.vector for comparison in found} >= {"example", "rows=2", "rows=33"}
     assert all(comparison.agrees for comparison in found)

@@ -11,7 +11,8 @@ from torch import fx, nn
 
 from aotexport.errors import ExportFailed
 from aotexport.lower.onnx.builtins import BUILTINS, COMPARISONS
-from aotexport.lower.onnx.forms import FORMS, NoForm
+from aotexport.lower.onnx.form import NoForm
+from aotexport.lower.onnx.forms import FORMS
 from aotexport.lower.onnx.provenance import location, trace, where
 from aotexport.lower.onnx.symbols import Symbols
 from aotexport_runtime import ops
@@ -99,19 +100,25 @@ class Body:
         return self.call(torch.ops.aten.scalar_tensor.default, self.values[argument], dtype=torch.int64)
 
     def _node(self, node: Node) -> Any:
+        """Add a node, in whatever form; return its value, every part of which says where it comes from."""
+        last = next(reversed(self.graph.nodes), None)
+        value = self._value(node)
+        for created in reversed(self.graph.nodes):
+            if created is last:
+                break
+            created.meta.setdefault("stack_trace", trace(self.record, node))
+        return value
+
+    def _value(self, node: Node) -> Any:
         if node.op.startswith("higher_order::"):
-            created = self._with_bodies(node)
-        elif node.op in EFFECTS:
+            return self._with_bodies(node)
+        if node.op in EFFECTS:
             raise ExportFailed(
                 f"a region of autocast{where(self.record, node)} has no translation: export with `dtype` instead"
             )
-        else:
-            args = [self._argument(argument) for argument in node.args]
-            kwargs = {name: self._argument(argument) for name, argument in node.kwargs.items()}
-            created = self._operator(node, args, kwargs)
-        if isinstance(created, fx.Node):
-            created.meta["stack_trace"] = trace(self.record, node)
-        return created
+        args = [self._argument(argument) for argument in node.args]
+        kwargs = {name: self._argument(argument) for name, argument in node.kwargs.items()}
+        return self._operator(node, args, kwargs)
 
     def _operator(self, node: Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
         if node.op.startswith("python::"):

@@ -3,31 +3,18 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import fx
 
-from aotexport_runtime.schema.sizes import Size
+from aotexport.lower.onnx.batch_norm import batch_norm
+from aotexport.lower.onnx.form import Call, Form, Metas, NoForm
+from aotexport.lower.onnx.strided import as_strided
 from aotexport_runtime.schema.values import TensorMeta
-from aotexport_runtime.sizes import UNDEFINED, evaluate, symbols_of
 
 aten = torch.ops.aten
-
-Call = Callable[..., fx.Node]
-"""Adds a call of a function to a graph; returns its node."""
-
-Metas = Sequence[TensorMeta | None]
-"""Metadata per positional argument; None: it is no tensor."""
-
-Form = Callable[[Call, list[Any], Mapping[str, Any], Metas], Any]
-"""Adds to a graph what gives the result of an operator for arguments; returns its node, or a node per result. May raise
-`NoForm`."""
-
-
-class NoForm(Exception):
-    """An operator has no form for such arguments; says why."""
 
 
 def _attention(call: Call, args: list[Any], kwargs: Mapping[str, Any], metas: Metas) -> fx.Node:
@@ -76,54 +63,6 @@ def _extreme(function: Any) -> Form:
         return call(function, value, axes or list(range(_rank(metas[0]))), *keep, **kwargs)
 
     return form
-
-
-def _as_strided(call: Call, args: list[Any], kwargs: Mapping[str, Any], metas: Metas) -> fx.Node:
-    """Return elements at steps, of an operand brought to the order of its memory, which is all that ONNX knows."""
-    value = args[0]
-    assert metas[0] is not None
-    repeated, order = _memory(metas[0])
-    for axis in reversed(repeated):
-        value = call(aten.select.int, value, axis, 0)
-    if order != sorted(order):
-        value = call(aten.permute.default, value, order)
-    return call(aten.as_strided.default, value, *args[1:], **kwargs)
-
-
-def _memory(meta: TensorMeta) -> tuple[list[int], list[int]]:
-    """Return the axes along which a tensor repeats its memory, and the others, counted without these, in its order.
-
-    Raises:
-        NoForm: there are gaps in its memory, or other overlaps.
-    """
-    found = {repr(_layout(meta, base)): _layout(meta, base) for base in (5, 11)}
-    layout = next(iter(found.values())) if len(found) == 1 else None
-    if layout is None:
-        raise NoForm("the operand's memory has gaps, and ONNX knows none. Make it contiguous first")
-    return layout
-
-
-def _layout(meta: TensorMeta, base: int) -> tuple[list[int], list[int]] | None:
-    """Return what `_memory` does, for symbols that are `base` and more; None: there are gaps."""
-    names = sorted({name for size in (*meta.shape, *meta.stride) for name in symbols_of(size)})
-    symbols = {name: base + 2 * index for index, name in enumerate(names)}
-    try:
-        shape, stride = _numbers(meta.shape, symbols), _numbers(meta.stride, symbols)
-    except UNDEFINED:
-        return None
-    repeated = [axis for axis, step in enumerate(stride) if step == 0 and shape[axis] != 1]
-    kept = [axis for axis in range(len(shape)) if axis not in repeated]
-    order = sorted(range(len(kept)), key=lambda index: (-stride[kept[index]], -shape[kept[index]]))
-    step = 1
-    for axis in (kept[index] for index in reversed(order)):
-        if shape[axis] != 1 and stride[axis] != step:
-            return None
-        step *= shape[axis]
-    return repeated, order
-
-
-def _numbers(sizes: Sequence[Size], symbols: Mapping[str, int]) -> list[int]:
-    return [evaluate(size, symbols) for size in sizes]
 
 
 def _roll(call: Call, args: list[Any], kwargs: Mapping[str, Any], metas: Metas) -> fx.Node:
@@ -185,6 +124,51 @@ def _repeat_interleave(call: Call, args: list[Any], kwargs: Mapping[str, Any], m
     return call(aten.repeat_interleave.Tensor, *args)
 
 
+def _softmax(function: Any) -> Form:
+    """Return the form of a softmax, computed in the dtype that it is asked for; torch's exporter converts after it."""
+
+    def form(call: Call, args: list[Any], kwargs: Mapping[str, Any], metas: Metas) -> fx.Node:
+        value, axis, dtype = args[0], args[1], args[2] if len(args) > 2 else kwargs.get("dtype")
+        return call(function, value if dtype is None else call(aten._to_copy.default, value, dtype=dtype), axis)
+
+    return form
+
+
+def _average(function: Any) -> Form:
+    """Return the form of an average pooling."""
+
+    def form(call: Call, args: list[Any], kwargs: Mapping[str, Any], metas: Metas) -> fx.Node:
+        if len(args) > 6 and args[6] is not None:
+            raise NoForm("with `divisor_override`. Multiply its result instead")
+        return call(function, *args, **kwargs)
+
+    return form
+
+
+def _pad(call: Call, args: list[Any], kwargs: Mapping[str, Any], metas: Metas) -> fx.Node:
+    """Return a tensor with borders; those of its other end as pieces of it, for which ONNX Runtime has no kernel."""
+    value, widths, mode = args[0], args[1], args[2] if len(args) > 2 else "constant"
+    if mode != "circular":
+        return call(aten.pad.default, *args, **kwargs)
+    rank = _rank(metas[0])
+    for index in range(0, len(widths), 2):
+        before, after, axis = widths[index], widths[index + 1], rank - 1 - index // 2
+        if not (isinstance(before, int) and isinstance(after, int) and min(before, after) >= 0):
+            raise NoForm("with circular borders of negative or dynamic width")
+        pieces = [call(aten.slice.Tensor, value, axis, -before, 1 << 62)] if before else []
+        pieces += [value] + ([call(aten.slice.Tensor, value, axis, 0, after)] if after else [])
+        value = call(aten.cat.default, pieces, axis)
+    return value
+
+
+def _cross_entropy(call: Call, args: list[Any], kwargs: Mapping[str, Any], metas: Metas) -> fx.Node:
+    """Return a cross entropy with classes as targets, the only one that torch's exporter translates rightly."""
+    smoothed = len(args) > 5 and args[5] != 0
+    if smoothed or metas[1] is None or not metas[1].dtype.startswith(("int", "uint")):
+        raise NoForm("with `label_smoothing`, or targets that are probabilities. Compute it from `log_softmax`")
+    return call(aten.cross_entropy_loss.default, *args, **kwargs)
+
+
 def _search_sorted(call: Call, args: list[Any], kwargs: Mapping[str, Any], metas: Metas) -> fx.Node:
     """Return for each value how many boundaries are below it; at it, too, where `right`."""
     boundaries, values, as_int32, right = args + [False] * (4 - len(args))
@@ -203,13 +187,14 @@ def _rank(meta: TensorMeta | None) -> int:
 
 FORMS: dict[str, Form] = {
     "aten::scaled_dot_product_attention.default": _attention,
+    "aten::batch_norm.default": batch_norm,
     "aten::mv.default": _product,
     "aten::matmul.default": _product,
     "aten::sort.stable": _sort,
     "aten::masked_select.default": _masked_select,
     "aten::amax.default": _extreme(aten.amax.default),
     "aten::amin.default": _extreme(aten.amin.default),
-    "aten::as_strided.default": _as_strided,
+    "aten::as_strided.default": as_strided,
     "aten::roll.default": _roll,
     "aten::gather.default": _with_axes(aten.gather.default, like=2),
     "aten::scatter.src": _with_axes(aten.scatter.src),
@@ -219,6 +204,12 @@ FORMS: dict[str, Form] = {
     "aten::topk.default": _with_axes(aten.topk.default),
     "aten::prod.dim_int": _with_axes(aten.prod.dim_int),
     "aten::repeat_interleave.Tensor": _repeat_interleave,
+    "aten::pad.default": _pad,
+    "aten::cross_entropy_loss.default": _cross_entropy,
+    "aten::softmax.int": _softmax(aten.softmax.int),
+    "aten::log_softmax.int": _softmax(aten.log_softmax.int),
+    "aten::avg_pool2d.default": _average(aten.avg_pool2d.default),
+    "aten::avg_pool3d.default": _average(aten.avg_pool3d.default),
     "aten::searchsorted.Tensor": _search_sorted,
 }
 """By operator."""

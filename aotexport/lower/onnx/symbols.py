@@ -10,7 +10,7 @@ import torch
 
 from aotexport.errors import ExportFailed
 from aotexport.lower.onnx.builtins import SIZE_OPERATORS
-from aotexport.lower.onnx.forms import Call
+from aotexport.lower.onnx.form import Call
 from aotexport_runtime.schema.program import Program, SizeInput
 from aotexport_runtime.schema.sizes import Size
 from aotexport_runtime.schema.values import SizeMeta, TensorMeta, ValueMeta

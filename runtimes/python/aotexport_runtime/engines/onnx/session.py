@@ -173,5 +173,6 @@ def as_complex(value: Any) -> Any:
     if is_torch_tensor(value):
         import torch
 
-        return torch.view_as_complex(value)
+        # Strides of what is empty say nothing.
+        return torch.view_as_complex(value if value.numel() else torch.zeros(value.shape, dtype=value.dtype))
     return np.ascontiguousarray(value).view(np.result_type(value.dtype, np.complex64))[..., 0]
