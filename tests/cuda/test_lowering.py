@@ -11,6 +11,7 @@ from aotexport.lower.cuda.grids import parse
 from aotexport.lower.cuda.retarget import CannotLower
 from aotexport_runtime.schema.sizes import SizeExpression
 from aotexport_runtime.schema.values import SizeArgument
+from tests.cases.operators import cubed
 from tests.cuda.lowered import launches, lowered, operators
 
 
@@ -133,15 +134,13 @@ def test_guards_that_the_lowering_adds_are_recorded(monkeypatch):
     assert (guard.op, guard.args[1]) in (("lt", 50), ("le", 49))
 
 
-def test_custom_operator_that_stays_is_refused():
-    @torch.library.custom_op("lowering_test::twice", mutates_args=())
-    def twice(x: torch.Tensor) -> torch.Tensor:
-        return x * 2
-
-    twice.register_fake(torch.empty_like)
-    with pytest.raises(CannotLower) as caught:
-        lowered(lambda x: twice(x.relu()), torch.randn(4, 4))
-    assert str(caught.value) == "custom operator `lowering_test::twice.default` is left in the lowered graph"
+def test_custom_operator_is_called_between_kernels():
+    program = lowered(lambda x: cubed(x.relu()).sigmoid(), torch.randn(4, 4, requires_grad=True), program="train")
+    forward = operators(program)
+    place = forward.index("aotexport_cases::cubed.default")
+    assert any(op.startswith("kernel::") for op in forward[:place])
+    assert any(op.startswith("kernel::") for op in forward[place:])
+    assert "aotexport_cases::cubed.default" in program.graphs["forward.json"].schemas
 
 
 def test_recurrence_over_many_steps_is_refused():

@@ -28,6 +28,12 @@ def mlp() -> Model:
     return Mlp(), (torch.randn(4, 16), torch.arange(4)), {"dynamic_shapes": ({0: batch}, {0: batch})}
 
 
+def half_mlp() -> Model:
+    """The same in half precision, of a fixed size."""
+    model, (x, y), _ = mlp()
+    return model.half(), (x.half(), y), {}
+
+
 def cnn() -> Model:
     """Convolutions and batch normalisation, whose statistics are state."""
 
@@ -107,6 +113,21 @@ def of_triton() -> Model:
     return OfTriton(), (torch.randn(5, 4),), {"dynamic_shapes": ({0: batch},)}
 
 
+def custom_operator() -> Model:
+    """An operator of the user's between kernels, with a gradient of its own."""
+    from tests.cases.operators import cubed
+
+    class Cubing(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(4, 6)
+
+        def forward(self, x):
+            return cubed(self.linear(x).relu()).sigmoid().t()
+
+    return Cubing(), (torch.randn(5, 4),), {}
+
+
 def gpt2() -> Model:
     """A decoder of the `transformers` library, with its loss."""
     from transformers import GPT2Config, GPT2LMHeadModel
@@ -116,6 +137,29 @@ def gpt2() -> Model:
         resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
     )  # fmt: skip
     return _with_loss(GPT2LMHeadModel(config)), (torch.randint(0, 64, (2, 8)),), {}
+
+
+def bert() -> Model:
+    """An encoder of the `transformers` library, with padding."""
+    from transformers import BertConfig, BertModel
+
+    config = BertConfig(
+        num_hidden_layers=2, num_attention_heads=2, hidden_size=16, intermediate_size=32, vocab_size=64,
+        max_position_embeddings=16, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+    )  # fmt: skip
+    model = BertModel(config)
+
+    class Pooled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.model = model
+
+        def forward(self, tokens, mask):
+            return self.model(tokens, attention_mask=mask).pooler_output
+
+    mask = torch.ones(2, 8, dtype=torch.int64)
+    mask[1, 5:] = 0
+    return Pooled(), (torch.randint(0, 64, (2, 8)), mask), {}
 
 
 def llama() -> Model:
@@ -183,6 +227,9 @@ QUICK = {"mlp": mlp, "attention": attention, "of_triton": of_triton}
 SLOW = {
     "masked_attention": masked_attention,
     "half_attention": half_attention,
+    "half_mlp": half_mlp,
+    "custom_operator": custom_operator,
+    "bert": bert,
     "cnn": cnn,
     "scatter": scatter,
     "lstm": lstm,

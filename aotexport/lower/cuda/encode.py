@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -42,19 +42,20 @@ _VIEWS = (
 )
 
 
-def encode_half(half: Half, inputs: dict[str, str], outputs: list[int]) -> Graph:
+def encode_half(half: Half, inputs: dict[str, str], outputs: list[int], namespaces: Collection[str]) -> Graph:
     """Return the record of a lowered graph.
 
     Args:
         half: the graph.
         inputs: name in the record per name among `Half.inputs`, in the record's order; sizes are left out.
         outputs: which outputs to return, in order.
+        namespaces: of the program's custom operators.
 
     Raises:
         CannotLower: it holds something that the format cannot say.
     """
     try:
-        return _Encoder(half, inputs).encode(outputs)
+        return _Encoder(half, inputs, namespaces).encode(outputs)
     except ExportFailed as error:
         raise CannotLower(str(error)) from None
 
@@ -63,6 +64,7 @@ def encode_half(half: Half, inputs: dict[str, str], outputs: list[int]) -> Graph
 class _Encoder:
     half: Half
     inputs: dict[str, str]
+    namespaces: Collection[str]
     names: dict[torch.fx.Node, Any] = field(default_factory=dict)
     nodes: list[Node] = field(default_factory=list)
     schemas: dict[str, str] = field(default_factory=dict)
@@ -118,7 +120,8 @@ class _Encoder:
         name = f"{schema.name}.{schema.overload_name or 'default'}"
         if name.startswith("aten::") and name.removeprefix("aten::") not in allowed_aten_operators():
             raise CannotLower(f"operator `{name}` is not on the list of operators that a bundle may call")
-        if not name.startswith("aten::"):
+        custom = not name.startswith("aten::")
+        if custom and (name.partition("::")[0] not in self.namespaces or schema.is_mutable):
             raise CannotLower(f"custom operator `{name}` is left in the lowered graph")
         self.schemas[name] = str(schema)
         args = [self._argument(value) for value in node.args]

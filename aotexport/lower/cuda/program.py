@@ -16,6 +16,7 @@ from aotexport.lower.cuda.retarget import CannotLower
 from aotexport.lower.cuda.sharing import unshared
 from aotexport.lower.cuda.sources import KernelSource, joined
 from aotexport.torch_internals.functional import FunctionalCapture, tangent_descriptor
+from aotexport.torch_internals.names import OpOverload
 from aotexport_runtime.schema.graph import Graph
 from aotexport_runtime.schema.program import Program
 from aotexport_runtime.schema.targets import LoweredProgram
@@ -63,7 +64,13 @@ def lower_program(program: Program, forward: ForwardCapture, functional: Functio
     captured = captured_for_gpu(forward, functional, grad=joint)
     lowered = lower(captured.module, mode, returned=returned, tangents=tangents if joint else None)
     extra = tuple(guard for guard in guards(forward, program.dimensions) if guard not in known)
-    return _encoded(program, lowered, returned, extra)
+    return _encoded(program, lowered, returned, extra, _namespaces(functional))
+
+
+def _namespaces(functional: FunctionalCapture) -> frozenset[str]:
+    """Return the namespaces of the custom operators that a functional graph calls."""
+    called = {node.target.namespace for node in functional.module.graph.nodes if isinstance(node.target, OpOverload)}
+    return frozenset(called - {"aten"})
 
 
 def _tangents(functional: FunctionalCapture) -> int:
@@ -84,25 +91,29 @@ def _check(program: Program, forward: ForwardCapture, functional: FunctionalCapt
         raise CannotLower("a custom autograd function keeps tensors beside `save_for_backward`")
 
 
-def _encoded(program: Program, lowered: LoweredGraphs, returned: int, guards: tuple[Any, ...]) -> CudaProgram:
+def _encoded(
+    program: Program, lowered: LoweredGraphs, returned: int, guards: tuple[Any, ...], namespaces: frozenset[str]
+) -> CudaProgram:
     convention = program.functional
     assert convention is not None
     names = [spec_name(index) for index in range(len(program.inputs))]
     inputs = dict(zip(lowered.forward.inputs, names, strict=True))
     kernels = joined(lowered.kernels)
     if lowered.backward is None:
-        graph = unshared(encode_half(lowered.forward, inputs, list(range(returned))), convention)
+        graph = unshared(encode_half(lowered.forward, inputs, list(range(returned)), namespaces), convention)
         record = LoweredProgram(forward=FORWARD_FILE, guards=guards)
         return CudaProgram(record, {FORWARD_FILE: graph}, tuple(kernels.values()))
     taken = list(tensors_among(lowered.backward))
     tangents = [name for name in taken if name.startswith("tangents_")]
     saved = [name for name in taken if not name.startswith("tangents_")]
     positions = {name: index for index, name in enumerate(lowered.forward.outputs) if index >= returned}
-    forward_graph = encode_half(lowered.forward, inputs, [*range(returned), *(positions[name] for name in saved)])
+    forward_graph = encode_half(
+        lowered.forward, inputs, [*range(returned), *(positions[name] for name in saved)], namespaces
+    )
     forward_graph = unshared(forward_graph, convention)
     backward_inputs = {name: f"saved:{index}" for index, name in enumerate(saved)}
     backward_inputs |= {name: f"tangent:{index}" for index, name in enumerate(tangents)}
-    backward_graph = encode_half(lowered.backward, backward_inputs, list(range(len(program.inputs))))
+    backward_graph = encode_half(lowered.backward, backward_inputs, list(range(len(program.inputs))), namespaces)
     record = LoweredProgram(forward=FORWARD_FILE, backward=BACKWARD_FILE, saved=len(saved), guards=guards)
     return CudaProgram(record, {FORWARD_FILE: forward_graph, BACKWARD_FILE: backward_graph}, tuple(kernels.values()))
 

@@ -277,7 +277,8 @@ class Bundle:
         where = f"targets/{target}/programs/{program}/{file}"
         graph = self.record(where, Graph)
         kernels = {kernel.name: kernel for kernel in self.kernels(target).kernels}
-        check_lowered_graph(graph, record, self.program(program), kernels, backward=backward, where=where)
+        namespaces = self.manifest.requirements.operator_namespaces
+        check_lowered_graph(graph, record, self.program(program), kernels, namespaces, backward=backward, where=where)
         return graph
 
     def kernels(self, target: str) -> KernelLibrary:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from aotexport_runtime.errors import BundleInvalid
 from aotexport_runtime.schema.graph import Graph, Node
@@ -45,6 +45,7 @@ def check_lowered_graph(
     lowered: LoweredProgram,
     program: Program,
     kernels: Mapping[str, Kernel],
+    namespaces: Collection[str],
     *,
     backward: bool,
     where: str,
@@ -56,6 +57,7 @@ def check_lowered_graph(
         lowered: the record that names it, checked.
         program: its program, checked.
         kernels: kernels of the target, by name.
+        namespaces: of custom operators, as the manifest declares them.
         backward: whether it is the backward.
         where: file name, for errors.
 
@@ -65,7 +67,7 @@ def check_lowered_graph(
     functional = program.functional
     assert functional is not None
     symbols = {dimension.symbol for dimension in program.dimensions}
-    check_graph(graph, symbols, {"kernel"}, where=where)
+    check_graph(graph, symbols, {"kernel", *namespaces}, where=where)
     returned = len(functional.mutations) + len(functional.outputs) + functional.intermediate_bases
     inputs, outputs = len(program.inputs), returned + lowered.saved
     if backward:
@@ -85,7 +87,7 @@ def check_lowered_graph(
     for node in graph.nodes:
         if node.op.startswith(KERNEL):
             _check_launch(node, kernels, values, where)
-        elif not node.op.startswith(("aten::", "python::")):
+        elif node.op.partition("::")[0] not in ("aten", "python", *namespaces):
             raise BundleInvalid(f"operator `{node.op[:80]}` may not stand in a lowered graph", where=where)
 
 
