@@ -99,7 +99,8 @@ def export(
             the first that it fits. A tuple is positional arguments, a dict keyword arguments, with fixed sizes.
         dynamic_shapes: which sizes may differ from the example's, as `torch.export.export` takes it.
         targets: forms to ship; `portable` always is. `cpu`: shared libraries for this machine's processor, `cpu:v3,v4`
-            for these levels of x86-64. `cuda`: kernels for NVIDIA GPUs, `cuda:sm_80,sm_90` for those.
+            for these levels of x86-64. `cuda`: kernels for NVIDIA GPUs, `cuda:sm_80,sm_90` for those. `hip`:
+            experimental, kernels for AMD GPUs, which nothing launches yet.
         verify: compare the written bundle with eager execution, in a fresh process.
         force: replace a bundle at `output`.
         strip: leave source lines and module paths out.
@@ -145,7 +146,7 @@ def export(
             record, recorded = record_vectors(spec.call, state, program.record)
             encoded[index] = replace(program, record=record)
             vectors += recorded
-        if wanted.cuda:
+        if wanted.kernels:
             clock.stage("compile kernels")
         shared = compile_targets(
             encoded, wanted, clock.count, kernel_sources=kernel_sources, root=None if strip else root
@@ -174,7 +175,7 @@ def _capture(
         functional = capture_functional_graph(forward, grad=spec.grad)
     program = with_functional(program, forward, functional, root=root, strip=strip)
     _refuse_lost_backward(program, forward)
-    if targets.cuda:
+    if targets.kernels:
         clock.stage(f"{spec.name}: lower to kernels")
     return with_lowered(program, forward, functional, targets)
 

@@ -34,7 +34,7 @@ class Binary:
 
     Attributes:
         code: machine code.
-        ptx: what it was made from.
+        ptx: what it was made from; empty for AMD's devices.
         shared_nbytes: dynamic shared memory.
         global_scratch_nbytes: scratch memory per block.
         global_scratch_alignment: alignment of that.
@@ -85,7 +85,7 @@ def compile_kernels(
 
     Args:
         kernels: what to compile.
-        architectures: `sm_80`, ...
+        architectures: `sm_80`, ..., `gfx942`
         cache: directory of earlier results; None: `kernels` in the user's cache directory.
         progress: called with how many of how many compilations are done.
 
@@ -125,6 +125,9 @@ def compile_kernels(
 def _description(kernel: KernelSource, index: int, architecture: str) -> dict[str, Any]:
     candidate = kernel.candidates[index]
     options = dict(candidate.options)
+    if architecture.startswith("gfx"):
+        # Of NVIDIA's devices alone.
+        options = {name: value for name, value in options.items() if not name.startswith("launch_")}
     if architecture == PTX_ARCHITECTURE:
         options["ptx_version"] = _PTX_VERSION
     description: dict[str, Any] = {
@@ -134,7 +137,7 @@ def _description(kernel: KernelSource, index: int, architecture: str) -> dict[st
         "divisible": kernel.divisible,
         "constants": candidate.constants,
         "options": options,
-        "capability": int(architecture.removeprefix("sm_")),
+        "architecture": architecture,
     }
     key = json.dumps([description, compiler_version(), metadata.version("torch")], sort_keys=True)
     return {**description, "key": hashlib.sha256(key.encode()).hexdigest()}
@@ -215,6 +218,8 @@ def _start(scratch: Path) -> subprocess.Popen[str]:
         "TRITON_CACHE_DIR": str(scratch / "triton"),
         "TRITON_DISABLE_LINE_INFO": "1",
         "TRITON_INTERPRET": "0",
+        # What Triton 3.9 does unless told otherwise, and later ones do not.
+        "TRITON_DEFAULT_FP_FUSION": "1",
         "OMP_NUM_THREADS": "1",
         "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
     }

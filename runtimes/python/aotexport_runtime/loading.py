@@ -107,6 +107,11 @@ def load(
         BundleTooNew: written for a newer runtime.
         NotSupported: needs an operator, dtype, device or target that is not here.
     """
+    if target == "hip":
+        raise NotSupported(
+            "target `hip` is experimental: bundles can hold its kernels, and there is no launcher of them. Load target "
+            "`portable`, which runs on AMD GPUs by torch's own operators"
+        )
     if target not in ("auto", *ENGINES) and not target.startswith("cpu-"):
         raise NotSupported(f"no target `{target}`; there are auto, {', '.join(ENGINES)}")
     if trust not in ("data", "native"):

@@ -27,7 +27,7 @@ def architectures_for(available: Collection[str], capability: tuple[int, int]) -
     major, minor = capability
     fitting: list[tuple[int, str]] = []
     for name in available:
-        if name == PTX:
+        if not name.startswith("sm_"):
             continue
         number = int(name.removeprefix("sm_"))
         other_major, other_minor = divmod(number, 10)
