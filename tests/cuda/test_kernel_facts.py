@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import struct
 import subprocess
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from torch import nn
 
 import aotexport
 from aotexport.cli.inspect import inspect
-from aotexport.cubin import _section, resources
+from aotexport.cubin import resources
 from aotexport.kernels import kernel_facts
 from aotexport.lower.cuda import compile as compilation
 from aotexport.lower.cuda.compile import compile_kernels
@@ -42,21 +41,6 @@ def test_resources_are_those_that_cuobjdump_shows(binaries, architecture, tmp_pa
     found = resources(binaries[architecture])
     assert found is not None
     assert re.search(r"REG:(\d+) STACK:(\d+)", shown).groups() == (f"{found.registers}", f"{found.stack_nbytes}")
-
-
-@pytest.mark.parametrize("architecture", CUDA_ARCHITECTURES)
-def test_code_takes_parameters_of_the_sizes_that_are_packed(binaries, architecture):
-    section = _section(binaries[architecture], b".nv.info.doubled")
-    sizes, at = {}, 0
-    while at < len(section):
-        form, attribute, size = struct.unpack_from("<BBH", section, at)
-        at += 4
-        if form == 4:
-            if attribute == 0x17:  # index, ordinal, offset, size among flags
-                _, ordinal, _, flags = struct.unpack_from("<IHHI", section, at)
-                sizes[ordinal] = flags >> 18
-            at += size
-    assert [sizes[ordinal] for ordinal in sorted(sizes)] == [8, 8, 4, 8, 8]
 
 
 @pytest.mark.parametrize("code", [b"", b".version 8.0", b"\x7fELF\x02" + bytes(100)])

@@ -1,0 +1,22 @@
+"""`python -m tests.gpu.build DIRECTORY [MODEL ...]`: export the models for machines that cannot."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+import aotexport
+from tests.gpu.models import LARGE, SMALL, make
+
+
+def build(directory: Path, names: Iterable[str], target: str = "cuda") -> None:
+    """Write a bundle with kernels per model below `directory`, where there is none yet."""
+    for name in names:
+        if not (directory / name).exists():
+            model, args = make(name)
+            aotexport.export(model, args, output=directory / name, targets=(target,), verify=False)
+
+
+if __name__ == "__main__":
+    build(Path(sys.argv[1]), sys.argv[2:] or [*SMALL, *LARGE])
