@@ -40,6 +40,7 @@ from torch.fx.experimental.symbolic_shapes import (
     ConstraintViolationError,
     GuardOnDataDependentSymNode,
     ShapeEnv,
+    free_unbacked_symbols,
     statically_known_true,
 )
 
@@ -72,6 +73,7 @@ __all__ = [
     "ViewAndMutationMeta",
     "custom_operator_module",
     "export_to_torch_operators",
+    "has_sizes_of_data",
     "int_oo",
     "is_dimension",
     "is_fixed_dimension",
@@ -147,3 +149,9 @@ def runs_triton(target: Any) -> bool:
 def triton_runs_on_cpu(operator: Any) -> bool:
     """Return whether something is registered for CPUs to run in place of an operator's Triton kernels."""
     return "cpu" in OPDEFS[operator._schema.name]._backend_fns
+
+
+def has_sizes_of_data(node: torch.fx.Node) -> bool:
+    """Return whether the value of a node has, or is, a size that only the data of a call know."""
+    values = tree_leaves(node.meta.get("val"))
+    return any(free_unbacked_symbols(v) for v in values if isinstance(v, torch.Tensor | torch.SymInt | torch.SymFloat))

@@ -143,6 +143,29 @@ def test_custom_operator_is_called_between_kernels():
     assert "aotexport_cases::cubed.default" in program.graphs["forward.json"].schemas
 
 
+@pytest.mark.parametrize(
+    ("function", "reason"),
+    [
+        (lambda x: x.relu().nonzero() * 2, "it has sizes that only the data of a call know"),
+        (lambda x: x[x > 0].relu().sum(), "it has sizes that only the data of a call know"),
+        (
+            lambda x: torch.cond(x.sum() > 0, lambda x: x.sin(), lambda x: x.cos(), (x,)),
+            "it calls graphs of their own, by `cond`",
+        ),
+    ],
+)
+def test_program_that_the_format_of_kernels_cannot_hold_is_refused(function, reason):
+    with pytest.raises(CannotLower) as caught:
+        lowered(function, torch.randn(4, 4))
+    assert str(caught.value) == reason
+
+
+def test_workspace_is_zeroed_before_the_kernel_that_counts_in_it():
+    names = operators(lowered(lambda x: x.cumsum(1), torch.randn(2, 200_000)))
+    place = names.index("aten::zero_.default")
+    assert names[place + 1].startswith("kernel::")
+
+
 def test_recurrence_over_many_steps_is_refused():
     with pytest.raises(CannotLower, match="step by step"):
         lowered(nn.LSTM(4, 4), torch.randn(60, 1, 4), program="train")

@@ -118,6 +118,32 @@ def test_configuration_with_a_hook_is_refused_by_name(tmp_path):
         aotexport.export(lambda x: with_hook(x), (torch.randn(4),), output=tmp_path / "bundle")
 
 
+@triton.jit
+def shifting(source, offsets, target, count, shift, negate, BLOCK: tl.constexpr):  # noqa: N803
+    index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    value = tl.load(source + index, mask=index < count) + shift
+    if offsets is not None:
+        value += tl.load(offsets + index, mask=index < count)
+    tl.store(target + index, tl.where(negate, -value, value), mask=index < count)
+
+
+def test_truths_floats_and_none_are_arguments_too():
+    @triton_op(f"{NAMESPACE}::shifted", mutates_args={})
+    def shifted(x: torch.Tensor, negate: bool) -> torch.Tensor:
+        result = torch.empty_like(x)
+        wrap_triton(shifting)[(1,)](x, None, result, x.numel(), 0.5, negate, BLOCK=32)
+        return result
+
+    shifted.register_kernel("cpu")(lambda x, negate: -(x + 0.5) if negate else x + 0.5)
+    program = lowered(lambda x: torch.ops.aotexport_triton.shifted(x.relu(), True), torch.randn(8))
+    (kernel,) = (kernel for kernel in program.kernels if kernel.name.startswith("shifting"))
+    (node,) = (node for node in launches(program) if node.op.startswith("kernel::shifting"))
+    fixed = kernel.candidates[0].constants
+    assert fixed["offsets"] is None
+    assert node.kwargs["shift"] == 0.5
+    assert node.kwargs.get("negate", fixed.get("negate")) is True
+
+
 def test_kernels_given_views_begin_where_the_views_do():
     program = lowered(lambda x: scaled(x[1:], 2.0) + 1, torch.randn(5, 4))
     assert "scaling" in launched(program, "forward.json")

@@ -16,7 +16,7 @@ from aotexport.lower.cuda.retarget import CannotLower
 from aotexport.lower.cuda.sharing import unshared
 from aotexport.lower.cuda.sources import KernelSource, joined
 from aotexport.torch_internals.functional import FunctionalCapture, tangent_descriptor
-from aotexport.torch_internals.names import OpOverload
+from aotexport.torch_internals.names import OpOverload, has_sizes_of_data
 from aotexport_runtime.schema.graph import Graph
 from aotexport_runtime.schema.program import Program
 from aotexport_runtime.schema.targets import LoweredProgram
@@ -86,6 +86,12 @@ def _check(program: Program, forward: ForwardCapture, functional: FunctionalCapt
     whole, apart = len(forward.graph.graph.nodes), len(functional.module.graph.nodes)
     if apart > UNROLLED_NODES and apart > UNROLLED_FACTOR * whole:
         raise CannotLower(f"its functional graph takes {whole} operators apart to {apart}, step by step")
+    if any(map(has_sizes_of_data, functional.module.graph.nodes)):
+        raise CannotLower("it has sizes that only the data of a call know")
+    for node in functional.module.graph.find_nodes(op="get_attr"):
+        if isinstance(getattr(functional.module, node.target), torch.fx.GraphModule):
+            names = {str(user.target) for user in node.users}
+            raise CannotLower(f"it calls graphs of their own, by {', '.join(f'`{name}`' for name in sorted(names))}")
     gradients = program.functional.gradients if program.functional else None
     if gradients is not None and any(partition.unchecked for partition in gradients.partitions):
         raise CannotLower("a custom autograd function keeps tensors beside `save_for_backward`")
