@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from aotexport.capture.arguments import container_changes, containers
 from aotexport.capture.arithmetic import symbolic_arithmetic
 from aotexport.capture.call import ExampleCall
-from aotexport.capture.containers import snapshots
 from aotexport.capture.effects import Effects
 from aotexport.capture.example_values import ExampleValues
 from aotexport.capture.fake_kernels import FAKE_KERNELS
@@ -44,6 +44,7 @@ from aotexport.torch_internals.tracing import (
     trace_forward,
     transforms_left,
 )
+from aotexport_runtime.schema.program import ContainerChange
 from aotexport_runtime.schema.trees import Tree
 from aotexport_runtime.subclasses import inner_tensor
 
@@ -119,6 +120,7 @@ class _Flat:
     grad: bool
     output_tree: Tree | None = None
     rebinds: list[tuple[StateEntry, int]] = field(default_factory=list)
+    container_changes: list[ContainerChange] = field(default_factory=list)
     effects: Effects = field(default_factory=Effects)
     above_autograd: bool = True
     asks: bool = False
@@ -154,16 +156,10 @@ class _Flat:
             swapped(self.state, list(tensors[:count]), self.target) as replaced,
             surroundings_kept(self.target, self.call.module),
         ):
-            names = [*(parameter.name for parameter in self.call.parameters), *map(str, range(len(args)))]
-            given = [*zip(names, args, strict=False), *kwargs.items()]
-            passed = [snapshot for name, value in given for snapshot in snapshots(value, name)]
+            held = containers(self.call, args, kwargs)
             result = self.target(*args, **kwargs)
-            for change in (change for snapshot in passed for change in snapshot.changes()):
-                raise ExportFailed(
-                    f"the call changes `{change.path}` of its arguments, and a bundle changes no lists and dicts of "
-                    "its caller. Return the new value instead"
-                )
         self.output_tree = tree_of(result, "output", leaf_index, what="output")
+        self.container_changes = container_changes(self.call, held, leaf_index)
         if any(isinstance(value, torch.Tensor) and value.retains_grad for value in outputs):
             raise ExportFailed(
                 "the model calls `retain_grad` on what it returns, which a bundle cannot hold. Call it on what the "
@@ -218,7 +214,16 @@ def _trace(call: ExampleCall, state: State, target: Any, strategy: Strategy, gra
         _refuse_computed_state(bindings)
     graph.recompile()
     return ForwardCapture(
-        graph, bindings, inputs, flat.output_tree, flat.rebinds, flat.effects, fakes, flat, strategy.name
+        graph,
+        bindings,
+        inputs,
+        flat.output_tree,
+        flat.rebinds,
+        flat.container_changes,
+        flat.effects,
+        fakes,
+        flat,
+        strategy.name,
     )
 
 

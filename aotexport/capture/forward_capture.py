@@ -10,6 +10,7 @@ import torch
 from aotexport.capture.effects import Effects
 from aotexport.capture.fakes import FakeInputs
 from aotexport.capture.state import StateEntry
+from aotexport_runtime.schema.program import ContainerChange
 from aotexport_runtime.schema.trees import Tree
 
 
@@ -31,6 +32,7 @@ class ForwardCapture:
         inputs: fakes per placeholder, untouched by the trace.
         output_tree: structure of the returned value.
         rebinds: state entries that the call replaces, with the index of the output that replaces them.
+        container_changes: what the call changes in containers of its caller; leaves index the graph's outputs.
         effects: what was seen.
         fakes: the fake world; its shape environment collects guards.
         function: the traced function on flat inputs in the order of `bindings`, for a direct joint capture.
@@ -42,6 +44,7 @@ class ForwardCapture:
     inputs: list[torch.Tensor]
     output_tree: Tree
     rebinds: list[tuple[StateEntry, int]]
+    container_changes: list[ContainerChange]
     effects: Effects
     fakes: FakeInputs
     function: Any

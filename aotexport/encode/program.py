@@ -107,6 +107,7 @@ def encode_program(spec: ProgramSpec, forward: ForwardCapture, *, root: Path | N
         outputs=tuple(encode_result_meta(v) if isinstance(v, torch.Tensor) else None for v in values),
         output_tree=forward.output_tree,
         rebinds=tuple(Rebind(name=entry.names[0], output_index=index) for entry, index in forward.rebinds),
+        container_changes=tuple(forward.container_changes),
         dimensions=known,
         guards=guards(forward, known),
         fixed=tuple(sorted(forward.effects.reads)),

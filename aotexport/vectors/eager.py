@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from aotexport.capture.arguments import check_changes, containers
 from aotexport.capture.call import ExampleCall
 from aotexport.capture.mode import in_mode
 from aotexport.capture.state import State
@@ -17,6 +18,7 @@ from aotexport.programs import Mode
 from aotexport.restore import restored
 from aotexport.vectors.arguments import Arguments, example_arguments
 from aotexport_runtime.engines.codegen import Environment
+from aotexport_runtime.given import given_tree, giving
 from aotexport_runtime.observe import Inputs, Observation, make_inputs, observe
 from aotexport_runtime.schema.program import Program, StateInput
 from aotexport_runtime.self_test import flat_outputs
@@ -62,7 +64,7 @@ def watch_example(
         look: takes what calls the model, and its tensors and sizes, one per input of the program.
     """
     arguments = example_arguments(call, program)
-    eager, make = _eager(call, arguments)
+    eager, make = _eager(call, program, arguments)
     tensors = {entry.names[0]: entry.tensor for entry in state.entries}
     with in_mode(call.module, program.mode, call.settled), restored(state), attention_as_traced():
         values = make().values
@@ -72,16 +74,22 @@ def watch_example(
             return look(lambda: eager(values), inputs)
 
 
-def _eager(call: ExampleCall, arguments: Arguments) -> tuple[Callable[[list[Any]], Any], Callable[[], Inputs]]:
+def _eager(
+    call: ExampleCall, program: Program, arguments: Arguments
+) -> tuple[Callable[[list[Any]], Any], Callable[[], Inputs]]:
     """Return what calls the model on flat arguments, and what makes these anew."""
     device = next((leaf.device for leaf in call.tensors if isinstance(leaf, torch.Tensor)), None)
     own = {spec.path: index for index, spec in enumerate(arguments.specs)}
     form = Environment(tensor_types=TensorTypes(CLASSES)).form
+    function = giving(program, call.callable)
 
     def eager(values: list[Any]) -> Any:
         tensors = [values[own[p]] if p in own else t for p, t in zip(call.paths, call.tensors, strict=True)]
         args, kwargs = call.rebuild(tensors)
-        return call.callable(*args, **kwargs)
+        held = containers(call, args, kwargs)
+        value = function(*args, **kwargs)
+        check_changes(held, program.container_changes)
+        return value
 
     return eager, lambda: make_inputs(arguments.specs, arguments.stored, device, form)
 
@@ -92,13 +100,13 @@ def observe_eager(call: ExampleCall, state: State, program: Program, arguments: 
     Raises:
         ExportFailed: the model returns tensors of a class that a bundle cannot hold.
     """
-    eager, make = _eager(call, arguments)
+    eager, make = _eager(call, program, arguments)
 
     def current_state() -> dict[str, torch.Tensor]:
         return {e.names[0]: e.slots[0][0][e.slots[0][1]] if e.slots else e.tensor for e in state.entries}
 
     def outputs(value: Any) -> list[tuple[str, Any]]:
-        found = flat_outputs(program.output_tree, value)
+        found = flat_outputs(given_tree(program), value)
         _check_classes(found, {type(tensor) for tensor in call.tensors})
         return found
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+from typing import Any
+
 import torch
 from torch import nn
 
@@ -311,6 +314,28 @@ class OwnOptimizer(nn.Module):
             torch._foreach_add_([self.momentum], [gradient])
             torch._foreach_add_([weight], [self.momentum], alpha=-0.1)
         return self.layer(x).detach()
+
+
+@case(lambda: (leaf(2, 3), {"labels": torch.randn(2, 3), "layers": [[torch.randn(2, 3)], None], "steps": 1}))
+def containers_of_the_caller(x, cache):
+    labels = cache.pop("labels")
+    cache["layers"][0].append(x * 2)
+    cache["layers"][1] = (x, cache["layers"][0][0])
+    cache["steps"] += 1
+    cache["view"] = labels.t()
+    return x * labels
+
+
+@dataclasses.dataclass
+class Batch:
+    x: torch.Tensor
+    doubled: Any = None
+
+
+@case(lambda: (Batch(leaf(2, 3)),))
+def dataclass_of_the_caller(batch):
+    batch.x, batch.doubled = batch.x * 2, [batch.x]
+    return batch.x + 1
 
 
 @case(lambda: (leaf(3, 4),))

@@ -586,6 +586,20 @@ def nested_inputs() -> Case:
 
 
 @case
+def changed_containers() -> Case:
+    """A list, a dict and a dataclass of the caller that the call changes; some of what is in them stays."""
+
+    def call(x: Tensor, items: list[Any], table: dict[Any, Any], box: Box) -> Tensor:
+        items.append(x * 2)
+        table["sum"] = [x + table.pop("old"), 3]
+        table[True] = table[None] = table["user", 0, None, False] = 2.5
+        box.tensor = table["sum"][0]
+        return x.sin()
+
+    return Case(call, (needs_grad(3), [ramp(3)], {"old": ramp(3), "kept": ramp(2)}, Box(ramp(3), "note")))
+
+
+@case
 def nested_outputs() -> Case:
     """Every kind of container among the outputs."""
 

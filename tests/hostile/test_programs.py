@@ -62,6 +62,7 @@ FAULTS = [
     # outputs
     ("outputs/0/stride/0", {"op": "not", "args": ["s99"]}, "unknown symbol 's99' in a size"),
     ("output_tree/items/0/index", 3, "leaf 3 of a tree is out of range"),
+    ("container_changes", [{"path": "y", "keys": [], "items": []}], "every call must pass the changed container 'y'"),
     ("rebinds", [{"name": "secret", "output_index": 0}], "rebound state 'secret' is not in the manifest's state"),
     ("rebinds", [{"name": "calls", "output_index": 3}], "output_index of a rebind is 3, out of range(3)"),
     ("rebinds", [{"name": "calls", "output_index": 0}] * 2, "rebound state 'calls' occurs twice"),

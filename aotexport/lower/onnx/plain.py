@@ -41,8 +41,14 @@ def plain(bundle: Bundle, program: Program) -> Plain:
     """Return `program` in plain tensors.
 
     Raises:
-        ExportFailed: arguments or results are of a tensor subclass, or state of one is changed; says the way out.
+        ExportFailed: arguments or results are of a tensor subclass, or state of one or a container of the caller's is
+            changed; says the way out.
     """
+    if program.container_changes:
+        raise ExportFailed(
+            f"program `{program.name}` changes `{program.container_changes[0].path}` of its caller, and ONNX models "
+            "change nothing. Return the new value instead"
+        )
     names = {spec.name for spec in program.inputs if isinstance(spec, StateInput)}
     state = {
         name: part

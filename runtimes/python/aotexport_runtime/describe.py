@@ -206,6 +206,7 @@ def _input_name(program: Program, index: int) -> str:
 def describe_changes(program: Program) -> list[str]:
     """Return one line per input or state tensor that a call changes."""
     lines = [f"replaces {rebind.name}" for rebind in program.rebinds]
+    lines += [f"changes what is in {change.path}" for change in program.container_changes]
     for mutation in program.functional.mutations if program.functional else ():
         lines.append(f"changes {_change(mutation)} of {_input_name(program, mutation.input_index)}")
     return lines

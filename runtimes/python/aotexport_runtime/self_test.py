@@ -13,6 +13,7 @@ import torch
 from aotexport_runtime.bundle import Bundle, open_bundle
 from aotexport_runtime.engines.codegen import Environment, constant_value
 from aotexport_runtime.errors import BundleInvalid, SelfTestFailed
+from aotexport_runtime.given import given_tree, giving
 from aotexport_runtime.loading import load
 from aotexport_runtime.module import BundleModule
 from aotexport_runtime.observe import Difference, Observation, compare, make_inputs, observe, spans
@@ -226,7 +227,7 @@ def _observe(
 ) -> Observation:
     program = module.bundle.program(vector.program)
     module.train(program.mode == "train")
-    function = module.program(vector.program)
+    function = giving(program, module.program(vector.program))
     arguments = arguments_of(program)
     device = next((tensor.device for tensor in module.state_tensors().values()), module.device)
 
@@ -239,7 +240,7 @@ def _observe(
         lambda: make_inputs(vector.inputs, stored, device, module.form),
         [spec.path for spec in vector.inputs],
         module.state_tensors,
-        lambda value: flat_outputs(program.output_tree, value),
+        lambda value: flat_outputs(given_tree(program), value),
         seed=vector.seed,
         calls=vector.calls,
         backward=vector.backward,

@@ -19,11 +19,12 @@ from aotexport_runtime.bundle import Bundle
 from aotexport_runtime.call import transforms
 from aotexport_runtime.call.aliases import regenerators
 from aotexport_runtime.call.autograd import JointProgram
+from aotexport_runtime.call.containers import ContainerChanges
 from aotexport_runtime.call.fast_way import Served, StateSlot, Way, fast_way
 from aotexport_runtime.call.guards import Guards, SoftGuards
 from aotexport_runtime.call.inner import InnerOutput, inner_outputs, watch
 from aotexport_runtime.call.mutations import Mutations
-from aotexport_runtime.call.signature import Signature
+from aotexport_runtime.call.signature import Bound, Signature
 from aotexport_runtime.call.versions import node_of, remember_versions
 from aotexport_runtime.engines.codegen import Environment, Function, compile_graph, constant_value
 from aotexport_runtime.engines.cpu import Libraries
@@ -75,7 +76,9 @@ class Plan:
         def constant(leaf: Constant) -> Any:
             return constant_value(leaf.value, environment)
 
-        self._signature = Signature(program.parameters, constant)
+        changed = [change.path for change in program.container_changes]
+        self._signature = Signature(program.parameters, constant, changed)
+        self._container_changes = ContainerChanges(program.container_changes, constant)
         forms = {
             index: environment.form(spec.subclass)
             for index, spec in enumerate(program.inputs)
@@ -130,10 +133,10 @@ class Plan:
         return self.call(args, kwargs)
 
     def _check_and_run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        inputs, symbols, violations = self.bind(args, kwargs)
-        if violations:
-            raise CallInvalid(self.program.name, violations)
-        return self.run(inputs, symbols)
+        call = self.bind(args, kwargs)
+        if call.violations:
+            raise CallInvalid(self.program.name, call.violations)
+        return self.run(call)
 
     def _serve(self, inputs: list[Any], symbols: dict[str, int]) -> Any:
         """Run the program by its functional graph, if it has one, which serves the call."""
@@ -141,12 +144,13 @@ class Plan:
             return self._returned(self.run_forward(inputs, symbols))
         return self._returned(self._functional.run(inputs, symbols))
 
-    def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, int], list[str]]:
-        """Return the graphs' inputs, the value of each symbol, and one sentence per violation of a hard guard."""
+    def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Bound:
+        """Return the call with the graphs' inputs; its violations are those of hard guards."""
         inputs: list[Any] = [None] * len(self.program.inputs)
-        violations = self._signature.flatten(args, kwargs, inputs)
+        containers: dict[str, Any] = {}
+        violations = self._signature.flatten(args, kwargs, inputs, containers)
         if violations:
-            return inputs, {}, violations
+            return Bound(inputs, {}, violations, {})
         symbols, violations = self._guards.check(inputs)
         if self._fixes_grad_mode and torch.is_grad_enabled() is not self.program.grad:
             violations.append(
@@ -159,7 +163,7 @@ class Plan:
                 "torch.no_grad()"
             )
         if violations:
-            return inputs, symbols, violations
+            return Bound(inputs, symbols, violations, {})
         for index, table, key in self._state:
             passed, inputs[index] = inputs[index], table.get(key)
             if inputs[index] is None:
@@ -172,10 +176,11 @@ class Plan:
             if passed is not None and passed is not inputs[index]:
                 name = self._state_name(index)
                 violations.append(f"an argument that was the module's own `{name}` at capture must be it again")
-        return inputs, symbols, violations
+        return Bound(inputs, symbols, violations, containers)
 
-    def run(self, inputs: list[Any], symbols: dict[str, int]) -> Any:
-        """Run the program on what `bind` gave without violations; return what the call returns."""
+    def run(self, call: Bound) -> Any:
+        """Run the program on a call without violations; return what the call returns."""
+        inputs, symbols = call.inputs, call.symbols
         for (table, key), others, entry in self._ties:
             if any(other.get(name) is not table[key] for other, name in others):
                 names = ", ".join(f"`{name}`" for name in (entry.name, *entry.tied))
@@ -185,6 +190,7 @@ class Plan:
             outputs = functional.run(inputs, symbols)
         else:
             outputs = self.run_forward(inputs, symbols)
+        self._container_changes.apply(call.containers, outputs)
         return self._returned(outputs)
 
     def _returned(self, outputs: Any) -> Any:

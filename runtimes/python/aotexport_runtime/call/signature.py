@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from collections.abc import Mapping as MappingABC
-from typing import Any
+from typing import Any, NamedTuple
 
+from aotexport_runtime.call.containers import Containers
 from aotexport_runtime.call.tensors import is_torch_tensor, size_type
 from aotexport_runtime.schema.program import Parameter
 from aotexport_runtime.schema.trees import Constant, Instance, Leaf, Mapping, NamedFields, Sequence, Tree
@@ -21,16 +22,36 @@ _MISSING = object()
 Report = Callable[[str], None]
 
 
+class Bound(NamedTuple):
+    """A call, bound to a program.
+
+    Attributes:
+        inputs: one per input of the program.
+        symbols: value per symbol.
+        violations: one sentence per violation of a guard; where there are any, the call does not fit.
+        containers: those of the caller's containers that the program changes, by their path.
+    """
+
+    inputs: list[Any]
+    symbols: dict[str, int]
+    violations: list[str]
+    containers: dict[str, Any]
+
+
 class Signature:
     """The signature of a program, able to bind and flatten calls."""
 
-    def __init__(self, parameters: tuple[Parameter, ...], constant: Callable[[Constant], Any]) -> None:
+    def __init__(
+        self, parameters: tuple[Parameter, ...], constant: Callable[[Constant], Any], changed: Collection[str] = ()
+    ) -> None:
         """Prepare for `parameters`.
 
         Args:
             parameters: the program's signature.
             constant: value of a constant leaf.
+            changed: paths of the containers that calls change.
         """
+        self._changed = changed
         self._parameters = parameters
         self._constant = constant
         self._positional = [p for p in parameters if p.kind in ("positional_only", "positional_or_keyword")]
@@ -53,13 +74,20 @@ class Signature:
             return None
         return indices
 
-    def flatten(self, args: tuple[Any, ...], kwargs: dict[str, Any], leaves: list[Any]) -> list[str]:
+    def flatten(
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        leaves: list[Any],
+        changed: dict[str, Any] | None = None,
+    ) -> list[str]:
         """Put each leaf of the call into its place in `leaves`.
 
         Args:
             args: positional arguments.
             kwargs: keyword arguments.
             leaves: as long as the program's inputs; written in place.
+            changed: gets the containers that the call changes, by path.
 
         Returns:
             One sentence per violation; empty when the call has the captured structure.
@@ -70,9 +98,10 @@ class Signature:
                 leaves[index] = value
             return []
         violations: list[str] = []
+        containers = Containers(self._changed, {} if changed is None else changed)
         for parameter, value in self._bind(args, kwargs, violations.append):
             if value is not _MISSING:
-                self._flatten(parameter.tree, value, parameter.name, leaves, violations.append)
+                self._flatten(parameter.tree, value, parameter.name, leaves, containers, violations.append)
         return violations
 
     def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any], report: Report) -> list[tuple[Parameter, Any]]:
@@ -106,7 +135,9 @@ class Signature:
                 report(f"`{parameter.name}`: missing; it was passed at capture")
         return bound
 
-    def _flatten(self, tree: Tree, value: Any, path: str, leaves: list[Any], report: Report) -> None:
+    def _flatten(
+        self, tree: Tree, value: Any, path: str, leaves: list[Any], containers: Containers, report: Report
+    ) -> None:
         if isinstance(tree, Leaf):
             if value is None:
                 report(f"`{path}`: expected a tensor or number, got None")
@@ -127,8 +158,10 @@ class Signature:
             if isinstance(items, str):
                 report(f"`{path}`: {items}")
                 return
+            if (fault := containers.take(path, value)) is not None:
+                report(f"`{path}`: {fault}")
             for step, child, item in zip(steps(tree), tree.items, items, strict=True):
-                self._flatten(child, item, path + step, leaves, report)
+                self._flatten(child, item, path + step, leaves, containers, report)
 
 
 def _equal(value: Any, expected: Any) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+from aotexport_runtime.call.signature import Bound
 from aotexport_runtime.errors import CallInvalid
 from aotexport_runtime.schema.program import Program, StateInput
 from aotexport_runtime.schema.trees import Leaf
@@ -14,11 +15,11 @@ from aotexport_runtime.trees import leaves
 class Plan(Protocol):
     """A program of any engine, ready to be called."""
 
-    def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, int], list[str]]:
-        """Return the program's inputs, the value of each symbol, and one sentence per violation of a guard."""
+    def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Bound:
+        """Return the call, bound to the program."""
         ...
 
-    def run(self, inputs: list[Any], symbols: dict[str, int]) -> Any:
+    def run(self, call: Bound) -> Any:
         """Run the program on what `bind` gave without violations."""
         ...
 
@@ -53,10 +54,10 @@ class Variants:
             plan = self._plans.get(name)
             if plan is None:
                 plan = self._plans[name] = self._make(name)
-            inputs, symbols, violations = plan.bind(args, kwargs)
-            if not violations:
-                return plan.run(inputs, symbols)
-            unfit[name] = violations
+            call = plan.bind(args, kwargs)
+            if not call.violations:
+                return plan.run(call)
+            unfit[name] = call.violations
         reasons = [f"variant `{name}`: {violation}" for name in self._names for violation in unfit[name]]
         raise CallInvalid(self._names[0], reasons)
 

@@ -13,7 +13,7 @@ from typing import Literal
 from aotexport_runtime.schema.base import Record
 from aotexport_runtime.schema.sizes import Dimension, Size, SizeExpression
 from aotexport_runtime.schema.subclasses import Subclass
-from aotexport_runtime.schema.trees import Tree
+from aotexport_runtime.schema.trees import Key, Tree
 from aotexport_runtime.schema.values import Argument, MemoryFormat, TensorMeta
 
 # --- inputs -----------------------------------------------------------------------------------------------
@@ -331,6 +331,20 @@ class Rebind(Record, kw_only=True):
     output_index: int
 
 
+class ContainerChange(Record, kw_only=True):
+    """A list, dict or dataclass of the caller's that the call changes, with what is in it afterwards.
+
+    Attributes:
+        path: where it stands in the call: `cache`, `batch['past'][0]`.
+        keys: keys of a dict, positions in a list or all fields of a dataclass, in order.
+        items: what the call puts there, per key; leaves index `Program.outputs`. None: what stood there stays.
+    """
+
+    path: str
+    keys: tuple[Key, ...]
+    items: tuple[Tree | None, ...]
+
+
 class Refusal(Record, kw_only=True):
     """Why a program lacks a graph; for people.
 
@@ -354,10 +368,11 @@ class Program(Record, kw_only=True):
         parameters: the callable's signature with the structure of its arguments. Two leaves of the same index were
             the very same tensor at capture, and a leaf at a state input was the module's own tensor.
         inputs: graph inputs, in order.
-        outputs: what each distinct tensor (None: a size) is that the call returns or rebinds, in the order of the
-            graphs' outputs.
+        outputs: what each distinct tensor (None: a size) is that the call returns, rebinds or puts into containers of
+            its caller, in the order of the graphs' outputs.
         output_tree: structure of the returned value; its leaves index `outputs`.
         rebinds: state tensors that the call replaces.
+        container_changes: containers of the caller that the call changes.
         dimensions: symbols of dynamic sizes.
         guards: truths over the symbols that a call must satisfy.
         fixed: what the module's Python code read and may have branched on; a call must have it as at capture.
@@ -379,6 +394,7 @@ class Program(Record, kw_only=True):
     outputs: tuple[TensorMeta | None, ...]
     output_tree: Tree
     rebinds: tuple[Rebind, ...] = ()
+    container_changes: tuple[ContainerChange, ...] = ()
     dimensions: tuple[Dimension, ...] = ()
     guards: tuple[SizeExpression, ...] = ()
     fixed: tuple[Literal["layout", "requires_grad", "grad_mode", "inference_mode", "identity"], ...] = ()

@@ -22,13 +22,13 @@ from aotexport_runtime.schema.program import (
     ViewStep,
 )
 from aotexport_runtime.schema.sizes import Dimension
-from aotexport_runtime.schema.trees import Constant, Mapping, Sequence, Tree
+from aotexport_runtime.schema.trees import Mapping, Sequence
 from aotexport_runtime.sizes import INT64_MAX, check_size
-from aotexport_runtime.trees import check_tree, leaves
 from aotexport_runtime.validate.arguments import check_constant, check_meta, introduced
 from aotexport_runtime.validate.bounds import MAX_NODES, check_index, check_plain_name, check_text, check_unique
+from aotexport_runtime.validate.containers import check_container_changes, check_values
 from aotexport_runtime.validate.graph import check_allowed
-from aotexport_runtime.validate.subclasses import check_plain, check_subclass, count_parts, taken_apart
+from aotexport_runtime.validate.subclasses import check_subclass, count_parts, taken_apart
 
 _RANKS = {"channels_last": 4, "channels_last_3d": 5}
 
@@ -61,8 +61,9 @@ def check_program(program: Program, manifest: Manifest, *, name: str, where: str
     for meta in program.outputs:
         if meta is not None:
             check_meta(meta, symbols | introduced(meta), where)
-    _check_tree(program.output_tree, len(program.outputs), where)
+    check_values(program.output_tree, len(program.outputs), where)
     _check_rebinds(program, manifest, where)
+    check_container_changes(program, where)
     check_plain_name(program.forward.file, "graph file", where)
     if program.functional is not None:
         _check_functional(taken_apart(program), program.functional, symbols, where)
@@ -134,19 +135,11 @@ def _check_signature(program: Program, where: str) -> None:
 def _check_parameter(parameter: Parameter, inputs: int, where: str) -> None:
     if not parameter.name.isidentifier():
         raise BundleInvalid(f"parameter {parameter.name[:80]!r} is not an identifier", where=where)
-    _check_tree(parameter.tree, inputs, where)
+    check_values(parameter.tree, inputs, where)
     if parameter.kind == "var_positional" and not isinstance(parameter.tree, Sequence):
         raise BundleInvalid(f"parameter `{parameter.name[:80]}` is var_positional and no sequence", where=where)
     if parameter.kind == "var_keyword" and not isinstance(parameter.tree, Mapping):
         raise BundleInvalid(f"parameter `{parameter.name[:80]}` is var_keyword and no mapping", where=where)
-
-
-def _check_tree(tree: Tree, count: int, where: str) -> None:
-    check_tree(tree, count, where=where)
-    check_plain(tree, where)
-    for _, leaf in leaves(tree):
-        if isinstance(leaf, Constant):
-            check_constant(leaf.value, "a constant of a tree", where)
 
 
 def _check_rebinds(program: Program, manifest: Manifest, where: str) -> None:

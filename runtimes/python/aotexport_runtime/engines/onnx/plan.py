@@ -9,7 +9,7 @@ import numpy as np
 
 from aotexport_runtime.bundle import Bundle
 from aotexport_runtime.call.guards import Guards
-from aotexport_runtime.call.signature import Signature
+from aotexport_runtime.call.signature import Bound, Signature
 from aotexport_runtime.call.tensors import Array, is_torch_tensor
 from aotexport_runtime.engines.onnx.changes import Changes
 from aotexport_runtime.engines.onnx.fast_way import Way, fast_way
@@ -82,27 +82,26 @@ class OnnxPlan:
         return self.call(args, kwargs)
 
     def _check_and_run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        inputs, symbols, violations = self.bind(args, kwargs)
-        if violations:
-            raise CallInvalid(self.program.name, violations)
-        return self.run(inputs, symbols)
+        call = self.bind(args, kwargs)
+        if call.violations:
+            raise CallInvalid(self.program.name, call.violations)
+        return self.run(call)
 
-    def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, int], list[str]]:
-        """Return the program's inputs, the value of each symbol, and one sentence per violation of a guard."""
+    def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Bound:
+        """Return the call, bound to the program."""
         inputs: list[Any] = [None] * len(self.program.inputs)
         violations = self._signature.flatten(args, kwargs, inputs)
         if violations:
-            return inputs, {}, violations
+            return Bound(inputs, {}, violations, {})
         for index, value in enumerate(inputs):
             if isinstance(value, np.ndarray):
                 inputs[index] = Array(value)
         symbols, violations = self._guards.check(inputs)
-        return inputs, symbols, violations
+        return Bound(inputs, symbols, violations, {})
 
-    def run(self, inputs: list[Any], symbols: dict[str, int]) -> Any:
-        """Run the model on what `bind` gave without violations; return what the call returns."""
-        del symbols
-        values = [inputs[index] for index in self._arguments]
+    def run(self, call: Bound) -> Any:
+        """Run the model on a call without violations; return what the call returns."""
+        values = [call.inputs[index] for index in self._arguments]
         _refuse_gradients(self.program.name, values)
         arrays = [value.value if isinstance(value, Array) else value for value in values]
         self._changes.check(arrays)

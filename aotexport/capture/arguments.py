@@ -1,0 +1,207 @@
+"""The caller's lists, dicts and dataclasses, and what a call changes in them."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from aotexport.capture.call import ExampleCall
+from aotexport.capture.structure import LeafIndex, tree_of
+from aotexport.errors import ExportFailed
+from aotexport_runtime.schema.program import ContainerChange
+from aotexport_runtime.schema.trees import Constant, Leaf, NamedFields, Sequence, Tree
+from aotexport_runtime.trees import steps
+
+
+@dataclass(frozen=True)
+class Held:
+    """A container among the arguments.
+
+    Attributes:
+        path: where it stands.
+        container: it.
+        items: what was in it, by key, position or field.
+        is_default: whether it is the default of a parameter that is not passed.
+    """
+
+    path: str
+    container: Any
+    items: dict[Any, Any]
+    is_default: bool = False
+
+    def is_changed(self) -> bool:
+        """Return whether something else is in it now."""
+        now = _items(self.container)
+        return list(now) != list(self.items) or any(not _same(self.items[key], item) for key, item in now.items())
+
+    def restore(self) -> None:
+        """Give a list or dict the items that it had."""
+        self.container.clear()
+        if isinstance(self.container, dict):
+            self.container.update(self.items)
+        else:
+            self.container.extend(self.items.values())
+
+
+def containers(call: ExampleCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Held]:
+    """Return the containers among arguments like the example's, one per place, also in defaults that stand in."""
+    found: list[Held] = []
+
+    def visit(tree: Tree, value: Any, path: str, is_default: bool) -> None:
+        if isinstance(tree, Leaf | Constant):
+            return
+        if isinstance(value, list | dict | set) or dataclasses.is_dataclass(value):
+            found.append(Held(path, value, _items(value), is_default))
+        if not isinstance(value, set | frozenset):
+            children = _children(tree, value)
+            for step, item, child in zip(steps(tree), tree.items, children, strict=True):
+                visit(item, child, path + step, is_default)
+
+    for name, tree, value, is_default in _passed(call, args, kwargs):
+        visit(tree, value, name, is_default)
+    return found
+
+
+def container_changes(call: ExampleCall, held: list[Held], leaf_index: LeafIndex) -> list[ContainerChange]:
+    """Return what was changed in the containers of a call.
+
+    Args:
+        call: the example call.
+        held: its containers, as they were before.
+        leaf_index: see `tree_of`; leaves are outputs of the program.
+
+    Raises:
+        ExportFailed: a change that a bundle cannot make.
+    """
+    known = {id(each.container) for each in held}
+    found: list[ContainerChange] = []
+    for each in held:
+        if each.is_changed():
+            _check_changeable(call, each)
+            after = _items(each.container)
+            items = [_item(each, key, item, known, leaf_index) for key, item in after.items()]
+            found.append(ContainerChange(path=each.path, keys=tuple(after), items=tuple(items)))
+    return found
+
+
+def check_changes(held: list[Held], recorded: Iterable[ContainerChange]) -> None:
+    """Refuse a call that does not change its containers as it did when it was captured.
+
+    Args:
+        held: its containers, as they were before.
+        recorded: what it changed.
+
+    Raises:
+        ExportFailed: names a container.
+    """
+    keys = {change.path: list(change.keys) for change in recorded}
+    for each in held:
+        if each.is_changed() != (each.path in keys) or keys.get(each.path, []) not in (
+            [],
+            list(_items(each.container)),
+        ):
+            raise ExportFailed(
+                f"the call changes `{each.path}` of its arguments otherwise than a trace of it shows. Return the new "
+                "value instead"
+            )
+
+
+def _item(held: Held, key: Any, item: Any, known: set[int], leaf_index: LeafIndex) -> Tree | None:
+    if key in held.items and _same(held.items[key], item):
+        return None
+    path = f"{held.path}.{key}" if dataclasses.is_dataclass(held.container) else f"{held.path}[{key!r}]"
+    parts = key if type(key) is tuple else (key,)
+    if not all(isinstance(part, str | int | None) for part in parts):
+        raise ExportFailed(f"the call sets `{path}` of its arguments; keys may be strings, integers, None or tuples")
+    if any(id(inner) in known for inner in _nested(item)):
+        raise ExportFailed(
+            f"the call puts one of the lists or dicts that it is given into `{path}` of its arguments, which a bundle "
+            "cannot do. Put a copy there"
+        )
+    return tree_of(item, path, leaf_index, what="output")
+
+
+def _check_changeable(call: ExampleCall, held: Held) -> None:
+    if held.is_default:
+        held.restore()
+    original = containers(call, call.args, call.kwargs)
+    places = {each.path: each.container for each in original}
+    same = [path for path, container in places.items() if container is places.get(held.path)]
+    reason = None
+    if held.is_default or any(default is places.get(held.path) for default in _defaults(call.callable).values()):
+        reason = "it is a default, which later calls find changed. Pass it"
+    elif isinstance(held.container, set) or (
+        isinstance(held.container, dict) and dataclasses.is_dataclass(held.container)
+    ):
+        reason = f"a bundle changes no `{type(held.container).__name__}`. Return the new value instead"
+    elif len(same) > 1:
+        reason = f"{' and '.join(f'`{path}`' for path in same)} are one object. Pass copies"
+    if reason is not None:
+        raise ExportFailed(f"the call changes `{held.path}` of its arguments, and {reason}")
+
+
+def _passed(call: ExampleCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[str, Tree, Any, bool]]:
+    rest = list(args)
+    defaults = _defaults(call.callable)
+    for parameter in call.parameters:
+        name, tree = parameter.name, parameter.tree
+        if parameter.kind == "var_positional":
+            yield name, tree, tuple(rest), False
+            rest.clear()
+        elif parameter.kind == "var_keyword":
+            known = {each.name for each in call.parameters}
+            yield name, tree, {key: value for key, value in kwargs.items() if key not in known}, False
+        elif rest and parameter.kind != "keyword_only":
+            yield name, tree, rest.pop(0), False
+        elif name in kwargs:
+            yield name, tree, kwargs[name], False
+        elif isinstance(defaults.get(name), list | dict):
+            yield name, tree, defaults[name], True
+
+
+def _defaults(callable_: Any) -> dict[str, Any]:
+    try:
+        signature = inspect.signature(getattr(callable_, "forward", callable_))
+    except (ValueError, TypeError):
+        return {}
+    return {name: parameter.default for name, parameter in signature.parameters.items()}
+
+
+def _children(tree: Tree, value: Any) -> list[Any]:
+    if isinstance(value, dict):
+        return list(value.values())
+    if isinstance(tree, Sequence) or isinstance(value, tuple):
+        return list(value)
+    assert isinstance(tree, NamedFields)
+    return [getattr(value, field) for field in tree.fields]
+
+
+def _items(container: Any) -> dict[Any, Any]:
+    if isinstance(container, dict):
+        return dict(container)
+    if isinstance(container, set):
+        return {repr(item): item for item in container}
+    if isinstance(container, list):
+        return dict(enumerate(container))
+    names = [field.name for field in dataclasses.fields(container)]
+    return {name: getattr(container, name) for name in names if hasattr(container, name)}
+
+
+def _nested(value: Any) -> Iterator[Any]:
+    """Yield the containers that a value holds, itself included, as far as none of them was seen above."""
+    pending, seen = [value], set[int]()
+    while pending:
+        value = pending.pop()
+        is_record = dataclasses.is_dataclass(value) and not isinstance(value, type)
+        if id(value) in seen or not (isinstance(value, list | dict | tuple | set) or is_record):
+            continue
+        seen.add(id(value))
+        yield value
+        pending += list(value) if isinstance(value, tuple) else list(_items(value).values())
+
+
+def _same(old: Any, new: Any) -> bool:
+    return old is new or (type(old) is type(new) and isinstance(old, bool | int | float | str) and old == new)

@@ -1,0 +1,78 @@
+"""Lists, dicts and dataclasses of the caller, and what a call changes in them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+from aotexport_runtime.schema.program import ContainerChange
+from aotexport_runtime.schema.trees import Constant
+from aotexport_runtime.trees import Builder, builder
+
+
+class Containers:
+    """The containers of one call that it changes, collected while its arguments are flattened."""
+
+    def __init__(self, changed: Collection[str], found: dict[str, Any]) -> None:
+        """Prepare for a call that changes those at the paths `changed`; `found` gets them, by path."""
+        self._changed = changed
+        self._found = found
+        self._places: dict[int, str] = {}
+
+    def take(self, path: str, value: Any) -> str | None:
+        """Note a container of the call; return what is wrong with it, or None."""
+        if not self._changed:
+            return None
+        if path in self._changed:
+            self._found[path] = value
+        first = self._places.setdefault(id(value), path)
+        if first != path and (first in self._changed or path in self._changed):
+            return f"expected another object than `{first}`, as at capture, since the call changes it"
+        return None
+
+
+class ContainerChanges:
+    """What a program changes in the containers of its caller."""
+
+    def __init__(self, changes: Sequence[ContainerChange], constant: Callable[[Constant], Any]) -> None:
+        """Prepare to make `changes`; `constant` gives the value of a constant leaf."""
+        self._changes = [
+            (
+                change.path,
+                [(key, _builder(item, constant)) for key, item in zip(change.keys, change.items, strict=True)],
+            )
+            for change in changes
+        ]
+
+    def apply(self, containers: dict[str, Any], outputs: Sequence[Any]) -> None:
+        """Change the containers of a call.
+
+        Args:
+            containers: those that it changes, by path.
+            outputs: what the program's graph returned.
+        """
+        values = list(outputs)
+        for path, items in self._changes:
+            _fill(containers[path], [(key, build and build(values), build is None) for key, build in items])
+
+
+def _builder(tree: Any, constant: Callable[[Constant], Any]) -> Builder | None:
+    return None if tree is None else builder(tree, constant)
+
+
+def _fill(container: Any, items: list[tuple[Any, Any, bool]]) -> None:
+    """Give a container new items: each with its key, and whether what stood there stays."""
+    if isinstance(container, list | dict):
+        after = [(key, container[key] if stays else value) for key, value, stays in items]
+        container.clear()
+        if isinstance(container, dict):
+            container.update(after)
+        else:
+            container.extend(value for _, value in after)
+        return
+    for key, value, stays in items:
+        if not stays:
+            setattr(container, key, value)
+
+
+__all__ = ["ContainerChanges", "Containers"]

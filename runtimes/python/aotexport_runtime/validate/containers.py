@@ -1,0 +1,70 @@
+"""Rules of nested values, and of the caller's containers that a call changes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from aotexport_runtime.errors import BundleInvalid
+from aotexport_runtime.schema.program import ContainerChange, Program
+from aotexport_runtime.schema.trees import Constant, Leaf, Mapping, NamedFields, Sequence, Tree
+from aotexport_runtime.trees import check_tree, leaves, steps
+from aotexport_runtime.validate.arguments import check_constant
+from aotexport_runtime.validate.bounds import check_text, check_unique
+from aotexport_runtime.validate.subclasses import check_plain
+
+
+def check_values(tree: Tree, count: int, where: str) -> None:
+    """Refuse a malformed tree of arguments or results.
+
+    Args:
+        tree: it.
+        count: number of inputs, or outputs, that its leaves index.
+        where: for errors.
+
+    Raises:
+        BundleInvalid: names the fault.
+    """
+    check_tree(tree, count, where=where)
+    check_plain(tree, where)
+    for _, leaf in leaves(tree):
+        if isinstance(leaf, Constant):
+            check_constant(leaf.value, "a constant of a tree", where)
+
+
+def check_container_changes(program: Program, where: str) -> None:
+    """Refuse changes of containers that no call passes, or that such a container cannot take.
+
+    Raises:
+        BundleInvalid: names the fault.
+    """
+    check_unique([change.path for change in program.container_changes], "change of container", where)
+    passed = {path: tree for p in program.parameters if not p.optional for path, tree in _containers(p.tree, p.name)}
+    for change in program.container_changes:
+        check_text(change.path, "path of a container", where)
+        if change.path not in passed:
+            raise BundleInvalid(f"every call must pass the changed container {change.path[:80]!r}", where=where)
+        if len(set(change.keys)) != len(change.keys) or len(change.items) != len(change.keys):
+            raise BundleInvalid(f"the keys of the changed container {change.path[:80]!r} do not fit", where=where)
+        if not _takes(passed[change.path], change):
+            raise BundleInvalid(f"the container {change.path[:80]!r} cannot be changed so", where=where)
+        for item in change.items:
+            if item is not None:
+                check_values(item, len(program.outputs), where)
+
+
+def _containers(tree: Tree, path: str) -> Iterator[tuple[str, Tree]]:
+    if isinstance(tree, Leaf | Constant):
+        return
+    yield path, tree
+    for step, item in zip(steps(tree), tree.items, strict=True):
+        yield from _containers(item, path + step)
+
+
+def _takes(tree: Tree, change: ContainerChange) -> bool:
+    """Return whether a container can be changed so, and has what stays in it."""
+    stays = {key for key, item in zip(change.keys, change.items, strict=True) if item is None}
+    if isinstance(tree, Sequence) and tree.type == "list":
+        return change.keys == tuple(range(len(change.keys))) and stays <= set(range(len(tree.items)))
+    if isinstance(tree, Mapping):
+        return stays <= set(tree.keys)
+    return isinstance(tree, NamedFields) and tree.type == "dataclass" and change.keys == tree.fields
