@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: TID251 (results of operators that do not run here)
 
-from aotexport_runtime.engines.attention import MOVED, on_cpu
+from aotexport_runtime.engines.attention import MOVED, on_cpu, stand_in
 from aotexport_runtime.engines.attention.on_cuda import bias, fitted, fused_kind
 from aotexport_runtime.engines.codegen import Environment
 
@@ -175,6 +175,17 @@ def test_dropout_drops_the_same_weights_in_both_directions(name):
     torch.manual_seed(3)
     again = getattr(on_cpu, name)(query, key, value, *options)
     assert torch.equal(again[0], results[0])
+
+
+@pytest.mark.parametrize("dropout_p", [0.0, 0.5])
+def test_backward_of_dropout_is_given_its_seeds_on_the_host(dropout_p, cuda_operators):
+    query, key, value = operands(torch.float64)
+    results = on_cpu.efficient(query, key, value, None, True, dropout_p)
+    rest = (None, *results, dropout_p, [True, True, True, False])
+    found = stand_in("aten::_scaled_dot_product_efficient_attention_backward.default", "cuda")
+    assert found is not None
+    expected = on_cpu.efficient_backward(query, query, key, value, *rest)
+    torch.testing.assert_close(found(query, query, key, value, *rest), expected)
 
 
 def test_gradient_of_an_added_mask_is_that_of_the_definition():

@@ -15,8 +15,7 @@ import torch
 
 from aotexport_runtime import dtypes, ops, sizes
 from aotexport_runtime.allowed import INFIX
-from aotexport_runtime.engines import checks, higher_order, profile
-from aotexport_runtime.engines.attention import MOVED
+from aotexport_runtime.engines import attention, checks, higher_order, profile
 from aotexport_runtime.engines.detached import without_base
 from aotexport_runtime.engines.source import define
 from aotexport_runtime.errors import BundleInvalid
@@ -69,7 +68,7 @@ class Environment:
 
     def stand_in(self, name: str) -> Callable[..., Any] | None:
         """Return what computes operator `name` where the bundle was loaded to; None: the operator itself."""
-        return None if self.device is None else MOVED.get(self.device.type, {}).get(name)
+        return None if self.device is None else attention.stand_in(name, self.device.type)
 
     def form(self, record: Subclass) -> Form:
         """Return the structure of a tensor subclass with its class."""

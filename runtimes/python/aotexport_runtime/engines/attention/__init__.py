@@ -26,3 +26,15 @@ MOVED: Mapping[str, Mapping[str, Callable[..., Any]]] = {
     },
 }
 """Per kind of device, what stands in for operators that it does not have, by their full names."""
+
+CAREFUL: Mapping[str, Mapping[str, Callable[..., Any]]] = {
+    "cuda": {
+        "aten::_scaled_dot_product_efficient_attention_backward.default": on_cuda.efficient_backward,
+    },
+}
+"""Per kind of device, what calls operators that it has where these alone would fail, by their full names."""
+
+
+def stand_in(name: str, device_type: str) -> Callable[..., Any] | None:
+    """Return what computes operator `name` on a kind of device; None: the operator itself."""
+    return MOVED.get(device_type, {}).get(name) or CAREFUL.get(device_type, {}).get(name)

@@ -188,3 +188,35 @@ def _unread(shape: tuple[int, ...], dtype: torch.dtype, like: torch.Tensor) -> t
 def _without_dropout(dropout_p: float) -> None:
     if dropout_p:
         raise ValueError("CPUs have no fused attention with dropout")
+
+
+def efficient_backward(
+    grad_out_: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_bias: torch.Tensor | None,
+    out: torch.Tensor,
+    logsumexp: torch.Tensor,
+    philox_seed: torch.Tensor,
+    philox_offset: torch.Tensor,
+    dropout_p: float,
+    grad_input_mask: list[bool],
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+) -> tuple[torch.Tensor | None, ...]:
+    """Call `aten::_scaled_dot_product_efficient_attention_backward` with the seeds where it reads them.
+
+    It reads them on the host, unless a CUDA graph is captured; a forward that was captured left them on the device.
+    Source: torch 2.13, aten/src/ATen/native/transformers/cuda/attention_backward.cu, `Note [Seed and Offset Device]`.
+    """
+    seeds = (philox_seed, philox_offset)
+    if dropout_p:
+        captured = query.is_cuda and torch.cuda.is_current_stream_capturing()
+        place = query.device if captured else torch.device("cpu")
+        seeds = (philox_seed.to(place), philox_offset.to(place))
+    return aten._scaled_dot_product_efficient_attention_backward(
+        grad_out_, query, key, value, attn_bias, out, logsumexp, *seeds, dropout_p, grad_input_mask, is_causal,
+        scale=scale,
+    )  # fmt: skip
