@@ -206,10 +206,7 @@ def run_call(
 ) -> None:
     """Call a program with copies of flat arguments; note its outputs, and what it changed."""
     values = [_copied(value) for value in values]
-    args, kwargs = arguments_of(program)(values, defaultdict(lambda: None, state()))
-    with torch.no_grad():
-        returned = run(*args, **kwargs)
-    for path, value in flat_outputs(program.output_tree, returned):
+    for path, value in outputs_of(program, run, values, state()).items():
         note_output(seen, where + path, value)
     paths = [spec.path for spec in program.inputs if not isinstance(spec, StateInput)]
     for path, value in zip(paths, values, strict=True):
@@ -218,6 +215,16 @@ def run_call(
     for name in changed:
         if name not in paths:
             note_output(seen, f"{where}{_STATE}{name}", state()[name])
+
+
+def outputs_of(
+    program: Program, run: Callable[..., Any], values: Sequence[Any], state: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Call a program with flat arguments, which it may write to; return its outputs by path."""
+    args, kwargs = arguments_of(program)(values, defaultdict(lambda: None, state))
+    with torch.no_grad():
+        returned = run(*args, **kwargs)
+    return dict(flat_outputs(program.output_tree, returned))
 
 
 def note_output(seen: Observation, path: str, value: Any) -> None:

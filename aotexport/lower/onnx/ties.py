@@ -31,35 +31,30 @@ class _Order:
     axis: int
 
 
-def is_tie(
-    bundle: Bundle, program: Program, values: Sequence[Any], path: str, expected: torch.Tensor, got: torch.Tensor
-) -> bool:
-    """Return whether an output is indices of values in order, and both choices give exactly the same values.
+def is_tie(bundle: Bundle, program: Program, values: Sequence[Any], path: str, got: Any) -> bool:
+    """Return whether an output is indices of values in order that torch chose otherwise among exactly equal values.
 
     Args:
         bundle: of the program.
         program: its record; changes nothing.
         values: flat arguments of the call.
         path: of the output.
-        expected: indices that eager execution gave, flat.
-        got: as many indices that ONNX Runtime gave.
+        got: the output as ONNX Runtime gave it.
     """
     taken = plain(bundle, program)
     places = {at: leaf.index for at, leaf in leaves(program.output_tree, "output") if isinstance(leaf, Leaf)}
     index = places.get(path)
     order = None if index is None else _order(taken.graph, taken.graph.outputs[index])
-    if order is None or expected.dtype != torch.int64 or not order.meta.shape:
+    if index is None or order is None or not order.meta.shape:
         return False
-    alone = msgspec.structs.replace(taken.graph, outputs=[order.value])
-    record = msgspec.structs.replace(taken.program, outputs=(order.meta,))
+    alone = msgspec.structs.replace(taken.graph, outputs=[order.value, taken.graph.outputs[index]])
+    record = msgspec.structs.replace(taken.program, outputs=(order.meta, program.outputs[index]))
     namespaces = bundle.manifest.requirements.operator_namespaces
     with torch.no_grad():
-        (ordered, *_) = rebuild(record, alone, taken.tensors, namespaces=namespaces).module(*values)
-    shape = list(ordered.shape)
-    shape[order.axis] = -1
-    if not expected.numel() or expected.numel() % (ordered.numel() // ordered.shape[order.axis]):
+        ordered, expected, *_ = rebuild(record, alone, taken.tensors, namespaces=namespaces).module(*values)
+    got = torch.as_tensor(got)
+    if expected.dtype != torch.int64 or (got.dtype, got.shape) != (expected.dtype, expected.shape) or not got.numel():
         return False
-    expected, got = expected.reshape(shape), got.reshape(shape)
     if not _fits(got, ordered, order.axis):
         return False
     return torch.equal(ordered.gather(order.axis, expected), ordered.gather(order.axis, got))
