@@ -59,11 +59,11 @@ def _bordered(x):
     return borders, torch.polar(x[:0], x[:0])
 
 
-def _diagonals(x):
-    y, z = x.sin(), x.cos()
-    y.diagonal(1).fill_(2)
-    z.diagonal().mul_(3)
-    return y, z, torch.diagonal_scatter(x, torch.arange(3.0), -1)
+def _attended(x):
+    mask = torch.tensor([[True, False, True], [False, False, False]])
+    attend, keys = nn.functional.scaled_dot_product_attention, torch.stack([x[0], x[1].sin(), x[1]])
+    added = torch.zeros(2, 3).masked_fill(~mask, -torch.inf)
+    return attend(x[:2], keys, keys, mask), attend(x[None, :2], keys[None], keys[None], added)
 
 
 FUNCTIONS = (
@@ -77,6 +77,7 @@ FUNCTIONS = (
     _normalised,
     _softened,
     _bordered,
+    _attended,
 )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Mapping
 from typing import Any
@@ -18,11 +19,15 @@ aten = torch.ops.aten
 
 
 def _attention(call: Call, args: list[Any], kwargs: Mapping[str, Any], metas: Metas) -> fx.Node:
-    """Return attention in four axes, the only form that torch's exporter translates."""
+    """Return attention in four axes, the only form that torch's exporter translates, 0 where a mask leaves nothing."""
     missing = 4 - _rank(metas[0])
     for _ in range(missing):
         args = [*(call(aten.unsqueeze.default, value, 0) for value in args[:3]), *args[3:]]
     result = call(aten.scaled_dot_product_attention.default, *args, **kwargs)
+    mask = metas[3] if len(metas) > 3 else None
+    if mask is not None:
+        seen = args[3] if mask.dtype == "bool" else call(aten.gt.Scalar, args[3], -math.inf)
+        result = call(aten.where.ScalarOther, call(aten.any.dim, seen, -1, True), result, 0.0)
     for _ in range(missing):
         result = call(aten.squeeze.dim, result, 0)
     return result
