@@ -189,11 +189,8 @@ def launcher(library, *, shared_nbytes=0, cooperative=False, scratch=0):
 
 
 @pytest.fixture
-def tensor(monkeypatch):
-    # A tensor's device has no index on CPUs; what is compared here is that it is the launcher's.
-    value = torch.ones(8)
-    monkeypatch.setattr(torch.Tensor, "device", torch.device("cpu", 0))
-    return value
+def tensor():
+    return torch.ones(8)
 
 
 def test_launch_passes_grid_threads_stream_and_parameters(tensor):
@@ -282,6 +279,7 @@ def test_failing_call_of_the_driver_is_named(tensor):
     ("change", "message"),
     [
         (lambda x: x.double(), "needs a tensor of float32 on cpu:0"),
+        (lambda x: None, "needs a tensor of float32 on cpu:0"),
         (lambda x: x[1:], "needs an address aligned to 16"),
     ],
 )
