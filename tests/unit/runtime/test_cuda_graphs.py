@@ -268,3 +268,19 @@ def test_graphs_captured_under_inference_mode_serve_other_calls(pair):
     with torch.no_grad():
         torch.testing.assert_close(module(torch.zeros(4, 3)), eager(torch.zeros(4, 3)))
     assert capture.captures == 1
+
+
+def test_settings_of_precision_have_graphs_of_their_own(pair):
+    module, _, capture = pair
+    module.eval()
+    before = torch.backends.cudnn.conv.fp32_precision
+    try:
+        with torch.no_grad():
+            for precision in ("ieee", "tf32"):
+                # Set apart from that of recurrent layers, which the older names of the switches cannot say.
+                torch.backends.cudnn.conv.fp32_precision = precision
+                for _ in range(WARM_UPS + 1):
+                    module(torch.ones(4, 3))
+    finally:
+        torch.backends.cudnn.conv.fp32_precision = before
+    assert capture.captures == 2

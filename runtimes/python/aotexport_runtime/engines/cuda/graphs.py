@@ -262,8 +262,17 @@ def _settings() -> tuple[Any, ...]:
     """Return the switches of torch that a graph's operators were chosen by."""
     return (
         torch.are_deterministic_algorithms_enabled(),
-        torch.get_float32_matmul_precision(),
-        torch.backends.cudnn.allow_tf32,
         torch.backends.cudnn.enabled,
         torch.backends.cudnn.benchmark,
+        *_precision(),
     )
+
+
+def _precision() -> tuple[Any, ...]:
+    """Return how products of float32 are rounded."""
+    cuda, cudnn = torch.backends.cuda, torch.backends.cudnn
+    if not hasattr(torch.backends, "fp32_precision"):  # Since torch 2.9.
+        return torch.get_float32_matmul_precision(), cudnn.allow_tf32
+    # The older names raise where a caller has set these apart.
+    switches: list[Any] = [torch.backends, cuda.matmul, cudnn.conv, cudnn.rnn]
+    return tuple([switch.fp32_precision for switch in switches])
