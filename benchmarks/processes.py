@@ -151,6 +151,8 @@ def _errors() -> IO[str]:
 
 def _spawn(module: str, spec: dict[str, Any], threads: int, errors: IO[str]) -> subprocess.Popen[bytes]:
     pools = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
+    # Packages have bytecode once they are installed or were imported, unless the environment forbids to write it.
+    settings = {"HF_HUB_OFFLINE": "1", "PYTHONDONTWRITEBYTECODE": ""}
     return subprocess.Popen(
         [sys.executable, "-m", module, json.dumps({**spec, "threads": threads})],
         stdin=subprocess.PIPE,
@@ -158,7 +160,7 @@ def _spawn(module: str, spec: dict[str, Any], threads: int, errors: IO[str]) -> 
         stderr=errors,
         bufsize=0,
         cwd=_ROOT,
-        env={**os.environ, **pools, "HF_HUB_OFFLINE": "1"},
+        env={**os.environ, **pools, **settings},
         start_new_session=True,  # its compilers end with it
     )
 
