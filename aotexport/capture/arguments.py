@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+from collections import UserDict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -53,7 +54,7 @@ def containers(call: ExampleCall, args: tuple[Any, ...], kwargs: dict[str, Any])
     def visit(tree: Tree, value: Any, path: str, is_default: bool) -> None:
         if isinstance(tree, Leaf | Constant):
             return
-        if isinstance(value, list | dict | set) or dataclasses.is_dataclass(value):
+        if isinstance(value, list | dict | set | UserDict) or dataclasses.is_dataclass(value):
             found.append(Held(path, value, _items(value), is_default))
         if not isinstance(value, set | frozenset):
             children = _children(tree, value)
@@ -171,7 +172,7 @@ def _defaults(callable_: Any) -> dict[str, Any]:
 
 
 def _children(tree: Tree, value: Any) -> list[Any]:
-    if isinstance(value, dict):
+    if isinstance(value, dict | UserDict):
         return list(value.values())
     if isinstance(tree, Sequence) or isinstance(value, tuple):
         return list(value)
@@ -180,7 +181,7 @@ def _children(tree: Tree, value: Any) -> list[Any]:
 
 
 def _items(container: Any) -> dict[Any, Any]:
-    if isinstance(container, dict):
+    if isinstance(container, dict | UserDict):
         return dict(container)
     if isinstance(container, set):
         return {repr(item): item for item in container}
@@ -196,7 +197,7 @@ def _nested(value: Any) -> Iterator[Any]:
     while pending:
         value = pending.pop()
         is_record = dataclasses.is_dataclass(value) and not isinstance(value, type)
-        if id(value) in seen or not (isinstance(value, list | dict | tuple | set) or is_record):
+        if id(value) in seen or not (isinstance(value, list | dict | tuple | set | UserDict) or is_record):
             continue
         seen.add(id(value))
         yield value

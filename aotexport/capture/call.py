@@ -7,6 +7,8 @@ per place.
 from __future__ import annotations
 
 import collections
+import copy
+import dataclasses
 import enum
 import inspect
 from collections.abc import Callable, Iterable
@@ -271,16 +273,22 @@ def _swap(value: Any, tree: Tree, leaves: list[Any]) -> Any:
         return value
     if isinstance(value, set):
         return set(value)
-    if isinstance(value, dict):
-        swapped = {
-            key: _swap(item, child, leaves) for (key, item), child in zip(value.items(), tree.items, strict=True)
-        }
-        if isinstance(value, collections.defaultdict):
-            return collections.defaultdict(value.default_factory, swapped)
-        return type(value)(swapped) if type(value) is not dict else swapped
+    if isinstance(value, dict | collections.UserDict):
+        items = zip(value.items(), tree.items, strict=True)
+        swapped = {key: _swap(item, child, leaves) for (key, item), child in items}
+        if type(value) is dict:
+            return swapped
+        if dataclasses.is_dataclass(value):
+            return type(value)(swapped)
+        copied = copy.copy(value)
+        copied.update(swapped)
+        return copied
     if isinstance(value, tuple | list):
         items = [_swap(item, child, leaves) for item, child in zip(value, tree.items, strict=True)]
         return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
     assert isinstance(tree, NamedFields)
-    fields = zip(tree.fields, tree.items, strict=True)
-    return type(value)(**{name: _swap(getattr(value, name), child, leaves) for name, child in fields})
+    # Made without its `__init__`, which may compute fields of others.
+    copied = copy.copy(value)
+    for name, child in zip(tree.fields, tree.items, strict=True):
+        object.__setattr__(copied, name, _swap(getattr(value, name), child, leaves))
+    return copied

@@ -6,6 +6,7 @@ import collections
 import dataclasses
 import enum
 from collections.abc import Callable
+from collections.abc import Mapping as MappingABC
 from typing import Any
 
 import numpy as np
@@ -54,7 +55,7 @@ def tree_of(value: Any, path: str, leaf_index: LeafIndex, *, what: str) -> Tree:
             return _set(value, path)
         if isinstance(value, tuple | list):
             return _sequence(value, path)
-        if isinstance(value, dict):
+        if isinstance(value, dict) or (isinstance(value, collections.UserDict) and what == "input"):
             return _mapping(value, path)
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
             fields = [field.name for field in dataclasses.fields(value)]
@@ -96,9 +97,15 @@ def tree_of(value: Any, path: str, leaf_index: LeafIndex, *, what: str) -> Tree:
         items = tuple(visit(item, f"{path}[{index}]") for index, item in enumerate(value))
         return Sequence(type="list" if isinstance(value, list) else "tuple", items=items)
 
-    def _mapping(value: dict[Any, Any], path: str) -> Tree:
+    def _mapping(value: MappingABC[Any, Any], path: str) -> Tree:
         if dataclasses.is_dataclass(value):
             return _fields("model_output", type(value).__name__, dict(value), path)
+        own = [name for name in getattr(value, "__dict__", {}) if name != "data" and not name.startswith("_")]
+        if own and what == "input":
+            raise ExportFailed(
+                f"{what} `{path}` is a `{type(value).__name__}` with the attribute `{own[0]}` beside its items, which "
+                "a bundle does not look at. Pass a plain dict, and the attribute as an argument of its own"
+            )
         for key in value:
             if not all(isinstance(part, str | int | None) for part in (key if type(key) is tuple else (key,))):
                 raise ExportFailed(

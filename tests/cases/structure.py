@@ -56,6 +56,25 @@ def sets_and_tuple_keys(x, flags, edges):
     return scale * x * edges["user", "rates"], frozenset(flags), {("user", 1): edges["user", 1] + x}
 
 
+@dataclasses.dataclass
+class Derived:
+    x: torch.Tensor
+    doubled: torch.Tensor = dataclasses.field(init=False)
+
+    def __post_init__(self):
+        self.doubled = self.x * 2
+
+
+class Encoding(collections.UserDict):
+    """As tokenizers return it."""
+
+
+@case(lambda: (Derived(torch.randn(3)), Encoding(ids=torch.arange(3), mask=torch.ones(3))))
+def objects_made_by_code(record, encoding):
+    encoding["seen"] = encoding["ids"] * encoding.pop("mask")
+    return record.x + record.doubled + encoding["seen"]
+
+
 @case(lambda: (leaf(3),))
 def ordered_dict(x):
     return collections.OrderedDict(b=x * 2, a=x * 3)

@@ -939,6 +939,12 @@ def test_other_set_is_refused(load):
         module(leaf(3), {"twice", 3, None}, {("user", "rates"): leaf(3), ("user", 2): leaf(3)})
 
 
+class Labelled(dict):
+    def __init__(self, **items):
+        super().__init__(**items)
+        self.label = "a"
+
+
 @pytest.mark.parametrize(
     ("argument", "reason"),
     [
@@ -956,9 +962,10 @@ def test_other_set_is_refused(load):
             "input `other` is an integer of more than 64 bits, which a bundle cannot hold. Pass tensors, numbers",
         ),
         ("\ud800", "input `other` is the string '\\ud800', no Unicode text, which a bundle cannot hold. Pass tensors"),
+        (Labelled(x=1), "is a `Labelled` with the attribute `label` beside its items, which a bundle does not look at"),
         ({0.5: torch.ones(2)}, "has the key 0.5; keys may be strings, integers, booleans, None or tuples of these"),
     ],
-    ids=["set of tensors", "array", "NumPy number", "large integer", "surrogate", "key"],
+    ids=["set of tensors", "array", "NumPy number", "large integer", "surrogate", "attribute", "key"],
 )
 def test_argument_that_a_bundle_cannot_hold_is_refused_with_a_way_out(load, argument, reason):
     with pytest.raises(aotexport.ExportFailed, match=re.escape(reason)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import UserDict
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
@@ -62,13 +63,13 @@ def _builder(tree: Any, constant: Callable[[Constant], Any]) -> Builder | None:
 
 def _fill(container: Any, items: list[tuple[Any, Any, bool]]) -> None:
     """Give a container new items: each with its key, and whether what stood there stays."""
-    if isinstance(container, list | dict):
+    if isinstance(container, list | dict | UserDict):
         after = [(key, container[key] if stays else value) for key, value, stays in items]
         container.clear()
-        if isinstance(container, dict):
-            container.update(after)
-        else:
+        if isinstance(container, list):
             container.extend(value for _, value in after)
+        else:
+            container.update(after)
         return
     for key, value, stays in items:
         if not stays:

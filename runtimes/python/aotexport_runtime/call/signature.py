@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import UserDict
 from collections.abc import Callable, Collection
 from collections.abc import Mapping as MappingABC
 from typing import Any, NamedTuple
@@ -179,7 +180,7 @@ def _children(tree: Sequence | Mapping | NamedFields, value: Any) -> list[Any] |
             return f"expected a {tree.type} of {len(tree.items)}, got {_describe(value)}"
         return list(value)
     if isinstance(tree, Mapping):
-        if not isinstance(value, dict) or list(value) != list(tree.keys):
+        if not isinstance(value, dict | UserDict) or list(value) != list(tree.keys):
             return f"expected a dict with keys {list(tree.keys)} in this order, got {_describe(value)}"
         return list(value.values())
     return _fields(tree, value)
@@ -199,7 +200,7 @@ def _fields(tree: NamedFields, value: Any) -> list[Any] | str:
 def _describe(value: Any) -> str:
     if is_torch_tensor(value):
         return f"a tensor {str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
-    if isinstance(value, dict):
+    if isinstance(value, dict | UserDict):
         return f"a dict with keys {list(value)}"[:120]
     if isinstance(value, list | tuple):
         return f"a {type(value).__name__} of {len(value)}"

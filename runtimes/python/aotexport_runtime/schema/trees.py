@@ -47,7 +47,7 @@ class Sequence(Record, kw_only=True, tag="sequence", tag_field="kind"):
 
 
 class Mapping(Record, kw_only=True, tag="mapping", tag_field="kind"):
-    """A dict; its order is insertion order.
+    """A dict (of a call: also a `collections.UserDict`); its order is insertion order.
 
     Attributes:
         type: `ordered_dict`: a `collections.OrderedDict`.
