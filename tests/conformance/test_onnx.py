@@ -508,6 +508,16 @@ def test_wrong_model_is_refused_with_the_first_value_that_differs(tmp_path):
     assert not (tmp_path / "bundle").exists()
 
 
+def _added(x):
+    return x + x.roll(1)
+
+
+def test_operator_that_onnx_runtime_does_not_take_is_refused_with_its_line(tmp_path):
+    with pytest.raises(VerificationFailed) as caught:
+        export_alone(_added, (torch.tensor([True, False]),), output=tmp_path / "bundle")
+    assert "`node_add` is torch's `aten::add.Tensor` (tests/conformance/test_onnx.py:" in str(caught.value)
+
+
 # --- kinds of programs ------------------------------------------------------------------------------------
 
 

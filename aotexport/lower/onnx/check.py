@@ -73,8 +73,12 @@ def _opened(bundle: Bundle, program: Program, model: OnnxModel, directory: Path)
                 wide = write_wide(bundle.file(model.file), directory)
                 replaced = _Replaced(bundle.root, bundle.manifest, model.file, wide)
                 return _Subject(OnnxPlan(replaced, program, model, OnnxRuntime(), state), state)
+        from aotexport.lower.onnx.locate import origin
+
+        found = origin(bundle.file(model.file), str(error))
+        where = f". {found}" if found else ""
         raise VerificationFailed(
-            f"program `{program.name}`: {error}. `--no-verify` writes the model as it is", [str(error)]
+            f"program `{program.name}`: {error}{where}. `--no-verify` writes the model as it is", [str(error)]
         ) from None
 
 
@@ -96,10 +100,11 @@ def _check(
     for calls in [*recorded(bundle, program, model), *random_calls(bundle, program, model)]:
         comparisons = _compare(bundle, program, model, subject, calls)
         if not all(comparison.agrees for comparison in comparisons):
-            from aotexport.lower.onnx.locate import first_difference
+            from aotexport.lower.onnx.locate import first_difference, origin
 
-            where = first_difference(bundle, program, model, options, calls.values)
             lines = [_line(comparison) for comparison in comparisons if not comparison.agrees]
+            raised = origin(bundle.file(model.file), lines[0])
+            where = f"  {raised}" if raised else first_difference(bundle, program, model, options, calls.values)
             raise VerificationFailed(
                 "ONNX Runtime disagrees with eager execution; nothing was written:\n" + "\n".join([*lines, where]),
                 lines,

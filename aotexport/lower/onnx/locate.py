@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import onnx
@@ -51,6 +52,22 @@ def first_difference(
                 f"{producers[name].op_type} `{producers[name].name}`{where}{module}: {wrong}"
             )
     return "  every intermediate value that both have agrees; the difference arises after the last of them"
+
+
+def origin(path: Path, reason: str) -> str:
+    """Return where a node that ONNX Runtime names comes from, by operator and the user's line; empty: nowhere known.
+
+    Args:
+        path: of the model.
+        reason: what ONNX Runtime says.
+    """
+    proto = onnx.load(path, load_external_data=False)
+    for node in proto.graph.node:
+        if f"({node.name})" in reason or f"'{node.name}'" in reason:
+            found = {prop.key: prop.value for prop in node.metadata_props}
+            where = f" ({found['aotexport.source']})" if "aotexport.source" in found else ""
+            return f"`{node.name}` is torch's `{found.get('aotexport.operator', '')}`{where}"
+    return ""
 
 
 def _torch_values(
