@@ -408,6 +408,10 @@ def _random(x):
     return x + torch.rand_like(x)
 
 
+def _normal(x):
+    return torch.normal(x, 1.0)
+
+
 def _branch(x):
     return x + 1 if x.sum() < 100 else x.sin()
 
@@ -455,6 +459,7 @@ def _steps(x):
     [
         (_view, "program `infer` returns `output` as a view of `x`, and ONNX models change nothing. "),
         (_random, "operator `aten::rand_like.default` (tests/conformance/test_onnx.py:"),
+        (_normal, "operator `aten::normal.Tensor_float` (tests/conformance/test_onnx.py:"),
         (
             _checked_loop,
             "a loop body checks a value, which has no translation to ONNX: tests/conformance/test_onnx.py:",
@@ -473,6 +478,7 @@ def test_program_without_an_onnx_form_is_refused_by_name(tmp_path, function, mes
     with pytest.raises(ExportFailed) as caught:
         export(function, (torch.randn(3, 4),), output=tmp_path / "bundle", onnx=True, verify=False)
     assert str(caught.value).startswith(message)
+    assert ("draws random numbers" in str(caught.value)) == (function in (_random, _normal, _dropped))
     assert not (tmp_path / "bundle").exists()
 
 

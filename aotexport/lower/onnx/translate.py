@@ -202,6 +202,8 @@ def _untranslated(program: Program, error: BaseException) -> str:
     if not isinstance(node.target, OpOverload):
         name = found.get("operator", str(node.target))
         return f"operator `{name}`{where} of program `{program.name}` has no translation to ONNX: {reason}"
+    if torch.Tag.nondeterministic_seeded in node.target.tags:
+        return _draws(found.get("operator", _shown(node.target)), where, program)
     return (
         f"operator `{_shown(node.target)}`{where} of program `{program.name}` has no translation to ONNX: {reason}. "
         "Give one with `--onnx-translations FILE.py:NAME` (`OnnxOptions(translations=...)`): a dict from "
@@ -255,7 +257,11 @@ def _refuse_random(program: Program, model: ir.Model) -> None:
         if node.op_type in _RANDOM or (node.op_type == "Dropout" and len(node.inputs) == 3):
             found = provenance(node.metadata_props.get("pkg.torch.onnx.stack_trace"))
             where = f" ({found['source']})" if "source" in found else ""
-            raise ExportFailed(
-                f"operator `{found.get('operator', node.op_type)}`{where} of program `{program.name}` draws random "
-                "numbers, which ONNX models draw otherwise; pass them in as an input"
-            )
+            raise ExportFailed(_draws(found.get("operator", node.op_type), where, program))
+
+
+def _draws(operator: str, where: str, program: Program) -> str:
+    return (
+        f"operator `{operator}`{where} of program `{program.name}` draws random numbers, which ONNX models draw "
+        "otherwise; pass them in as an input"
+    )
