@@ -11,13 +11,14 @@ import sys
 import numpy as np
 
 from aotexport.capture.patches import replaced
-from aotexport_runtime.bundle import open_bundle
+from aotexport_runtime.bundle import Bundle, open_bundle
+from aotexport_runtime.call.autograd import random_nodes
 from aotexport_runtime.engines.cuda import engine as cuda
 from aotexport_runtime.self_test import read_vector, run_vector
 
 
 def main() -> None:
-    """Run the recorded calls of the programs that have kernels."""
+    """Run the recorded calls of the programs that have kernels and draw no random numbers."""
     assert os.environ.get("TRITON_INTERPRET") == "1", "Triton reads TRITON_INTERPRET when it is imported"
     from aotexport.interpret.engine import InterpreterEngine
 
@@ -26,17 +27,24 @@ def main() -> None:
     namespaces = bundle.manifest.requirements.operator_namespaces
     for module in bundle.manifest.requirements.operator_modules:
         importlib.import_module(module)
+    having = [name for name in bundle.program_names if bundle.has_target(cuda.TARGET, name)]
+    drawing = [name for name in having if _draws(bundle, name)]
     results = []
     # Masked lanes compute on whatever is there.
     with replaced(cuda, "CudaEngine", lambda _: engine), np.errstate(all="ignore"):
         for entry in bundle.manifest.testvectors:
-            if bundle.has_target(cuda.TARGET, entry.program):
+            if entry.program in having and entry.program not in drawing:
                 vector, stored = read_vector(bundle, entry)
                 results.append(
                     run_vector(path, entry.name, vector, stored, "cpu", cuda.TARGET, namespaces, trust="native")
                 )
     found = [{**dataclasses.asdict(result), "agrees": result.agrees} for result in results]
-    sys.stdout.write(json.dumps({"results": found, "launches": dict(engine.launches)}) + "\n")
+    sys.stdout.write(json.dumps({"results": found, "drawing": drawing, "launches": dict(engine.launches)}) + "\n")
+
+
+def _draws(bundle: Bundle, name: str) -> bool:
+    functional = bundle.program(name).functional
+    return functional is not None and bool(random_nodes(bundle.graph(name, functional.file)))
 
 
 if __name__ == "__main__":

@@ -20,11 +20,13 @@ class Interpreted:
     """What interpreting a bundle's kernels gave.
 
     Attributes:
-        results: one per recorded call of the programs that have kernels, as the self-test prints them.
+        results: one per recorded call of the compared programs, as the self-test prints them.
+        drawing: programs that have kernels and draw random numbers, others than eager: nothing to compare.
         launches: how often each kernel was launched, by `name/candidate`.
     """
 
     results: list[dict[str, Any]]
+    drawing: list[str]
     launches: dict[str, int]
 
 

@@ -78,3 +78,14 @@ def test_command_refuses_bundles_without_kernels(tmp_path):
     aotexport.export(torch.sin, (torch.ones(2),), output=tmp_path / "bundle", verify=False)
     result = CliRunner().invoke(app, ["verify", str(tmp_path / "bundle"), "--kernels"])
     assert (result.exit_code, "has no kernels" in result.stderr) == (1, True)
+
+
+def test_programs_that_draw_are_named_instead_of_compared(tmp_path, monkeypatch):
+    monkeypatch.setattr(compilation, "compile_kernels", lambda *args, **kwargs: compilation.Compiled({}, {}))
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Dropout(0.5))
+    aotexport.export(model, (torch.ones(2, 4),), output=tmp_path / "bundle", targets=("cuda",), verify=False)
+
+    result = CliRunner().invoke(app, ["verify", str(tmp_path / "bundle"), "--kernels"])
+
+    assert (result.exit_code, "random numbers" in result.stderr, "train" in result.stdout) == (0, True, False)
+    assert "infer" in result.stdout
