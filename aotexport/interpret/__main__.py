@@ -12,8 +12,8 @@ import numpy as np
 
 from aotexport.capture.patches import replaced
 from aotexport_runtime.bundle import Bundle, open_bundle
-from aotexport_runtime.call.autograd import random_nodes
 from aotexport_runtime.engines.cuda import engine as cuda
+from aotexport_runtime.engines.impure import random_nodes
 from aotexport_runtime.self_test import read_vector, run_vector
 
 

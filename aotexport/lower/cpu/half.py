@@ -16,9 +16,9 @@ from aotexport.lower.cpu.levels import Level
 from aotexport.torch_internals.compiler import compile_library, symbolic_sizes, trace_decomposed
 from aotexport.torch_internals.names import ShapeEnv
 from aotexport_runtime import dtypes
-from aotexport_runtime.call.autograd import random_nodes
 from aotexport_runtime.engines.codegen import Environment, compile_graph
 from aotexport_runtime.engines.halves import StraightLine
+from aotexport_runtime.engines.impure import random_nodes
 from aotexport_runtime.schema.compiled import CompiledHalf
 from aotexport_runtime.schema.graph import Graph
 from aotexport_runtime.schema.program import Program, SizeInput

@@ -12,9 +12,9 @@ import msgspec
 from aotexport.encode.program import EncodedProgram
 from aotexport.lower.cpu.half import NotLowered, Piece, least_sizes, lower_half
 from aotexport.lower.cpu.levels import Level
-from aotexport_runtime.call.autograd import effects
 from aotexport_runtime.engines import halves
 from aotexport_runtime.engines.halves import StraightLine
+from aotexport_runtime.engines.impure import impure_nodes
 from aotexport_runtime.engines.saved import views_recomputed
 from aotexport_runtime.schema.compiled import CompiledProgram
 from aotexport_runtime.schema.graph import Graph
@@ -100,6 +100,6 @@ def _lines(graph: Graph, functional: FunctionalGraph, undefined: Sequence[int]) 
     if gradients is None:
         return [StraightLine([value.name for value in graph.inputs], list(graph.nodes), graph.outputs)]
     needed = [index is not None for index in gradients.of_inputs]
-    cut = halves.cut(graph, functional, gradients.partitions[-1], needed, effects(graph))
+    cut = halves.cut(graph, functional, gradients.partitions[-1], needed, impure_nodes(graph))
     defined = [index not in undefined for index in range(len(gradients.tangents))]
     return [cut.forward, halves.with_tangents(graph, cut.backward, defined)]

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
+from aotexport_runtime.call.joint import JointProgram
 from aotexport_runtime.schema.program import IntermediateAlias
-
-if TYPE_CHECKING:
-    from aotexport_runtime.call.autograd import JointProgram
 
 
 class Again(NamedTuple):

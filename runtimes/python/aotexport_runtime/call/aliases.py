@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from aotexport_runtime import ops
-from aotexport_runtime.call.autograd import flowless_outputs
 from aotexport_runtime.call.holder import unwrap
+from aotexport_runtime.call.tangents import flowless_outputs
 from aotexport_runtime.engines.codegen import Environment, constant_value
 from aotexport_runtime.schema.program import (
     FreshOutput,

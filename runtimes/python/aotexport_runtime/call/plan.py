@@ -18,11 +18,12 @@ import torch
 from aotexport_runtime.bundle import Bundle
 from aotexport_runtime.call import transforms
 from aotexport_runtime.call.aliases import regenerators
-from aotexport_runtime.call.autograd import JointProgram
+from aotexport_runtime.call.autograd import run_joint
 from aotexport_runtime.call.containers import ContainerChanges
 from aotexport_runtime.call.fast_way import Served, StateSlot, Way, fast_way
 from aotexport_runtime.call.guards import Guards, SoftGuards
 from aotexport_runtime.call.inner import InnerOutput, inner_outputs, watch
+from aotexport_runtime.call.joint import JointProgram
 from aotexport_runtime.call.mutations import Mutations
 from aotexport_runtime.call.signature import Bound, Signature
 from aotexport_runtime.call.versions import node_of, remember_versions
@@ -294,7 +295,7 @@ class _Functional:
         if self._wraps:
             inputs = _apart(inputs)
         if self._joint is not None:
-            returned = self._joint(inputs, symbols)
+            returned = run_joint(self._joint, inputs, symbols)
         else:
             assert self._inference is not None
             lowered = self._lowered

@@ -1,13 +1,15 @@
-"""Gradients of outputs, in the layouts that a joint graph was traced with."""
+"""Gradients of outputs: in the layouts that a joint graph was traced with, undefined, or never flowing."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
 from aotexport_runtime import dtypes, sizes
-from aotexport_runtime.schema.program import Tangent
+from aotexport_runtime.engines.codegen import Function
+from aotexport_runtime.schema.program import FreshOutput, FunctionalGraph, Gradients, Tangent
 
 LayOut = Callable[[torch.Tensor, dict[str, int]], torch.Tensor]
 """Gives a tangent, for these values of symbols, in the layout of the capture."""
@@ -58,3 +60,47 @@ def _overlaps(shape: Sequence[int], stride: Sequence[int]) -> bool:
                 return True
             reach += (size - 1) * step
     return False
+
+
+def with_zeros(backward: Function, gradients: Gradients, undefined: Sequence[bool]) -> Function:
+    """Return a lowered backward for calls with undefined tangents, which it knows nothing of.
+
+    Zeros stand in for them, and a gradient that only they give is None, as in eager autograd.
+
+    Args:
+        backward: takes saved tensors and all tangents.
+        gradients: the calling convention.
+        undefined: per gradient, whether it is None.
+    """
+    tangents = gradients.tangents
+
+    some = without(backward, undefined)
+
+    def run(args: list[Any], symbols: dict[str, int]) -> tuple[Any, ...]:
+        start = len(args) - len(tangents)
+        like = next(arg for arg in args[start:] if arg is not None)
+        for index, spec in enumerate(tangents, start):
+            if args[index] is None:
+                args[index] = zeros(spec, like, symbols)
+        return some(args, symbols)
+
+    return run
+
+
+def without(backward: Function, undefined: Sequence[bool]) -> Function:
+    """Return `backward` without the gradients that are undefined."""
+
+    def run(args: list[Any], symbols: dict[str, int]) -> tuple[Any, ...]:
+        found = backward(args, symbols)
+        return tuple([None if gone else gradient for gone, gradient in zip(undefined, found, strict=True)])
+
+    return run
+
+
+def flowless_outputs(functional: FunctionalGraph) -> set[int]:
+    """Return the outputs that require grad though no gradient flows through them: views made under `torch.no_grad`."""
+    if functional.gradients is None:
+        return set()
+    reached = {tangent.index for tangent in functional.gradients.tangents if tangent.of == "output"}
+    required = {i for i, o in enumerate(functional.outputs) if isinstance(o, FreshOutput) and o.requires_grad}
+    return required - reached

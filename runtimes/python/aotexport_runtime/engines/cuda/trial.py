@@ -10,11 +10,11 @@ from typing import Any
 import torch
 
 from aotexport_runtime.bundle import Bundle
-from aotexport_runtime.call.autograd import effects, random_nodes
 from aotexport_runtime.call.tangents import layout
 from aotexport_runtime.engines.codegen import Environment
 from aotexport_runtime.engines.functional import compile_functional
 from aotexport_runtime.engines.halves import StraightLine, cut, forward_returns
+from aotexport_runtime.engines.impure import impure_nodes, random_nodes
 from aotexport_runtime.engines.lowered import Lowered
 from aotexport_runtime.errors import NotSupported
 from aotexport_runtime.observe import Observation, compare
@@ -103,7 +103,7 @@ def portable_form(bundle: Bundle, program: Program, environment: Environment) ->
         line = StraightLine([value.name for value in graph.inputs], list(graph.nodes), graph.outputs)
         forward = compile_functional(graph, line, environment, label=label, detached=True)
         return Lowered(target="portable", forward=forward, backward=None, saved=0)
-    halves = cut(graph, functional, gradients.partitions[0], [True] * len(gradients.of_inputs), effects(graph))
+    halves = cut(graph, functional, gradients.partitions[0], [True] * len(gradients.of_inputs), impure_nodes(graph))
     returns = forward_returns(functional)
     return Lowered(
         target="portable",

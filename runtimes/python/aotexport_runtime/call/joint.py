@@ -1,0 +1,310 @@
+"""The joint graph, cut into forward and backward and compiled for the gradients that a call needs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from aotexport_runtime import dtypes, sizes
+from aotexport_runtime.call import transforms
+from aotexport_runtime.call.holder import Held
+from aotexport_runtime.call.inner import InnerOutput
+from aotexport_runtime.call.tangents import LayOut, flowless_outputs, layout, with_zeros, without
+from aotexport_runtime.engines import halves
+from aotexport_runtime.engines.codegen import Environment, Function
+from aotexport_runtime.engines.cpu import Libraries
+from aotexport_runtime.engines.functional import compile_functional
+from aotexport_runtime.engines.impure import impure_nodes, random_nodes
+from aotexport_runtime.engines.lowered import Lowered
+from aotexport_runtime.engines.recompute import computed_late, within_budget
+from aotexport_runtime.engines.saved import views_recomputed
+from aotexport_runtime.schema.graph import Graph
+from aotexport_runtime.schema.program import FreshOutput, FunctionalGraph
+from aotexport_runtime.schema.values import SizeMeta, TensorMeta
+
+Pattern = tuple[bool, ...]
+"""Of gradients, or of tangents: which there are."""
+
+
+class JointProgram:
+    """A joint graph, compiled per pattern of needed gradients on first use.
+
+    Attributes:
+        plain: tensor inputs that are no `nn.Parameter`s.
+        is_sized_by_data: whether tangents have sizes that only the data of a call know.
+        found: what `variant` returned for patterns of needed gradients, where that depends on nothing else.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        functional: FunctionalGraph,
+        environment: Environment,
+        label: str,
+        reference: Callable[[list[Any], dict[str, int]], Any] | None,
+        lowered: Lowered | None = None,
+        libraries: Libraries | None = None,
+        parameters: Container[int] = (),
+        inner: Sequence[InnerOutput] = (),
+    ) -> None:
+        """Prepare `graph`.
+
+        Args:
+            graph: the joint graph.
+            functional: its calling convention.
+            environment: namespaces and device.
+            label: name of the program.
+            reference: runs the program's forward graph under autograd, for double backward; None: there is none.
+            lowered: a faster form of the graph, for calls that want every gradient; None: there is none.
+            libraries: compiled halves of the graph, for such calls as well; None: there are none.
+            parameters: inputs that are `nn.Parameter`s.
+            inner: outputs that others are computed from.
+        """
+        assert functional.gradients is not None
+        self.graph = graph
+        self.functional = functional
+        self.gradients = functional.gradients
+        self.environment = environment
+        self.label = label
+        self.kept = impure_nodes(graph)
+        self.draws = bool(random_nodes(graph))
+        # What a call changes is copied before, which does not do for what gradients flow through.
+        copied = all(m.data and not (m.metadata or m.storage or m.requires_grad) for m in functional.mutations)
+        self.reference = reference if copied else None
+        self.mutated = [mutation.input_index for mutation in functional.mutations]
+        self.lowered = lowered
+        self.inner = inner
+        inputs = range(len(self.gradients.of_inputs))
+        self.plain = [i for i in inputs if i not in parameters and isinstance(graph.inputs[i].meta, TensorMeta)]
+        sizes_of_inputs = {size for value in graph.inputs[: len(inputs)] for size in _symbols(value.meta)}
+        self.is_sized_by_data = any(_symbols(tangent.meta) - sizes_of_inputs for tangent in self.gradients.tangents)
+        self._libraries = libraries
+        self.found: dict[Pattern, Variant] = {}
+        self._variants: dict[tuple[Pattern, bool, bool], Variant] = {}
+
+    def variant(self, needed: Pattern, inputs: Sequence[Any], symbols: dict[str, int]) -> Variant:
+        """Return the compiled halves, and keep them in `found` if they serve all such calls.
+
+        Args:
+            needed: of the arguments of `apply_joint`, which gradients are wanted.
+            inputs: of the program.
+            symbols: value per symbol.
+        """
+        found = self._variant(needed[2:], inputs, symbols)
+        if self.lowered is None and self._libraries is None:
+            self.found[needed] = found
+        return found
+
+    def _variant(self, needed: Pattern, inputs: Sequence[Any], symbols: dict[str, int]) -> Variant:
+        libraries = self._libraries
+        compiled = libraries is not None and self.complete(needed) and libraries.serves(symbols)
+        key = (
+            needed,
+            self.lowered is not None and self._takes_lowered(self.lowered, needed, inputs, symbols),
+            compiled,
+        )
+        found = self._variants.get(key)
+        if found is None:
+            found = Variant.build(self, needed, key[1], libraries if compiled else None, symbols)
+            self._variants[key] = found
+        return found
+
+    def _takes_lowered(self, lowered: Lowered, needed: Pattern, inputs: Sequence[Any], symbols: dict[str, int]) -> bool:
+        return not transforms.active() and self.complete(needed) and lowered.serves(inputs, symbols)
+
+    def complete(self, needed: Pattern) -> bool:
+        """Return whether every gradient that the graph has is wanted."""
+        return all(wants or index is None for index, wants in zip(self.gradients.of_inputs, needed, strict=True))
+
+
+@dataclass
+class Variant:
+    """Compiled halves, and what the `autograd.Function` must know about their values.
+
+    Attributes:
+        joint: the joint graph.
+        halves: its forward and backward.
+        lowered: what runs in their place; None: they run.
+        forward: returns results, then saved values.
+        returns: how many of those are results.
+        checked: which are saved tensors whose versions autograd checks.
+        loose: which are saved without; None: there are none.
+        held: results that autograd must not take for its own: aliases, and tensors changed in another way than by data.
+        views: results that are views which nobody may change.
+        outer: positions of tangents of what the caller is given.
+        checks: whether versions of inputs are checked, as eager's saved tensors would be.
+        nondifferentiable: results without a gradient.
+        tangents: per tangent the position of its result, and what lays it out.
+        libraries: compiled halves; None: there are none.
+        backwards: compiled backward passes, by which tangents are defined and whether they are batches.
+    """
+
+    joint: JointProgram
+    halves: halves.Halves
+    lowered: Lowered | None
+    forward: Function
+    returns: int
+    checked: slice
+    loose: slice | None
+    held: list[int]
+    views: list[int]
+    outer: list[int]
+    checks: bool
+    nondifferentiable: list[int]
+    tangents: list[tuple[int, LayOut]]
+    libraries: Libraries | None
+    backwards: dict[tuple[Pattern, bool], Function] = field(default_factory=dict)
+
+    @classmethod
+    def build(
+        cls,
+        joint: JointProgram,
+        needed: Pattern,
+        takes_lowered: bool,
+        libraries: Libraries | None,
+        symbols: dict[str, int],
+    ) -> Variant:
+        """Cut and compile `joint` for calls that need these gradients.
+
+        Args:
+            joint: the joint graph.
+            needed: per gradient, whether it is wanted.
+            takes_lowered: whether its lowered form serves.
+            libraries: compiled halves that serve; None: none do.
+            symbols: value per symbol of the first such call.
+        """
+        functional, gradients, budget = joint.functional, joint.gradients, joint.environment.memory_budget
+        if libraries is not None and libraries.partition is not None:
+            partition = libraries.partition
+        else:
+            partition = views_recomputed(joint.graph, functional, gradients.partitions[0])
+        if budget < 1:
+            partition = within_budget(joint.graph, functional, partition, budget, symbols, joint.kept)
+        cut = halves.cut(joint.graph, functional, partition, needed, joint.kept)
+        if budget < 1:
+            cut = computed_late(cut)
+        lowered = joint.lowered if takes_lowered else None
+        checked, loose = cut.saved_tensors, cut.saved_unchecked + cut.saved_sizes
+        if lowered is not None:
+            checked, loose = lowered.saved, 0
+        mutations, outputs = len(functional.mutations), len(functional.outputs)
+        start = {"mutation": 0, "output": mutations, "intermediate_base": mutations + outputs}
+        positions = [start[tangent.of] + tangent.index for tangent in gradients.tangents]
+        reached = {position for position, reaches in zip(positions, cut.reaching, strict=True) if reaches}
+        flowless = {mutations + index for index in flowless_outputs(functional)}
+        held = [index for index, mutation in enumerate(functional.mutations) if not mutation.data]
+        held += [mutations + i for i, output in enumerate(functional.outputs) if not isinstance(output, FreshOutput)]
+        returns = halves.forward_returns(functional)
+
+        def portable() -> Function:
+            label = f"{joint.label} forward"
+            return compile_functional(
+                joint.graph, cut.forward, joint.environment, label=label, visible=returns, detached=True
+            )
+
+        if lowered is not None:
+            forward = lowered.forward
+        else:
+            forward = portable() if libraries is None else libraries.forward(cut.forward, portable)
+        return cls(
+            joint=joint,
+            halves=cut,
+            lowered=lowered,
+            forward=forward,
+            returns=returns,
+            checked=slice(returns, returns + checked),
+            loose=slice(returns + checked, returns + checked + loose) if loose else None,
+            held=held,
+            views=[mutations + i for i, output in enumerate(functional.outputs) if _is_protected_view(output)],
+            outer=[position for position in positions if position >= mutations],
+            checks=bool(gradients.checked_inputs) and joint.complete(needed),
+            nondifferentiable=[i for i in range(returns) if i not in reached and i not in held and i not in flowless],
+            tangents=[(position, layout(spec)) for position, spec in zip(positions, gradients.tangents, strict=True)],
+            libraries=libraries,
+        )
+
+    @cached_property
+    def has_marks(self) -> bool:
+        """Whether autograd must be told more of the results than that they are results."""
+        return bool(self.held or self.views or self.nondifferentiable or self.joint.is_sized_by_data)
+
+    def marked(self, ctx: Any, results: Sequence[Any]) -> tuple[Any, ...]:
+        """Return the results as the `autograd.Function` returns them, and tell it which of them get no gradient."""
+        returned = list(results)
+        if self.joint.is_sized_by_data:
+            ctx.shapes = [returned[position].shape for position, _ in self.tangents]
+        for index in self.held:
+            returned[index] = Held(returned[index])
+        for index in self.views:
+            returned[index] = returned[index].view_as(returned[index])
+        tensors = [returned[i] for i in self.nondifferentiable if isinstance(returned[i], torch.Tensor)]
+        ctx.mark_non_differentiable(*tensors)
+        return tuple(returned)
+
+    @cached_property
+    def saves_nothing(self) -> bool:
+        """Whether no tensors are saved for backward, neither here nor in eager."""
+        return self.joint.gradients.saves_nothing and self.checked.start == self.checked.stop
+
+    @cached_property
+    def whole_backward(self) -> Function:
+        """The compiled backward where every tangent is defined, and none a batch."""
+        return self._compile_backward((True,) * len(self.tangents), False)
+
+    def backward(self, args: Sequence[Any], batched: bool) -> Function:
+        """Return the compiled backward.
+
+        Args:
+            args: what it is called with: saved values, then tangents, of which some may be None.
+            batched: whether tangents are batches of gradients.
+        """
+        defined = tuple([tangent is not None for tangent in args[len(args) - len(self.tangents) :]])
+        found = self.backwards.get((defined, batched))
+        if found is None:
+            found = self.backwards[defined, batched] = self._compile_backward(defined, batched)
+        return found
+
+    def _compile_backward(self, defined: Pattern, batched: bool) -> Function:
+        if self.libraries is not None and self.libraries.takes(defined) and not batched:
+            piece = halves.with_tangents(self.joint.graph, self.halves.backward, defined)
+            return self.libraries.backward(piece, lambda: self._graph_backward(defined, batched))
+        return self._graph_backward(defined, batched)
+
+    def _graph_backward(self, defined: Pattern, batched: bool) -> Function:
+        whole, undefined = self.halves.backward, not all(defined)
+        piece = halves.with_tangents(self.joint.graph, whole, defined)
+        if self.lowered is not None:
+            assert self.lowered.backward is not None
+            return with_zeros(self.lowered.backward, self.joint.gradients, [g is None for g in piece.outputs])
+        filled = undefined and self.joint.is_sized_by_data
+        label = f"{self.joint.label} backward"
+        compiled = compile_functional(
+            self.joint.graph, whole if filled else piece, self.joint.environment, label=label, in_place=not batched
+        )
+        return without(compiled, [g is None for g in piece.outputs]) if filled else compiled
+
+    def filled(self, args: Sequence[Any], shapes: Sequence[torch.Size]) -> list[Any]:
+        """Return the arguments of backward with zeros of these shapes for undefined tangents."""
+        start = len(args) - len(shapes)
+        like = next(arg for arg in args[start:] if arg is not None)
+        specs = zip(args[start:], shapes, self.joint.gradients.tangents, strict=True)
+        tangents = [
+            torch.zeros(shape, dtype=dtypes.dtype(spec.meta.dtype), device=like.device) if arg is None else arg
+            for arg, shape, spec in specs
+        ]
+        return [*args[:start], *tangents]
+
+
+def _symbols(meta: Any) -> set[str]:
+    """Return the symbols in the sizes of a value."""
+    shape = meta.shape if isinstance(meta, TensorMeta) else (meta.value,) if isinstance(meta, SizeMeta) else ()
+    return {symbol for size in shape if size is not None for symbol in sizes.symbols_of(size)}
+
+
+def _is_protected_view(output: Any) -> bool:
+    """Return whether an output is a view that autograd lets nobody change."""
+    return isinstance(output, FreshOutput) and output.view in ("custom_function", "multi_output")
