@@ -12,6 +12,7 @@ import torch
 
 from aotexport.lower.onnx.options import OnnxOptions
 from aotexport.lower.onnx.provenance import provenance
+from aotexport.lower.onnx.trace import traced
 from aotexport.lower.onnx.translate import to_onnx
 from aotexport_runtime.bundle import Bundle
 from aotexport_runtime.engines.onnx.session import run_session
@@ -73,8 +74,6 @@ def origin(path: Path, reason: str) -> str:
 def _torch_values(
     bundle: Bundle, program: Program, options: OnnxOptions, values: Sequence[Any]
 ) -> dict[str, tuple[torch.Tensor, Any]]:
-    from aotexport.lower.onnx.bundle import traced
-
     program, _, exported = traced(bundle, program, options)
     converted = to_onnx(program, exported, opset=options.opset, translations=options.translations)
     recorder = _Recorder(converted.exported_program.module(check_guards=False))
