@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
-from aotexport_runtime.schema.graph import Graph
+from aotexport_runtime.schema.graph import Graph, Node
 from aotexport_runtime.schema.values import NothingMeta
+
+_SWITCHES = ("dropout_p", "dropout", "train", "training")
+"""Arguments of random operators that draw nothing where one of these is zero or False."""
 
 
 def impure_nodes(graph: Graph) -> set[str]:
@@ -15,11 +20,21 @@ def impure_nodes(graph: Graph) -> set[str]:
 
 def random_nodes(graph: Graph) -> set[str]:
     """Return the nodes that draw random numbers."""
-    names: set[str] = set()
-    for node in graph.nodes:
-        if node.op.startswith("aten::"):
-            base, _, overload = node.op.removeprefix("aten::").partition(".")
-            function = getattr(getattr(torch.ops.aten, base, None), overload or "default", None)
-            if torch.Tag.nondeterministic_seeded in getattr(function, "tags", ()):
-                names.add(node.name)
-    return names
+    return {node.name for node in graph.nodes if node.op.startswith("aten::") and _draws(node)}
+
+
+def _draws(node: Node) -> bool:
+    base, _, overload = node.op.removeprefix("aten::").partition(".")
+    function = getattr(getattr(torch.ops.aten, base, None), overload or "default", None)
+    if torch.Tag.nondeterministic_seeded not in getattr(function, "tags", ()):
+        return False
+    return not any(_value(node, function, name) in (0, False) for name in _SWITCHES)
+
+
+def _value(node: Node, function: Any, name: str) -> Any:
+    """Return what a node gives for an argument of its operator; None: the operator has none of this name."""
+    for index, argument in enumerate(function._schema.arguments):
+        if argument.name == name:
+            given = node.args[index] if index < len(node.args) else node.kwargs.get(name, argument.default_value)
+            return given if isinstance(given, bool | int | float) else None
+    return None
