@@ -21,6 +21,7 @@ from aotexport.capture.fakes import FakeInputs, fake_inputs
 from aotexport.capture.forward_capture import Binding, ForwardCapture
 from aotexport.capture.grad_mode import insert_regions, make_relative, marked_regions
 from aotexport.capture.hooks import refuse_hooks_on_state
+from aotexport.capture.identity import asks_identity
 from aotexport.capture.reading_values import READING_VALUES
 from aotexport.capture.second_trace import same_in_both_modes
 from aotexport.capture.shapes import SizeFixed, check_not_fixed
@@ -194,6 +195,8 @@ def _trace(call: ExampleCall, state: State, target: Any, strategy: Strategy, gra
         and _same_in_other_mode(flat, graph, fakes, own)
     ):
         flat.effects.reads.clear()
+    if len(own) > 1 and asks_identity(target, call.module):
+        flat.effects.reads.add("identity")
     assert flat.output_tree is not None
     bindings = [Binding(entry=entry) for entry in state.entries[:known]]
     for index, entry in shared.items():

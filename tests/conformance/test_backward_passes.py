@@ -126,7 +126,7 @@ def test_one_tensor_for_two_that_the_model_takes_gradients_of_is_refused(bundles
     assert str(caught.value) == (
         "the call does not fit program `train`:\n"
         "  - `y`: expected another tensor than `x`, as at capture, since the model takes gradients with regard to its "
-        "arguments; got the same"
+        "arguments, or asks whether they are one object; got the same"
     )
 
 

@@ -141,6 +141,29 @@ def test_call_with_one_tensor_twice_runs_the_variant_that_was_captured_so(tmp_pa
         loaded(y.double(), y)
 
 
+def same(x, y):
+    return x is y
+
+
+class Asks(torch.nn.Module):
+    def forward(self, x, y):
+        return x * 2 if self.doubles(x, y) else x + y
+
+    def doubles(self, x, y):
+        return same(x, y)
+
+
+def test_call_with_one_tensor_twice_is_refused_where_code_asks_and_no_variant_was_captured_so(tmp_path):
+    x = torch.randn(3)
+    aotexport.export(Asks(), (x, x + 1), output=tmp_path / "asks", verify=False)
+    aotexport.export(torch.add, (x, x + 1), output=tmp_path / "adds", verify=False)
+    asks, adds = aotexport_runtime.load(tmp_path / "asks"), aotexport_runtime.load(tmp_path / "adds")
+    assert torch.equal(asks(x, x.clone()), x + x)
+    assert torch.equal(adds(x, x), x + x)
+    with pytest.raises(CallInvalid, match=r"`y`: expected another tensor than `x`, as at capture, .* one object"):
+        asks(x, x)
+
+
 def test_captured_methods_are_methods_of_the_loaded_module(coder, loaded):
     x, code = torch.randn(7, 6), torch.randn(2, 3, requires_grad=True)
     coder.eval(), loaded.eval()

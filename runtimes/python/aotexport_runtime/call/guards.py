@@ -143,10 +143,10 @@ class Guards:
         seen: dict[int, str] = {}
         for index, spec in self._arguments:
             first = seen.setdefault(id(leaves[index]), spec.path)
-            if first != spec.path and leaves[index].requires_grad:
+            if first != spec.path:
                 violations.append(
                     f"`{spec.path}`: expected another tensor than `{first}`, as at capture, since the model takes "
-                    "gradients with regard to its arguments; got the same"
+                    "gradients with regard to its arguments, or asks whether they are one object; got the same"
                 )
 
     def _structure(self, leaf: torch.Tensor, spec: ArgumentInput, form: Form | None) -> str | None:

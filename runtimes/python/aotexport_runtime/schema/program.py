@@ -378,8 +378,8 @@ class Program(Record, kw_only=True):
         fixed: what the module's Python code read and may have branched on; a call must have it as at capture.
             `layout`: strides, storage offset, contiguity of tensors; `requires_grad`: also `is_leaf`, `grad_fn`;
             `grad_mode`: whether gradients are enabled, as `grad` tells; `inference_mode`: that it is off, since it
-            records nothing for gradients that the model takes; `identity`: that arguments that require grad are
-            different tensors, with regard to each of which the model takes gradients.
+            records nothing for gradients that the model takes; `identity`: that arguments are different
+            tensors: the model takes gradients with regard to each, or asks whether they are one object.
         forward: the graph before autograd.
         functional: the joint or inference graph; None with a reason in `refusals`: the forward graph serves every call.
         refusals: functional graphs that could not be captured, or disagreed with eager execution.
