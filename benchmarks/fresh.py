@@ -63,7 +63,7 @@ def _memory(spec: dict[str, Any]) -> dict[str, Any]:
     with torch.no_grad():
         call(module, inputs)
     used = private_nbytes()
-    weights = sum(tensor.nbytes for tensor in module.state_dict().values())  # type: ignore[attr-defined]
+    weights = sum(tensor.nbytes for tensor in job.model.module().state_dict().values())
     growth = {
         f"{kind}, {when}": reading[kind] - before[kind]
         for when, reading in (("loaded", loaded), ("after one inference", used))
