@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -40,13 +41,15 @@ def interpret(bundle: Bundle, candidate: int = 0) -> Interpreted:
         candidate: which configuration of each kernel; the last, where a kernel has fewer.
 
     Raises:
-        NotSupported: the bundle has no kernels, or not their sources.
+        NotSupported: the bundle has no kernels, or not their sources, or Triton is not installed.
         VerificationFailed: the process failed.
     """
     if not any(bundle.has_target(TARGET, name) for name in bundle.program_names):
         raise NotSupported("the bundle has no kernels. Export it with `--target cuda`")
     if any(kernel.source is None for kernel in bundle.kernels(TARGET).kernels):
         raise NotSupported("the bundle has its kernels without their sources, which are what can be interpreted")
+    if importlib.util.find_spec("triton") is None:
+        raise NotSupported("kernels are interpreted by Triton: pip install 'aotexport[cuda]'")
     # Triton reads the variable when it is imported.
     environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     command = [sys.executable, "-P", "-m", "aotexport.interpret", str(bundle.root), str(candidate)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from pathlib import Path
 
@@ -78,6 +79,18 @@ def test_command_refuses_bundles_without_kernels(tmp_path):
     aotexport.export(torch.sin, (torch.ones(2),), output=tmp_path / "bundle", verify=False)
     result = CliRunner().invoke(app, ["verify", str(tmp_path / "bundle"), "--kernels"])
     assert (result.exit_code, "has no kernels" in result.stderr) == (1, True)
+
+
+def test_command_names_triton_where_it_is_missing(monkeypatch):
+    found = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *rest: None if name == "triton" else found(name, *rest)
+    )
+    result = CliRunner().invoke(app, ["verify", str(KERNELS), "--kernels"])
+    assert (result.exit_code, result.stderr.splitlines()[-1]) == (
+        1,
+        "error: kernels are interpreted by Triton: pip install 'aotexport[cuda]'",
+    )
 
 
 def test_programs_that_draw_are_named_instead_of_compared(tmp_path, monkeypatch):
