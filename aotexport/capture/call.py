@@ -195,6 +195,11 @@ def _spread(call: ExampleCall, dynamic_shapes: Any) -> None:
     """Write the user's dynamic dimensions to `call.axes`."""
     names = [parameter.name for parameter in call.parameters]
     if isinstance(dynamic_shapes, tuple | list):
+        if len(dynamic_shapes) > len(names):
+            raise ModelFileInvalid(
+                f"dynamic_shapes has {len(dynamic_shapes)} entries; the parameters are {', '.join(names) or 'none'}. "
+                "A parameter like `*args` takes one entry, a tuple with one item per argument"
+            )
         by_name = dict(zip(names, dynamic_shapes, strict=False))
     elif isinstance(dynamic_shapes, dict):
         by_name = dict(dynamic_shapes)

@@ -256,3 +256,18 @@ def test_example_that_breaks_a_relation_is_refused(tmp_path: Path) -> None:
         "must be 8; it is 6"
     )
     assert list(tmp_path.iterdir()) == []
+
+
+def scaled(*tensors):
+    return tensors[0] * 2
+
+
+def test_more_dynamic_shapes_than_parameters_are_refused(tmp_path: Path) -> None:
+    size = Dim("size")
+    with pytest.raises(ModelFileInvalid) as raised:
+        aotexport.export(scaled, (torch.ones(2), torch.ones(2)), output=tmp_path / "b", dynamic_shapes=({}, {0: size}))
+    assert str(raised.value) == (
+        "dynamic_shapes has 2 entries; the parameters are tensors. "
+        "A parameter like `*args` takes one entry, a tuple with one item per argument"
+    )
+    assert list(tmp_path.iterdir()) == []
