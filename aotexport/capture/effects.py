@@ -10,7 +10,7 @@ from aotexport.capture.checkpoints import Checkpoints
 from aotexport.capture.sources import user_line
 from aotexport.torch_internals.bodies import CheckpointFunction
 from aotexport.torch_internals.subclasses import within_subclass
-from aotexport.torch_internals.tracing import traces_above_autograd
+from aotexport.torch_internals.tracing import current_tracer, traces_above_autograd
 
 
 @dataclass
@@ -43,9 +43,10 @@ class Effects:
         """Apply a custom autograd function, recording it with its backward where that can be done."""
         if function is CheckpointFunction:
             return self.checkpoints.reentrant(*args)
-        # Operators with bodies, and custom ones, have functions of their own; their nodes hold the whole operator.
+        # Operators with bodies, and custom ones, have functions of their own; their nodes hold the whole operator. And
+        # what runs while a trace pauses is held by the node that is recorded for it.
         owners = ("torch._higher_order_ops", "torch._dynamo", "torch._library", "aotexport.")
-        if function.__module__.startswith(owners):
+        if function.__module__.startswith(owners) or current_tracer() is None:
             return apply(function, *args, **kwargs)
         reason = "a function transform surrounds it"
         if within_subclass():

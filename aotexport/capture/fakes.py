@@ -24,7 +24,7 @@ from aotexport.torch_internals.names import (
     make_fake_inputs,
 )
 from aotexport.torch_internals.patches import fixed_symbols, general_sizes_kept, zero_and_one_symbolic
-from aotexport_runtime.subclasses import flatten, is_wrapper, protocol
+from aotexport_runtime.subclasses import inner_tensors, is_wrapper, protocol
 
 
 @dataclass
@@ -235,10 +235,9 @@ def _twin(fake: torch.Tensor) -> torch.Tensor:
 
 
 def _wrapped_twin(fake: torch.Tensor) -> torch.Tensor:
-    inner, context = flatten(fake)
     make = protocol(type(fake))
-    twins = {name: _twin(value) for name, value in inner.items()}
-    return make.unflatten(twins, make.live(context), fake.size(), fake.stride())
+    twins = {name: _twin(value) for name, value in inner_tensors(fake).items()}
+    return make.unflatten(twins, make.place(fake), fake.size(), fake.stride())
 
 
 def _plain_twin(fake: torch.Tensor) -> torch.Tensor:

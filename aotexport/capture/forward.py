@@ -14,6 +14,7 @@ from torch import nn
 from aotexport.capture.arguments import container_changes, containers
 from aotexport.capture.arithmetic import symbolic_arithmetic
 from aotexport.capture.call import ExampleCall
+from aotexport.capture.distributed import FromLocal
 from aotexport.capture.effects import Effects
 from aotexport.capture.example_values import ExampleValues
 from aotexport.capture.fake_kernels import FAKE_KERNELS
@@ -45,6 +46,7 @@ from aotexport.torch_internals.tracing import (
     trace_forward,
     transforms_left,
 )
+from aotexport_runtime import meshes
 from aotexport_runtime.schema.program import ContainerChange
 from aotexport_runtime.schema.trees import Tree
 from aotexport_runtime.subclasses import inner_tensor
@@ -270,7 +272,8 @@ def _keeps_effect(node: torch.fx.Node) -> bool:
     if node.op != "call_function":
         return False
     if not isinstance(node.target, OpOverload):
-        return node.target not in (operator.getitem, inner_tensor) and not is_wrap(node.target)
+        pure = (operator.getitem, inner_tensor, meshes.to_local, meshes.redistribute)
+        return node.target not in pure and not is_wrap(node.target) and not isinstance(node.target, FromLocal)
     schema = node.target._schema
     pure = not schema.is_mutable and torch.Tag.nondeterministic_seeded not in node.target.tags
     composite_random = ("dropout", "batch_norm", "rrelu", "rnn", "lstm", "gru", "instance_norm", "assert")

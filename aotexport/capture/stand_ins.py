@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from aotexport.capture import grad_mode
+from aotexport.capture import distributed, grad_mode
 from aotexport.capture.autograd_functions import function_of_bodies, record_application
 from aotexport.capture.effects import Effects
 from aotexport.capture.hooks import REGISTER_HOOK, record_hook
@@ -111,6 +111,7 @@ def replacements(effects: Effects) -> list[tuple[Any, str, Any]]:
         (torch.autograd, "grad", functools.partial(_grad, effects)),
         (nn.Module, "_apply", _apply),
         *_inference_mode(),
+        *distributed.replacements(),
         *marks_inlined(),
         (Print, "__call__", functools.partialmethod(_print, effects)),
     ]

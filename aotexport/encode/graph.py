@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from aotexport.capture.autograd_functions import apply_function
+from aotexport.capture.distributed import FromLocal
 from aotexport.capture.hooks import apply_hook
 from aotexport.capture.mutating_operators import call_body
 from aotexport.capture.sources import source_of
@@ -26,6 +27,7 @@ from aotexport.torch_internals.names import (
     OpOverload,
 )
 from aotexport.torch_internals.subclasses import is_wrap
+from aotexport_runtime import meshes
 from aotexport_runtime.allowed import BODY_OPERANDS, FLOAT_FUNCTIONS, allowed_aten_operators
 from aotexport_runtime.schema.graph import Graph, GraphInput, Node, SourceLine
 from aotexport_runtime.schema.subclasses import Subclass
@@ -78,6 +80,10 @@ _BODIES: dict[Any, str] = {
     apply_function: "higher_order::autograd_function",
     apply_hook: "higher_order::register_hook",
     call_body: "higher_order::invoke_subgraph",
+}
+_DISTRIBUTED: dict[Any, str] = {
+    meshes.to_local: "distributed::to_local",
+    meshes.redistribute: "distributed::redistribute",
 }
 
 
@@ -220,6 +226,10 @@ class GraphEncoder:
             return "subclass::inner", node.args
         if is_wrap(target):
             return "subclass::wrap", (node.args[0], self._structure(node))
+        if isinstance(target, FromLocal):
+            return "distributed::from_local", (node.args[0], self._structure(node), node.args[1])
+        if target in _DISTRIBUTED:
+            return _DISTRIBUTED[target], node.args
         shown = getattr(target, "__name__", str(target))
         raise ExportFailed(
             f"{self._where(node)}: operator `{shown}` has no representation in a bundle. "

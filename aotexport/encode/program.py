@@ -38,7 +38,7 @@ from aotexport_runtime.schema.program import (
 )
 from aotexport_runtime.schema.trees import Constant, Leaf, Tree
 from aotexport_runtime.schema.values import TensorMeta
-from aotexport_runtime.subclasses import flatten, is_wrapper, parts
+from aotexport_runtime.subclasses import inner_tensors, is_wrapper, parts
 from aotexport_runtime.validate.subclasses import count_parts
 
 FORWARD_FILE = "forward.json"
@@ -215,7 +215,7 @@ def _functional_graph(
 def _names_of_parts(tensor: Any, name: str) -> list[str]:
     if not is_wrapper(tensor):
         return [name]
-    return [part for of, inner in flatten(tensor)[0].items() for part in _names_of_parts(inner, f"{name}.{of}")]
+    return [part for of, inner in inner_tensors(tensor).items() for part in _names_of_parts(inner, f"{name}.{of}")]
 
 
 def counts_of_parts(program: Program) -> list[int]:

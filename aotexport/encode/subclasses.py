@@ -11,6 +11,7 @@ import torch
 from aotexport.encode.sizes import encode_size
 from aotexport.encode.values import encode_constant, is_constant
 from aotexport.errors import ExportFailed
+from aotexport_runtime.errors import NotSupported
 from aotexport_runtime.schema.subclasses import Subclass
 from aotexport_runtime.schema.trees import Constant, Instance, Mapping, Sequence, Tree
 from aotexport_runtime.subclasses import flatten, is_wrapper, type_name
@@ -31,7 +32,10 @@ def encode_subclass(tensor: torch.Tensor, what: str) -> Subclass | None:
     """
     if not is_wrapper(tensor):
         return None
-    inner, context = flatten(tensor)
+    try:
+        inner, context = flatten(tensor)
+    except NotSupported as error:
+        raise ExportFailed(f"{what} is a `{type(tensor).__name__}` that a bundle cannot hold: {error}") from error
     return Subclass(
         type=_named(type(tensor)),
         attributes=tuple(inner),

@@ -13,7 +13,7 @@ from torch._export import wrappers
 from torch.fx.experimental import proxy_tensor
 from torch.utils._pytree import tree_leaves
 
-from aotexport_runtime.subclasses import flatten, inner_tensor, is_wrapper, parts, protocol
+from aotexport_runtime.subclasses import inner_tensor, inner_tensors, is_wrapper, parts, protocol
 
 
 def is_wrap(target: Any) -> bool:
@@ -27,10 +27,9 @@ def _wrap_like(template: torch.Tensor) -> Callable[..., Any]:
     def made(like: torch.Tensor, given: Iterator[torch.Tensor]) -> torch.Tensor:
         if not is_wrapper(like):
             return next(given)
-        inner, context = flatten(like)
         make = protocol(type(like))
-        values = {name: made(value, given) for name, value in inner.items()}
-        return make.unflatten(values, make.live(context), like.size(), like.stride())
+        values = {name: made(value, given) for name, value in inner_tensors(like).items()}
+        return make.unflatten(values, make.place(like), like.size(), like.stride())
 
     def wrapped(given: Sequence[torch.Tensor]) -> torch.Tensor:
         return made(template, iter(given))
@@ -60,7 +59,7 @@ def subclasses_tracked() -> Iterator[None]:
 
     def track_tensor(tensor: torch.Tensor, proxy: Any, *, constant: Any, tracer: Any) -> None:
         track(tensor, proxy, constant=constant, tracer=tracer)
-        for name, inner in flatten(tensor)[0].items() if is_wrapper(tensor) else ():
+        for name, inner in inner_tensors(tensor).items():
             reached = tracer.create_proxy("call_function", inner_tensor, (proxy, name), {})
             proxy_tensor.set_meta(reached, inner)
             track_tensor(inner, reached, constant=None, tracer=tracer)

@@ -17,6 +17,7 @@ from aotexport.encode.program import EncodedProgram
 from aotexport.encode.subclasses import types_of
 from aotexport.errors import OutputExists
 from aotexport.torch_internals.names import custom_operator_module
+from aotexport_runtime.allowed import NAMESPACES
 from aotexport_runtime.bundle import MANIFEST_NAME
 from aotexport_runtime.schema import CALLING_CONVENTION, FORMAT_VERSION, encode_record
 from aotexport_runtime.schema.graph import Graph
@@ -146,9 +147,6 @@ def _entry(path: Path, directory: Path) -> FileEntry:
     return FileEntry(path=path.relative_to(directory).as_posix(), nbytes=path.stat().st_size, sha256=digest)
 
 
-_OWN_NAMESPACES = ("aten", "higher_order", "python", "subclass", "torch")
-
-
 def _operators(graph: Graph) -> set[str]:
     return {node.op for node in graph.nodes}.union(*map(_operators, graph.subgraphs.values()))
 
@@ -169,7 +167,7 @@ def custom_operators(programs: Iterable[EncodedProgram]) -> set[str]:
     """Return the operators that the graphs of `programs` call and that torch does not come with."""
     graphs = [graph for program in programs for graph in program.graphs.values()]
     operators = set[str]().union(*map(_operators, graphs))
-    return {op for op in operators if op.partition("::")[0] not in _OWN_NAMESPACES}
+    return {op for op in operators if op.partition("::")[0] not in {"aten", *NAMESPACES}}
 
 
 def _requirements(programs: list[EncodedProgram], state: tuple[StateTensor, ...]) -> Requirements:

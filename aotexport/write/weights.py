@@ -20,7 +20,7 @@ from aotexport.capture.state import State, StateEntry
 from aotexport.encode.subclasses import encode_subclass
 from aotexport.errors import ExportFailed
 from aotexport_runtime.schema.manifest import StateTensor, StoredPart
-from aotexport_runtime.subclasses import flatten, is_wrapper
+from aotexport_runtime.subclasses import inner_tensors, is_wrapper
 from aotexport_runtime.validate.subclasses import count_parts
 
 SHARD_NBYTES = 5 * 1000**3
@@ -64,7 +64,7 @@ def _apart(entry: StateEntry) -> list[StateEntry]:
         return [entry]
     return [
         part
-        for name, inner in flatten(entry.tensor)[0].items()
+        for name, inner in inner_tensors(entry.tensor).items()
         for part in _apart(replace(entry, tensor=inner, names=[f"{entry.names[0]}.{name}"]))
     ]
 

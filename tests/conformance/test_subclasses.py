@@ -229,34 +229,9 @@ def test_weight_of_another_class_than_captured_is_refused_when_called(loaded, ex
     assert str(error.value) == "the module's `tied`: expected a `TwoTensor`, as at capture, got a `Parameter`"
 
 
-DISTRIBUTED = """
-import sys, torch, torch.distributed as dist
-from torch import nn
-from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
-import aotexport, aotexport_runtime
-dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-mesh = dist.device_mesh.init_device_mesh("cpu", (1,), mesh_dim_names=("data",))
-torch.manual_seed(0)
-model = nn.Linear(4, 3)
-model.weight = nn.Parameter(distribute_tensor(model.weight.detach(), mesh, [Shard(0)]))
-model.bias = nn.Parameter(distribute_tensor(model.bias.detach(), mesh, [Replicate()]))
-x = distribute_tensor(torch.randn(2, 4), mesh, [Replicate()])
-aotexport.export(model, (x,), output=sys.argv[1])
-loaded = aotexport_runtime.load(sys.argv[1], tensor_types=[DTensor]).train()
-model(x).sum().backward()
-loaded(x).sum().backward()
-assert isinstance(loaded.weight.grad, DTensor) and loaded.weight.placements == model.weight.placements
-assert torch.equal(loaded.weight.grad.full_tensor(), model.weight.grad.full_tensor())
-try:
-    loaded(distribute_tensor(torch.randn(2, 4), mesh, [Shard(0)]))
-except aotexport_runtime.CallInvalid:
-    print("done")
-dist.destroy_process_group()
-"""
-
-
 def test_distributed_tensors_on_a_mesh_of_one_process_are_exported_and_trained(tmp_path):
-    command = [sys.executable, "-W", "ignore", "-c", DISTRIBUTED, str(tmp_path / "b")]
+    """Process groups are of a process: all in one of its own, by both engines, beside eager."""
+    command = [sys.executable, "-W", "ignore", "-m", "tests.distributed_models", str(tmp_path)]
     process = subprocess.run(command, capture_output=True, text=True, check=False)
 
     assert process.stdout == "done\n", process.stderr[-3000:]

@@ -124,6 +124,13 @@ def test_program_with_a_malformed_structure_is_refused(crafted, document, path, 
         ("subclass::wrap", ["input:x", 0], "takes a list of tensors"),
         ("subclass::wrap", [["input:x", "input:x"], True], "takes no structure that the graph has"),
         ("subclass::wrap", [[]], "takes 2 operands, got 1"),
+        ("distributed::to_local", [1, None], "takes a tensor"),
+        ("distributed::to_local", ["input:x", [0]], "takes a list of placements"),
+        ("distributed::redistribute", ["input:x", None, None, None], "takes a list of placements"),
+        ("distributed::redistribute", ["input:x", [], 1, None], "takes dtypes"),
+        ("distributed::from_local", ["input:x", 0, None], "takes the structure of a distributed tensor"),
+        ("distributed::from_local", ["input:x", 7, None], "takes no structure that the graph has"),
+        ("distributed::gather", ["input:x"], None),
     ],
 )
 def test_malformed_operator_on_subclasses_is_refused(crafted, op, args, message):
@@ -132,7 +139,8 @@ def test_malformed_operator_on_subclasses_is_refused(crafted, op, args, message)
     with pytest.raises(BundleInvalid) as error:
         crafted.read()
 
-    assert str(error.value) == f"{FILES['forward']}: builtin `{op}` {message}"
+    fault = f"unknown builtin `{op}`" if message is None else f"builtin `{op}` {message}"
+    assert str(error.value) == f"{FILES['forward']}: {fault}"
 
 
 def test_inner_tensor_of_another_attribute_is_refused_when_called(crafted):

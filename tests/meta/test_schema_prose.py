@@ -108,3 +108,12 @@ def test_links_inside_of_the_prose_resolve():
 
     assert [link for link in links if link.startswith("#") and link[1:] not in anchors] == []
     assert [link for link in links if link[0] != "#" and "://" not in link and not (SCHEMAS / link).exists()] == []
+
+
+def test_tables_of_tensor_subclasses_have_every_operator():
+    rows = table("subclass operator | arguments | result") + table("distributed operator | arguments | result")
+
+    assert {name for row in rows for name in names([row[0]])} == {
+        *allowed.SUBCLASS_OPERANDS,
+        *allowed.DISTRIBUTED_OPERANDS,
+    }

@@ -13,7 +13,7 @@ import msgspec
 import torch
 
 from aotexport.errors import ExportFailed
-from aotexport_runtime.allowed import SUBCLASS_OPERANDS
+from aotexport_runtime.allowed import DISTRIBUTED_OPERANDS, SUBCLASS_OPERANDS
 from aotexport_runtime.bundle import Bundle
 from aotexport_runtime.schema.graph import Graph
 from aotexport_runtime.schema.manifest import StateTensor, StoredPart
@@ -59,7 +59,7 @@ def plain(bundle: Bundle, program: Program) -> Plain:
     tensors = dict(zip(state, load_parts(bundle, state.values()), strict=True))
     forward = bundle.graph(program.name, program.forward.file)
     wraps = any(not isinstance(spec, SizeInput) and spec.subclass is not None for spec in program.inputs)
-    if not wraps and not any(node.op in SUBCLASS_OPERANDS for node in forward.nodes):
+    if not wraps and not any(node.op in {**SUBCLASS_OPERANDS, **DISTRIBUTED_OPERANDS} for node in forward.nodes):
         return Plain(program, forward, tensors)
     functional = program.functional
     reason = _why_not(program)

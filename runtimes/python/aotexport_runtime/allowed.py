@@ -70,6 +70,13 @@ BUILTINS: dict[str, Callable[..., Any]] = {
 SUBCLASS_OPERANDS: dict[str, int] = {"subclass::inner": 2, "subclass::wrap": 2}
 """How many operands each operator on tensors of wrapper subclasses takes."""
 
+DISTRIBUTED_OPERANDS: dict[str, int] = {
+    "distributed::from_local": 3,
+    "distributed::to_local": 2,
+    "distributed::redistribute": 4,
+}
+"""How many operands each step into distributed tensors, out of them, and to other placements takes."""
+
 BUILTIN_OPERANDS: dict[str, int] = {
     **dict.fromkeys(INFIX, 2),
     "python::getitem": 2,
@@ -109,6 +116,18 @@ BODY_OPERANDS: dict[str, int] = {
     "higher_order::autograd_function": 10,
 }
 """How many operands each operator with bodies takes."""
+
+OPERANDS: dict[str, int] = {
+    **BUILTIN_OPERANDS,
+    **EFFECT_OPERANDS,
+    **BODY_OPERANDS,
+    **SUBCLASS_OPERANDS,
+    **DISTRIBUTED_OPERANDS,
+}
+"""How many operands everything takes that is no operator of torch."""
+
+NAMESPACES = frozenset(name.partition("::")[0] for name in OPERANDS)
+"""Namespaces of `OPERANDS`, which no custom operator may be in."""
 
 VIEWS = frozenset(
     (

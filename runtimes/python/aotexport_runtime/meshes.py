@@ -1,10 +1,13 @@
 """Distributed tensors (`DTensor`) as data: the local tensor, and where it stands in a mesh of processes.
 
-A bundle holds them on meshes of one process; the reader's process must have joined `torch.distributed`.
+A bundle holds them on meshes of one process; the reader's process must have joined `torch.distributed`. What a model
+does with them beside operators (`from_local`, `to_local`, `redistribute`) is torch's public API here as well, so that
+values and gradients are eager's.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from aotexport_runtime.errors import BundleInvalid, NotSupported
@@ -16,28 +19,57 @@ DTENSOR = "torch.distributed.tensor:DTensor"
 
 
 def flatten(tensor: Any) -> tuple[dict[str, torch.Tensor], Any]:
-    """Return the local tensor of a distributed one, and its mesh and placements as data."""
-    import torch
+    """Return the inner tensors of a distributed one (see `inner`), and its mesh and placements as data.
 
-    with torch.no_grad():
-        local = tensor.to_local()
+    Raises:
+        NotSupported: its mesh has several processes, or its placements are of a kind that bundles have not.
+    """
     mesh = tensor.device_mesh
+    if mesh.size() != 1:
+        shape = list(mesh.mesh.shape)
+        raise NotSupported(f"it is distributed on a mesh of {shape}; a bundle holds what is on meshes of one process")
     names = mesh.mesh_dim_names
     context = {
         "device_type": mesh.device_type,
         "mesh": list(mesh.mesh.shape),
         "names": None if names is None else list(names),
-        "placements": [_described(placement) for placement in tensor.placements],
+        "placements": described(tensor.placements),
     }
-    return {"local": local}, context
+    return inner(tensor), context
 
 
-def _described(placement: Any) -> list[Any]:
-    if placement.is_shard():
-        return ["shard", placement.dim]
-    if placement.is_replicate():
-        return ["replicate", None]
-    return ["partial", placement.reduce_op]
+def inner(tensor: Any) -> dict[str, torch.Tensor]:
+    """Return the local tensor of a distributed one, itself, by the name that bundles have for it."""
+    import torch
+
+    with torch.no_grad():
+        return {"local": tensor.to_local()}
+
+
+def described(placements: Sequence[Any]) -> list[str]:
+    """Return placements as data: `"replicate"`, `"shard:0"`, `"partial:sum"`.
+
+    Raises:
+        NotSupported: one is of a kind that bundles have not.
+    """
+    return [_described(placement) for placement in placements]
+
+
+def _described(placement: Any) -> str:
+    from torch.distributed.tensor import Partial, Replicate, Shard
+
+    if type(placement) is Shard:
+        return f"shard:{placement.dim}"
+    if type(placement) is Replicate:
+        return "replicate"
+    if type(placement) is Partial:
+        return f"partial:{placement.reduce_op}"
+    raise NotSupported(f"it is placed as {placement}; a bundle holds what is sharded, replicated or partial")
+
+
+def place(tensor: Any) -> Any:
+    """Return the mesh and placements of a distributed tensor themselves, as `unflatten` takes them."""
+    return tensor.device_mesh, tensor.placements
 
 
 def join_alone() -> None:
@@ -62,11 +94,11 @@ def live(context: Any) -> Any:
 
     try:
         shape, names, device_type = context["mesh"], context["names"], context["device_type"]
-        placements = [_placement(*described) for described in context["placements"]]
+        placed = placements(context["placements"])
         single = all(size == 1 for size in shape)
     except (KeyError, TypeError, ValueError):
         raise BundleInvalid("the context of a distributed tensor is malformed") from None
-    if not single or len(placements) != len(shape):
+    if not single or len(placed) != len(shape):
         raise NotSupported(f"the bundle holds distributed tensors on a mesh of {shape}; meshes of one process are read")
     if not dist.is_initialized():
         raise NotSupported(
@@ -75,26 +107,58 @@ def live(context: Any) -> Any:
         )
     ranks = torch.tensor([dist.get_rank()]).reshape(shape)
     try:
-        return DeviceMesh(device_type, ranks, mesh_dim_names=None if names is None else tuple(names)), placements
+        return DeviceMesh(device_type, ranks, mesh_dim_names=None if names is None else tuple(names)), placed
     except (RuntimeError, TypeError, ValueError, AssertionError) as error:
         raise NotSupported(f"the mesh of a distributed tensor cannot be made here: {error}") from None
 
 
-def _placement(kind: str, detail: Any) -> Any:
+def placements(data: Sequence[str]) -> list[Any]:
+    """Return the placements that `described` made data of.
+
+    Raises:
+        ValueError: malformed data.
+    """
     from torch.distributed.tensor import Partial, Replicate, Shard
 
-    if kind == "shard":
-        return Shard(detail)
-    if kind == "replicate":
-        return Replicate()
-    if kind == "partial":
-        return Partial(detail)
-    raise ValueError(kind)
+    make: dict[str, Callable[[str], Any]] = {
+        "shard": lambda dim: Shard(int(dim)),
+        "replicate": lambda _: Replicate(),
+        "partial": Partial,
+    }
+    parts = [one.partition(":") for one in data]
+    if any(kind not in make for kind, _, _ in parts):
+        raise ValueError(f"unknown placements: {data}")
+    return [make[kind](detail) for kind, _, detail in parts]
 
 
-def unflatten(inner: dict[str, torch.Tensor], place: Any, shape: torch.Size, stride: tuple[int, ...]) -> torch.Tensor:
-    """Return the distributed tensor of a local one."""
+def unflatten(
+    tensors: dict[str, torch.Tensor],
+    place: Any,
+    shape: torch.Size,
+    stride: tuple[int, ...],
+    grad_placements: Sequence[str] | None = None,
+) -> torch.Tensor:
+    """Return the distributed tensor of a local one, to which gradients flow, placed as `grad_placements` say."""
     from torch.distributed.tensor import DTensor
 
-    mesh, placements = place
-    return DTensor.from_local(inner["local"], mesh, placements, run_check=False, shape=shape, stride=stride)
+    mesh, placed = place
+    # Torch 2.11 lacks the option.
+    grad: dict[str, Any] = {} if grad_placements is None else {"grad_placements": placements(grad_placements)}
+    return DTensor.from_local(tensors["local"], mesh, placed, run_check=False, shape=shape, stride=stride, **grad)
+
+
+def to_local(tensor: Any, grad_placements: Sequence[str] | None) -> torch.Tensor:
+    """Return the local tensor of a distributed one, whose gradient is placed as `grad_placements` say."""
+    return tensor.to_local(grad_placements=None if grad_placements is None else placements(grad_placements))
+
+
+def redistribute(
+    tensor: Any,
+    target: Sequence[str],
+    forward_dtype: torch.dtype | None,
+    backward_dtype: torch.dtype | None,
+) -> torch.Tensor:
+    """Return a distributed tensor in the placements `target`, on its mesh."""
+    dtypes = {"forward_dtype": forward_dtype, "backward_dtype": backward_dtype}
+    given = {name: dtype for name, dtype in dtypes.items() if dtype is not None}
+    return tensor.redistribute(placements=placements(target), **given)

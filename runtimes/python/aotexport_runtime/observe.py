@@ -15,7 +15,7 @@ import torch
 
 from aotexport_runtime.schema.subclasses import Subclass
 from aotexport_runtime.schema.vectors import VectorInput, VectorPart
-from aotexport_runtime.subclasses import Form, flatten, is_wrapper, parts, protocol
+from aotexport_runtime.subclasses import Form, inner_tensors, is_wrapper, parts, protocol
 
 SAMPLE = 4096
 """Elements of a tensor that are kept at most; the rest is covered by its norm."""
@@ -50,7 +50,7 @@ class Observation:
         self.facts[name] = f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)} strides {steps}"
         if is_wrapper(tensor):
             self.facts[name] += f" of {type(tensor).__name__}"
-            for attribute, inner in flatten(tensor.detach())[0].items():
+            for attribute, inner in inner_tensors(tensor.detach()).items():
                 self.tensor(f"{name}.{attribute}", inner)
             return
         flat = tensor.detach().resolve_conj().resolve_neg().reshape(-1).cpu()
@@ -275,10 +275,9 @@ def _backward(seen: Observation, where: str, outputs: list[tuple[str, Any]], los
 def _cotangent(tensor: torch.Tensor) -> torch.Tensor:
     """Return a fixed, generic cotangent: cosines of the element numbers, of the tensor's class where it can be."""
     if is_wrapper(tensor) and all(part.is_floating_point() for part in parts(tensor)):
-        inner, context = flatten(tensor.detach())
-        make = protocol(type(tensor))
+        make, inner = protocol(type(tensor)), inner_tensors(tensor.detach())
         cotangents = {name: torch.empty_like(value).copy_(_cotangent(value)) for name, value in inner.items()}
-        return make.unflatten(cotangents, make.live(context), tensor.size(), tensor.stride())
+        return make.unflatten(cotangents, make.place(tensor), tensor.size(), tensor.stride())
     numbers = torch.arange(tensor.numel(), dtype=torch.float64, device=tensor.device)
     return torch.cos(numbers * 0.7 + 0.3).reshape(tensor.shape).to(tensor.dtype)
 

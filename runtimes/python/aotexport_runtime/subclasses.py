@@ -27,14 +27,18 @@ class Protocol(NamedTuple):
     """How tensors of a class are taken apart and made.
 
     Attributes:
-        flatten: returns the inner tensors by name, themselves and no copies, and the context.
-        unflatten: makes a tensor of inner tensors, context, size and stride.
+        inner: returns the inner tensors by name, themselves and no copies.
+        flatten: returns these, and the context.
+        unflatten: makes a tensor of inner tensors, context, size and stride; some classes take further options.
         live: returns what `unflatten` takes for a context, as it was recorded; runs once per structure.
+        place: returns what `unflatten` takes to make a tensor like the one that is given.
     """
 
+    inner: Callable[[Any], dict[str, torch.Tensor]]
     flatten: Callable[[Any], tuple[dict[str, torch.Tensor], Any]]
-    unflatten: Callable[[dict[str, torch.Tensor], Any, torch.Size, tuple[int, ...]], torch.Tensor]
+    unflatten: Callable[..., torch.Tensor]
     live: Callable[[Any], Any]
+    place: Callable[[Any], Any]
 
 
 def is_wrapper(value: Any) -> bool:
@@ -51,9 +55,13 @@ def type_name(type_: type) -> str:
 def protocol(type_: type) -> Protocol:
     """Return how tensors of `type_` are taken apart and made."""
     if type_name(type_) == meshes.DTENSOR:
-        return Protocol(meshes.flatten, meshes.unflatten, meshes.live)
+        return Protocol(meshes.inner, meshes.flatten, meshes.unflatten, meshes.live, meshes.place)
     unflatten = type_.__tensor_unflatten__  # pyright: ignore[reportAttributeAccessIssue]
-    return Protocol(_flatten, unflatten, lambda context: context)
+    return Protocol(_inner, _flatten, unflatten, lambda context: context, lambda tensor: _flatten(tensor)[1])
+
+
+def _inner(tensor: Any) -> dict[str, torch.Tensor]:
+    return _flatten(tensor)[0]
 
 
 def _flatten(tensor: Any) -> tuple[dict[str, torch.Tensor], Any]:
@@ -66,11 +74,16 @@ def flatten(tensor: torch.Tensor) -> tuple[dict[str, torch.Tensor], Any]:
     return protocol(type(tensor)).flatten(tensor)
 
 
+def inner_tensors(tensor: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Return the inner tensors of a wrapper by name, themselves and no copies; empty of a plain tensor."""
+    return protocol(type(tensor)).inner(tensor) if is_wrapper(tensor) else {}
+
+
 def parts(tensor: torch.Tensor) -> list[torch.Tensor]:
     """Return the plain tensors that `tensor` is made of, depth first; `[tensor]` of a plain one."""
     if not is_wrapper(tensor):
         return [tensor]
-    return [part for inner in flatten(tensor)[0].values() for part in parts(inner)]
+    return [part for inner in inner_tensors(tensor).values() for part in parts(inner)]
 
 
 def inner_tensor(tensor: torch.Tensor, name: str) -> torch.Tensor:
@@ -79,7 +92,7 @@ def inner_tensor(tensor: torch.Tensor, name: str) -> torch.Tensor:
     Raises:
         BundleInvalid: it has none of this name.
     """
-    inner = flatten(tensor)[0] if is_wrapper(tensor) else {}
+    inner = inner_tensors(tensor)
     if name not in inner:
         raise BundleInvalid(f"a value of type `{type(tensor).__name__}` has no inner tensor {name[:80]!r}")
     return inner[name]
@@ -141,12 +154,13 @@ class Form:
         self._inner = [None if inner is None else Form(inner, types, constant) for inner in record.inner]
         self._static = all(isinstance(size, int) for size in (*record.shape, *record.stride))
 
-    def make(self, parts: Iterator[torch.Tensor], symbols: Mapping[str, int]) -> torch.Tensor:
+    def make(self, parts: Iterator[torch.Tensor], symbols: Mapping[str, int], *options: Any) -> torch.Tensor:
         """Return the tensor that is made of `parts`.
 
         Args:
             parts: plain tensors, depth first; as many as are needed are taken.
             symbols: value per symbol of the sizes.
+            options: further arguments that the class takes, see `Protocol.unflatten`.
         """
         inner = {
             name: next(parts) if form is None else form.make(parts, symbols)
@@ -159,7 +173,7 @@ class Form:
             stride = [sizes.evaluate(step, symbols) for step in stride]
         import torch
 
-        return self._protocol.unflatten(inner, self._live, torch.Size(shape), tuple(stride))
+        return self._protocol.unflatten(inner, self._live, torch.Size(shape), tuple(stride), *options)
 
     def why_not(self, tensor: Any) -> str | None:
         """Return how `tensor` differs in structure (`expected ..., got ...`), or None when it does not."""

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from aotexport_runtime import dtypes, ops, sizes
+from aotexport_runtime import dtypes, meshes, ops, sizes
 from aotexport_runtime.allowed import INFIX
 from aotexport_runtime.engines import attention, checks, higher_order, profile
 from aotexport_runtime.engines.detached import without_base
@@ -37,6 +37,8 @@ from aotexport_runtime.schema.values import (
 from aotexport_runtime.subclasses import Form, TensorTypes, inner_tensor
 from aotexport_runtime.validate import references
 from aotexport_runtime.validate.lowered import KERNEL
+
+_DISTRIBUTED = {"distributed::to_local": meshes.to_local, "distributed::redistribute": meshes.redistribute}
 
 Function = Callable[[list[Any], dict[str, int]], tuple[Any, ...]]
 """A compiled graph: called with the list of inputs (emptied by the call) and the value of each symbol."""
@@ -231,6 +233,13 @@ def _statement(source: _Source, node: Node) -> str:
         assert isinstance(node.args[1], int)
         form = source.object("t", source.environment.form(source.graph.subclasses[node.args[1]]))
         return f"{source.local(node.name)} = {form}.make(iter({arguments[0]}), symbols)"
+    if node.op == "distributed::from_local":
+        assert isinstance(node.args[1], int)
+        form = source.object("t", source.environment.form(source.graph.subclasses[node.args[1]]))
+        return f"{source.local(node.name)} = {form}.make(iter([{arguments[0]}]), symbols, {arguments[2]})"
+    if node.op in _DISTRIBUTED:
+        function = source.object("f", _DISTRIBUTED[node.op])
+        return f"{source.local(node.name)} = {function}({', '.join(arguments)})"
     if node.op in higher_order.OPERATORS:
         function = source.object("f", higher_order.OPERATORS[node.op])
         return f"{source.local(node.name)} = {function}(symbols, {', '.join(arguments)})"

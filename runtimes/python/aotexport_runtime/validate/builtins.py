@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from aotexport_runtime.allowed import BODY_OPERANDS, BUILTIN_OPERANDS, EFFECT_OPERANDS, SUBCLASS_OPERANDS
+from aotexport_runtime.allowed import BODY_OPERANDS, DISTRIBUTED_OPERANDS, OPERANDS, SUBCLASS_OPERANDS
 from aotexport_runtime.errors import BundleInvalid
+from aotexport_runtime.meshes import DTENSOR
 from aotexport_runtime.schema.graph import Node
 from aotexport_runtime.schema.subclasses import Subclass
 from aotexport_runtime.schema.values import (
@@ -53,7 +54,7 @@ class Builtins:
         Raises:
             BundleInvalid: names the fault.
         """
-        expected = {**BUILTIN_OPERANDS, **EFFECT_OPERANDS, **BODY_OPERANDS, **SUBCLASS_OPERANDS}.get(node.op)
+        expected = OPERANDS.get(node.op)
         if expected is None:
             return
         if len(node.args) != expected or node.kwargs:
@@ -66,6 +67,8 @@ class Builtins:
             self._check_bodies(node)
         elif node.op in SUBCLASS_OPERANDS:
             self._check_subclass(node)
+        elif node.op in DISTRIBUTED_OPERANDS:
+            self._check_distributed(node)
         else:
             self._check_effect(node)
 
@@ -103,12 +106,29 @@ class Builtins:
             if not self._is_tensor(first) or not isinstance(second, StringArgument):
                 raise self._invalid(node, "takes a tensor and a name")
             return
-        if isinstance(second, bool) or not isinstance(second, int) or not 0 <= second < len(self._subclasses):
-            raise self._invalid(node, "takes no structure that the graph has")
+        count = count_parts(self._structure(node, second))
         if not isinstance(first, list) or not all(map(self._is_tensor, first)):
             raise self._invalid(node, "takes a list of tensors")
-        if len(first) != count_parts(self._subclasses[second]):
-            raise self._invalid(node, f"takes {count_parts(self._subclasses[second])} tensors, got {len(first)}")
+        if len(first) != count:
+            raise self._invalid(node, f"takes {count} tensors, got {len(first)}")
+
+    def _structure(self, node: Node, index: Argument) -> Subclass:
+        if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < len(self._subclasses):
+            raise self._invalid(node, "takes no structure that the graph has")
+        return self._subclasses[index]
+
+    def _check_distributed(self, node: Node) -> None:
+        tensor, *rest = node.args
+        if not self._is_tensor(tensor):
+            raise self._invalid(node, "takes a tensor")
+        if node.op == "distributed::from_local" and self._structure(node, rest.pop(0)).type != DTENSOR:
+            raise self._invalid(node, "takes the structure of a distributed tensor")
+        placements, *dtypes = rest
+        is_optional = node.op != "distributed::redistribute"
+        if not _are_strings(placements) and not (placements is None and is_optional):
+            raise self._invalid(node, "takes a list of placements")
+        if not all(dtype is None or isinstance(dtype, DTypeArgument) for dtype in dtypes):
+            raise self._invalid(node, "takes dtypes")
 
     def _is_tensor(self, operand: Argument) -> bool:
         return isinstance(operand, str) and isinstance(self._values.get(operand), TensorMeta)
@@ -213,6 +233,10 @@ class Builtins:
             raise self._invalid(node, "takes a device, a dtype and two truth values")
         if not (isinstance(enabled, bool) and isinstance(cache_enabled, bool)):
             raise self._invalid(node, "takes a device, a dtype and two truth values")
+
+
+def _are_strings(argument: Argument) -> bool:
+    return isinstance(argument, list) and all(isinstance(item, StringArgument) for item in argument)
 
 
 def _is_count(argument: Argument) -> bool:

@@ -5,13 +5,7 @@ from __future__ import annotations
 import re
 from keyword import iskeyword
 
-from aotexport_runtime.allowed import (
-    BODY_OPERANDS,
-    BUILTIN_OPERANDS,
-    EFFECT_OPERANDS,
-    SUBCLASS_OPERANDS,
-    allowed_aten_operators,
-)
+from aotexport_runtime.allowed import NAMESPACES, OPERANDS, allowed_aten_operators
 from aotexport_runtime.errors import BundleInvalid
 from aotexport_runtime.schema.graph import Graph, Node
 from aotexport_runtime.schema.values import ValueMeta
@@ -98,8 +92,8 @@ def check_allowed(op: str, namespaces: set[str], *, where: str) -> None:
             raise BundleInvalid(
                 f"operator `{op[:80]}` is not on the list of operators that a bundle may call", where=where
             )
-    elif namespace in ("python", "torch", "higher_order", "subclass"):
-        if not any(op in table for table in (BUILTIN_OPERANDS, EFFECT_OPERANDS, BODY_OPERANDS, SUBCLASS_OPERANDS)):
+    elif namespace in NAMESPACES:
+        if op not in OPERANDS:
             raise BundleInvalid(f"unknown builtin `{op[:80]}`", where=where)
     elif namespace not in namespaces:
         raise BundleInvalid(
