@@ -57,6 +57,7 @@ def load(
     trust: Literal["data", "native"] = "data",
     mapped: bool = True,
     memory_budget: float = 1,
+    products: Literal["fastest", "onednn", "torch"] | None = None,
     check_digests: bool = True,
     operator_namespaces: Iterable[str] = (),
     tensor_types: Iterable[type] | Mapping[str, type] = (),
@@ -72,6 +73,7 @@ def load(
     trust: Literal["data", "native"] = "data",
     mapped: bool = True,
     memory_budget: float = 1,
+    products: Literal["fastest", "onednn", "torch"] | None = None,
     check_digests: bool = True,
     operator_namespaces: Iterable[str] = (),
     tensor_types: Iterable[type] | Mapping[str, type] = (),
@@ -90,6 +92,10 @@ def load(
         mapped: map weights into memory (private pages); False: read them, for network disks.
         memory_budget: of programs that record gradients: the part of the memory of their saved tensors to keep to, from
             0 to 1; backward computes the rest again, as far as it can. Below 1 they run as `portable`.
+        products: how matrices of float32 are multiplied on processors. `fastest`: by the library that is the faster one
+            for a product, measured at its first call and kept in the user's cache folder; `torch`: as operators of
+            torch do, bit by bit; `onednn`: always by oneDNN, where it can. None: what the environment variable
+            `AOTEXPORT_PRODUCTS` says, else `fastest`.
         check_digests: compare every file with its SHA-256 in the manifest.
         operator_namespaces: namespaces of custom operators that the bundle may call; the packages that register
             them must be imported.
@@ -128,6 +134,7 @@ def load(
         raise NotSupported(f"`onnx` is for target `onnx`, not `{target}`")
     from aotexport_runtime.engines.choice import choose_compiled
     from aotexport_runtime.engines.codegen import Environment
+    from aotexport_runtime.engines.products.choice import mode_of
     from aotexport_runtime.module import BundleModule
     from aotexport_runtime.weights import load_tensors
 
@@ -137,7 +144,9 @@ def load(
     _check_types(bundle.manifest.requirements, types)
     place = _place(device)
     lowering = _lowering(bundle, target, trust, cuda)
-    environment = Environment(namespaces, place, types, lowering, memory_budget=memory_budget)
+    environment = Environment(
+        namespaces, place, types, lowering, memory_budget=memory_budget, products=mode_of(products)
+    )
     tensors = load_tensors(bundle, bundle.manifest.state, environment.form, mapped=mapped)
     _keep_freed_memory()
     compiled = choose_compiled(bundle, target, trust, place)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from aotexport_runtime import dtypes, meshes, ops, sizes
 from aotexport_runtime.allowed import INFIX
 from aotexport_runtime.engines import attention, checks, higher_order, profile
 from aotexport_runtime.engines.detached import without_base
+from aotexport_runtime.engines.products.choice import FirstCall, Mode
 from aotexport_runtime.engines.source import define
 from aotexport_runtime.errors import BundleInvalid
 from aotexport_runtime.schema.graph import Graph, Node
@@ -55,6 +57,7 @@ class Environment:
         lowering: gives the lowered form of programs (`LoweringEngine`); None: functional graphs run as they are.
         kernels: what launches each kernel, by name; of lowered graphs.
         memory_budget: the part of what backward needs to save in forward; the rest is computed again.
+        products: which library computes products of matrices; `torch`: as operators of torch run.
     """
 
     namespaces: frozenset[str] = frozenset()
@@ -63,6 +66,7 @@ class Environment:
     lowering: Callable[..., Any] | None = None
     kernels: Mapping[str, Callable[..., None]] = field(default_factory=dict[str, Callable[..., None]])
     memory_budget: float = 1
+    products: Mode = "torch"
 
     def place(self, device_type: str) -> torch.device:
         """Return the device for a device class of the capture."""
@@ -83,6 +87,7 @@ class _Source:
 
     graph: Graph
     environment: Environment
+    products: Mapping[str, FirstCall]
     lines: list[str] = field(default_factory=list)
     objects: dict[str, Any] = field(default_factory=dict)
     names: dict[str, str] = field(default_factory=dict)
@@ -121,6 +126,10 @@ class _Source:
             stand_in = self.environment.stand_in(node.op)
             self.functions[node.op] = self.object("f", stand_in or ops.direct(node.op) or resolved)
         ops.check_call(node.op, self.operators[node.op], node.args, node.kwargs)
+        if node.name in self.products:
+            name = self.object("p", self.products[node.name])
+            self.products[node.name].stands_in(self.objects, name)
+            return name
         return self.functions[node.op]
 
     def body(self, name: str) -> str:
@@ -143,6 +152,7 @@ def compile_graph(
     *,
     label: str | None = None,
     detached: Container[str] = (),
+    products: Mapping[str, FirstCall] = MappingProxyType({}),
 ) -> Function:
     """Return a function that computes `outputs` from `inputs` by `nodes`, dropping each value at its last use.
 
@@ -154,13 +164,14 @@ def compile_graph(
         environment: see there.
         label: shown in tracebacks and profiles; None: it is a part of another.
         detached: values that may be views, and are returned without their bases.
+        products: what stands for products until their first call, by name of the value.
 
     Raises:
         BundleInvalid: an operator is not allowed.
         NotSupported: an operator is missing in this torch.
     """
     nodes = list(nodes)
-    source = _Source(graph, environment)
+    source = _Source(graph, environment, products)
     parameters = [source.local(name) for name in inputs]
     if label is not None:
         is_profiled, marked, shown_as = (source.constant(value) for value in (profile.active, profile.marked, label))
@@ -184,8 +195,9 @@ def compile_graph(
         _drop(source, dead)
     returned = "".join(f"{_output(source, output, detached)}, " for output in outputs)
     source.lines.append(f"return ({returned})")
-    scope = {**sizes.SCOPE, **source.objects}
-    return define("run", "args, symbols, is_marked=False", source.lines, scope, label or "graph")
+    # The function's own globals, not a copy: what is chosen at a first call is put there.
+    source.objects.update(sizes.SCOPE)
+    return define("run", "args, symbols, is_marked=False", source.lines, source.objects, label or "graph")
 
 
 def _last_uses(nodes: Sequence[Node], outputs: Sequence[Argument], shown: Mapping[str, list[str]]) -> dict[str, int]:

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
-import os
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 from aotexport_runtime.schema.kernels import KernelBinary
+from aotexport_runtime.user_cache import cache_folder, write_whole
 
 
-def default_directory() -> Path:
-    """Return where winners are kept unless the caller says otherwise."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "aotexport" / "tuned"
+def default_directory() -> Path | None:
+    """Return where winners are kept unless the caller says otherwise; None: nowhere."""
+    return cache_folder("tuned")
 
 
 def key_of(binaries: Sequence[KernelBinary], device: str, driver: int) -> str:
@@ -50,10 +47,5 @@ class Winners:
 
     def write(self, key: str, position: int) -> None:
         """Keep a position."""
-        if self._directory is None:
-            return
-        with contextlib.suppress(OSError):
-            self._directory.mkdir(parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile("w", dir=self._directory, delete=False) as file:
-                file.write(json.dumps({"candidate": position}))
-            os.replace(file.name, self._directory / f"{key}.json")
+        if self._directory is not None:
+            write_whole(self._directory / f"{key}.json", json.dumps({"candidate": position}))

@@ -1,0 +1,72 @@
+"""Products by oneDNN, which every torch for processors has: fresh results in torch's layout, and no gradients.
+
+Of torch's operator these hold only within bounds: it takes a bias for contiguous without looking, and has no products
+over nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+_linear: Callable[..., torch.Tensor] | None = getattr(
+    getattr(torch.ops.mkldnn, "_linear_pointwise", None), "default", None
+)
+
+
+def available() -> bool:
+    """Return whether torch has oneDNN here, switched on and computing in full precision."""
+    return (
+        _linear is not None
+        and torch.backends.mkldnn.is_available()
+        and bool(torch.backends.mkldnn.enabled)
+        and torch.get_float32_matmul_precision() == "highest"
+    )
+
+
+def mm(rows: torch.Tensor, matrix: torch.Tensor) -> torch.Tensor:
+    """Return `torch.mm(rows, matrix)`; no size is 0 or 1."""
+    columns = matrix.t()
+    if not takes(matrix, columns):
+        return torch.mm(rows, matrix)
+    assert _linear is not None
+    return _linear(rows, columns, None, "none", (), "")
+
+
+def addmm(bias: torch.Tensor, rows: torch.Tensor, matrix: torch.Tensor) -> torch.Tensor:
+    """Return `torch.addmm(bias, rows, matrix)`; no size is 0 or 1, and the bias is as long as a row of the result."""
+    columns = matrix.t()
+    if not takes(matrix, columns):
+        return torch.addmm(bias, rows, matrix)
+    assert _linear is not None
+    return _linear(rows, columns, bias.contiguous(), "none", (), "")
+
+
+def linear(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """Return `torch.nn.functional.linear(rows, weight, bias)` under the same conditions."""
+    if not takes(weight, weight.t()):
+        return torch.nn.functional.linear(rows, weight, bias)
+    assert _linear is not None
+    return _linear(rows, weight, None if bias is None else bias.contiguous(), "none", (), "")
+
+
+def takes(matrix: torch.Tensor, turned: torch.Tensor) -> bool:
+    """Return whether oneDNN has a layout for the second operand, given with its transpose."""
+    return matrix.is_contiguous() or turned.is_contiguous()
+
+
+PRODUCTS: dict[str, Callable[..., torch.Tensor]] = {
+    "aten::mm.default": mm,
+    "aten::addmm.default": addmm,
+    "aten::linear.default": linear,
+}
+"""Operators that have a form here."""
+
+
+def operands(op: str, args: Sequence[Any]) -> tuple[Any, Any, Any]:
+    """Return what is added (None: nothing), the rows, and the matrix or weight, of a call of one of `PRODUCTS`."""
+    if op == "aten::addmm.default":
+        return args[0], args[1], args[2]
+    return (args[2] if len(args) > 2 else None), args[0], args[1]

@@ -1,0 +1,64 @@
+"""`load(..., products="onednn")`: products by another library, and nothing else differs."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import aotexport
+import aotexport_runtime
+from aotexport_runtime.engines.products import onednn
+
+
+class Products(nn.Module):
+    """Products of every kind that engines meet: with and without bias, transposed, of parts, repeated, batched."""
+
+    def __init__(self):
+        super().__init__()
+        self.wide = nn.Linear(24, 32)
+        self.bare = nn.Linear(32, 24, bias=False)
+        self.shift = nn.Parameter(torch.randn(1))
+        self.tall = nn.Parameter(torch.randn(16, 24))
+
+    def forward(self, x, y):
+        hidden = self.bare(self.wide(x).relu())
+        repeated = torch.addmm(self.shift.expand(16), hidden, self.tall.t())
+        parts = hidden[:, ::2] @ y[4:16] + hidden @ y.new_ones(24, 1).expand(24, 16)
+        batched = torch.baddbmm(parts[None].expand(2, 8, 16), x.expand(2, 8, 24), y.expand(2, 24, 16))
+        return repeated, (repeated.t() @ x).t(), batched, hidden.mv(hidden[0]), x[:0] @ y, x[:, :0] @ y[:0]
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory):
+    path = tmp_path_factory.mktemp("bundles") / "products"
+    torch.manual_seed(0)
+    model = Products()
+    example = [torch.randn(*shape, requires_grad=True) for shape in ((8, 24), (24, 16))]
+    aotexport.export(model, tuple(example), output=path, verify=False)
+    return path, model
+
+
+def step(module, x, y):
+    outputs = module(x, y)
+    sum(output.square().sum() for output in outputs).backward()
+    return [*outputs, x.grad, y.grad, *(parameter.grad for parameter in module.parameters())]
+
+
+@pytest.mark.skipif(not onednn.available(), reason="this torch has no oneDNN")
+def test_step_by_onednn_is_eagers(bundle):
+    path, model = bundle
+    module = aotexport_runtime.load(path, target="portable", products="onednn").train()
+    given = [torch.randn(8, 24), torch.randn(24, 16)]
+
+    # The first call chooses, the second runs what was chosen.
+    for _ in range(2):
+        module.zero_grad()
+        with torch.profiler.profile() as trace:
+            got = step(module, *[tensor.detach().requires_grad_() for tensor in given])
+    expected = step(model, *[tensor.detach().requires_grad_() for tensor in given])
+
+    assert any(event.key == "mkldnn::_linear_pointwise" for event in trace.key_averages())
+    for one, other in zip(got, expected, strict=True):
+        assert (one.shape, one.stride()) == (other.shape, other.stride())
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-4)

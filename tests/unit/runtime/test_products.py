@@ -1,0 +1,213 @@
+"""Products by oneDNN beside torch's own, what is chosen between them, and what is kept of the choice."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from aotexport_runtime import NotSupported
+from aotexport_runtime.engines.products import choice, onednn
+from aotexport_runtime.engines.products.choice import FirstCall, first_calls, mode_of
+from aotexport_runtime.engines.products.kept import Kept
+from aotexport_runtime.engines.products.trial import clearly_faster
+from aotexport_runtime.schema.graph import Node
+from aotexport_runtime.schema.values import TensorMeta
+from aotexport_runtime.user_cache import cache_folder
+
+needs_onednn = pytest.mark.skipif(not onednn.available(), reason="this torch has no oneDNN")
+
+LAYOUTS = {
+    "plain": lambda m, n: torch.randn(m, n),
+    "turned": lambda m, n: torch.randn(n, m).t(),
+    "one_row_many_times": lambda m, n: torch.randn(1, n).expand(m, n),
+    "one_column_many_times": lambda m, n: torch.randn(m, 1).expand(m, n),
+    "one_number_many_times": lambda m, n: torch.randn(1, 1).expand(m, n),
+    "every_second": lambda m, n: torch.randn(2 * m, 2 * n)[::2, ::2],
+    "part": lambda m, n: torch.randn(m + 2, n + 3)[1:-1, 1 : n + 1],
+    "part_turned": lambda m, n: torch.randn(n, m + 3)[:, 1 : m + 1].t(),
+    "overlapping": lambda m, n: torch.randn(m + n).as_strided((m, n), (1, 1)),
+}
+BIASES = {
+    "plain": lambda n: torch.randn(n),
+    "every_second": lambda n: torch.randn(2 * n)[::2],
+    "one_number_many_times": lambda n: torch.randn(1).expand(n),
+    "part": lambda n: torch.randn(n + 1)[1:],
+}
+
+
+def same(got, expected):
+    assert (got.shape, got.stride(), got.dtype) == (expected.shape, expected.stride(), expected.dtype)
+    assert got._base is None
+    torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
+
+
+@needs_onednn
+@pytest.mark.parametrize("right", LAYOUTS)
+@pytest.mark.parametrize("left", LAYOUTS)
+def test_product_of_any_layout_by_onednn_is_torchs(left, right):
+    torch.manual_seed(0)
+    rows, matrix = LAYOUTS[left](16, 24), LAYOUTS[right](24, 8)
+
+    same(FirstCall("aten::mm.default", "onednn")(rows, matrix), torch.mm(rows, matrix))
+    same(onednn.mm(rows, matrix), torch.mm(rows, matrix))
+
+
+@needs_onednn
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("bias", BIASES)
+def test_product_and_bias_of_any_layout_by_onednn_are_torchs(bias, layout):
+    torch.manual_seed(0)
+    added, rows, matrix = BIASES[bias](8), torch.randn(16, 24), LAYOUTS[layout](24, 8)
+
+    same(onednn.addmm(added, rows, matrix), torch.addmm(added, rows, matrix))
+    same(onednn.linear(rows, matrix.t(), added), torch.nn.functional.linear(rows, matrix.t(), added))
+    same(onednn.linear(rows, matrix.t()), torch.nn.functional.linear(rows, matrix.t()))
+
+
+@needs_onednn
+def test_numbers_that_are_none_are_where_torchs_are():
+    rows, matrix = torch.randn(16, 24), torch.randn(24, 8)
+    rows[1, 2], rows[3, 4], matrix[5, 6] = float("inf"), float("nan"), float("-inf")
+
+    torch.testing.assert_close(onednn.mm(rows, matrix), torch.mm(rows, matrix), equal_nan=True, rtol=1e-5, atol=1e-5)
+
+
+def meta(*shape, dtype="float32"):
+    return TensorMeta(dtype=dtype, shape=shape, stride=(1,) * len(shape))
+
+
+@pytest.mark.parametrize(
+    ("op", "metas", "modes"),
+    [
+        ("mm", [meta(128, 256), meta(256, 128)], ["fastest", "onednn"]),
+        ("mm", [meta(128, 256, dtype="bfloat16"), meta(256, 128, dtype="bfloat16")], []),
+        ("mm", [meta(128, 256, dtype="float64"), meta(256, 128, dtype="float64")], []),
+        ("mm", [meta("s0", 256), meta(256, 128)], []),
+        ("mm", [meta(128, "s0"), meta("s0", 128)], []),
+        ("mm", [meta(16, 24), meta(24, 8)], ["onednn"]),
+        ("mm", [meta(4, 4096), meta(4096, 4096)], ["onednn"]),
+        ("mm", [meta(1, 24), meta(24, 8)], []),
+        ("mm", [meta(16, 0), meta(0, 8)], []),
+        ("addmm", [meta(128), meta(128, 256), meta(256, 128)], ["fastest", "onednn"]),
+        ("addmm", [meta(1), meta(128, 256), meta(256, 128)], []),
+        ("addmm", [meta(128, 128), meta(128, 256), meta(256, 128)], []),
+        ("linear", [meta(128, 256), meta(512, 256), meta(512)], ["fastest", "onednn"]),
+        ("linear", [meta(128, 256), meta(512, 256)], ["fastest", "onednn"]),
+        ("linear", [meta(2, 128, 256), meta(512, 256)], []),
+        ("bmm", [meta(2, 128, 256), meta(2, 256, 128)], []),
+    ],
+)
+def test_products_of_known_sizes_may_be_chosen(op, metas, modes):
+    names = [f"x{index}" for index in range(len(metas))]
+    node = Node(name="y", op=f"aten::{op}.default", args=list(names), meta=meta(2, 2))
+
+    known = dict(zip(names, metas, strict=True))
+
+    assert [mode for mode in ("fastest", "onednn", "torch") if first_calls([node], known, mode)] == modes
+
+
+def test_product_with_factors_is_left_to_torch():
+    known = {"b": meta(128), "x": meta(128, 256), "y": meta(256, 128)}
+    node = Node(name="z", op="aten::addmm.default", args=["b", "x", "y"], kwargs={"beta": 2}, meta=meta(128, 128))
+
+    assert not first_calls([node], known, "onednn")
+
+
+@needs_onednn
+@pytest.mark.parametrize(("kept", "function"), [(True, onednn.mm), (False, torch.mm)])
+def test_what_another_process_kept_is_chosen_and_put_in_place(kept, function, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(choice, "_known", {})
+    product = "mm 16x24@24,1 24x8@8,1"
+    Kept(cache_folder("products"), torch.__version__, torch.get_num_threads()).add(product, kept)
+    scope, call = {}, FirstCall("aten::mm.default", "fastest")
+    call.stands_in(scope, "p0")
+    rows, matrix = torch.randn(16, 24), torch.randn(24, 8)
+
+    same(call(rows, matrix), torch.mm(rows, matrix))
+
+    assert scope == {"p0": function}
+
+
+@needs_onednn
+def test_without_onednn_switched_on_torchs_is_chosen(monkeypatch):
+    monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)
+    scope, call = {}, FirstCall("aten::mm.default", "onednn")
+    call.stands_in(scope, "p0")
+
+    call(torch.randn(16, 24), torch.randn(24, 8))
+
+    assert scope == {"p0": torch.mm}
+
+
+def test_measured_product_is_the_same_for_the_whole_process(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(choice, "_known", {})
+    monkeypatch.setattr(choice, "_left_s", 0.3)
+    calls = []
+
+    results = {choice.faster_by_onednn("mm", lambda: calls.append(1), lambda: calls.append(2)) for _ in range(3)}
+    measured = len(calls)
+    choice.faster_by_onednn("mm", lambda: calls.append(1), lambda: calls.append(2))
+
+    assert len(results) == 1
+    assert measured
+    assert len(calls) == measured
+
+
+def test_nothing_is_measured_without_time_for_it():
+    calls = []
+
+    assert clearly_faster(lambda: calls.append(1), lambda: calls.append(2), 0) is None
+    assert not calls
+
+
+def test_kept_results_are_read_again_beside_those_of_others(tmp_path):
+    one, other = Kept(tmp_path, "2.13", 2), Kept(tmp_path, "2.13", 2)
+    one.add("a", True)
+    other.add("b", False)
+
+    assert one.read() == {"a": True, "b": False}
+    assert Kept(tmp_path, "2.13", 1).read() == {}
+    assert Kept(tmp_path, "2.14", 2).read() == {}
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"faster": 3}', '{"faster": {"a": 1}}', "\x00"])
+def test_kept_file_that_is_broken_is_done_without(text, tmp_path):
+    kept = Kept(tmp_path, "2.13", 2)
+    kept.add("a", True)
+    (file,) = tmp_path.iterdir()
+    file.write_text(text)
+
+    assert kept.read() == {}
+    kept.add("b", True)
+    assert json.loads(file.read_text())["faster"] == {"b": True}
+
+
+def test_folder_that_cannot_be_made_is_done_without(tmp_path):
+    (tmp_path / "file").write_text("")
+    kept = Kept(tmp_path / "file" / "products", "2.13", 2)
+
+    kept.add("a", True)
+
+    assert kept.read() == {}
+    assert Kept(None, "2.13", 2).read() == {}
+
+
+def test_mode_is_the_callers_then_the_environments(monkeypatch):
+    monkeypatch.delenv("AOTEXPORT_PRODUCTS", raising=False)
+    assert mode_of(None) == "fastest"
+    monkeypatch.setenv("AOTEXPORT_PRODUCTS", "torch")
+    assert mode_of(None) == "torch"
+    assert mode_of("onednn") == "onednn"
+    monkeypatch.setenv("AOTEXPORT_PRODUCTS", "mkl")
+    with pytest.raises(NotSupported) as caught:
+        mode_of(None)
+    assert str(caught.value) == (
+        "environment variable AOTEXPORT_PRODUCTS asks for `mkl` products; there are fastest, onednn, torch"
+    )
+    with pytest.raises(NotSupported) as caught:
+        mode_of("fast")
+    assert str(caught.value) == "no `fast` products; there are fastest, onednn, torch"
