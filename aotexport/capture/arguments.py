@@ -1,16 +1,17 @@
-"""The caller's lists, dicts and dataclasses, and what a call changes in them."""
+"""The caller's lists, dicts, sets and objects, and what a call changes in them."""
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections import UserDict
+from collections import UserDict, deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from aotexport.capture.call import ExampleCall
-from aotexport.capture.structure import LeafIndex, tree_of
+from aotexport.capture.containers import same_item
+from aotexport.capture.structure import LeafIndex, dataclass_attributes, is_plain_object, object_attributes, tree_of
 from aotexport.errors import ExportFailed
 from aotexport_runtime.schema.program import ContainerChange
 from aotexport_runtime.schema.trees import Constant, Leaf, NamedFields, Sequence, Tree
@@ -36,7 +37,7 @@ class Held:
     def is_changed(self) -> bool:
         """Return whether something else is in it now."""
         now = _items(self.container)
-        return list(now) != list(self.items) or any(not _same(self.items[key], item) for key, item in now.items())
+        return list(now) != list(self.items) or any(not same_item(self.items[key], item) for key, item in now.items())
 
     def restore(self) -> None:
         """Give a list or dict the items that it had."""
@@ -54,7 +55,7 @@ def containers(call: ExampleCall, args: tuple[Any, ...], kwargs: dict[str, Any])
     def visit(tree: Tree, value: Any, path: str, is_default: bool) -> None:
         if isinstance(tree, Leaf | Constant):
             return
-        if isinstance(value, list | dict | set | UserDict) or dataclasses.is_dataclass(value):
+        if _is_changeable(value):
             found.append(Held(path, value, _items(value), is_default))
         if not isinstance(value, set | frozenset):
             children = _children(tree, value)
@@ -84,7 +85,8 @@ def container_changes(call: ExampleCall, held: list[Held], leaf_index: LeafIndex
             _check_changeable(call, each)
             after = _items(each.container)
             items = [_item(each, key, item, known, leaf_index) for key, item in after.items()]
-            found.append(ContainerChange(path=each.path, keys=tuple(after), items=tuple(items)))
+            keys = tuple(range(len(after))) if isinstance(each.container, set) else tuple(after)
+            found.append(ContainerChange(path=each.path, keys=keys, items=tuple(items)))
     return found
 
 
@@ -100,10 +102,8 @@ def check_changes(held: list[Held], recorded: Iterable[ContainerChange]) -> None
     """
     keys = {change.path: list(change.keys) for change in recorded}
     for each in held:
-        if each.is_changed() != (each.path in keys) or keys.get(each.path, []) not in (
-            [],
-            list(_items(each.container)),
-        ):
+        now = list(range(len(each.container)) if isinstance(each.container, set) else _items(each.container))
+        if each.is_changed() != (each.path in keys) or keys.get(each.path, []) not in ([], now):
             raise ExportFailed(
                 f"the call changes `{each.path}` of its arguments otherwise than a trace of it shows. Return the new "
                 "value instead"
@@ -111,9 +111,11 @@ def check_changes(held: list[Held], recorded: Iterable[ContainerChange]) -> None
 
 
 def _item(held: Held, key: Any, item: Any, known: set[int], leaf_index: LeafIndex) -> Tree | None:
-    if key in held.items and _same(held.items[key], item):
+    if isinstance(held.container, set):
+        return tree_of(item, f"{held.path}[{key}]", leaf_index, what="output")
+    if key in held.items and same_item(held.items[key], item):
         return None
-    path = f"{held.path}.{key}" if dataclasses.is_dataclass(held.container) else f"{held.path}[{key!r}]"
+    path = f"{held.path}[{key!r}]" if _has_keys(held.container) else f"{held.path}.{key}"
     parts = key if type(key) is tuple else (key,)
     if not all(isinstance(part, str | int | None) for part in parts):
         raise ExportFailed(f"the call sets `{path}` of its arguments; keys may be strings, integers, None or tuples")
@@ -134,9 +136,13 @@ def _check_changeable(call: ExampleCall, held: Held) -> None:
     reason = None
     if held.is_default or any(default is places.get(held.path) for default in _defaults(call.callable).values()):
         reason = "it is a default, which later calls find changed. Pass it"
-    elif isinstance(held.container, set) or (
-        isinstance(held.container, dict) and dataclasses.is_dataclass(held.container)
+    elif (
+        missing := []
+        if _has_keys(held.container)
+        else [name for name in held.items if name not in _items(held.container)]
     ):
+        reason = f"deletes the attribute `{missing[0]}`, which a bundle cannot do. Set it to None"
+    elif isinstance(held.container, dict) and dataclasses.is_dataclass(held.container):
         reason = f"a bundle changes no `{type(held.container).__name__}`. Return the new value instead"
     elif len(same) > 1:
         reason = f"{' and '.join(f'`{path}`' for path in same)} are one object. Pass copies"
@@ -174,7 +180,7 @@ def _defaults(callable_: Any) -> dict[str, Any]:
 def _children(tree: Tree, value: Any) -> list[Any]:
     if isinstance(value, dict | UserDict):
         return list(value.values())
-    if isinstance(tree, Sequence) or isinstance(value, tuple):
+    if isinstance(tree, Sequence) or isinstance(value, tuple | deque):
         return list(value)
     assert isinstance(tree, NamedFields)
     return [getattr(value, field) for field in tree.fields]
@@ -185,10 +191,18 @@ def _items(container: Any) -> dict[Any, Any]:
         return dict(container)
     if isinstance(container, set):
         return {repr(item): item for item in container}
-    if isinstance(container, list):
+    if isinstance(container, list | deque):
         return dict(enumerate(container))
-    names = [field.name for field in dataclasses.fields(container)]
-    return {name: getattr(container, name) for name in names if hasattr(container, name)}
+    return dataclass_attributes(container) if dataclasses.is_dataclass(container) else object_attributes(container)
+
+
+def _has_keys(container: Any) -> bool:
+    return isinstance(container, list | dict | set | UserDict | deque)
+
+
+def _is_changeable(value: Any) -> bool:
+    is_record = dataclasses.is_dataclass(value) and not isinstance(value, type)
+    return _has_keys(value) or is_record or is_plain_object(value)
 
 
 def _nested(value: Any) -> Iterator[Any]:
@@ -196,13 +210,8 @@ def _nested(value: Any) -> Iterator[Any]:
     pending, seen = [value], set[int]()
     while pending:
         value = pending.pop()
-        is_record = dataclasses.is_dataclass(value) and not isinstance(value, type)
-        if id(value) in seen or not (isinstance(value, list | dict | tuple | set | UserDict) or is_record):
+        if id(value) in seen or not (isinstance(value, tuple) or _is_changeable(value)):
             continue
         seen.add(id(value))
         yield value
         pending += list(value) if isinstance(value, tuple) else list(_items(value).values())
-
-
-def _same(old: Any, new: Any) -> bool:
-    return old is new or (type(old) is type(new) and isinstance(old, bool | int | float | str) and old == new)

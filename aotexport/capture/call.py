@@ -274,7 +274,7 @@ def _swap(value: Any, tree: Tree, leaves: list[Any]) -> Any:
     """Return `value`, whose tree is `tree`, with `leaves` in place of its own."""
     if isinstance(tree, Leaf):
         return leaves[tree.index]
-    if isinstance(tree, Constant) or isinstance(value, torch.Size | enum.Enum | range | frozenset):
+    if isinstance(tree, Constant) or isinstance(value, torch.Size | enum.Enum | frozenset):
         return value
     if isinstance(value, set):
         return set(value)
@@ -286,8 +286,14 @@ def _swap(value: Any, tree: Tree, leaves: list[Any]) -> Any:
         if dataclasses.is_dataclass(value):
             return type(value)(swapped)
         copied = copy.copy(value)
-        copied.update(swapped)
+        # One by one: what a `Counter` is updated with, it adds.
+        for key, item in swapped.items():
+            copied[key] = item
         return copied
+    if isinstance(value, collections.deque):
+        return collections.deque(
+            [_swap(item, child, leaves) for item, child in zip(value, tree.items, strict=True)], value.maxlen
+        )
     if isinstance(value, tuple | list):
         items = [_swap(item, child, leaves) for item, child in zip(value, tree.items, strict=True)]
         return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)

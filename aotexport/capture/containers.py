@@ -38,7 +38,7 @@ class Snapshot:
         before, after = _by_key(self.items), _by_key(self.container)
         for key in {**before, **after}:
             old, new = before.get(key), after.get(key)
-            if key not in before or key not in after or not _same(old, new):
+            if key not in before or key not in after or not same_item(old, new):
                 yield Change(f"{self.path}[{key!r}]", old, new)
 
     def restore(self) -> None:
@@ -101,5 +101,6 @@ def _by_key(container: Container) -> dict[Any, Any]:
     return dict(enumerate(container))
 
 
-def _same(old: Any, new: Any) -> bool:
+def same_item(old: Any, new: Any) -> bool:
+    """Return whether an item is what it was: the same object, or an equal number or string."""
     return old is new or (type(old) is type(new) and isinstance(old, bool | int | float | str) and old == new)

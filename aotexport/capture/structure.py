@@ -7,20 +7,25 @@ import dataclasses
 import enum
 from collections.abc import Callable
 from collections.abc import Mapping as MappingABC
+from keyword import iskeyword
+from types import FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
-from aotexport.encode.values import encode_constant, is_constant
+from aotexport.encode.values import encode_constant, encode_python_value, is_constant, is_python_value
 from aotexport.errors import ExportFailed
 from aotexport.torch_internals.names import SUPPORTED_NODES
 from aotexport_runtime.schema.trees import Constant, Leaf, Mapping, NamedFields, Sequence, Tree
-from aotexport_runtime.trees import SETS
+from aotexport_runtime.trees import FACTORIES, SETS
 
 LeafIndex = Callable[[Any, str], int | None]
 """Gives the index of a leaf value by the value and its path; None: not a leaf but a constant."""
+
+_HEAP_TYPE = 1 << 9
+"""Flag of types that Python code made."""
 
 
 def tree_of(value: Any, path: str, leaf_index: LeafIndex, *, what: str) -> Tree:
@@ -35,8 +40,18 @@ def tree_of(value: Any, path: str, leaf_index: LeafIndex, *, what: str) -> Tree:
     Raises:
         ExportFailed: a value that is no tensor, constant or known container.
     """
+    above: list[int] = []
 
     def visit(value: Any, path: str) -> Tree:
+        if id(value) in above:
+            raise ExportFailed(f"{what} `{path}` holds itself; a bundle holds trees of values")
+        above.append(id(value))
+        try:
+            return visit_once(value, path)
+        finally:
+            above.pop()
+
+    def visit_once(value: Any, path: str) -> Tree:
         is_integer = type(value) is int and is_constant(value)
         if isinstance(value, torch.Tensor | torch.SymInt | torch.SymFloat | torch.SymBool) or is_integer:
             index = leaf_index(value, path)
@@ -44,6 +59,8 @@ def tree_of(value: Any, path: str, leaf_index: LeafIndex, *, what: str) -> Tree:
                 return Leaf(index=index)
         if is_constant(value):
             return Constant(value=encode_constant(value))
+        if is_python_value(value):
+            return Constant(value=encode_python_value(value))
         if isinstance(value, torch.Size):
             # Of an argument's sizes none is dynamic: torch has no place for a dimension in them.
             sizes = (
@@ -53,26 +70,33 @@ def tree_of(value: Any, path: str, leaf_index: LeafIndex, *, what: str) -> Tree:
             return Sequence(type="size", items=tuple(sizes))
         if type(value) in SETS.values():
             return _set(value, path)
-        if isinstance(value, tuple | list):
+        if isinstance(value, tuple | list | collections.deque):
             return _sequence(value, path)
         if isinstance(value, dict) or (isinstance(value, collections.UserDict) and what == "input"):
             return _mapping(value, path)
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            fields = [field.name for field in dataclasses.fields(value)]
-            return _fields("dataclass", type(value).__name__, {name: getattr(value, name) for name in fields}, path)
-        if what == "input" and (attributes := _value_attributes(value)):
+            return _fields("dataclass", type(value).__name__, dataclass_attributes(value, _is_kept), path)
+        if attributes := _value_attributes(value):
             # None of them may be dynamic: the object itself is what the code gets.
             known = tuple(Constant(value=encode_constant(item)) for item in attributes.values())
             return NamedFields(type="dataclass", name=type(value).__name__, fields=tuple(attributes), items=known)
         if type(value) in SUPPORTED_NODES and what == "output":
             children = _registered_children(value)
             return _fields("dataclass", type(value).__name__, children, path)
-        if what == "output" and not isinstance(value, nn.Module) and (attributes := _tensor_attributes(value)):
-            return _fields("dataclass", type(value).__name__, attributes, path)
+        if is_plain_object(value):
+            attributes = object_attributes(value)
+            if what == "output":
+                attributes = {name: item for name, item in attributes.items() if _is_kept(item)}
+            if attributes:
+                return _fields("object", type(value).__name__, attributes, path)
         raise ExportFailed(
             f"{what} `{path}` is {_kind(value)}, which a bundle cannot hold. "
             f"{'Pass' if what == 'input' else 'Return'} {_instead(value)}"
         )
+
+    def _is_kept(item: Any) -> bool:
+        # What a model returns comes back as a plain record, without what only its class knows what to do with.
+        return what == "input" or is_constant(item) or isinstance(item, torch.SymInt) or _holds_tensor(item, depth=4)
 
     def _set(value: Any, path: str) -> Tree:
         for item in value:
@@ -83,23 +107,27 @@ def tree_of(value: Any, path: str, leaf_index: LeafIndex, *, what: str) -> Tree:
         items = tuple(Constant(value=encode_constant(item)) for item in sorted(value, key=repr))
         return Sequence(type="set" if type(value) is set else "frozenset", items=items)
 
-    def _sequence(value: tuple[Any, ...] | list[Any], path: str) -> Tree:
+    def _sequence(value: tuple[Any, ...] | list[Any] | collections.deque[Any], path: str) -> Tree:
         if type(value).__module__ == "torch.return_types":
             fields: tuple[str, ...] = getattr(type(value), "__match_args__", ())
             return _fields("return_type", type(value).__name__, dict(zip(fields, value, strict=True)), path)
         names: tuple[str, ...] | None = getattr(value, "_fields", None)
         if isinstance(value, tuple) and names is not None:
             return _fields("namedtuple", type(value).__name__, dict(zip(names, value, strict=True)), path)
-        if type(value) not in (tuple, list, torch.Size):
+        if type(value) not in (tuple, list, torch.Size, collections.deque):
             raise ExportFailed(
                 f"{what} `{path}` is a `{type(value).__name__}`, a subclass of a sequence; use a plain one"
             )
         items = tuple(visit(item, f"{path}[{index}]") for index, item in enumerate(value))
+        if isinstance(value, collections.deque):
+            return Sequence(type="deque", items=items, max_items=value.maxlen)
         return Sequence(type="list" if isinstance(value, list) else "tuple", items=items)
 
     def _mapping(value: MappingABC[Any, Any], path: str) -> Tree:
         if dataclasses.is_dataclass(value):
             return _fields("model_output", type(value).__name__, dict(value), path)
+        if what == "output" and type(value) in (collections.defaultdict, collections.Counter):
+            return _counting(value, path)
         own = [name for name in getattr(value, "__dict__", {}) if name != "data" and not name.startswith("_")]
         if own and what == "input":
             raise ExportFailed(
@@ -116,8 +144,23 @@ def tree_of(value: Any, path: str, leaf_index: LeafIndex, *, what: str) -> Tree:
         kind = "ordered_dict" if isinstance(value, collections.OrderedDict) else "dict"
         return Mapping(type=kind, keys=tuple(value), items=items)
 
+    def _counting(value: Any, path: str) -> Tree:
+        items = tuple(visit(item, f"{path}[{key!r}]") for key, item in value.items())
+        if isinstance(value, collections.Counter):
+            return Mapping(type="counter", keys=tuple(value), items=items)
+        factory: Any = next((name for name, type_ in FACTORIES.items() if type_ is value.default_factory), None)
+        if factory is None and value.default_factory is not None:
+            raise ExportFailed(
+                f"{what} `{path}` is a defaultdict whose missing values code of the model makes, which a bundle cannot "
+                "hold. Return a plain dict"
+            )
+        return Mapping(type="default_dict", keys=tuple(value), items=items, factory=factory)
+
     def _fields(kind: Any, name: str, fields: dict[str, Any], path: str) -> Tree:
         items = tuple(visit(item, f"{path}.{field}") for field, item in fields.items())
+        odd = [field for field in fields if not field.isidentifier() or iskeyword(field) or field.startswith("__")]
+        if odd:
+            raise ExportFailed(f"{what} `{path}` has the attribute {odd[0]!r}, no name that a bundle can hold")
         return NamedFields(type=kind, name=name, fields=tuple(fields), items=items)
 
     return visit(value, path)
@@ -140,28 +183,42 @@ def _instead(value: Any) -> str:
 
 
 def _value_attributes(value: Any) -> dict[str, Any]:
-    """Return what a member of an enumeration or a range is known by; empty for anything else.
+    """Return what a member of an enumeration is known by; empty for anything else.
 
     A call must pass an object with equal attributes: the runtime does not have the classes of enumerations.
     """
-    if isinstance(value, range):
-        return {"start": value.start, "stop": value.stop, "step": value.step}
     if isinstance(value, enum.Enum) and isinstance(value.name, str):
         return {"name": value.name, **({"value": value.value} if is_constant(value.value) else {})}
     return {}
 
 
-def _tensor_attributes(value: Any) -> dict[str, Any]:
-    """Return the attributes of an object of the model's own class (a key-value cache) that hold tensors, or nothing.
+def is_plain_object(value: Any) -> bool:
+    """Return whether `value` is an object of a class of Python's, with attributes and no state besides."""
+    kinds = (type, torch.Tensor, nn.Module, list, tuple, dict, set, frozenset, collections.deque, np.ndarray, enum.Enum)
+    if isinstance(value, (*kinds, FunctionType, MethodType, ModuleType, collections.UserDict)):
+        return False
+    written_in_python = type(value).__flags__ & _HEAP_TYPE or isinstance(value, SimpleNamespace)
+    return bool(written_in_python) and (hasattr(value, "__dict__") or bool(_slots(value)))
 
-    Such an object comes back as a plain record: a bundle has no class of it, and so none of its methods.
-    """
-    attributes = getattr(value, "__dict__", {})
-    return {
-        name: item
-        for name, item in attributes.items()
-        if name.isidentifier() and not name.startswith("__") and _holds_tensor(item, depth=4)
-    }
+
+def object_attributes(value: Any) -> dict[str, Any]:
+    """Return the attributes of an object, those in slots too."""
+    slots = {name: getattr(value, name) for name in _slots(value) if hasattr(value, name)}
+    return {**slots, **getattr(value, "__dict__", {})}
+
+
+def dataclass_attributes(value: Any, is_kept: Callable[[Any], bool] = lambda item: True) -> dict[str, Any]:
+    """Return the fields of a dataclass, and those of its further attributes that `is_kept` says."""
+    names = [field.name for field in dataclasses.fields(value)]
+    fields = {name: getattr(value, name) for name in names if hasattr(value, name)}
+    others = object_attributes(value).items()
+    return fields | {name: item for name, item in others if name not in fields and is_kept(item)}
+
+
+def _slots(value: Any) -> list[str]:
+    declared = [vars(base).get("__slots__", ()) for base in reversed(type(value).__mro__)]
+    names = [name for slots in declared for name in ((slots,) if isinstance(slots, str) else slots)]
+    return [name for name in names if not name.startswith("__")]
 
 
 def _holds_tensor(value: Any, depth: int) -> bool:

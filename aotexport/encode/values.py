@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
+import numpy as np
 import torch
 
 from aotexport.encode.sizes import encode_size
 from aotexport.errors import ExportFailed
 from aotexport.torch_internals.checks import is_data_dependent
+from aotexport_runtime.schema.trees import Bytes, EllipsisLiteral, NumpyNumber, NumpyType, PythonValue, Range
 from aotexport_runtime.schema.values import (
     Argument,
     ComplexArgument,
@@ -31,6 +33,7 @@ from aotexport_runtime.schema.values import (
     ValueMeta,
 )
 
+_NUMPY_TYPES = frozenset(get_args(NumpyType))
 _CONSTANT_TYPES = (bool, int, float, complex, str, torch.dtype, torch.device, torch.memory_format)
 
 
@@ -71,6 +74,25 @@ def _float(value: float) -> float | FloatArgument:
     if math.isfinite(value):
         return value
     return FloatArgument(value="nan" if math.isnan(value) else "inf" if value > 0 else "-inf")
+
+
+def is_python_value(value: Any) -> bool:
+    """Return whether `value` is a Python value that no operator takes, and that the format holds as it is."""
+    if type(value) is range:
+        return all(abs(part) < 1 << 63 for part in (value.start, value.stop, value.step))
+    return value is ... or type(value) is bytes or (isinstance(value, np.generic) and value.dtype.name in _NUMPY_TYPES)
+
+
+def encode_python_value(value: Any) -> PythonValue:
+    """Return the record of a value for which `is_python_value` holds."""
+    if isinstance(value, bytes):
+        return Bytes(hex=value.hex())
+    if isinstance(value, range):
+        return Range(start=value.start, stop=value.stop, step=value.step)
+    if isinstance(value, np.generic):
+        number = value.item()
+        return NumpyNumber(dtype=value.dtype.name, value=_float(number) if isinstance(number, float) else number)  # type: ignore[arg-type]
+    return EllipsisLiteral()
 
 
 def encode_argument(value: Any, name_of: Mapping[torch.fx.Node, Argument], where: str) -> Argument:

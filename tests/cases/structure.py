@@ -7,6 +7,7 @@ import dataclasses
 import enum
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from tests.cases import case
@@ -133,3 +134,63 @@ def empty_tensors(x, y):
 @case(lambda: (leaf(3),))
 def special_floats(x):
     return x + float("inf"), x * float("nan"), x.clamp(max=float("inf")), x * -0.0
+
+
+class Scale:
+    """An object of a class of its own."""
+
+    def __init__(self, by, shift):
+        self.by, self.shift = by, shift
+
+    def __call__(self, x):
+        return x * self.by + self.shift
+
+
+class Slotted:
+    __slots__ = ("calls", "weight")
+
+    def __init__(self, weight):
+        self.weight, self.calls = weight, 0
+
+
+@case(lambda: (leaf(3), Scale(2.0, torch.randn(3)), Slotted(leaf(3))))
+def objects_of_own_classes(x, scale, slotted):
+    scale.shift = scale.shift + 1
+    slotted.calls += 1
+    return scale(x) * slotted.weight, Scale(3, x * 2)
+
+
+@case(lambda: (leaf(3), b"ab", range(3), np.float32(1.5), np.int64(2), ...))
+def values_that_no_operator_takes(x, text, steps, scale, count, rest):
+    return x * scale * count + sum(steps), x[rest] * len(text), text, steps, np.float64(2.5), rest
+
+
+@case(lambda: (leaf(3), collections.deque([torch.randn(3), torch.randn(3)], maxlen=2), collections.Counter("aab")))
+def deques_and_counters(x, last, counts):
+    last.append(x * 2)
+    counts["a"] += 1
+    made = collections.defaultdict(list)
+    made["x"].append(x * counts["a"])
+    return last[0] + x, made, collections.deque([x + 1], maxlen=3), collections.Counter("abb")
+
+
+@case(lambda: (leaf(3), {"a", "b"}))
+def set_of_the_caller_changed(x, names):
+    names.discard("a")
+    names.add("c")
+    return x * len(names)
+
+
+@dataclasses.dataclass
+class Configured:
+    x: torch.Tensor
+    factor: dataclasses.InitVar[int] = 2
+
+    def __post_init__(self, factor):
+        self.scale = factor * 1.5
+
+
+@case(lambda: (Configured(leaf(3), 3),))
+def dataclass_with_more_than_its_fields(record):
+    record.seen = record.x * 2
+    return record.x * record.scale, Configured(record.x + 1)

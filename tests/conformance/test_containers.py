@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import collections
+import types
+
+import numpy
 import pytest
 import torch
 
 import aotexport
 import aotexport_runtime
 from aotexport_runtime import CallInvalid
+from tests.cases.structure import Configured, Derived, Scale
 
 
 def cached(x, cache):
@@ -79,8 +84,8 @@ def remembers(x, table={}):  # noqa: B006 (what the test is about)
     return x * 2
 
 
-def adds(x, names):
-    names.add("x")
+def deletes(x, record):
+    del record.doubled
     return x * 2
 
 
@@ -98,9 +103,9 @@ def ties(x, table):
             "the call changes `table` of its arguments, and it is a default, which later calls find changed",
         ),
         (
-            adds,
-            ({"a"},),
-            "the call changes `names` of its arguments, and a bundle changes no `set`. Return the new value",
+            deletes,
+            (Derived(torch.ones(2)),),
+            "the call changes `record` of its arguments, and deletes the attribute `doubled`, which a bundle cannot do",
         ),
         (
             ties,
@@ -108,10 +113,56 @@ def ties(x, table):
             "the call puts one of the lists or dicts that it is given into `table['itself']` of its arguments",
         ),
     ],
-    ids=["default", "set", "cycle"],
+    ids=["default", "attribute", "cycle"],
 )
 def test_change_that_a_bundle_cannot_make_is_refused_by_name(tmp_path, function, args, reason):
     with pytest.raises(aotexport.ExportFailed) as caught:
         aotexport.export(function, (torch.ones(2), *args), output=tmp_path / "bundle")
     assert str(caught.value).startswith(reason)
     assert remembers.__defaults__ == ({},)
+
+
+@pytest.mark.parametrize(
+    ("function", "example", "call", "violation"),
+    [
+        (
+            lambda record: record.x * record.scale,
+            Configured(torch.ones(2), 2),
+            Configured(torch.ones(2), 4),
+            "`record.scale`: expected 3.0, as at capture, got 6.0",
+        ),
+        (
+            lambda scale: scale(torch.ones(2)),
+            Scale(2, 1),
+            Scale(3, 1),
+            "`scale.by`: expected 2, as at capture, got 3",
+        ),
+        (
+            lambda scale: scale(torch.ones(2)),
+            Scale(2, 1),
+            types.SimpleNamespace(by=2, shift=1),
+            "`scale`: expected a `Scale` with fields by, shift, got namespace(by=2, shift=1)",
+        ),
+        (
+            lambda last: last[0] * 2,
+            collections.deque([torch.ones(2)], maxlen=2),
+            collections.deque([torch.ones(2)]),
+            "`last`: expected a deque with maxlen=2, as at capture, got maxlen=None",
+        ),
+        (lambda s: torch.ones(2) * s, numpy.float32(2), 2.0, "`s`: expected np.float32(2.0), as at capture, got 2.0"),
+    ],
+    ids=["computed attribute", "attribute", "class", "maxlen", "numpy"],
+)
+def test_value_unlike_the_captured_one_is_refused(tmp_path, function, example, call, violation):
+    aotexport.export(function, (example,), output=tmp_path / "bundle", verify=False)
+    with pytest.raises(CallInvalid) as caught:
+        aotexport_runtime.load(tmp_path / "bundle")(call)
+    assert str(caught.value) == f"the call does not fit program `infer`:\n  - {violation}"
+
+
+def test_argument_that_holds_itself_is_refused(tmp_path):
+    scale = Scale(2, 1)
+    scale.by = scale
+    with pytest.raises(aotexport.ExportFailed) as caught:
+        aotexport.export(lambda x, scale: x, (torch.ones(2), scale), output=tmp_path / "bundle")
+    assert str(caught.value) == "input `scale.by` holds itself; a bundle holds trees of values"

@@ -13,6 +13,7 @@ import typing
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import numpy
 import torch
 from torch import Tensor, nn
 from torch._higher_order_ops.map import map as map_over
@@ -583,6 +584,33 @@ def nested_inputs() -> Case:
     args = (x, Pair(ramp(3), x), Box(ramp(4), "note"), torch.Size([2, 2]), (ramp(3), constants, sets))
     flags = collections.OrderedDict({"a": ramp(3), 1: 2, None: "none", False: ramp(3), ("user", 1, None, True): 4})
     return Case(call, args, {"flags": flags, "extra": {"deep": 1.5}, "again": ramp(3)})
+
+
+class Settings:
+    """An object with attributes."""
+
+    def __init__(self, scale: float, shift: Tensor) -> None:
+        self.scale, self.shift = scale, shift
+
+
+@case
+def python_values() -> Case:
+    """Values that no operator takes, and containers of Python's library, among inputs and outputs."""
+
+    def call(x: Tensor, values: list[Any], kept: Any, settings: Settings, seen: set[int]) -> Any:
+        kept.append(x)
+        seen.add(len(seen))
+        settings.shift = settings.shift * 2
+        x = x * settings.scale + kept[0]
+        factories = (None, list, dict, set, tuple, int, float, str, bool)
+        made = [collections.defaultdict(factory, x=x) for factory in factories]
+        return made, collections.Counter("aab"), collections.deque([x.sin()]), Settings(2.0, x.cos()), values
+
+    names = ("uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64", "float16", "float32", "float64")
+    numbers = [numpy.bool_(True), numpy.float32("inf"), *(numpy.dtype(name).type(2) for name in names)]
+    values = [b"\x00bytes", range(1, 7, 2), ..., *numbers]
+    kept = collections.deque([ramp(3), ramp(3)], 2)
+    return Case(call, (needs_grad(3), values, kept, Settings(1.5, ramp(3)), {4}))
 
 
 @case

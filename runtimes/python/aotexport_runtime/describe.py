@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from aotexport_runtime.bundle import Bundle
+from aotexport_runtime.python_values import python_value
 from aotexport_runtime.schema.graph import Graph, Node
 from aotexport_runtime.schema.program import (
     ArgumentInput,
@@ -21,7 +22,7 @@ from aotexport_runtime.schema.program import (
     StateInput,
 )
 from aotexport_runtime.schema.subclasses import Subclass
-from aotexport_runtime.schema.trees import Constant
+from aotexport_runtime.schema.trees import Constant, NumpyNumber, PythonValue
 from aotexport_runtime.schema.values import (
     Argument,
     ComplexArgument,
@@ -242,7 +243,11 @@ def _meta(meta: ValueMeta, names: dict[str, str]) -> str:
     return _tensor(meta, names) if isinstance(meta, TensorMeta) else str(meta.__struct_config__.tag)
 
 
-def _argument(argument: Argument) -> str:
+def _argument(argument: Argument | PythonValue) -> str:
+    if isinstance(argument, NumpyNumber):
+        return f"numpy.{argument.dtype}({_argument(argument.value)})"
+    if isinstance(argument, PythonValue):
+        return repr(python_value(argument))
     if isinstance(argument, list):
         return f"[{', '.join(_argument(item) for item in argument)}]"
     if isinstance(argument, SizeArgument):

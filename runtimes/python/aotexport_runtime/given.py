@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections import UserDict
+from collections import UserDict, deque
 from collections.abc import Callable
 from typing import Any
 
@@ -40,5 +40,7 @@ def giving(program: Program, function: Callable[..., Any]) -> Callable[..., Any]
 
 def _put(change: ContainerChange, container: Any) -> tuple[Any, ...]:
     keys = [key for key, item in zip(change.keys, change.items, strict=True) if item is not None]
-    read: Any = operator.getitem if isinstance(container, list | dict | UserDict) else getattr
+    if isinstance(container, set):
+        return tuple(container)
+    read: Any = operator.getitem if isinstance(container, list | deque | dict | UserDict) else getattr
     return tuple(read(container, key) for key in keys)

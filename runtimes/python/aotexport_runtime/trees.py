@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from keyword import iskeyword
 from typing import Any
 
@@ -13,6 +13,8 @@ from aotexport_runtime.schema.trees import Constant, Instance, Leaf, Mapping, Na
 from aotexport_runtime.schema.values import SliceArgument
 
 SETS: dict[str, type[set[Any]] | type[frozenset[Any]]] = {"set": set, "frozenset": frozenset}
+FACTORIES: dict[str, type] = {each.__name__: each for each in (list, dict, set, tuple, int, float, str, bool)}
+"""What makes the missing values of a `defaultdict`, by name."""
 
 
 def leaves(tree: Tree, path: str = "") -> Iterator[tuple[str, Leaf | Constant]]:
@@ -47,11 +49,13 @@ def check_tree(tree: Tree, count: int, *, where: str) -> None:
         return
     if isinstance(tree, Mapping):
         _check_names(tree.keys, len(tree.items), where)
+        if tree.factory is not None and tree.type != "default_dict":
+            raise BundleInvalid("a dict of a tree makes missing values, and is no `defaultdict`", where=where)
     elif isinstance(tree, Instance):
         _check_names(tree.fields, len(tree.items), where)
-    elif isinstance(tree, Sequence) and tree.type in SETS:
-        _check_set(tree, where)
-    elif isinstance(tree, NamedFields):
+    elif isinstance(tree, Sequence):
+        _check_sequence(tree, where)
+    else:
         _check_names(tree.fields, len(tree.items), where)
         _check_identifier(tree.name, "__", where)
         for field in tree.fields:
@@ -61,9 +65,13 @@ def check_tree(tree: Tree, count: int, *, where: str) -> None:
         check_tree(item, count, where=where)
 
 
-def _check_set(tree: Sequence, where: str) -> None:
-    if not all(isinstance(item, Constant) and not isinstance(item.value, list | SliceArgument) for item in tree.items):
+def _check_sequence(tree: Sequence, where: str) -> None:
+    if tree.type in SETS and not all(
+        isinstance(item, Constant) and not isinstance(item.value, list | SliceArgument) for item in tree.items
+    ):
         raise BundleInvalid("a set of a tree holds something else than plain constants", where=where)
+    if tree.max_items is not None and (tree.type != "deque" or tree.max_items < len(tree.items)):
+        raise BundleInvalid("a sequence of a tree has more items than it may keep, or is no deque", where=where)
 
 
 def _check_names(names: tuple[object, ...], items: int, where: str) -> None:
@@ -118,9 +126,8 @@ def builder(tree: Tree, constant: Callable[[Constant], Any]) -> Builder:
     if isinstance(tree, Sequence):
         return _sequence_builder(tree, items)
     if isinstance(tree, Mapping):
-        type_ = dict if tree.type == "dict" else collections.OrderedDict
-        keys = tree.keys
-        return lambda values: type_((key, item(values)) for key, item in zip(keys, items, strict=True))
+        make, keys = _mapping_type(tree), tree.keys
+        return lambda values: make((key, item(values)) for key, item in zip(keys, items, strict=True))
     if isinstance(tree, Instance):
         raise BundleInvalid(f"an object of `{tree.type[:80]}` is no input or output")
     make = _named_fields_type(tree)
@@ -135,9 +142,20 @@ def _sequence_builder(tree: Sequence, items: list[Builder]) -> Builder:
     if tree.type in SETS:
         type_ = SETS[tree.type]
         return lambda values: type_(item(values) for item in items)
+    if tree.type == "deque":
+        return lambda values: collections.deque([item(values) for item in items], tree.max_items)
     import torch
 
     return lambda values: torch.Size([item(values) for item in items])
+
+
+def _mapping_type(tree: Mapping) -> Callable[[Iterable[tuple[Any, Any]]], Any]:
+    if tree.type == "default_dict":
+        factory = None if tree.factory is None else FACTORIES[tree.factory]
+        return lambda items: collections.defaultdict(factory, items)
+    if tree.type == "counter":
+        return lambda items: collections.Counter(dict(items))
+    return dict if tree.type == "dict" else collections.OrderedDict
 
 
 def _named_fields_type(tree: NamedFields) -> Callable[[list[Any]], Any]:
@@ -154,7 +172,7 @@ def _named_fields_type(tree: NamedFields) -> Callable[[list[Any]], Any]:
         if getattr(return_type, "n_fields", None) != len(fields):
             raise BundleInvalid(f"return type `{tree.name[:80]}` does not have {len(fields)} fields")
         return return_type
-    if tree.type == "dataclass":
+    if tree.type in ("dataclass", "object"):
         record = dataclasses.make_dataclass(tree.name, fields)
         return lambda items: record(*items)
     return lambda items: ModelOutput(

@@ -1,8 +1,8 @@
-"""Lists, dicts and dataclasses of the caller, and what a call changes in them."""
+"""Lists, dicts, sets and objects of the caller, and what a call changes in them."""
 
 from __future__ import annotations
 
-from collections import UserDict
+from collections import UserDict, deque
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
@@ -63,13 +63,18 @@ def _builder(tree: Any, constant: Callable[[Constant], Any]) -> Builder | None:
 
 def _fill(container: Any, items: list[tuple[Any, Any, bool]]) -> None:
     """Give a container new items: each with its key, and whether what stood there stays."""
-    if isinstance(container, list | dict | UserDict):
+    if isinstance(container, list | dict | UserDict | deque | set):
+        if isinstance(container, set):
+            container.clear()
+            container.update(value for _, value, _ in items)
+            return
         after = [(key, container[key] if stays else value) for key, value, stays in items]
         container.clear()
-        if isinstance(container, list):
+        if isinstance(container, list | deque):
             container.extend(value for _, value in after)
         else:
-            container.update(after)
+            # A `Counter` adds what it is updated with.
+            dict.update(container, after) if isinstance(container, dict) else container.update(after)
         return
     for key, value, stays in items:
         if not stays:

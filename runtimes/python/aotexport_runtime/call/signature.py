@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections import UserDict
+from collections import UserDict, deque
 from collections.abc import Callable, Collection
 from collections.abc import Mapping as MappingABC
 from typing import Any, NamedTuple
@@ -153,6 +153,8 @@ class Signature:
             expected = SETS[tree.type](self._constant(item) for item in tree.items if isinstance(item, Constant))
             if type(value) is not type(expected) or sorted(map(repr, value)) != sorted(map(repr, expected)):
                 report(f"`{path}`: expected {expected!r}, as at capture, got {_describe(value)}")
+            elif (fault := containers.take(path, value)) is not None:
+                report(f"`{path}`: {fault}")
         else:
             assert not isinstance(tree, Instance)
             items = _children(tree, value)
@@ -169,15 +171,17 @@ def _equal(value: Any, expected: Any) -> bool:
     """Return whether two constants are the same: zeros of another sign are not, and NaN is."""
     if isinstance(value, float) and isinstance(expected, float) and not value and not expected:
         return math.copysign(1, value) == math.copysign(1, expected)
-    return bool(value == expected) or (value != value and expected != expected)
+    return bool(value == expected or (value != value and expected != expected))
 
 
 def _children(tree: Sequence | Mapping | NamedFields, value: Any) -> list[Any] | str:
     """Return the children of `value` in the order of `tree`, or what is wrong with its structure."""
     if isinstance(tree, Sequence):
-        type_ = {"tuple": tuple, "list": list, "size": size_type()}[tree.type]
+        type_ = {"tuple": tuple, "list": list, "size": size_type(), "deque": deque}[tree.type]
         if type(value) is not type_ or len(value) != len(tree.items):
             return f"expected a {tree.type} of {len(tree.items)}, got {_describe(value)}"
+        if tree.type == "deque" and value.maxlen != tree.max_items:
+            return f"expected a deque with maxlen={tree.max_items}, as at capture, got maxlen={value.maxlen}"
         return list(value)
     if isinstance(tree, Mapping):
         if not isinstance(value, dict | UserDict) or list(value) != list(tree.keys):
@@ -192,7 +196,8 @@ def _fields(tree: NamedFields, value: Any) -> list[Any] | str:
         items = [value.get(name, missing) for name in tree.fields]
     else:
         items = [getattr(value, name, missing) for name in tree.fields]
-    if any(item is missing for item in items) or is_torch_tensor(value):
+    other = tree.type == "object" and type(value).__name__ != tree.name
+    if other or any(item is missing for item in items) or is_torch_tensor(value):
         return f"expected a `{tree.name}` with fields {', '.join(tree.fields)}, got {_describe(value)}"
     return items
 
@@ -202,6 +207,6 @@ def _describe(value: Any) -> str:
         return f"a tensor {str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
     if isinstance(value, dict | UserDict):
         return f"a dict with keys {list(value)}"[:120]
-    if isinstance(value, list | tuple):
+    if isinstance(value, list | tuple | deque):
         return f"a {type(value).__name__} of {len(value)}"
     return repr(value)[:80]

@@ -21,8 +21,10 @@ from aotexport_runtime.engines.detached import without_base
 from aotexport_runtime.engines.products.choice import FirstCall, Mode
 from aotexport_runtime.engines.source import define
 from aotexport_runtime.errors import BundleInvalid
+from aotexport_runtime.python_values import python_value
 from aotexport_runtime.schema.graph import Graph, Node
 from aotexport_runtime.schema.subclasses import Subclass
+from aotexport_runtime.schema.trees import PythonValue
 from aotexport_runtime.schema.values import (
     Argument,
     ComplexArgument,
@@ -284,8 +286,10 @@ def _argument(source: _Source, argument: Argument) -> str:
     return source.constant(constant_value(argument, source.environment))
 
 
-def constant_value(argument: Argument, environment: Environment) -> Any:
-    """Return the Python value of an argument that refers to no value of a graph."""
+def constant_value(argument: Argument | PythonValue, environment: Environment) -> Any:
+    """Return the Python value of an argument that refers to no value of a graph, or of a constant of a tree."""
+    if isinstance(argument, PythonValue):
+        return python_value(argument)
     if isinstance(argument, StringArgument):
         return argument.value
     if isinstance(argument, FloatArgument):

@@ -332,12 +332,13 @@ class Rebind(Record, kw_only=True):
 
 
 class ContainerChange(Record, kw_only=True):
-    """A list, dict or dataclass of the caller's that the call changes, with what is in it afterwards.
+    """A list, dict, set or object of the caller's that the call changes, with what is in it afterwards.
 
     Attributes:
         path: where it stands in the call: `cache`, `batch['past'][0]`.
-        keys: keys of a dict, positions in a list or all fields of a dataclass, in order.
-        items: what the call puts there, per key; leaves index `Program.outputs`. None: what stood there stays.
+        keys: keys of a dict, positions in a list, deque or set, or all fields of a dataclass or object, in order.
+        items: what the call puts there, per key; leaves index `Program.outputs`. None: what stood there stays; not in
+            a set.
     """
 
     path: str

@@ -5,11 +5,28 @@ from __future__ import annotations
 from typing import Literal
 
 from aotexport_runtime.schema.base import Record
-from aotexport_runtime.schema.values import Argument
+from aotexport_runtime.schema.values import Argument, FloatArgument
 
 PlainKey = str | int | bool | None
 Key = PlainKey | tuple[PlainKey, ...]
 """A key of a dict."""
+
+
+NumpyType = Literal[
+    "bool",
+    "uint8",
+    "uint16",
+    "uint32",
+    "uint64",
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "float16",
+    "float32",
+    "float64",
+]
+Factory = Literal["list", "dict", "set", "tuple", "int", "float", "str", "bool"]
 
 
 class Leaf(Record, kw_only=True, tag="leaf", tag_field="kind"):
@@ -22,15 +39,59 @@ class Leaf(Record, kw_only=True, tag="leaf", tag_field="kind"):
     index: int
 
 
+class Bytes(Record, kw_only=True, tag="bytes", tag_field="kind"):
+    """A string of bytes.
+
+    Attributes:
+        hex: two hexadecimal digits per byte, in lower case.
+    """
+
+    hex: str
+
+
+class Range(Record, kw_only=True, tag="range", tag_field="kind"):
+    """A `range`.
+
+    Attributes:
+        start: its first number.
+        stop: what it ends before.
+        step: from one number to the next; not 0.
+    """
+
+    start: int
+    stop: int
+    step: int
+
+
+class EllipsisLiteral(Record, kw_only=True, tag="ellipsis", tag_field="kind"):
+    """Python's `...`."""
+
+
+class NumpyNumber(Record, kw_only=True, tag="numpy_number", tag_field="kind"):
+    """A NumPy scalar.
+
+    Attributes:
+        dtype: its type, by NumPy's name.
+        value: its value.
+    """
+
+    dtype: NumpyType
+    value: bool | int | float | FloatArgument
+
+
+PythonValue = Bytes | Range | EllipsisLiteral | NumpyNumber
+"""A value that no operator takes."""
+
+
 class Constant(Record, kw_only=True, tag="constant", tag_field="kind"):
     """A Python value fixed at capture.
 
     Attributes:
-        value: None, bool, int, float, complex, string, dtype, device, layout, memory format, or slice of integers.
-            In an input tree a call must pass an equal value of the same type.
+        value: None, bool, int, float, complex, string, dtype, device, layout, memory format, slice of integers, bytes,
+            range, `...` or NumPy scalar. In an input tree a call must pass an equal value of the same type.
     """
 
-    value: Argument
+    value: Argument | PythonValue
 
 
 class Sequence(Record, kw_only=True, tag="sequence", tag_field="kind"):
@@ -38,41 +99,47 @@ class Sequence(Record, kw_only=True, tag="sequence", tag_field="kind"):
 
     Attributes:
         type: `size`: a `torch.Size`, whose items are constants; `set`, `frozenset`: their items are constants, in an
-            order that means nothing.
+            order that means nothing; `deque`: a `collections.deque`.
         items: in order.
+        max_items: of a `deque`: how many items it keeps at most; None: any number, and for all other types.
     """
 
-    type: Literal["tuple", "list", "size", "set", "frozenset"]
+    type: Literal["tuple", "list", "size", "set", "frozenset", "deque"]
     items: tuple[Tree, ...]
+    max_items: int | None = None
 
 
 class Mapping(Record, kw_only=True, tag="mapping", tag_field="kind"):
     """A dict (of a call: also a `collections.UserDict`); its order is insertion order.
 
     Attributes:
-        type: `ordered_dict`: a `collections.OrderedDict`.
+        type: of a result: `ordered_dict`: a `collections.OrderedDict`; `default_dict`: a `collections.defaultdict`;
+            `counter`: a `collections.Counter`.
         keys: in order; an array is a tuple.
         items: value per key.
+        factory: of a `default_dict`: what makes its missing values; None: nothing, and for all other types.
     """
 
-    type: Literal["dict", "ordered_dict"]
+    type: Literal["dict", "ordered_dict", "default_dict", "counter"]
     keys: tuple[Key, ...]
     items: tuple[Tree, ...]
+    factory: Factory | None = None
 
 
 class NamedFields(Record, kw_only=True, tag="named_fields", tag_field="kind"):
-    """A named tuple, dataclass or model output.
+    """A named tuple, dataclass, model output, or object with attributes.
 
     Attributes:
         type: `namedtuple`: rebuilt as a named tuple of that name and fields; `return_type`: torch's own
-            (`torch.return_types.max`); `dataclass`: rebuilt as a dataclass of that name; `model_output`: an
+            (`torch.return_types.max`); `dataclass`: rebuilt as a dataclass of that name; `object`: an object of another
+            class with its attributes, rebuilt likewise; a call passes one of a class of that name; `model_output`: an
             ordered mapping with attribute and integer access, without the entries that are None.
         name: class name, without its module.
         fields: field names, in order.
         items: value per field.
     """
 
-    type: Literal["namedtuple", "return_type", "dataclass", "model_output"]
+    type: Literal["namedtuple", "return_type", "dataclass", "object", "model_output"]
     name: str
     fields: tuple[str, ...]
     items: tuple[Tree, ...]

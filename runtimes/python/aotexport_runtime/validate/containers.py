@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from aotexport_runtime.errors import BundleInvalid
+from aotexport_runtime.python_values import check_python_value
 from aotexport_runtime.schema.program import ContainerChange, Program
-from aotexport_runtime.schema.trees import Constant, Leaf, Mapping, NamedFields, Sequence, Tree
+from aotexport_runtime.schema.trees import Constant, Leaf, Mapping, NamedFields, PythonValue, Sequence, Tree
 from aotexport_runtime.trees import check_tree, leaves, steps
 from aotexport_runtime.validate.arguments import check_constant
 from aotexport_runtime.validate.bounds import check_text, check_unique
@@ -28,7 +29,10 @@ def check_values(tree: Tree, count: int, where: str) -> None:
     check_plain(tree, where)
     for _, leaf in leaves(tree):
         if isinstance(leaf, Constant):
-            check_constant(leaf.value, "a constant of a tree", where)
+            if isinstance(leaf.value, PythonValue):
+                check_python_value(leaf.value, where)
+            else:
+                check_constant(leaf.value, "a constant of a tree", where)
 
 
 def check_container_changes(program: Program, where: str) -> None:
@@ -63,8 +67,15 @@ def _containers(tree: Tree, path: str) -> Iterator[tuple[str, Tree]]:
 def _takes(tree: Tree, change: ContainerChange) -> bool:
     """Return whether a container can be changed so, and has what stays in it."""
     stays = {key for key, item in zip(change.keys, change.items, strict=True) if item is None}
-    if isinstance(tree, Sequence) and tree.type == "list":
+    if isinstance(tree, Sequence) and tree.type == "set":
+        # A set has no keys: what is in it afterwards is all new.
+        return not stays and all(isinstance(item, Constant) for item in change.items)
+    if isinstance(tree, Sequence) and tree.type in ("list", "deque"):
         return change.keys == tuple(range(len(change.keys))) and stays <= set(range(len(tree.items)))
     if isinstance(tree, Mapping):
         return stays <= set(tree.keys)
-    return isinstance(tree, NamedFields) and tree.type == "dataclass" and change.keys == tree.fields
+    if not isinstance(tree, NamedFields) or tree.type not in ("dataclass", "object"):
+        return False
+    known, names = set(tree.fields), [key for key in change.keys if isinstance(key, str)]
+    plain = all(name.isidentifier() and not name.startswith("__") for name in names)
+    return plain and len(names) == len(change.keys) and stays <= known <= set(names)

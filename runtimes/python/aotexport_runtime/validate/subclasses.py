@@ -7,9 +7,19 @@ import re
 import msgspec
 
 from aotexport_runtime.errors import BundleInvalid
+from aotexport_runtime.python_values import check_python_value
 from aotexport_runtime.schema.program import InputSpec, Program, SizeInput
 from aotexport_runtime.schema.subclasses import Subclass
-from aotexport_runtime.schema.trees import Constant, Instance, Leaf, Mapping, NamedFields, Sequence, Tree
+from aotexport_runtime.schema.trees import (
+    Constant,
+    Instance,
+    Leaf,
+    Mapping,
+    NamedFields,
+    PythonValue,
+    Sequence,
+    Tree,
+)
 from aotexport_runtime.sizes import check_size
 from aotexport_runtime.trees import check_tree
 from aotexport_runtime.validate.arguments import check_constant
@@ -63,7 +73,10 @@ def _check_context(tree: Tree, where: str) -> None:
     if isinstance(tree, Leaf | NamedFields):
         raise BundleInvalid("a context holds what no context has", where=where)
     if isinstance(tree, Constant):
-        check_constant(tree.value, "a constant of a context", where)
+        if isinstance(tree.value, PythonValue):
+            check_python_value(tree.value, where)
+        else:
+            check_constant(tree.value, "a constant of a context", where)
         return
     if isinstance(tree, Instance):
         check_type_name(tree.type, where)
