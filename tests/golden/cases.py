@@ -595,22 +595,31 @@ class Settings:
 
 @case
 def python_values() -> Case:
-    """Values that no operator takes, and containers of Python's library, among inputs and outputs."""
+    """Values that no operator takes, among inputs and outputs."""
 
-    def call(x: Tensor, values: list[Any], kept: Any, settings: Settings, seen: set[int]) -> Any:
-        kept.append(x)
-        seen.add(len(seen))
-        settings.shift = settings.shift * 2
-        x = x * settings.scale + kept[0]
-        factories = (None, list, dict, set, tuple, int, float, str, bool)
-        made = [collections.defaultdict(factory, x=x) for factory in factories]
-        return made, collections.Counter("aab"), collections.deque([x.sin()]), Settings(2.0, x.cos()), values
+    def call(x: Tensor, values: list[Any]) -> Any:
+        return x * 2, values
 
     names = ("uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64", "float16", "float32", "float64")
     numbers = [numpy.bool_(True), numpy.float32("inf"), *(numpy.dtype(name).type(2) for name in names)]
     values = [b"\x00bytes", range(1, 7, 2), ..., *numbers]
+    return Case(call, (ramp(3), values), programs=("infer",))
+
+
+@case
+def python_containers() -> Case:
+    """Objects and containers of Python's library, among inputs and outputs; the call changes them."""
+
+    def call(x: Tensor, kept: Any, settings: Settings, seen: set[int]) -> Any:
+        kept.append(x)
+        seen.add(len(seen))
+        settings.shift = settings.shift * 2
+        factories = (None, list, dict, set, tuple, int, float, str, bool)
+        made = [collections.defaultdict(factory) for factory in factories]
+        return made, collections.Counter("aab"), collections.deque([x + kept[0]]), Settings(2.0, x.cos())
+
     kept = collections.deque([ramp(3), ramp(3)], 2)
-    return Case(call, (needs_grad(3), values, kept, Settings(1.5, ramp(3)), {4}))
+    return Case(call, (ramp(3), kept, Settings(1.5, ramp(3)), {4}), programs=("infer",))
 
 
 @case
