@@ -23,6 +23,7 @@ from aotexport.capture.forward_capture import Binding, ForwardCapture
 from aotexport.capture.grad_mode import insert_regions, make_relative, marked_regions
 from aotexport.capture.hooks import refuse_hooks_on_state
 from aotexport.capture.identity import asks_identity
+from aotexport.capture.random_bodies import refuse_bodies_that_draw
 from aotexport.capture.reading_values import READING_VALUES
 from aotexport.capture.second_trace import same_in_both_modes
 from aotexport.capture.shapes import SizeFixed, check_not_fixed
@@ -217,6 +218,7 @@ def _trace(call: ExampleCall, state: State, target: Any, strategy: Strategy, gra
     bindings, inputs = _drop_unused_state(graph, bindings, inputs)
     if grad:
         _refuse_computed_state(bindings)
+        refuse_bodies_that_draw(graph, inputs)
     graph.recompile()
     return ForwardCapture(
         graph,

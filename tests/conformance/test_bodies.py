@@ -32,6 +32,22 @@ def test_checkpointed_part_that_writes_to_buffers_is_refused(tmp_path, reentrant
     )
 
 
+def drawing_branch(x):
+    return torch.cond(x.sum() > 0, torch.nn.functional.dropout, torch.sin, (x,))
+
+
+def test_branch_that_draws_on_the_way_to_gradients_is_refused(tmp_path):
+    x = torch.ones(3, 4)
+    aotexport.export(drawing_branch, (x,), output=tmp_path / "without-gradients")
+    with pytest.raises(ExportFailed) as caught:
+        aotexport.export(drawing_branch, (x.requires_grad_(),), output=tmp_path / "bundle", verify=False)
+    assert str(caught.value) == (
+        f"test_bodies.py:{drawing_branch.__code__.co_firstlineno + 1}: in drawing_branch: `cond` draws "
+        "random numbers (`aten.dropout.default`) on the way to gradients, and its backward in torch draws others, so that "
+        "the gradients belong to another result. Draw before it, and pass the numbers in"
+    )
+
+
 def test_annotations_of_the_model_do_not_outlive_the_export(tmp_path):
     def annotated(x):
         with torch.fx.traceback.annotate({"fallback_to_eager": True}):
