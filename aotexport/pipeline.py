@@ -20,7 +20,7 @@ from aotexport.capture.functional import capture_functional_graph
 from aotexport.capture.hooks import refuse_backward_hooks
 from aotexport.capture.mode import in_mode
 from aotexport.capture.state import State, collect_state
-from aotexport.capture.triton_kernels import refuse_kernels_without_cpu
+from aotexport.capture.triton_kernels import refuse_kernels_without_cpu, refuse_launches
 from aotexport.encode.program import EncodedProgram, encode_program, with_functional
 from aotexport.errors import ExportFailed
 from aotexport.fresh import FreshProcess
@@ -140,12 +140,7 @@ def export(
             state = collect_state(call.module)
             encoded = [_capture(spec, state, root, strip, wanted, clock) for spec in specs]
         clock.stage("record eager results")
-        vectors: list[Vector] = []
-        for index, (spec, program) in enumerate(zip(specs, encoded, strict=True)):
-            program = with_versions(spec.call, state, program)
-            record, recorded = record_vectors(spec.call, state, program.record)
-            encoded[index] = replace(program, record=record)
-            vectors += recorded
+        encoded, vectors = _record(specs, state, encoded)
         if wanted.kernels:
             clock.stage("compile kernels")
         shared = compile_targets(
@@ -166,6 +161,7 @@ def _capture(
     clock.stage(f"{spec.name}: forward graph")
     forward = _capture_forward(spec, state)
     refuse_kernels_without_cpu(forward)
+    refuse_launches(forward, grad=spec.grad, compiled=bool(targets.cuda))
     with in_mode(spec.call.module, spec.mode, spec.call.settled):
         if forward.effects.takes_gradients and not runs_without_gradients(spec.call, state):
             spec = replace(spec, grad=True)
@@ -177,7 +173,38 @@ def _capture(
     _refuse_lost_backward(program, forward)
     if targets.kernels:
         clock.stage(f"{spec.name}: lower to kernels")
-    return with_lowered(program, forward, functional, targets)
+    program = with_lowered(program, forward, functional, targets)
+    _refuse_lost_launches(program)
+    return program
+
+
+def _refuse_lost_launches(program: EncodedProgram) -> None:
+    """Refuse a program of kernels that the model launches itself, and that was not lowered: it runs nowhere."""
+    if program.launched and not program.lowered:
+        raise ExportFailed(
+            f"the model launches the Triton kernel `{program.launched[0]}` itself, and {program.notes[-1]}"
+        )
+
+
+def _record(
+    specs: Sequence[ProgramSpec], state: State, encoded: Sequence[EncodedProgram]
+) -> tuple[list[EncodedProgram], list[Vector]]:
+    """Run the model, and return the programs with what was seen, and the recorded calls."""
+    programs: list[EncodedProgram] = []
+    vectors: list[Vector] = []
+    for spec, program in zip(specs, encoded, strict=True):
+        if program.launched:
+            note = (
+                f"program {program.record.name} is not verified: nothing on this machine runs the Triton kernel "
+                f"`{program.launched[0]}`, which the model launches itself"
+            )
+            programs.append(replace(program, notes=(*program.notes, note)))
+            continue
+        program = with_versions(spec.call, state, program)
+        record, recorded = record_vectors(spec.call, state, program.record)
+        programs.append(replace(program, record=record))
+        vectors += recorded
+    return programs, vectors
 
 
 def _refuse_lost_backward(program: EncodedProgram, forward: ForwardCapture) -> None:

@@ -32,7 +32,7 @@ from aotexport.capture.state import State, StateEntry, swapped
 from aotexport.capture.strategies import STRATEGIES, Strategy
 from aotexport.capture.structure import tree_of
 from aotexport.capture.surroundings import surroundings_kept
-from aotexport.capture.triton_kernels import direct_launches_refused
+from aotexport.capture.triton_kernels import launches_traced
 from aotexport.capture.watching import observed
 from aotexport.errors import AotExportError, ExportFailed
 from aotexport.quiet import quiet
@@ -76,7 +76,7 @@ def capture_forward(call: ExampleCall, state: State, *, grad: bool = True) -> Fo
             continue
         known = len(state.entries)
         try:
-            with quiet("torch.export", "torch._dynamo", "torch.fx"), transforms_left(), direct_launches_refused():
+            with quiet("torch.export", "torch._dynamo", "torch.fx"), transforms_left(), launches_traced():
                 captured = _trace(call, state, strategy.prepare(call), strategy, grad)
             check_not_fixed(captured, call.paths)
             if not captured.function.asks or strategy.reads_code:

@@ -17,8 +17,10 @@ from aotexport.capture.hooks import unfit_hook
 from aotexport.capture.mutating_operators import nest_mutating_calls
 from aotexport.capture.overlapping_views import OverlappingView, asks_for_size
 from aotexport.capture.sources import user_line
+from aotexport.capture.triton_kernels import launched_kernels, name_launches
 from aotexport.torch_internals.checks import insert_data_dependent_checks, unchecked_assumption
 from aotexport.torch_internals.functional import FunctionalCapture, capture_functional
+from aotexport.torch_internals.launches import DeviceModel, triton_target
 from aotexport.torch_internals.patches import dropout_between_layers, onednn_disabled
 from aotexport.torch_internals.tracing import node_meta_preserved
 
@@ -63,12 +65,16 @@ def capture_functional_graph(
         # Below autograd, where a joint graph is traced, grad mode is off: torch would pick recurrent kernels that eager
         # training does not use and whose backward lacks gradients, and guard on sizes to pick a convolution kernel.
         kernels = onednn_disabled() if grad else contextlib.nullcontext()
-        with forward.fakes.tracing(), kernels, dropout_between_layers():
+        # What a kernel writes to is seen in its code, which Triton reads for a device.
+        target = triton_target(DeviceModel()) if launched_kernels(forward) else contextlib.nullcontext()
+        with forward.fakes.tracing(), kernels, dropout_between_layers(), target:
             twins, mode = forward.fakes.twins(inputs), forward.fakes.mode
             captured = capture_functional(
                 _traced(forward, instead), twins, mode, kernels=FAKE_KERNELS, grad=grad, launches=launches
             )
             nest_mutating_calls(captured.module, mode)
+            if not launches:
+                name_launches(captured.module)
             assumed = _checked(forward, captured)
     except Exception as error:
         lines = [line for line in str(error).strip().splitlines() if line.strip()] or [""]

@@ -15,13 +15,14 @@ _TORCH = str(Path(torch.__file__).parent)
 _HERE = str(Path(__file__).parents[1])
 _STDLIB = sysconfig.get_paths()["stdlib"]
 _SITE = tuple(sorted({sysconfig.get_paths()["purelib"], sysconfig.get_paths()["platlib"]}))
+_TRITON = tuple(f"{site}/triton/" for site in _SITE)
 _TYPED = ("<stdin>", "<string>", "<ipython-input", "<python-input")
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>\S+)')
 
 
 def is_user_file(file: str) -> bool:
-    """Return whether `file` is neither torch's, nor Python's, nor this package's; a user may type code as well."""
-    if file.startswith((_TORCH, _HERE, "<")):
+    """Return whether `file` is not of torch, Triton, Python or this package; a user may type code as well."""
+    if file.startswith((_TORCH, _HERE, *_TRITON, "<")):
         return file.startswith(_TYPED)
     return not file.startswith(_STDLIB) or file.startswith(_SITE)
 

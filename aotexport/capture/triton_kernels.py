@@ -1,41 +1,128 @@
-"""Triton kernels in models: they run on GPUs alone, so a model on CPUs needs something to run in their place."""
+"""Triton kernels in models: they run on GPUs alone, and what a bundle computes is recorded on CPUs.
+
+Operators of `torch.library.triton_op` have something that runs in place of their kernels. A kernel that the model
+launches itself has not: its launch is recorded, and runs as compiled code or not at all.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import operator
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 
 from aotexport.capture.forward_capture import ForwardCapture
 from aotexport.capture.patches import replaced
+from aotexport.capture.sources import user_line
 from aotexport.errors import ExportFailed
+from aotexport.torch_internals.launches import (
+    is_launch,
+    kernel_of,
+    launch_operands,
+    launch_recorded,
+    launches_checked,
+    written_operands,
+)
 from aotexport.torch_internals.names import runs_triton, triton_runs_on_cpu
 
-_WAY_OUT = (
-    "Make it an operator (torch.library.triton_op, torch.library.wrap_triton) and register what CPUs run in its "
+_OPERATOR = (
+    "make it an operator (torch.library.triton_op, torch.library.wrap_triton) and register what CPUs run in its "
     "place, `operator.register_kernel('cpu')(function)`"
 )
 
 
 @contextlib.contextmanager
-def direct_launches_refused() -> Iterator[None]:
-    """Refuse kernels that a model launches itself, by their names, while it is traced."""
+def launches_traced() -> Iterator[None]:
+    """Record kernels that a model launches itself in the trace, instead of running them.
+
+    Raises:
+        ExportFailed: a bundle cannot hold a launch; names the kernel.
+    """
     if "triton" not in sys.modules:
         yield
         return
     from triton.runtime.autotuner import Autotuner
     from triton.runtime.jit import JITFunction
 
-    def refuse(kernel: Any, *args: Any, **kwargs: Any) -> Any:
-        name = getattr(kernel.fn, "__name__", None) or getattr(kernel, "base_fn", kernel).__name__
-        raise ExportFailed(f"the model launches the Triton kernel `{name}`, which no graph can hold. {_WAY_OUT}")
+    def run(kernel: Any, *args: Any, **kwargs: Any) -> None:
+        try:
+            launch_recorded(kernel, args, kwargs)
+        except RuntimeError as error:
+            raise ExportFailed(f"{user_line()}the Triton kernel `{name_of(kernel)}`: {error}") from error
 
-    with replaced(JITFunction, "run", refuse), replaced(Autotuner, "run", refuse):
+    with replaced(JITFunction, "run", run), replaced(Autotuner, "run", run), launches_checked(_check):
         yield
+
+
+def name_of(kernel: Any) -> str:
+    """Return the name of a kernel, tuned or not."""
+    while not hasattr(kernel, "__name__"):
+        kernel = kernel.fn
+    return kernel.__name__
+
+
+def _check(kernel: Any, given: Sequence[Any]) -> None:
+    """Refuse a kernel, or an argument of its launch, that no compiled code can be made for.
+
+    Raises:
+        ExportFailed: names the kernel.
+    """
+    said = f"{user_line()}the Triton kernel `{name_of(kernel)}`"
+    configs = getattr(kernel, "configs", ())
+    hooks = [name for name in ("pre_hook", "post_hook") if getattr(kernel, f"user_defined_{name}", False) is not False]
+    hooks += ["pre_hook"] if any(config.pre_hook is not None for config in configs) else []
+    if hooks:
+        raise ExportFailed(
+            f"{said} has a hook (`{hooks[0]}`), which is Python code, and a bundle holds none. Do what it does by "
+            "operators of torch before the launch; arguments are zeroed and restored for tuning without "
+            "(`reset_to_zero`, `restore_value`)"
+        )
+    if any(config.num_ctas != 1 for config in configs):
+        raise ExportFailed(f"{said} runs in clusters of blocks (`num_ctas`), which no bundle launches. Use one block")
+    if any(type(value).__name__ in ("TensorDescriptor", "GluonTensorDescriptor") for value in given):
+        raise ExportFailed(
+            f"{said} takes a tensor descriptor, which a bundle cannot hold. Pass the tensor and its sizes, and make "
+            "pointers in the kernel"
+        )
+
+
+def launched(name: str, operands: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Stand for the launch of a kernel in a functional graph: returns new contents of the operands it writes to."""
+    raise RuntimeError(f"the Triton kernel `{name}` does not run on this machine")
+
+
+def name_launches(module: torch.fx.GraphModule) -> None:
+    """Exchange the launches in a functional graph for calls of `launched`.
+
+    Args:
+        module: changed in place.
+    """
+    for node in [node for node in module.graph.nodes if is_launch(node.target)]:
+        written = written_operands(node)
+        with module.graph.inserting_before(node):
+            call = module.graph.call_function(launched, launch_arguments(node))
+        call.meta = {**node.meta, "val": [node.meta["val"][name] for name in written]}
+        for item in list(node.users):
+            assert item.target is operator.getitem
+            item.args = (call, written.index(item.args[1]))  # type: ignore[arg-type]
+        module.graph.erase_node(node)
+    module.recompile()
+
+
+def launch_arguments(node: torch.fx.Node) -> tuple[str, list[torch.fx.Node]]:
+    """Return what a record says of a launch: the kernel's name, and the tensors that it is given."""
+    return name_of(kernel_of(node)), list(launch_operands(node).values())
+
+
+def launched_kernels(forward: ForwardCapture) -> list[str]:
+    """Return the names of the kernels that a model launches itself."""
+    graphs = [module.graph for module in forward.graph.modules() if isinstance(module, torch.fx.GraphModule)]
+    nodes = [node for graph in graphs for node in graph.nodes if is_launch(node.target)]
+    return list(dict.fromkeys(name_of(kernel_of(node)) for node in nodes))
 
 
 def refuse_kernels_without_cpu(forward: ForwardCapture) -> None:
@@ -53,4 +140,29 @@ def refuse_kernels_without_cpu(forward: ForwardCapture) -> None:
             raise ExportFailed(
                 f"operator `{name}` runs Triton kernels, which CPUs cannot, and what the bundle computes is recorded "
                 "on a CPU. Register what CPUs run in its place, `operator.register_kernel('cpu')(function)`"
+            )
+
+
+def refuse_launches(forward: ForwardCapture, *, grad: bool, compiled: bool) -> None:
+    """Refuse a program whose model launches kernels itself, where no form of it could run.
+
+    Args:
+        forward: the program.
+        grad: whether it is for calls that record gradients.
+        compiled: whether kernels for NVIDIA GPUs are compiled.
+
+    Raises:
+        ExportFailed: names the kernel.
+    """
+    for name in launched_kernels(forward):
+        said = f"the model launches the Triton kernel `{name}` itself"
+        if grad:
+            raise ExportFailed(
+                f"{said}, and autograd knows no gradient of it. Leave out programs with gradients "
+                f"(`programs=('infer',)`), or {_OPERATOR} and its gradient, `operator.register_autograd(function)`"
+            )
+        if not compiled:
+            raise ExportFailed(
+                f"{said}, which only kernels that are compiled for NVIDIA GPUs can do: export with `--target cuda`, "
+                f"or {_OPERATOR}"
             )

@@ -16,9 +16,11 @@ from aotexport.capture.distributed import FromLocal
 from aotexport.capture.hooks import apply_hook
 from aotexport.capture.mutating_operators import call_body
 from aotexport.capture.sources import source_of
+from aotexport.capture.triton_kernels import launch_arguments, launched
 from aotexport.encode.subclasses import encode_subclass
 from aotexport.encode.values import encode_argument, encode_meta
 from aotexport.errors import ExportFailed
+from aotexport.torch_internals.launches import is_launch
 from aotexport.torch_internals.names import (
     ENTER_AUTOCAST,
     EXIT_AUTOCAST,
@@ -80,6 +82,7 @@ _BODIES: dict[Any, str] = {
     apply_function: "higher_order::autograd_function",
     apply_hook: "higher_order::register_hook",
     call_body: "higher_order::invoke_subgraph",
+    launched: "higher_order::triton_kernel",
 }
 _DISTRIBUTED: dict[Any, str] = {
     meshes.to_local: "distributed::to_local",
@@ -184,7 +187,8 @@ class GraphEncoder:
         self._taken.add(name)
         where = self._where(node)
         encoded_args = [encode_argument(arg, self.names, where) for arg in args]
-        kwargs = {key: encode_argument(value, self.names, where) for key, value in node.kwargs.items()}
+        given = {} if is_launch(node.target) else node.kwargs
+        kwargs = {key: encode_argument(value, self.names, where) for key, value in given.items()}
         self.names[node] = name
         source, module = (None, None) if self.strip else self._provenance(node)
         if op == "torch::enter_autocast":
@@ -220,6 +224,8 @@ class GraphEncoder:
             return _EFFECTS[target], node.args
         if target in _BODIES:
             return _BODIES[target], node.args
+        if is_launch(target):
+            return _BODIES[launched], launch_arguments(node)
         if isinstance(target, HigherOrderOperator) and f"higher_order::{target.name()}" in BODY_OPERANDS:
             return f"higher_order::{target.name()}", node.args
         if target is inner_tensor:

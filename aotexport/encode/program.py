@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from aotexport.encode.values import encode_result_meta, encode_tensor_meta
 from aotexport.errors import ExportFailed
 from aotexport.programs import ProgramSpec
 from aotexport.torch_internals.functional import FunctionalCapture
+from aotexport_runtime.allowed import LAUNCH_OPERANDS
 from aotexport_runtime.schema.graph import Graph
 from aotexport_runtime.schema.program import (
     ArgumentInput,
@@ -37,7 +38,7 @@ from aotexport_runtime.schema.program import (
     StateInput,
 )
 from aotexport_runtime.schema.trees import Constant, Leaf, Tree
-from aotexport_runtime.schema.values import TensorMeta
+from aotexport_runtime.schema.values import StringArgument, TensorMeta
 from aotexport_runtime.subclasses import inner_tensors, is_wrapper, parts
 from aotexport_runtime.validate.subclasses import count_parts
 
@@ -64,6 +65,11 @@ class EncodedProgram:
     lowered: dict[str, Any] = field(default_factory=dict)
     compiled: tuple[str, ...] = ()
 
+    @property
+    def launched(self) -> list[str]:
+        """Names of the Triton kernels that the model launches itself."""
+        return list(dict.fromkeys(_launched(self.graphs[FORWARD_FILE])))
+
     def without_functional(self, reason: str) -> EncodedProgram:
         """Return the program without its functional graph, which `reason` rules out."""
         assert self.record.functional is not None
@@ -72,6 +78,15 @@ class EncodedProgram:
         record = msgspec.structs.replace(self.record, functional=None, refusals=refusals)
         graphs = {FORWARD_FILE: self.graphs[FORWARD_FILE]}
         return dataclasses.replace(self, record=record, graphs=graphs, lowered={})
+
+
+def _launched(graph: Graph) -> Iterator[str]:
+    for node in graph.nodes:
+        if node.op in LAUNCH_OPERANDS:
+            assert isinstance(node.args[0], StringArgument)
+            yield node.args[0].value
+    for body in graph.subgraphs.values():
+        yield from _launched(body)
 
 
 def encode_program(spec: ProgramSpec, forward: ForwardCapture, *, root: Path | None, strip: bool) -> EncodedProgram:

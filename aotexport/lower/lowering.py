@@ -52,6 +52,8 @@ def lower_programs(
             name = program.record.name
             progress(f"{name}: {level.target}")
             try:
+                if program.launched:
+                    raise NotLowered(f"it launches the Triton kernel `{program.launched[0]}`, which CPUs cannot run")
                 sizes = symbols_of(program.record, examples[name].inputs)
                 namespaces = frozenset(op.partition("::")[0] for op in custom_operators([program]))
                 compiled.append(lower_program(program, level, sizes, namespaces, folder))

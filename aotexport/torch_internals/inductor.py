@@ -15,7 +15,6 @@ import tempfile
 import types
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -46,6 +45,8 @@ from torch._inductor.virtualized import V
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from aotexport.torch_internals.launches import DeviceModel, triton_target
+
 with warnings.catch_warnings():
     # Importing this uses what torch itself has deprecated.
     warnings.simplefilter("ignore", DeprecationWarning)
@@ -53,7 +54,6 @@ with warnings.catch_warnings():
 
 __all__ = [
     "CachingAutotuner",
-    "DeviceModel",
     "FileBackedGraphModule",
     "FxConverter",
     "GridExpr",
@@ -71,30 +71,6 @@ __all__ = [
     "partitioned",
     "retraced",
 ]
-
-
-@dataclass(frozen=True)
-class DeviceModel:
-    """The device that heuristics of the compiler see; field names are those of torch's device properties.
-
-    Kernels are correct on every device; block sizes and splits are chosen for this one, an A100.
-    """
-
-    name: str = "NVIDIA A100"
-    major: int = 8
-    minor: int = 0
-    multi_processor_count: int = 108
-    regs_per_multiprocessor: int = 65536
-    max_threads_per_multi_processor: int = 2048
-    max_threads_per_block: int = 1024
-    warp_size: int = 32
-    total_memory: int = 40 << 30
-    L2_cache_size: int = 40 << 20
-    # The least opt-in limit of sm_80 to sm_120, so that every chosen block fits all of them.
-    shared_memory_per_block: int = 49152
-    shared_memory_per_block_optin: int = 99 << 10
-    shared_memory_per_multiprocessor: int = 100 << 10
-    gcnArchName: str = ""  # noqa: N815
 
 
 SETTINGS: dict[str, Any] = {
@@ -194,22 +170,6 @@ class _Uncompiled:
     def pre_compile(self, tuner: Any) -> None:
         if not tuner.compile_results:
             tuner.compile_results = [types.SimpleNamespace(config=config, kernel=None) for config in tuner.configs]
-
-
-@contextlib.contextmanager
-def triton_target(device: DeviceModel) -> Iterator[None]:
-    """Let Triton answer which device it would compile for."""
-    from triton.backends.compiler import GPUTarget
-    from triton.runtime import driver
-
-    target = GPUTarget("cuda", device.major * 10 + device.minor, device.warp_size)
-    before = driver._active
-    answering: Any = types.SimpleNamespace(get_current_target=lambda: target)
-    driver.set_active(answering)
-    try:
-        yield
-    finally:
-        driver._active = before
 
 
 _CUDA, _META, _DEVICE_TYPES = 1, 14, 22

@@ -1,4 +1,4 @@
-"""Operators of Triton kernels, with gradients of the same kind, and what CPUs run in their place."""
+"""Triton kernels: in operators, with gradients of the same kind and what CPUs run in their place, and bare."""
 
 from __future__ import annotations
 
@@ -79,3 +79,36 @@ class OfTriton(nn.Module):
     def forward(self, x):
         hidden = self.linear(x)
         return product(scaled(hidden, 0.5), hidden.sin(), 2.0).tanh()
+
+
+@triton.heuristics({"EVEN": lambda args: args["count"] % args["BLOCK"] == 0})
+@triton.jit
+def counting(source, total, count, BLOCK: tl.constexpr, EVEN: tl.constexpr):  # noqa: N803
+    index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    value = tl.load(source + index) if EVEN else tl.load(source + index, mask=index < count, other=0.0)
+    tl.atomic_add(total, tl.sum(value))
+
+
+class Launching(nn.Module):
+    """Launches kernels itself: tuned ones, by heuristics, on a view, and on a buffer that it changes."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("total", torch.zeros(1))
+
+    def forward(self, x):
+        rest = x[1:]
+        half, result = torch.empty_like(rest), torch.empty_like(rest)
+        scaling[(triton.cdiv(rest.numel(), 32),)](rest, half, rest.numel(), 0.5, BLOCK=32)
+        grid = lambda meta: (triton.cdiv(rest.numel(), meta["BLOCK"]),)  # noqa: E731
+        multiplying[grid](half, rest, result, rest.numel(), 2.0)
+        counting[(1,)](x[:2], self.total, 8, BLOCK=8)
+        return result.cos()
+
+
+class Computing(Launching):
+    """The same in operators of torch."""
+
+    def forward(self, x):
+        self.total.add_(x[:2].sum())
+        return (x[1:] * x[1:]).cos()

@@ -6,7 +6,6 @@ import pytest
 import torch
 import triton
 import triton.language as tl
-from torch import nn
 from torch.library import triton_op, wrap_triton
 
 import aotexport
@@ -78,44 +77,6 @@ def test_operator_without_anything_for_cpus_is_refused_by_name(tmp_path):
         f"operator `{NAMESPACE}::only_on_gpus` runs Triton kernels, which CPUs cannot, and what the bundle computes is "
         "recorded on a CPU. Register what CPUs run in its place, `operator.register_kernel('cpu')(function)`"
     )
-
-
-class Bare(nn.Module):
-    def forward(self, x):
-        result = torch.empty_like(x)
-        scaling[(1,)](x, result, x.numel(), 2.0, BLOCK=32)
-        return result
-
-
-def test_kernel_launched_by_the_model_itself_is_refused_by_name(tmp_path):
-    run = triton.runtime.jit.JITFunction.run
-    with pytest.raises(aotexport.ExportFailed) as caught:
-        aotexport.export(Bare(), (torch.randn(4),), output=tmp_path / "bundle")
-    assert str(caught.value) == (
-        "the model launches the Triton kernel `scaling`, which no graph can hold. Make it an operator "
-        "(torch.library.triton_op, torch.library.wrap_triton) and register what CPUs run in its place, "
-        "`operator.register_kernel('cpu')(function)`"
-    )
-    assert triton.runtime.jit.JITFunction.run is run
-
-
-@triton.autotune(configs=[triton.Config({"BLOCK": 16}, pre_hook=lambda args: None)], key=["count"])
-@triton.jit
-def hooked(source, target, count, BLOCK: tl.constexpr):  # noqa: N803
-    index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    tl.store(target + index, tl.load(source + index, mask=index < count), mask=index < count)
-
-
-def test_configuration_with_a_hook_is_refused_by_name(tmp_path):
-    @triton_op(f"{NAMESPACE}::with_hook", mutates_args={})
-    def with_hook(x: torch.Tensor) -> torch.Tensor:
-        result = torch.empty_like(x)
-        wrap_triton(hooked)[(1,)](x, result, x.numel())
-        return result
-
-    with_hook.register_kernel("cpu")(lambda x: x.clone())
-    with pytest.raises(aotexport.ExportFailed, match="pre_hook and post_hook are not supported"):
-        aotexport.export(lambda x: with_hook(x), (torch.randn(4),), output=tmp_path / "bundle")
 
 
 @triton.jit

@@ -55,6 +55,8 @@ FAULTS = [
     (FUNCTION, [BODY, [BODY], [], [], 1, 0, [0], [], True, False], "takes indices of its operands and outputs"),
     (FUNCTION, [BODY, [BODY], [], [], 1, 0, [], [0, 0], True, False], "takes indices of its operands and outputs"),
     (FUNCTION, [BODY, [BODY], [], [], 2, 0, [], [], False, False], "takes 4 bodies of its backward, got 1"),
+    ("higher_order::triton_kernel", ["linear", []], "takes a name and a list of tensors"),
+    ("higher_order::triton_kernel", [{"kind": "string", "value": "k"}, ["size"]], "takes a name and a list of tensors"),
     ("higher_order::register_hook", ["linear", "linear", []], "takes subgraphs as its bodies"),
     ("higher_order::register_hook", [BODY, "size", []], "takes a tensor and a list of operands"),
     ("higher_order::register_hook", [BODY, "linear", "linear"], "takes a tensor and a list of operands"),

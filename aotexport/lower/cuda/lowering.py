@@ -13,12 +13,12 @@ from aotexport.lower.cuda.sources import KernelSource, kernel_source
 from aotexport.lower.cuda.wrapper import capturing, launch
 from aotexport.quiet import quiet
 from aotexport.torch_internals.inductor import (
-    DeviceModel,
     compile_half,
     joint_passes,
     offline_gpu,
     partitioned,
 )
+from aotexport.torch_internals.launches import DeviceModel
 from aotexport.torch_internals.names import FakeTensorMode
 
 

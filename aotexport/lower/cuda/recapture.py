@@ -1,7 +1,7 @@
 """Programs captured again, where their functional graph lacks what a GPU would run.
 
 That is attention that CPUs compute by its definition and GPUs fuse: with dropout, or with a mask that has a gradient;
-and the launches inside operators of `torch.library.triton_op`, which other graphs call whole.
+and the launches of Triton kernels, which other graphs name, or call inside of operators of `torch.library.triton_op`.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ from torch.nn import functional
 
 from aotexport.capture.forward import ForwardCapture
 from aotexport.capture.functional import Refused, capture_functional_graph
+from aotexport.capture.triton_kernels import launched
 from aotexport.lower.cuda.layout import laid_out_in
 from aotexport.lower.cuda.retarget import CannotLower
 from aotexport.quiet import quiet
 from aotexport.torch_internals.functional import FunctionalCapture
-from aotexport.torch_internals.inductor import DeviceModel, triton_target
+from aotexport.torch_internals.launches import DeviceModel, triton_target
 from aotexport.torch_internals.names import runs_triton
 from aotexport_runtime.engines.attention.definition import factor_of, for_all_heads
 from aotexport_runtime.engines.attention.on_cuda import bias, fitted, fused_kind
@@ -40,7 +41,7 @@ def captured_for_gpu(forward: ForwardCapture, functional: FunctionalCapture, *, 
     Raises:
         CannotLower: the program has Triton kernels, and they cannot be captured.
     """
-    launches = any(runs_triton(node.target) for node in functional.module.graph.nodes)
+    launches = any(runs_triton(node.target) or node.target is launched for node in functional.module.graph.nodes)
     if not launches and not _has_attention_by_definition(forward, functional):
         return functional
     with triton_target(DeviceModel()), quiet("torch._higher_order_ops"):

@@ -117,10 +117,14 @@ BODY_OPERANDS: dict[str, int] = {
 }
 """How many operands each operator with bodies takes."""
 
+LAUNCH_OPERANDS: dict[str, int] = {"higher_order::triton_kernel": 2}
+"""How many operands the launch of a kernel of the model takes."""
+
 OPERANDS: dict[str, int] = {
     **BUILTIN_OPERANDS,
     **EFFECT_OPERANDS,
     **BODY_OPERANDS,
+    **LAUNCH_OPERANDS,
     **SUBCLASS_OPERANDS,
     **DISTRIBUTED_OPERANDS,
 }

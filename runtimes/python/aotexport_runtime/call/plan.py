@@ -103,13 +103,15 @@ class Plan:
         self._forward: Function | None = None
         self._has_effects = False
         self._functional = None
-        whole = libraries is None and target == "auto" and _is_unrolled(bundle, program)
-        if program.functional and target != "autograd" and not whole:
+        if program.functional and target != "autograd":
             lowered = None
             in_budget = environment.memory_budget == 1 or not program.grad
             if environment.lowering is not None and target != "portable" and in_budget:
                 lowered = environment.lowering(bundle, program, environment)
-            self._functional = _Functional(self, program.functional, lowered, libraries)
+            # What kernels were made for is short enough.
+            asked = lowered is not None or libraries is not None or target != "auto"
+            if asked or not _is_unrolled(bundle, program):
+                self._functional = _Functional(self, program.functional, lowered, libraries)
         self.way = Way(
             program=program,
             signature=self._signature,

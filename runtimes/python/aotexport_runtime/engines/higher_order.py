@@ -16,6 +16,7 @@ import torch
 
 from aotexport_runtime.call import transforms
 from aotexport_runtime.engines.autograd_function import apply_function
+from aotexport_runtime.errors import NotSupported
 
 Body = Callable[[list[Any], dict[str, int]], tuple[Any, ...]]
 """A compiled subgraph, see `codegen.Function`."""
@@ -169,6 +170,13 @@ def _register_hook(symbols: dict[str, int], body: Body, tensor: torch.Tensor, ad
     return ()
 
 
+def _triton_kernel(symbols: dict[str, int], name: str, operands: list[torch.Tensor]) -> list[torch.Tensor]:
+    raise NotSupported(
+        f"the model launches the Triton kernel `{name}`, and this form of its program cannot: the bundle's compiled "
+        "kernels do, on a GPU that they fit (`device='cuda', trust='native'`), for calls as at the export"
+    )
+
+
 OPERATORS: dict[str, Callable[..., Any]] = {
     "higher_order::cond": _cond,
     "higher_order::while_loop": _while_loop,
@@ -178,5 +186,6 @@ OPERATORS: dict[str, Callable[..., Any]] = {
     "higher_order::invoke_subgraph": _invoke_subgraph,
     "higher_order::register_hook": _register_hook,
     "higher_order::autograd_function": apply_function,
+    "higher_order::triton_kernel": _triton_kernel,
 }
-"""Operators with bodies; called with the symbols first."""
+"""Operators with bodies, and launches of the model's own kernels; called with the symbols first."""

@@ -7,7 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from aotexport_runtime.allowed import BODY_OPERANDS, DISTRIBUTED_OPERANDS, OPERANDS, SUBCLASS_OPERANDS
+from aotexport_runtime.allowed import (
+    BODY_OPERANDS,
+    DISTRIBUTED_OPERANDS,
+    LAUNCH_OPERANDS,
+    OPERANDS,
+    SUBCLASS_OPERANDS,
+)
 from aotexport_runtime.errors import BundleInvalid
 from aotexport_runtime.meshes import DTENSOR
 from aotexport_runtime.schema.graph import Node
@@ -65,6 +71,8 @@ class Builtins:
             self._check_arithmetic(node)
         elif node.op in BODY_OPERANDS:
             self._check_bodies(node)
+        elif node.op in LAUNCH_OPERANDS:
+            self._check_launch(node)
         elif node.op in SUBCLASS_OPERANDS:
             self._check_subclass(node)
         elif node.op in DISTRIBUTED_OPERANDS:
@@ -99,6 +107,13 @@ class Builtins:
             raise self._invalid(node, "takes subgraphs as its bodies")
         if not all(isinstance(operands, list) for operands in node.args[start + count :]):
             raise self._invalid(node, "takes lists of operands")
+
+    def _check_launch(self, node: Node) -> None:
+        name, operands = node.args
+        if not isinstance(name, StringArgument) or not isinstance(operands, list):
+            raise self._invalid(node, "takes a name and a list of tensors")
+        if not all(map(self._is_tensor, operands)):
+            raise self._invalid(node, "takes a name and a list of tensors")
 
     def _check_subclass(self, node: Node) -> None:
         first, second = node.args

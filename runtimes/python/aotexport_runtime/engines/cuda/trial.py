@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from aotexport_runtime.allowed import LAUNCH_OPERANDS
 from aotexport_runtime.bundle import Bundle
 from aotexport_runtime.call.tangents import layout
 from aotexport_runtime.engines.codegen import Environment
@@ -58,8 +59,12 @@ class Trial:
     def _compare(self, inputs: Sequence[Any], symbols: dict[str, int]) -> bool:
         name, functional = self._program.name, self._program.functional
         assert functional is not None
-        if random_nodes(self._bundle.graph(name, functional.file)):
+        graph = self._bundle.graph(name, functional.file)
+        if random_nodes(graph):
             log.info("program %s draws random numbers, and its kernels are not compared", name)
+            return True
+        if any(node.op in LAUNCH_OPERANDS for node in graph.nodes):
+            log.info("program %s launches kernels of the model's own, and nothing else can be compared with them", name)
             return True
         inputs = [value.detach() if isinstance(value, torch.Tensor) else value for value in inputs]
         portable = portable_form(self._bundle, self._program, self._environment)

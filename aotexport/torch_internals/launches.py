@@ -1,0 +1,130 @@
+"""Launches of Triton kernels in traces, and the device that Triton answers for; torch's compiler is not imported."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import types
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+from unittest import mock
+
+import torch
+from torch._higher_order_ops import triton_kernel_wrap
+
+__all__ = [
+    "DeviceModel",
+    "is_launch",
+    "kernel_of",
+    "launch_operands",
+    "launch_recorded",
+    "launches_checked",
+    "triton_target",
+    "written_operands",
+]
+
+
+@dataclass(frozen=True)
+class DeviceModel:
+    """The device that heuristics of the compiler see; field names are those of torch's device properties.
+
+    Kernels are correct on every device; block sizes and splits are chosen for this one, an A100.
+    """
+
+    name: str = "NVIDIA A100"
+    major: int = 8
+    minor: int = 0
+    multi_processor_count: int = 108
+    regs_per_multiprocessor: int = 65536
+    max_threads_per_multi_processor: int = 2048
+    max_threads_per_block: int = 1024
+    warp_size: int = 32
+    total_memory: int = 40 << 30
+    L2_cache_size: int = 40 << 20
+    # The least opt-in limit of sm_80 to sm_120, so that every chosen block fits all of them.
+    shared_memory_per_block: int = 49152
+    shared_memory_per_block_optin: int = 99 << 10
+    shared_memory_per_multiprocessor: int = 100 << 10
+    gcnArchName: str = ""  # noqa: N815
+
+
+@contextlib.contextmanager
+def triton_target(device: DeviceModel) -> Iterator[None]:
+    """Let Triton answer which device it would compile for."""
+    from triton.backends.compiler import GPUTarget
+    from triton.runtime import driver
+
+    target = GPUTarget("cuda", device.major * 10 + device.minor, device.warp_size)
+    before = driver._active
+    answering: Any = types.SimpleNamespace(get_current_target=lambda: target)
+    driver.set_active(answering)
+    try:
+        # As kernels are compiled; Triton 3.9 warns where nothing is said.
+        with mock.patch.dict(os.environ, TRITON_DEFAULT_FP_FUSION="1"):
+            yield
+    finally:
+        driver._active = before
+
+
+def launch_recorded(kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Record the launch of a kernel in the trace that is going on; nothing is run.
+
+    Args:
+        kernel: a function of `triton.jit`, tuned or not.
+        args: positional arguments of its `run`.
+        kwargs: keyword arguments, with `grid`.
+
+    Raises:
+        RuntimeError: torch cannot record it; says why.
+    """
+    wrapper = triton_kernel_wrap.TraceableTritonKernelWrapper(kernel, None, None)
+    triton_kernel_wrap.tracing_triton_hopifier_singleton.call_run(wrapper, args, kwargs, None)
+
+
+@contextlib.contextmanager
+def launches_checked(check: Callable[[Any, Sequence[Any]], None]) -> Iterator[None]:
+    """Call `check` with every kernel that torch is about to record, and what it is given, before torch looks at it."""
+    owner = triton_kernel_wrap.TritonHOPifier
+    init, call = owner.init_variable, owner.call_triton_kernel
+
+    def checked_init(self: Any, variable: Any, kernel: Any, *rest: Any) -> None:
+        check(kernel, ())
+        init(self, variable, kernel, *rest)
+
+    def checked_call(self: Any, variable: Any, args: Any, kwargs: Any, *rest: Any) -> Any:
+        check(variable.kernel, (*args, *kwargs.values()))
+        return call(self, variable, args, kwargs, *rest)
+
+    owner.init_variable, owner.call_triton_kernel = checked_init, checked_call  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        owner.init_variable, owner.call_triton_kernel = init, call  # type: ignore[method-assign]
+
+
+def is_launch(target: Any) -> bool:
+    """Return whether what a node calls is the launch of a kernel, in place or functional."""
+    return target in (
+        triton_kernel_wrap.triton_kernel_wrapper_mutation,
+        triton_kernel_wrap.triton_kernel_wrapper_functional,
+    )
+
+
+def kernel_of(node: torch.fx.Node) -> Any:
+    """Return the kernel that a node launches."""
+    index: Any = node.kwargs["kernel_idx"]
+    return triton_kernel_wrap.kernel_side_table.get_kernel(index)
+
+
+def launch_operands(node: torch.fx.Node) -> dict[str, torch.fx.Node]:
+    """Return the tensors among the arguments of a launch, by the names of the kernel's parameters."""
+    given: Any = node.kwargs["kwargs"]
+    tensors = {name: value for name, value in given.items() if isinstance(value, torch.fx.Node)}
+    return {name: value for name, value in tensors.items() if isinstance(value.meta.get("val"), torch.Tensor)}
+
+
+def written_operands(node: torch.fx.Node) -> list[str]:
+    """Return the parameters whose new contents a functional launch returns, in order."""
+    cloned: Any = node.kwargs["tensors_to_clone"]
+    return [name for name in launch_operands(node) if name in cloned]

@@ -1,0 +1,207 @@
+"""Kernels that models launch themselves: recorded, compiled, and refused by name where that cannot be."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+from torch.library import triton_op, wrap_triton
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+import aotexport
+import aotexport_runtime
+from aotexport.lower.cuda import compile as compilation
+from tests.cases.triton_kernels import NAMESPACE, Launching, counting, scaling
+from tests.cuda.lowered import launches, lowered
+
+BATCH = torch.export.Dim("batch", min=2, max=64)
+WAY_OUT = (
+    "make it an operator (torch.library.triton_op, torch.library.wrap_triton) and register what CPUs run in its "
+    "place, `operator.register_kernel('cpu')(function)`"
+)
+
+
+@pytest.fixture(autouse=True)
+def uncompiled(monkeypatch):
+    monkeypatch.setattr(compilation, "compile_kernels", lambda *args, **kwargs: compilation.Compiled({}, {}))
+
+
+def exported(function, output, target="cuda:sm_80", **options):
+    return aotexport.export(function, (torch.randn(4),), output=output / "bundle", targets=(target,), **options)
+
+
+def scaled(x):
+    result = torch.empty_like(x)
+    scaling[(1,)](x, result, x.numel(), 2.0, BLOCK=32)
+    return result
+
+
+def test_launches_are_lowered_with_every_configuration():
+    program = lowered(Launching(), torch.randn(3, 4), dynamic_shapes=({0: BATCH},))
+    launched = [node.op.removeprefix("kernel::").rpartition("_")[0] for node in launches(program)]
+    assert [name for name in launched if not name.startswith("triton_")] == ["scaling", "multiplying", "counting"]
+    candidates = {kernel.name.rpartition("_")[0]: kernel.candidates for kernel in program.kernels}
+    assert [candidate.constants["BLOCK"] for candidate in candidates["multiplying"]] == [16, 64]
+
+
+@pytest.mark.parametrize(("size", "even"), [(8, True), (9, False)])
+def test_heuristics_are_asked_at_the_export(size, even):
+    def total(x):
+        result = torch.zeros(1)
+        counting[(2,)](x, result, x.numel(), BLOCK=8)
+        return result
+
+    (kernel,) = (k for k in lowered(total, torch.randn(size)).kernels if k.name.startswith("counting"))
+    assert kernel.candidates[0].constants["EVEN"] is even
+
+
+def test_heuristics_below_tuning_are_asked_per_configuration():
+    @triton.autotune(configs=[triton.Config({"BLOCK": 8}), triton.Config({"BLOCK": 16})], key=["count"])
+    @triton.heuristics({"EVEN": lambda args: args["count"] % args["BLOCK"] == 0})
+    @triton.jit
+    def tuned(source, target, count, BLOCK: tl.constexpr, EVEN: tl.constexpr):  # noqa: N803
+        index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+        value = tl.load(source + index) if EVEN else tl.load(source + index, mask=index < count)
+        tl.store(target + index, value, mask=index < count)
+
+    def copied(x):
+        result = torch.empty_like(x)
+        tuned[lambda meta: (triton.cdiv(x.numel(), meta["BLOCK"]),)](x, result, x.numel())
+        return result
+
+    (kernel,) = lowered(copied, torch.randn(8)).kernels
+    assert [(c.constants["BLOCK"], c.constants["EVEN"]) for c in kernel.candidates] == [(8, True), (16, False)]
+
+
+def test_arguments_that_tuning_zeroes_and_restores_are_taken():
+    configs = [triton.Config({"BLOCK": 8}), triton.Config({"BLOCK": 16})]
+
+    @triton.autotune(configs=configs, key=[], reset_to_zero=["target"], restore_value=["source"])
+    @triton.jit
+    def adding(source, target, count, BLOCK: tl.constexpr):  # noqa: N803
+        index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+        tl.atomic_add(target + index, tl.load(source + index, mask=index < count), mask=index < count)
+
+    def added(x):
+        result = torch.zeros_like(x)
+        adding[lambda meta: (triton.cdiv(x.numel(), meta["BLOCK"]),)](x, result, x.numel())
+        return result
+
+    assert [len(kernel.candidates) for kernel in lowered(added, torch.randn(8)).kernels if "adding" in kernel.name] == [
+        2
+    ]
+
+
+def test_bundle_says_that_it_was_not_verified_and_what_runs_it(tmp_path):
+    run = triton.runtime.jit.JITFunction.run
+    report = exported(scaled, tmp_path)
+    assert triton.runtime.jit.JITFunction.run is run
+    assert report.notes == [
+        "program infer is not verified: nothing on this machine runs the Triton kernel `scaling`, which the model "
+        "launches itself"
+    ]
+    with pytest.raises(aotexport_runtime.NotSupported) as caught:
+        aotexport_runtime.load(tmp_path / "bundle")(torch.randn(4))
+    assert str(caught.value) == (
+        "the model launches the Triton kernel `scaling`, and this form of its program cannot: the bundle's compiled "
+        "kernels do, on a GPU that they fit (`device='cuda', trust='native'`), for calls as at the export"
+    )
+
+
+def conditional(x):
+    return torch.cond(x.sum() > 0, lambda x: x.sin(), lambda x: x.cos(), (scaled(x),))
+
+
+@pytest.mark.parametrize(
+    ("function", "options", "reason"),
+    [
+        (
+            scaled,
+            {"target": "portable"},
+            f"itself, which only kernels that are compiled for NVIDIA GPUs can do: export with `--target cuda`, or "
+            f"{WAY_OUT}",
+        ),
+        (
+            scaled,
+            {"programs": "train"},
+            "itself, and autograd knows no gradient of it. Leave out programs with gradients "
+            f"(`programs=('infer',)`), or {WAY_OUT} and its gradient, `operator.register_autograd(function)`",
+        ),
+        (
+            conditional,
+            {},
+            "itself, and program infer has no kernels: it calls graphs of their own, by `cond`",
+        ),
+    ],
+    ids=["no_kernels", "gradients", "branch"],
+)
+def test_launch_that_no_form_of_the_program_can_do_is_refused(function, options, reason, tmp_path):
+    with pytest.raises(aotexport.ExportFailed) as caught:
+        exported(function, tmp_path, **options)
+    assert str(caught.value) == f"the model launches the Triton kernel `scaling` {reason}"
+
+
+@triton.autotune(configs=[triton.Config({"BLOCK": 16}, pre_hook=lambda args: None)], key=["count"])
+@triton.jit
+def hooked(source, target, count, BLOCK: tl.constexpr):  # noqa: N803
+    index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(target + index, tl.load(source + index, mask=index < count), mask=index < count)
+
+
+hooked_after = triton.autotune([triton.Config({"BLOCK": 16})], [], post_hook=lambda *args: None)(hooked.fn)
+clustered = triton.autotune([triton.Config({"BLOCK": 16}, num_ctas=2)], [])(hooked.fn)
+
+
+def _refused(kernel):
+    def call(x):
+        result = torch.empty_like(x)
+        kernel[(1,)](x, result, x.numel())
+        return result
+
+    return call
+
+
+@triton_op(f"{NAMESPACE}::with_hook", mutates_args={})
+def with_hook(x: torch.Tensor) -> torch.Tensor:
+    result = torch.empty_like(x)
+    wrap_triton(hooked)[(1,)](x, result, x.numel())
+    return result
+
+
+with_hook.register_kernel("cpu")(lambda x: x.clone())
+
+
+def described(x):
+    result = torch.empty_like(x)
+    hooked.fn[(1,)](TensorDescriptor.from_tensor(x, [4]), result, x.numel(), BLOCK=16)
+    return result
+
+
+HOOK = (
+    "has a hook (`{}`), which is Python code, and a bundle holds none. Do what it does by operators of torch before "
+    "the launch; arguments are zeroed and restored for tuning without (`reset_to_zero`, `restore_value`)"
+)
+
+
+@pytest.mark.parametrize(
+    ("function", "reason"),
+    [
+        (_refused(hooked), HOOK.format("pre_hook")),
+        (_refused(hooked_after), HOOK.format("post_hook")),
+        (lambda x: with_hook(x), HOOK.format("pre_hook")),
+        (_refused(clustered), "runs in clusters of blocks (`num_ctas`), which no bundle launches. Use one block"),
+        (
+            described,
+            "takes a tensor descriptor, which a bundle cannot hold. Pass the tensor and its sizes, and make pointers "
+            "in the kernel",
+        ),
+    ],
+    ids=["pre_hook", "post_hook", "hook_in_operator", "clusters", "descriptor"],
+)
+def test_kernel_that_cannot_be_compiled_along_is_refused_by_name(function, reason, tmp_path):
+    with pytest.raises(aotexport.ExportFailed) as caught:
+        exported(function, tmp_path)
+    where, _, said = str(caught.value).partition("the Triton kernel ")
+    assert where.startswith(f"{__file__}:")
+    assert said == f"`hooked` {reason}"

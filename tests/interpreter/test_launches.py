@@ -1,0 +1,35 @@
+"""Models that launch kernels themselves: nothing verifies them at the export, so they are held to their own terms."""
+
+from __future__ import annotations
+
+import shutil
+
+import torch
+
+import aotexport
+from aotexport.lower.cuda import compile as compilation
+from tests.cases.triton_kernels import Computing, Launching
+from tests.hostile.crafted import Crafted
+from tests.interpreter.test_models import interpreted
+
+BATCH = torch.export.Dim("batch", min=3, max=64)
+
+
+def test_launches_give_what_operators_of_torch_give(tmp_path, monkeypatch):
+    monkeypatch.setattr(compilation, "compile_kernels", lambda *args, **kwargs: compilation.Compiled({}, {}))
+    for model in (Launching(), Computing()):
+        output = tmp_path / type(model).__name__
+        options = {"programs": "infer", "dynamic_shapes": ({0: BATCH},), "targets": ("cuda",), "verify": False}
+        aotexport.export(model.eval(), (torch.randn(5, 4),), output=output, **options)
+    bundle, recorded = Crafted(tmp_path / "Launching", tmp_path / "both"), tmp_path / "Computing"
+    shutil.copytree(recorded / "testvectors", bundle.root / "testvectors", dirs_exist_ok=True)
+    manifest = Crafted(recorded, tmp_path / "recorded").document("manifest")
+    bundle.document("manifest")["testvectors"] = manifest["testvectors"]
+    bundle.document("manifest")["files"] += [
+        entry for entry in manifest["files"] if entry["path"].startswith("testvectors/")
+    ]
+
+    found = interpreted(bundle.seal())
+
+    assert len(found.results) > 3
+    assert {launch.rpartition("_")[0] for launch in found.launches} >= {"scaling", "multiplying", "counting"}
