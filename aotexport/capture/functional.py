@@ -46,7 +46,8 @@ def capture_functional_graph(
         grad: joint graph; False: inference graph.
         instead: what to trace in place of operators of the forward graph; called with the operator's result in that
             graph, a fake tensor, before the arguments.
-        launches: see `capture_functional`.
+        launches: for torch's compiler: take operators of Triton kernels apart, see `capture_functional`, and leave
+            launches, and calls of custom operators that write to their arguments, as that compiler takes them.
     """
     inputs = forward.inputs
     grad = grad and any(fake.requires_grad for fake in inputs if isinstance(fake, torch.Tensor))
@@ -72,8 +73,8 @@ def capture_functional_graph(
             captured = capture_functional(
                 _traced(forward, instead), twins, mode, kernels=FAKE_KERNELS, grad=grad, launches=launches
             )
-            nest_mutating_calls(captured.module, mode)
             if not launches:
+                nest_mutating_calls(captured.module, mode)
                 name_launches(captured.module)
             assumed = _checked(forward, captured)
     except Exception as error:

@@ -11,7 +11,7 @@ from aotexport.lower.cuda.grids import parse
 from aotexport.lower.cuda.retarget import CannotLower
 from aotexport_runtime.schema.sizes import SizeExpression
 from aotexport_runtime.schema.values import SizeArgument
-from tests.cases.operators import cubed
+from tests.cases.operators import cubed, scale_
 from tests.cuda.lowered import launches, lowered, operators
 
 
@@ -143,6 +143,22 @@ def test_custom_operator_is_called_between_kernels():
     assert "aotexport_cases::cubed.default" in program.graphs["forward.json"].schemas
 
 
+def test_custom_operator_that_writes_gets_copies_of_what_others_read():
+    def written(x, y):
+        hidden = x.sin()
+        scale_(hidden[0], y)
+        return hidden.relu(), x
+
+    program = lowered(written, torch.randn(3, 4), torch.randn(4))
+    names = operators(program)
+    place = names.index("aotexport_cases::scale_.default")
+    assert any(op.startswith("kernel::") for op in names[:place])
+    assert any(op.startswith("kernel::") for op in names[place:])
+    assert not {value.name for value in program.graphs["forward.json"].inputs} & {
+        node.args[0] for node in program.graphs["forward.json"].nodes if node.op == "aotexport_cases::scale_.default"
+    }
+
+
 @pytest.mark.parametrize(
     ("function", "reason"),
     [
@@ -152,12 +168,30 @@ def test_custom_operator_is_called_between_kernels():
             lambda x: torch.cond(x.sum() > 0, lambda x: x.sin(), lambda x: x.cos(), (x,)),
             "it calls graphs of their own, by `cond`",
         ),
+        (lambda x: torch.geqrf(x), "torch does not tell what operator `aten.geqrf.default` returns without running it"),
     ],
 )
 def test_program_that_the_format_of_kernels_cannot_hold_is_refused(function, reason):
     with pytest.raises(CannotLower) as caught:
         lowered(function, torch.randn(4, 4))
     assert str(caught.value) == reason
+
+
+def solved(matrix, right):
+    return torch.linalg.solve(matrix.relu(), right).relu()
+
+
+def test_operators_of_libraries_and_their_checks_for_errors_are_called_between_kernels():
+    matrix, right = torch.eye(3).requires_grad_(), torch.randn(3, 2)
+    program = lowered(solved, matrix, right, program="train")
+    names = operators(program)
+    assert {"aten::_linalg_solve_ex.default", "aten::_linalg_check_errors.default"} <= set(names)
+    assert launches(program)
+    assert "aten::linalg_lu_solve.default" in operators(program, "backward.json")
+
+
+def test_operator_whose_sizes_depend_on_data_by_torchs_account_is_called():
+    assert "aten::linalg_lstsq.default" in operators(lowered(torch.linalg.lstsq, torch.randn(4, 3), torch.randn(4, 2)))
 
 
 def test_workspace_is_zeroed_before_the_kernel_that_counts_in_it():

@@ -128,6 +128,28 @@ def custom_operator() -> Model:
     return Cubing(), (torch.randn(5, 4),), {}
 
 
+def writing_operators() -> Model:
+    """Operators of the user's that write: to a buffer, to views and lists, and in a backward."""
+    from tests.cases.operators import add_all_, operator_that_writes_in_a_backward, scale_
+
+    class Writing(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+            self.register_buffer("scale", torch.ones(4))
+
+        def forward(self, x):
+            hidden = self.linear(x)
+            with torch.no_grad():
+                scale_(self.scale, x.mean(0))
+                rows, columns = x.sin(), x.cos()
+                scale_(rows[0], self.scale)
+                total = add_all_([columns.t()[1:], rows[1:, :3].t()], None, 3)
+            return operator_that_writes_in_a_backward(hidden, self.scale) + rows, columns, total
+
+    return Writing(), (torch.randn(3, 4),), {}
+
+
 def gpt2() -> Model:
     """A decoder of the `transformers` library, with its loss."""
     from transformers import GPT2Config, GPT2LMHeadModel
@@ -229,6 +251,7 @@ SLOW = {
     "half_attention": half_attention,
     "half_mlp": half_mlp,
     "custom_operator": custom_operator,
+    "writing_operators": writing_operators,
     "bert": bert,
     "cnn": cnn,
     "scatter": scatter,

@@ -57,10 +57,10 @@ def test_effects_table_has_every_effect():
     assert names([row[0] for row in rows]) == set(allowed.EFFECT_OPERANDS)
 
 
-def test_bodies_table_has_every_operator_with_bodies():
+def test_table_has_every_operator_with_bodies_and_launches():
     rows = table("operator | arguments | result")
 
-    assert {name for row in rows for name in names([row[0]])} == set(allowed.BODY_OPERANDS)
+    assert {name for row in rows for name in names([row[0]])} == {*allowed.BODY_OPERANDS, *allowed.LAUNCH_OPERANDS}
 
 
 def test_size_operators_table_has_every_operator():

@@ -121,7 +121,7 @@ class _Encoder:
         if name.startswith("aten::") and name.removeprefix("aten::") not in allowed_aten_operators():
             raise CannotLower(f"operator `{name}` is not on the list of operators that a bundle may call")
         custom = not name.startswith("aten::")
-        if custom and (name.partition("::")[0] not in self.namespaces or schema.is_mutable):
+        if custom and name.partition("::")[0] not in self.namespaces:
             raise CannotLower(f"custom operator `{name}` is left in the lowered graph")
         self.schemas[name] = str(schema)
         args = [self._argument(value) for value in node.args]
@@ -130,7 +130,8 @@ class _Encoder:
             if isinstance(argument, torch.fx.Node) and argument not in self.names:
                 raise CannotLower(f"operator `{name}` is given something that is no value")
         self._add(node, name, args, kwargs)
-        if not schema.is_mutable and not name.startswith(_VIEWS):
+        # Operators of torch that write return what they wrote to, custom ones return memory of their own.
+        if (custom or not schema.is_mutable) and not name.startswith(_VIEWS):
             self._check_layout(node)
 
     def _check_layout(self, node: torch.fx.Node) -> None:

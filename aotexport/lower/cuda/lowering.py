@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from aotexport.capture.fake_kernels import FAKE_KERNELS
 from aotexport.lower.cuda.retarget import CannotLower, retarget
 from aotexport.lower.cuda.sources import KernelSource, kernel_source
 from aotexport.lower.cuda.wrapper import capturing, launch
@@ -20,6 +21,7 @@ from aotexport.torch_internals.inductor import (
 )
 from aotexport.torch_internals.launches import DeviceModel
 from aotexport.torch_internals.names import FakeTensorMode
+from aotexport.torch_internals.patches import fake_kernels
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,7 @@ def lower(module: torch.fx.GraphModule, mode: FakeTensorMode, *, returned: int, 
     """
     modules: list[torch.fx.GraphModule] = []
     try:
-        with quiet("torch._inductor", "torch._functorch", "torch._dynamo", "torch.fx"):
+        with quiet("torch._inductor", "torch._functorch", "torch._dynamo", "torch.fx"), fake_kernels(FAKE_KERNELS):
             graph = retarget(module, tangents or 0, mode)
             with offline_gpu(DeviceModel(), capturing(modules.append)):
                 joint_passes(graph, mode)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from aotexport.capture.forward_capture import ForwardCapture
+from aotexport.capture.mutating_operators import call_body
 from aotexport.capture.shapes import guards
 from aotexport.lower.cuda.encode import encode_half, tensors_among
 from aotexport.lower.cuda.lowering import LoweredGraphs, lower
@@ -69,7 +70,9 @@ def lower_program(program: Program, forward: ForwardCapture, functional: Functio
 
 def _namespaces(functional: FunctionalCapture) -> frozenset[str]:
     """Return the namespaces of the custom operators that a functional graph calls."""
-    called = {node.target.namespace for node in functional.module.graph.nodes if isinstance(node.target, OpOverload)}
+    graphs = [module.graph for module in functional.module.modules() if isinstance(module, torch.fx.GraphModule)]
+    targets = [node.target for graph in graphs for node in graph.nodes]
+    called = {target.namespace for target in targets if isinstance(target, OpOverload)}
     return frozenset(called - {"aten"})
 
 
@@ -90,7 +93,9 @@ def _check(program: Program, forward: ForwardCapture, functional: FunctionalCapt
         raise CannotLower("it has sizes that only the data of a call know")
     for node in functional.module.graph.find_nodes(op="get_attr"):
         if isinstance(getattr(functional.module, node.target), torch.fx.GraphModule):
-            names = {str(user.target) for user in node.users}
+            names = {str(user.target) for user in node.users if user.target is not call_body}
+            if not names:
+                continue
             raise CannotLower(f"it calls graphs of their own, by {', '.join(f'`{name}`' for name in sorted(names))}")
     gradients = program.functional.gradients if program.functional else None
     if gradients is not None and any(partition.unchecked for partition in gradients.partitions):

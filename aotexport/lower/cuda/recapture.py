@@ -1,7 +1,8 @@
 """Programs captured again, where their functional graph lacks what a GPU would run.
 
 That is attention that CPUs compute by its definition and GPUs fuse: with dropout, or with a mask that has a gradient;
-and the launches of Triton kernels, which other graphs name, or call inside of operators of `torch.library.triton_op`.
+launches of Triton kernels, which other graphs name, or call inside of operators of `torch.library.triton_op`; and
+custom operators that write to their arguments, which other graphs call on copies.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from torch.nn import functional
 
 from aotexport.capture.forward import ForwardCapture
 from aotexport.capture.functional import Refused, capture_functional_graph
+from aotexport.capture.mutating_operators import call_body
 from aotexport.capture.triton_kernels import launched
 from aotexport.lower.cuda.layout import laid_out_in
 from aotexport.lower.cuda.retarget import CannotLower
@@ -39,9 +41,11 @@ def captured_for_gpu(forward: ForwardCapture, functional: FunctionalCapture, *, 
         grad: whether it is a joint graph.
 
     Raises:
-        CannotLower: the program has Triton kernels, and they cannot be captured.
+        CannotLower: the program has Triton kernels, or custom operators that write to their arguments, and cannot be
+            captured as the compiler takes these.
     """
-    launches = any(runs_triton(node.target) or node.target is launched for node in functional.module.graph.nodes)
+    nodes = functional.module.graph.nodes
+    launches = any(runs_triton(node.target) or node.target in (launched, call_body) for node in nodes)
     if not launches and not _has_attention_by_definition(forward, functional):
         return functional
     with triton_target(DeviceModel()), quiet("torch._higher_order_ops"):
@@ -50,7 +54,7 @@ def captured_for_gpu(forward: ForwardCapture, functional: FunctionalCapture, *, 
         return captured
     if launches:
         reason = captured.reason if isinstance(captured, Refused) else "their results are laid out otherwise"
-        raise CannotLower(f"its Triton kernels cannot be captured: {reason}")
+        raise CannotLower(f"its kernels and custom operators cannot be captured for the compiler: {reason}")
     return functional
 
 

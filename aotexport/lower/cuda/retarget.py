@@ -71,6 +71,10 @@ def check_on_gpu(operator: OpOverload) -> None:
 class _Retargeting(torch.fx.Interpreter):
     """Runs a graph with every device literal exchanged."""
 
+    def __init__(self, module: torch.fx.GraphModule) -> None:
+        super().__init__(module)
+        self.extra_traceback = False
+
     def run_node(self, n: torch.fx.Node) -> Any:
         result = super().run_node(n)
         if _stand_in(n.target) is None:
@@ -87,7 +91,15 @@ class _Retargeting(torch.fx.Interpreter):
         if isinstance(target, OpOverload) and kwargs.get("device") is None and _makes_tensors(target, args, kwargs):
             kwargs["device"] = DEVICE
         stand_in = _stand_in(target)
-        return stand_in(*args, **kwargs) if stand_in is not None else super().call_function(target, args, kwargs)
+        if stand_in is not None:
+            return stand_in(*args, **kwargs)
+        try:
+            return super().call_function(target, args, kwargs)
+        except (AssertionError, RuntimeError) as error:
+            # Torch has nothing that tells, and would have run it.
+            if isinstance(error.__context__, NotImplementedError):
+                raise CannotLower(f"torch does not tell what operator `{target}` returns without running it") from error
+            raise
 
     def fetch_attr(self, target: str) -> Any:
         value = super().fetch_attr(target)

@@ -2,9 +2,9 @@
 
 Built on the converter that torch's compiler has, which gets some programs wrong (torch 2.13): it takes the grid of a
 user's kernel with compile-time constants from the wrong arguments, refuses arguments of a launch that are numbers or
-views, refuses inputs that are expressions of sizes or the same size twice, and cannot zero a workspace. Launches
-are converted here from what the compiler passes to its own launcher, and sizes are stated in terms of the program's
-symbols alone.
+views, refuses inputs that are expressions of sizes or the same size twice, fails on operators without a result, and
+cannot zero a workspace. Launches are converted here from what the compiler passes to its own launcher, and sizes are
+stated in terms of the program's symbols alone.
 """
 
 from __future__ import annotations
@@ -108,6 +108,11 @@ class _Converter(FxConverter):
 
     def _generate_graph_input_shapes(self) -> None:
         """Leave sizes of inputs to the symbols."""
+
+    def _generate_unbacked_symbol_defs(self, line: Any) -> None:
+        """Leave out calls that give no sizes: those without a result, which checks are, have no node to ask."""
+        if line.unbacked_bindings:
+            super()._generate_unbacked_symbol_defs(line)
 
     def _generate_sym_node(self, s: Any) -> Any:
         if s is None or isinstance(s, bool | float | str | torch.fx.Node):
