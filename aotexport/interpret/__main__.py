@@ -11,6 +11,7 @@ import sys
 import numpy as np
 
 from aotexport.capture.patches import replaced
+from aotexport_runtime.__main__ import class_named
 from aotexport_runtime.bundle import Bundle, open_bundle
 from aotexport_runtime.engines.cuda import engine as cuda
 from aotexport_runtime.engines.impure import random_nodes
@@ -25,6 +26,7 @@ def main() -> None:
     path, candidate = sys.argv[1], int(sys.argv[2])
     bundle, engine = open_bundle(path), InterpreterEngine(candidate)
     namespaces = bundle.manifest.requirements.operator_namespaces
+    types = {name: class_named(name) for name in bundle.manifest.requirements.tensor_types}
     for module in bundle.manifest.requirements.operator_modules:
         importlib.import_module(module)
     having = [name for name in bundle.program_names if bundle.has_target(cuda.TARGET, name)]
@@ -36,7 +38,7 @@ def main() -> None:
             if entry.program in having and entry.program not in drawing:
                 vector, stored = read_vector(bundle, entry)
                 results.append(
-                    run_vector(path, entry.name, vector, stored, "cpu", cuda.TARGET, namespaces, trust="native")
+                    run_vector(path, entry.name, vector, stored, "cpu", cuda.TARGET, namespaces, types, trust="native")
                 )
     found = [{**dataclasses.asdict(result), "agrees": result.agrees} for result in results]
     sys.stdout.write(json.dumps({"results": found, "drawing": drawing, "launches": dict(engine.launches)}) + "\n")

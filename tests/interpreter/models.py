@@ -150,6 +150,22 @@ def writing_operators() -> Model:
     return Writing(), (torch.randn(3, 4),), {}
 
 
+def subclass() -> Model:
+    """Weights of a tensor subclass, which graphs take apart."""
+    from tests.scaled import ScaledInt8
+
+    class Quantised(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = nn.Linear(4, 6), nn.Linear(6, 4)
+            self.second.weight = nn.Parameter(ScaledInt8.of(torch.randn(4, 6)), requires_grad=False)
+
+        def forward(self, x):
+            return self.second(self.first(x).relu()).tanh()
+
+    return Quantised(), (torch.randn(3, 4),), {}
+
+
 def gpt2() -> Model:
     """A decoder of the `transformers` library, with its loss."""
     from transformers import GPT2Config, GPT2LMHeadModel
@@ -252,6 +268,7 @@ SLOW = {
     "half_mlp": half_mlp,
     "custom_operator": custom_operator,
     "writing_operators": writing_operators,
+    "subclass": subclass,
     "bert": bert,
     "cnn": cnn,
     "scatter": scatter,

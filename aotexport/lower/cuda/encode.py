@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -42,13 +42,15 @@ _VIEWS = (
 )
 
 
-def encode_half(half: Half, inputs: dict[str, str], outputs: list[int], namespaces: Collection[str]) -> Graph:
+def encode_half(
+    half: Half, inputs: dict[str, str], outputs: Sequence[int | None], namespaces: Collection[str]
+) -> Graph:
     """Return the record of a lowered graph.
 
     Args:
         half: the graph.
         inputs: name in the record per name among `Half.inputs`, in the record's order; sizes are left out.
-        outputs: which outputs to return, in order.
+        outputs: which outputs to return, in order; None: nothing.
         namespaces: of the program's custom operators.
 
     Raises:
@@ -69,7 +71,7 @@ class _Encoder:
     nodes: list[Node] = field(default_factory=list)
     schemas: dict[str, str] = field(default_factory=dict)
 
-    def encode(self, outputs: list[int]) -> Graph:
+    def encode(self, outputs: Sequence[int | None]) -> Graph:
         graph = self.half.module.graph
         placeholders = graph.find_nodes(op="placeholder")
         metas: dict[str, ValueMeta] = {}
@@ -90,7 +92,7 @@ class _Encoder:
         return Graph(
             inputs=tuple(GraphInput(name=name, meta=metas[name]) for name in self.inputs.values()),
             nodes=tuple(self.nodes),
-            outputs=[self._argument(returned[index]) for index in outputs],
+            outputs=[None if index is None else self._argument(returned[index]) for index in outputs],
             schemas=self.schemas,
         )
 

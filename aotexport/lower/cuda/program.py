@@ -21,6 +21,7 @@ from aotexport.torch_internals.names import OpOverload, has_sizes_of_data
 from aotexport_runtime.schema.graph import Graph
 from aotexport_runtime.schema.program import Program
 from aotexport_runtime.schema.targets import LoweredProgram
+from aotexport_runtime.validate.subclasses import taken_apart
 
 FORWARD_FILE, BACKWARD_FILE = "forward.json", "backward.json"
 
@@ -56,6 +57,7 @@ def lower_program(program: Program, forward: ForwardCapture, functional: Functio
     """
     convention = program.functional
     assert convention is not None
+    program = taken_apart(program)
     _check(program, forward, functional)
     mode = forward.fakes.mode
     tangents = _tangents(functional)
@@ -84,8 +86,6 @@ def _check(program: Program, forward: ForwardCapture, functional: FunctionalCapt
     devices = {value.device.type for value in forward.inputs if isinstance(value, torch.Tensor)}
     if not devices <= {"cpu"}:
         raise CannotLower(f"it was captured on {', '.join(sorted(devices))}, and is lowered from programs on cpu only")
-    if len(functional.module.graph.find_nodes(op="placeholder")) - _tangents(functional) != len(program.inputs):
-        raise CannotLower("it has tensors of a subclass")
     whole, apart = len(forward.graph.graph.nodes), len(functional.module.graph.nodes)
     if apart > UNROLLED_NODES and apart > UNROLLED_FACTOR * whole:
         raise CannotLower(f"its functional graph takes {whole} operators apart to {apart}, step by step")
@@ -124,7 +124,9 @@ def _encoded(
     forward_graph = unshared(forward_graph, convention)
     backward_inputs = {name: f"saved:{index}" for index, name in enumerate(saved)}
     backward_inputs |= {name: f"tangent:{index}" for index, name in enumerate(tangents)}
-    backward_graph = encode_half(lowered.backward, backward_inputs, list(range(len(program.inputs))), namespaces)
+    assert convention.gradients is not None
+    gradients = [None if index is None else index - returned for index in convention.gradients.of_inputs]
+    backward_graph = encode_half(lowered.backward, backward_inputs, gradients, namespaces)
     record = LoweredProgram(forward=FORWARD_FILE, backward=BACKWARD_FILE, saved=len(saved), guards=guards)
     return CudaProgram(record, {FORWARD_FILE: forward_graph, BACKWARD_FILE: backward_graph}, tuple(kernels.values()))
 

@@ -56,7 +56,7 @@ def _selftest(options: Any) -> int:
     from aotexport_runtime import meshes
     from aotexport_runtime.self_test import describe_failures, run_vectors
 
-    types = {name: _class(name) for name in options.tensor_type}
+    types = {name: class_named(name) for name in options.tensor_type}
     if meshes.DTENSOR in types:
         meshes.join_alone()
     results = [
@@ -88,7 +88,7 @@ def _selftest(options: Any) -> int:
     return 0 if all(result.agrees for _, result in results) else 1
 
 
-def _class(name: str) -> type:
+def class_named(name: str) -> type:
     """Return the class that the caller names `module:qualified.name`."""
     import importlib
     from functools import reduce

@@ -13,6 +13,7 @@ from aotexport_runtime.schema.values import NothingMeta, SizeArgument, TensorMet
 from aotexport_runtime.sizes import check_size
 from aotexport_runtime.validate.bounds import check_index, check_plain_name
 from aotexport_runtime.validate.graph import check_graph
+from aotexport_runtime.validate.subclasses import taken_apart
 
 KERNEL = "kernel::"
 MAX_SAVED = 1_000_000
@@ -69,10 +70,11 @@ def check_lowered_graph(
     symbols = {dimension.symbol for dimension in program.dimensions}
     check_graph(graph, symbols, {"kernel", *namespaces}, where=where)
     returned = len(functional.mutations) + len(functional.outputs) + functional.intermediate_bases
-    inputs, outputs = len(program.inputs), returned + lowered.saved
+    taken = len(taken_apart(program).inputs)
+    inputs, outputs = taken, returned + lowered.saved
     if backward:
         assert functional.gradients is not None
-        inputs, outputs = lowered.saved + len(functional.gradients.tangents), len(program.inputs)
+        inputs, outputs = lowered.saved + len(functional.gradients.tangents), taken
     if (len(graph.inputs), len(graph.outputs)) != (inputs, outputs):
         raise BundleInvalid(
             f"{len(graph.inputs)} inputs and {len(graph.outputs)} outputs; the calling convention has {inputs} and "

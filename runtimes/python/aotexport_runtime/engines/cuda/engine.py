@@ -28,6 +28,7 @@ from aotexport_runtime.engines.lowered import Lowered, lowered_graphs
 from aotexport_runtime.errors import NotSupported
 from aotexport_runtime.schema.kernels import Kernel, KernelBinary
 from aotexport_runtime.schema.program import Program, StateInput
+from aotexport_runtime.validate.subclasses import taken_apart
 
 log = logging.getLogger("aotexport_runtime")
 
@@ -135,7 +136,7 @@ def on_device(lowered: Lowered, driver: Driver, device: torch.device) -> Lowered
 def with_graphs(lowered: Lowered, program: Program, capture: Capture) -> Lowered:
     """Return `lowered` with its halves captured where that is safe; see `GraphedProgram`."""
     assert program.functional is not None
-    state = {index for index, spec in enumerate(program.inputs) if isinstance(spec, StateInput)}
+    state = {index for index, spec in enumerate(taken_apart(program).inputs) if isinstance(spec, StateInput)}
     graphed = GraphedProgram(lowered, forward_returns(program.functional), state, capture)
     backward = None if lowered.backward is None else graphed.backward
     return dataclasses.replace(lowered, forward=graphed.forward, backward=backward)
