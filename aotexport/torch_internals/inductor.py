@@ -218,6 +218,16 @@ def _forget_devices() -> None:
 _DEVICE_CACHES = ("get_gpu_shared_memory", "is_big_gpu", "get_max_num_sms", "get_num_sms", "has_triton")
 
 
+aten: Any = torch.ops.aten
+_NORMAL = (aten.normal.Tensor_Tensor, aten.normal.Tensor_float, aten.normal.float_Tensor)
+
+
+def _normal(mean: Any, std: Any, generator: Any = None) -> torch.Tensor:
+    """Return normal random numbers; torch's own decomposition leads to an operator that no bundle may call."""
+    like = mean * std
+    return mean + std * torch.randn(like.shape, dtype=like.dtype, device=like.device)
+
+
 def retraced(function: Callable[..., Any], fakes: Sequence[Any], fake_mode: FakeTensorMode) -> torch.fx.GraphModule:
     """Trace `function` on fake CUDA tensors, operators decomposed as torch's compiler wants them.
 
@@ -226,6 +236,7 @@ def retraced(function: Callable[..., Any], fakes: Sequence[Any], fake_mode: Fake
         fakes: fake tensors of `fake_mode`.
         fake_mode: goes on with its shape environment.
     """
+    decompositions = {**select_decomp_table(), **dict.fromkeys(_NORMAL, _normal)}
     with (
         cuda_guard(),
         tracing(TracingContext(fake_mode)),
@@ -238,7 +249,7 @@ def retraced(function: Callable[..., Any], fakes: Sequence[Any], fake_mode: Fake
         tracer = make_fx(
             function,
             tracing_mode="real",
-            decomposition_table=select_decomp_table(),
+            decomposition_table=decompositions,
             _allow_non_fake_inputs=True,
         )
         return tracer(*fakes)

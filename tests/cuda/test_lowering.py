@@ -159,6 +159,28 @@ def test_custom_operator_that_writes_gets_copies_of_what_others_read():
     }
 
 
+def branching(x):
+    return x.sin() if x.sum() > -100 else x.cos()
+
+
+def raising(x):
+    if torch.any(x > 100):
+        raise ValueError("too large")
+    return x.exp()
+
+
+def test_copies_that_the_compiler_makes_before_it_calls_a_library_are_made():
+    names = operators(lowered(torch.fft.fft2, torch.randn(3, 4)))
+    assert names == [
+        "aten::empty_strided.default", "aten::copy_.default", "aten::_fft_c2c.default", "aten::contiguous.default"
+    ]  # fmt: skip
+
+
+def test_normal_numbers_of_given_means_come_from_the_seed():
+    names = operators(lowered(torch.normal, torch.randn(3, 4), torch.rand(4)))
+    assert "aten::randint.low_out" in names
+
+
 @pytest.mark.parametrize(
     ("function", "reason"),
     [
@@ -168,6 +190,8 @@ def test_custom_operator_that_writes_gets_copies_of_what_others_read():
             lambda x: torch.cond(x.sum() > 0, lambda x: x.sin(), lambda x: x.cos(), (x,)),
             "it calls graphs of their own, by `cond`",
         ),
+        (branching, "it checks values of tensors, on which the path through the code depends"),
+        (raising, "it checks values of tensors, on which the path through the code depends"),
         (lambda x: torch.geqrf(x), "torch does not tell what operator `aten.geqrf.default` returns without running it"),
     ],
 )

@@ -84,8 +84,9 @@ def lower(module: torch.fx.GraphModule, mode: FakeTensorMode, *, returned: int, 
     except CannotLower:
         raise
     except Exception as error:
-        lines = [line for line in str(error).strip().splitlines() if line.strip()] or [""]
-        raise CannotLower(f"{type(error).__name__}: {lines[0][:300]}") from error
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
+        said = " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
+        raise CannotLower(f"the compiler fails: {said[:300]}") from error
 
 
 def _half(

@@ -91,6 +91,8 @@ def _check(program: Program, forward: ForwardCapture, functional: FunctionalCapt
         raise CannotLower(f"its functional graph takes {whole} operators apart to {apart}, step by step")
     if any(map(has_sizes_of_data, functional.module.graph.nodes)):
         raise CannotLower("it has sizes that only the data of a call know")
+    if functional.module.graph.find_nodes(op="call_function", target=torch.ops.aten._assert_scalar.default):
+        raise CannotLower("it checks values of tensors, on which the path through the code depends")
     for node in functional.module.graph.find_nodes(op="get_attr"):
         if isinstance(getattr(functional.module, node.target), torch.fx.GraphModule):
             names = {str(user.target) for user in node.users if user.target is not call_body}

@@ -3,7 +3,7 @@
 Built on the converter that torch's compiler has, which gets some programs wrong (torch 2.13): it takes the grid of a
 user's kernel with compile-time constants from the wrong arguments, refuses arguments of a launch that are numbers or
 views, refuses inputs that are expressions of sizes or the same size twice, fails on operators without a result, and
-cannot zero a workspace. Launches are converted here from what the compiler passes to its own launcher, and sizes are
+cannot zero a workspace or copy to a buffer. Launches are converted here from what the compiler passes to its own launcher, and sizes are
 stated in terms of the program's symbols alone.
 """
 
@@ -62,6 +62,9 @@ def capturing(captured: Callable[[torch.fx.GraphModule], None]) -> type[WrapperF
         def make_zero_buffer(self, name: str) -> Any:
             return _ZeroLine(name)
 
+        def codegen_device_copy(self, src: str, dst: str, non_blocking: bool | str) -> None:
+            self.writeline(_CopyLine(src, dst))
+
     return Wrapper
 
 
@@ -82,7 +85,27 @@ class _ZeroLine(WrapperLine):
         return converter.zero
 
 
+class _CopyLine(WrapperLine):
+    """Copies the contents of a value to a buffer."""
+
+    def __init__(self, source: str, target: str) -> None:
+        self.source, self.target = source, target
+
+    def codegen(self, code: Any) -> None:
+        code.writeline(f"{self.target}.copy_({self.source})")
+
+    def codegen_fx(self, converter: Any) -> Callable[[_CopyLine], None]:
+        return converter.copy
+
+
 class _Converter(FxConverter):
+    def copy(self, line: _CopyLine) -> None:
+        """Convert a copy to a buffer."""
+        nodes = [self.buffer_to_node.get(name) for name in (line.target, line.source)]
+        if None in nodes:
+            raise NotImplementedError(f"the compiler copies `{line.source}` to `{line.target}`")
+        self.gm.graph.call_function(torch.ops.aten.copy_.default, tuple(nodes))
+
     def zero(self, line: _ZeroLine) -> None:
         """Convert the zeroing of a workspace."""
         self.gm.graph.call_function(torch.ops.aten.zero_.default, (self.buffer_to_node[line.name],))
