@@ -3,8 +3,8 @@
 Built on the converter that torch's compiler has, which gets some programs wrong (torch 2.13): it takes the grid of a
 user's kernel with compile-time constants from the wrong arguments, refuses arguments of a launch that are numbers or
 views, refuses inputs that are expressions of sizes or the same size twice, fails on operators without a result, and
-cannot zero a workspace or copy to a buffer. Launches are converted here from what the compiler passes to its own launcher, and sizes are
-stated in terms of the program's symbols alone.
+cannot zero a workspace or copy to a buffer. Launches are converted here from what the compiler passes to its own
+launcher, and sizes are stated in terms of the program's symbols alone.
 """
 
 from __future__ import annotations
