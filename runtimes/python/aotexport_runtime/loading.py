@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 from aotexport_runtime.bundle import Bundle, open_bundle
 from aotexport_runtime.digests import digests_compared
 from aotexport_runtime.errors import NotSupported
+from aotexport_runtime.freed_memory import keep_freed_memory
 from aotexport_runtime.schema.manifest import Requirements
 from aotexport_runtime.subclasses import TensorTypes
 
@@ -148,7 +149,7 @@ def load(
         namespaces, place, types, lowering, memory_budget=memory_budget, products=mode_of(products)
     )
     tensors = load_tensors(bundle, bundle.manifest.state, environment.form, mapped=mapped)
-    _keep_freed_memory()
+    keep_freed_memory()
     compiled = choose_compiled(bundle, target, trust, place)
     module = BundleModule(bundle, tensors, target=target, environment=environment, compiled=compiled)
     if place is not None:
@@ -187,13 +188,6 @@ def _load_onnx(bundle: Bundle, device: Any, options: OnnxRuntime | None) -> Onnx
     from aotexport_runtime.engines.onnx.session import OnnxRuntime
 
     return OnnxModule(bundle, options or OnnxRuntime())
-
-
-def _keep_freed_memory() -> None:
-    """Let glibc use again what calls free, instead of giving it back to the system; see docs/decisions/0005."""
-    import torch
-
-    torch.empty(31 << 20, dtype=torch.uint8)
 
 
 def _place(device: torch.device | str | None) -> torch.device | None:
