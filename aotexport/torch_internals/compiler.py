@@ -73,6 +73,7 @@ def compile_library(
     march: str,
     vector_nbits: int,
     ordered: bool,
+    header: str,
 ) -> None:
     """Compile a graph to a shared library for processors, by AOTInductor.
 
@@ -86,16 +87,23 @@ def compile_library(
         march: instruction set, as the C++ compiler names it.
         vector_nbits: width of vector registers.
         ordered: whether operators keep their order, since they draw random numbers.
+        header: C++ to put between torch's headers and the library's code.
 
     Raises:
         NotImplementedError: it calls operators that libraries have no entry point for.
     """
     from torch._inductor import compile_fx, config, cpu_vec_isa
     from torch._inductor.codegen.cpp import CppKernel
+    from torch._inductor.codegen.cpp_wrapper_cpu import CppWrapperCpu
     from torch._inductor.virtualized import V
 
     isa = cpu_vec_isa.VecAVX512() if vector_nbits == 512 else cpu_vec_isa.VecAVX2()
     decide = CppKernel.decide_parallel_depth
+    write_header = CppWrapperCpu.write_header
+
+    def write_header_and_ours(self: CppWrapperCpu) -> None:
+        write_header(self)
+        self.header.splice(header)
 
     def decide_at_compile_time(self: CppKernel, *args: Any) -> Any:
         # With threads counted at run time every loop would be parallel, those of three elements as well.
@@ -123,6 +131,7 @@ def compile_library(
         stack.enter_context(tracing(TracingContext(fake_mode)))
         stack.enter_context(mock.patch.object(cpu_vec_isa, "valid_vec_isa_list", return_value=[isa]))
         stack.enter_context(mock.patch.object(CppKernel, "decide_parallel_depth", decide_at_compile_time))
+        stack.enter_context(mock.patch.object(CppWrapperCpu, "write_header", write_header_and_ours))
         (output,) = module.graph.find_nodes(op="output")
         compiled: Any = compile_fx.compile_fx_forward(
             module,

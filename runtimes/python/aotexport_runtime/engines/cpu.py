@@ -22,6 +22,7 @@ from aotexport_runtime.engines.codegen import Environment, Function, constant_va
 from aotexport_runtime.engines.detached import without_base
 from aotexport_runtime.engines.halves import StraightLine
 from aotexport_runtime.engines.library import load_library
+from aotexport_runtime.engines.products.library import ChoosingRunner
 from aotexport_runtime.errors import BundleInvalid
 from aotexport_runtime.schema.compiled import CompiledHalf, CpuRequirements
 from aotexport_runtime.schema.graph import Graph
@@ -72,8 +73,9 @@ class Libraries:
         self._symbols = [dimension.symbol for dimension in program.dimensions]
         self._where = f"targets/{target}/target.json"
         halves = [half for half in (compiled.forward, compiled.backward) if half is not None]
+        paths = {half.file: bundle.intact_file(f"targets/{target}/{half.file}") for half in halves}
         self._runners = {
-            half.file: load_library(bundle.intact_file(f"targets/{target}/{half.file}")) for half in halves
+            file: ChoosingRunner(path, load_library(path), environment.products) for file, path in paths.items()
         }
         gradients = program.functional.gradients
         partitions: tuple[Partition, ...] = () if gradients is None else gradients.partitions
@@ -107,7 +109,7 @@ class Libraries:
                 raise BundleInvalid(f"library {half.file!r} takes {name[:80]!r}, which is no input", where=self._where)
         inputs = [taken[name] for name in half.inputs]
         places = _places(line, half, self._graph, self._where)
-        run, symbols_taken, environment = self._runners[half.file], self._symbols, self._environment
+        runner, symbols_taken, environment = self._runners[half.file], self._symbols, self._environment
         portable = functools.cache(otherwise)
 
         def call(args: list[Any], symbols: dict[str, int]) -> tuple[Any, ...]:
@@ -116,7 +118,7 @@ class Libraries:
                 # A tensor without elements tells the library the sizes.
                 given.insert(0, torch.empty([*[symbols[symbol] for symbol in symbols_taken], 0]))
             try:
-                results = profile.marked(half.file, run, given) if profile.active() else run(given)
+                results = profile.marked(half.file, runner.run, given) if profile.active() else runner.run(given)
             except RuntimeError as error:
                 log.warning("library %s failed, and the graph runs instead: %s", half.file, _first_line(error))
                 return portable()(args, symbols)

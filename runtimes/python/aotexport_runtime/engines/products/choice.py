@@ -94,7 +94,7 @@ class FirstCall:
         if self._mode == "onednn":
             return True
         runs = (functools.partial(run, *args) for run in (onednn.PRODUCTS[self._op], self._torchs))
-        return faster_by_onednn(_described(self._op, args), *runs)
+        return faster_by_onednn(described(self._op, args), *runs)
 
 
 def _may_choose(node: Node, metas: Mapping[str, ValueMeta], mode: Mode) -> bool:
@@ -123,7 +123,7 @@ def _matrix(argument: Any, metas: Mapping[str, ValueMeta]) -> tuple[int, ...] | 
     return sizes if len(sizes) == len(meta.shape) else None
 
 
-def _described(op: str, args: Sequence[Any]) -> str:
+def described(op: str, args: Sequence[Any]) -> str:
     """Return what products are measured once for: sizes and strides, and whether something is added."""
     bias, rows, matrix = onednn.operands(op, args)
     columns = matrix.t() if op == "aten::linear.default" else matrix
