@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import gc
-import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import torch
@@ -22,27 +20,44 @@ from aotexport.capture.call import ExampleCall
 from aotexport.capture.state import State
 from aotexport.encode.program import EncodedProgram, counts_of_parts
 from aotexport.torch_internals.names import tree_leaves
+from aotexport.torch_internals.saved_tensors import watched
 from aotexport.vectors.eager import watch_example
 from aotexport_runtime.allowed import VIEWS
+from aotexport_runtime.given import given_tree
 from aotexport_runtime.schema.graph import Graph
-from aotexport_runtime.schema.program import FunctionalGraph, Gradients, VersionRise
+from aotexport_runtime.schema.program import (
+    FunctionalGraph,
+    Gradients,
+    IntermediateAlias,
+    Program,
+    Tangent,
+    VersionCheck,
+    VersionRise,
+)
+from aotexport_runtime.schema.trees import Leaf
+from aotexport_runtime.self_test import flat_outputs
 from aotexport_runtime.subclasses import is_wrapper
+from aotexport_runtime.trees import leaves
+from aotexport_runtime.validate import references
+
+Visible = tuple[Literal["input", "output"], int]
+"""An input or output of a program: what its caller can change."""
 
 
 @dataclass
 class _Seen:
-    """What was seen of the plain tensors among the inputs.
+    """What was seen of plain tensors among inputs and outputs.
 
     Attributes:
         rises: by how much the version rose, per index of the program's inputs.
         saves: whether such a backward pass reads anything, so that it cannot be repeated.
-        saved: inputs whose memory a backward pass from what the call leaves behind reads in eager; none where the model
-            itself runs backward passes.
+        saved: per tensor that the caller can change, the tangents of which eager reads its memory in backward; None:
+            that is not known, as the model itself runs backward passes.
     """
 
     rises: dict[int, int] = field(default_factory=dict)
     saves: bool = True
-    saved: set[int] = field(default_factory=set)
+    saved: dict[Visible, set[int]] | None = None
 
 
 def with_versions(call: ExampleCall, state: State, program: EncodedProgram) -> EncodedProgram:
@@ -56,29 +71,77 @@ def with_versions(call: ExampleCall, state: State, program: EncodedProgram) -> E
     functional = program.record.functional
     if functional is None:
         return program
+    watch = functools.partial(_watch, program.record, functional)
     try:
-        seen = watch_example(call, state, program.record, functools.partial(_watch, hooks=_hooks))
+        seen = watch_example(call, state, program.record, functools.partial(watch, hooks=watched))
     except RuntimeError:
         # Function transforms in the model bear no such hooks, nor do backward passes.
-        seen = watch_example(call, state, program.record, functools.partial(_watch, hooks=contextlib.nullcontext))
+        seen = watch_example(call, state, program.record, functools.partial(watch, hooks=contextlib.nullcontext))
     graph = program.graphs[functional.file]
     functional = _counted(functional, seen, counts_of_parts(program.record), graph)
     return replace(program, record=msgspec.structs.replace(program.record, functional=functional))
 
 
-def _watch(run: Callable[[], Any], inputs: Sequence[Any], hooks: Any) -> _Seen:
-    plain = {i: t for i, t in enumerate(inputs) if isinstance(t, torch.Tensor) and not is_wrapper(t)}
+def _watch(
+    program: Program, functional: FunctionalGraph, run: Callable[[], Any], inputs: Sequence[Any], hooks: Any
+) -> _Seen:
+    plain = {i: t for i, t in enumerate(inputs) if _is_plain(t)}
     before = {index: tensor._version for index, tensor in plain.items()}
     with hooks() as saved:
         left = run()
-    pointers = saved() if saved is not None else set()
-    seen = _Seen(saves=saved is None or bool(pointers) or not _repeats(left))
-    del left
+    seen = _Seen(saves=saved is None or bool(saved.addresses()) or not _repeats(left))
     for index, tensor in plain.items():
         seen.rises[index] = tensor._version - before[index]
-        if pointers and tensor.numel() and tensor.untyped_storage().data_ptr() in pointers:
-            seen.saved.add(index)
+    if saved is not None and functional.gradients is not None:
+        outputs = _outputs(program, left)
+        read = saved.behind([_roots(t, functional, inputs, outputs) for t in functional.gradients.tangents])
+        seen.saved = {
+            which: {index for index, addresses in enumerate(read) if address in addresses}
+            for which, address in _visible(plain, outputs)
+        }
     return seen
+
+
+def _visible(inputs: dict[int, torch.Tensor], outputs: dict[int, Any]) -> Iterator[tuple[Visible, int]]:
+    """Yield what a caller can change, with the address of its memory: inputs, and outputs that share no memory."""
+    addresses: set[int] = {0}
+    for index, tensor in inputs.items():
+        addresses.add(tensor.untyped_storage().data_ptr())
+        yield ("input", index), tensor.untyped_storage().data_ptr()
+    for index, value in outputs.items():
+        if _is_plain(value) and (address := value.untyped_storage().data_ptr()) not in addresses:
+            addresses.add(address)
+            yield ("output", index), address
+
+
+def _is_plain(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and not is_wrapper(value) and value.layout is torch.strided
+
+
+def _outputs(program: Program, left: Any) -> dict[int, Any]:
+    """Return the outputs among what a call returned, by their index; what it put elsewhere is not among them."""
+    tree = given_tree(program)
+    indices = [leaf.index for _, leaf in leaves(tree) if isinstance(leaf, Leaf)]
+    values = [value for _, value in flat_outputs(tree, left)]
+    return dict(zip(indices, values, strict=True))
+
+
+def _roots(
+    tangent: Tangent, functional: FunctionalGraph, inputs: Sequence[Any], outputs: dict[int, Any]
+) -> list[torch.Tensor]:
+    """Return the tensors of a call that gradients come from where a tangent is defined.
+
+    What takes the place of state is not among the outputs that are returned; such a gradient may come from anywhere.
+    """
+    if tangent.of == "mutation":
+        found = [inputs[functional.mutations[tangent.index].input_index]]
+    elif tangent.of == "output":
+        found = [outputs[tangent.index]] if tangent.index in outputs else list(outputs.values())
+    else:
+        specs = enumerate(functional.outputs)
+        views = [i for i, s in specs if isinstance(s, IntermediateAlias) and s.base_index == tangent.index]
+        found = [outputs[index] for index in views if index in outputs] or list(outputs.values())
+    return [value for value in found if isinstance(value, torch.Tensor)]
 
 
 def _repeats(left: Any) -> bool:
@@ -92,69 +155,61 @@ def _repeats(left: Any) -> bool:
     return bool(roots)
 
 
-class _Saved:
-    """What autograd saved, below autograd: it lives as long as the graph that it was saved for."""
-
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self.tensor = tensor.detach()
-        self.is_plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout is torch.strided
-
-
-@contextlib.contextmanager
-def _hooks() -> Iterator[Callable[[], set[int]]]:
-    """Watch what autograd saves for backward; yield what returns the addresses of that whose graph still lives."""
-    saved: weakref.WeakSet[_Saved] = weakref.WeakSet()
-
-    def pack(tensor: torch.Tensor) -> _Saved:
-        packed = _Saved(tensor)
-        saved.add(packed)
-        return packed
-
-    def unpack(packed: _Saved) -> torch.Tensor:
-        raise RuntimeError("the model itself runs a backward pass")
-
-    def addresses() -> set[int]:
-        gc.collect(1)  # What the call made is young; looking at all of Python takes longer than an export.
-        # What has no address is no input: what operators with bodies trace, tensor subclasses.
-        return {packed.tensor.untyped_storage().data_ptr() if packed.is_plain else 0 for packed in saved}
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
-        yield addresses
-
-
 def _counted(functional: FunctionalGraph, seen: _Seen, counts: Sequence[int], graph: Graph) -> FunctionalGraph:
     """Return the calling convention with what was seen; its indices count the parts of tensor subclasses."""
     firsts = [0, *accumulate(counts)]
     risen = {firsts[index]: by for index, by in seen.rises.items()}
-    saved = {firsts[index] for index in seen.saved}
     own = {m.input_index: m.data + m.metadata + m.storage for m in functional.mutations}
     rises = tuple(VersionRise(input_index=index, by=by) for index, by in risen.items() if by != own.get(index, 0))
     gradients = functional.gradients
     if gradients is not None:
         written = {mutation.input_index for mutation in functional.mutations if mutation.data}
         moved = {index for index, by in risen.items() if by} - written
-        gradients = _checked(gradients, saved, set(own) | moved, moved, graph)
+        if seen.saved is not None:
+            saved = {(of, firsts[i] if of == "input" else i): by for (of, i), by in seen.saved.items()}
+            gradients = _checked(gradients, saved, set(own) | moved, len(functional.mutations), graph)
+        gradients = _unversioned(gradients, [graph.inputs[index].name for index in moved], graph)
         gradients = msgspec.structs.replace(gradients, saves_nothing=not seen.saves)
     return msgspec.structs.replace(functional, version_rises=rises, gradients=gradients)
 
 
-def _checked(gradients: Gradients, saved: set[int], changed: set[int], moved: set[int], graph: Graph) -> Gradients:
+def _checked(
+    gradients: Gradients, saved: dict[Any, set[int]], changed: set[int], mutations: int, graph: Graph
+) -> Gradients:
     """Return the gradients with what backward checks.
 
-    Torch checks what the graph saves of the inputs themselves. The new value of a changed one is another tensor; and
-    one whose metadata alone changed is saved before its version rises.
+    Torch checks, in every pass, what the graph itself saves of inputs and outputs. Where eager does so in every pass as
+    well there is nothing to add; else the check is ours, and torch's is not made. The new value of a changed input is
+    another tensor than what is saved of it.
     """
     (partition,) = gradients.partitions
+    own = set(_bases(partition.saved, graph).values())
+    every = set(range(len(gradients.tangents)))
+    checks: list[VersionCheck] = []
+    loose: list[str] = []
+    for (of, index), tangents in sorted(saved.items()):
+        value = graph.inputs[index].name if of == "input" else graph.outputs[mutations + index]
+        names = set(_bases(references(value), graph).values())
+        is_changed = of == "input" and index in changed
+        if tangents == (every if names & own else set()) and not is_changed:
+            continue
+        if not is_changed:
+            loose += names
+        if tangents:
+            checks.append(VersionCheck(of=of, index=index, tangents=tuple(sorted(tangents))))
+    return _unversioned(msgspec.structs.replace(gradients, checks=tuple(checks)), loose, graph)
+
+
+def _unversioned(gradients: Gradients, values: Sequence[str], graph: Graph) -> Gradients:
+    """Return the gradients with what is saved of some values among what torch does not check."""
+    (partition,) = gradients.partitions
     bases = _bases(partition.saved, graph)
-    names = [value.name for value in graph.inputs]
-    checked = tuple(index for index in sorted(saved) if index in changed or names[index] not in bases.values())
-    loose = {*partition.unchecked, *(name for name, base in bases.items() if base in {names[i] for i in moved})}
-    unchecked = tuple(name for name in partition.saved if name in loose)
+    unchecked = tuple(n for n in partition.saved if n in partition.unchecked or bases[n] in values)
     partition = msgspec.structs.replace(partition, unchecked=unchecked)
-    return msgspec.structs.replace(gradients, checked_inputs=checked, partitions=(partition,))
+    return msgspec.structs.replace(gradients, partitions=(partition,))
 
 
-def _bases(names: Sequence[str], graph: Graph) -> dict[str, str]:
+def _bases(names: Iterable[str], graph: Graph) -> dict[str, str]:
     """Return, per name, the value whose memory and version it shares: itself, or what it is a view of."""
     of: dict[str, str] = {}
     for node in graph.nodes:

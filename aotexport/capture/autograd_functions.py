@@ -72,7 +72,8 @@ def apply_function(
             outputs, rest = results[: function.outputs], results[function.outputs :]
             ctx.mark_dirty(*[tensors[index] for index in function.dirty])
             ctx.mark_non_differentiable(*[outputs[index] for index in function.nondifferentiable])
-            ctx.set_materialize_grads(function.materializes)
+            ctx.set_materialize_grads(False)
+            ctx.metas = [(output.shape, output.dtype, output.device) for output in outputs]
             ctx.save_for_backward(*rest[: function.saved])
             ctx.stashed = rest[function.saved :]
             mark_unchecked([value for value in ctx.stashed if isinstance(value, torch.Tensor)])
@@ -80,8 +81,10 @@ def apply_function(
 
         @staticmethod
         def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[Any, ...]:
-            body, given = backwards[0], list(grads)
-            if not function.materializes:
+            body = backwards[0]
+            if function.materializes:
+                given = _materialized(grads, ctx.metas)
+            else:
                 tangents = [grad for i, grad in enumerate(grads) if i not in function.nondifferentiable]
                 body = backwards[_pattern_number([grad is not None for grad in tangents])]
                 given = [grad for grad in tangents if grad is not None]
@@ -90,6 +93,25 @@ def apply_function(
             return tuple(torch.fx.Interpreter(body).run(*given, *ctx.saved_tensors, *ctx.stashed, *additional))
 
     return list(Applied.apply(*operands))
+
+
+def _materialized(grads: Sequence[torch.Tensor | None], metas: Sequence[tuple[Any, ...]]) -> list[torch.Tensor]:
+    """Return the gradients with zeros for undefined ones, which they are where any of the others is defined.
+
+    A trace has a gradient for every output that it uses, and a call may have fewer. So each is a sum with zeros made of
+    the others: where tangents are undefined, that leaves the zeros, and nothing where all of them are.
+
+    Args:
+        grads: one per output.
+        metas: shape, dtype and device of each output.
+    """
+    defined = [grad for grad in grads if grad is not None]
+    materialized: list[torch.Tensor] = []
+    for grad, (shape, dtype, device) in zip(grads, metas, strict=True):
+        zeros = [other.new_zeros(shape, dtype=dtype, device=device) for other in defined if other is not grad]
+        terms = zeros if grad is None else [grad, *zeros]
+        materialized.append(sum(terms[1:], terms[0]) if terms else torch.zeros(shape, dtype=dtype, device=device))
+    return materialized
 
 
 def _pattern_number(defined: Sequence[bool]) -> int:

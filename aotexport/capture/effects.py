@@ -21,6 +21,7 @@ class Effects:
         above_autograd: whether the trace sees what autograd does, see `trace_forward`.
         autograd_functions: names of custom autograd functions whose backward the forward graph does not hold.
         takes_gradients: whether the model calls `torch.autograd.grad`.
+        differentiated: with regard to which tensors it does.
         sets_requires_grad: whether the model calls `requires_grad_`, which functional graphs do not hold.
         grad: whether the calls that the program is for record gradients.
         reads: what Python code read, see `Program.fixed`.
@@ -31,6 +32,7 @@ class Effects:
     above_autograd: bool = True
     autograd_functions: list[str] = field(default_factory=list)
     takes_gradients: bool = False
+    differentiated: list[Any] = field(default_factory=list)
     sets_requires_grad: bool = False
     grad: bool = True
     reads: set[Literal["layout", "requires_grad", "grad_mode", "inference_mode", "identity"]] = field(

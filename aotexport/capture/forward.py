@@ -126,6 +126,7 @@ class _Flat:
     rebinds: list[tuple[StateEntry, int]] = field(default_factory=list)
     container_changes: list[ContainerChange] = field(default_factory=list)
     effects: Effects = field(default_factory=Effects)
+    differentiated: set[int] = field(default_factory=set)
     above_autograd: bool = True
     asks: bool = False
 
@@ -162,6 +163,8 @@ class _Flat:
         ):
             held = containers(self.call, args, kwargs)
             result = self.target(*args, **kwargs)
+        ids = {id(tensor) for tensor in self.effects.differentiated}
+        self.differentiated = {index for index, tensor in enumerate(tensors) if id(tensor) in ids}
         self.output_tree = tree_of(result, "output", leaf_index, what="output")
         self.container_changes = container_changes(self.call, held, leaf_index)
         if any(isinstance(value, torch.Tensor) and value.retains_grad for value in outputs):
@@ -205,6 +208,7 @@ def _trace(call: ExampleCall, state: State, target: Any, strategy: Strategy, gra
     for index, entry in shared.items():
         bindings[entry] = Binding(entry=state.entries[entry], argument=index)
     bindings += [Binding(argument=index) for index in own]
+    bindings = [replace(b, is_differentiated=i in flat.differentiated) for i, b in enumerate(bindings)]
     for entry in _lift_constants(graph, state):
         if len(fakes.state) < len(state.entries):
             fakes.state.append(fakes.fake(entry.tensor))

@@ -16,10 +16,17 @@ from aotexport_runtime.schema.trees import Tree
 
 @dataclass(frozen=True)
 class Binding:
-    """What a graph input is: state (`entry`), argument tensor `argument`, or both when they are one tensor."""
+    """What a graph input is: state (`entry`), argument tensor `argument`, or both when they are one tensor.
+
+    Attributes:
+        entry: the state.
+        argument: which tensor of the call.
+        is_differentiated: whether the model takes gradients with regard to it.
+    """
 
     entry: StateEntry | None = None
     argument: int | None = None
+    is_differentiated: bool = False
 
 
 @dataclass

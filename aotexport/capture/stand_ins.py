@@ -22,7 +22,7 @@ from aotexport.capture.hooks import REGISTER_HOOK, record_hook
 from aotexport.capture.sources import is_user_file, user_line
 from aotexport.errors import ExportFailed
 from aotexport.torch_internals.bodies import Print, marks_inlined
-from aotexport.torch_internals.names import AutogradFunctionApply
+from aotexport.torch_internals.names import AutogradFunctionApply, tree_leaves
 from aotexport.torch_internals.subclasses import within_subclass
 from aotexport.torch_internals.tracing import (
     is_functionalised,
@@ -103,7 +103,8 @@ def replacements(effects: Effects) -> list[tuple[Any, str, Any]]:
         (tensor, "requires_grad_", requires_grad_),
         (tensor, "contiguous", contiguous),
         *[(tensor, name, _watched_method(name, effects)) for name in ("stride", "storage_offset", "is_contiguous")],
-        *[(tensor, name, _watched_property(name, effects)) for name in ("requires_grad", "is_leaf", "grad_fn")],
+        *[(tensor, name, _watched_property(name, effects)) for name in ("requires_grad", "is_leaf")],
+        (tensor, "grad_fn", property(functools.partial(_node, effects, tensor.grad_fn))),
         (tensor, "register_hook", register_hook),
         (tensor, "register_post_accumulate_grad_hook", _refused("Tensor.register_post_accumulate_grad_hook", hooks)),
         (AutogradFunctionApply, "__call__", apply_bodies),
@@ -155,11 +156,12 @@ def _print(operator: Any, effects: Effects, *args: Any, **kwargs: Any) -> None:
 _gradients = torch.autograd.grad
 
 
-def _grad(effects: Effects, *args: Any, create_graph: bool = False, **kwargs: Any) -> Any:
+def _grad(effects: Effects, outputs: Any, inputs: Any, *args: Any, create_graph: bool = False, **kwargs: Any) -> Any:
     """Stand for `torch.autograd.grad`: its operators are part of the trace, so results without a graph lose theirs."""
     effects.takes_gradients = True
     effects.reads |= {"identity", "inference_mode"}
-    found = _gradients(*args, create_graph=create_graph, **kwargs)
+    effects.differentiated += tree_leaves(inputs)
+    found = _gradients(outputs, inputs, *args, create_graph=create_graph, **kwargs)
     return found if create_graph else tuple(None if tensor is None else tensor.detach() for tensor in found)
 
 
@@ -249,6 +251,33 @@ def _watched_method(name: str, effects: Effects) -> Any:
         return original(self, *args, **kwargs)
 
     return read
+
+
+class _Node:
+    """A node of autograd's graph as the model sees it: a trace knows no hooks on nodes."""
+
+    def __init__(self, node: Any) -> None:
+        self._node = node
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._node, name)
+
+    def register_hook(self, hook: Any) -> Any:
+        """Refuse: see the class."""
+        return _refused("Node.register_hook", "Register hooks on tensors instead")()
+
+    def register_prehook(self, hook: Any) -> Any:
+        """Refuse: see the class."""
+        return _refused("Node.register_prehook", "Register hooks on tensors instead")()
+
+
+def _node(effects: Effects, original: Any, self: torch.Tensor) -> Any:
+    """Stand for `self.grad_fn`, noting the model's own reads."""
+    node = original.__get__(self)
+    if not _is_models_own(self):
+        return node
+    effects.reads.add("requires_grad")
+    return None if node is None else _Node(node)
 
 
 def _watched_property(name: str, effects: Effects) -> Any:

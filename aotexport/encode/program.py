@@ -126,6 +126,7 @@ def encode_program(spec: ProgramSpec, forward: ForwardCapture, *, root: Path | N
         dimensions=known,
         guards=guards(forward, known),
         fixed=tuple(sorted(forward.effects.reads)),
+        differentiated=tuple(index for index, b in enumerate(forward.bindings) if b.is_differentiated),
         forward=ForwardGraph(file=FORWARD_FILE, differentiable=not forward.effects.autograd_functions),
     )
     return EncodedProgram(program, {FORWARD_FILE: graph}, tuple(forward.effects.notes), spec.variant_of)

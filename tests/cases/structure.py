@@ -194,3 +194,8 @@ class Configured:
 def dataclass_with_more_than_its_fields(record):
     record.seen = record.x * 2
     return record.x * record.scale, Configured(record.x + 1)
+
+
+@case(lambda: (leaf(3), torch.device("cpu", 0)))
+def device_with_an_index(x, device):
+    return x.to(device) * 2, torch.zeros(3, device=device)

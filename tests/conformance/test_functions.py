@@ -95,6 +95,36 @@ def test_function_to_be_differentiated_once_raises_as_eager_does(load, target):
             grad.sum().backward()
 
 
+class HandsOn(torch.autograd.Function):
+    """Returns each gradient as it came, to the other input."""
+
+    @staticmethod
+    def forward(ctx, x, y, materializes):
+        ctx.set_materialize_grads(materializes)
+        return y * 2, x * 3
+
+    @staticmethod
+    def backward(ctx, first, second):
+        return second, first, None
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("materializes", [True, False])
+def test_undefined_gradient_that_a_function_hands_on_is_zeros_where_it_asks_for_them(load, target, materializes):
+    def swapped(x, y, z):
+        return *HandsOn.apply(x.sin(), y * 2, materializes), z * 2
+
+    module = load(swapped, [torch.ones(3, requires_grad=True) for _ in range(3)], target)
+    for used in range(3):
+        found = []
+        for function in (module, swapped):
+            tensors = [torch.ones(3, requires_grad=True) for _ in range(3)]
+            found.append(torch.autograd.grad(function(*tensors)[used].sum(), tensors, allow_unused=True))
+        assert [None if g is None else g.tolist() for g in found[0]] == [
+            None if g is None else g.tolist() for g in found[1]
+        ]
+
+
 class Endless(torch.autograd.Function):
     """Its backward applies itself."""
 

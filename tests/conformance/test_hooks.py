@@ -11,7 +11,7 @@ from torch import nn
 import aotexport
 import aotexport_runtime
 from aotexport import ExportFailed
-from aotexport_runtime import NotSupported
+from aotexport_runtime import CallInvalid, NotSupported
 
 
 def leaf():
@@ -191,6 +191,60 @@ def test_backward_hook_of_a_module_is_refused_where_gradients_are_asked_for(tmp_
     with pytest.raises(ExportFailed, match="`1` has backward hooks"):
         aotexport.export(module, (leaf(),), output=tmp_path / "bundle", verify=False)
     aotexport.export(module, (leaf(),), output=tmp_path / "bundle", programs=("infer",))
+
+
+@pytest.mark.parametrize("target", ["portable", "autograd"])
+@pytest.mark.parametrize("hang", [lambda x: x.register_hook(torch.neg), torch.Tensor.retain_grad])
+def test_hook_on_what_the_model_takes_gradients_of_is_refused_by_the_call(tmp_path, target, hang):
+    def slope(x):
+        return torch.autograd.grad(x.sin().sum(), x, create_graph=True)[0]
+
+    aotexport.export(slope, (leaf() * 1,), output=tmp_path / "bundle", verify=False)
+    module = aotexport_runtime.load(tmp_path / "bundle", target=target)
+    x = leaf() * 1
+    hang(x)
+    with pytest.raises(CallInvalid) as caught:
+        module(x)
+    assert str(caught.value) == (
+        "the call does not fit program `train`:\n"
+        "  - `x`: expected neither hooks nor a retained gradient: the model takes gradients with regard to it, and "
+        "eager would call them in the call, which a graph does not; pass a view of it, which has none"
+    )
+    assert torch.equal(module(x.view_as(x)), x.cos())
+
+
+@pytest.mark.parametrize("target", ["portable", "autograd"])
+def test_hook_of_a_parameter_that_a_backward_does_not_come_to_is_not_called(tmp_path, target):
+    class Heads(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = nn.Linear(4, 2), nn.Linear(4, 2)
+
+        def forward(self, x):
+            return self.first(x), self.second(x)
+
+    aotexport.export(Heads(), (leaf(),), output=tmp_path / "bundle", verify=False)
+    module = aotexport_runtime.load(tmp_path / "bundle", target=target)
+    called = []
+    for name, parameter in module.named_parameters():
+        parameter.register_hook(lambda grad, name=name: called.append(name))
+    module(leaf())[0].sum().backward()
+    assert sorted(called) == ["first.bias", "first.weight"]
+
+
+@pytest.mark.parametrize("register", ["register_hook", "register_prehook"])
+def test_hook_on_a_node_is_refused(tmp_path, register):
+    def hooked(x):
+        hidden = x * 2
+        getattr(hidden.grad_fn, register)(lambda *grads: None)
+        return hidden.sin()
+
+    with pytest.raises(ExportFailed) as caught:
+        aotexport.export(hooked, (leaf(),), output=tmp_path / "bundle", verify=False)
+    assert str(caught.value) == (
+        f"{__file__}:{hooked.__code__.co_firstlineno + 2}: in hooked: the model calls `Node.{register}`, which a "
+        "bundle cannot hold. Register hooks on tensors instead"
+    )
 
 
 def hang_a_hook(output):

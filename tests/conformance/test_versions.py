@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
+import weakref
 
 import pytest
 import torch
@@ -10,6 +12,7 @@ from torch import nn
 
 import aotexport
 import aotexport_runtime
+from aotexport_runtime import NotSupported
 
 
 def leaf(*shape):
@@ -124,6 +127,65 @@ def test_backward_does_not_mind_changes_of_what_only_unused_results_needed(load)
             x.zero_()
         loss.backward()
         assert torch.equal(x.grad, torch.tensor([3.0, 2.0, 1.0]))
+
+
+def doubled_and_its_exponential(x, y):
+    first = x * 2
+    second = first.exp()
+    return first, second, (second + 1) * y
+
+
+def products(x, y):
+    first = x * 2
+    return first, first * y, (first + 1).sigmoid()
+
+
+@pytest.mark.parametrize("function", [doubled_and_its_exponential, products])
+def test_change_of_inputs_and_outputs_raises_in_the_passes_in_which_eager_reads_them(load, function):
+    def outcome(callable_, changed, used):
+        tensors = [torch.full((3,), 0.5, requires_grad=True), torch.full((3,), 2.0, requires_grad=True)]
+        outputs = callable_(*tensors)
+        with torch.no_grad():
+            (*tensors, *outputs)[changed].mul_(3)
+        try:
+            outputs[used].sum().backward()
+        except RuntimeError as error:
+            return "modified by an inplace operation" in str(error)
+        return [tensor.grad if tensor.grad is None else tensor.grad.tolist() for tensor in tensors]
+
+    module = load(function, leaf(3), leaf(3))
+    for changed in range(5):
+        for used in range(3):
+            assert outcome(module, changed, used) == outcome(function, changed, used), (changed, used)
+
+
+def test_what_backward_checks_is_freed_with_the_graph(load):
+    module = load(products, leaf(3), leaf(3))
+    outputs = module(leaf(3), leaf(3))
+    kept = weakref.ref(outputs[0].untyped_storage())
+    loss = outputs[1].sum()
+    del outputs
+    loss.backward()
+    gc.collect()
+    assert kept() is None
+
+
+def test_double_backward_refuses_to_compute_from_an_input_that_was_changed(tmp_path):
+    def exponential(x):
+        return x.exp()
+
+    aotexport.export(exponential, (leaf(3),), output=tmp_path / "bundle", verify=False)
+    module = aotexport_runtime.load(tmp_path / "bundle", target="portable")
+    x = leaf(3)
+    result = module(x).sum()
+    with torch.no_grad():
+        x.add_(1)
+    with pytest.raises(NotSupported) as caught:
+        torch.autograd.grad(result, x, create_graph=True)
+    assert str(caught.value) == (
+        "double backward computes the call anew, and its `input:x` was changed in place since. Load the bundle with "
+        "target='autograd'"
+    )
 
 
 def test_two_calls_in_a_row_can_both_be_differentiated_where_kernels_write_statistics(load):

@@ -895,3 +895,14 @@ def gradients_taken_inside() -> Case:
 def backward_passes_that_repeat() -> Case:
     """A program whose backward reads nothing of its forward."""
     return Case(lambda x, y: x + y, (needs_grad(2), needs_grad(2)))
+
+
+@case
+def results_that_rely_on_different_inputs() -> Case:
+    """Backward passes that check what the caller may have changed: an input for one output, an output for another."""
+
+    def call(x: Tensor, y: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
+        first = x * 2
+        return first, first * y + z * z
+
+    return Case(call, (needs_grad(2), needs_grad(2), needs_grad(2)))

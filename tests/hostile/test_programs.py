@@ -12,6 +12,7 @@ TENSOR = {"kind": "tensor", "dtype": "float32", "shape": [3], "stride": [1]}
 STATE_INPUT = {"kind": "state", "name": "linear.bias", "meta": TENSOR}
 VIEW = "functional/outputs/2"
 GRADIENTS = "functional/gradients"
+CHECK = {"of": "input", "index": 0, "tangents": [0]}
 STEP = {"op": "aten::t.default"}
 LEAF = {"kind": "leaf", "index": 0}
 LONG = 1 << 70
@@ -98,6 +99,8 @@ FAULTS = [
     ),
     (f"{VIEW}/steps/0/args", ["input:x"], "an argument of a view step is no constant"),
     (f"{VIEW}/steps/0/item", -1, f"item of a view step is -1, out of range({2**63 - 1})"),
+    ("differentiated", [4], "differentiated input is 4, out of range(4)"),
+    ("differentiated", [0, 0], "differentiated input '0' occurs twice"),
     # gradients
     (f"{GRADIENTS}/of_inputs", [None], "1 gradients for 4 inputs"),
     (f"{GRADIENTS}/partitions", [], "a joint graph has no partition"),
@@ -115,7 +118,11 @@ FAULTS = [
         "a tangent of 1 axes has memory format preserve_format",
     ),
     (f"{GRADIENTS}/detached_inputs", [4], "detached input is 4, out of range(4)"),
-    (f"{GRADIENTS}/checked_inputs", [4], "checked input is 4, out of range(4)"),
+    (f"{GRADIENTS}/checks", [{**CHECK, "index": 4}], "checked input is 4, out of range(4)"),
+    (f"{GRADIENTS}/checks", [{**CHECK, "of": "output", "index": 3}], "checked output is 3, out of range(3)"),
+    (f"{GRADIENTS}/checks", [{**CHECK, "tangents": [1]}], "tangent of a check is 1, out of range(1)"),
+    (f"{GRADIENTS}/checks", [{**CHECK, "tangents": [0, 0]}], "tangent of a check '0' occurs twice"),
+    (f"{GRADIENTS}/checks", [CHECK, CHECK], "check of 'input 0' occurs twice"),
     ("functional/version_rises", [{"input_index": 4, "by": 1}], "input_index of a version is 4, out of range(4)"),
     ("functional/version_rises", [{"input_index": 0, "by": 1}] * 2, "version of input '0' occurs twice"),
     ("functional/version_rises", [{"input_index": 0, "by": -1}], "rise of a version is -1, out of range(1000000)"),

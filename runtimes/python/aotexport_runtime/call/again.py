@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from aotexport_runtime.call.joint import JointProgram
+from aotexport_runtime.errors import NotSupported
 from aotexport_runtime.schema.program import IntermediateAlias
 
 
@@ -17,12 +18,14 @@ class Again(NamedTuple):
     Attributes:
         joint: the program.
         inputs: as they were before the call.
+        versions: of `joint.steady` among them; empty where tensors have none.
         symbols: value per symbol.
         random_state: of before the call; None: it draws nothing.
     """
 
     joint: JointProgram
     inputs: Sequence[Any]
+    versions: list[int]
     symbols: dict[str, int]
     random_state: torch.Tensor | None
 
@@ -33,11 +36,25 @@ class Again(NamedTuple):
             inputs = list(inputs)
             for index in joint.mutated:
                 inputs[index] = inputs[index].clone()
-        return cls(joint, inputs, symbols, torch.get_rng_state() if joint.draws else None)
+        try:
+            versions = [inputs[index]._version for index in joint.steady]
+        except RuntimeError:
+            versions = []  # Inference tensors.
+        return cls(joint, inputs, versions, symbols, torch.get_rng_state() if joint.draws else None)
 
     def gradients(self, grads: Sequence[torch.Tensor | None], needed: Sequence[bool]) -> list[torch.Tensor | None]:
-        """Return differentiable gradients of the inputs."""
+        """Return differentiable gradients of the inputs.
+
+        Raises:
+            NotSupported: an input was changed since the call, which eager does not read again.
+        """
         assert self.joint.reference is not None
+        for index, version in zip(self.joint.steady, self.versions, strict=False):
+            if self.inputs[index]._version != version:
+                raise NotSupported(
+                    f"double backward computes the call anew, and its `{self.joint.graph.inputs[index].name}` was "
+                    "changed in place since. Load the bundle with target='autograd'"
+                )
         with torch.random.fork_rng(enabled=self.random_state is not None):
             if self.random_state is not None:
                 torch.set_rng_state(self.random_state)

@@ -56,7 +56,12 @@ class _Joint(torch.autograd.Function):
         results = variant.forward([*inputs], symbols)
         if isinstance(results, LeasedResults):
             ctx.lease = results.lease
-        ctx.save_for_backward(*results[variant.checked])
+        if variant.unchecked is None:
+            ctx.save_for_backward(*results[variant.checked])
+        else:
+            # The same memory under a version of its own.
+            unchecked = [tensor.data for tensor in results[variant.unchecked]]
+            ctx.save_for_backward(*results[variant.checked], *unchecked)
         if variant.loose is not None:
             ctx.loose = results[variant.loose]
         returned = results[: variant.returns]
@@ -80,8 +85,8 @@ class _Joint(torch.autograd.Function):
             return tuple([None if gradient is None else gradient.detach() for gradient in found])
         # A second pass raises where eager saved something, which the first one freed.
         args: list[Any] = [] if variant.saves_nothing else [*ctx.saved_tensors]
-        if variant.checks and not any(grads[position] is None for position in variant.outer):
-            check_versions(ctx)
+        if variant.checks:
+            check_versions(ctx, grads)
         if variant.loose is not None:
             args += ctx.loose
         batched, undefined = transforms.active(), 0
@@ -103,8 +108,8 @@ class _Joint(torch.autograd.Function):
             _clear(ctx)
         try:
             found = (None, None, *function(args, symbols))
-            if getattr(ctx, "lease", None) is not None and _is_freed(ctx):
-                ctx.lease = None
+            if (variant.checks or getattr(ctx, "lease", None) is not None) and _is_freed(ctx):
+                ctx.lease, ctx.versions = None, ()
             return found
         except ZeroDivisionError:
             if again is None:
@@ -142,5 +147,5 @@ def _differentiable_backward(ctx: Any, again: Again | None, grads: Sequence[torc
         )
     _ = ctx.saved_tensors  # Raises where one was changed in place.
     if ctx.call[0].checks:
-        check_versions(ctx)
+        check_versions(ctx, grads)
     return (None, None, *again.gradients(grads, ctx.needs_input_grad[2:]))

@@ -148,6 +148,8 @@ def _check_functional(writer: Writer, program: Program, served: Served) -> None:
         writer.refuse_if(f"not {enabled} or not ({wants})")
         for index in soft.without_grad:
             writer.refuse_if(f"{input_name(index)}.requires_grad")
+        for index in soft.without_hooks:
+            writer.refuse_if(f"{input_name(index)}._backward_hooks")
         for index, is_leaf in soft.leaf_mutations:
             writer.refuse_if(f"{input_name(index)}.is_leaf is not {is_leaf}")
     else:

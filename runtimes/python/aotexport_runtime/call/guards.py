@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from aotexport_runtime import sizes
 from aotexport_runtime.call.tensors import Array, is_tensor
+from aotexport_runtime.engines.halves import reached_in_part
 from aotexport_runtime.schema.graph import Graph
 from aotexport_runtime.schema.program import (
     ArgumentInput,
@@ -252,6 +253,7 @@ class SoftGuards:
         without_grad: inputs that must not require grad.
         with_grad: inputs of which one must require grad: no gradient of the graph's results flows to the others.
         leaf_mutations: inputs that it changes, each with whether it must be a leaf.
+        without_hooks: inputs whose hooks would be called, with None, by passes whose gradient does not come to them.
         offsets: inputs that must begin at an offset of their storage.
         needs_alias_check: whether `mutation_is_shared` must be asked.
     """
@@ -283,6 +285,7 @@ class SoftGuards:
         arguments = [index for index, spec in enumerate(program.inputs) if isinstance(spec, ArgumentInput)]
         self._tensors = [index for index, spec in enumerate(program.inputs) if not isinstance(spec, SizeInput)]
         self._mutated = sorted(mutated)
+        self.without_hooks = reached_in_part(graph, functional)
         self.offsets = _offsets(program, functional, graph)
         self.needs_alias_check = bool(arguments) and bool(mutated)
         self.leaf_mutations = [
@@ -319,6 +322,9 @@ class SoftGuards:
                     return f"input {index} requires grad, and did not at capture"
             if not any(inputs[index].requires_grad for index in self.with_grad):
                 return "only inputs that get no gradient require grad"
+            for index in self.without_hooks:
+                if inputs[index]._backward_hooks:
+                    return f"input {index} has hooks, and some outputs have no gradient with regard to it"
             for index, is_leaf in self.leaf_mutations:
                 if inputs[index].is_leaf != is_leaf:
                     return f"mutated input {index} is {'no' if is_leaf else 'a'} leaf, unlike at capture"

@@ -67,6 +67,11 @@ def _union(arguments: Sequence[Argument], bits: dict[str, int]) -> int:
     return found
 
 
+def has_hooks(tensor: torch.Tensor) -> bool:
+    """Return whether a hook sees the gradients of `tensor` on their way, or it retains them."""
+    return tensor.retains_grad or bool(tensor._backward_hooks)
+
+
 def watch(node: Any, inner: Sequence[InnerOutput], outputs: Sequence[Any]) -> None:
     """Let the backward of a joint graph's `node` see what the caller hangs on its inner outputs."""
     node.watched = [(each, weakref.ref(outputs[each.output])) for each in inner]
@@ -84,7 +89,7 @@ def refuse_unseen_gradients(node: Any, gradients: Sequence[torch.Tensor | None])
     """
     for inner, reference in getattr(node, "watched", ()):
         output = reference()
-        if output is None or not (output.retains_grad or output._backward_hooks):
+        if output is None or not has_hooks(output):
             continue
         if any(gradients[position] is not None for position in inner.outer):
             raise NotSupported(

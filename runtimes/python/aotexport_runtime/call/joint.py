@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -21,7 +21,7 @@ from aotexport_runtime.engines.functional import compile_functional
 from aotexport_runtime.engines.impure import impure_nodes, random_nodes
 from aotexport_runtime.engines.lowered import Lowered
 from aotexport_runtime.engines.recompute import computed_late, within_budget
-from aotexport_runtime.engines.saved import views_recomputed
+from aotexport_runtime.engines.saved import base_of, views_recomputed
 from aotexport_runtime.schema.graph import Graph
 from aotexport_runtime.schema.program import FreshOutput, FunctionalGraph
 from aotexport_runtime.schema.values import SizeMeta, TensorMeta
@@ -34,6 +34,7 @@ class JointProgram:
     """A joint graph, compiled per pattern of needed gradients on first use.
 
     Attributes:
+        steady: tensor inputs whose version a call leaves as it is, or that it changes.
         plain: tensor inputs that are no `nn.Parameter`s.
         is_sized_by_data: whether tangents have sizes that only the data of a call know.
         found: what `variant` returned for patterns of needed gradients, where that depends on nothing else.
@@ -79,7 +80,10 @@ class JointProgram:
         self.lowered = lowered
         self.inner = inner
         inputs = range(len(self.gradients.of_inputs))
-        self.plain = [i for i in inputs if i not in parameters and isinstance(graph.inputs[i].meta, TensorMeta)]
+        tensors = [i for i in inputs if isinstance(graph.inputs[i].meta, TensorMeta)]
+        self.plain = [i for i in tensors if i not in parameters]
+        risen = {rise.input_index for rise in functional.version_rises} - set(self.mutated)
+        self.steady = [i for i in tensors if i not in risen]
         sizes_of_inputs = {size for value in graph.inputs[: len(inputs)] for size in _symbols(value.meta)}
         self.is_sized_by_data = any(_symbols(tangent.meta) - sizes_of_inputs for tangent in self.gradients.tangents)
         self._libraries = libraries
@@ -121,6 +125,20 @@ class JointProgram:
         return all(wants or index is None for index, wants in zip(self.gradients.of_inputs, needed, strict=True))
 
 
+class Check(NamedTuple):
+    """A tensor whose version backward checks.
+
+    Attributes:
+        is_input: whether it is an input, else an output.
+        place: which one.
+        positions: of what the forward returns: a gradient of one of these makes eager read the tensor.
+    """
+
+    is_input: bool
+    place: int
+    positions: list[int]
+
+
 @dataclass
 class Variant:
     """Compiled halves, and what the `autograd.Function` must know about their values.
@@ -132,11 +150,11 @@ class Variant:
         forward: returns results, then saved values.
         returns: how many of those are results.
         checked: which are saved tensors whose versions autograd checks.
-        loose: which are saved without; None: there are none.
+        unchecked: which are saved tensors whose versions it does not; None: there are none.
+        loose: which are saved beside autograd, which then does not free them; None: there are none.
         held: results that autograd must not take for its own: aliases, and tensors changed in another way than by data.
         views: results that are views which nobody may change.
-        outer: positions of tangents of what the caller is given.
-        checks: whether versions of inputs are checked, as eager's saved tensors would be.
+        checks: whose versions are checked in addition, as eager's saved tensors would be.
         nondifferentiable: results without a gradient.
         tangents: per tangent the position of its result, and what lays it out.
         libraries: compiled halves; None: there are none.
@@ -149,11 +167,11 @@ class Variant:
     forward: Function
     returns: int
     checked: slice
+    unchecked: slice | None
     loose: slice | None
     held: list[int]
     views: list[int]
-    outer: list[int]
-    checks: bool
+    checks: list[Check]
     nondifferentiable: list[int]
     tangents: list[tuple[int, LayOut]]
     libraries: Libraries | None
@@ -188,9 +206,12 @@ class Variant:
         if budget < 1:
             cut = computed_late(cut)
         lowered = joint.lowered if takes_lowered else None
-        checked, loose = cut.saved_tensors, cut.saved_unchecked + cut.saved_sizes
+        checked, unchecked, loose = cut.saved_tensors, cut.saved_unchecked, cut.saved_sizes
         if lowered is not None:
-            checked, loose = lowered.saved, 0
+            checked, unchecked, loose = lowered.saved, 0, 0
+        elif gradients.saves_nothing:
+            # Nor may anything be freed that autograd would have to free.
+            unchecked, loose = 0, unchecked + loose
         mutations, outputs = len(functional.mutations), len(functional.outputs)
         start = {"mutation": 0, "output": mutations, "intermediate_base": mutations + outputs}
         positions = [start[tangent.of] + tangent.index for tangent in gradients.tangents]
@@ -217,11 +238,11 @@ class Variant:
             forward=forward,
             returns=returns,
             checked=slice(returns, returns + checked),
-            loose=slice(returns + checked, returns + checked + loose) if loose else None,
+            unchecked=_slice(returns + checked, unchecked),
+            loose=_slice(returns + checked + unchecked, loose),
             held=held,
             views=[mutations + i for i, output in enumerate(functional.outputs) if _is_protected_view(output)],
-            outer=[position for position in positions if position >= mutations],
-            checks=bool(gradients.checked_inputs) and joint.complete(needed),
+            checks=_checks(joint, positions, None if joint.complete(needed) else cut),
             nondifferentiable=[i for i in range(returns) if i not in reached and i not in held and i not in flowless],
             tangents=[(position, layout(spec)) for position, spec in zip(positions, gradients.tangents, strict=True)],
             libraries=libraries,
@@ -297,6 +318,22 @@ class Variant:
             for arg, shape, spec in specs
         ]
         return [*args[:start], *tangents]
+
+
+def _slice(start: int, count: int) -> slice | None:
+    return slice(start, start + count) if count else None
+
+
+def _checks(joint: JointProgram, positions: Sequence[int], cut: halves.Halves | None) -> list[Check]:
+    """Return the checks of versions for calls that want every gradient, or those of what `cut` saves for others."""
+    graph, mutations = joint.graph, len(joint.functional.mutations)
+    saved = None if cut is None else {base_of(graph, name) for name in cut.backward.inputs}
+    found: list[Check] = []
+    for check in joint.gradients.checks:
+        value = graph.inputs[check.index].name if check.of == "input" else graph.outputs[mutations + check.index]
+        if saved is None or (isinstance(value, str) and base_of(graph, value) in saved):
+            found.append(Check(check.of == "input", check.index, [positions[index] for index in check.tangents]))
+    return found
 
 
 def _symbols(meta: Any) -> set[str]:

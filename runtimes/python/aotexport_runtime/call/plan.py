@@ -22,7 +22,7 @@ from aotexport_runtime.call.autograd import run_joint
 from aotexport_runtime.call.containers import ContainerChanges
 from aotexport_runtime.call.fast_way import Served, StateSlot, Way, fast_way
 from aotexport_runtime.call.guards import Guards, SoftGuards
-from aotexport_runtime.call.inner import InnerOutput, inner_outputs, watch
+from aotexport_runtime.call.inner import InnerOutput, has_hooks, inner_outputs, watch
 from aotexport_runtime.call.joint import JointProgram
 from aotexport_runtime.call.mutations import Mutations
 from aotexport_runtime.call.signature import Bound, Signature
@@ -179,7 +179,22 @@ class Plan:
             if passed is not None and passed is not inputs[index]:
                 name = self._state_name(index)
                 violations.append(f"an argument that was the module's own `{name}` at capture must be it again")
+        violations += self._hooked(inputs)
         return Bound(inputs, symbols, violations, containers)
+
+    def _hooked(self, inputs: Sequence[Any]) -> list[str]:
+        """Return a sentence per input that the model differentiates and whose hooks eager would call in the call."""
+        found: list[str] = []
+        for index in self.program.differentiated:
+            if has_hooks(inputs[index]):
+                spec = self.program.inputs[index]
+                name = spec.name if isinstance(spec, StateInput) else spec.path
+                found.append(
+                    f"`{name}`: expected neither hooks nor a retained gradient: the model takes gradients with regard "
+                    "to it, and eager would call them in the call, which a graph does not; pass a view of it, which "
+                    "has none"
+                )
+        return found
 
     def run(self, call: Bound) -> Any:
         """Run the program on a call without violations; return what the call returns."""
@@ -250,7 +265,7 @@ class _Functional:
         self._autocasts = torch.amp.is_autocast_available(self._device_type)
         self._soft = SoftGuards(program, functional, graph)
         self._mutations = Mutations(functional) if functional.mutations or functional.version_rises else None
-        self._checked = functional.gradients.checked_inputs if functional.gradients is not None else ()
+        self._checks = functional.gradients is not None and bool(functional.gradients.checks)
         self._regenerators = regenerators(program, functional, plan.environment)
         self._inner: list[InnerOutput] = []
         self._joint = None
@@ -274,7 +289,7 @@ class _Functional:
         else:
             self._inference = _inference(graph, plan.environment, program.name, libraries)
         fresh = self._mutations is None and self._regenerators is None and functional.grad_mode is None
-        fresh = fresh and not self._checked and not self._inner
+        fresh = fresh and not self._checks and not self._inner
         alone = fresh and not program.rebinds and self._joint is not None and not self._joint.gradients.detached_inputs
         self.served = Served(soft=self._soft, device_type=self._device_type, joint=self._joint if alone else None)
 
@@ -307,9 +322,7 @@ class _Functional:
         if self._mutations is not None:
             self._mutations.apply(inputs, returned)
             returned = returned[self._mutations.count :]
-        node = node_of(results) if self._checked or self._inner else None
-        if node is not None and self._checked:
-            remember_versions(node, [inputs[index] for index in self._checked])
+        node = node_of(results) if self._checks or self._inner else None
         if self._regenerators is None:
             outputs = returned
         else:
@@ -317,6 +330,8 @@ class _Functional:
                 regenerate(inputs, returned, value)
                 for regenerate, value in zip(self._regenerators, returned, strict=False)
             ]
+        if node is not None and self._checks:
+            remember_versions(node, inputs, outputs)
         if node is not None and self._inner:
             watch(node, self._inner, outputs)
         if self._record.grad_mode is not None:

@@ -168,7 +168,9 @@ class Signature:
 
 
 def _equal(value: Any, expected: Any) -> bool:
-    """Return whether two constants are the same: zeros of another sign are not, and NaN is."""
+    """Return whether two constants are the same: zeros of another sign are not; NaN is, and the CPU by any index."""
+    if getattr(value, "type", None) == getattr(expected, "type", "") == "cpu":
+        return True
     if isinstance(value, float) and isinstance(expected, float) and not value and not expected:
         return math.copysign(1, value) == math.copysign(1, expected)
     return bool(value == expected or (value != value and expected != expected))

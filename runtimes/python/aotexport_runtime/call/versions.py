@@ -1,4 +1,4 @@
-"""Versions of tensors that eager saves and a joint graph need not: backward raises where one was changed."""
+"""Versions of tensors that eager reads in backward, where a joint graph does not, or does more often."""
 
 from __future__ import annotations
 
@@ -14,17 +14,23 @@ def node_of(returned: Sequence[Any]) -> Any:
     return next((node for node in nodes if node is not None), None)
 
 
-def remember_versions(node: Any, checked: Sequence[torch.Tensor]) -> None:
-    """Let a backward pass through `node`, a joint graph's, raise where one of `checked` is changed from now on."""
-    node.versions = [(tensor, tensor._version) for tensor in checked if not tensor.is_inference()]
+def remember_versions(node: Any, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    """Let backward passes through `node`, a joint graph's, raise where what eager reads is changed from now on."""
+    versions: list[tuple[torch.Tensor, int, Sequence[int]]] = []
+    for is_input, index, positions in node.call[0].checks:
+        # An output would keep its own graph alive.
+        tensor = inputs[index] if is_input else outputs[index].detach()
+        if not tensor.is_inference():
+            versions.append((tensor, tensor._version, positions))
+    node.versions = versions
 
 
-def check_versions(ctx: Any) -> None:
-    """Raise where a tensor that eager saves, and the graph need not, was changed since the call."""
-    for tensor, version in getattr(ctx, "versions", ()):
-        if tensor._version != version:
+def check_versions(ctx: Any, grads: Sequence[torch.Tensor | None]) -> None:
+    """Raise where a tensor was changed since the call that eager reads for one of `grads`."""
+    for tensor, version, positions in getattr(ctx, "versions", ()):
+        if tensor._version != version and any(grads[position] is not None for position in positions):
             raise RuntimeError(
                 "one of the variables needed for gradient computation has been modified by an inplace operation: an "
-                f"input of the program, of shape {list(tensor.shape)}, is at version {tensor._version}; expected "
-                f"version {version} instead"
+                f"input or output of the program, of shape {list(tensor.shape)}, is at version {tensor._version}; "
+                f"expected version {version} instead"
             )

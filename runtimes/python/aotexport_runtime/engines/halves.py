@@ -166,6 +166,25 @@ def descendants(nodes: Sequence[Node], roots: set[str]) -> set[str]:
     return derived
 
 
+def reached_in_part(graph: Graph, functional: FunctionalGraph) -> list[int]:
+    """Return the inputs of a joint graph whose gradient is None for some outputs: it comes from others alone."""
+    if functional.gradients is None:
+        return []
+    of_inputs = functional.gradients.of_inputs
+    # Per value a bit for each tangent that it is computed from.
+    sources = {value.name: 1 << index for index, value in enumerate(graph.inputs[len(of_inputs) :])}
+    every = (1 << len(sources)) - 1
+    for node in graph.nodes:
+        bits = 0
+        for argument in (*node.args, *node.kwargs.values()):
+            for name in references(argument):
+                bits |= sources.get(name, 0)
+        if bits:
+            sources[node.name] = bits
+    gradients = [(i, graph.outputs[at]) for i, at in enumerate(of_inputs) if at is not None]
+    return [i for i, gradient in gradients if isinstance(gradient, str) and sources.get(gradient, every) != every]
+
+
 def with_tangents(graph: Graph, backward: StraightLine, defined: Sequence[bool]) -> StraightLine:
     """Return `backward` for a call in which some tangents are undefined.
 

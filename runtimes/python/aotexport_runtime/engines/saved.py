@@ -15,23 +15,34 @@ def views_recomputed(graph: Graph, functional: FunctionalGraph, partition: Parti
     Args:
         graph: a joint graph.
         functional: its calling convention. What is seen through inputs that it changes is afterwards not what forward
-            saw, so that views of those are saved themselves; so are values whose version is not checked.
+            saw, so that views of those are saved themselves.
         partition: what is saved otherwise.
     """
     nodes = {node.name: node for node in graph.nodes}
     mutated = {graph.inputs[mutation.input_index].name for mutation in functional.mutations}
     kept: set[str] = set()
+    checked: set[str] = set()
     for name in partition.saved:
         base = name
-        while base in nodes and nodes[base].op in VIEWS and name not in partition.unchecked:
+        while base in nodes and nodes[base].op in VIEWS:
             source = nodes[base].args[0]
             if not isinstance(source, str) or source in mutated:
                 break
             base = source
         kept.add(base)
+        if name not in partition.unchecked:
+            checked.add(base)
     saved = tuple(value.name for value in (*graph.inputs, *graph.nodes) if value.name in kept)
-    unchecked = tuple(name for name in partition.unchecked if name in kept)
+    unchecked = tuple(name for name in saved if name not in checked)
     return Partition(name="views-recomputed", saved=saved, unchecked=unchecked)
+
+
+def base_of(graph: Graph, name: str) -> str:
+    """Return the value whose memory and version a value of `graph` has: itself, or what it is a view of."""
+    nodes = {node.name: node for node in graph.nodes}
+    while name in nodes and nodes[name].op in VIEWS and isinstance(source := nodes[name].args[0], str):
+        name = source
+    return name
 
 
 VIEWS = frozenset(

@@ -17,6 +17,7 @@ _IDENTITIES = frozenset(("aten::detach.default", "aten::alias.default"))
 _INVOLUTIONS = frozenset(("aten::t.default", "aten::transpose.int"))
 _RESHAPES = frozenset(("aten::view.default", "aten::_unsafe_view.default", "aten::expand.default"))
 _SUM = "aten::sum.dim_IntList"
+_ZEROS = "aten::new_zeros.default"
 
 
 def simplified(line: StraightLine, metas: dict[str, ValueMeta]) -> StraightLine:
@@ -68,12 +69,22 @@ class _State:
             return source
         if node.op in _RESHAPES and _same_layout(self.metas.get(source), node.meta):
             return source
+        if node.op == "aten::add.Tensor" and self._adds_zeros(node):
+            return source
         before = self.by_name.get(source)
         if node.op in _INVOLUTIONS and before is not None and before.op == node.op and not before.kwargs:
             first = before.args[0]
             if isinstance(first, str) and before.args[1:] == node.args[1:]:
                 return first
         return None
+
+    def _adds_zeros(self, node: Node) -> bool:
+        """Return whether a sum of two is its first term; what makes gradients defined adds such zeros."""
+        added = self.by_name.get(node.args[1]) if len(node.args) == 2 and isinstance(node.args[1], str) else None
+        before = self.metas.get(node.args[0]) if isinstance(node.args[0], str) else None
+        if added is None or added.op != _ZEROS or not isinstance(before, TensorMeta):
+            return False
+        return isinstance(node.meta, TensorMeta) and (before.shape, before.dtype) == (node.meta.shape, node.meta.dtype)
 
     def summed(self, node: Node, uses: dict[str, int]) -> Node | None:
         """Return the sum without kept axes, where `node` is what drops the kept axes of a sum used here alone."""
@@ -157,9 +168,9 @@ def _uses(line: StraightLine) -> dict[str, int]:
 
 
 def _needed(nodes: list[Node], outputs: list[Argument]) -> list[Node]:
-    """Return `nodes` without the ones that only served what was left out: pure views and sums."""
+    """Return `nodes` without the ones that only served what was left out: pure views, sums and zeros."""
     wanted = {name for output in outputs for name in references(output)}
-    droppable = {*_IDENTITIES, *_INVOLUTIONS, *_RESHAPES, _SUM}
+    droppable = {*_IDENTITIES, *_INVOLUTIONS, *_RESHAPES, _SUM, _ZEROS}
     kept: list[Node] = []
     for node in reversed(nodes):
         if node.name not in wanted and node.op in droppable:

@@ -249,6 +249,21 @@ class Partition(Record, kw_only=True):
     unchecked: tuple[str, ...] = ()
 
 
+class VersionCheck(Record, kw_only=True):
+    """A tensor whose memory eager reads in backward, and which the caller can change.
+
+    Attributes:
+        of: what it is.
+        index: which input or output, by `of`.
+        tangents: indices into `Gradients.tangents`: a backward pass in which one of these is defined raises where the
+            tensor was changed in place since the call.
+    """
+
+    of: Literal["input", "output"]
+    index: int
+    tangents: tuple[int, ...]
+
+
 class Gradients(Record, kw_only=True):
     """The backward half of a joint graph.
 
@@ -258,8 +273,8 @@ class Gradients(Record, kw_only=True):
             it is statically undefined.
         detached_inputs: inputs whose gradient is statically undefined and whose producers and hooks autograd must not
             visit.
-        checked_inputs: inputs that eager saves for backward and the graph does not: a backward pass with every tangent,
-            of a call that wants every gradient, raises where they were changed in place since.
+        checks: what eager's backward checks otherwise than a saved value of the graph is checked, which is in every
+            pass. In a call that does not want every gradient, only what the graph saves for it is checked.
         saves_nothing: eager saves no tensor for backward, so that backward passes can be repeated without
             `retain_graph`.
         partitions: at least one; the first is the default.
@@ -268,7 +283,7 @@ class Gradients(Record, kw_only=True):
     tangents: tuple[Tangent, ...]
     of_inputs: tuple[int | None, ...]
     detached_inputs: tuple[int, ...] = ()
-    checked_inputs: tuple[int, ...] = ()
+    checks: tuple[VersionCheck, ...] = ()
     saves_nothing: bool = False
     partitions: tuple[Partition, ...]
 
@@ -381,6 +396,8 @@ class Program(Record, kw_only=True):
             `grad_mode`: whether gradients are enabled, as `grad` tells; `inference_mode`: that it is off, since it
             records nothing for gradients that the model takes; `identity`: that arguments are different
             tensors: the model takes gradients with regard to each, or asks whether they are one object.
+        differentiated: inputs with regard to which the model itself takes gradients. Eager calls their hooks then, and
+            retains their gradients, in the call: a call in which one has any is refused.
         forward: the graph before autograd.
         functional: the joint or inference graph; None with a reason in `refusals`: the forward graph serves every call.
         refusals: functional graphs that could not be captured, or disagreed with eager execution.
@@ -399,6 +416,7 @@ class Program(Record, kw_only=True):
     dimensions: tuple[Dimension, ...] = ()
     guards: tuple[SizeExpression, ...] = ()
     fixed: tuple[Literal["layout", "requires_grad", "grad_mode", "inference_mode", "identity"], ...] = ()
+    differentiated: tuple[int, ...] = ()
     forward: ForwardGraph
     functional: FunctionalGraph | None = None
     refusals: tuple[Refusal, ...] = ()

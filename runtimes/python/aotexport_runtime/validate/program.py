@@ -58,6 +58,9 @@ def check_program(program: Program, manifest: Manifest, *, name: str, where: str
     for guard in program.guards:
         check_size(guard, symbols, where=where)
     _check_signature(program, where)
+    check_unique(list(program.differentiated), "differentiated input", where)
+    for index in program.differentiated:
+        _check_tensor_input(index, program, "differentiated input", where)
     for meta in program.outputs:
         if meta is not None:
             check_meta(meta, symbols | introduced(meta), where)
@@ -224,8 +227,15 @@ def _check_gradients(
         _check_tangent(tangent, symbols, where)
     for index in gradients.detached_inputs:
         _check_tensor_input(index, program, "detached input", where)
-    for index in gradients.checked_inputs:
-        _check_tensor_input(index, program, "checked input", where)
+    check_unique([f"{check.of} {check.index}" for check in gradients.checks], "check of", where)
+    for check in gradients.checks:
+        if check.of == "input":
+            _check_tensor_input(check.index, program, "checked input", where)
+        else:
+            check_index(check.index, len(program.outputs), "checked output", where)
+        check_unique(check.tangents, "tangent of a check", where)
+        for tangent in check.tangents:
+            check_index(tangent, len(gradients.tangents), "tangent of a check", where)
 
 
 def _check_tangent(tangent: Tangent, symbols: set[str], where: str) -> None:

@@ -1,0 +1,116 @@
+"""What autograd saved for backward, as its graph holds it: which node reads which memory."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gc
+import weakref
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+
+class _Saved:
+    """What autograd saved, below autograd: it lives as long as the graph that it was saved for."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._tensor = tensor.detach()
+        self._is_plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.layout is torch.strided
+
+    @property
+    def address(self) -> int:
+        """Where its memory is; 0: nowhere, as of what operators with bodies trace, and of tensor subclasses."""
+        return self._tensor.untyped_storage().data_ptr() if self._is_plain else 0
+
+
+class SavedTensors:
+    """What was saved while `watched` watched."""
+
+    def __init__(self) -> None:
+        """Begin with nothing."""
+        self._saved: weakref.WeakSet[_Saved] = weakref.WeakSet()
+
+    def pack(self, tensor: torch.Tensor) -> _Saved:
+        """Take what autograd saves."""
+        packed = _Saved(tensor)
+        self._saved.add(packed)
+        return packed
+
+    def addresses(self) -> set[int]:
+        """Return the addresses of that whose graph still lives."""
+        gc.collect(1)  # What the call made is young; looking at all of Python takes longer than an export.
+        return {packed.address for packed in self._saved}
+
+    def behind(self, roots: Sequence[Sequence[torch.Tensor]]) -> list[set[int]]:
+        """Return, per list of roots, the addresses that a backward pass from them reads.
+
+        What no node shows (torch hides what views that were written to saved, and operators in C++) counts for all.
+        """
+        bits: dict[Any, int] = {}
+        found: list[set[int]] = [set() for _ in roots]
+        shown: set[int] = set()
+        for node in _in_order([tensor.grad_fn for tensors in roots for tensor in tensors]):
+            bits.setdefault(node, 0)
+        for index, tensors in enumerate(roots):
+            for tensor in tensors:
+                if tensor.grad_fn is not None:
+                    bits[tensor.grad_fn] |= 1 << index
+        for node, own in bits.items():
+            for following, _ in node.next_functions:
+                if following is not None:
+                    bits[following] |= own
+            read = _read_by(node)
+            shown |= read
+            for index, addresses in enumerate(found):
+                if own >> index & 1:
+                    addresses |= read
+        hidden = self.addresses() - shown
+        return [addresses | hidden for addresses in found]
+
+
+def _in_order(roots: Sequence[Any]) -> list[Any]:
+    """Return the nodes of autograd's graph behind `roots`, each before those that its gradients go to."""
+    finished: dict[Any, None] = {}
+    seen: set[Any] = set()
+    stack = [(root, False) for root in roots if root is not None]
+    while stack:
+        node, left = stack.pop()
+        if left:
+            finished[node] = None
+        elif node not in seen:
+            seen.add(node)
+            stack.append((node, True))
+            stack += [(following, False) for following, _ in node.next_functions if following is not None]
+    return list(reversed(finished))
+
+
+def _read_by(node: Any) -> set[int]:
+    """Return the addresses of what a node saved and `SavedTensors` took."""
+    found: set[int] = set()
+    for name in _fields(type(node)):
+        value = getattr(node, name)
+        for saved in value if isinstance(value, list | tuple) else (value,):
+            packed = getattr(saved, "data", None)
+            if isinstance(packed, _Saved):
+                found.add(packed.address)
+    return found
+
+
+@functools.cache
+def _fields(type_: type) -> tuple[str, ...]:
+    """Return the names under which a node holds what it saved, not unpacked: a checkpoint would compute it anew."""
+    return tuple(name for name in dir(type_) if name.startswith("_raw_saved_"))
+
+
+@contextlib.contextmanager
+def watched() -> Iterator[SavedTensors]:
+    """Watch what autograd saves for backward in this block, in which no backward pass may run."""
+
+    def unpack(packed: _Saved) -> torch.Tensor:
+        raise RuntimeError("the model itself runs a backward pass")
+
+    saved = SavedTensors()
+    with torch.autograd.graph.saved_tensors_hooks(saved.pack, unpack):
+        yield saved
