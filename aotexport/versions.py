@@ -51,12 +51,14 @@ class _Seen:
     Attributes:
         rises: by how much the version rose, per index of the program's inputs.
         saves: whether such a backward pass reads anything, so that it cannot be repeated.
+        recomputes: whether parts of the model run again in backward, and read there what no graph tells of.
         saved: per tensor that the caller can change, the tangents of which eager reads its memory in backward; None:
             that is not known, as the model itself runs backward passes.
     """
 
     rises: dict[int, int] = field(default_factory=dict)
     saves: bool = True
+    recomputes: bool = False
     saved: dict[Visible, set[int]] | None = None
 
 
@@ -94,6 +96,7 @@ def _watch(
         seen.rises[index] = tensor._version - before[index]
     if saved is not None and functional.gradients is not None:
         outputs = _outputs(program, left)
+        seen.recomputes = saved.recomputes(list(outputs.values()))
         read = saved.behind([_roots(t, functional, inputs, outputs) for t in functional.gradients.tangents])
         seen.saved = {
             which: {index for index, addresses in enumerate(read) if address in addresses}
@@ -167,6 +170,9 @@ def _counted(functional: FunctionalGraph, seen: _Seen, counts: Sequence[int], gr
         moved = {index for index, by in risen.items() if by} - written
         if seen.saved is not None:
             saved = {(of, firsts[i] if of == "input" else i): by for (of, i), by in seen.saved.items()}
+            if seen.recomputes:
+                every = set(range(len(gradients.tangents)))
+                saved |= {which: every for which in saved if which[0] == "input" and not risen.get(which[1])}
             gradients = _checked(gradients, saved, set(own) | moved, len(functional.mutations), graph)
         gradients = _unversioned(gradients, [graph.inputs[index].name for index in moved], graph)
         gradients = msgspec.structs.replace(gradients, saves_nothing=not seen.saves)
@@ -176,14 +182,14 @@ def _counted(functional: FunctionalGraph, seen: _Seen, counts: Sequence[int], gr
 def _checked(
     gradients: Gradients, saved: dict[Any, set[int]], changed: set[int], mutations: int, graph: Graph
 ) -> Gradients:
-    """Return the gradients with what backward checks.
+    """Return the gradients with what backward checks: what eager reads, and what the graph does.
 
-    Torch checks, in every pass, what the graph itself saves of inputs and outputs. Where eager does so in every pass as
-    well there is nothing to add; else the check is ours, and torch's is not made. The new value of a changed input is
-    another tensor than what is saved of it.
+    Torch checks, in every pass, what the graph itself saves of inputs and outputs. Where that is right there is nothing
+    to add; else the check is ours, and torch's is not made. The new value of a changed input is another tensor than
+    what is saved of it.
     """
     (partition,) = gradients.partitions
-    own = set(_bases(partition.saved, graph).values())
+    own = _read_for(graph, partition.saved, len(gradients.of_inputs))
     every = set(range(len(gradients.tangents)))
     checks: list[VersionCheck] = []
     loose: list[str] = []
@@ -191,13 +197,41 @@ def _checked(
         value = graph.inputs[index].name if of == "input" else graph.outputs[mutations + index]
         names = set(_bases(references(value), graph).values())
         is_changed = of == "input" and index in changed
-        if tangents == (every if names & own else set()) and not is_changed:
+        is_saved = not names.isdisjoint(own)
+        tangents = tangents.union(*(own.get(name, ()) for name in names if not is_changed))
+        if tangents == (every if is_saved else set()) and not is_changed:
             continue
         if not is_changed:
             loose += names
         if tangents:
             checks.append(VersionCheck(of=of, index=index, tangents=tuple(sorted(tangents))))
     return _unversioned(msgspec.structs.replace(gradients, checks=tuple(checks)), loose, graph)
+
+
+def _read_for(graph: Graph, saved: Sequence[str], inputs: int) -> dict[str, set[int]]:
+    """Return, per value whose memory is saved, the tangents for which the backward half reads it.
+
+    Args:
+        graph: a joint graph.
+        saved: names of saved values.
+        inputs: how many of the graph's inputs are no tangents.
+    """
+    bases = _bases(saved, graph)
+    found: dict[str, set[int]] = {base: set() for base in bases.values()}
+    tangents = {value.name: {index} for index, value in enumerate(graph.inputs[inputs:])}
+    read = {name: {base} for name, base in bases.items()}
+    for node in graph.nodes:
+        operands = [name for argument in (*node.args, *node.kwargs.values()) for name in references(argument)]
+        memory = set[str]().union(*(read.get(name, ()) for name in operands))
+        sources = set[int]().union(*(tangents.get(name, ()) for name in operands))
+        if sources:
+            tangents[node.name] = sources
+            for base in memory:
+                found[base] |= sources
+        elif memory and node.name not in bases:
+            # Not saved: backward computes it from what is.
+            read[node.name] = memory
+    return found
 
 
 def _unversioned(gradients: Gradients, values: Sequence[str], graph: Graph) -> Gradients:

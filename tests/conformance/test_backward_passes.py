@@ -107,6 +107,32 @@ def test_second_backward_raises_where_eager_saves_something(bundles, target):
         loss.backward()
 
 
+def test_passes_from_one_output_after_the_other_are_served_by_the_nodes_or_with_the_graph_kept(tmp_path):
+    def apart(x, y):
+        return x.sin(), y.exp()
+
+    aotexport.export(apart, tuple(_arguments()), output=tmp_path / "bundle", verify=False)
+    nodes = aotexport_runtime.load(tmp_path / "bundle", target="autograd")
+    joint = aotexport_runtime.load(tmp_path / "bundle", target="portable")
+    for function, keeps in ((apart, False), (nodes, False), (joint, True)):
+        x, y = _arguments()
+        first, second = function(x, y)
+        first.sum().backward(retain_graph=keeps)
+        second.sum().backward()
+        assert torch.equal(x.grad, x.cos())
+        assert torch.equal(y.grad, y.exp())
+    first, second = joint(*_arguments())
+    first.sum().backward()
+    with pytest.raises(aotexport_runtime.NotSupported) as caught:
+        second.sum().backward()
+    assert str(caught.value) == (
+        "a backward pass from other outputs of this call has freed what the joint graph saved for all of them. "
+        "Pass `retain_graph=True` to it, add the losses, or load the bundle with target='autograd'"
+    )
+    with pytest.raises(RuntimeError, match="second time"):
+        first.sum().backward()
+
+
 @TARGETS
 def test_assigned_data_keeps_the_version(bundles, target):
     x, y = _arguments()

@@ -9,6 +9,7 @@ import weakref
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import aotexport
 import aotexport_runtime
@@ -157,6 +158,22 @@ def test_change_of_inputs_and_outputs_raises_in_the_passes_in_which_eager_reads_
     for changed in range(5):
         for used in range(3):
             assert outcome(module, changed, used) == outcome(function, changed, used), (changed, used)
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+@pytest.mark.parametrize("changed", ["weight", "bias"])
+def test_change_of_what_a_checkpoint_would_read_again_raises(tmp_path, use_reentrant, changed):
+    class Checkpointed(nn.Linear):
+        def forward(self, x):
+            return checkpoint(lambda x: super(Checkpointed, self).forward(x).exp(), x, use_reentrant=use_reentrant)
+
+    aotexport.export(Checkpointed(4, 4), (leaf(3, 4),), output=tmp_path / "bundle", verify=False)
+    module = aotexport_runtime.load(tmp_path / "bundle", target="portable")
+    loss = module(leaf(3, 4)).sum()
+    with torch.no_grad():
+        module.get_parameter(changed).mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
 
 
 def test_what_backward_checks_is_freed_with_the_graph(load):

@@ -84,7 +84,7 @@ class _Joint(torch.autograd.Function):
                 found = _differentiable_backward(ctx, again, grads)
             return tuple([None if gradient is None else gradient.detach() for gradient in found])
         # A second pass raises where eager saved something, which the first one freed.
-        args: list[Any] = [] if variant.saves_nothing else [*ctx.saved_tensors]
+        args: list[Any] = [] if variant.saves_nothing else _saved(ctx, grads)
         if variant.checks:
             check_versions(ctx, grads)
         if variant.loose is not None:
@@ -120,6 +120,29 @@ class _Joint(torch.autograd.Function):
             return (None, None, *[None if gradient is None else gradient.detach() for gradient in found])
 
 
+def _saved(ctx: Any, grads: Sequence[torch.Tensor | None]) -> list[Any]:
+    """Return the saved tensors.
+
+    Raises:
+        RuntimeError: one was changed, or an earlier pass that eager would not bear either freed them.
+        NotSupported: a pass from other outputs freed them, which in eager may have saved tensors of their own.
+    """
+    try:
+        saved = [*ctx.saved_tensors]
+    except RuntimeError as error:
+        passed = getattr(ctx, "passed", None)
+        if passed is None or "second time" not in str(error) or any(grads[place] is not None for place in passed):
+            raise
+        raise NotSupported(
+            "a backward pass from other outputs of this call has freed what the joint graph saved for all of them. "
+            "Pass `retain_graph=True` to it, add the losses, or load the bundle with target='autograd'"
+        ) from None
+    if len(ctx.call[0].tangents) > 1:
+        passed = {place for place, _ in ctx.call[0].tangents if grads[place] is not None}
+        ctx.passed = passed | getattr(ctx, "passed", set())
+    return saved
+
+
 _clear: Callable[[Any], None] | None = getattr(torch.autograd.Function, "maybe_clear_saved_tensors", None)
 """Frees what was saved before backward computes, where this torch has it and the graph is not retained."""
 
@@ -145,7 +168,7 @@ def _differentiable_backward(ctx: Any, again: Again | None, grads: Sequence[torc
             "double backward (`create_graph=True`) through this program's joint graph is not supported: it changes "
             "inputs that require grad, or has custom autograd functions. Load the bundle with target='autograd'"
         )
-    _ = ctx.saved_tensors  # Raises where one was changed in place.
+    _saved(ctx, grads)  # Raises where one was changed in place.
     if ctx.call[0].checks:
         check_versions(ctx, grads)
     return (None, None, *again.gradients(grads, ctx.needs_input_grad[2:]))
