@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from aotexport.capture.sources import is_user_file
+from aotexport.capture.tensor_kinds import class_of
 from aotexport.torch_internals.names import MATH_FUNCTIONS, tensor_of_numbers
 
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
@@ -79,7 +80,7 @@ def _len(value: Any) -> Any:
 
 
 def _isinstance(value: Any, types: Any) -> bool:
-    if isinstance(value, types):
+    if isinstance(value, types) or (isinstance(value, torch.Tensor) and issubclass(class_of(value), types)):
         return True
     if not isinstance(value, _SYMBOLIC):
         return False

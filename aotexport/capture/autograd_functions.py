@@ -27,7 +27,6 @@ from aotexport.capture.sources import is_user_file
 from aotexport.errors import ExportFailed
 from aotexport.torch_internals.names import REQUIRES_GRAD
 from aotexport.torch_internals.tracing import lift_tensors, mark_unchecked, record_call, trace_body, tracing_paused
-from aotexport_runtime.subclasses import is_wrapper
 
 _MAX_PATTERNS = 8
 """How many patterns of undefined gradients a function that wants to see them is traced for."""
@@ -387,8 +386,6 @@ def record_application(function: Any, args: tuple[Any, ...], kwargs: dict[str, A
         args, kwargs = bound.args, bound.kwargs
     if kwargs:
         raise NotRepresentable("it takes keyword arguments")
-    if any(is_wrapper(arg) for arg in args):
-        raise NotRepresentable("it takes a tensor subclass")
     recording = _Recording(function, args, has_setup)
     recorded = type(function.__name__, (torch.autograd.Function,), {"forward": staticmethod(_forward_of(recording))})
     with tracing_paused() as tracer:

@@ -21,7 +21,8 @@ from torch import nn
 
 from aotexport.capture.mode import Attribute
 from aotexport.capture.structure import tree_of
-from aotexport.errors import ModelFileInvalid
+from aotexport.capture.tensor_kinds import why_not_held
+from aotexport.errors import ExportFailed, ModelFileInvalid
 from aotexport.torch_internals.names import is_dimension, is_fixed_dimension
 from aotexport_runtime.schema.program import Parameter
 from aotexport_runtime.schema.trees import Constant, Leaf, Mapping, NamedFields, Sequence, Tree
@@ -114,6 +115,9 @@ def example_call(
     def leaf_index(value: Any, path: str) -> int | None:
         key = id(value) if isinstance(value, torch.Tensor) else -1 - len(call.tensors)
         if key not in indices:
+            reason = why_not_held(value) if isinstance(value, torch.Tensor) else None
+            if reason is not None:
+                raise ExportFailed(f"`{path}` {reason}")
             indices[key] = len(call.tensors)
             call.tensors.append(value)
             call.paths.append(path)

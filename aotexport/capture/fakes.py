@@ -14,6 +14,7 @@ from torch.export import Dim
 from aotexport.capture.call import ExampleCall
 from aotexport.capture.sources import user_line
 from aotexport.capture.state import State
+from aotexport.capture.tensor_kinds import dress
 from aotexport.encode.subclasses import encode_subclass
 from aotexport.errors import ExportFailed, ModelFileInvalid
 from aotexport.torch_internals.names import (
@@ -71,12 +72,12 @@ class FakeInputs:
 
     def fake(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the fake of a tensor with fixed sizes."""
-        return self.mode.from_tensor(tensor, static_shapes=True)
+        return dress(self.mode.from_tensor(tensor, static_shapes=True), tensor)
 
     def twins(self, fakes: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Return fresh fakes with the metadata of `fakes`: a trace may change those that it is given."""
         with self.mode:
-            return [_twin(fake) for fake in fakes]
+            return [dress(_twin(fake), fake) if isinstance(fake, torch.Tensor) else fake for fake in fakes]
 
 
 class _Arguments(nn.Module):
@@ -229,8 +230,6 @@ def _named_sizes(call: ExampleCall, fakes: Sequence[Any]) -> dict[str, list[_Siz
 
 
 def _twin(fake: torch.Tensor) -> torch.Tensor:
-    if not isinstance(fake, torch.Tensor):
-        return fake
     return _like(_wrapped_twin(fake) if is_wrapper(fake) else _plain_twin(fake), fake)
 
 

@@ -113,6 +113,7 @@ def replacements(effects: Effects) -> list[tuple[Any, str, Any]]:
         (nn.Module, "_apply", _apply),
         *_inference_mode(),
         *distributed.replacements(),
+        *_unheld_kinds(),
         *marks_inlined(),
         (Print, "__call__", functools.partialmethod(_print, effects)),
     ]
@@ -177,6 +178,17 @@ def _inference_mode() -> list[tuple[Any, str, Any]]:
         self._region.__exit__(*exception)
 
     return [(region, "__enter__", enter), (region, "__exit__", leave)]
+
+
+def _unheld_kinds() -> list[tuple[Any, str, Any]]:
+    """Return what stands in for functions that make tensors of kinds that no graph holds."""
+    jagged = "Compute on values and offsets, or pad"
+    masked = "Keep values and mask as two tensors"
+    nested = ("as_nested_tensor", "narrow", "nested_tensor", "nested_tensor_from_jagged")
+    return [
+        *[(torch.nested, name, _refused(f"torch.nested.{name}", jagged)) for name in nested],
+        *[(torch.masked, n, _refused(f"torch.masked.{n}", masked)) for n in ("as_masked_tensor", "masked_tensor")],
+    ]
 
 
 _FACTORIES = (

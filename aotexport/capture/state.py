@@ -13,6 +13,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from aotexport.capture.tensor_kinds import why_not_held
 from aotexport.encode.subclasses import encode_subclass
 from aotexport.errors import ExportFailed
 
@@ -118,8 +119,9 @@ def _check(tensor: torch.Tensor, name: str) -> None:
         )
     if tensor.is_meta:
         raise ExportFailed(f"`{name}` is on the meta device, and has no values; give it some before exporting it")
-    if tensor.layout is not torch.strided:
-        raise ExportFailed(f"`{name}` has layout {tensor.layout}; a bundle holds strided tensors")
+    reason = why_not_held(tensor)
+    if reason is not None:
+        raise ExportFailed(f"`{name}` {reason}")
     encode_subclass(tensor, f"`{name}`")
 
 

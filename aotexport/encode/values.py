@@ -15,6 +15,7 @@ from aotexport.errors import ExportFailed
 from aotexport.torch_internals.checks import is_data_dependent
 from aotexport_runtime.schema.trees import Bytes, EllipsisLiteral, NumpyNumber, NumpyType, PythonValue, Range
 from aotexport_runtime.schema.values import (
+    AnyDType,
     Argument,
     ComplexArgument,
     DeviceArgument,
@@ -34,7 +35,8 @@ from aotexport_runtime.schema.values import (
 )
 
 _NUMPY_TYPES = frozenset(get_args(NumpyType))
-_CONSTANT_TYPES = (bool, int, float, complex, str, torch.dtype, torch.device, torch.memory_format)
+_CONSTANT_TYPES = (bool, int, float, complex, str, torch.device, torch.memory_format)
+_DTYPES = frozenset(f"torch.{name}" for name in get_args(AnyDType))
 
 
 def is_constant(value: Any) -> bool:
@@ -45,6 +47,8 @@ def is_constant(value: Any) -> bool:
         return abs(value) < 1 << 64
     if type(value) is str:
         return not any("\ud800" <= letter <= "\udfff" for letter in value)
+    if isinstance(value, torch.dtype):
+        return str(value) in _DTYPES
     return value is None or value is torch.strided or type(value) in _CONSTANT_TYPES
 
 

@@ -97,13 +97,13 @@ class _TensorsByMemory(WeakTensorKeyDictionary):
 
     def __setitem__(self, tensor: torch.Tensor, proxy: Any) -> None:
         super().__setitem__(tensor, proxy)
-        if isinstance(tensor, FakeTensor):
+        if isinstance(tensor, FakeTensor) and tensor.layout is torch.strided:
             # The storage is kept: its address must not be given to another.
             self._by_memory[_memory(tensor)] = (tensor.untyped_storage(), proxy)
 
     def get(self, tensor: torch.Tensor, default: Any = None) -> Any:
         found = super().get(tensor)
-        if found is None and isinstance(tensor, FakeTensor):
+        if found is None and isinstance(tensor, FakeTensor) and tensor.layout is torch.strided:
             return self._by_memory.get(_memory(tensor), (None, default))[1]
         return default if found is None else found
 

@@ -17,6 +17,7 @@ import torch
 from safetensors.torch import save_file
 
 from aotexport.capture.state import State, StateEntry
+from aotexport.capture.tensor_kinds import is_plain_class
 from aotexport.encode.subclasses import encode_subclass
 from aotexport.errors import ExportFailed
 from aotexport_runtime.schema.manifest import StateTensor, StoredPart
@@ -124,7 +125,7 @@ def _plain(entry: StateEntry, state: State) -> StateEntry:
 def _by_storage(entries: Iterable[StateEntry]) -> list[list[StateEntry]]:
     groups: dict[tuple[object, int], list[StateEntry]] = {}
     for index, entry in enumerate(entries):
-        if type(entry.tensor) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
+        if not is_plain_class(type(entry.tensor)):
             raise ExportFailed(
                 f"`{entry.names[0]}` is a `{type(entry.tensor).__name__}`, a tensor subclass that a bundle cannot hold"
             )

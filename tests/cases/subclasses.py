@@ -107,4 +107,48 @@ class FastInt8Weight(nn.Module):
         return self.linear(x).relu() + self.linear.weight.sum()
 
 
+class Scaled(torch.autograd.Function):
+    """A product with a gradient that no operator has."""
+
+    @staticmethod
+    def forward(ctx, x, y, factor):
+        ctx.save_for_backward(x, y)
+        ctx.factor = factor
+        return x * y * factor, y + 1
+
+    @staticmethod
+    def backward(ctx, grad, other):
+        x, y = ctx.saved_tensors
+        return grad * y * ctx.factor, grad * x * 5 + other, None
+
+
+@case(lambda: (two(3, 4, requires_grad=True), torch.randn(3, 4, requires_grad=True)), forward_only=WHOLE)
+def custom_function_of_subclasses(x, y):
+    product, other = Scaled.apply(x.sin(), x + y, 3.0)
+    return product * 2, other
+
+
+class Weight(nn.Parameter):
+    """A parameter that knows something beside its values."""
+
+    def __new__(cls, data, scale):
+        made = super().__new__(cls, data)
+        made.scale = scale
+        return made
+
+
+@case(lambda: (torch.randn(2, 4),))
+class ParameterOfAClass(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = Weight(torch.randn(4, 3), 2.5)
+        self.shift = nn.Buffer(torch.ones(3))
+        self.shift.kind = "added"
+
+    def forward(self, x):
+        scale = self.weight.scale if isinstance(self.weight, Weight) else 0
+        is_added = isinstance(self.shift, nn.Buffer) and self.shift.kind == "added"
+        return x @ self.weight * scale + (self.shift if is_added else 0)
+
+
 TYPES = (TwoTensor, ScaledInt8, FastInt8, Recipe, Rounding, Block)

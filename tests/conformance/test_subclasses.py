@@ -256,3 +256,70 @@ def test_output_of_a_class_that_only_the_code_makes_is_refused(tmp_path):
 def test_output_has_the_class_that_a_call_brings(tmp_path):
     path = aotexport.export(lambda x: x * 2, (torch.randn(3).as_subclass(Named),), output=tmp_path / "bundle").path
     assert type(aotexport_runtime.load(path)(torch.randn(3).as_subclass(Named))) is Named
+
+
+def jagged():
+    return torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
+
+
+NESTED = "`x` is a nested tensor, which a bundle cannot hold. Pass its values and offsets, or pad it"
+MASKED = (
+    "`x` is a `MaskedTensor`, a class of tensors without `__tensor_flatten__`, which a bundle cannot hold. Give the "
+    "class that method, or pass the tensors that it is made of"
+)
+QUANTIZED = "`x` is a quantized tensor, which a bundle cannot hold. Pass its integers and scales, or `dequantize()` it"
+SPARSE = "`x` has layout torch.sparse_coo; a bundle holds strided tensors. Convert it first (`to_dense()`)"
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (jagged, NESTED),
+        (lambda: torch.masked.masked_tensor(torch.ones(2), torch.tensor([True, False])), MASKED),
+        (lambda: torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8), QUANTIZED),
+        (lambda: torch.eye(2).to_sparse(), SPARSE),
+    ],
+    ids=["nested", "masked", "quantized", "sparse"],
+)
+def test_tensor_of_a_kind_that_no_bundle_holds_is_refused_by_name(make, message, tmp_path):
+    def double(x):
+        return x * 2
+
+    class Holder(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("x", make())
+
+        def forward(self, y):
+            return self.x * y
+
+    for model, args in ((double, (make(),)), (Holder(), (torch.ones(2),))):
+        with pytest.raises(aotexport.ExportFailed) as error:
+            aotexport.export(model, args, output=tmp_path / "b", verify=False)
+        assert str(error.value) == message
+
+
+@pytest.mark.parametrize(
+    ("function", "name", "way_out"),
+    [
+        (
+            lambda x: torch.nested.nested_tensor([x, x], layout=torch.jagged).values(),
+            "torch.nested.nested_tensor",
+            "Compute on values and offsets, or pad",
+        ),
+        (
+            lambda x: torch.masked.masked_tensor(x, x > 0).sum().get_data(),
+            "torch.masked.masked_tensor",
+            "Keep values and mask as two tensors",
+        ),
+    ],
+    ids=["nested", "masked"],
+)
+def test_model_that_makes_tensors_of_such_a_kind_is_refused_by_name(function, name, way_out, tmp_path):
+    with pytest.raises(aotexport.ExportFailed) as error:
+        aotexport.export(function, (torch.ones(2),), output=tmp_path / "b", verify=False)
+
+    where, _, message = str(error.value).partition(": in <lambda>: ")
+    assert where.startswith(__file__)
+    assert message == f"the model calls `{name}`, which a bundle cannot hold. {way_out}"

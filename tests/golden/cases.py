@@ -22,7 +22,7 @@ from torch._higher_order_ops.while_loop import while_loop
 from torch.testing._internal.two_tensor import TwoTensor
 
 import aotexport
-from aotexport_runtime.schema.values import DType
+from aotexport_runtime.schema.values import AnyDType, DType
 from tests.scaled import Block, Recipe, Rounding, ScaledInt8
 
 
@@ -159,6 +159,13 @@ def every_dtype() -> Case:
     buffers = {f"a_{name}": torch.ones(2).to(getattr(torch, name)) for name in names}
     buffers["a_complex32"] = torch.view_as_complex(torch.ones(2, 2, dtype=torch.float16))
     return Case(Built(lambda self, x: x * self.a_float32, **buffers), (needs_grad(2),))
+
+
+@case
+def dtypes_as_constants() -> Case:
+    """A call that takes every name of an element type."""
+    names = tuple(getattr(torch, name) for name in typing.get_args(AnyDType))
+    return Case(lambda x, names: x * 2, (ramp(2), names))
 
 
 @case

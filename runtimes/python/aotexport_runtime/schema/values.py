@@ -34,6 +34,25 @@ DType = Literal[
     "float8_e5m2fnuz",
     "float8_e8m0fnu",
 ]
+NarrowDType = Literal[
+    "int1",
+    "int2",
+    "int3",
+    "int4",
+    "int5",
+    "int6",
+    "int7",
+    "uint1",
+    "uint2",
+    "uint3",
+    "uint4",
+    "uint5",
+    "uint6",
+    "uint7",
+]
+"""Element types that no tensor of a bundle has, and that quantised ones name in their contexts."""
+
+AnyDType = Literal[DType, NarrowDType]
 MemoryFormat = Literal["contiguous_format", "preserve_format", "channels_last", "channels_last_3d"]
 Layout = Literal["strided"]
 
@@ -135,7 +154,7 @@ class DTypeArgument(Record, kw_only=True, tag="dtype", tag_field="kind"):
         value: its name, without `torch.`.
     """
 
-    value: DType
+    value: AnyDType
 
 
 class DeviceArgument(Record, kw_only=True, tag="device", tag_field="kind"):
