@@ -38,8 +38,8 @@ NAMED_TYPES: dict[str, tuple[Any, str]] = {
     "SizeOperator": (sizes.SizeOperator, "An operator on sizes."),
     "KernelParameter": (kernels.KernelParameter, "What a parameter of a kernel is."),
     "NumberType": (kernels.NumberType, "How a number is passed to a kernel."),
-    "DType": (values.DType, "An element type, by the name that torch gives it."),
     "AnyDType": (values.AnyDType, "An element type, also one that no tensor of a bundle has."),
+    "DType": (values.DType, "An element type, by the name that torch gives it."),
     "Layout": (values.Layout, "A layout of tensors, by the name that torch gives it."),
     "MemoryFormat": (values.MemoryFormat, "A memory format, by the name that torch gives it."),
 }
