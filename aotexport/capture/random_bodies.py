@@ -36,9 +36,9 @@ def refuse_bodies_that_draw(graph: torch.fx.GraphModule, inputs: Sequence[Any]) 
         line = source_of(node.meta.get("stack_trace"), None)
         where = f"{line.file}:{line.line}: in {line.function}: " if line else ""
         raise ExportFailed(
-            f"{where}`{node.target.name().removesuffix('_impl')}` draws random numbers (`{drawing.target}`) on the way to "
-            "gradients, and its backward in torch draws others, so that the gradients belong to another result. Draw "
-            "before it, and pass the numbers in"
+            f"{where}`{node.target.name().removesuffix('_impl')}` draws random numbers (`{drawing.target}`) on the way "
+            "to gradients, and its backward in torch draws others, so that the gradients belong to another result. "
+            "Draw before it, and pass the numbers in"
         )
 
 

@@ -43,8 +43,8 @@ def test_branch_that_draws_on_the_way_to_gradients_is_refused(tmp_path):
         aotexport.export(drawing_branch, (x.requires_grad_(),), output=tmp_path / "bundle", verify=False)
     assert str(caught.value) == (
         f"test_bodies.py:{drawing_branch.__code__.co_firstlineno + 1}: in drawing_branch: `cond` draws "
-        "random numbers (`aten.dropout.default`) on the way to gradients, and its backward in torch draws others, so that "
-        "the gradients belong to another result. Draw before it, and pass the numbers in"
+        "random numbers (`aten.dropout.default`) on the way to gradients, and its backward in torch draws others, so "
+        "that the gradients belong to another result. Draw before it, and pass the numbers in"
     )
 
 
