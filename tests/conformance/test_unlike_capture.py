@@ -923,7 +923,7 @@ def test_other_member_of_an_enumeration_or_other_range_is_refused(load):
     assert torch.equal(module(x, Scaling.TWICE, range(1, 7, 3)), enumeration_and_range(x, Scaling.TWICE, (1, 4)))
     with pytest.raises(CallInvalid, match=r"`scaling\.name`: expected 'TWICE', as at capture, got 'NEVER'"):
         module(x, Scaling.NEVER, range(1, 7, 3))
-    with pytest.raises(CallInvalid, match=r"`exponents\.stop`: expected 7, as at capture, got 8"):
+    with pytest.raises(CallInvalid, match=r"`exponents`: expected range\(1, 7, 3\), as at capture, got "):
         module(x, Scaling.TWICE, range(1, 8, 3))
 
 
@@ -956,7 +956,6 @@ class Labelled(dict):
             numpy.ones(2),
             "input `other` is a `numpy.ndarray`, which a bundle cannot hold. Pass a tensor (`torch.from_numpy`)",
         ),
-        (numpy.float32(2), "is a `numpy.float32`, which a bundle cannot hold. Pass a number (`.item()`) or a tensor"),
         (
             1 << 64,
             "input `other` is an integer of more than 64 bits, which a bundle cannot hold. Pass tensors, numbers",
@@ -965,7 +964,7 @@ class Labelled(dict):
         (Labelled(x=1), "is a `Labelled` with the attribute `label` beside its items, which a bundle does not look at"),
         ({0.5: torch.ones(2)}, "has the key 0.5; keys may be strings, integers, booleans, None or tuples of these"),
     ],
-    ids=["set of tensors", "array", "NumPy number", "large integer", "surrogate", "attribute", "key"],
+    ids=["set of tensors", "array", "large integer", "surrogate", "attribute", "key"],
 )
 def test_argument_that_a_bundle_cannot_hold_is_refused_with_a_way_out(load, argument, reason):
     with pytest.raises(aotexport.ExportFailed, match=re.escape(reason)):
