@@ -12,13 +12,21 @@ from typing import Any
 
 from torch import nn
 
-from aotexport.capture.attributes import AttributeChanged, ChangedOnFirstCall
+from aotexport.capture.attributes import AttributeChanged, ChangedOnFirstCall, PythonStateChanged
 from aotexport.capture.call import ExampleCall
 from aotexport.capture.forward import capture_forward
 from aotexport.capture.forward_capture import ForwardCapture
 from aotexport.capture.functional import capture_functional_graph
 from aotexport.capture.hooks import refuse_backward_hooks
 from aotexport.capture.mode import in_mode
+from aotexport.capture.python_state import (
+    attributes_of,
+    depends_on,
+    fits,
+    initial_values,
+    later_states,
+    with_attributes,
+)
 from aotexport.capture.state import State, collect_state
 from aotexport.capture.triton_kernels import refuse_kernels_without_cpu, refuse_launches
 from aotexport.encode.program import EncodedProgram, encode_program, with_functional
@@ -41,6 +49,7 @@ from aotexport.write.files import check_output, staged, write_manifest, write_pr
 from aotexport.write.readme import write_readme
 from aotexport.write.weights import SHARD_NBYTES, write_weights
 from aotexport_runtime.schema.manifest import Manifest, VectorEntry
+from aotexport_runtime.schema.trees import Tree
 
 Progress = Callable[[str], None]
 
@@ -133,12 +142,14 @@ def export(
     with contextlib.ExitStack() as started:
         fresh = started.enter_context(FreshProcess()) if verify else None
         try:
-            encoded = [_capture(spec, state, root, strip, wanted, clock) for spec in specs]
+            specs, encoded = _capture_all(specs, state, root, strip, wanted, clock)
         except ChangedOnFirstCall:
             # Libraries prepare their modules at the first call; a real one, and the next leaves the model as it is.
             run_once(call, state, specs[0].mode)
             state = collect_state(call.module)
-            encoded = [_capture(spec, state, root, strip, wanted, clock) for spec in specs]
+            specs, encoded = _capture_all(specs, state, root, strip, wanted, clock)
+        call = specs[0].call
+        state, attributes = initial_values(call, state)
         clock.stage("record eager results")
         encoded, vectors = _record(specs, state, encoded)
         if wanted.kernels:
@@ -147,10 +158,37 @@ def export(
             encoded, wanted, clock.count, kernel_sources=kernel_sources, root=None if strip else root
         )
         report = _write(
-            call, state, encoded, vectors, shared, wanted.cpu, Path(output), fresh, force, shard_nbytes, options, clock
+            call, state, attributes, encoded, vectors, shared, wanted.cpu, Path(output), fresh, force, shard_nbytes, options, clock
         )
     report.seconds = clock.finish()
     return report
+
+
+def _capture_all(
+    specs: list[ProgramSpec], state: State, root: Path, strip: bool, targets: Targets, clock: _Clock
+) -> tuple[list[ProgramSpec], list[EncodedProgram]]:
+    """Return what was captured, with a variant per state of the module's attributes that calls leave and read."""
+    while True:
+        try:
+            encoded = [_capture(spec, state, root, strip, targets, clock) for spec in specs]
+            break
+        except PythonStateChanged as change:
+            if set(change.names) <= set(attributes_of(specs[0].call)):
+                raise
+            try:
+                specs = [with_attributes(spec, change.names) for spec in specs]
+            except ExportFailed as error:
+                raise ExportFailed(f"{change}. They cannot be kept: {error}") from change
+    for spec in specs[:] if attributes_of(call := specs[0].call) and call.module is not None else ():
+        main = spec.variant_of or spec.name
+        for later in later_states(spec, state):
+            own = [program.record for program in encoded if main in (program.record.name, program.variant_of)]
+            if any(fits(record, later.call) for record in own):
+                continue
+            later = replace(later, name=f"{main}.{len(own) + 1}", variant_of=main)
+            specs.append(later)
+            encoded.append(_capture(later, state, root, strip, targets, clock))
+    return specs, encoded
 
 
 def _capture(
@@ -227,8 +265,11 @@ def _capture_forward(spec: ProgramSpec, state: State) -> ForwardCapture:
                 forward = capture_forward(spec.call, state, grad=spec.grad)
         except AttributeChanged as change:
             if not settle(spec.call, state, spec.mode, change):
-                raise
+                raise PythonStateChanged([change.name], str(change)) from change
         else:
+            if (stored := forward.effects.stored) and depends_on(spec, state, stored):
+                names = ", ".join(f"`{name}`" for name in dict.fromkeys(stored))
+                raise PythonStateChanged(stored, f"the call stores what later calls read in {names} of the model")
             forward.effects.notes += note(spec.call)
             return forward
 
@@ -236,6 +277,7 @@ def _capture_forward(spec: ProgramSpec, state: State) -> ForwardCapture:
 def _write(
     call: ExampleCall,
     state: State,
+    attributes: dict[str, Tree],
     programs: list[EncodedProgram],
     vectors: list[Vector],
     shared: TargetFiles,
@@ -265,6 +307,7 @@ def _write(
                 training=call.module is not None and _starts_in_training(call.module, current),
                 programs=current,
                 state=tensors,
+                attributes=attributes,
                 vectors=records,
             )
 

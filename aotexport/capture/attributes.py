@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -20,11 +20,24 @@ from aotexport.errors import ExportFailed
 
 _NUMBERS = (bool, int, float, str)
 _TABLE = re.compile(r"\.?_(?:buffers|parameters|modules)\['([^']+)'\]")
+_BASE_ATTRIBUTES = frozenset(vars(nn.Module()))
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 class ChangedOnFirstCall(ExportFailed):
     """The call changed the model as a first call may: once it has run for real, the next need not."""
+
+
+class PythonStateChanged(ExportFailed):
+    """The call changed attributes that later calls read, or may read.
+
+    Attributes:
+        names: the attributes' paths.
+    """
+
+    def __init__(self, names: Iterable[str], message: str) -> None:
+        super().__init__(message)
+        self.names = tuple(dict.fromkeys(names))
 
 
 class AttributeChanged(ExportFailed):
@@ -86,13 +99,31 @@ def _judge_items(changes: list[Change], effects: Effects) -> None:
                 "the call registers hooks on modules, which a bundle cannot hold. Register them before the export"
             )
         path = _TABLE.sub(r".\1", change.path).lstrip(".")
+        attribute = _attribute(change.path)
+        if change.is_attribute and attribute is not None:
+            effects.stored.append(attribute)
+            continue
         if change.old is None and isinstance(change.new, torch.Tensor):
             effects.notes.append(f"the tensor that the call stores in `{path}` is not kept by the bundle")
-        else:
-            raise ExportFailed(
-                f"the call changes `{path}` of the model, and a bundle has no Python state. Keep tensors as "
-                "buffers (`register_buffer`) and change them in place; count and collect outside of the call"
-            )
+            if attribute is not None:
+                effects.stored.append(attribute)
+            continue
+        message = (
+            f"the call changes `{path}` of the model, and a bundle has no Python state. Keep tensors as "
+            "buffers (`register_buffer`) and change them in place; count and collect outside of the call"
+        )
+        if attribute is None:
+            raise ExportFailed(message)
+        raise PythonStateChanged([*(a for other in changes if (a := _attribute(other.path))), *effects.stored], message)
+
+
+def _attribute(path: str) -> str | None:
+    """Return the path of the attribute, or buffer, that a change of an item is of; None: one of torch's tables."""
+    table = re.match(r"(.*?)\.?_buffers\['([^']+)'\]$", path)
+    if table is not None:
+        return ".".join(filter(None, table.groups()))
+    name = path.partition("[")[0]
+    return None if name.rpartition(".")[2] in _BASE_ATTRIBUTES else name
 
 
 def _restore(
@@ -114,5 +145,7 @@ def _judge(changes: list[tuple[str, Any, Any]], effects: Effects) -> None:
     for name, old, new in changes:
         if isinstance(new, _NUMBERS) and type(old) is type(new) and old != new:
             raise AttributeChanged(name, old, new)
+        if name.rpartition(".")[2] not in _BASE_ATTRIBUTES:
+            effects.stored.append(name)
         if isinstance(new, torch.Tensor) and not isinstance(old, torch.Tensor):
             effects.notes.append(f"the tensor that the call stores in `{name}` is not kept by the bundle")

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections import OrderedDict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
+
+from aotexport.capture.sources import is_user_file
+from aotexport.capture.structure import is_plain_object
 
 Container = list[Any] | dict[Any, Any] | set[Any] | deque[Any]
 
@@ -18,20 +22,23 @@ class Change:
         path: where the item stands, in Python's notation.
         old: what was there; None where nothing was.
         new: what is there now; None where nothing is.
+        is_attribute: whether the item is an attribute of an object.
     """
 
     path: str
     old: Any
     new: Any
+    is_attribute: bool = False
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A container and its items at a time; the items themselves are not copied."""
+    """A container and its items at a time; the items themselves are not copied. Of an object: its attributes."""
 
     path: str
     container: Container
     items: Container
+    of_object: bool = False
 
     def changes(self) -> Iterator[Change]:
         """Yield what differs now."""
@@ -39,7 +46,7 @@ class Snapshot:
         for key in {**before, **after}:
             old, new = before.get(key), after.get(key)
             if key not in before or key not in after or not same_item(old, new):
-                yield Change(f"{self.path}[{key!r}]", old, new)
+                yield Change(f"{self.path}[{key!r}]", old, new, self.of_object)
 
     def restore(self) -> None:
         """Give the container the items that it had."""
@@ -68,8 +75,13 @@ def snapshots(value: Any, path: str) -> list[Snapshot]:
         if isinstance(value, list | dict | set | deque):
             seen.add(id(value))
             found.append(Snapshot(path, value, _copy(value)))
-        if isinstance(value, dict):
-            items: Any = _stored(value).items()
+        if is_plain_object(value) and is_user_class(type(value)) and id(value) not in seen:
+            seen.add(id(value))
+            table = getattr(value, "__dict__", {})
+            found.append(Snapshot(path, table, dict(table), of_object=True))
+            items: Any = list(table.items())
+        elif isinstance(value, dict):
+            items = _stored(value).items()
         elif isinstance(value, list | tuple | deque):
             items = enumerate(value)
         else:
@@ -79,6 +91,11 @@ def snapshots(value: Any, path: str) -> list[Snapshot]:
 
     visit(value, path)
     return found
+
+
+def is_user_class(type_: type) -> bool:
+    """Return whether a class is of the user's own files."""
+    return is_user_file(getattr(sys.modules.get(type_.__module__), "__file__", None) or "<built-in>")
 
 
 def _copy(container: Container) -> Container:

@@ -25,6 +25,7 @@ class Effects:
         sets_requires_grad: whether the model calls `requires_grad_`, which functional graphs do not hold.
         grad: whether the calls that the program is for record gradients.
         reads: what Python code read, see `Program.fixed`.
+        stored: paths of attributes in which the call stores something, perhaps for later calls.
         notes: sentences for the user about what the bundle does not reproduce.
         checkpoints: stand for those of the model.
     """
@@ -38,6 +39,7 @@ class Effects:
     reads: set[Literal["layout", "requires_grad", "grad_mode", "inference_mode", "identity"]] = field(
         default_factory=set
     )
+    stored: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     checkpoints: Checkpoints = field(default_factory=lambda: Checkpoints(None))
 

@@ -24,6 +24,7 @@ from aotexport_runtime.schema.graph import Graph
 from aotexport_runtime.schema.manifest import (
     FileEntry,
     Manifest,
+    ModuleAttribute,
     Producer,
     ProgramEntry,
     Requirements,
@@ -32,6 +33,7 @@ from aotexport_runtime.schema.manifest import (
 )
 from aotexport_runtime.schema.program import ArgumentInput
 from aotexport_runtime.schema.subclasses import Subclass
+from aotexport_runtime.schema.trees import Tree
 from aotexport_runtime.schema.versions import format_version, min_reader
 
 
@@ -109,6 +111,7 @@ def write_manifest(
     training: bool,
     programs: list[EncodedProgram],
     state: tuple[StateTensor, ...],
+    attributes: dict[str, Tree],
     vectors: tuple[VectorEntry, ...],
 ) -> Manifest:
     """List everything below `directory` in its manifest; return it."""
@@ -127,6 +130,7 @@ def write_manifest(
             for p in programs
         ),
         state=state,
+        attributes=tuple(ModuleAttribute(name=name, value=value) for name, value in attributes.items()),
         testvectors=vectors,
         requirements=_requirements(programs, state),
         files=list_files(directory),

@@ -1,4 +1,4 @@
-"""Attributes that the first call sets for good: served where the call does the same without, else refused."""
+"""Attributes of modules that calls set: settled where the first call sets them for good, else kept."""
 
 from __future__ import annotations
 
@@ -54,6 +54,91 @@ def test_attribute_that_changes_nothing_else_is_settled(tmp_path):
 
 
 @pytest.mark.parametrize("model", [Prepared(scale=2.0), Counted()], ids=["first call differs", "every call differs"])
-def test_attribute_that_tells_calls_apart_is_refused(tmp_path, model):
-    with pytest.raises(ExportFailed, match="the call changes the attribute"):
-        aotexport.export(model, (torch.randn(2, 3),), output=tmp_path / "bundle", verify=False)
+def test_attribute_that_tells_calls_apart_is_kept(tmp_path, model):
+    aotexport.export(model, (torch.randn(2, 3),), output=tmp_path / "bundle")
+    loaded = aotexport_runtime.load(tmp_path / "bundle")
+    for function in (model, loaded):
+        function.train()
+    for _ in range(3):
+        x = torch.randn(2, 3)
+        torch.testing.assert_close(loaded(x), model(x))
+
+
+class Stateful(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+        self.calls, self.first, self.last, self.cache, self.table = 0, True, None, [], {"sum": torch.zeros(3), "n": 0}
+
+
+class Counting(Stateful):
+    def forward(self, x):
+        self.calls += 2
+        self.table["n"] += 1
+        return self.linear(x) * self.calls / self.table["n"] if self.calls % 4 else x, self.calls
+
+
+class Remembering(Stateful):
+    def forward(self, x):
+        x = x if self.last is None else x + self.last
+        self.table["sum"] = self.table["sum"] + x
+        self.last = self.linear(x).detach()
+        return self.last, self.table["sum"] * 2
+
+
+class Growing(Stateful):
+    def forward(self, x):
+        self.cache.append(x * 2)
+        return torch.stack(self.cache).sum(0)
+
+
+class Switching(Stateful):
+    def forward(self, x):
+        self.first = not self.first
+        return x * 2 if self.first else self.linear(x)
+
+
+@pytest.mark.parametrize("model", [Counting, Remembering, Growing, Switching])
+@pytest.mark.parametrize("target", ["auto", "autograd"])
+def test_attributes_are_kept_from_call_to_call(tmp_path, model, target):
+    eager = model()
+    aotexport.export(eager, (torch.randn(3),), output=tmp_path / "bundle", programs=("infer",))
+    loaded = aotexport_runtime.load(tmp_path / "bundle", target=target)
+    eager.eval()
+    with torch.no_grad():
+        for _ in range(5):
+            x = torch.randn(3)
+            torch.testing.assert_close(loaded(x), eager(x))
+    assert (loaded.calls if model is Counting else eager.calls) == eager.calls
+
+
+def test_state_that_was_not_followed_is_refused_by_name(tmp_path):
+    aotexport.export(Growing(), (torch.randn(3),), output=tmp_path / "bundle", programs=("infer",), verify=False)
+    loaded, x = aotexport_runtime.load(tmp_path / "bundle"), torch.randn(3)
+    twin = loaded.twin()
+    for _ in range(9):
+        loaded(x)
+    with pytest.raises(
+        aotexport_runtime.CallInvalid, match=r"`self\['cache'\]`: expected a list of 8, got a list of 9"
+    ):
+        loaded(x)
+    torch.testing.assert_close(twin(x), x * 2)
+
+
+class Unkept(Stateful):
+    def forward(self, x):
+        self.cache.append(lambda: x)
+        return x
+
+
+def test_attribute_that_no_bundle_can_keep_is_refused(tmp_path):
+    model = Unkept()
+    model.cache.append(torch.sin)
+    with pytest.raises(ExportFailed) as caught:
+        aotexport.export(model, (torch.randn(3),), output=tmp_path / "bundle", programs=("infer",))
+    assert str(caught.value) == (
+        "the call changes `cache[1]` of the model, and a bundle has no Python state. Keep tensors as buffers "
+        "(`register_buffer`) and change them in place; count and collect outside of the call. They cannot be kept: "
+        "input `self['cache'][0]` is a `builtins.builtin_function_or_method`, which a bundle cannot hold. Pass "
+        "tensors, numbers, strings, None, or tuples, lists, dicts, named tuples or dataclasses of them"
+    )

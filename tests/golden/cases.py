@@ -614,6 +614,20 @@ def python_values() -> Case:
 
 
 @case
+def attributes_that_calls_change() -> Case:
+    """A counter, a tensor that is kept for the next call, and one in a dict."""
+
+    def call(self: Any, x: Tensor) -> Tensor:
+        self.calls += 1
+        self.table["sum"] = self.table["sum"] + x
+        x = x if self.last is None else x + self.last
+        self.last = x * self.calls
+        return self.last
+
+    return Case(Built(call, calls=0, last=None, table={"sum": ramp(3)}).eval(), (ramp(3),), programs=("infer",))
+
+
+@case
 def python_containers() -> Case:
     """Objects and containers of Python's library, among inputs and outputs; the call changes them."""
 

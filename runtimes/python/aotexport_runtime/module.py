@@ -20,6 +20,7 @@ from aotexport_runtime.call.variants import Variants
 from aotexport_runtime.engines.codegen import Environment
 from aotexport_runtime.engines.cpu import Libraries
 from aotexport_runtime.errors import NotSupported
+from aotexport_runtime.python_state import PythonState
 from aotexport_runtime.schema.manifest import StateTensor
 from aotexport_runtime.schema.program import Program
 from aotexport_runtime.schema.subclasses import Subclass
@@ -72,6 +73,8 @@ class BundleModule(nn.Module):
         # Last, since a name of the user's may equal one of ours, and can then no longer be assigned to.
         for entry in bundle.manifest.state:
             self._register(entry, tensors[entry.name])
+        # Past `__setattr__`, which keeps names of the user's.
+        self.__dict__["_python_state"] = PythonState(bundle.manifest.attributes, [*self.state_tensors().values()])
         self.train(bundle.manifest.training)
 
     @property
@@ -132,6 +135,7 @@ class BundleModule(nn.Module):
         super()._apply(fn, recurse)
         for name, tensor in self._constants.items():
             self._constants[name] = fn(tensor)
+        self._python_state.apply(fn)
         tensors = (*self.parameters(), *self.buffers(), *self._constants.values())
         devices = {tensor.device for tensor in tensors}
         if len(devices) == 1:
@@ -180,10 +184,13 @@ class BundleModule(nn.Module):
             plan = self._plan(self._select("forward"))
             served = plan.call if isinstance(plan, Plan) else plan
             self._served[self.training, torch.is_grad_enabled()] = served
-        return served(args, kwargs)
+        return served(args, self._python_state.passed_with(kwargs))
 
     def __getattr__(self, name: str) -> Any:
-        """Return a parameter, buffer or submodule, or a method that the bundle has programs of."""
+        """Return a parameter, buffer or submodule, a method that the bundle has programs of, or what calls change."""
+        state = self.__dict__.get("_python_state")
+        if state is not None and name in state.values:
+            return state.values[name]
         if name != "forward" and name in self.__dict__.get("_methods", ()):
             return partial(self._call, name)
         return super().__getattr__(name)
@@ -195,10 +202,10 @@ class BundleModule(nn.Module):
             BundleInvalid: no such program.
         """
         plan = self._plan(name)
-        return lambda *args, **kwargs: plan(args, kwargs)
+        return lambda *args, **kwargs: plan(args, self._python_state.passed_with(kwargs))
 
     def _call(self, method: str, /, *args: Any, **kwargs: Any) -> Any:
-        return self._plan(self._select(method))(args, kwargs)
+        return self._plan(self._select(method))(args, self._python_state.passed_with(kwargs))
 
     def _select(self, method: str) -> str:
         programs = self._methods.get(method, [])
@@ -277,6 +284,7 @@ class BundleModule(nn.Module):
             environment=self._environment,
             compiled=self._compiled if target is None else None,
         )
+        twin.__dict__["_python_state"].values = copy.deepcopy(self._python_state.values, memo)
         requires_grad = {name: parameter.requires_grad for name, parameter in self.named_parameters()}
         for name, parameter in twin.named_parameters():
             parameter.requires_grad_(requires_grad.get(name, parameter.requires_grad))

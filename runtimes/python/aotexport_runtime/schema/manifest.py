@@ -6,6 +6,7 @@ from typing import Literal
 
 from aotexport_runtime.schema.base import Record
 from aotexport_runtime.schema.subclasses import Subclass
+from aotexport_runtime.schema.trees import Tree
 from aotexport_runtime.schema.values import DType
 
 
@@ -101,6 +102,18 @@ class StateTensor(Record, kw_only=True):
     parts: tuple[StoredPart, ...] = ()
 
 
+class ModuleAttribute(Record, kw_only=True):
+    """A Python attribute of the module, or of a part of it, that calls read and change.
+
+    Attributes:
+        name: its path: `calls`, `encoder.cache`; unique.
+        value: what it was at export; leaves index `Manifest.state`.
+    """
+
+    name: str
+    value: Tree
+
+
 class VectorEntry(Record, kw_only=True):
     """A recorded call of a program.
 
@@ -182,6 +195,8 @@ class Manifest(Record, kw_only=True):
         training: of a module: the mode it was in at export.
         programs: programs, in order of preference.
         state: parameters, then buffers, then constants, each in the module's order.
+        attributes: Python attributes that calls read and change. Every program takes them as the keyword argument
+            `self`, a dict in this order, which the reader passes from call to call.
         testvectors: recorded calls: the self-test.
         onnx: ONNX models of programs, at most one of each.
         requirements: what a machine needs to run the bundle.
@@ -197,6 +212,7 @@ class Manifest(Record, kw_only=True):
     training: bool = False
     programs: tuple[ProgramEntry, ...]
     state: tuple[StateTensor, ...] = ()
+    attributes: tuple[ModuleAttribute, ...] = ()
     testvectors: tuple[VectorEntry, ...] = ()
     onnx: tuple[OnnxModel, ...] = ()
     requirements: Requirements = Requirements()

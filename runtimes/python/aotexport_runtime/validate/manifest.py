@@ -8,6 +8,7 @@ from aotexport_runtime.errors import BundleInvalid
 from aotexport_runtime.schema.manifest import Manifest, StateTensor, StoredPart
 from aotexport_runtime.schema.versions import CALLING_CONVENTION, OLDEST_CALLING_CONVENTION
 from aotexport_runtime.validate.bounds import MAX_TEXT, check_plain_name, check_span, check_text, check_unique
+from aotexport_runtime.validate.containers import check_values
 from aotexport_runtime.validate.subclasses import check_subclass, check_type_name, count_parts
 
 WHERE = "bundle.json"
@@ -39,6 +40,7 @@ def check_manifest(manifest: Manifest) -> None:
     for tensor in manifest.state:
         _check_state(tensor, listed)
     _check_state_names([name for tensor in manifest.state for name in (tensor.name, *tensor.tied)])
+    _check_attributes(manifest)
     _check_vectors(manifest, listed)
     _check_onnx(manifest, listed)
 
@@ -135,6 +137,13 @@ def _check_state_names(names: list[str]) -> None:
     both = modules.intersection(names)
     if both:
         raise BundleInvalid(f"{min(both)[:80]!r} is the name of a state tensor and of a module", where=WHERE)
+
+
+def _check_attributes(manifest: Manifest) -> None:
+    check_unique([attribute.name for attribute in manifest.attributes], "attribute", WHERE)
+    for attribute in manifest.attributes:
+        check_text(attribute.name, "name of an attribute", WHERE)
+        check_values(attribute.value, len(manifest.state), WHERE)
 
 
 def _check_vectors(manifest: Manifest, listed: set[str]) -> None:
