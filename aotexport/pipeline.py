@@ -19,14 +19,6 @@ from aotexport.capture.forward_capture import ForwardCapture
 from aotexport.capture.functional import capture_functional_graph
 from aotexport.capture.hooks import refuse_backward_hooks
 from aotexport.capture.mode import in_mode
-from aotexport.capture.python_state import (
-    attributes_of,
-    depends_on,
-    fits,
-    initial_values,
-    later_states,
-    with_attributes,
-)
 from aotexport.capture.state import State, collect_state
 from aotexport.capture.triton_kernels import refuse_kernels_without_cpu, refuse_launches
 from aotexport.encode.program import EncodedProgram, encode_program, with_functional
@@ -39,6 +31,14 @@ from aotexport.lower.onnx.bundle import add_onnx, check_options
 from aotexport.lower.onnx.options import OnnxOptions
 from aotexport.paths import checked_programs, on_path
 from aotexport.programs import AnyExample, Example, Program, ProgramSpec, choose_programs
+from aotexport.python_state import (
+    attributes_of,
+    depends_on,
+    fits,
+    initial_values,
+    later_states,
+    with_attributes,
+)
 from aotexport.settle import note, settle
 from aotexport.targets import Targets, check_targets
 from aotexport.vectors.eager import run_once, runs_without_gradients
@@ -158,7 +158,19 @@ def export(
             encoded, wanted, clock.count, kernel_sources=kernel_sources, root=None if strip else root
         )
         report = _write(
-            call, state, attributes, encoded, vectors, shared, wanted.cpu, Path(output), fresh, force, shard_nbytes, options, clock
+            call,
+            state,
+            attributes,
+            encoded,
+            vectors,
+            shared,
+            wanted.cpu,
+            Path(output),
+            fresh,
+            force,
+            shard_nbytes,
+            options,
+            clock,
         )
     report.seconds = clock.finish()
     return report
@@ -170,8 +182,7 @@ def _capture_all(
     """Return what was captured, with a variant per state of the module's attributes that calls leave and read."""
     while True:
         try:
-            encoded = [_capture(spec, state, root, strip, targets, clock) for spec in specs]
-            break
+            return _capture_states(specs, lambda spec: _capture(spec, state, root, strip, targets, clock), state)
         except PythonStateChanged as change:
             if set(change.names) <= set(attributes_of(specs[0].call)):
                 raise
@@ -179,16 +190,21 @@ def _capture_all(
                 specs = [with_attributes(spec, change.names) for spec in specs]
             except ExportFailed as error:
                 raise ExportFailed(f"{change}. They cannot be kept: {error}") from change
-    for spec in specs[:] if attributes_of(call := specs[0].call) and call.module is not None else ():
+
+
+def _capture_states(
+    specs: list[ProgramSpec], capture: Callable[[ProgramSpec], EncodedProgram], state: State
+) -> tuple[list[ProgramSpec], list[EncodedProgram]]:
+    captured, encoded = list(specs), [capture(spec) for spec in specs]
+    for spec in [spec for spec in specs if attributes_of(spec.call)]:
         main = spec.variant_of or spec.name
         for later in later_states(spec, state):
             own = [program.record for program in encoded if main in (program.record.name, program.variant_of)]
             if any(fits(record, later.call) for record in own):
                 continue
-            later = replace(later, name=f"{main}.{len(own) + 1}", variant_of=main)
-            specs.append(later)
-            encoded.append(_capture(later, state, root, strip, targets, clock))
-    return specs, encoded
+            captured.append(replace(later, name=f"{main}.{len(own) + 1}", variant_of=main))
+            encoded.append(capture(captured[-1]))
+    return captured, encoded
 
 
 def _capture(

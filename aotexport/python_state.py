@@ -21,6 +21,7 @@ from aotexport.capture.call import ExampleCall, example_call
 from aotexport.capture.mode import in_mode
 from aotexport.capture.state import State
 from aotexport.capture.structure import tree_of
+from aotexport.errors import ExportFailed
 from aotexport.programs import ProgramSpec
 from aotexport.restore import restored
 from aotexport.vectors.eager import attention_as_traced
@@ -49,7 +50,7 @@ def with_attributes(spec: ProgramSpec, names: Iterable[str]) -> ProgramSpec:
     call, known = spec.call, attributes_of(spec.call)
     assert call.module is not None
     callable_ = getattr(call.callable, "without_attributes", call.callable)
-    values = {name: _value(_slot(call.module, name)) for name in (*known, *names)}
+    values = {name: _value(call.module, name) for name in (*known, *names)}
     made = _call(_taking(callable_, call.module, values), call, values)
     for path, sizes in zip(call.paths, call.axes, strict=True):
         if path in made.paths and not path.startswith(f"{ARGUMENT}["):
@@ -80,14 +81,21 @@ def _dynamic(value: Any) -> Any:
 
 
 def _slot(module: nn.Module, name: str) -> tuple[dict[str, Any], str]:
-    path, _, attribute = name.rpartition(".")
-    owner = module.get_submodule(path)
+    owner, attribute = _owner(module, name), name.rpartition(".")[2]
     return (owner._buffers if attribute in owner._buffers else vars(owner)), attribute
 
 
-def _value(slot: tuple[dict[str, Any], str]) -> Any:
-    table, name = slot
-    return table.get(name)
+def _value(module: nn.Module, name: str) -> Any:
+    table, attribute = _slot(module, name)
+    if attribute in table:
+        return table[attribute]
+    # A counter may begin as an attribute of the class.
+    return getattr(_owner(module, name), attribute, None)
+
+
+def _owner(module: nn.Module, name: str) -> nn.Module:
+    """Return the part of a module that has the attribute `name`."""
+    return module.get_submodule(name.rpartition(".")[0])
 
 
 def _taking(callable_: Callable[..., Any], module: nn.Module, names: Iterable[str]) -> Callable[..., Any]:
@@ -153,10 +161,13 @@ def later_states(spec: ProgramSpec, state: State) -> Iterator[ProgramSpec]:
     call, seen = spec.call, [attributes_of(spec.call)]
     for _ in range(MAX_CALLS):
         _, after = _run(call, state, spec)
+        try:
+            call = _call(call.callable, call, after)
+        except ExportFailed as error:
+            raise ExportFailed(f"the call leaves in attributes of the model what later calls find: {error}") from error
         if any(_same_value(after, before) for before in seen):
             return
         seen.append(after)
-        call = _call(call.callable, call, after)
         yield dataclasses.replace(spec, call=call)
 
 
