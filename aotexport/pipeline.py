@@ -180,12 +180,15 @@ def _capture_all(
     specs: list[ProgramSpec], state: State, root: Path, strip: bool, targets: Targets, clock: _Clock
 ) -> tuple[list[ProgramSpec], list[EncodedProgram]]:
     """Return what was captured, with a variant per state of the module's attributes that calls leave and read."""
+    known = len(state.entries)
     while True:
         try:
             return _capture_states(specs, lambda spec: _capture(spec, state, root, strip, targets, clock), state)
         except PythonStateChanged as change:
             if set(change.names) <= set(attributes_of(specs[0].call)):
                 raise
+            # Tensors that traces found in these attributes are arguments from now on.
+            del state.entries[known:]
             try:
                 specs = [with_attributes(spec, change.names) for spec in specs]
             except ExportFailed as error:

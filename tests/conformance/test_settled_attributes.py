@@ -98,7 +98,17 @@ class Switching(Stateful):
         return x * 2 if self.first else self.linear(x)
 
 
-@pytest.mark.parametrize("model", [Counting, Remembering, Growing, Switching])
+class Pairing(Stateful):
+    def __init__(self):
+        super().__init__()
+        self.pair = (torch.zeros(3), torch.ones(3))
+
+    def forward(self, x):
+        self.pair = (self.pair[0] + x, self.pair[1] * 2)
+        return self.pair[0] * self.pair[1]
+
+
+@pytest.mark.parametrize("model", [Counting, Remembering, Growing, Switching, Pairing])
 @pytest.mark.parametrize("target", ["auto", "autograd"])
 def test_attributes_are_kept_from_call_to_call(tmp_path, model, target):
     eager = model()
