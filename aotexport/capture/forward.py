@@ -40,13 +40,8 @@ from aotexport.torch_internals.checks import insert_data_dependent_checks
 from aotexport.torch_internals.names import FakeTensor, GuardOnDataDependentSymNode, OpOverload
 from aotexport.torch_internals.patches import average_in_tensors, fake_kernels, masks_unread
 from aotexport.torch_internals.subclasses import is_wrap
-from aotexport.torch_internals.tracing import (
-    has_transforms,
-    node_annotations,
-    raised_in_transform,
-    trace_forward,
-    transforms_left,
-)
+from aotexport.torch_internals.tracing import node_annotations, trace_forward
+from aotexport.torch_internals.transforms import has_transforms, raised_in_transform, transforms_left
 from aotexport_runtime import meshes
 from aotexport_runtime.schema.program import ContainerChange
 from aotexport_runtime.schema.trees import Tree

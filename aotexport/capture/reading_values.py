@@ -1,7 +1,7 @@
 """Operators that read the values of their tensors, in operators that a trace can follow.
 
 Some return a Python bool or branch inside: what they read must be in the graph, or a check could not be. Others make
-tensors whose sizes only the data know, without saying so.
+tensors whose sizes only the data know, without saying so, or are torch's own and not for bundles to call.
 """
 
 from __future__ import annotations
@@ -94,6 +94,19 @@ def _random_(tensor: torch.Tensor, low: int, high: int | None, *, generator: Any
     return tensor.copy_(torch.randint_like(tensor.detach(), low, high))
 
 
+def _zeros_of_tangent(tangent: torch.Tensor, primal: torch.Tensor, *, self_num_batch_dims: int = 0) -> torch.Tensor:
+    """Return zeros laid out as the primal is, behind the tangent's own axes of `torch.vmap`.
+
+    Forward-mode differentiation copies tangents there that are laid out otherwise.
+    Source: torch 2.13, aten/src/ATen/native/TensorFactories.cpp, `_new_zeros_with_same_feature_meta`.
+    """
+    batch = tangent.shape[:self_num_batch_dims]
+    held = primal.untyped_storage().nbytes() // primal.element_size()
+    zeros = primal.new_zeros((*batch, held))
+    strides = (*zeros.stride()[:-1], *primal.stride())
+    return zeros.as_strided((*batch, *primal.shape), strides, primal.storage_offset())
+
+
 _COMPOSITE = (
     aten.narrow.Tensor,
     aten.combinations.default,
@@ -110,6 +123,7 @@ READING_VALUES: dict[Any, Any] = {
     aten.linalg_lstsq.default: _Lstsq(),
     getattr(aten.random_, "from"): _random_,
     aten.unbind.int: _unbind,
+    aten._new_zeros_with_same_feature_meta.default: _zeros_of_tangent,
     **{operator: operator.decompose for operator in _COMPOSITE},
 }
 """Operators to trace by what they are made of, with the function that makes it."""

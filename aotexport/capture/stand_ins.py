@@ -30,6 +30,7 @@ from aotexport.torch_internals.tracing import (
     traces_above_autograd,
     tracing_paused,
 )
+from aotexport.torch_internals.transforms import FoldedGraphModule
 from aotexport_runtime.subclasses import is_wrapper
 
 _LAYERS = str(Path(nn.__file__).parent)
@@ -110,6 +111,7 @@ def replacements(effects: Effects) -> list[tuple[Any, str, Any]]:
         (AutogradFunctionApply, "__call__", apply_bodies),
         (tensor, "backward", _refused("Tensor.backward", "Return the loss, and call `backward` outside of the model")),
         (torch.autograd, "grad", functools.partial(_grad, effects)),
+        (FoldedGraphModule, "run_folding", functools.partialmethod(_fold, effects)),
         (nn.Module, "_apply", _apply),
         *_inference_mode(),
         *distributed.replacements(),
@@ -164,6 +166,19 @@ def _grad(effects: Effects, outputs: Any, inputs: Any, *args: Any, create_graph:
     effects.differentiated += tree_leaves(inputs)
     found = _gradients(outputs, inputs, *args, create_graph=create_graph, **kwargs)
     return found if create_graph else tuple(None if tensor is None else tensor.detach() for tensor in found)
+
+
+_folded = FoldedGraphModule.run_folding
+
+
+def _fold(linear: FoldedGraphModule, effects: Effects) -> None:
+    """Stand for what `torch.func.linearize` does first, refusing where eager makes parameters of its constants."""
+    _folded(linear)
+    if effects.grad and any(constant.requires_grad for constant in linear.parameters()):
+        raise ExportFailed(
+            f"{user_line()}the model calls `torch.func.linearize` on tensors that require grad; what its function "
+            "returns would require grad, and lead to no gradients. Use `torch.func.jvp`, or detach the tensors"
+        )
 
 
 def _inference_mode() -> list[tuple[Any, str, Any]]:

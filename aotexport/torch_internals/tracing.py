@@ -25,9 +25,10 @@ from torch.utils._pytree import tree_leaves, tree_map
 # The tracer's table of tensors.
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from aotexport.torch_internals.names import TRANSFORMS, OpOverload
+from aotexport.torch_internals.names import OpOverload
 from aotexport.torch_internals.patches import convolution_choice_unguarded, exporting
 from aotexport.torch_internals.subclasses import adopt, subclasses_tracked
+from aotexport.torch_internals.transforms import load_forward_mode
 from aotexport_runtime.subclasses import is_wrapper
 
 
@@ -161,6 +162,7 @@ def trace_forward(
     Returns:
         The graph, each node with `meta['val']` and, where known, `stack_trace` and `custom`.
     """
+    load_forward_mode()
     with (
         exporting(),
         convolution_choice_unguarded(fake_mode),
@@ -295,29 +297,7 @@ def mark_unchecked(tensors: Sequence[torch.Tensor]) -> None:
             proxy.node.meta["saved_tensor_with_no_vc_check"] = True
 
 
-def raised_in_transform(error: BaseException) -> bool:
-    """Return whether an error came out of a function transform (`torch.vmap`, `torch.func.grad`)."""
-    files = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
-    return any("_functorch" in Path(file).parts and Path(file).stem in ("vmap", "eager_transforms") for file in files)
-
-
-@contextlib.contextmanager
-def transforms_left() -> Iterator[None]:
-    """Leave the function transforms that the block enters and, failing, does not leave."""
-    depth = TRANSFORMS.get_dynamic_layer_stack_depth()
-    try:
-        yield
-    finally:
-        TRANSFORMS.pop_dynamic_layer_stack_and_undo_to_depth(depth)
-
-
 def current_tracer() -> Any:
     """Return the tracer of the trace that is going on; None: there is none."""
     mode = proxy_tensor.get_proxy_mode()
     return None if mode is None else mode.tracer
-
-
-def has_transforms(graph: torch.fx.Graph) -> bool:
-    """Return whether nodes of a graph enter or leave a function transform (`torch.vmap`, `torch.func.grad`)."""
-    targets = (node.target for node in graph.nodes if node.op == "call_function")
-    return any(getattr(target, "__module__", "").startswith("torch._functorch") for target in targets)

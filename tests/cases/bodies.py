@@ -9,6 +9,8 @@ from torch._higher_order_ops.associative_scan import associative_scan
 from torch._higher_order_ops.map import map as map_over
 from torch._higher_order_ops.scan import scan
 from torch._higher_order_ops.while_loop import while_loop
+from torch.autograd import forward_ad
+from torch.export import Dim
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.utils.checkpoint import checkpoint
 
@@ -101,6 +103,74 @@ def vmapped_beside_grad_modes(x, w):
     with torch.no_grad():
         scale = torch.vmap(lambda row: row.abs().max())(x)
     return torch.vmap(lambda row: (row * w).sum())(x) / scale
+
+
+def wave(x):
+    return x.sin() * x.exp()
+
+
+@case(lambda: (torch.randn(4),))
+def hessian_inside(x):
+    return torch.func.hessian(lambda x: wave(x).sum())(x)
+
+
+@case(lambda: (leaf(4),))
+def forward_jacobians_of_a_jacobian(x):
+    return torch.func.jacfwd(torch.func.jacrev(wave))(x), torch.func.jacrev(torch.func.jacfwd(wave))(x)
+
+
+@case(lambda: (leaf(3, 4), leaf(4, 3)), dynamic_shapes=({0: Dim("n", min=2)}, {1: Dim("n", min=2)}))
+def tangents_laid_out_otherwise(x, t):
+    return torch.func.jvp(wave, (x,), (t.t(),)), torch.vmap(lambda x: torch.func.jvp(wave, (x,), (x[:1].expand(4),)))(x)
+
+
+@case(lambda: (torch.randn(3, 4), leaf(3, 4)))
+def linearized(x, t):
+    y, tangents_of = torch.func.linearize(wave, x)
+    return y, tangents_of(t) * tangents_of(t + 1)
+
+
+class WithRuleForward(torch.autograd.Function):
+    """Neither rule is the derivative, so that a lost one shows."""
+
+    @staticmethod
+    def forward(x):
+        return x**3
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(*inputs)
+        ctx.save_for_forward(*inputs)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * ctx.saved_tensors[0] * 5
+
+    @staticmethod
+    def jvp(ctx, tangent):
+        return tangent * ctx.saved_tensors[0] * 7
+
+
+@case(lambda: (leaf(3, 4), leaf(3, 4)))
+def dual_numbers(x, t):
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(x, t)
+        with torch.no_grad():
+            scale = dual.exp()
+        result = forward_ad.unpack_dual(WithRuleForward.apply(dual) * scale)
+        none = forward_ad.unpack_dual(x * 2).tangent
+    return result, none
+
+
+@case(lambda: (leaf(3, 4),))
+class Laplacian(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 1))
+
+    def forward(self, x):
+        second = torch.func.hessian(lambda point: self.net(point).sum())
+        return torch.vmap(lambda point: second(point).diagonal().sum())(x)
 
 
 @case(lambda: (leaf(3, 4),))

@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.fx.traceback
 from torch import nn
+from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
 
 import aotexport
@@ -30,6 +31,31 @@ def test_checkpointed_part_that_writes_to_buffers_is_refused(tmp_path, reentrant
         f"{line}a checkpointed part of the model writes to `norm.num_batches_tracked`, and eager writes again when it "
         "computes the part anew in backward, which a bundle does not. Take it out of the checkpoint"
     )
+
+
+def linearized(x):
+    y, tangents_of = torch.func.linearize(torch.sin, x)
+    return tangents_of(y)
+
+
+def test_linear_function_of_what_requires_grad_is_refused(tmp_path):
+    with pytest.raises(ExportFailed) as caught:
+        aotexport.export(linearized, (torch.ones(3, requires_grad=True),), output=tmp_path / "bundle", verify=False)
+    assert str(caught.value) == (
+        f"{__file__}:{linearized.__code__.co_firstlineno + 2}: in linearized: the model calls `torch.func.linearize` "
+        "on tensors that require grad; what its function returns would require grad, and lead to no gradients. Use "
+        "`torch.func.jvp`, or detach the tensors"
+    )
+
+
+def test_failed_capture_leaves_no_level_of_forward_mode_open(tmp_path):
+    def leaves_torch(x):
+        return x.sum() * float(x.detach().numpy().max())
+
+    with pytest.raises((ExportFailed, RuntimeError)):
+        aotexport.export(torch.func.hessian(leaves_torch), (torch.ones(3),), output=tmp_path / "bundle", verify=False)
+    with forward_ad.dual_level():
+        assert forward_ad.unpack_dual(forward_ad.make_dual(torch.ones(3), torch.zeros(3))).tangent is not None
 
 
 def drawing_branch(x):
