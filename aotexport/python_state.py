@@ -17,6 +17,7 @@ import torch
 from torch import nn
 from torch.export import Dim
 
+from aotexport.capture.attributes import attributes_restored
 from aotexport.capture.call import ExampleCall, example_call
 from aotexport.capture.mode import in_mode
 from aotexport.capture.state import State
@@ -51,11 +52,7 @@ def with_attributes(spec: ProgramSpec, names: Iterable[str]) -> ProgramSpec:
     assert call.module is not None
     callable_ = getattr(call.callable, "without_attributes", call.callable)
     values = {name: _value(call.module, name) for name in (*known, *names)}
-    made = _call(_taking(callable_, call.module, values), call, values)
-    for path, sizes in zip(call.paths, call.axes, strict=True):
-        if path in made.paths and not path.startswith(f"{ARGUMENT}["):
-            made.axes[made.paths.index(path)] = sizes
-    return dataclasses.replace(spec, call=made)
+    return dataclasses.replace(spec, call=_call(_taking(callable_, call.module, values), call, values))
 
 
 def attributes_of(call: ExampleCall) -> dict[str, Any]:
@@ -64,10 +61,13 @@ def attributes_of(call: ExampleCall) -> dict[str, Any]:
 
 
 def _call(callable_: Callable[..., Any], like: ExampleCall, values: dict[str, Any]) -> ExampleCall:
-    """Return a call with these attributes, integers among them dynamic."""
+    """Return a call with these attributes, integers among them dynamic, and the other dynamic sizes of `like`."""
     kwargs = {**like.kwargs, ARGUMENT: values}
     made = example_call(callable_, like.args, kwargs, {ARGUMENT: _dynamic(values)})
     made.settled = like.settled
+    for path, sizes in zip(like.paths, like.axes, strict=True):
+        if path in made.paths and not path.startswith(f"{ARGUMENT}["):
+            made.axes[made.paths.index(path)] = sizes
     return made
 
 
@@ -186,7 +186,12 @@ def _run(call: ExampleCall, state: State, spec: ProgramSpec) -> tuple[tuple[Tree
         given.append(value)
         return len(given) - 1
 
-    with in_mode(call.module, spec.mode, call.settled), restored(state), attention_as_traced():
+    with (
+        attributes_restored(call.module),
+        in_mode(call.module, spec.mode, call.settled),
+        restored(state),
+        attention_as_traced(),
+    ):
         torch.manual_seed(0)
         with torch.set_grad_enabled(spec.grad):
             tree = tree_of(call.callable(*args, **kwargs), "output", keep, what="output")

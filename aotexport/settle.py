@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from aotexport.capture.attributes import AttributeChanged
+from aotexport.capture.attributes import AttributeChanged, attributes_restored
 from aotexport.capture.call import ExampleCall
 from aotexport.capture.mode import Attribute, in_mode
 from aotexport.capture.state import State
@@ -77,7 +77,11 @@ def _outcome(call: ExampleCall, state: State, mode: Mode, attribute: Attribute) 
         values.append(value)
         return len(values) - 1
 
-    with in_mode(call.module, mode, [*call.settled, attribute]), restored(state):
+    with (
+        attributes_restored(call.module),
+        in_mode(call.module, mode, [*call.settled, attribute]),
+        restored(state),
+    ):
         torch.manual_seed(0)
         tree_of(call.callable(*args, **kwargs), "output", keep, what="output")
         values += [table[key] for entry in state.entries for table, key in entry.slots]

@@ -77,6 +77,19 @@ def attributes_kept(module: nn.Module | None, effects: Effects) -> Iterator[None
     _judge(changes, effects)
 
 
+@contextlib.contextmanager
+def attributes_restored(module: nn.Module | None) -> Iterator[None]:
+    """Put the attributes of the model, and what is in them, back after the block, whatever it did."""
+    before = _attributes(module)
+    containers = _containers(module)
+    try:
+        yield
+    finally:
+        for snapshot in containers:
+            snapshot.restore()
+        _restore(module, before)
+
+
 def _attributes(module: nn.Module | None) -> list[tuple[str, nn.Module, dict[str, Any]]]:
     if module is None:
         return []

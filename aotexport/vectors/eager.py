@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import torch
 
 from aotexport.capture.arguments import check_changes, containers
+from aotexport.capture.attributes import attributes_restored
 from aotexport.capture.call import ExampleCall
 from aotexport.capture.mode import in_mode
 from aotexport.capture.state import State
@@ -45,7 +46,7 @@ def runs_without_gradients(call: ExampleCall, state: State) -> bool:
     """Return whether the model, in its current mode, runs under `torch.no_grad`: one that takes gradients may not."""
     mode: Mode = "function" if call.module is None else "train" if call.module.training else "eval"
     try:
-        with torch.no_grad():
+        with torch.no_grad(), attributes_restored(call.module):
             run_once(call, state, mode)
     except RuntimeError:
         return False
@@ -66,7 +67,12 @@ def watch_example(
     arguments = example_arguments(call, program)
     eager, make = _eager(call, program, arguments)
     tensors = {entry.names[0]: entry.tensor for entry in state.entries}
-    with in_mode(call.module, program.mode, call.settled), restored(state), attention_as_traced():
+    with (
+        attributes_restored(call.module),
+        in_mode(call.module, program.mode, call.settled),
+        restored(state),
+        attention_as_traced(),
+    ):
         values = make().values
         own = iter(values)
         inputs = [tensors[spec.name] if isinstance(spec, StateInput) else next(own) for spec in program.inputs]

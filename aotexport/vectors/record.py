@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
+from aotexport.capture.attributes import attributes_restored
 from aotexport.capture.call import ExampleCall
 from aotexport.capture.mode import in_mode
 from aotexport.capture.sources import user_line
@@ -82,7 +83,12 @@ def record_vectors(call: ExampleCall, state: State, program: Program) -> tuple[P
 
 def _record(call: ExampleCall, state: State, program: Program, arguments: Arguments) -> Vector:
     try:
-        with in_mode(call.module, program.mode, call.settled), restored(state), attention_as_traced():
+        with (
+            attributes_restored(call.module),
+            in_mode(call.module, program.mode, call.settled),
+            restored(state),
+            attention_as_traced(),
+        ):
             seen = observe_eager(call, state, program, arguments)
     except ExportFailed:
         raise

@@ -122,6 +122,30 @@ def test_attributes_are_kept_from_call_to_call(tmp_path, model, target):
     assert (loaded.calls if model is Counting else eager.calls) == eager.calls
 
 
+class Averaging(Stateful):
+    def forward(self, x):
+        self.calls += 1
+        x = self.linear(x)
+        mean = x.detach().mean(0)
+        self.last = mean if self.last is None else 0.9 * self.last + 0.1 * mean
+        return (x - self.last) * min(1.0, self.calls / 3)
+
+
+def test_attributes_are_kept_through_modes_and_sizes_and_the_exported_model_is_left_alone(tmp_path):
+    model, batch = Averaging(), torch.export.Dim("batch", min=1, max=8)
+    aotexport.export(model, (torch.randn(5, 3),), output=tmp_path / "bundle", dynamic_shapes=({0: batch},))
+    assert (model.calls, model.last) == (0, None)
+    loaded = aotexport_runtime.load(tmp_path / "bundle")
+    for number in range(6):
+        x = torch.randn(number + 1, 3)
+        seen = []
+        for module in (loaded.train(number % 3 > 0), model.train(number % 3 > 0)):
+            result = module(x)
+            result.square().sum().backward()
+            seen.append((result, *(parameter.grad for parameter in module.parameters())))
+        torch.testing.assert_close(*seen)
+
+
 def test_state_that_was_not_followed_is_refused_by_name(tmp_path):
     aotexport.export(Growing(), (torch.randn(3),), output=tmp_path / "bundle", programs=("infer",), verify=False)
     loaded, x = aotexport_runtime.load(tmp_path / "bundle"), torch.randn(3)
