@@ -32,9 +32,12 @@ from aotexport_runtime.engines.codegen import Environment, constant_value
 from aotexport_runtime.python_state import ARGUMENT
 from aotexport_runtime.schema.program import Program
 from aotexport_runtime.schema.trees import Tree
+from aotexport_runtime.subclasses import is_wrapper
 
 MAX_CALLS = 8
 """How many calls in a row are followed for the states that they leave."""
+_CALLS_BEFORE = 4
+"""After how many calls it is looked whether a call gives something else."""
 _MISSING = object()
 
 
@@ -134,7 +137,9 @@ def _taking(callable_: Callable[..., Any], module: nn.Module, names: Iterable[st
 
 
 def depends_on(spec: ProgramSpec, state: State, names: Iterable[str]) -> bool:
-    """Return whether a call gives something else once another has changed these attributes.
+    """Return whether a call gives something else once others, with other inputs, have changed these attributes.
+
+    What calls compute anew from the same sizes, such as tables, makes no difference.
 
     Args:
         spec: what is captured.
@@ -143,12 +148,31 @@ def depends_on(spec: ProgramSpec, state: State, names: Iterable[str]) -> bool:
     """
     try:
         call = with_attributes(spec, names).call
-        first, after = _run(call, state, spec)
-        later, _ = _run(_call(call.callable, call, after), state, spec)
+        (tree, first), _ = _run(call, state, spec)
+        later = call
+        for _ in range(_CALLS_BEFORE):
+            _, after = _run(_with_other_inputs(later), state, spec)
+            later = _call(call.callable, call, after)
+            (other, values), _ = _run(later, state, spec)
+            if tree != other or not all(map(_equal, first, values)):
+                return True
     except Exception:
         # What cannot be an argument stays the module's own, and the recorded calls tell whether it matters.
-        return False
-    return first[0] != later[0] or not all(map(_equal, first[1], later[1]))
+        pass
+    return False
+
+
+def _with_other_inputs(call: ExampleCall) -> ExampleCall:
+    """Return a call with the same attributes and other elements in its tensors: smaller, or in another order."""
+
+    def other(leaf: Any, path: str) -> Any:
+        if not isinstance(leaf, torch.Tensor) or is_wrapper(leaf) or path.startswith(f"{ARGUMENT}["):
+            return leaf
+        if leaf.is_floating_point() or leaf.is_complex():
+            return (leaf.detach() * 0.75).requires_grad_(leaf.requires_grad)
+        return leaf.flatten().roll(1).reshape(leaf.shape)
+
+    return dataclasses.replace(call, tensors=[other(*pair) for pair in zip(call.tensors, call.paths, strict=True)])
 
 
 def later_states(spec: ProgramSpec, state: State) -> Iterator[ProgramSpec]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import collections
+
 import pytest
 import torch
 from torch import nn
@@ -108,7 +110,25 @@ class Pairing(Stateful):
         return self.pair[0] * self.pair[1]
 
 
-@pytest.mark.parametrize("model", [Counting, Remembering, Growing, Switching, Pairing])
+class Smoothing(Stateful):
+    """Gives the same for the same inputs, however often they come."""
+
+    def __init__(self):
+        super().__init__()
+        self.means = collections.deque(maxlen=2)
+
+    def forward(self, x):
+        self.means.append(x.mean())
+        return self.linear(x) + sum(self.means) / len(self.means)
+
+
+class ReadingLate(Stateful):
+    def forward(self, x):
+        self.cache.append(x)
+        return x + self.cache[-3] if len(self.cache) > 3 else x * 2
+
+
+@pytest.mark.parametrize("model", [Counting, Remembering, Growing, Switching, Pairing, Smoothing, ReadingLate])
 @pytest.mark.parametrize("target", ["auto", "autograd"])
 def test_attributes_are_kept_from_call_to_call(tmp_path, model, target):
     eager = model()
