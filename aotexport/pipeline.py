@@ -286,7 +286,7 @@ def _capture_forward(spec: ProgramSpec, state: State) -> ForwardCapture:
             if not settle(spec.call, state, spec.mode, change):
                 raise PythonStateChanged([change.name], str(change)) from change
         else:
-            if (stored := forward.effects.stored) and depends_on(spec, state, stored):
+            if (stored := forward.effects.stored) and depends_on(spec, state):
                 names = ", ".join(f"`{name}`" for name in dict.fromkeys(stored))
                 raise PythonStateChanged(stored, f"the call stores what later calls read in {names} of the model")
             forward.effects.notes += note(spec.call)

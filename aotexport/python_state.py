@@ -20,6 +20,7 @@ from torch.export import Dim
 from aotexport.capture.attributes import attributes_restored
 from aotexport.capture.call import ExampleCall, example_call
 from aotexport.capture.mode import in_mode
+from aotexport.capture.sources import user_line
 from aotexport.capture.state import State
 from aotexport.capture.structure import tree_of
 from aotexport.errors import ExportFailed
@@ -136,30 +137,52 @@ def _taking(callable_: Callable[..., Any], module: nn.Module, names: Iterable[st
 # --- states that calls leave ------------------------------------------------------------------------------
 
 
-def depends_on(spec: ProgramSpec, state: State, names: Iterable[str]) -> bool:
-    """Return whether a call gives something else once others, with other inputs, have changed these attributes.
+def depends_on(spec: ProgramSpec, state: State) -> bool:
+    """Return whether a call gives something else, or fails, once calls with other inputs have changed attributes.
 
     What calls compute anew from the same sizes, such as tables, makes no difference.
 
     Args:
         spec: what is captured.
-        state: the module's state; left as it was.
-        names: paths of attributes that the call changes.
+        state: the module's state; left as it was, as are the attributes.
+
+    Raises:
+        ExportFailed: the model fails on its example, so that this cannot be told.
     """
+    call = spec.call
     try:
-        call = with_attributes(spec, names).call
         (tree, first), _ = _run(call, state, spec)
-        later = call
+    except Exception as error:
+        raise ExportFailed(
+            "the call stores something in attributes of the model, and whether later calls read it cannot be told, "
+            f"since the model fails on its example: {user_line(error)}{type(error).__name__}: {error}"
+        ) from error
+    with attributes_restored(call.module):
+        change = _with_other_inputs if _runs(_with_other_inputs(call), state, spec) else _as_it_is
         for _ in range(_CALLS_BEFORE):
-            _, after = _run(_with_other_inputs(later), state, spec)
-            later = _call(call.callable, call, after)
-            (other, values), _ = _run(later, state, spec)
-            if tree != other or not all(map(_equal, first, values)):
+            try:
+                _, after = _run_for_good(change(call), state, spec)
+                call = _call(call.callable, call, after) if after else call
+                (other, later), _ = _run(call, state, spec)
+            except Exception:
+                # It does not fail before others have run.
                 return True
-    except Exception:
-        # What cannot be an argument stays the module's own, and the recorded calls tell whether it matters.
-        pass
+            if tree != other or not all(map(_equal, first, later)):
+                return True
     return False
+
+
+def _runs(call: ExampleCall, state: State, spec: ProgramSpec) -> bool:
+    """Return whether the model takes these inputs."""
+    try:
+        _run(call, state, spec)
+    except Exception:
+        return False
+    return True
+
+
+def _as_it_is(call: ExampleCall) -> ExampleCall:
+    return call
 
 
 def _with_other_inputs(call: ExampleCall) -> ExampleCall:
@@ -168,7 +191,7 @@ def _with_other_inputs(call: ExampleCall) -> ExampleCall:
     def other(leaf: Any, path: str) -> Any:
         if not isinstance(leaf, torch.Tensor) or is_wrapper(leaf) or path.startswith(f"{ARGUMENT}["):
             return leaf
-        if leaf.is_floating_point() or leaf.is_complex():
+        if leaf.is_complex() or (leaf.is_floating_point() and leaf.element_size() > 1):
             return (leaf.detach() * 0.75).requires_grad_(leaf.requires_grad)
         return leaf.flatten().roll(1).reshape(leaf.shape)
 
@@ -196,7 +219,13 @@ def later_states(spec: ProgramSpec, state: State) -> Iterator[ProgramSpec]:
 
 
 def _run(call: ExampleCall, state: State, spec: ProgramSpec) -> tuple[tuple[Tree, list[Any]], dict[str, Any]]:
-    """Return what a call for real gives, as its structure and tensors with the state's; and the attributes after it."""
+    """Return what a call for real gives, as its structure and tensors with the state's; and its attributes after it."""
+    with attributes_restored(call.module):
+        return _run_for_good(call, state, spec)
+
+
+def _run_for_good(call: ExampleCall, state: State, spec: ProgramSpec) -> tuple[tuple[Tree, list[Any]], dict[str, Any]]:
+    """Do as `_run`, and leave in the module what the call stores in attributes that are no argument."""
     tensors = [
         leaf.detach().clone().requires_grad_(leaf.requires_grad) if isinstance(leaf, torch.Tensor) else leaf
         for leaf in call.tensors
@@ -210,18 +239,13 @@ def _run(call: ExampleCall, state: State, spec: ProgramSpec) -> tuple[tuple[Tree
         given.append(value)
         return len(given) - 1
 
-    with (
-        attributes_restored(call.module),
-        in_mode(call.module, spec.mode, call.settled),
-        restored(state),
-        attention_as_traced(),
-    ):
+    with in_mode(call.module, spec.mode, call.settled), restored(state), attention_as_traced():
         torch.manual_seed(0)
         with torch.set_grad_enabled(spec.grad):
             tree = tree_of(call.callable(*args, **kwargs), "output", keep, what="output")
         given += [table[key] for entry in state.entries for table, key in entry.slots]
         given = [value.detach().clone() if isinstance(value, torch.Tensor) else value for value in given]
-    return (tree, given), _detached(kwargs[ARGUMENT])
+    return (tree, given), _detached(kwargs.get(ARGUMENT, {}))
 
 
 def _detached(value: Any) -> Any:

@@ -179,6 +179,49 @@ def test_state_that_was_not_followed_is_refused_by_name(tmp_path):
     torch.testing.assert_close(twin(x), x * 2)
 
 
+class History(list):
+    """A list that no argument may be."""
+
+
+class Scaled:
+    def __init__(self):
+        self.scale, self.function = None, lambda value: value
+
+
+class SmoothingInItsOwnList(Stateful):
+    def __init__(self):
+        super().__init__()
+        self.kept = History()
+
+    def forward(self, x):
+        self.kept.append(x.mean())
+        return x + sum(self.kept) / len(self.kept)
+
+
+class SmoothingInAnObject(Stateful):
+    def __init__(self):
+        super().__init__()
+        self.kept = Scaled()
+
+    def forward(self, x):
+        self.kept.scale = x.mean() if self.kept.scale is None else (self.kept.scale + x.mean()) / 2
+        return x + self.kept.scale
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [
+        (SmoothingInItsOwnList, "input `self['kept']` is a `History`, a subclass of a sequence; use a plain one"),
+        (SmoothingInAnObject, "input `self['kept'].function` is a `builtins.function`, which a bundle cannot hold."),
+    ],
+)
+def test_read_attribute_that_no_argument_can_be_is_refused(tmp_path, model, reason):
+    with pytest.raises(ExportFailed) as caught:
+        aotexport.export(model(), (torch.ones(3),), output=tmp_path / "bundle", programs=("infer",), verify=False)
+    start = "the call stores what later calls read in `kept` of the model. They cannot be kept: "
+    assert str(caught.value).startswith(start + reason)
+
+
 class Unkept(Stateful):
     def forward(self, x):
         self.cache.append(lambda: x)
