@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from aotexport.torch_internals.names import SET_GRAD_ENABLED
-from aotexport.torch_internals.tracing import node_annotations, stamped
+from aotexport.torch_internals.tracing import nodes_annotated, stamped
 
 is_grad_enabled = torch.is_grad_enabled
 """Torch's own, also where a stand-in takes its place."""
@@ -52,11 +52,10 @@ def marked_regions() -> Iterator[None]:
     def exit_of(original: Any) -> Any:
         def leave(self: Any, *exception: Any) -> Any:
             outer = self.__dict__.pop("_outer_region", False)
-            node_annotations()[_MARK] = not outer
             try:
-                return original(self, *exception)
+                with nodes_annotated({_MARK: not outer}):
+                    return original(self, *exception)
             finally:
-                node_annotations().pop(_MARK, None)
                 inside["mode"] = self.__dict__.pop("_outer_mode", None)
                 inside["region"] = outer
 

@@ -49,6 +49,11 @@ def stamped(stamp: Callable[[torch.fx.Node], None]) -> Iterator[None]:
         PythonKeyTracer.create_node = original  # type: ignore[method-assign]
 
 
+def nodes_annotated(annotations: dict[str, Any]) -> contextlib.AbstractContextManager[None]:
+    """Return a context in which new nodes get these entries of `node.meta['custom']`, put back after it."""
+    return torch.fx.traceback.annotate(annotations)
+
+
 def node_annotations() -> dict[str, Any]:
     """Return the mutable mapping whose entries the tracer copies to `node.meta['custom']` of new nodes."""
     return torch.fx.traceback.get_current_meta().setdefault("custom", {})

@@ -83,3 +83,9 @@ def test_annotations_of_the_model_do_not_outlive_the_export(tmp_path):
         aotexport.export(annotated, (torch.randn(3, requires_grad=True),), output=tmp_path / "bundle", verify=False)
         assert torch.fx.traceback.get_current_meta()["custom"] == {"outer": True}
     assert "custom" not in torch.fx.traceback.get_current_meta()
+
+
+def test_export_of_views_that_require_grad_leaves_no_annotations(tmp_path):
+    x = torch.ones(4, 3, requires_grad=True).clone()[:2]
+    aotexport.export(lambda x: x * 2, (x,), output=tmp_path / "bundle", verify=False)
+    assert torch.fx.traceback.get_current_meta() == {}
