@@ -102,7 +102,17 @@ def main(directory: Path) -> None:
     _check_refusals(directory / "distributed")
 
 
+def distributes(x):
+    return distribute_tensor(x, MESH, [Replicate()]).to_local() * 2
+
+
 def _check_refusals(path: Path) -> None:
+    try:
+        aotexport.export(distributes, (torch.ones(4),), output=path / "refused", verify=False)
+    except aotexport.ExportFailed as error:
+        assert "in distributes: the model calls `distribute_tensor`, which sends values between" in str(error)
+    else:
+        raise AssertionError("a model that distributes a tensor was exported")
     loaded = aotexport_runtime.load(path, tensor_types=[DTensor])
     try:
         loaded(distributed(2, 4, placement=Shard(0)))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -39,7 +39,7 @@ def replacements() -> list[tuple[Any, str, Any]]:
     """Return what stands in for methods of distributed tensors; nothing where no code uses such tensors."""
     if "torch.distributed.tensor" not in sys.modules:
         return []
-    from torch.distributed.tensor import DTensor, Replicate
+    from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 
     from_local_for_real, to_local_for_real = DTensor.from_local, DTensor.to_local
     redistribute_for_real = DTensor.redistribute
@@ -80,7 +80,28 @@ def replacements() -> list[tuple[Any, str, Any]]:
         (DTensor, "to_local", to_local),
         (DTensor, "redistribute", redistribute),
         (DTensor, "full_tensor", full_tensor),
+        # The code, as models import the function by name.
+        (distribute_tensor, "__code__", _distribute_tensor.__code__),
     ]
+
+
+def _distribute_tensor(tensor: Any, device_mesh: Any = None, placements: Any = None, *, src_data_rank: Any = 0) -> Any:
+    """Stand for torch's function of this signature, among whose globals the code runs."""
+    from aotexport.capture.distributed import refuse_distribution
+
+    refuse_distribution()
+
+
+def refuse_distribution() -> NoReturn:
+    """Refuse a model that distributes a tensor in its call: the values of one process are sent to the others.
+
+    Raises:
+        ExportFailed: always.
+    """
+    raise ExportFailed(
+        f"{user_line()}the model calls `distribute_tensor`, which sends values between processes, and which a bundle "
+        "cannot hold. Distribute the tensor before the export, or make it of its local part (`DTensor.from_local`)"
+    )
 
 
 def _recorded(call: Callable[[], Any], described: Callable[[Any], tuple[Any, tuple[Any, ...]]]) -> Any:

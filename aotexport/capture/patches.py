@@ -9,9 +9,10 @@ from typing import Any
 
 @contextlib.contextmanager
 def replaced(owner: Any, name: str, replacement: Any) -> Iterator[None]:
-    """Set an attribute of a class or module for a while; one that it only inherits is shadowed."""
-    own = name in vars(owner)
-    original = vars(owner).get(name)
+    """Set an attribute of a class or module, or the code of a function, for a while; inherited ones are shadowed."""
+    is_code = name == "__code__"
+    own = is_code or name in vars(owner)
+    original = owner.__code__ if is_code else vars(owner).get(name)
     setattr(owner, name, replacement)
     try:
         yield
