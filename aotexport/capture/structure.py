@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from aotexport.encode.values import encode_constant, encode_python_value, is_constant, is_python_value
 from aotexport.errors import ExportFailed
 from aotexport.torch_internals.names import SUPPORTED_NODES
+from aotexport_runtime.constants import encode_constant, encode_python_value, is_constant, is_python_value
 from aotexport_runtime.schema.trees import Constant, Leaf, Mapping, NamedFields, Sequence, Tree
 from aotexport_runtime.trees import FACTORIES, SETS
 

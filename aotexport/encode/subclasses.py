@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from aotexport.encode.sizes import encode_size
-from aotexport.encode.values import encode_constant, is_constant
 from aotexport.errors import ExportFailed
+from aotexport_runtime.constants import encode_constant, is_constant
 from aotexport_runtime.errors import NotSupported
 from aotexport_runtime.schema.subclasses import Subclass
 from aotexport_runtime.schema.trees import Constant, Instance, Mapping, Sequence, Tree

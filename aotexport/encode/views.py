@@ -14,8 +14,8 @@ from typing import Any
 
 import torch.fx
 
-from aotexport.encode.values import encode_constant, is_constant
 from aotexport.torch_internals.names import OpOverload
+from aotexport_runtime.constants import encode_constant, is_constant
 from aotexport_runtime.schema.program import ViewStep
 
 _HEADER = 3

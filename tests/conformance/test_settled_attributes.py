@@ -239,3 +239,63 @@ def test_attribute_that_no_bundle_can_keep_is_refused(tmp_path):
         "input `self['cache'][0]` is a `builtins.builtin_function_or_method`, which a bundle cannot hold. Pass "
         "tensors, numbers, strings, None, or tuples, lists, dicts, named tuples or dataclasses of them"
     )
+
+
+class Part(Stateful):
+    def forward(self, x):
+        self.calls += 1
+        x = self.linear(x)
+        # Two views of one tensor, and one that is laid out otherwise.
+        both = torch.stack([x, x * 2]).detach() if self.last is None else self.last[0].t() + x
+        self.last = (both.t(), both)
+        return (x + both).sum() * self.calls
+
+
+class Whole(Stateful):
+    def __init__(self):
+        super().__init__()
+        self.part = Part()
+
+    def forward(self, x):
+        self.table["n"] += 1
+        self.table["sum"] = self.table["sum"] + self.part(x)
+        return self.table["sum"] * self.table["n"]
+
+
+def test_saved_bundle_goes_on_where_the_module_was(tmp_path):
+    eager = Whole().eval()
+    aotexport.export(eager, (torch.ones(3),), output=tmp_path / "bundle", programs=("infer",), verify=False)
+    loaded = aotexport_runtime.load(tmp_path / "bundle")
+    with torch.no_grad():
+        for number in range(3):
+            for _ in range(2):
+                x = torch.randn(3)
+                torch.testing.assert_close(loaded(x), eager(x))
+            saved = aotexport_runtime.save(loaded, tmp_path / f"saved{number}")
+            loaded = aotexport_runtime.load(saved)
+            assert loaded.part.calls == eager.part.calls == 2 * number + 2
+            turned, both = loaded.part.last
+            assert (turned.stride(), turned.data_ptr()) == ((1, 3), both.data_ptr())
+        aotexport_runtime.selftest(saved)
+        for module in (loaded, eager):
+            module.part.calls, module.part.last = 0, None
+        torch.testing.assert_close(loaded(x), eager(x))
+    assert list(loaded.state_dict()) == list(eager.state_dict())
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (lambda module: module.linear.weight[0], "the attribute `last` shares memory with `linear.weight`, and would"),
+        (lambda module: torch.ones(3).to_sparse(), "the attribute `last` is a `Tensor` of layout torch.sparse_coo on"),
+        (lambda module: torch.sin, "`last` is a `builtin_function_or_method`, which a bundle cannot hold"),
+    ],
+    ids=["view of a weight", "sparse", "function"],
+)
+def test_attribute_that_cannot_be_saved_is_refused_by_name(tmp_path, value, message):
+    aotexport.export(Remembering(), (torch.ones(3),), output=tmp_path / "bundle", programs=("infer",), verify=False)
+    loaded = aotexport_runtime.load(tmp_path / "bundle")
+    loaded.last = value(loaded)
+    with pytest.raises(aotexport_runtime.NotSupported) as caught:
+        aotexport_runtime.save(loaded, tmp_path / "saved")
+    assert str(caught.value).startswith(message)

@@ -7,7 +7,7 @@ import struct
 
 import pytest
 
-from aotexport.encode.values import encode_constant
+from aotexport_runtime.constants import encode_constant
 from aotexport_runtime.engines.codegen import Environment, constant_value
 from aotexport_runtime.errors import BundleInvalid
 from aotexport_runtime.schema import Graph, GraphInput, Manifest, Node, Program, decode_record, encode_record

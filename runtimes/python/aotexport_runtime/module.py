@@ -20,8 +20,8 @@ from aotexport_runtime.call.variants import Variants
 from aotexport_runtime.engines.codegen import Environment
 from aotexport_runtime.engines.cpu import Libraries
 from aotexport_runtime.errors import NotSupported
-from aotexport_runtime.python_state import PythonState
-from aotexport_runtime.schema.manifest import StateTensor
+from aotexport_runtime.python_state import Kept, PythonState, WithAttributes
+from aotexport_runtime.schema.manifest import Manifest, StateTensor
 from aotexport_runtime.schema.program import Program
 from aotexport_runtime.schema.subclasses import Subclass
 from aotexport_runtime.subclasses import Form
@@ -29,7 +29,7 @@ from aotexport_runtime.subclasses import Form
 log = logging.getLogger("aotexport_runtime")
 
 
-class BundleModule(nn.Module):
+class BundleModule(WithAttributes):
     """A bundle, loaded: called, trained and saved like the module that it was exported from.
 
     Parameters and buffers have their original names, tied ones are tied. `train()` and `eval()` choose the program.
@@ -75,12 +75,21 @@ class BundleModule(nn.Module):
             self._register(entry, tensors[entry.name])
         # Past `__setattr__`, which keeps names of the user's.
         self.__dict__["_python_state"] = PythonState(bundle.manifest.attributes, [*self.state_tensors().values()])
+        for attribute in bundle.manifest.attributes:
+            path = attribute.name.rpartition(".")[0]
+            owner = self._container(path.split(".")) if path else self
+            owner.keep(Kept(self.python_state, path))
         self.train(bundle.manifest.training)
 
     @property
     def device(self) -> torch.device | None:
         """Where the bundle was loaded to; None: where it was captured."""
         return self._environment.device
+
+    @property
+    def python_state(self) -> PythonState:
+        """What calls change in attributes of the module."""
+        return self.__dict__["_python_state"]
 
     def form(self, record: Subclass) -> Form:
         """Return the structure of a tensor subclass with its class, which the caller of `load` gave."""
@@ -107,13 +116,13 @@ class BundleModule(nn.Module):
                     owner._non_persistent_buffers_set.add(leaf)
             self._owners[name] = (owner, leaf)
 
-    def _container(self, path: list[str]) -> nn.Module:
-        module: nn.Module = self
+    def _container(self, path: list[str]) -> WithAttributes:
+        module: WithAttributes = self
         for part in path:
             if part not in module._modules:
                 module._modules[part] = Container()
             child = module._modules[part]
-            assert child is not None
+            assert isinstance(child, Container)
             module = child
         return module
 
@@ -132,10 +141,12 @@ class BundleModule(nn.Module):
                     f"the programs were captured with weights of {dtypes.name_of(dtype)}, and do not hold for "
                     f"{dtypes.name_of(converted)}. Convert the model and its example inputs, and export again"
                 )
+        before = self.state_tensors()
         super()._apply(fn, recurse)
         for name, tensor in self._constants.items():
             self._constants[name] = fn(tensor)
-        self._python_state.apply(fn)
+        moved = {id(before[name]): tensor for name, tensor in self.state_tensors().items()}
+        self.python_state.values = self.python_state.replaced(lambda tensor: moved.get(id(tensor), fn(tensor)))
         tensors = (*self.parameters(), *self.buffers(), *self._constants.values())
         devices = {tensor.device for tensor in tensors}
         if len(devices) == 1:
@@ -184,13 +195,10 @@ class BundleModule(nn.Module):
             plan = self._plan(self._select("forward"))
             served = plan.call if isinstance(plan, Plan) else plan
             self._served[self.training, torch.is_grad_enabled()] = served
-        return served(args, self._python_state.passed_with(kwargs))
+        return served(args, self.python_state.passed_with(kwargs))
 
     def __getattr__(self, name: str) -> Any:
         """Return a parameter, buffer or submodule, a method that the bundle has programs of, or what calls change."""
-        state = self.__dict__.get("_python_state")
-        if state is not None and name in state.values:
-            return state.values[name]
         if name != "forward" and name in self.__dict__.get("_methods", ()):
             return partial(self._call, name)
         return super().__getattr__(name)
@@ -202,10 +210,10 @@ class BundleModule(nn.Module):
             BundleInvalid: no such program.
         """
         plan = self._plan(name)
-        return lambda *args, **kwargs: plan(args, self._python_state.passed_with(kwargs))
+        return lambda *args, **kwargs: plan(args, self.python_state.passed_with(kwargs))
 
     def _call(self, method: str, /, *args: Any, **kwargs: Any) -> Any:
-        return self._plan(self._select(method))(args, self._python_state.passed_with(kwargs))
+        return self._plan(self._select(method))(args, self.python_state.passed_with(kwargs))
 
     def _select(self, method: str) -> str:
         programs = self._methods.get(method, [])
@@ -284,11 +292,22 @@ class BundleModule(nn.Module):
             environment=self._environment,
             compiled=self._compiled if target is None else None,
         )
-        twin.__dict__["_python_state"].values = copy.deepcopy(self._python_state.values, memo)
+        twin.python_state.values = self.python_state.copied(memo)
         requires_grad = {name: parameter.requires_grad for name, parameter in self.named_parameters()}
         for name, parameter in twin.named_parameters():
             parameter.requires_grad_(requires_grad.get(name, parameter.requires_grad))
         return twin.train(self.training)
+
+    def over(self, manifest: Manifest, tensors: dict[str, torch.Tensor]) -> BundleModule:
+        """Return a module of the same programs over other state.
+
+        Args:
+            manifest: that of the bundle, with other state and attributes.
+            tensors: its state, by name, detached; shared.
+        """
+        bundle = Bundle(self.bundle.root, manifest)
+        other = BundleModule(bundle, tensors, target=self._target, environment=self._environment)
+        return other.train(self.training)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> BundleModule:
         twin = memo[id(self)] = self.twin(memo=memo)
@@ -306,7 +325,7 @@ class BundleModule(nn.Module):
         return f"{self.bundle.manifest.name}, programs: {programs}, from {str(self.bundle.root)!r}"
 
 
-class Container(nn.Module):
+class Container(WithAttributes):
     """Stands where the original had a submodule, so that names are the same; it has no behaviour of its own."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:

@@ -18,6 +18,7 @@ from aotexport_runtime import dtypes, schema
 from aotexport_runtime.bundle import MANIFEST_NAME, Bundle
 from aotexport_runtime.errors import NotSupported
 from aotexport_runtime.module import BundleModule
+from aotexport_runtime.saved_attributes import FILE, SavedAttributes, saved_attributes
 from aotexport_runtime.schema.manifest import FileEntry, StateTensor, StoredPart
 from aotexport_runtime.self_test import record_again
 from aotexport_runtime.subclasses import is_wrapper, parts
@@ -25,7 +26,7 @@ from aotexport_runtime.weights import load_parts, parts_of
 
 
 def save(module: BundleModule, path: str | os.PathLike[str], *, force: bool = False) -> Path:
-    """Write the current weights of `module` as a new bundle at `path`.
+    """Write the current weights of `module`, and what calls left in its attributes, as a new bundle at `path`.
 
     Graphs and programs are hard links to the files of the loaded bundle where the file system allows, else copies.
     The recorded calls are recorded anew, from the forward graphs with the new weights.
@@ -39,19 +40,20 @@ def save(module: BundleModule, path: str | os.PathLike[str], *, force: bool = Fa
         The directory.
 
     Raises:
-        NotSupported: `path` exists, tensors that are tied in the programs no longer are, or a tensor no longer has the
-            dtype or shape that the programs were captured with.
+        NotSupported: `path` exists, tensors that are tied in the programs no longer are, a tensor no longer has the
+            dtype or shape that the programs were captured with, or an attribute holds what a bundle cannot.
     """
     output = Path(path).absolute()
     _check_output(output, force)
     module.check_ties()
     tensors = {name: tensor.detach() for name, tensor in module.state_tensors().items()}
-    for entry in module.bundle.manifest.state:
+    attributes = saved_attributes(module)
+    for entry in attributes.known:
         _check_tensor(entry, tensors[entry.name], module)
     output.parent.mkdir(parents=True, exist_ok=True)
     stage = Path(tempfile.mkdtemp(prefix=f".{output.name}.", dir=output.parent))
     try:
-        _write(module, tensors, stage)
+        _write(module, tensors, attributes, stage)
         _open_modes(stage)
         _move(stage, output)
     finally:
@@ -88,18 +90,21 @@ def _check_part(name: str, entry: StateTensor | StoredPart, tensor: torch.Tensor
         )
 
 
-def _write(module: BundleModule, tensors: dict[str, torch.Tensor], stage: Path) -> None:
+def _write(module: BundleModule, tensors: dict[str, torch.Tensor], attributes: SavedAttributes, stage: Path) -> None:
     bundle = module.bundle
     current = module.state_tensors()
     stored = [
         (record, part)
-        for entry in bundle.manifest.state
+        for entry in attributes.known
         for record, part in zip(parts_of(entry), parts(tensors[entry.name]), strict=True)
     ]
     rewritten = {record.file for record, _ in stored}
     rewritten |= {file for vector in bundle.manifest.testvectors for file in (vector.record, vector.tensors)}
     constants = {f"targets/onnx/{model.program}.safetensors" for model in bundle.manifest.onnx}
-    for entry in bundle.manifest.files:
+    # Files of tensors that were in attributes alone.
+    left = {part.file for entry in bundle.manifest.state for part in parts_of(entry)} - rewritten
+    kept = [entry for entry in bundle.manifest.files if entry.path not in left]
+    for entry in kept:
         target = stage.joinpath(*entry.path.split("/"))
         target.parent.mkdir(parents=True, exist_ok=True)
         if entry.path in constants:
@@ -110,19 +115,29 @@ def _write(module: BundleModule, tensors: dict[str, torch.Tensor], stage: Path) 
     for file in sorted({record.file for record, _ in stored}):
         held = [(record, part) for record, part in stored if record.file == file]
         _write_as_before(_stored(bundle, held), bundle.file(file), stage.joinpath(*file.split("/")))
-    for vector in bundle.manifest.testvectors:
-        record, values = record_again(module, vector)
-        stage.joinpath(*vector.record.split("/")).write_bytes(schema.encode_record(record))
-        save_file(values, stage.joinpath(*vector.tensors.split("/")))
     manifest = msgspec.structs.replace(
         bundle.manifest,
         training=module.training,
-        state=tuple(
-            msgspec.structs.replace(entry, requires_grad=current[entry.name].requires_grad)
-            for entry in bundle.manifest.state
+        state=(
+            *(
+                msgspec.structs.replace(entry, requires_grad=current[entry.name].requires_grad)
+                for entry in attributes.known
+            ),
+            *attributes.found,
         ),
-        files=tuple(_entry(e.path, stage) if e.path in rewritten else e for e in bundle.manifest.files),
+        attributes=attributes.attributes,
     )
+    again = module.over(manifest, {**tensors, **attributes.tensors}) if manifest.attributes else module
+    for vector in bundle.manifest.testvectors:
+        record, values = record_again(again, vector)
+        stage.joinpath(*vector.record.split("/")).write_bytes(schema.encode_record(record))
+        save_file(values, stage.joinpath(*vector.tensors.split("/")))
+    files = [_entry(e.path, stage) if e.path in rewritten else e for e in kept]
+    if attributes.stored:
+        stage.joinpath(*FILE.split("/")).parent.mkdir(exist_ok=True)
+        save_file(attributes.stored, stage.joinpath(*FILE.split("/")), metadata={"format": "pt"})
+        files.append(_entry(FILE, stage))
+    manifest = msgspec.structs.replace(manifest, files=tuple(sorted(files, key=lambda entry: entry.path)))
     (stage / MANIFEST_NAME).write_bytes(schema.encode_record(manifest))
 
 
