@@ -154,7 +154,8 @@ def _flat(tensor: torch.Tensor, low: int, high: int) -> torch.Tensor:
     empty = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
     if low == high:
         return empty
-    return empty.set_(tensor.untyped_storage(), begin - (tensor.data_ptr() - low) // size, ((high - low) // size,))
+    offset = int(begin) - (tensor.data_ptr() - low) // size
+    return empty.set_(tensor.untyped_storage(), offset, ((high - low) // size,), (1,))
 
 
 def _storable(tensor: torch.Tensor) -> torch.Tensor:

@@ -84,12 +84,11 @@ class _Walk:
         return Mapping(type=kind, keys=keys, items=items)  # type: ignore[arg-type]
 
     def _record(self, value: Any, path: str) -> Tree | None:
-        names: tuple[str, ...] | None = getattr(value, "_fields", None)
-        if isinstance(value, tuple) and type(value).__module__ == "torch.return_types":
-            names = getattr(type(value), "__match_args__", ())
-            return self._fields("return_type", value, dict(zip(names, value, strict=True)), path)
-        if isinstance(value, tuple) and names is not None:
-            return self._fields("namedtuple", value, dict(zip(names, value, strict=True)), path)
+        if isinstance(value, tuple):
+            is_torchs = type(value).__module__ == "torch.return_types"
+            names: tuple[str, ...] = getattr(type(value), "__match_args__" if is_torchs else "_fields", ())
+            kind = "return_type" if is_torchs else "namedtuple"
+            return self._fields(kind, value, dict(zip(names, value, strict=True)), path) if names else None
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
             # Calls may have given it more than its fields.
             return self._fields("dataclass", value, vars(value), path)
