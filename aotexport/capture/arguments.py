@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from aotexport.capture.call import ExampleCall
+from aotexport.capture.call import BY_KEYWORD, ExampleCall
 from aotexport.capture.containers import same_item
 from aotexport.capture.structure import LeafIndex, dataclass_attributes, is_plain_object, object_attributes, tree_of
 from aotexport.errors import ExportFailed
@@ -159,11 +159,11 @@ def _passed(call: ExampleCall, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
             yield name, tree, tuple(rest), False
             rest.clear()
         elif parameter.kind == "var_keyword":
-            known = {each.name for each in call.parameters}
+            known = {each.name for each in call.parameters if each.kind in BY_KEYWORD}
             yield name, tree, {key: value for key, value in kwargs.items() if key not in known}, False
         elif rest and parameter.kind != "keyword_only":
             yield name, tree, rest.pop(0), False
-        elif name in kwargs:
+        elif name in kwargs and parameter.kind in BY_KEYWORD:
             yield name, tree, kwargs[name], False
         elif isinstance(defaults.get(name), list | dict):
             yield name, tree, defaults[name], True

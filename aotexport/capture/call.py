@@ -28,6 +28,9 @@ from aotexport_runtime.schema.program import Parameter
 from aotexport_runtime.schema.trees import Constant, Leaf, Mapping, NamedFields, Sequence, Tree
 from aotexport_runtime.trees import leaves, steps
 
+BY_KEYWORD = ("positional_or_keyword", "keyword_only")
+"""Kinds of parameters that a keyword argument may be for; the names of others may be keywords in `**kwargs`."""
+
 
 @dataclass
 class ExampleCall:
@@ -68,7 +71,7 @@ class ExampleCall:
 
     def rebuild(self, tensors: list[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return `(args, kwargs)` with `tensors` in place of the example's, everything else as in the example."""
-        trees = {parameter.name: parameter.tree for parameter in self.parameters}
+        trees = {parameter.name: parameter.tree for parameter in self.parameters if parameter.kind in BY_KEYWORD}
         positional = [p.tree for p in self.parameters if p.kind in ("positional_only", "positional_or_keyword")]
         for parameter in self.parameters:
             if isinstance(parameter.tree, Sequence) and parameter.kind == "var_positional":

@@ -106,6 +106,11 @@ def variadic(x, *args, **kwargs):
     return x + sum(args) + kwargs["a"] * kwargs["b"]
 
 
+@case(lambda: (leaf(3),), kwargs=lambda: {"x": torch.randn(3), "named": torch.randn(3)})
+def keywords_named_like_parameters(x, /, **named):
+    return x * named["x"] + named["named"]
+
+
 @case(lambda: (leaf(3),))
 def optional_arguments(x, y=None, n=3, *, z=1.5):
     return x * n * z if y is None else x + y

@@ -183,6 +183,21 @@ def test_gradients_of_gradients_go_through_the_same_dropout(load):
     torch.testing.assert_close(*penalties)
 
 
+def test_argument_without_gradients_is_refused_where_the_model_differentiates_it(load):
+    def slope(x, w):
+        return torch.autograd.grad((x * w).sin().sum(), x, create_graph=True)[0]
+
+    module = load(slope, leaf(3), leaf(3))
+    assert torch.equal(module(x := leaf(3), w := torch.ones(3)), slope(x, w))
+    with pytest.raises(CallInvalid) as caught:
+        module(torch.ones(3), leaf(3))
+    assert str(caught.value) == (
+        "the call does not fit program `train`:\n"
+        "  - `x`: expected requires_grad=True, as at capture, since the model takes gradients with regard to it; got "
+        "False"
+    )
+
+
 def test_hooks_run_once_where_gradients_are_differentiable(load):
     net = linear()
     module, x, gradients = load(net, torch.randn(4, 3)).train(), torch.randn(4, 3), []
@@ -258,6 +273,22 @@ def test_export_and_save_leave_the_random_state(tmp_path):
     assert torch.equal(torch.get_rng_state(), state)
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
+def test_traced_module_is_that_of_the_forward_graph(load):
+    net = linear()
+    module, x = load(net, torch.randn(4, 3)).train(), torch.randn(4, 3)
+    torch.testing.assert_close(torch.jit.trace(module, (x + 1,))(x), net(x))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
+def test_trace_of_dynamic_sizes_is_refused(load):
+    module = load(linear(), torch.randn(4, 3), dynamic_shapes=({0: torch.export.Dim("batch", min=2)},))
+    with pytest.raises(NotSupported, match="would hold the sizes of this call for the only ones"):
+        torch.jit.trace(module, (torch.randn(4, 3),))
+
+
 # --- layouts and sizes ------------------------------------------------------------------------------------
 
 
@@ -284,6 +315,18 @@ def moved_and_written(x):
     x.unsqueeze_(0)
     x.add_(1)
     return x.sum()
+
+
+def test_views_of_one_array_are_seen_to_share_memory(load):
+    def doubled(x, y):
+        x.mul_(2)
+        return x + y
+
+    module, results = load(doubled, torch.ones(4), torch.ones(4)), []
+    for function in (module, doubled):
+        array = numpy.arange(8, dtype=numpy.float32)
+        results.append((function(torch.from_numpy(array[:4]), torch.from_numpy(array[2:6])), torch.from_numpy(array)))
+    torch.testing.assert_close(*results)
 
 
 def diagonal_filled(x):
@@ -547,6 +590,23 @@ def test_hooks_on_parameters_are_refused_at_export(tmp_path):
     net[0].weight.register_hook(lambda gradient: gradient * 2)
     with pytest.raises(aotexport.ExportFailed, match=r"`0\.weight` has hooks, which a bundle cannot hold"):
         aotexport.export(net, (torch.randn(4, 3),), output=tmp_path / "bundle")
+
+
+def test_mode_of_a_submodule_set_as_an_attribute_is_refused(load):
+    module = load(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)), torch.randn(5, 4)).train()
+    with pytest.raises(NotSupported, match="a submodule cannot be switched alone"):
+        module.get_submodule("1").training = False
+
+
+def test_attribute_of_a_submodule_that_no_call_looks_at_is_refused(load):
+    norm = load(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)), torch.randn(5, 4)).get_submodule("1")
+    with pytest.raises(NotSupported) as caught:
+        norm.momentum = 0.5
+    assert str(caught.value) == (
+        "a bundle holds the program of the whole module, and no call looks at the attribute `momentum` of a submodule. "
+        "Set it before the export"
+    )
+    norm.weight, norm._own = nn.Parameter(torch.ones(4)), 1
 
 
 def test_copies_of_a_module_with_untied_weights_are_refused(load, tmp_path):

@@ -178,7 +178,8 @@ class BundleModule(WithAttributes):
     def train(self, mode: bool = True) -> BundleModule:
         """Choose the programs of train mode, or those of evaluation mode."""
         for module in self.modules():
-            module.training = mode
+            # Past `Container`, which keeps to the mode of the whole.
+            module.__dict__["training"] = mode
         return self
 
     # --- calls --------------------------------------------------------------------------------------------
@@ -348,6 +349,27 @@ class Container(WithAttributes):
                 "before the export, which keeps such a mixture, or export the program `eval-joint`"
             )
         return self
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set a parameter, a buffer, or an attribute that calls change; refuse what no call would look at.
+
+        Raises:
+            NotSupported: the attribute is another, or the mode is not the whole module's.
+        """
+        if name == "training" and "training" in self.__dict__:
+            self.train(value)
+        elif name.startswith("_") or name == "training" or self._is_looked_at(name, value):
+            super().__setattr__(name, value)
+        else:
+            raise NotSupported(
+                f"a bundle holds the program of the whole module, and no call looks at the attribute `{name}` of a "
+                "submodule. Set it before the export"
+            )
+
+    def _is_looked_at(self, name: str, value: Any) -> bool:
+        kept: Kept | None = self.__dict__.get("_kept")
+        known = name in self._parameters or name in self._buffers or (kept is not None and name in kept)
+        return known or isinstance(value, nn.Module | torch.Tensor)
 
     def _refuse_hook(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Refuse: the submodule is never called, and its hooks would not run.

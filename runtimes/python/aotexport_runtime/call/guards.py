@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from aotexport_runtime import sizes
 from aotexport_runtime.call.tensors import Array, is_tensor
 from aotexport_runtime.engines.halves import reached_in_part
+from aotexport_runtime.errors import NotSupported
 from aotexport_runtime.schema.graph import Graph
 from aotexport_runtime.schema.program import (
     ArgumentInput,
@@ -191,6 +192,11 @@ class Guards:
         symbols: dict[str, int] = {}
         for dimension in self._program.dimensions:
             size, where = self._read(dimension, leaves)
+            if is_tensor(size):
+                raise NotSupported(
+                    "torch.jit.trace would hold the sizes of this call for the only ones, and the program has dynamic "
+                    "ones. Save the bundle itself, or export with fixed sizes"
+                )
             value, remainder = divmod(size - dimension.offset, dimension.factor)
             if remainder:
                 violations.append(
@@ -284,7 +290,7 @@ class SoftGuards:
         mutated = {mutation.input_index for mutation in functional.mutations}
         arguments = [index for index, spec in enumerate(program.inputs) if isinstance(spec, ArgumentInput)]
         self._tensors = [index for index, spec in enumerate(program.inputs) if not isinstance(spec, SizeInput)]
-        self._mutated = sorted(mutated)
+        self._mutated = mutated
         self.without_hooks = reached_in_part(graph, functional)
         self.offsets = _offsets(program, functional, graph)
         self.needs_alias_check = bool(arguments) and bool(mutated)
@@ -336,12 +342,23 @@ class SoftGuards:
         return None
 
     def mutation_is_shared(self, inputs: list[Any]) -> bool:
-        """Return whether an input that the graph changes shares memory with another."""
-        owners: dict[int, int] = {}
+        """Return whether an input that the graph changes shares memory with another.
+
+        Storages may overlap without being one: those of two views of a NumPy array.
+        """
+        spans: list[tuple[int, int, bool]] = []
         for index in self._tensors:
-            pointer = inputs[index].untyped_storage().data_ptr()
-            owners[pointer] = owners.get(pointer, 0) + (pointer != 0)
-        return any(owners[inputs[index].untyped_storage().data_ptr()] > 1 for index in self._mutated)
+            storage = inputs[index].untyped_storage()
+            if pointer := storage.data_ptr():
+                spans.append((pointer, pointer + storage.nbytes(), index in self._mutated))
+        spans.sort()
+        end, mutated = 0, False
+        for low, high, is_mutated in spans:
+            if low < end and (mutated or is_mutated):
+                return True
+            mutated = is_mutated
+            end = max(end, high)
+        return False
 
 
 def _name(value: Any) -> str:

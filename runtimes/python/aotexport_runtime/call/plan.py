@@ -179,20 +179,26 @@ class Plan:
             if passed is not None and passed is not inputs[index]:
                 name = self._state_name(index)
                 violations.append(f"an argument that was the module's own `{name}` at capture must be it again")
-        violations += self._hooked(inputs)
+        violations += self._differentiated(inputs)
         return Bound(inputs, symbols, violations, containers)
 
-    def _hooked(self, inputs: Sequence[Any]) -> list[str]:
-        """Return a sentence per input that the model differentiates and whose hooks eager would call in the call."""
+    def _differentiated(self, inputs: Sequence[Any]) -> list[str]:
+        """Return a sentence per input that the model differentiates, and eager would not, or not by a graph alone."""
         found: list[str] = []
         for index in self.program.differentiated:
-            if has_hooks(inputs[index]):
-                spec = self.program.inputs[index]
-                name = spec.name if isinstance(spec, StateInput) else spec.path
+            spec, tensor = self.program.inputs[index], inputs[index]
+            assert not isinstance(spec, SizeInput)
+            name = spec.name if isinstance(spec, StateInput) else spec.path
+            if has_hooks(tensor):
                 found.append(
                     f"`{name}`: expected neither hooks nor a retained gradient: the model takes gradients with regard "
                     "to it, and eager would call them in the call, which a graph does not; pass a view of it, which "
                     "has none"
+                )
+            if spec.meta.requires_grad and not tensor.requires_grad:
+                found.append(
+                    f"`{name}`: expected requires_grad=True, as at capture, since the model takes gradients with "
+                    "regard to it; got False"
                 )
         return found
 

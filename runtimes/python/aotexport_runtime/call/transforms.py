@@ -1,8 +1,8 @@
 """Whether a function transform or forward-mode AD is active: the one place of the runtime with private names of torch.
 
-An `autograd.Function` cannot be differentiated or batched by `torch.func` from inside, nor differentiated forwards, so
-such calls run the forward graph. torch has no public way to ask; without the private ones, none is assumed and torch
-raises.
+An `autograd.Function` cannot be differentiated or batched by `torch.func` from inside, nor differentiated forwards, and
+`torch.jit.trace` does not look into it, so such calls run the forward graph. torch has no public way to ask; without
+the private ones, none is assumed and torch raises.
 """
 
 from __future__ import annotations
@@ -13,12 +13,14 @@ from torch.autograd import forward_ad
 _functorch = getattr(torch._C, "_functorch", None)  # noqa: TID251 (see above) # pyright: ignore[reportPrivateUsage]
 _is_batched = getattr(_functorch, "is_legacy_batchedtensor", None)
 _is_dead = getattr(_functorch, "is_dead_tensor_wrapper", None)
+_is_tracing = torch.jit.is_tracing  # pyright: ignore[reportPrivateImportUsage] (documented)
 _peek = getattr(_functorch, "peek_interpreter_stack", None)
 
 
 def active() -> bool:
-    """Return whether `torch.func.grad`, `vmap`, `jvp`, a dual level or the like surrounds this call."""
-    return (_peek is not None and _peek() is not None) or getattr(forward_ad, "_current_level", -1) >= 0
+    """Return whether `torch.func.grad`, `vmap`, `jvp`, a dual level, `torch.jit.trace` or the like surrounds a call."""
+    transformed = (_peek is not None and _peek() is not None) or getattr(forward_ad, "_current_level", -1) >= 0
+    return transformed or _is_tracing()
 
 
 def forward_mode() -> bool:
