@@ -17,6 +17,7 @@ from aotexport_runtime.describe import (
     describe_graph,
     describe_inputs,
     describe_outputs,
+    describe_preference,
     describe_refused_targets,
     trust_needed,
 )
@@ -88,6 +89,8 @@ def _program(bundle: Bundle, program: Program, *, graph: bool) -> Iterator[Rende
     if changes:
         yield _indented(_section("changes", changes))
     yield _indented(_graphs(bundle, program))
+    for line in describe_preference(bundle, program):
+        yield _indented(_line(line))
     for refusal in program.refusals:
         yield _indented(
             _line(f"no {refusal.graph} graph, the forward graph runs instead: {refusal.reason}", style="yellow")

@@ -23,7 +23,7 @@ def cached(x, cache):
     return seen.sum(0)
 
 
-@pytest.fixture(params=["auto", "autograd"])
+@pytest.fixture(params=["portable", "autograd"])
 def loaded(request, tmp_path):
     rows, more = torch.export.Dim("rows", min=1), torch.export.Dim("more", min=1)
     later = {"seen": torch.randn(3, 2), "count": 0, "own": [torch.randn(2, 2)]}

@@ -129,7 +129,7 @@ class ReadingLate(Stateful):
 
 
 @pytest.mark.parametrize("model", [Counting, Remembering, Growing, Switching, Pairing, Smoothing, ReadingLate])
-@pytest.mark.parametrize("target", ["auto", "autograd"])
+@pytest.mark.parametrize("target", ["portable", "autograd"])
 def test_attributes_are_kept_from_call_to_call(tmp_path, model, target):
     eager = model()
     aotexport.export(eager, (torch.randn(3),), output=tmp_path / "bundle", programs=("infer",))

@@ -23,7 +23,7 @@ from aotexport_runtime import CallInvalid, NotSupported
 def load(tmp_path):
     """Return a function that exports a callable, by default unverified, and loads the bundle."""
 
-    def export_and_load(function, *args, target="auto", **options):
+    def export_and_load(function, *args, target="portable", **options):
         aotexport.export(function, args, output=tmp_path / "bundle", **{"verify": False, **options})
         return aotexport_runtime.load(tmp_path / "bundle", target=target)
 

@@ -16,7 +16,7 @@ assert "aten::linear.default" in text
 """
 TRAIN = """
 import aotexport_runtime, torch
-module = aotexport_runtime.load({path!r})
+module = aotexport_runtime.load({path!r}, target="portable")
 module(torch.ones(3, 4, requires_grad=True))["best"].sum().backward()
 assert module.linear.weight.grad is not None
 module.eval()(torch.ones(3, 4))

@@ -7,13 +7,14 @@ import torch
 
 import aotexport
 import aotexport_runtime
+from aotexport_runtime.describe import describe
 
 
 @pytest.fixture
 def load(tmp_path):
     """Return a function that exports a function and loads the bundle."""
 
-    def export_and_load(function, *args, target="auto"):
+    def export_and_load(function, *args, target="portable"):
         aotexport.export(function, args, output=tmp_path / "bundle", verify=False)
         return aotexport_runtime.load(tmp_path / "bundle", target=target)
 
@@ -52,8 +53,8 @@ def test_call_that_fails_inside_of_a_region_restores_grad_mode_and_autocast(load
     assert not torch.is_autocast_enabled("cpu")
 
 
-class Recurrent(torch.nn.Module):
-    """A recurrent layer, which AOTAutograd takes apart step by step, or a linear one."""
+class Layer(torch.nn.Module):
+    """One layer: AOTAutograd takes a recurrent one apart, step by step."""
 
     def __init__(self, layer):
         super().__init__()
@@ -63,28 +64,40 @@ class Recurrent(torch.nn.Module):
         return self.layer(x)
 
 
+class Deep(torch.nn.Module):
+    def forward(self, x):
+        for _ in range(40):
+            x = x.sin()
+        return x
+
+
 @pytest.mark.parametrize(
-    ("layer", "target", "runs"),
+    ("layer", "shape", "options", "reason"),
     [
-        (torch.nn.GRU(3, 3), "auto", "forward graph"),
-        (torch.nn.GRU(3, 3), "portable", "joint graph"),
-        (torch.nn.Linear(3, 3), "auto", "joint graph"),
+        (torch.nn.GRU(3, 3), (12, 2, 3), {}, "the other graph takes its 1 operators apart, into 1000"),
+        (torch.nn.GRU(3, 3), (12, 2, 3), {"target": "portable"}, None),
+        (torch.nn.Linear(3, 3), (2, 3), {}, "the other graph has few operators, 10, on small tensors"),
+        (torch.nn.Linear(3, 3), (None, 3), {}, "the other graph has few operators, 10, on small tensors"),
+        (torch.nn.Linear(3, 3), (2, 3), {"target": "portable"}, None),
+        (torch.nn.Linear(3, 3), (2, 3), {"memory_budget": 0.5}, None),
+        (torch.nn.Linear(3, 3), (9000, 3), {}, None),
+        (torch.nn.Linear(3, 900), (None, 3), {}, None),
+        (Deep(), (2, 3), {}, None),
     ],
-    ids=["recurrent", "recurrent by its joint graph", "linear"],
 )
-def test_programs_that_a_joint_graph_unrolls_run_their_forward_graph(tmp_path, caplog, layer, target, runs):
+def test_graph_that_is_the_faster_one_runs(tmp_path, caplog, layer, shape, options, reason):
     caplog.set_level("INFO", "aotexport_runtime")
-    x = torch.randn(12, 2, 3)
-    module = Recurrent(layer)
-    aotexport.export(module, (x,), output=tmp_path / "bundle", verify=False)
-    loaded = aotexport_runtime.load(tmp_path / "bundle", target=target)
+    rows = {"dynamic_shapes": ({0: torch.export.Dim("rows")},)} if shape[0] is None else {}
+    x = torch.randn(shape[0] or 5, *shape[1:], requires_grad=True)
+    module = Layer(layer)
+    aotexport.export(module, (x,), output=tmp_path / "bundle", verify=False, **rows)
+    loaded = aotexport_runtime.load(tmp_path / "bundle", **options)
     caplog.clear()
 
     results = [output if isinstance(output, torch.Tensor) else output[0] for output in (loaded(x), module(x))]
 
     torch.testing.assert_close(*results)
-    by_joint_graph = results[0].grad_fn.name() == "_JointBackward"
-    assert ("joint graph" if by_joint_graph else "forward graph") == runs
-    assert ["runs its forward graph" in record.getMessage() for record in caplog.records] == [True] * (
-        not by_joint_graph
-    )
+    assert (results[0].grad_fn.name() == "_JointBackward") == (reason is None)
+    assert caplog.messages == ([] if reason is None else [f"program train runs its forward graph: {reason}"])
+    inspected = describe(loaded.bundle, program="train")
+    assert (f"under target auto the forward graph runs: {reason}" in inspected) == (reason is not None)

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from aotexport_runtime.bundle import Bundle
+from aotexport_runtime.engines.graph_choice import why_forward
 from aotexport_runtime.python_values import python_value
 from aotexport_runtime.schema.graph import Graph, Node
 from aotexport_runtime.schema.program import (
@@ -106,6 +107,7 @@ def _program(bundle: Bundle, program: Program, *, graph: bool) -> list[str]:
         lines.append(f"  graph {file}: {len(loaded.nodes)} operators")
         if graph:
             lines += [f"    {line}" for line in describe_graph(loaded, _names(program))]
+    lines += [f"  {line}" for line in describe_preference(bundle, program)]
     for refusal in program.refusals:
         lines.append(f"  no {refusal.graph} graph, the forward graph runs instead: {refusal.reason}")
     lines += [f"  {line}" for line in describe_refused_targets(bundle, program.name)]
@@ -118,6 +120,12 @@ def trust_needed(bundle: Bundle) -> str:
     """Return the tier of trust that the bundle needs, and what for where that is more than data."""
     native = [name for name in bundle.target_names if bundle.target(name).programs]
     return f"data; native for {', '.join(native)}" if native else "data"
+
+
+def describe_preference(bundle: Bundle, program: Program) -> list[str]:
+    """Return a line that says so, where target `auto` runs the forward graph though there is another."""
+    reason = why_forward(bundle, program)
+    return [] if reason is None else [f"under target auto the forward graph runs: {reason}"]
 
 
 def describe_refused_targets(bundle: Bundle, program: str) -> list[str]:
@@ -277,6 +285,7 @@ def summary(bundle: Bundle, *, program: str | None = None, graph: bool = False) 
             "inputs": describe_inputs(record),
             "outputs": describe_outputs(record),
             "changes": describe_changes(record),
+            "preference": describe_preference(bundle, record),
         }
         if graph:
             files = [record.forward.file] + ([record.functional.file] if record.functional else [])

@@ -135,7 +135,7 @@ def load(
         raise NotSupported(f"`onnx` is for target `onnx`, not `{target}`")
     from aotexport_runtime.engines.choice import choose_compiled
     from aotexport_runtime.engines.codegen import Environment
-    from aotexport_runtime.engines.products.choice import mode_of
+    from aotexport_runtime.engines.products.modes import mode_of
     from aotexport_runtime.module import BundleModule
     from aotexport_runtime.weights import load_tensors
 

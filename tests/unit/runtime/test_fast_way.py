@@ -43,14 +43,14 @@ def x(rows=3):
 
 
 def test_calls_like_the_captured_one_are_served(bundle):
-    module = load(bundle)
+    module = load(bundle, target="portable")
     for call in (only_fast(module, "train"), torch.no_grad()(only_fast(module, "infer"))):
         expected = torch.nn.functional.linear(x(), module.linear.weight, module.linear.bias) * 2
         torch.testing.assert_close(call((x(),), {}), expected)
 
 
 def test_gradients_of_served_calls_are_those_of_autograd(bundle):
-    module = load(bundle)
+    module = load(bundle, target="portable")
     only_fast(module, "train")((x(),), {}).sum().backward()
     torch.testing.assert_close(module.linear.weight.grad, (2 * x().sum(0)).expand(3, 4))
 
@@ -74,11 +74,11 @@ def test_gradients_of_served_calls_are_those_of_autograd(bundle):
     ],
 )
 def test_calls_that_need_a_second_look_are_turned_away(bundle, args, kwargs):
-    assert only_fast(load(bundle), "train")(args, kwargs) is TURNED_AWAY
+    assert only_fast(load(bundle, target="portable"), "train")(args, kwargs) is TURNED_AWAY
 
 
 def test_calls_that_no_joint_graph_serves_are_turned_away(bundle):
-    module = load(bundle)
+    module = load(bundle, target="portable")
     train, infer = only_fast(module, "train"), only_fast(module, "infer")
     assert infer((x(),), {}) is TURNED_AWAY
     with torch.no_grad():
@@ -93,7 +93,7 @@ def test_calls_that_no_joint_graph_serves_are_turned_away(bundle):
 
 
 def test_state_that_is_gone_or_laid_out_otherwise_is_turned_away(bundle):
-    module = load(bundle)
+    module = load(bundle, target="portable")
     train = only_fast(module, "train")
     module.linear.weight = nn.Parameter(module.linear.weight.detach().T.contiguous().T)
     assert train((x(),), {}) is TURNED_AWAY
@@ -104,14 +104,14 @@ def test_state_that_is_gone_or_laid_out_otherwise_is_turned_away(bundle):
 def test_sizes_of_a_dynamic_program_are_served_in_their_range(tmp_path):
     shapes = ({0: torch.export.Dim("rows", min=2, max=9)},)
     aotexport.export(Scaled(), (torch.randn(3, 4),), output=tmp_path / "net", dynamic_shapes=shapes)
-    train = only_fast(load(tmp_path / "net"), "train")
+    train = only_fast(load(tmp_path / "net", target="portable"), "train")
     served = [rows for rows in range(12) if train((x(rows),), {}) is not TURNED_AWAY]
     assert served == list(range(2, 10))
 
 
 def test_gradients_reach_tensors_that_transforms_left_behind(tmp_path):
     aotexport.export(Scaled(), (x().requires_grad_(),), output=tmp_path / "net")
-    module, given = load(tmp_path / "net").train(), x().requires_grad_()
+    module, given = load(tmp_path / "net", target="portable").train(), x().requires_grad_()
     left: list[torch.Tensor] = []
     torch.func.grad(lambda inside: [left.append(inside), inside.sum()][1])(given)
     module(left[0]).sum().backward()

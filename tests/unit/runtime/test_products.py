@@ -6,11 +6,13 @@ import json
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from aotexport_runtime import NotSupported
-from aotexport_runtime.engines.products import choice, onednn
-from aotexport_runtime.engines.products.choice import FirstCall, first_calls, mode_of
+from aotexport_runtime.engines.products import choice, measured, onednn, stand_ins
 from aotexport_runtime.engines.products.kept import Kept
+from aotexport_runtime.engines.products.modes import mode_of
+from aotexport_runtime.engines.products.stand_ins import EverySize, FirstCall
 from aotexport_runtime.engines.products.trial import clearly_faster
 from aotexport_runtime.schema.graph import Node
 from aotexport_runtime.schema.values import TensorMeta
@@ -84,8 +86,9 @@ def meta(*shape, dtype="float32"):
         ("mm", [meta(128, 256), meta(256, 128)], ["fastest", "onednn"]),
         ("mm", [meta(128, 256, dtype="bfloat16"), meta(256, 128, dtype="bfloat16")], []),
         ("mm", [meta(128, 256, dtype="float64"), meta(256, 128, dtype="float64")], []),
-        ("mm", [meta("s0", 256), meta(256, 128)], []),
-        ("mm", [meta(128, "s0"), meta("s0", 128)], []),
+        ("mm", [meta("s0", 256), meta(256, 128)], ["fastest", "onednn"]),
+        ("mm", [meta(128, "s0"), meta("s0", 128)], ["fastest", "onednn"]),
+        ("mm", [meta("s0", 256, dtype="bfloat16"), meta(256, 128, dtype="bfloat16")], []),
         ("mm", [meta(16, 24), meta(24, 8)], ["onednn"]),
         ("mm", [meta(4, 4096), meta(4096, 4096)], ["onednn"]),
         ("mm", [meta(1, 24), meta(24, 8)], []),
@@ -95,31 +98,33 @@ def meta(*shape, dtype="float32"):
         ("addmm", [meta(128, 128), meta(128, 256), meta(256, 128)], []),
         ("linear", [meta(128, 256), meta(512, 256), meta(512)], ["fastest", "onednn"]),
         ("linear", [meta(128, 256), meta(512, 256)], ["fastest", "onednn"]),
+        ("linear", [meta("s0", 256), meta("s1", 256), meta("s1")], ["fastest", "onednn"]),
+        ("linear", [meta("s0", 256), meta("s1", 256), meta("s0")], []),
         ("linear", [meta(2, 128, 256), meta(512, 256)], []),
         ("bmm", [meta(2, 128, 256), meta(2, 256, 128)], []),
     ],
 )
-def test_products_of_known_sizes_may_be_chosen(op, metas, modes):
+def test_products_of_matrices_may_be_chosen(op, metas, modes):
     names = [f"x{index}" for index in range(len(metas))]
     node = Node(name="y", op=f"aten::{op}.default", args=list(names), meta=meta(2, 2))
 
     known = dict(zip(names, metas, strict=True))
 
-    assert [mode for mode in ("fastest", "onednn", "torch") if first_calls([node], known, mode)] == modes
+    assert [mode for mode in ("fastest", "onednn", "torch") if choice.stand_ins([node], known, mode)] == modes
 
 
 def test_product_with_factors_is_left_to_torch():
     known = {"b": meta(128), "x": meta(128, 256), "y": meta(256, 128)}
     node = Node(name="z", op="aten::addmm.default", args=["b", "x", "y"], kwargs={"beta": 2}, meta=meta(128, 128))
 
-    assert not first_calls([node], known, "onednn")
+    assert not choice.stand_ins([node], known, "onednn")
 
 
 @needs_onednn
 @pytest.mark.parametrize(("kept", "function"), [(True, onednn.mm), (False, torch.mm)])
 def test_what_another_process_kept_is_chosen_and_put_in_place(kept, function, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(choice, "_known", {})
+    monkeypatch.setattr(measured, "_known", {})
     product = "mm 16x24@24,1 24x8@8,1"
     Kept(cache_folder("products"), torch.__version__, torch.get_num_threads()).add(product, kept)
     scope, call = {}, FirstCall("aten::mm.default", "fastest")
@@ -142,19 +147,85 @@ def test_without_onednn_switched_on_torchs_is_chosen(monkeypatch):
     assert scope == {"p0": torch.mm}
 
 
+@pytest.fixture
+def decisions(monkeypatch):
+    """Return a list that grows with each product that is measured; the measurement finds for oneDNN."""
+    asked: list[str] = []
+    monkeypatch.setattr(stand_ins, "faster_by_onednn", lambda product, ours, torchs: [asked.append(product)] != [])
+    return asked
+
+
+def stand_in(op, mode, known):
+    scope = {}
+    EverySize(f"aten::{op}.default", mode, known).stands_in(scope, "p0")
+    return scope["p0"]
+
+
+@needs_onednn
+@pytest.mark.parametrize(
+    ("op", "make"),
+    [
+        ("mm", lambda rows: (torch.randn(rows, 128), torch.randn(128, 256))),
+        ("mm", lambda rows: (torch.randn(rows, 128), torch.randn(256, 128).t())),
+        ("mm", lambda rows: (torch.randn(rows, 128), torch.randn(256, 256)[::2])),
+        ("addmm", lambda rows: (torch.randn(256), torch.randn(rows, 128), torch.randn(128, 256))),
+        ("linear", lambda rows: (torch.randn(rows, 128), torch.randn(256, 128), torch.randn(256))),
+    ],
+    ids=["rows", "columns", "apart", "addmm", "linear"],
+)
+@pytest.mark.parametrize("mode", ["fastest", "onednn"])
+def test_product_of_any_size_is_torchs(decisions, op, make, mode):
+    torch.manual_seed(0)
+    product = stand_in(op, mode, (None, 128, 256))
+
+    for rows in (0, 1, 5, 64, 65, 64, 100, 128):
+        args = make(rows)
+        same(product(*args), getattr(torch.ops.aten, op).default(*args))
+
+
+@needs_onednn
+def test_sizes_are_measured_for_all_up_to_the_next_power_of_two(decisions):
+    product = stand_in("mm", "fastest", (None, 128, 256))
+
+    for rows in (64, 65, 128, 129, 64, 8):
+        product(torch.ones(rows, 128), torch.ones(128, 256))
+
+    assert decisions == [f"mm <={n}x128@rows 128x256@rows" for n in (64, 128, 128, 256)]
+
+
+@needs_onednn
+def test_few_sizes_of_a_product_go_to_onednn(decisions):
+    product = stand_in("mm", "fastest", (None, 128, 256))
+
+    for rows in range(64, 128):
+        product(torch.ones(rows, 128), torch.ones(128, 256))
+
+    assert len(decisions) == 16
+
+
+@needs_onednn
+def test_sizes_that_a_transform_hides_are_not_decided(decisions):
+    product = stand_in("mm", "fastest", (None, 128, 256))
+
+    with FakeTensorMode():
+        assert product(torch.ones(64, 128), torch.ones(128, 256)).shape == (64, 256)
+
+    assert decisions == []
+
+
 def test_measured_product_is_the_same_for_the_whole_process(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(choice, "_known", {})
-    monkeypatch.setattr(choice, "_left_s", 0.3)
+    monkeypatch.setattr(measured, "_known", {})
+    monkeypatch.setattr(measured, "_left_s", 0.3)
     calls = []
 
-    results = {choice.faster_by_onednn("mm", lambda: calls.append(1), lambda: calls.append(2)) for _ in range(3)}
-    measured = len(calls)
-    choice.faster_by_onednn("mm", lambda: calls.append(1), lambda: calls.append(2))
+    results = {measured.faster_by_onednn("mm", lambda: calls.append(1), lambda: calls.append(2)) for _ in range(3)}
+    before = len(calls)
+    measured.faster_by_onednn("mm", lambda: calls.append(1), lambda: calls.append(2))
 
     assert len(results) == 1
-    assert measured
-    assert len(calls) == measured
+    assert before
+    assert len(calls) == before
 
 
 def test_nothing_is_measured_without_time_for_it():

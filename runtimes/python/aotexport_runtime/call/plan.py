@@ -30,6 +30,7 @@ from aotexport_runtime.call.versions import node_of, remember_versions
 from aotexport_runtime.engines.codegen import Environment, Function, compile_graph, constant_value
 from aotexport_runtime.engines.cpu import Libraries
 from aotexport_runtime.engines.functional import compile_functional
+from aotexport_runtime.engines.graph_choice import why_forward
 from aotexport_runtime.engines.halves import StraightLine
 from aotexport_runtime.engines.higher_order import EFFECTS, restored_on_error
 from aotexport_runtime.engines.lowered import Lowered
@@ -108,10 +109,13 @@ class Plan:
             in_budget = environment.memory_budget == 1 or not program.grad
             if environment.lowering is not None and target != "portable" and in_budget:
                 lowered = environment.lowering(bundle, program, environment)
-            # What kernels were made for is short enough.
-            asked = lowered is not None or libraries is not None or target != "auto"
-            if asked or not _is_unrolled(bundle, program):
+            # What was lowered is the faster one, however long or short its graph is.
+            asked = lowered is not None or libraries is not None or target == "portable" or not in_budget
+            reason = None if asked else why_forward(bundle, program)
+            if reason is None:
                 self._functional = _Functional(self, program.functional, lowered, libraries)
+            else:
+                log.info("program %s runs its forward graph: %s", program.name, reason)
         self.way = Way(
             program=program,
             signature=self._signature,
@@ -386,18 +390,6 @@ def _inference(graph: Graph, environment: Environment, label: str, libraries: Li
         return portable()
     compiled, serves = libraries.forward(line, portable), libraries.serves
     return lambda args, symbols: (compiled if serves(symbols) else portable())(args, symbols)
-
-
-def _is_unrolled(bundle: Bundle, program: Program) -> bool:
-    """Return whether the functional graph takes apart operators that eager runs whole, recurrent ones step by step."""
-    if program.functional is None or not program.forward.differentiable:
-        return False
-    whole = len(bundle.graph(program.name, program.forward.file).nodes)
-    apart = len(bundle.graph(program.name, program.functional.file).nodes)
-    if apart <= 10 * whole + 50:
-        return False
-    log.info("program %s runs its forward graph of %d operators, which the other makes %d", program.name, whole, apart)
-    return True
 
 
 def _records(inputs: Sequence[Any]) -> bool:

@@ -18,7 +18,8 @@ from aotexport_runtime import dtypes, meshes, ops, sizes
 from aotexport_runtime.allowed import INFIX
 from aotexport_runtime.engines import attention, checks, higher_order, profile
 from aotexport_runtime.engines.detached import without_base
-from aotexport_runtime.engines.products.choice import FirstCall, Mode
+from aotexport_runtime.engines.products.modes import Mode
+from aotexport_runtime.engines.products.stand_ins import StandIn
 from aotexport_runtime.engines.source import define
 from aotexport_runtime.errors import BundleInvalid
 from aotexport_runtime.python_values import python_value
@@ -89,7 +90,7 @@ class _Source:
 
     graph: Graph
     environment: Environment
-    products: Mapping[str, FirstCall]
+    products: Mapping[str, StandIn]
     lines: list[str] = field(default_factory=list)
     objects: dict[str, Any] = field(default_factory=dict)
     names: dict[str, str] = field(default_factory=dict)
@@ -129,7 +130,7 @@ class _Source:
             self.functions[node.op] = self.object("f", stand_in or ops.direct(node.op) or resolved)
         ops.check_call(node.op, self.operators[node.op], node.args, node.kwargs)
         if node.name in self.products:
-            name = self.object("p", self.products[node.name])
+            name = self.object("p", None)
             self.products[node.name].stands_in(self.objects, name)
             return name
         return self.functions[node.op]
@@ -154,7 +155,7 @@ def compile_graph(
     *,
     label: str | None = None,
     detached: Container[str] = (),
-    products: Mapping[str, FirstCall] = MappingProxyType({}),
+    products: Mapping[str, StandIn] = MappingProxyType({}),
 ) -> Function:
     """Return a function that computes `outputs` from `inputs` by `nodes`, dropping each value at its last use.
 
@@ -166,7 +167,7 @@ def compile_graph(
         environment: see there.
         label: shown in tracebacks and profiles; None: it is a part of another.
         detached: values that may be views, and are returned without their bases.
-        products: what stands for products until their first call, by name of the value.
+        products: what stands for products that other libraries may compute, by name of the value.
 
     Raises:
         BundleInvalid: an operator is not allowed.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from aotexport_runtime.engines.codegen import Environment, Function, compile_graph
 from aotexport_runtime.engines.halves import StraightLine
-from aotexport_runtime.engines.products.choice import first_calls
+from aotexport_runtime.engines.products.choice import stand_ins
 from aotexport_runtime.engines.reuse import possible_views, reusing
 from aotexport_runtime.engines.simplify import simplified
 from aotexport_runtime.schema.graph import Graph
@@ -40,7 +40,7 @@ def compile_functional(
     # Where nothing is written in place, operands may be batches of function transforms, which oneDNN knows nothing of.
     chooses = in_place and environment.place("cpu").type == "cpu"
     metas.update((node.name, node.meta) for node in line.nodes)
-    products = first_calls(line.nodes, metas, environment.products if chooses else "torch")
+    products = stand_ins(line.nodes, metas, environment.products if chooses else "torch")
     return compile_graph(
         graph, line.nodes, line.inputs, line.outputs, environment, label=label, detached=views, products=products
     )

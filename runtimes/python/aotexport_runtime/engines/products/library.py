@@ -14,7 +14,8 @@ from pathlib import Path
 import torch
 
 from aotexport_runtime.engines.products import onednn
-from aotexport_runtime.engines.products.choice import Mode, described, faster_by_onednn
+from aotexport_runtime.engines.products.measured import described, faster_by_onednn
+from aotexport_runtime.engines.products.modes import Mode
 from aotexport_runtime.errors import NotSupported
 
 Run = Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]
