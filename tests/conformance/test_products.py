@@ -27,17 +27,18 @@ class Products(nn.Module):
         hidden = self.bare(self.wide(x).relu())
         repeated = torch.addmm(self.shift.expand(16), hidden, self.tall.t())
         parts = hidden[:, ::2] @ y[4:16] + hidden @ y.new_ones(24, 1).expand(24, 16)
-        batched = torch.baddbmm(parts[None].expand(2, 8, 16), x.expand(2, 8, 24), y.expand(2, 24, 16))
+        batched = torch.baddbmm(parts.expand(2, *parts.shape), x.expand(2, *x.shape), y.expand(2, 24, 16))
         return repeated, (repeated.t() @ x).t(), batched, hidden.mv(hidden[0]), x[:0] @ y, x[:, :0] @ y[:0]
 
 
-@pytest.fixture(scope="module")
-def bundle(tmp_path_factory):
+@pytest.fixture(scope="module", params=["known", "dynamic"])
+def bundle(request, tmp_path_factory):
     path = tmp_path_factory.mktemp("bundles") / "products"
     torch.manual_seed(0)
     model = Products()
     example = [torch.randn(*shape, requires_grad=True) for shape in ((8, 24), (24, 16))]
-    aotexport.export(model, tuple(example), output=path, verify=False)
+    shapes = ({0: torch.export.Dim("rows", min=2, max=64)}, None) if request.param == "dynamic" else None
+    aotexport.export(model, tuple(example), output=path, dynamic_shapes=shapes, verify=False, programs=("train",))
     return path, model
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.proxy_tensor import make_fx  # noqa: TID251 (traces above autograd)
 
 from aotexport_runtime.ops import _DIRECT, direct, resolve
 

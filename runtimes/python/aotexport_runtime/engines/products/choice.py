@@ -26,10 +26,10 @@ def stand_ins(nodes: Iterable[Node], metas: Mapping[str, ValueMeta], mode: Mode)
         sizes = _sizes(node, metas)
         if sizes is None:
             continue
-        known = [size if isinstance(size, int) else None for size in sizes]
-        if None in known:
-            found[node.name] = EverySize(node.op, mode, known)
-        elif is_worth_choosing(mode, *known):
+        rows, depth, columns = sizes
+        if not isinstance(rows, int) or not isinstance(depth, int) or not isinstance(columns, int):
+            found[node.name] = EverySize(node.op, mode, [isinstance(size, int) for size in sizes])
+        elif is_worth_choosing(mode, rows, depth, columns):
             found[node.name] = FirstCall(node.op, mode)
     return found
 

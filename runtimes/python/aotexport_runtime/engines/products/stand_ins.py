@@ -60,8 +60,8 @@ class EverySize:
     torch runs them, since oneDNN prepares itself for each.
     """
 
-    def __init__(self, op: str, mode: Mode, known: Sequence[int | None]) -> None:
-        """Stand for an operator of `onednn.PRODUCTS`; `known` are its rows, depth and columns, None: it changes."""
+    def __init__(self, op: str, mode: Mode, known: Sequence[bool]) -> None:
+        """Stand for an operator of `onednn.PRODUCTS`; `known`: whether its rows, depth and columns stay the same."""
         self._op = op
         self._mode: Mode = mode
         self._known = known
@@ -86,12 +86,11 @@ class EverySize:
     def _chosen(self, args: Sequence[Any]) -> Run:
         bias, rows, matrix = onednn.operands(self._op, args)
         matrix = matrix.t() if self._op == "aten::linear.default" else matrix
-        sizes = (*rows.shape, matrix.shape[1])
-        if not is_worth_choosing(self._mode, *sizes):
+        sizes = *rows.shape, matrix.shape[1]
+        if not is_worth_choosing(self._mode, rows.shape[0], rows.shape[1], matrix.shape[1]):
             return self._torchs
         m, k, n = (
-            str(size) if known is not None else f"<={_next_power(size)}"
-            for size, known in zip(sizes, self._known, strict=True)
+            str(size) if known else f"<={_next_power(size)}" for size, known in zip(sizes, self._known, strict=True)
         )
         kind = "mm" if bias is None else "addmm"
         product = f"{kind} {m}x{k}@{_order(rows)} {k}x{n}@{_order(matrix)}"
