@@ -273,6 +273,7 @@ def test_inspect_shows_inputs_outputs_changes_and_graphs(run: Run, bundle: Path)
         "changes the values of norm.running_var",
     ]:
         assert expected in lines
+    assert sum(line.startswith("under target auto the forward graph runs: ") for line in lines) == 1
 
 
 def test_inspect_of_one_program_with_graph_shows_its_operators_alone(run: Run, bundle: Path) -> None:
