@@ -54,6 +54,7 @@ def _selftest(options: Any) -> int:
     for name in options.imports:
         importlib.import_module(name)
     from aotexport_runtime import meshes
+    from aotexport_runtime.bundle import open_bundle
     from aotexport_runtime.self_test import describe_failures, run_vectors
 
     types = {name: class_named(name) for name in options.tensor_type}
@@ -62,9 +63,10 @@ def _selftest(options: Any) -> int:
     results = [
         (path, result)
         for path in options.bundle
+        for bundle in (open_bundle(path),)
         for target in options.target or ["auto"]
         for result in run_vectors(
-            path,
+            bundle,
             device=options.device,
             target=target,
             trust=options.trust,

@@ -39,7 +39,7 @@ ENGINES = {
 
 @overload
 def load(
-    path: str | os.PathLike[str],
+    path: str | os.PathLike[str] | Bundle,
     *,
     target: Literal["onnx"],
     check_digests: bool = True,
@@ -51,7 +51,7 @@ def load(
 
 @overload
 def load(
-    path: str | os.PathLike[str],
+    path: str | os.PathLike[str] | Bundle,
     *,
     device: torch.device | str | None = None,
     target: str = "auto",
@@ -67,7 +67,7 @@ def load(
 
 
 def load(
-    path: str | os.PathLike[str],
+    path: str | os.PathLike[str] | Bundle,
     *,
     device: torch.device | str | None = None,
     target: str = "auto",
@@ -84,7 +84,7 @@ def load(
     """Load the bundle at `path` as a module that behaves like the exported one.
 
     Args:
-        path: directory of the bundle.
+        path: directory of the bundle; or the open bundle, whose records are then read once for all that load it.
         device: where to put parameters, buffers and new tensors; None: where the bundle was captured.
         target: `auto`, or the name of an engine (`cpu`, `portable`, `autograd`, `cuda`, `onnx`), or of
             a compiled target of the bundle (`cpu-x86_64-v3`).
@@ -125,7 +125,7 @@ def load(
         raise NotSupported(f"no trust tier `{trust}`; there are data and native")
     if not 0 <= memory_budget <= 1:
         raise NotSupported(f"no memory budget {memory_budget}; it is a part of what is saved otherwise, from 0 to 1")
-    bundle = open_bundle(path, check_digests=False)
+    bundle = path if isinstance(path, Bundle) else open_bundle(path, check_digests=False)
     if target == "onnx" or (target == "auto" and bundle.manifest.onnx and importlib.util.find_spec("torch") is None):
         with digests_compared(bundle) if check_digests else contextlib.nullcontext():
             return _load_onnx(bundle, device, onnx)

@@ -107,7 +107,7 @@ def describe_failures(result: VectorResult) -> list[str]:
 
 
 def run_vectors(
-    path: str | os.PathLike[str],
+    path: str | os.PathLike[str] | Bundle,
     *,
     device: Any = None,
     target: str = "auto",
@@ -115,24 +115,24 @@ def run_vectors(
     operator_namespaces: Iterable[str] = (),
     tensor_types: Iterable[type] | Mapping[str, type] = (),
 ) -> list[VectorResult]:
-    """Run every recorded call, whether it agrees or not."""
-    bundle = open_bundle(path)
+    """Run every recorded call, of a bundle at `path` or an open one, whether it agrees or not."""
+    bundle = path if isinstance(path, Bundle) else open_bundle(path)
     namespaces = tuple(operator_namespaces)
     results: list[VectorResult] = []
     for entry in bundle.manifest.testvectors:
         recorded = read_vector(bundle, entry)
-        results.append(run_vector(path, entry.name, *recorded, device, target, namespaces, tensor_types, trust))
+        results.append(run_vector(bundle, entry.name, *recorded, device, target, namespaces, tensor_types, trust))
         compiled = [bundle.compiled(name, entry.program) for name in bundle.target_names]
         if target not in ("portable", "autograd") and any(c is not None and c.undefined_tangents for c in compiled):
             name = f"{entry.name}, backward from the loss"
             results.append(
-                run_vector(path, name, *recorded, device, target, namespaces, tensor_types, trust, loss=True)
+                run_vector(bundle, name, *recorded, device, target, namespaces, tensor_types, trust, loss=True)
             )
     return results
 
 
 def run_vector(
-    path: str | os.PathLike[str],
+    path: str | os.PathLike[str] | Bundle,
     name: str,
     vector: Vector,
     stored: dict[str, torch.Tensor],
@@ -144,10 +144,10 @@ def run_vector(
     *,
     loss: bool = False,
 ) -> VectorResult:
-    """Run a recorded call, of the bundle's own or another, with the bundle at `path` loaded afresh.
+    """Run a recorded call, of the bundle's own or another, with the bundle loaded afresh.
 
     Args:
-        path: directory of the bundle.
+        path: directory of the bundle, or the open bundle.
         name: name of the recorded call.
         vector: its record.
         stored: its tensors.
