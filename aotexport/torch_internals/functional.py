@@ -20,6 +20,9 @@ from torch._guards import TracingContext, tracing
 from torch._library import simple_registry
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+# Traced graphs are read and interpreted: Python is made of them only where one is called.
+from torch.fx._lazy_graph_module import _use_lazy_graph_module
+
 from aotexport.torch_internals.names import OpOverload
 from aotexport.torch_internals.patches import convolution_choice_unguarded, exporting, fake_kernels
 
@@ -69,6 +72,7 @@ def capture_functional(
     with (
         contextlib.ExitStack() as stack,
         exporting(),
+        _use_lazy_graph_module(True),
         convolution_choice_unguarded(fake_mode),
         tracing(TracingContext(fake_mode)),
         torch.set_grad_enabled(grad),

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
@@ -18,6 +21,9 @@ from torch._export.utils import _collect_all_valid_cia_ops_for_aten_namespace as
 from torch._guards import TracingContext, tracing
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch._subclasses.functional_tensor import FunctionalTensor
+
+# Traced graphs are read and interpreted: Python is made of them only where one is called.
+from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from torch.fx.experimental import proxy_tensor
 from torch.fx.experimental.proxy_tensor import PythonKeyTracer, make_fx
 from torch.utils._pytree import tree_leaves, tree_map
@@ -74,20 +80,52 @@ def node_meta_preserved() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _frames_kept(keeps: Callable[[str], bool]) -> Iterator[None]:
-    """Record the frames below the call of the model that `keeps` takes; torch keeps functions called `forward`."""
-    original = PythonKeyTracer._filter_traceback_frames
-    # Frames of this package that follow stand in for what the model calls.
-    caller = str(Path(__file__).parents[1] / "capture" / "forward.py")
+    """Record the frames below the call of the model that `keeps` takes; torch keeps functions called `forward`.
 
-    def frames(self: PythonKeyTracer, summary: traceback.StackSummary) -> traceback.StackSummary:
-        last = max((i for i, frame in enumerate(summary) if frame.filename == caller), default=-1)
-        return traceback.StackSummary.from_list([f for f in summary[last + 1 :] if keeps(f.filename)])
+    Torch looks up the source of every frame of every node before it chooses among them, which takes as long as the rest
+    of a trace.
+    """
+    original = PythonKeyTracer.create_node
+    keeps = functools.cache(keeps)
+    text_of = functools.cache(_stack_trace)
 
-    PythonKeyTracer._filter_traceback_frames = frames  # type: ignore[method-assign]
+    def create_node(self: PythonKeyTracer, *args: Any, **kwargs: Any) -> torch.fx.Node:
+        records, self.record_stack_traces = self.record_stack_traces, False
+        try:
+            node = original(self, *args, **kwargs)
+        finally:
+            self.record_stack_traces = records
+        if records and node.op not in ("placeholder", "output") and not node.stack_trace:
+            frames = _frames_below_call(sys._getframe(1), keeps)
+            if frames:
+                node.stack_trace = text_of(frames)
+        return node
+
+    PythonKeyTracer.create_node = create_node  # type: ignore[method-assign]
     try:
         yield
     finally:
-        PythonKeyTracer._filter_traceback_frames = original  # type: ignore[method-assign]
+        PythonKeyTracer.create_node = original  # type: ignore[method-assign]
+
+
+# Frames of this package that follow stand in for what the model calls.
+_CALLER = str(Path(__file__).parents[1] / "capture" / "forward.py")
+
+
+def _frames_below_call(frame: FrameType | None, keeps: Callable[[str], bool]) -> tuple[tuple[str, int, str], ...]:
+    """Return file, line and function of the frames that `keeps` takes, from the call of the model to `frame`."""
+    found: list[tuple[str, int, str]] = []
+    while frame is not None and frame.f_code.co_filename != _CALLER:
+        code = frame.f_code
+        if keeps(code.co_filename):
+            found.append((code.co_filename, frame.f_lineno, code.co_name))
+        frame = frame.f_back
+    return tuple(reversed(found))
+
+
+def _stack_trace(frames: tuple[tuple[str, int, str], ...]) -> str:
+    """Return frames as Python formats them."""
+    return "".join(traceback.StackSummary.from_list([traceback.FrameSummary(*f) for f in frames]).format()).strip()
 
 
 class _TensorsByMemory(WeakTensorKeyDictionary):
@@ -170,6 +208,7 @@ def trace_forward(
     load_forward_mode()
     with (
         exporting(),
+        _use_lazy_graph_module(True),
         convolution_choice_unguarded(fake_mode),
         tracing(TracingContext(fake_mode)),
         fake_mode,
