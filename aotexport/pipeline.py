@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -12,9 +13,8 @@ from typing import Any
 
 from torch import nn
 
-from aotexport.capture.attributes import AttributeChanged, ChangedOnFirstCall, PythonStateChanged
+from aotexport.capture.attributes import ChangedOnFirstCall, PythonStateChanged
 from aotexport.capture.call import ExampleCall
-from aotexport.capture.forward import capture_forward
 from aotexport.capture.forward_capture import ForwardCapture
 from aotexport.capture.functional import capture_functional_graph
 from aotexport.capture.hooks import refuse_backward_hooks
@@ -23,7 +23,9 @@ from aotexport.capture.state import State, collect_state
 from aotexport.capture.triton_kernels import refuse_kernels_without_cpu, refuse_launches
 from aotexport.encode.program import EncodedProgram, encode_program, with_functional
 from aotexport.errors import ExportFailed
+from aotexport.forward_graphs import ForwardGraphs
 from aotexport.fresh import FreshProcess
+from aotexport.garbage import collected_rarely
 from aotexport.lower.build import TargetFiles, compile_targets, with_lowered, write_targets
 from aotexport.lower.cpu.levels import Level
 from aotexport.lower.lowering import lower_programs
@@ -33,13 +35,11 @@ from aotexport.paths import checked_programs, on_path
 from aotexport.programs import AnyExample, Example, Program, ProgramSpec, choose_programs
 from aotexport.python_state import (
     attributes_of,
-    depends_on,
     fits,
     initial_values,
     later_states,
     with_attributes,
 )
-from aotexport.settle import note, settle
 from aotexport.targets import Targets, check_targets
 from aotexport.vectors.eager import run_once, runs_without_gradients
 from aotexport.vectors.record import Vector, record_vectors, write_vectors
@@ -182,8 +182,11 @@ def _capture_all(
     """Return what was captured, with a variant per state of the module's attributes that calls leave and read."""
     known = len(state.entries)
     while True:
+        capture = functools.partial(
+            _capture, state=state, graphs=ForwardGraphs(state), root=root, strip=strip, targets=targets, clock=clock
+        )
         try:
-            return _capture_states(specs, lambda spec: _capture(spec, state, root, strip, targets, clock), state)
+            return _capture_states(specs, capture, state)
         except PythonStateChanged as change:
             if set(change.names) <= set(attributes_of(specs[0].call)):
                 raise
@@ -210,13 +213,21 @@ def _capture_states(
     return captured, encoded
 
 
+@collected_rarely()
 def _capture(
-    spec: ProgramSpec, state: State, root: Path, strip: bool, targets: Targets, clock: _Clock
+    spec: ProgramSpec,
+    *,
+    state: State,
+    graphs: ForwardGraphs,
+    root: Path,
+    strip: bool,
+    targets: Targets,
+    clock: _Clock,
 ) -> EncodedProgram:
     if spec.grad:
         refuse_backward_hooks(spec.call.module)
     clock.stage(f"{spec.name}: forward graph")
-    forward = _capture_forward(spec, state)
+    forward = graphs.capture(spec)
     refuse_kernels_without_cpu(forward)
     refuse_launches(forward, grad=spec.grad, compiled=bool(targets.cuda))
     with in_mode(spec.call.module, spec.mode, spec.call.settled):
@@ -275,22 +286,6 @@ def _refuse_lost_backward(program: EncodedProgram, forward: ForwardCapture) -> N
             f"{record.refusals[-1].reason}. Write it with torch's operators, or leave out programs with gradients "
             "(`programs=('infer',)`)"
         )
-
-
-def _capture_forward(spec: ProgramSpec, state: State) -> ForwardCapture:
-    while True:
-        try:
-            with in_mode(spec.call.module, spec.mode, spec.call.settled):
-                forward = capture_forward(spec.call, state, grad=spec.grad)
-        except AttributeChanged as change:
-            if not settle(spec.call, state, spec.mode, change):
-                raise PythonStateChanged([change.name], str(change)) from change
-        else:
-            if (stored := forward.effects.stored) and depends_on(spec, state):
-                names = ", ".join(f"`{name}`" for name in dict.fromkeys(stored))
-                raise PythonStateChanged(stored, f"the call stores what later calls read in {names} of the model")
-            forward.effects.notes += note(spec.call)
-            return forward
 
 
 def _write(

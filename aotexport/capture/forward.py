@@ -32,6 +32,7 @@ from aotexport.capture.state import State, StateEntry, swapped
 from aotexport.capture.strategies import STRATEGIES, Strategy
 from aotexport.capture.structure import tree_of
 from aotexport.capture.surroundings import surroundings_kept
+from aotexport.capture.training_mode import mode_watched
 from aotexport.capture.triton_kernels import launches_traced
 from aotexport.capture.watching import observed
 from aotexport.errors import AotExportError, ExportFailed
@@ -188,8 +189,10 @@ def _trace(call: ExampleCall, state: State, target: Any, strategy: Strategy, gra
     inputs = [*fakes.state, *[fakes.arguments[index] for index in own]]
     assert fakes.mode.shape_env is not None
     following = values.followed(fakes.mode.shape_env) if strategy.follows_values else contextlib.nullcontext()
-    with fakes.tracing(), average_in_tensors(), fake_kernels(FAKE_KERNELS), following:
+    watching = mode_watched(call.module) if strategy.name == "direct" else contextlib.nullcontext()
+    with fakes.tracing(), average_in_tensors(), fake_kernels(FAKE_KERNELS), following, watching as modes:
         graph = _graph(flat, lambda: fakes.twins(inputs), fakes)
+    asks_modes = modes is None or modes.asked or "grad_mode" in flat.effects.reads
     if (
         flat.effects.reads == {"grad_mode"}
         and not strategy.follows_values
@@ -230,6 +233,7 @@ def _trace(call: ExampleCall, state: State, target: Any, strategy: Strategy, gra
         fakes,
         flat,
         strategy.name,
+        asks_modes,
     )
 
 

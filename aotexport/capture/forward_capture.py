@@ -44,6 +44,7 @@ class ForwardCapture:
         fakes: the fake world; its shape environment collects guards.
         function: the traced function on flat inputs in the order of `bindings`, for a direct joint capture.
         strategy: which strategy gave it.
+        asks_modes: whether the model's code may have asked whether it trains, or whether gradients are on.
     """
 
     graph: torch.fx.GraphModule
@@ -56,3 +57,4 @@ class ForwardCapture:
     fakes: FakeInputs
     function: Any
     strategy: str
+    asks_modes: bool = True

@@ -1,0 +1,95 @@
+"""Programs share a forward graph only where nothing in the model's code tells them apart."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from aotexport.capture.state import collect_state
+from aotexport.forward_graphs import ForwardGraphs
+from aotexport.programs import Program, choose_programs
+
+
+class Plain(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x).tanh()
+
+
+class Dropping(Plain):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.dropout(super().forward(x), 0.5, self.training)
+
+
+class AskingAnother(Plain):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * (2 if self.linear.training else 1)
+
+
+class AskingForGradients(Plain):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * (2 if torch.is_grad_enabled() else 1)
+
+
+class Freezing(Plain):
+    factor = 1
+
+    def train(self, mode: bool = True) -> Freezing:
+        self.factor = 2 if mode else 1
+        return super().train(mode)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * self.factor
+
+
+class WithModesOfItsOwn(Plain):
+    @property
+    def training(self) -> bool:
+        return self.__dict__.get("mode", True)
+
+    @training.setter
+    def training(self, mode: bool) -> None:
+        self.__dict__["mode"] = mode
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * (2 if self.training else 1)
+
+
+def captured(module, programs=None, **example):
+    """Return the forward graphs of the programs of a module."""
+    specs = choose_programs(module, {"x": torch.ones(2, 4), **example}, programs)
+    graphs = ForwardGraphs(collect_state(module))
+    return [graphs.capture(spec) for spec in specs]
+
+
+def test_forward_graph_of_code_that_asks_for_no_mode_serves_both():
+    train, infer = captured(Plain())
+    assert train is infer
+
+
+@pytest.mark.parametrize("kind", [Dropping, AskingAnother, AskingForGradients, Freezing, WithModesOfItsOwn])
+def test_forward_graph_of_code_that_tells_modes_apart_is_its_own(kind):
+    train, infer = captured(kind())
+    assert train is not infer
+
+
+def test_forward_graph_without_gradients_does_not_serve_a_program_with_them():
+    infer, train = captured(Plain(), ["infer", "train"])
+    assert train is not infer
+
+
+def test_forward_graph_of_other_arguments_is_its_own():
+    other = Program("other", example={"x": torch.ones(2, 4)})
+    train, infer = captured(Plain(), ["train", other])
+    assert train is not infer
+
+
+def test_watch_of_modes_leaves_modules_as_they_were():
+    module = Dropping().eval()
+    captured(module)
+    assert module.training is False
+    assert "training" not in vars(nn.Module)
