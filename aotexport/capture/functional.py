@@ -15,14 +15,14 @@ from aotexport.capture.forward_capture import ForwardCapture
 from aotexport.capture.grad_mode import marked_regions
 from aotexport.capture.hooks import unfit_hook
 from aotexport.capture.mutating_operators import nest_mutating_calls
-from aotexport.capture.overlapping_views import OverlappingView, asks_for_size
+from aotexport.capture.retrace import Analysis, Retrace, without_memory_of_others
 from aotexport.capture.sources import user_line
 from aotexport.capture.triton_kernels import launched_kernels, name_launches
 from aotexport.torch_internals.checks import insert_data_dependent_checks, unchecked_assumption
 from aotexport.torch_internals.functional import FunctionalCapture, capture_functional
 from aotexport.torch_internals.launches import DeviceModel, triton_target
 from aotexport.torch_internals.patches import dropout_between_layers, onednn_disabled
-from aotexport.torch_internals.tracing import node_meta_preserved
+from aotexport.torch_internals.tracing import current_tracer, node_meta_preserved
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def capture_functional_graph(
         with forward.fakes.tracing(), kernels, dropout_between_layers(), target:
             twins, mode = forward.fakes.twins(inputs), forward.fakes.mode
             captured = capture_functional(
-                _traced(forward, instead), twins, mode, kernels=FAKE_KERNELS, grad=grad, launches=launches
+                _traced(forward, instead, grad=grad), twins, mode, kernels=FAKE_KERNELS, grad=grad, launches=launches
             )
             if not launches:
                 nest_mutating_calls(captured.module, mode)
@@ -113,58 +113,22 @@ def _calls(forward: ForwardCapture, operator: Any) -> list[torch.fx.Node]:
     return list(forward.graph.graph.find_nodes(op="call_function", target=operator))
 
 
-def _traced(forward: ForwardCapture, instead: Mapping[Any, Callable[..., Any]]) -> Callable[..., Any]:
+def _traced(forward: ForwardCapture, instead: Mapping[Any, Callable[..., Any]], *, grad: bool) -> Callable[..., Any]:
     """Return the function to capture: the forward graph, or the code itself where only that has the backward."""
     if forward.effects.autograd_functions:
         return _reordered(forward)
     graph = forward.graph
     for node in graph.graph.nodes:
         node.meta["custom"] = {**(node.meta.get("custom") or {}), "origin": node.name}
+    new = without_memory_of_others(forward, instead, grad=grad)
 
     def run(*inputs: Any) -> Any:
+        if current_tracer() is None:
+            return Analysis(graph, instead, new).run(*inputs)
         with node_meta_preserved():
-            return _Retrace(graph, instead).run(*inputs)
+            return Retrace(graph, instead).run(*inputs)
 
     return run
-
-
-class _Retrace(torch.fx.Interpreter):
-    """Runs a forward graph for the trace of a functional one."""
-
-    def __init__(self, graph: torch.fx.GraphModule, instead: Mapping[Any, Callable[..., Any]]) -> None:
-        super().__init__(graph)
-        self._instead = instead
-
-    def run_node(self, n: torch.fx.Node) -> Any:
-        other = self._instead.get(n.target) if callable(n.target) else None
-        if other is None:
-            return super().run_node(n)
-        args, kwargs = self.fetch_args_kwargs_from_env(n)
-        return other(n.meta["val"], *args, **kwargs)
-
-    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
-        if target is torch.ops.aten.as_strided.default and asks_for_size(*args, **kwargs):
-            return OverlappingView.apply(*args, *kwargs.values())
-        if target is torch.ops.aten.set_data.default:
-            # Functional graphs have no versions; what the epilogue owes is seen in eager.
-            with torch.no_grad():
-                return args[0].set_(args[1].detach())
-        if target not in _DROPOUTS or len(args) != 3:
-            return super().call_function(target, args, kwargs)
-        # Their decomposition copies where eager returns the very input, and draws where it does not.
-        # Source: torch 2.13, aten/src/ATen/native/Dropout.cpp, `_dropout_impl`.
-        tensor, p, train = args
-        if p == 0 or not train:
-            return tensor
-        return tensor.mul(tensor.new_zeros(())) if p == 1 else super().call_function(target, args, kwargs)
-
-
-_DROPOUTS = (
-    torch.ops.aten.dropout.default,
-    torch.ops.aten.alpha_dropout.default,
-    torch.ops.aten.feature_dropout.default,
-    torch.ops.aten.feature_alpha_dropout.default,
-)
 
 
 def _reordered(forward: ForwardCapture) -> Callable[..., Any]:

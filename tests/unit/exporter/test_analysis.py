@@ -1,0 +1,89 @@
+"""What AOTAutograd sees of a forward graph does not depend on the operators that its analysis leaves out."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from aotexport.capture import functional
+from aotexport.capture.forward import capture_forward
+from aotexport.capture.functional import capture_functional_graph
+from aotexport.capture.retrace import without_memory_of_others
+from aotexport.capture.state import collect_state
+from aotexport.programs import Program, choose_programs
+
+
+def chain(w, x):
+    return ((x * w).tanh() + w) * 2
+
+
+def views_of_new_values(w, x):
+    value = (x * w + 1).exp()
+    return value, value.view(-1), value[0], value.detach(), value.t() @ (value * 2).neg()
+
+
+def products(w, x):
+    return torch.relu((x @ w) @ w + 1), (x.mm(w) * 2).t()
+
+
+def mutated_input(w, x):
+    y = (x + 1) * 2
+    x.add_(y)
+    return x.view(-1), y * w
+
+
+def mutated_value(w, x):
+    y = (x + 1) * 2
+    y.view(-1).mul_((w * w).sum())
+    return y
+
+
+def integers(w, x):
+    count = (x > 0).long() * 2 + 1
+    return count, (count * w).neg().exp()
+
+
+def returned_as_it_is(w, x):
+    y = (x * 2 + 1).exp()
+    return x, w, y, y.contiguous(), y.expand(2, 4, 4)
+
+
+class Of(nn.Module):
+    def __init__(self, function) -> None:
+        super().__init__()
+        self.function = function
+        self.w = nn.Parameter(torch.ones(4, 4))
+
+    def forward(self, x):
+        return self.function(self.w, x)
+
+
+FUNCTIONS = [chain, views_of_new_values, products, mutated_input, mutated_value, integers, returned_as_it_is]
+
+
+def seen(function, *, grad):
+    """Return what AOTAutograd knows of a function's inputs and outputs, and its graph."""
+    module = Of(function)
+    (spec,) = choose_programs(module, (torch.ones(4, 4),), Program("program", grad=grad))
+    state = collect_state(module)
+    captured = capture_functional_graph(capture_forward(spec.call, state, grad=grad), grad=grad)
+    found = captured.metadata
+    outputs = [(o.output_type, o.base_idx, o.requires_grad, o.dynamic_dims) for o in found.output_info]
+    tangents = [(t.shape, t.stride(), t.dtype) for t in found.traced_tangents]
+    return found.input_info, outputs, found.num_intermediate_bases, tangents, str(captured.module.graph)
+
+
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_analysis_without_operators_that_make_new_memory_sees_the_same(function, grad, monkeypatch):
+    short = seen(function, grad=grad)
+    monkeypatch.setattr(functional, "without_memory_of_others", lambda *_, **__: set())
+    assert short == seen(function, grad=grad)
+
+
+def test_analysis_of_a_chain_leaves_its_operators_out():
+    module = Of(chain)
+    (spec,) = choose_programs(module, (torch.ones(4, 4),), Program("program", grad=True))
+    forward = capture_forward(spec.call, collect_state(module))
+    assert len(without_memory_of_others(forward, {}, grad=True)) == 4
