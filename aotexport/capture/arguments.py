@@ -13,9 +13,10 @@ from aotexport.capture.call import BY_KEYWORD, ExampleCall
 from aotexport.capture.containers import same_item
 from aotexport.capture.structure import LeafIndex, dataclass_attributes, is_plain_object, object_attributes, tree_of
 from aotexport.errors import ExportFailed
+from aotexport_runtime.constants import encode_key, is_key
 from aotexport_runtime.schema.program import ContainerChange
 from aotexport_runtime.schema.trees import Constant, Leaf, NamedFields, Sequence, Tree
-from aotexport_runtime.trees import steps
+from aotexport_runtime.trees import key_of, steps
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,7 @@ def container_changes(call: ExampleCall, held: list[Held], leaf_index: LeafIndex
             _check_changeable(call, each)
             after = _items(each.container)
             items = [_item(each, key, item, known, leaf_index) for key, item in after.items()]
-            keys = tuple(range(len(after))) if isinstance(each.container, set) else tuple(after)
+            keys = tuple(range(len(after))) if isinstance(each.container, set) else tuple(map(encode_key, after))
             found.append(ContainerChange(path=each.path, keys=keys, items=tuple(items)))
     return found
 
@@ -100,7 +101,7 @@ def check_changes(held: list[Held], recorded: Iterable[ContainerChange]) -> None
     Raises:
         ExportFailed: names a container.
     """
-    keys = {change.path: list(change.keys) for change in recorded}
+    keys = {change.path: list(map(key_of, change.keys)) for change in recorded}
     for each in held:
         now = list(range(len(each.container)) if isinstance(each.container, set) else _items(each.container))
         if each.is_changed() != (each.path in keys) or keys.get(each.path, []) not in ([], now):
@@ -116,9 +117,10 @@ def _item(held: Held, key: Any, item: Any, known: set[int], leaf_index: LeafInde
     if key in held.items and same_item(held.items[key], item):
         return None
     path = f"{held.path}[{key!r}]" if _has_keys(held.container) else f"{held.path}.{key}"
-    parts = key if type(key) is tuple else (key,)
-    if not all(isinstance(part, str | int | None) for part in parts):
-        raise ExportFailed(f"the call sets `{path}` of its arguments; keys may be strings, integers, None or tuples")
+    if not is_key(key):
+        raise ExportFailed(
+            f"the call sets `{path}` of its arguments; keys may be strings, numbers, bytes, None or tuples"
+        )
     if any(id(inner) in known for inner in _nested(item)):
         raise ExportFailed(
             f"the call puts one of the lists or dicts that it is given into `{path}` of its arguments, which a bundle "

@@ -26,7 +26,7 @@ from aotexport.errors import ExportFailed, ModelFileInvalid
 from aotexport.torch_internals.names import is_dimension, is_fixed_dimension
 from aotexport_runtime.schema.program import Parameter
 from aotexport_runtime.schema.trees import Constant, Leaf, Mapping, NamedFields, Sequence, Tree
-from aotexport_runtime.trees import leaves, steps
+from aotexport_runtime.trees import keys_of, leaves, steps
 
 BY_KEYWORD = ("positional_or_keyword", "keyword_only")
 """Kinds of parameters that a keyword argument may be for; the names of others may be keywords in `**kwargs`."""
@@ -245,7 +245,7 @@ def _items(spec: Any) -> list[Any]:
 
 def _child_specs(tree: Tree, spec: Any, path: str) -> list[Any]:
     if isinstance(spec, dict):
-        keys = tree.keys if isinstance(tree, Mapping) else tree.fields if isinstance(tree, NamedFields) else ()
+        keys = keys_of(tree) if isinstance(tree, Mapping) else tree.fields if isinstance(tree, NamedFields) else ()
         unknown = [key for key in spec if key not in keys]
         if unknown:
             raise ModelFileInvalid(f"dynamic_shapes: `{path}` has no {unknown[0]!r}")

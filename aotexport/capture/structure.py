@@ -17,7 +17,14 @@ from torch import nn
 
 from aotexport.errors import ExportFailed
 from aotexport.torch_internals.names import SUPPORTED_NODES
-from aotexport_runtime.constants import encode_constant, encode_python_value, is_constant, is_python_value
+from aotexport_runtime.constants import (
+    encode_constant,
+    encode_key,
+    encode_python_value,
+    is_constant,
+    is_key,
+    is_python_value,
+)
 from aotexport_runtime.schema.trees import Constant, Leaf, Mapping, NamedFields, Sequence, Tree
 from aotexport_runtime.trees import FACTORIES, SETS
 
@@ -114,14 +121,17 @@ def tree_of(value: Any, path: str, leaf_index: LeafIndex, *, what: str) -> Tree:
         names: tuple[str, ...] | None = getattr(value, "_fields", None)
         if isinstance(value, tuple) and names is not None:
             return _fields("namedtuple", type(value).__name__, dict(zip(names, value, strict=True)), path)
-        if type(value) not in (tuple, list, torch.Size, collections.deque):
+        own = type(value) not in (tuple, list, torch.Size, collections.deque)
+        if own and not _is_plain_sequence(value):
             raise ExportFailed(
-                f"{what} `{path}` is a `{type(value).__name__}`, a subclass of a sequence; use a plain one"
+                f"{what} `{path}` is a `{type(value).__name__}`, a subclass of a sequence with a constructor, items or "
+                "attributes of its own; use a plain one"
             )
         items = tuple(visit(item, f"{path}[{index}]") for index, item in enumerate(value))
         if isinstance(value, collections.deque):
             return Sequence(type="deque", items=items, max_items=value.maxlen)
-        return Sequence(type="list" if isinstance(value, list) else "tuple", items=items)
+        name = type(value).__name__ if own else None
+        return Sequence(type="list" if isinstance(value, list) else "tuple", items=items, name=name)
 
     def _mapping(value: MappingABC[Any, Any], path: str) -> Tree:
         if dataclasses.is_dataclass(value):
@@ -134,27 +144,32 @@ def tree_of(value: Any, path: str, leaf_index: LeafIndex, *, what: str) -> Tree:
                 f"{what} `{path}` is a `{type(value).__name__}` with the attribute `{own[0]}` beside its items, which "
                 "a bundle does not look at. Pass a plain dict, and the attribute as an argument of its own"
             )
-        for key in value:
-            if not all(isinstance(part, str | int | None) for part in (key if type(key) is tuple else (key,))):
-                raise ExportFailed(
-                    f"{what} `{path}` has the key {key!r}; keys may be strings, integers, booleans, None or tuples of "
-                    "these"
-                )
+        _check_keys(value, path)
         items = tuple(visit(item, f"{path}[{key!r}]") for key, item in value.items())
         kind = "ordered_dict" if isinstance(value, collections.OrderedDict) else "dict"
-        return Mapping(type=kind, keys=tuple(value), items=items)
+        return Mapping(type=kind, keys=tuple(map(encode_key, value)), items=items)
+
+    def _check_keys(value: MappingABC[Any, Any], path: str) -> None:
+        for key in value:
+            if not is_key(key):
+                raise ExportFailed(
+                    f"{what} `{path}` has the key {key!r}; keys may be strings, numbers, bytes, booleans, None or "
+                    "tuples of these"
+                )
 
     def _counting(value: Any, path: str) -> Tree:
+        _check_keys(value, path)
+        keys = tuple(map(encode_key, value))
         items = tuple(visit(item, f"{path}[{key!r}]") for key, item in value.items())
         if isinstance(value, collections.Counter):
-            return Mapping(type="counter", keys=tuple(value), items=items)
+            return Mapping(type="counter", keys=keys, items=items)
         factory: Any = next((name for name, type_ in FACTORIES.items() if type_ is value.default_factory), None)
         if factory is None and value.default_factory is not None:
             raise ExportFailed(
                 f"{what} `{path}` is a defaultdict whose missing values code of the model makes, which a bundle cannot "
                 "hold. Return a plain dict"
             )
-        return Mapping(type="default_dict", keys=tuple(value), items=items, factory=factory)
+        return Mapping(type="default_dict", keys=keys, items=items, factory=factory)
 
     def _fields(kind: Any, name: str, fields: dict[str, Any], path: str) -> Tree:
         items = tuple(visit(item, f"{path}.{field}") for field, item in fields.items())
@@ -180,6 +195,15 @@ def _instead(value: Any) -> str:
     if isinstance(value, np.generic):
         return "a number (`.item()`) or a tensor"
     return "tensors, numbers, strings, None, or tuples, lists, dicts, named tuples or dataclasses of them"
+
+
+def _is_plain_sequence(value: Any) -> bool:
+    """Return whether a list or tuple of a class of its own is what its items are, however its class is made."""
+    base = list if isinstance(value, list) else tuple
+    if not isinstance(value, list | tuple) or getattr(value, "__dict__", None):
+        return False
+    names = ("__new__", "__init__", "__iter__", "__getitem__", "__len__")
+    return all(getattr(type(value), name) is getattr(base, name) for name in names)
 
 
 def _value_attributes(value: Any) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from aotexport.errors import ModelFileInvalid
 from aotexport.source import Source
 from aotexport_runtime.schema.trees import Constant, Leaf, Mapping, NamedFields, Tree
 from aotexport_runtime.schema.trees import Sequence as SequenceTree
-from aotexport_runtime.trees import leaves
+from aotexport_runtime.trees import keys_of, leaves
 
 _OPTION = re.compile(
     r"(?P<input>.+?)(?::(?P<axis>-?\d+))?\s*=\s*"
@@ -215,7 +215,7 @@ def _child(tree: Tree, step: str | int) -> Tree | None:
         return None
     keys: Sequence[Any] = range(len(tree.items))
     if isinstance(tree, Mapping):
-        keys = tree.keys
+        keys = keys_of(tree)
     elif isinstance(tree, NamedFields) and isinstance(step, str):
         keys = tree.fields
     return tree.items[list(keys).index(step)] if step in keys else None
@@ -239,4 +239,4 @@ def _nested(tree: Tree, call: ExampleCall, integers: dict[int, Any]) -> Any:
     children = [_nested(item, call, integers) for item in tree.items]
     if isinstance(tree, SequenceTree):
         return tuple(children)
-    return dict(zip(tree.keys if isinstance(tree, Mapping) else tree.fields, children, strict=True))
+    return dict(zip(keys_of(tree) if isinstance(tree, Mapping) else tree.fields, children, strict=True))

@@ -76,6 +76,30 @@ def objects_made_by_code(record, encoding):
     return record.x + record.doubled + encoding["seen"]
 
 
+class Boxes(list):
+    """Data in a class of its own, with a method."""
+
+    def largest(self):
+        return torch.stack(self).amax(0)
+
+
+class Corner(tuple):
+    __slots__ = ()
+
+
+@case(
+    lambda: (
+        leaf(3),
+        {0.5: torch.randn(3), b"ab": leaf(3), (1.0, b""): torch.randn(3)},
+        Boxes([leaf(3), torch.randn(3)]),
+    )
+)
+def numbers_and_bytes_as_keys(x, table, boxes):
+    table[2.5] = x * 2
+    boxes.append(x)
+    return boxes.largest() * table[0.5], {0.25: table[b"ab"] + x, b"c": 1}, Corner((x, Boxes([table[1.0, b""] * x])))
+
+
 @case(lambda: (leaf(3),))
 def ordered_dict(x):
     return collections.OrderedDict(b=x * 2, a=x * 3)

@@ -182,6 +182,9 @@ def test_state_that_was_not_followed_is_refused_by_name(tmp_path):
 class History(list):
     """A list that no argument may be."""
 
+    def __iter__(self):
+        return reversed(tuple(super().__iter__()))
+
 
 class Scaled:
     def __init__(self):
@@ -211,7 +214,10 @@ class SmoothingInAnObject(Stateful):
 @pytest.mark.parametrize(
     ("model", "reason"),
     [
-        (SmoothingInItsOwnList, "input `self['kept']` is a `History`, a subclass of a sequence; use a plain one"),
+        (
+            SmoothingInItsOwnList,
+            "input `self['kept']` is a `History`, a subclass of a sequence with a constructor,",
+        ),
         (SmoothingInAnObject, "input `self['kept'].function` is a `builtins.function`, which a bundle cannot hold."),
     ],
 )

@@ -988,6 +988,24 @@ def test_other_set_is_refused(load):
         module(leaf(3), {"twice", 3, None}, {("user", "rates"): leaf(3), ("user", 2): leaf(3)})
 
 
+def test_other_keys_and_classes_of_sequences_are_refused(load):
+    from tests.cases.structure import Boxes, numbers_and_bytes_as_keys
+
+    table = {0.5: torch.ones(3), b"ab": torch.ones(3), (1.0, b""): torch.ones(3)}
+    module = load(numbers_and_bytes_as_keys, leaf(3), table, Boxes([torch.ones(3), torch.ones(3)]))
+    with pytest.raises(CallInvalid) as caught:
+        module(leaf(3), {0.5: leaf(3), b"": leaf(3), (1.0, b""): leaf(3)}, [leaf(3), leaf(3)])
+    assert str(caught.value) == (
+        "the call does not fit program `train`:\n"
+        "  - `table`: expected a dict with keys [0.5, b'ab', (1.0, b'')] in this order, "
+        "got a dict with keys [0.5, b'', (1.0, b'')]\n"
+        "  - `boxes`: expected a Boxes of 2, got a list of 2"
+    )
+    one = load(lambda table: table[(1,)] * 2, {(1,): torch.ones(2)})
+    with pytest.raises(CallInvalid, match=r"keys \[\(1,\)\] in this order, got a dict with keys \[\(1\.0,\)\]"):
+        one({(1.0,): torch.ones(2)})
+
+
 class Labelled(dict):
     def __init__(self, **items):
         super().__init__(**items)
@@ -1011,7 +1029,7 @@ class Labelled(dict):
         ),
         ("\ud800", "input `other` is the string '\\ud800', no Unicode text, which a bundle cannot hold. Pass tensors"),
         (Labelled(x=1), "is a `Labelled` with the attribute `label` beside its items, which a bundle does not look at"),
-        ({0.5: torch.ones(2)}, "has the key 0.5; keys may be strings, integers, booleans, None or tuples of these"),
+        ({float("inf"): torch.ones(2)}, "has the key inf; keys may be strings, numbers, bytes, booleans, None or"),
     ],
     ids=["set of tensors", "array", "large integer", "surrogate", "attribute", "key"],
 )

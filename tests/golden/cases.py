@@ -600,6 +600,10 @@ class Settings:
         self.scale, self.shift = scale, shift
 
 
+class Items(list[Any]):
+    """A list of a class of its own."""
+
+
 @case
 def python_values() -> Case:
     """Values that no operator takes, among inputs and outputs."""
@@ -651,10 +655,12 @@ def changed_containers() -> Case:
         items.append(x * 2)
         table["sum"] = [x + table.pop("old"), 3]
         table[True] = table[None] = table["user", 0, None, False] = 2.5
+        table[0.5] = table[b"bytes"] = table[1.5, b""] = 1
         box.tensor = table["sum"][0]
         return x.sin()
 
-    return Case(call, (needs_grad(3), [ramp(3)], {"old": ramp(3), "kept": ramp(2)}, Box(ramp(3), "note")))
+    table = {"old": ramp(3), "kept": ramp(2), -0.5: 1, b"\x00": 2, (0.25, b"in"): 3}
+    return Case(call, (needs_grad(3), Items([ramp(3)]), table, Box(ramp(3), "note")))
 
 
 @case

@@ -8,7 +8,16 @@ from typing import Any, get_args
 import numpy as np
 import torch
 
-from aotexport_runtime.schema.trees import Bytes, EllipsisLiteral, NumpyNumber, NumpyType, PythonValue, Range
+from aotexport_runtime.schema.trees import (
+    Bytes,
+    EllipsisLiteral,
+    Key,
+    NumpyNumber,
+    NumpyType,
+    PlainKey,
+    PythonValue,
+    Range,
+)
 from aotexport_runtime.schema.values import (
     AnyDType,
     Argument,
@@ -66,6 +75,29 @@ def _float(value: float) -> float | FloatArgument:
     if math.isfinite(value):
         return value
     return FloatArgument(value="nan" if math.isnan(value) else "inf" if value > 0 else "-inf")
+
+
+def is_key(value: Any) -> bool:
+    """Return whether `value` is a key of a dict that the format holds."""
+    parts: tuple[Any, ...] = value if type(value) is tuple else (value,)
+    return all(
+        part is None
+        or isinstance(part, str | int)
+        or type(part) is bytes
+        or (type(part) is float and math.isfinite(part))
+        for part in parts
+    )
+
+
+def encode_key(value: Any) -> Key:
+    """Return the record of a key, for which `is_key` holds."""
+    if type(value) is tuple:
+        return tuple(_plain_key(part) for part in value)
+    return _plain_key(value)
+
+
+def _plain_key(value: Any) -> PlainKey:
+    return Bytes(hex=value.hex()) if type(value) is bytes else value
 
 
 def is_python_value(value: Any) -> bool:

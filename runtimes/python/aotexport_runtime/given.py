@@ -11,6 +11,7 @@ from aotexport_runtime.call.signature import Signature
 from aotexport_runtime.engines.codegen import Environment, constant_value
 from aotexport_runtime.schema.program import ContainerChange, Program
 from aotexport_runtime.schema.trees import Sequence, Tree
+from aotexport_runtime.trees import key_of
 
 
 def given_tree(program: Program) -> Tree:
@@ -39,7 +40,7 @@ def giving(program: Program, function: Callable[..., Any]) -> Callable[..., Any]
 
 
 def _put(change: ContainerChange, container: Any) -> tuple[Any, ...]:
-    keys = [key for key, item in zip(change.keys, change.items, strict=True) if item is not None]
+    keys = [key_of(key) for key, item in zip(change.keys, change.items, strict=True) if item is not None]
     if isinstance(container, set):
         return tuple(container)
     read: Any = operator.getitem if isinstance(container, list | deque | dict | UserDict) else getattr

@@ -21,7 +21,7 @@ from aotexport_runtime.schema.manifest import VectorEntry
 from aotexport_runtime.schema.program import ArgumentInput, Program, SizeInput, StateInput
 from aotexport_runtime.schema.trees import Leaf, Tree
 from aotexport_runtime.schema.vectors import Vector
-from aotexport_runtime.trees import builder
+from aotexport_runtime.trees import builder, keys_of
 from aotexport_runtime.validate import check_vector
 from aotexport_runtime.validate.bounds import span_end
 from aotexport_runtime.weights import read_tensors
@@ -298,7 +298,7 @@ def flat_outputs(tree: Tree, value: Any, path: str = "output") -> list[tuple[str
 
 def _children(tree: Any, value: Any) -> list[tuple[str, Any]]:
     if hasattr(tree, "keys"):
-        return [(f"[{key!r}]", value[key]) for key in tree.keys]
+        return [(f"[{key!r}]", value[key]) for key in keys_of(tree)]
     if hasattr(tree, "fields"):
         if isinstance(value, dict):
             return [(f".{name}", value[name]) for name in tree.fields]

@@ -9,7 +9,14 @@ from typing import Any
 
 import torch
 
-from aotexport_runtime.constants import encode_constant, encode_python_value, is_constant, is_python_value
+from aotexport_runtime.constants import (
+    encode_constant,
+    encode_key,
+    encode_python_value,
+    is_constant,
+    is_key,
+    is_python_value,
+)
 from aotexport_runtime.errors import NotSupported
 from aotexport_runtime.schema.trees import Constant, Leaf, Mapping, NamedFields, Sequence, Tree
 from aotexport_runtime.trees import FACTORIES, SETS, ModelOutput
@@ -61,13 +68,14 @@ class _Walk:
             # In an order that is the same in every process.
             items = [self.visit(item, path) for item in sorted(value, key=repr)]
             return Sequence(type="set" if type_ is set else "frozenset", items=tuple(items))
-        if type_ not in (list, tuple, torch.Size, collections.deque):
+        name = type_.__name__ if type_.__bases__ in ((list,), (tuple,)) and not hasattr(value, "_fields") else None
+        if (name is None and type_ not in (list, tuple, torch.Size, collections.deque)) or type_ is ModelOutput:
             return None
         items = tuple(self.visit(item, f"{path}[{index}]") for index, item in enumerate(value))
         if isinstance(value, collections.deque):
             return Sequence(type="deque", items=items, max_items=value.maxlen)
-        kind = "list" if type_ is list else "tuple" if type_ is tuple else "size"
-        return Sequence(type=kind, items=items)
+        kind = "size" if type_ is torch.Size else "list" if isinstance(value, list) else "tuple"
+        return Sequence(type=kind, items=items, name=None if type_ is torch.Size else name)
 
     def _mapping(self, value: Any, path: str) -> Tree | None:
         if type(value) is ModelOutput:
@@ -75,7 +83,10 @@ class _Walk:
         kinds = (dict, collections.OrderedDict, collections.defaultdict, collections.Counter)
         if type(value) not in kinds:
             return None
-        keys = tuple(value)
+        odd = [key for key in value if not is_key(key)]
+        if odd:
+            raise NotSupported(f"`{path}` has the key {odd[0]!r}, which a bundle cannot hold")
+        keys = tuple(map(encode_key, value))
         items = tuple(self.visit(item, f"{path}[{key!r}]") for key, item in value.items())
         if isinstance(value, collections.defaultdict):
             factory: Any = None if value.default_factory is None else _factory(value.default_factory, path)

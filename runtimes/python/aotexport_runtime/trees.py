@@ -9,7 +9,7 @@ from keyword import iskeyword
 from typing import Any
 
 from aotexport_runtime.errors import BundleInvalid, NotSupported
-from aotexport_runtime.schema.trees import Constant, Instance, Leaf, Mapping, NamedFields, Sequence, Tree
+from aotexport_runtime.schema.trees import Bytes, Constant, Instance, Key, Leaf, Mapping, NamedFields, Sequence, Tree
 from aotexport_runtime.schema.values import SliceArgument
 
 SETS: dict[str, type[set[Any]] | type[frozenset[Any]]] = {"set": set, "frozenset": frozenset}
@@ -31,8 +31,20 @@ def steps(tree: Sequence | Mapping | NamedFields | Instance) -> list[str]:
     if isinstance(tree, Sequence):
         return [f"[{index}]" for index in range(len(tree.items))]
     if isinstance(tree, Mapping):
-        return [f"[{key!r}]" for key in tree.keys]
+        return [f"[{key!r}]" for key in keys_of(tree)]
     return [f".{field}" for field in tree.fields]
+
+
+def keys_of(tree: Mapping) -> list[Any]:
+    """Return the keys of a dict, as Python has them."""
+    return [key_of(key) for key in tree.keys]
+
+
+def key_of(key: Key) -> Any:
+    """Return a key of a dict, as Python has it."""
+    if isinstance(key, tuple):
+        return tuple(map(key_of, key))
+    return bytes.fromhex(key.hex) if isinstance(key, Bytes) else key
 
 
 def check_tree(tree: Tree, count: int, *, where: str) -> None:
@@ -72,6 +84,10 @@ def _check_sequence(tree: Sequence, where: str) -> None:
         raise BundleInvalid("a set of a tree holds something else than plain constants", where=where)
     if tree.max_items is not None and (tree.type != "deque" or tree.max_items < len(tree.items)):
         raise BundleInvalid("a sequence of a tree has more items than it may keep, or is no deque", where=where)
+    if tree.name is not None:
+        _check_identifier(tree.name, "__", where)
+        if tree.type not in ("list", "tuple"):
+            raise BundleInvalid("a sequence of a tree is of a class of its own, and no list or tuple", where=where)
 
 
 def _check_names(names: tuple[object, ...], items: int, where: str) -> None:
@@ -126,7 +142,7 @@ def builder(tree: Tree, constant: Callable[[Constant], Any]) -> Builder:
     if isinstance(tree, Sequence):
         return _sequence_builder(tree, items)
     if isinstance(tree, Mapping):
-        make, keys = _mapping_type(tree), tree.keys
+        make, keys = _mapping_type(tree), keys_of(tree)
         return lambda values: make((key, item(values)) for key, item in zip(keys, items, strict=True))
     if isinstance(tree, Instance):
         raise BundleInvalid(f"an object of `{tree.type[:80]}` is no input or output")
@@ -135,6 +151,10 @@ def builder(tree: Tree, constant: Callable[[Constant], Any]) -> Builder:
 
 
 def _sequence_builder(tree: Sequence, items: list[Builder]) -> Builder:
+    if tree.name is not None:
+        base = list if tree.type == "list" else tuple
+        class_: Any = type(tree.name, (base,), {})
+        return lambda values: class_([item(values) for item in items])
     if tree.type == "list":
         return lambda values: [item(values) for item in items]
     if tree.type == "tuple":

@@ -8,7 +8,7 @@ from typing import Any
 
 from aotexport_runtime.schema.program import ContainerChange
 from aotexport_runtime.schema.trees import Constant
-from aotexport_runtime.trees import Builder, builder
+from aotexport_runtime.trees import Builder, builder, key_of
 
 
 class Containers:
@@ -40,7 +40,7 @@ class ContainerChanges:
         self._changes = [
             (
                 change.path,
-                [(key, _builder(item, constant)) for key, item in zip(change.keys, change.items, strict=True)],
+                [(key_of(key), _builder(item, constant)) for key, item in zip(change.keys, change.items, strict=True)],
             )
             for change in changes
         ]

@@ -17,7 +17,7 @@ from aotexport_runtime.call.containers import Containers
 from aotexport_runtime.call.tensors import is_torch_tensor, size_type
 from aotexport_runtime.schema.program import Parameter
 from aotexport_runtime.schema.trees import Constant, Instance, Leaf, Mapping, NamedFields, Sequence, Tree
-from aotexport_runtime.trees import SETS, steps
+from aotexport_runtime.trees import SETS, keys_of, steps
 
 _MISSING = object()
 Report = Callable[[str], None]
@@ -180,16 +180,31 @@ def _children(tree: Sequence | Mapping | NamedFields, value: Any) -> list[Any] |
     """Return the children of `value` in the order of `tree`, or what is wrong with its structure."""
     if isinstance(tree, Sequence):
         type_ = {"tuple": tuple, "list": list, "size": size_type(), "deque": deque}[tree.type]
-        if type(value) is not type_ or len(value) != len(tree.items):
-            return f"expected a {tree.type} of {len(tree.items)}, got {_describe(value)}"
+        fits = type(value) is type_ if tree.name is None else _is_of_class(value, type_, tree.name)
+        if not fits or len(value) != len(tree.items):
+            return f"expected a {tree.name or tree.type} of {len(tree.items)}, got {_describe(value)}"
         if tree.type == "deque" and value.maxlen != tree.max_items:
             return f"expected a deque with maxlen={tree.max_items}, as at capture, got maxlen={value.maxlen}"
         return list(value)
     if isinstance(tree, Mapping):
-        if not isinstance(value, dict | UserDict) or list(value) != list(tree.keys):
-            return f"expected a dict with keys {list(tree.keys)} in this order, got {_describe(value)}"
+        keys = keys_of(tree)
+        if not isinstance(value, dict | UserDict) or not _same_keys(list(value), keys):
+            return f"expected a dict with keys {keys} in this order, got {_describe(value)}"
         return list(value.values())
     return _fields(tree, value)
+
+
+def _is_of_class(value: Any, base: Any, name: str) -> bool:
+    return isinstance(value, base) and type(value).__name__ == name and not getattr(value, "__dict__", None)
+
+
+def _same_keys(keys: list[Any], expected: list[Any]) -> bool:
+    """Return whether keys are equal, and numbers among them of one type: 1 and 1.0 are other operands."""
+    return keys == expected and list(map(_floats, keys)) == list(map(_floats, expected))
+
+
+def _floats(key: Any) -> Any:
+    return tuple(map(_floats, key)) if isinstance(key, tuple) else isinstance(key, float)
 
 
 def _fields(tree: NamedFields, value: Any) -> list[Any] | str:

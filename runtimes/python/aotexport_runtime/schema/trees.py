@@ -7,11 +7,6 @@ from typing import Literal
 from aotexport_runtime.schema.base import Record
 from aotexport_runtime.schema.values import Argument, FloatArgument
 
-PlainKey = str | int | bool | None
-Key = PlainKey | tuple[PlainKey, ...]
-"""A key of a dict."""
-
-
 NumpyType = Literal[
     "bool",
     "uint8",
@@ -47,6 +42,11 @@ class Bytes(Record, kw_only=True, tag="bytes", tag_field="kind"):
     """
 
     hex: str
+
+
+PlainKey = str | int | float | bool | Bytes | None
+Key = PlainKey | tuple[PlainKey, ...]
+"""A key of a dict."""
 
 
 class Range(Record, kw_only=True, tag="range", tag_field="kind"):
@@ -102,11 +102,14 @@ class Sequence(Record, kw_only=True, tag="sequence", tag_field="kind"):
             order that means nothing; `deque`: a `collections.deque`.
         items: in order.
         max_items: of a `deque`: how many items it keeps at most; None: any number, and for all other types.
+        name: of a `list` or `tuple` of a class of its own: its name, without its module; rebuilt as one of that name,
+            and a call passes one of a class of that name. None: a plain one, and for all other types.
     """
 
     type: Literal["tuple", "list", "size", "set", "frozenset", "deque"]
     items: tuple[Tree, ...]
     max_items: int | None = None
+    name: str | None = None
 
 
 class Mapping(Record, kw_only=True, tag="mapping", tag_field="kind"):
@@ -115,7 +118,7 @@ class Mapping(Record, kw_only=True, tag="mapping", tag_field="kind"):
     Attributes:
         type: of a result: `ordered_dict`: a `collections.OrderedDict`; `default_dict`: a `collections.defaultdict`;
             `counter`: a `collections.Counter`.
-        keys: in order; an array is a tuple.
+        keys: in order; an array is a tuple. Floats among them are finite.
         items: value per key.
         factory: of a `default_dict`: what makes its missing values; None: nothing, and for all other types.
     """
