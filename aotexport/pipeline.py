@@ -18,7 +18,7 @@ from aotexport.capture.call import ExampleCall
 from aotexport.capture.forward_capture import ForwardCapture
 from aotexport.capture.functional import capture_functional_graph
 from aotexport.capture.hooks import refuse_backward_hooks
-from aotexport.capture.mode import in_mode
+from aotexport.capture.mode import in_mode, refuse_modes_that_change_state
 from aotexport.capture.state import State, collect_state
 from aotexport.capture.triton_kernels import refuse_kernels_without_cpu, refuse_launches
 from aotexport.encode.program import EncodedProgram, encode_program, with_functional
@@ -138,6 +138,8 @@ def export(
     specs = choose_programs(model_or_fn, Example(args, kwargs or {}, dynamic_shapes), programs, variants)
     call = specs[0].call
     state = collect_state(call.module)
+    for mode in {spec.mode for spec in specs}:
+        refuse_modes_that_change_state(call.module, mode, state)
     root = Path(source_root or os.getcwd()).absolute()
     with contextlib.ExitStack() as started:
         fresh = started.enter_context(FreshProcess()) if verify else None

@@ -10,10 +10,9 @@ import torch
 from torch import nn
 
 from aotexport.capture.call import ExampleCall, example_call
+from aotexport.capture.mode import Mode
 from aotexport.errors import ModelFileInvalid
 from aotexport_runtime.validate.bounds import PLAIN_NAME
-
-Mode = Literal["train", "eval", "function"]
 
 
 @dataclass(frozen=True)

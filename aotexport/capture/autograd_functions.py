@@ -22,6 +22,7 @@ import torch
 from torch.autograd.function import FunctionCtx, once_differentiable
 
 from aotexport.capture.grad_mode import make_relative, outside_of_regions
+from aotexport.capture.materialized import materialized
 from aotexport.capture.patches import replaced
 from aotexport.capture.sources import is_user_file
 from aotexport.errors import ExportFailed
@@ -82,7 +83,7 @@ def apply_function(
         def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[Any, ...]:
             body = backwards[0]
             if function.materializes:
-                given = _materialized(grads, ctx.metas)
+                given = materialized(grads, ctx.metas)
             else:
                 tangents = [grad for i, grad in enumerate(grads) if i not in function.nondifferentiable]
                 body = backwards[_pattern_number([grad is not None for grad in tangents])]
@@ -92,25 +93,6 @@ def apply_function(
             return tuple(torch.fx.Interpreter(body).run(*given, *ctx.saved_tensors, *ctx.stashed, *additional))
 
     return list(Applied.apply(*operands))
-
-
-def _materialized(grads: Sequence[torch.Tensor | None], metas: Sequence[tuple[Any, ...]]) -> list[torch.Tensor]:
-    """Return the gradients with zeros for undefined ones, which they are where any of the others is defined.
-
-    A trace has a gradient for every output that it uses, and a call may have fewer. So each is a sum with zeros made of
-    the others: where tangents are undefined, that leaves the zeros, and nothing where all of them are.
-
-    Args:
-        grads: one per output.
-        metas: shape, dtype and device of each output.
-    """
-    defined = [grad for grad in grads if grad is not None]
-    materialized: list[torch.Tensor] = []
-    for grad, (shape, dtype, device) in zip(grads, metas, strict=True):
-        zeros = [other.new_zeros(shape, dtype=dtype, device=device) for other in defined if other is not grad]
-        terms = zeros if grad is None else [grad, *zeros]
-        materialized.append(sum(terms[1:], terms[0]) if terms else torch.zeros(shape, dtype=dtype, device=device))
-    return materialized
 
 
 def _pattern_number(defined: Sequence[bool]) -> int:

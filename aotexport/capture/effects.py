@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from aotexport.capture.autograd_functions import record_application
 from aotexport.capture.checkpoints import Checkpoints
+from aotexport.capture.materialized import apply_materializing
 from aotexport.capture.sources import user_line
 from aotexport.torch_internals.bodies import CheckpointFunction
 from aotexport.torch_internals.subclasses import within_subclass
@@ -61,7 +62,7 @@ class Effects:
             except Exception as error:
                 reason = f"{user_line(error)}{error}"
         self.lost(function.__qualname__, reason)
-        return apply(function, *args, **kwargs)
+        return apply_materializing(apply, function, args, kwargs)
 
     def lost(self, name: str, reason: str) -> None:
         """Note that the forward graph does not hold the backward of a custom autograd function."""

@@ -40,6 +40,7 @@ class FakeInputs:
         axes: the user's dimension per axis, per argument tensor.
         assumed: what traces took for granted and did not guard on, see `general_sizes_kept`; without repetitions.
         fixed_at: the user's line that held a symbol to a number, by symbol.
+        larger: what the arguments' fakes were made of, see `fake_inputs`.
     """
 
     mode: FakeTensorMode
@@ -49,6 +50,7 @@ class FakeInputs:
     axes: list[dict[int, Any] | None] = field(default_factory=list)
     assumed: dict[Any, None] = field(default_factory=dict)
     fixed_at: dict[Any, str] = field(default_factory=dict)
+    larger: Sequence[Any] | None = None
 
     @contextlib.contextmanager
     def tracing(self) -> Iterator[None]:
@@ -85,8 +87,13 @@ class _Arguments(nn.Module):
         """Stand for a callable of flat tensors, for torch's checks of dynamic shapes."""
 
 
-def fake_inputs(call: ExampleCall, state: State) -> FakeInputs:
+def fake_inputs(call: ExampleCall, state: State, larger: Sequence[Any] | None = None) -> FakeInputs:
     """Return fakes for the example call and the state.
+
+    Args:
+        call: the example call.
+        state: the module's state.
+        larger: what to make the arguments' fakes of instead of the call's tensors, see `larger_tensors`.
 
     Raises:
         ModelFileInvalid: the dynamic dimensions contradict the example inputs.
@@ -105,8 +112,8 @@ def fake_inputs(call: ExampleCall, state: State) -> FakeInputs:
     ]
     dynamic_shapes = {"args": tuple(specs)} if any(spec is not None for spec in specs) else None
     try:
-        with zero_and_one_symbolic(symbolic=_is_small(call)):
-            made = make_fake_inputs(_Arguments(), tuple(call.tensors), {}, dynamic_shapes)
+        with zero_and_one_symbolic(symbolic=larger is None and _is_small(call)):
+            made = make_fake_inputs(_Arguments(), tuple(larger or call.tensors), {}, dynamic_shapes)
         mode, arguments, _, equalities, _, _ = made
         _bound(call, arguments)
         _relate_sizes(call, arguments)
@@ -114,7 +121,7 @@ def fake_inputs(call: ExampleCall, state: State) -> FakeInputs:
         raise
     except Exception as error:
         raise ModelFileInvalid(f"dynamic_shapes do not fit the example inputs: {error}") from error
-    fakes = FakeInputs(mode, [], list(arguments), equalities, call.axes)
+    fakes = FakeInputs(mode, [], list(arguments), equalities, call.axes, larger=larger)
     fakes.state = [fakes.fake(entry.tensor) for entry in state.entries]
     return fakes
 

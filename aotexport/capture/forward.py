@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from aotexport.capture.agreement import check_nothing_lost
 from aotexport.capture.arguments import container_changes, containers
 from aotexport.capture.arithmetic import symbolic_arithmetic
 from aotexport.capture.call import ExampleCall
@@ -23,6 +24,7 @@ from aotexport.capture.forward_capture import Binding, ForwardCapture
 from aotexport.capture.grad_mode import insert_regions, make_relative, marked_regions
 from aotexport.capture.hooks import refuse_hooks_on_state
 from aotexport.capture.identity import asks_identity
+from aotexport.capture.larger_examples import holds_for, larger_tensors
 from aotexport.capture.random_bodies import refuse_bodies_that_draw
 from aotexport.capture.reading_values import READING_VALUES
 from aotexport.capture.second_trace import same_in_both_modes
@@ -64,6 +66,7 @@ def capture_forward(call: ExampleCall, state: State, *, grad: bool = True) -> Fo
     branches = False
     fixed: SizeFixed | None = None
     narrow: tuple[ForwardCapture, list[StateEntry]] | None = None
+    direct: ForwardCapture | None = None
     for strategy in STRATEGIES:
         if strategy.follows_values and not branches:
             continue
@@ -74,6 +77,10 @@ def capture_forward(call: ExampleCall, state: State, *, grad: bool = True) -> Fo
         try:
             with quiet("torch.export", "torch._dynamo", "torch.fx"), transforms_left(), launches_traced():
                 captured = _trace(call, state, strategy.prepare(call), strategy, grad)
+            if strategy.name == "direct":
+                direct = captured
+            elif direct is not None:
+                check_nothing_lost(direct, captured)
             check_not_fixed(captured, call.paths)
             if not captured.function.asks or strategy.reads_code:
                 return captured
@@ -179,7 +186,20 @@ def _required(index: int | None, entry: StateEntry) -> int:
 
 
 def _trace(call: ExampleCall, state: State, target: Any, strategy: Strategy, grad: bool) -> ForwardCapture:
-    fakes = fake_inputs(call, state)
+    larger = None if strategy.follows_values else larger_tensors(call)
+    if larger is not None:
+        known = len(state.entries)
+        with contextlib.suppress(Exception):
+            captured = _trace_as(fake_inputs(call, state, larger), call, state, target, strategy, grad)
+            if holds_for(call, captured):
+                return captured
+        del state.entries[known:]
+    return _trace_as(fake_inputs(call, state), call, state, target, strategy, grad)
+
+
+def _trace_as(
+    fakes: FakeInputs, call: ExampleCall, state: State, target: Any, strategy: Strategy, grad: bool
+) -> ForwardCapture:
     known = len(state.entries)
     entries = {id(entry.tensor): index for index, entry in enumerate(state.entries)}
     shared = {index: entries[id(t)] for index, t in enumerate(call.tensors) if id(t) in entries}
@@ -239,7 +259,7 @@ def _trace(call: ExampleCall, state: State, target: Any, strategy: Strategy, gra
 
 def _same_in_other_mode(flat: _Flat, graph: torch.fx.GraphModule, fakes: FakeInputs, own: Sequence[int]) -> bool:
     """Return whether the model does the same in the other grad mode, for all sizes; seen on fakes of its own."""
-    other, apart = replace(flat, grad=not flat.grad), fake_inputs(flat.call, flat.state)
+    other, apart = replace(flat, grad=not flat.grad), fake_inputs(flat.call, flat.state, fakes.larger)
     inputs = [*apart.state, *[apart.arguments[index] for index in own]]
     with apart.tracing(), average_in_tensors(), fake_kernels(FAKE_KERNELS):
         same = same_in_both_modes(graph, lambda: _graph(other, lambda: apart.twins(inputs), apart))

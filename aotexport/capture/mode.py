@@ -6,16 +6,22 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
+import torch
 from torch import nn
+
+from aotexport.capture.attributes import attributes_restored
+from aotexport.capture.state import State
+from aotexport.errors import ExportFailed
+from aotexport.restore import restored
+
+Mode = Literal["train", "eval", "function"]
 
 Attribute = tuple[nn.Module, str, Any]
 """A module, the name of an attribute of it, and a value."""
 
 
 @contextlib.contextmanager
-def in_mode(
-    module: nn.Module | None, mode: Literal["train", "eval", "function"], attributes: Sequence[Attribute] = ()
-) -> Iterator[None]:
+def in_mode(module: nn.Module | None, mode: Mode, attributes: Sequence[Attribute] = ()) -> Iterator[None]:
     """Put `module` in `mode`, and every submodule back in its own mode afterwards.
 
     A module that is in this mode already is left alone: submodules that the user froze stay frozen.
@@ -30,14 +36,58 @@ def in_mode(
         return
     before = [(child, "training", child.training) for child in module.modules()]
     before += [(child, name, getattr(child, name)) for child, name, _ in attributes]
-    if module.training != (mode == "train"):
+    with _switched(module, mode == "train"):
+        for child, name, value in attributes:
+            setattr(child, name, value)
+        try:
+            yield
+        finally:
+            for child, name, value in before:
+                setattr(child, name, value)
+
+
+@contextlib.contextmanager
+def _switched(module: nn.Module, training: bool) -> Iterator[None]:
+    """Switch the mode, unless it is this one; put back attributes that the user's own `train` sets."""
+    if module.training == training:
+        yield
+        return
+    with attributes_restored(module) if _has_own_train(module) else contextlib.nullcontext():
         # What `torch.export` makes has the one mode that it was made in, and says so.
         with contextlib.suppress(NotImplementedError):
-            module.train(mode == "train")
-    for child, name, value in attributes:
-        setattr(child, name, value)
-    try:
+            module.train() if training else module.eval()
         yield
-    finally:
-        for child, name, value in before:
-            setattr(child, name, value)
+
+
+def _has_own_train(module: nn.Module) -> bool:
+    return any(
+        getattr(type(child), name) is not getattr(nn.Module, name) or name in vars(child)
+        for child in module.modules()
+        for name in ("train", "eval")
+    )
+
+
+def refuse_modes_that_change_state(module: nn.Module | None, mode: Mode, state: State) -> None:
+    """Refuse a module whose own `train` or `eval` changes its tensors: merged weights, for one.
+
+    Args:
+        module: the module, which is left as it was; None: a function.
+        mode: mode of a program.
+        state: its state.
+
+    Raises:
+        ExportFailed: names the tensor.
+    """
+    if module is None or module.training == (mode == "train") or not _has_own_train(module):
+        return
+    before = [(entry, entry.tensor, entry.tensor.detach().clone()) for entry in state.entries]
+    with restored(state), in_mode(module, mode):
+        for entry, tensor, values in before:
+            current = [table.get(key) for table, key in entry.slots]
+            same = all(other is tensor for other in current) and tensor.shape == values.shape
+            if not (same and torch.equal(tensor.nan_to_num(), values.nan_to_num())):
+                raise ExportFailed(
+                    f"`{mode}()` of the model changes its `{entry.names[0]}`, and a bundle has one set of tensors for "
+                    "all modes. Export the programs of one mode, with the model in that mode (`model.eval()`, then "
+                    "`programs=('infer',)`)"
+                )

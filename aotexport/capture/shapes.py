@@ -96,19 +96,29 @@ def check_not_fixed(forward: ForwardCapture, paths: list[str]) -> None:
         SizeFixed: names every such size, with the user's line that fixed it.
     """
     fixed: list[str] = []
+    guarded = _guarded(forward)
     for at in _places(forward, paths):
-        if not isinstance(at.expression, sympy.Integer) or not is_required_dimension(at.declared):
+        value = guarded.get(at.expression, at.expression)
+        if not isinstance(value, sympy.Integer) or not is_required_dimension(at.declared):
             continue
         line = forward.fakes.fixed_at.get(at.size.node._expr, "") if isinstance(at.size, torch.SymInt) else ""
         name = f" as `{at.declared.__name__}`" if hasattr(at.declared, "__name__") else ""
         where = f"`{at.path}`" if at.axis is None else f"`{at.path}`: axis {at.axis}"
         what, kind = ("value", "integer") if at.axis is None else ("size", "axis")
         fixed.append(
-            f"{line}{where} was declared dynamic{name}, and the model works only for {what} {at.expression}. "
+            f"{line}{where} was declared dynamic{name}, and the model works only for {what} {value}. "
             f"Give another example {what}, change the model, or leave this {kind} static"
         )
     if fixed:
         raise SizeFixed("\n".join(fixed))
+
+
+def _guarded(forward: ForwardCapture) -> dict[Any, Any]:
+    """Return the numbers that guards hold symbols to."""
+    environment = forward.fakes.mode.shape_env
+    assert environment is not None
+    equal = [guard.expr.args for guard in environment.guards if isinstance(guard.expr, sympy.Eq)]
+    return {a: b for pair in equal for a, b in (pair, pair[::-1]) if a.is_Symbol and b.is_Integer}
 
 
 def _dimension(forward: ForwardCapture, symbol: Any, at: _Place, taken: Container[str]) -> Dimension:
@@ -123,6 +133,8 @@ def _dimension(forward: ForwardCapture, symbol: Any, at: _Place, taken: Containe
         root = getattr(at.declared, "root", at.declared)
         name = getattr(root, "__name__", None) or str(at)
         user_low = getattr(at.declared, "min", None)
+        if user_low is None and forward.fakes.larger is not None:
+            user_low = 0
         if low == 2 and isinstance(user_low, int) and user_low < 2:
             # The trace assumes sizes other than 0 and 1; verification runs the least size that the user declared.
             low = max(user_low, 0)

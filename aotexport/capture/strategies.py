@@ -58,7 +58,7 @@ def _exported(strict: bool) -> Callable[[ExampleCall], nn.Module]:
         module = call.callable if isinstance(call.callable, nn.Module) else _FunctionModule(call)
         shapes = _dynamic_shapes(call)
         arithmetic = contextlib.nullcontext() if strict else symbolic_arithmetic(call.callable, call.module)
-        with _silent(), _without_functions(), arithmetic:
+        with _silent(), _without_functions(), _without_hooks(), arithmetic:
             program = torch.export.export(module, call.args, call.kwargs, dynamic_shapes=shapes, strict=strict)
         # Guards of the export on dynamic sizes become guards of the trace that follows.
         return program.module(check_guards=shapes is not None)
@@ -69,7 +69,7 @@ def _exported(strict: bool) -> Callable[[ExampleCall], nn.Module]:
 def _with_functions(call: ExampleCall) -> nn.Module:
     module = call.callable if isinstance(call.callable, nn.Module) else _FunctionModule(call)
     # Dynamo takes no function with a rule of forward-mode AD, which a bundle does not hold anyway.
-    with _silent(), forward_mode_rules_hidden():
+    with _silent(), _without_hooks(), forward_mode_rules_hidden():
         return export_to_torch_operators(module, call.args, call.kwargs, dynamic_shapes=_dynamic_shapes(call))
 
 
@@ -101,6 +101,17 @@ def _without_functions() -> Iterator[None]:
         refuse("taken apart by Dynamo")
 
     with applied_functions(apply), replaced(AutogradFunctionApply, "__call__", apply_bodies):
+        yield
+
+
+@contextlib.contextmanager
+def _without_hooks() -> Iterator[None]:
+    """Refuse hooks on tensors: `torch.export` registers them on tensors of its own, and keeps none."""
+
+    def refuse(self: torch.Tensor, hook: Callable[[torch.Tensor], Any]) -> Any:
+        raise ExportFailed("a hook that the model registers on a tensor would be lost")
+
+    with replaced(torch.Tensor, "register_hook", refuse):
         yield
 
 

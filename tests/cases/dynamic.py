@@ -21,6 +21,12 @@ def dynamic_rows(x):
     return x.mean(0), x * x.shape[0], x.view(-1)
 
 
+@case(lambda: (leaf(1, 3, 4),), dynamic_shapes=({0: BATCH},))
+class ExampleOfOneRow(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.Linear(4, 2), nn.GELU(), nn.Flatten(), nn.Linear(6, 2))
+
+
 @case(lambda: (leaf(4, 3), torch.randn(4)), dynamic_shapes=({0: BATCH}, {0: BATCH}))
 def equal_dimensions(x, y):
     return x * y[:, None], y.repeat(2)

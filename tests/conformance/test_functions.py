@@ -108,18 +108,32 @@ class HandsOn(torch.autograd.Function):
         return second, first, None
 
 
-@pytest.mark.parametrize("target", TARGETS)
+class HandsOnAsLaidOut(HandsOn):
+    """Reads strides, which no node with a body does: its backward is in joint graphs alone."""
+
+    @staticmethod
+    def backward(ctx, first, second):
+        return HandsOn.backward(
+            ctx, *[grad if grad is None or grad.stride(0) else grad.clone() for grad in (first, second)]
+        )
+
+
+@pytest.mark.parametrize(
+    ("function", "target"), [*[(HandsOn, target) for target in TARGETS], (HandsOnAsLaidOut, "auto")]
+)
 @pytest.mark.parametrize("materializes", [True, False])
-def test_undefined_gradient_that_a_function_hands_on_is_zeros_where_it_asks_for_them(load, target, materializes):
+def test_undefined_gradient_that_a_function_hands_on_is_zeros_where_it_asks_for_them(
+    load, function, target, materializes
+):
     def swapped(x, y, z):
-        return *HandsOn.apply(x.sin(), y * 2, materializes), z * 2
+        return *function.apply(x.sin(), y * 2, materializes), z * 2
 
     module = load(swapped, [torch.ones(3, requires_grad=True) for _ in range(3)], target)
     for used in range(3):
         found = []
-        for function in (module, swapped):
+        for call in (module, swapped):
             tensors = [torch.ones(3, requires_grad=True) for _ in range(3)]
-            found.append(torch.autograd.grad(function(*tensors)[used].sum(), tensors, allow_unused=True))
+            found.append(torch.autograd.grad(call(*tensors)[used].sum(), tensors, allow_unused=True))
         assert [None if g is None else g.tolist() for g in found[0]] == [
             None if g is None else g.tolist() for g in found[1]
         ]

@@ -1,0 +1,104 @@
+"""What other ways of capture than the direct one lose, and what switching modes changes: never lost in silence."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import aotexport
+import aotexport_runtime
+
+
+class AsksForSize(nn.Module):
+    """Code that `torch.export` and Dynamo can follow for all sizes, and a direct trace for the example's alone."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(5, 5)
+        self.register_buffer("seen", torch.zeros(5))
+
+    def forward(self, x):
+        rows = int(x.shape[0])
+        hidden = self.linear(x)
+        return self.further(hidden * hidden.reshape(rows * 5)[: rows * 2].sum())
+
+    def further(self, hidden):
+        return hidden
+
+
+class RegistersHook(AsksForSize):
+    def further(self, hidden):
+        hidden.register_hook(lambda grad: grad.clamp(-0.01, 0.01))
+        return hidden * 2
+
+
+class ReplacesBuffer(AsksForSize):
+    def further(self, hidden):
+        self.seen = self.seen + hidden.detach().mean(0)
+        return hidden + self.seen
+
+
+class LeavesGradientsOff(AsksForSize):
+    def further(self, hidden):
+        torch.set_grad_enabled(False)
+        return hidden * 2
+
+
+def test_size_is_followed_where_nothing_is_lost(tmp_path):
+    batch = torch.export.Dim("batch", min=2)
+    model = AsksForSize()
+    aotexport.export(
+        model, (torch.randn(4, 5),), output=tmp_path / "bundle", dynamic_shapes=({0: batch},), programs=("infer",)
+    )
+    x = torch.randn(6, 5)
+    assert torch.allclose(aotexport_runtime.load(tmp_path / "bundle").eval()(x), model.eval()(x))
+
+
+@pytest.mark.parametrize("model", [RegistersHook, ReplacesBuffer, LeavesGradientsOff])
+def test_size_is_not_followed_where_an_effect_would_be_lost(tmp_path, model):
+    batch = torch.export.Dim("batch", min=2)
+    with pytest.raises(aotexport.ExportFailed, match="`batch`, and the model works only for size 4"):
+        aotexport.export(
+            model(), (torch.randn(4, 5),), output=tmp_path / "bundle", dynamic_shapes=({0: batch},), programs=("train",)
+        )
+
+
+class Merging(nn.Module):
+    """A low-rank update that `eval` merges into the weight."""
+
+    def __init__(self):
+        super().__init__()
+        self.base = nn.Linear(4, 4)
+        self.down, self.up = nn.Parameter(torch.randn(1, 4)), nn.Parameter(torch.randn(4, 1))
+        self.merged = False
+
+    def train(self, mode=True):
+        super().train(mode)
+        if mode == self.merged:
+            self.base.weight.data += (-1 if mode else 1) * self.up.data @ self.down.data
+            self.merged = not mode
+        return self
+
+    def forward(self, x):
+        return self.base(x) if self.merged else self.base(x) + x @ self.down.T @ self.up.T
+
+
+def test_mode_that_changes_weights_is_refused_and_leaves_them(tmp_path):
+    model = Merging()
+    before = model.base.weight.clone()
+    with pytest.raises(aotexport.ExportFailed) as raised:
+        aotexport.export(model, (torch.randn(2, 4),), output=tmp_path / "bundle")
+    assert str(raised.value) == (
+        "`eval()` of the model changes its `base.weight`, and a bundle has one set of tensors for all modes. Export the "
+        "programs of one mode, with the model in that mode (`model.eval()`, then `programs=('infer',)`)"
+    )
+    assert torch.equal(model.base.weight, before)
+    assert model.training
+    assert not model.merged
+
+
+def test_merged_weights_are_exported_in_their_mode(tmp_path):
+    model, x = Merging().eval(), torch.randn(2, 4)
+    aotexport.export(model, (x,), output=tmp_path / "bundle", programs=("infer",))
+    assert torch.equal(aotexport_runtime.load(tmp_path / "bundle")(x), model(x))
