@@ -138,8 +138,8 @@ def export(
     specs = choose_programs(model_or_fn, Example(args, kwargs or {}, dynamic_shapes), programs, variants)
     call = specs[0].call
     state = collect_state(call.module)
-    for mode in {spec.mode for spec in specs}:
-        refuse_modes_that_change_state(call.module, mode, state)
+    for spec in specs:
+        refuse_modes_that_change_state(call.module, spec.mode, state)
     root = Path(source_root or os.getcwd()).absolute()
     with contextlib.ExitStack() as started:
         fresh = started.enter_context(FreshProcess()) if verify else None

@@ -22,7 +22,7 @@ def dynamic_rows(x):
 
 
 @case(lambda: (leaf(1, 3, 4),), dynamic_shapes=({0: BATCH},))
-class ExampleOfOneRow(nn.Sequential):
+class OneRowOfSequences(nn.Sequential):
     def __init__(self):
         super().__init__(nn.Linear(4, 2), nn.GELU(), nn.Flatten(), nn.Linear(6, 2))
 

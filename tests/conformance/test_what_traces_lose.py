@@ -90,8 +90,8 @@ def test_mode_that_changes_weights_is_refused_and_leaves_them(tmp_path):
     with pytest.raises(aotexport.ExportFailed) as raised:
         aotexport.export(model, (torch.randn(2, 4),), output=tmp_path / "bundle")
     assert str(raised.value) == (
-        "`eval()` of the model changes its `base.weight`, and a bundle has one set of tensors for all modes. Export the "
-        "programs of one mode, with the model in that mode (`model.eval()`, then `programs=('infer',)`)"
+        "`eval()` of the model changes its `base.weight`, and a bundle has one set of tensors for all modes. Export "
+        "the programs of one mode, with the model in that mode (`model.eval()`, then `programs=('infer',)`)"
     )
     assert torch.equal(model.base.weight, before)
     assert model.training
