@@ -52,4 +52,5 @@ def _has_modes_of_its_own(module: nn.Module) -> bool:
     """Return whether a change of the mode may change more than `training`, or is read in another way."""
     kind = type(module)
     before = kind.__mro__[: kind.__mro__.index(nn.Module)]
-    return kind.train is not nn.Module.train or any("training" in vars(each) for each in before)
+    own = any(getattr(kind, name) is not getattr(nn.Module, name) for name in ("train", "eval"))
+    return own or any("training" in vars(each) for each in before)

@@ -102,3 +102,25 @@ def test_merged_weights_are_exported_in_their_mode(tmp_path):
     model, x = Merging().eval(), torch.randn(2, 4)
     aotexport.export(model, (x,), output=tmp_path / "bundle", programs=("infer",))
     assert torch.equal(aotexport_runtime.load(tmp_path / "bundle")(x), model(x))
+
+
+class Switching(nn.Linear):
+    """Says in its own `eval` what to do, and asks for no mode."""
+
+    factor = 1.0
+
+    def eval(self):
+        self.factor = 2.0
+        return super().eval()
+
+    def forward(self, x):
+        return super().forward(x) * self.factor
+
+
+def test_own_eval_is_what_the_program_without_gradients_does(tmp_path):
+    model, x = Switching(4, 4), torch.randn(2, 4)
+    aotexport.export(model, (x,), output=tmp_path / "bundle")
+    loaded = aotexport_runtime.load(tmp_path / "bundle")
+    assert torch.allclose(loaded(x), model(x))
+    with torch.no_grad():
+        assert torch.allclose(loaded.eval()(x), model.eval()(x))
