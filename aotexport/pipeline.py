@@ -45,10 +45,11 @@ from aotexport.vectors.eager import run_once, runs_without_gradients
 from aotexport.vectors.record import Vector, record_vectors, write_vectors
 from aotexport.verify import Comparison, verify_bundle, verify_targets
 from aotexport.versions import with_versions
-from aotexport.write.files import check_output, staged, write_manifest, write_programs
+from aotexport.write.files import check_output, list_files, staged, write_manifest, write_programs
+from aotexport.write.kept import kept_in_files
 from aotexport.write.readme import write_readme
 from aotexport.write.weights import SHARD_NBYTES, write_weights
-from aotexport_runtime.schema.manifest import Manifest, VectorEntry
+from aotexport_runtime.schema.manifest import Manifest, StateTensor, VectorEntry
 from aotexport_runtime.schema.trees import Tree
 
 Progress = Callable[[str], None]
@@ -152,29 +153,31 @@ def export(
             specs, encoded = _capture_all(specs, state, root, strip, wanted, clock)
         call = specs[0].call
         state, attributes = initial_values(call, state)
-        clock.stage("record eager results")
-        encoded, vectors = _record(specs, state, encoded)
-        if wanted.kernels:
-            clock.stage("compile kernels")
-        shared = compile_targets(
-            encoded, wanted, clock.count, kernel_sources=kernel_sources, root=None if strip else root
-        )
-        report = _write(
-            call,
-            state,
-            attributes,
-            encoded,
-            vectors,
-            shared,
-            wanted.cpu,
-            Path(output),
-            fresh,
-            force,
-            shard_nbytes,
-            options,
-            clock,
-        )
-    report.seconds = clock.finish()
+        with staged(Path(output), force=force) as stage:
+            clock.stage("write weights")
+            tensors = write_weights(state, stage, shard_nbytes=shard_nbytes)
+            clock.stage("record eager results")
+            with kept_in_files(state, tensors, stage):
+                encoded, vectors = _record(specs, state, encoded)
+            if wanted.kernels:
+                clock.stage("compile kernels")
+            shared = compile_targets(
+                encoded, wanted, clock.count, kernel_sources=kernel_sources, root=None if strip else root
+            )
+            report = _write(
+                call,
+                tensors,
+                attributes,
+                encoded,
+                vectors,
+                shared,
+                wanted.cpu,
+                stage,
+                fresh,
+                options,
+                clock,
+            )
+    report.path, report.seconds = Path(output), clock.finish()
     return report
 
 
@@ -292,60 +295,58 @@ def _refuse_lost_backward(program: EncodedProgram, forward: ForwardCapture) -> N
 
 def _write(
     call: ExampleCall,
-    state: State,
+    tensors: tuple[StateTensor, ...],
     attributes: dict[str, Tree],
     programs: list[EncodedProgram],
     vectors: list[Vector],
     shared: TargetFiles,
     levels: Sequence[Level],
-    output: Path,
+    stage: Path,
     fresh: FreshProcess | None,
-    force: bool,
-    shard_nbytes: int,
     onnx: OnnxOptions | None,
     clock: _Clock,
 ) -> ExportReport:
     comparisons: list[Comparison] = []
     name = call.name if call.module is None else type(call.module).__name__
-    with staged(output, force=force) as stage:
-        clock.stage("write")
-        tensors = write_weights(state, stage, shard_nbytes=shard_nbytes)
-        records: tuple[VectorEntry, ...] = ()
+    clock.stage("write")
+    weights = list_files(stage)
+    records: tuple[VectorEntry, ...] = ()
 
-        def finish(current: list[EncodedProgram]) -> Manifest:
-            write_programs(current, stage)
-            write_targets(current, shared, stage)
-            write_readme(stage, name, [program.record for program in current])
-            return write_manifest(
-                stage,
-                name=name,
-                kind="module" if call.module is not None else "function",
-                training=call.module is not None and _starts_in_training(call.module, current),
-                programs=current,
-                state=tensors,
-                attributes=attributes,
-                vectors=records,
-            )
+    def finish(current: list[EncodedProgram]) -> Manifest:
+        write_programs(current, stage)
+        write_targets(current, shared, stage)
+        write_readme(stage, name, [program.record for program in current])
+        return write_manifest(
+            stage,
+            name=name,
+            kind="module" if call.module is not None else "function",
+            training=call.module is not None and _starts_in_training(call.module, current),
+            programs=current,
+            state=tensors,
+            attributes=attributes,
+            vectors=records,
+            known=weights,
+        )
 
-        if checked := checked_programs(programs):
-            finish(programs)
-            vectors = on_path(stage, checked, vectors)
-        records = write_vectors(vectors, stage)
+    if checked := checked_programs(programs):
+        finish(programs)
+        vectors = on_path(stage, checked, vectors)
+    records = write_vectors(vectors, stage)
+    if fresh is not None:
+        clock.stage("verify in a fresh process")
+        programs, comparisons = verify_bundle(stage, programs, finish, fresh)
+    if levels:
+        programs = lower_programs(programs, levels, vectors, stage, clock.stage)
         if fresh is not None:
-            clock.stage("verify in a fresh process")
-            programs, comparisons = verify_bundle(stage, programs, finish, fresh)
-        if levels:
-            programs = lower_programs(programs, levels, vectors, stage, clock.stage)
-            if fresh is not None:
-                clock.stage("verify the compiled programs")
-                programs, compared = verify_targets(stage, programs, levels, finish)
-                comparisons += compared
-        manifest = finish(programs)
-        if onnx is not None:
-            manifest, found = add_onnx(stage, onnx, verify=fresh is not None, progress=clock.stage)
-            comparisons = [*comparisons, *found]
+            clock.stage("verify the compiled programs")
+            programs, compared = verify_targets(stage, programs, levels, finish)
+            comparisons += compared
+    manifest = finish(programs)
+    if onnx is not None:
+        manifest, found = add_onnx(stage, onnx, verify=fresh is not None, progress=clock.stage)
+        comparisons = [*comparisons, *found]
     notes = [*(note for program in programs for note in program.notes), *shared.notes]
-    return ExportReport(output, manifest, programs, comparisons, notes=list(dict.fromkeys(notes)))
+    return ExportReport(stage, manifest, programs, comparisons, notes=list(dict.fromkeys(notes)))
 
 
 def _starts_in_training(module: nn.Module, programs: list[EncodedProgram]) -> bool:

@@ -219,7 +219,7 @@ def later_states(spec: ProgramSpec, state: State) -> Iterator[ProgramSpec]:
 
 
 def _run(call: ExampleCall, state: State, spec: ProgramSpec) -> tuple[tuple[Tree, list[Any]], dict[str, Any]]:
-    """Return what a call for real gives, as its structure and tensors with the state's; and its attributes after it."""
+    """Return what a call for real gives, as its structure and tensors with changed state; and its attributes then."""
     with attributes_restored(call.module):
         return _run_for_good(call, state, spec)
 
@@ -239,12 +239,12 @@ def _run_for_good(call: ExampleCall, state: State, spec: ProgramSpec) -> tuple[t
         given.append(value)
         return len(given) - 1
 
-    with in_mode(call.module, spec.mode, call.settled), restored(state), attention_as_traced():
+    with in_mode(call.module, spec.mode, call.settled), restored(state) as changes, attention_as_traced():
         torch.manual_seed(0)
         with torch.set_grad_enabled(spec.grad):
             tree = tree_of(call.callable(*args, **kwargs), "output", keep, what="output")
-        given += [table[key] for entry in state.entries for table, key in entry.slots]
         given = [value.detach().clone() if isinstance(value, torch.Tensor) else value for value in given]
+        given += changes()
     return (tree, given), _detached(kwargs.get(ARGUMENT, {}))
 
 

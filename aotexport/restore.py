@@ -3,23 +3,33 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from aotexport.capture.state import State
+from aotexport.kept_memory import KeptMemory, copied, spans_of
 from aotexport_runtime.subclasses import is_wrapper, parts
+
+UNCHANGED = "unchanged"
+"""Stands for what a call has left as it was."""
 
 
 @contextlib.contextmanager
-def restored(state: State) -> Iterator[None]:
-    """Give the state back as it was: data, metadata, gradients, places, and the random generator."""
+def restored(state: State) -> Iterator[Callable[[], list[Any]]]:
+    """Give the state back as it was: data, metadata, gradients, places, and the random generator.
+
+    Yields:
+        A function that returns what is in the places of the state now: `UNCHANGED`, or a copy of what is there instead.
+    """
     before = [
         _Before.of(tensor)
         for entry in state.entries
         for tensor in (entry.tensor, *(parts(entry.tensor) if is_wrapper(entry.tensor) else ()))
     ]
+    memory = state.kept if state.kept is not None else kept_as_copies(state)
     slots = [(table, key, table[key]) for entry in state.entries for table, key in entry.slots]
     random_state = torch.get_rng_state()
     grad_mode = torch.is_grad_enabled()
@@ -27,27 +37,52 @@ def restored(state: State) -> Iterator[None]:
         if entry.tensor.is_leaf:
             entry.tensor.grad = None
     try:
-        yield
+        yield lambda: _changes(before, memory, slots)
     finally:
         torch.set_grad_enabled(grad_mode)
         torch.set_rng_state(random_state)
         for table, key, tensor in slots:
             table[key] = tensor
+        for span in memory:
+            span.put_back()
         for tensor in before:
             tensor.put_back()
 
 
+def kept_as_copies(state: State) -> list[KeptMemory]:
+    """Return the memory of the state, with a copy of it."""
+    return [copied(span) for span in spans_of(part for entry in state.entries for part in parts(entry.tensor))]
+
+
+def _changes(
+    before: list[_Before], memory: list[KeptMemory], slots: list[tuple[dict[str, Any], str, torch.Tensor]]
+) -> list[Any]:
+    written = {span.memory.untyped_storage().data_ptr() for span in memory if not span.is_unchanged()}
+    known = {id(kept.tensor): kept for kept in before}
+
+    def is_same(value: torch.Tensor, was: torch.Tensor) -> bool:
+        if is_wrapper(was):
+            return value is was and all(is_same(part, part) for part in parts(was))
+        kept = known.get(id(was))
+        return kept is not None and kept.is_equal(value, written)
+
+    def look(value: Any, was: torch.Tensor) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        return UNCHANGED if is_same(value, was) else value.detach().clone()
+
+    return [look(table[key], tensor) for table, key, tensor in slots]
+
+
 @dataclass(frozen=True)
 class _Before:
-    """A tensor as it was: an alias of its memory with its sizes and strides, its elements, and what autograd knew.
+    """A tensor as it was: an alias of its memory with its sizes and strides, and what autograd knew.
 
     A tensor subclass has no memory of its own; its parts are kept beside it.
     """
 
     tensor: torch.Tensor
-    version: int
     alias: torch.Tensor | None
-    elements: torch.Tensor | None
     is_leaf: bool
     requires_grad: bool
     grad: torch.Tensor | None
@@ -55,33 +90,28 @@ class _Before:
     @classmethod
     def of(cls, tensor: torch.Tensor) -> _Before:
         alias = None if is_wrapper(tensor) else tensor.detach()
-        elements = None if alias is None else alias.clone()
         grad = tensor.grad if tensor.is_leaf else None
-        return cls(tensor, tensor._version, alias, elements, tensor.is_leaf, tensor.requires_grad, grad)
+        return cls(tensor, alias, tensor.is_leaf, tensor.requires_grad, grad)
+
+    def is_equal(self, value: torch.Tensor, written: Container[int]) -> bool:
+        """Return whether `value` is what the tensor was.
+
+        Args:
+            value: a tensor.
+            written: addresses of storages that have changed since.
+        """
+        was = self.alias
+        if was is None or is_wrapper(value) or was.untyped_storage().data_ptr() in written:
+            return False
+        alike = (value.dtype, value.shape, value.stride()) == (was.dtype, was.shape, was.stride())
+        return alike and (value.is_set_to(was) or bool((value == was).all()))
 
     def put_back(self) -> None:
-        """Undo what was done to the tensor since."""
-        if self.alias is not None and self.elements is not None:
-            seen = self.tensor._version != self.version
-            if seen or _changed_unseen(self.tensor, self.alias, self.elements):
-                self._put_back_elements(self.alias, self.elements)
+        """Undo what was done to the tensor since; its memory is put back apart."""
+        if self.alias is not None and not self.tensor.is_set_to(self.alias):
+            self.tensor.data = self.alias
         if self.is_leaf and not self.tensor.is_leaf and not self.tensor._is_view():
             self.tensor.detach_()
         if self.tensor.is_leaf:
             self.tensor.requires_grad_(self.requires_grad)
             self.tensor.grad = self.grad
-
-    @torch.no_grad()
-    def _put_back_elements(self, alias: torch.Tensor, elements: torch.Tensor) -> None:
-        if not self.tensor.is_set_to(alias):
-            self.tensor.data = alias
-        # No call can have written to an expanded tensor, nor can we.
-        if all(step or size <= 1 for size, step in zip(alias.shape, alias.stride(), strict=True)):
-            alias.copy_(elements)
-
-
-def _changed_unseen(tensor: torch.Tensor, alias: torch.Tensor, elements: torch.Tensor) -> bool:
-    """Return whether `tensor` may have changed under the same version: by kernels, or through `.data`."""
-    is_byte = elements.is_floating_point() and elements.element_size() == 1
-    comparable = not is_byte and elements.dtype is not torch.complex32
-    return not (comparable and tensor.is_set_to(alias) and torch.equal(alias, elements))

@@ -65,7 +65,7 @@ def _path(module: nn.Module, attribute: Attribute) -> str:
 
 
 def _outcome(call: ExampleCall, state: State, mode: Mode, attribute: Attribute) -> tuple[list[Any], Any]:
-    """Return outputs, inputs and state after a call for real with an attribute, and what it leaves in that."""
+    """Return outputs, inputs and changed state after a call for real with an attribute, and what it leaves in that."""
     tensors = [
         leaf.detach().clone().requires_grad_(leaf.requires_grad) if isinstance(leaf, torch.Tensor) else leaf
         for leaf in call.tensors
@@ -80,13 +80,12 @@ def _outcome(call: ExampleCall, state: State, mode: Mode, attribute: Attribute) 
     with (
         attributes_restored(call.module),
         in_mode(call.module, mode, [*call.settled, attribute]),
-        restored(state),
+        restored(state) as changes,
     ):
         torch.manual_seed(0)
         tree_of(call.callable(*args, **kwargs), "output", keep, what="output")
-        values += [table[key] for entry in state.entries for table, key in entry.slots]
         values = [value.detach().clone() if isinstance(value, torch.Tensor) else value for value in (*values, *tensors)]
-        return values, getattr(*attribute[:2])
+        return [*values, *changes()], getattr(*attribute[:2])
 
 
 def _equal(first: Sequence[Any], later: Sequence[Any]) -> bool:

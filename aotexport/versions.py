@@ -91,7 +91,7 @@ def _watch(
     before = {index: tensor._version for index, tensor in plain.items()}
     with hooks() as saved:
         left = run()
-    seen = _Seen(saves=saved is None or bool(saved.addresses()) or not _repeats(left))
+    seen = _Seen(saves=saved is None or bool(saved.addresses()) or not _repeats(left, inputs))
     for index, tensor in plain.items():
         seen.rises[index] = tensor._version - before[index]
     if saved is not None and functional.gradients is not None:
@@ -147,12 +147,15 @@ def _roots(
     return [value for value in found if isinstance(value, torch.Tensor)]
 
 
-def _repeats(left: Any) -> bool:
+def _repeats(left: Any, inputs: Sequence[Any]) -> bool:
     """Return whether two backward passes can be made; no hook tells of numbers that autograd saves as tensors."""
     roots = [value for value in tree_leaves(left) if isinstance(value, torch.Tensor) and value.requires_grad]
+    leaves = [value for value in inputs if isinstance(value, torch.Tensor) and value.requires_grad and value.is_leaf]
     try:
         for _ in range(2):
             torch.autograd.backward(roots, [torch.ones_like(root) for root in roots])
+            for leaf in leaves:
+                leaf.grad = None
     except RuntimeError:
         return False
     return bool(roots)

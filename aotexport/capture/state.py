@@ -16,6 +16,7 @@ from torch import nn
 from aotexport.capture.tensor_kinds import why_not_held
 from aotexport.encode.subclasses import encode_subclass
 from aotexport.errors import ExportFailed
+from aotexport.kept_memory import KeptMemory
 
 _BASE_ATTRIBUTES = frozenset(vars(nn.Module()))
 
@@ -43,9 +44,15 @@ class StateEntry:
 
 @dataclass
 class State:
-    """The state of a module (empty for a function), in the module's order."""
+    """The state of a module (empty for a function), in the module's order.
+
+    Attributes:
+        entries: its tensors.
+        kept: their memory as it is between calls, while that is kept elsewhere than in copies that a call makes.
+    """
 
     entries: list[StateEntry] = field(default_factory=list)
+    kept: list[KeptMemory] | None = None
 
     def add_constant(self, tensor: torch.Tensor) -> StateEntry:
         """Return the entry of a tensor that the code closes over; made on first sight."""

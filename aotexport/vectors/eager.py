@@ -28,6 +28,9 @@ from aotexport_runtime.subclasses import TensorTypes, is_wrapper
 SEED = 20240229
 CALLS = 2
 
+_LARGEST_KEPT_NBYTES = 64 << 20
+"""Larger gradients are not kept for the second call to add to."""
+
 T = TypeVar("T")
 
 
@@ -100,6 +103,12 @@ def _eager(
     return eager, lambda: make_inputs(arguments.specs, arguments.stored, device, form)
 
 
+def dropped_gradients(state: State) -> tuple[str, ...]:
+    """Return the names of the state tensors whose gradients recorded calls drop, as `Vector` has them."""
+    tensors = {entry.names[0]: entry.tensor for entry in state.entries}
+    return tuple(name for name, t in tensors.items() if t.requires_grad and t.nbytes > _LARGEST_KEPT_NBYTES)
+
+
 def observe_eager(call: ExampleCall, state: State, program: Program, arguments: Arguments) -> Observation:
     """Return what a caller of the model sees, with a second call and a backward pass.
 
@@ -125,6 +134,7 @@ def observe_eager(call: ExampleCall, state: State, program: Program, arguments: 
         seed=SEED,
         calls=CALLS,
         backward=program.grad,
+        dropped=dropped_gradients(state),
     )
 
 

@@ -25,7 +25,7 @@ from aotexport.vectors.arguments import (
     resized_arguments,
     small_arguments,
 )
-from aotexport.vectors.eager import CALLS, SEED, attention_as_traced, observe_eager
+from aotexport.vectors.eager import CALLS, SEED, attention_as_traced, dropped_gradients, observe_eager
 from aotexport_runtime.schema import encode_record
 from aotexport_runtime.schema.manifest import VectorEntry
 from aotexport_runtime.schema.program import Program, SizeInput
@@ -103,6 +103,7 @@ def _record(call: ExampleCall, state: State, program: Program, arguments: Argume
         seed=SEED,
         calls=CALLS,
         backward=program.grad,
+        dropped_gradients=dropped_gradients(state) if program.grad else (),
         inputs=arguments.specs,
         facts=seen.facts,
         values=tuple(seen.values),

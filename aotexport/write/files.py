@@ -113,8 +113,21 @@ def write_manifest(
     state: tuple[StateTensor, ...],
     attributes: dict[str, Tree],
     vectors: tuple[VectorEntry, ...],
+    known: Iterable[FileEntry] = (),
 ) -> Manifest:
-    """List everything below `directory` in its manifest; return it."""
+    """List everything below `directory` in its manifest; return it.
+
+    Args:
+        directory: of the bundle; the manifest's other fields follow.
+        name: see `Manifest`.
+        kind: see `Manifest`.
+        training: see `Manifest`.
+        programs: see `Manifest`; written.
+        state: see `Manifest`; written.
+        attributes: see `Manifest`, by name.
+        vectors: see `Manifest`; written.
+        known: entries of files that have not changed since, whose digests need not be computed again.
+    """
     manifest = Manifest(
         format=format_version(FORMAT_VERSION),
         min_reader=format_version(min_reader(set())),
@@ -133,16 +146,23 @@ def write_manifest(
         attributes=tuple(ModuleAttribute(name=name, value=value) for name, value in attributes.items()),
         testvectors=vectors,
         requirements=_requirements(programs, state),
-        files=list_files(directory),
+        files=list_files(directory, known),
     )
     (directory / MANIFEST_NAME).write_bytes(encode_record(manifest))
     return manifest
 
 
-def list_files(directory: Path) -> tuple[FileEntry, ...]:
-    """Return an entry for every file below `directory` but the manifest, sorted by path."""
-    paths = sorted(path for path in directory.rglob("*") if path.is_file() and path.name != MANIFEST_NAME)
-    return tuple(sorted((_entry(path, directory) for path in paths), key=lambda entry: entry.path))
+def list_files(directory: Path, known: Iterable[FileEntry] = ()) -> tuple[FileEntry, ...]:
+    """Return an entry for every file below `directory` but the manifest, sorted by path.
+
+    Args:
+        directory: of a bundle.
+        known: entries of files that have not changed since.
+    """
+    entries = {entry.path: entry for entry in known}
+    paths = [path for path in directory.rglob("*") if path.is_file() and path.name != MANIFEST_NAME]
+    found = [entries.get(path.relative_to(directory).as_posix()) or _entry(path, directory) for path in paths]
+    return tuple(sorted(found, key=lambda entry: entry.path))
 
 
 def _entry(path: Path, directory: Path) -> FileEntry:

@@ -214,7 +214,13 @@ def _storable(tensor: torch.Tensor) -> torch.Tensor:
     tensor = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
     tensor = torch.view_as_real(tensor) if tensor.is_complex() else tensor
     # safetensors refuses tensors that share storage; these are disjoint parts of one.
-    return tensor.clone() if tensor.untyped_storage().nbytes() != tensor.nbytes else tensor
+    return _apart_in_place(tensor) if tensor.numel() and tensor.untyped_storage().nbytes() != tensor.nbytes else tensor
+
+
+def _apart_in_place(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a contiguous tensor with a storage of its own, which is the same memory."""
+    array = tensor.reshape(-1).view(torch.uint8).numpy()
+    return torch.from_numpy(array).view(tensor.dtype).reshape(tensor.shape)
 
 
 def _write_index(shards: list[list[_Stored]], files: dict[str, str], directory: Path) -> None:

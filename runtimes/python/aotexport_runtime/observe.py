@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -63,8 +63,13 @@ class Observation:
 
 def _norm(flat: torch.Tensor) -> torch.Tensor:
     """Return the 2-norm in float64."""
-    parts = [torch.linalg.vector_norm(part.to(torch.float64)) for part in flat.split(_PART)]
-    return torch.linalg.vector_norm(torch.stack(parts))
+    parts = flat.split(_PART)
+    # One block for all: small results between freed large ones keep an allocator from using those again.
+    wide = torch.empty(len(parts[0]), dtype=torch.float64, device=flat.device)
+    norms = torch.empty(len(parts), dtype=torch.float64, device=flat.device)
+    for index, part in enumerate(parts):
+        norms[index] = torch.linalg.vector_norm(wide[: len(part)].copy_(part))
+    return torch.linalg.vector_norm(norms)
 
 
 def make_inputs(
@@ -165,6 +170,7 @@ def observe(
     calls: int,
     backward: bool,
     loss: bool = False,
+    dropped: Collection[str] = (),
 ) -> Observation:
     """Call several times and return what a caller can see; the random state stays as it is.
 
@@ -178,6 +184,7 @@ def observe(
         calls: how often to call.
         backward: run a backward pass from all differentiable outputs after each call.
         loss: run it from the first of them that is a number alone.
+        dropped: names of state tensors whose gradients are dropped after each call.
     """
     seen = Observation()
     torch.manual_seed(seed)
@@ -200,6 +207,8 @@ def observe(
         for name, tensor in state().items():
             if tensor.requires_grad and tensor.is_leaf and backward:
                 seen.tensor(f"{where}gradient of {name}", tensor.grad)
+                if name in dropped:
+                    tensor.grad = None
             # Kernels write running statistics without a new version, so what is no parameter is always looked at.
             if not tensor.requires_grad or _changed(before[name], tensor):
                 seen.tensor(f"{where}state {name}", tensor)

@@ -245,6 +245,7 @@ def _observe(
         calls=vector.calls,
         backward=vector.backward,
         loss=loss,
+        dropped=vector.dropped_gradients,
     )
 
 

@@ -62,6 +62,8 @@ class Vector(Record, kw_only=True):
         seed: passed to `torch.manual_seed` before the first call.
         calls: how many calls.
         backward: whether each call is followed by a backward pass.
+        dropped_gradients: names of state tensors whose gradient is dropped after each call, once it was observed: large
+            ones, which take as much memory again where the next call's are added to them.
         inputs: one per tensor and integer argument, in the order of `Program.inputs`.
         facts: what was observed, but for values: metadata, identity, aliasing, which gradients are None.
         values: names of the observed tensors; the tensor of `values[i]` is stored under the key `v<i>`.
@@ -71,6 +73,7 @@ class Vector(Record, kw_only=True):
     seed: int
     calls: int
     backward: bool
+    dropped_gradients: tuple[str, ...] = ()
     inputs: tuple[VectorInput, ...]
     facts: dict[str, str]
     values: tuple[str, ...]

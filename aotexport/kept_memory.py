@@ -1,0 +1,143 @@
+"""Memory of a model as it was, kept to be compared and put back: as a copy, or in a file that holds the same bytes.
+
+Bytes are what counts: a NaN is itself, and a zero is not its negative. Files are read a part at a time, so that what
+they hold takes no memory of its own.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import BinaryIO
+
+import torch
+
+_PART_NBYTES = 8 << 20
+_WORD_NBYTES = 8
+
+
+@dataclass(frozen=True)
+class KeptMemory:
+    """A span of a storage, and what it held.
+
+    Attributes:
+        memory: the span, as bytes of the storage itself.
+        parts: gives what it held, in parts of `_PART_NBYTES`, each of which is valid until the next.
+    """
+
+    memory: torch.Tensor
+    parts: Callable[[], Iterable[torch.Tensor]]
+
+    def is_unchanged(self) -> bool:
+        """Return whether the memory holds the same bytes."""
+        return self._has_room() and all(_equal(now, before) for now, before in self._pairs())
+
+    def put_back(self) -> None:
+        """Give the memory the bytes that it held."""
+        if not self._has_room():
+            storage = self.memory.untyped_storage()
+            storage.resize_(_end(self.memory))
+        for now, before in self._pairs():
+            if not _equal(now, before):
+                now.copy_(before)
+
+    def _has_room(self) -> bool:
+        """Return whether the storage has not been made smaller."""
+        return self.memory.untyped_storage().nbytes() >= _end(self.memory)
+
+    def _pairs(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        for now, before in zip(self.memory.split(_PART_NBYTES), self.parts(), strict=True):
+            yield now, before.to(now.device)
+
+
+def copied(memory: torch.Tensor) -> KeptMemory:
+    """Return a span of bytes with a copy of it."""
+    copy = memory.clone()
+    return KeptMemory(memory, lambda: copy.split(_PART_NBYTES))
+
+
+def in_file(memory: torch.Tensor, file: BinaryIO, offset: int) -> KeptMemory:
+    """Return a span of bytes with where a file holds the same.
+
+    Args:
+        memory: the span.
+        file: stays open as long as the result is used.
+        offset: of the first byte in the file.
+    """
+
+    def parts() -> Iterator[torch.Tensor]:
+        buffer = torch.empty(min(memory.numel(), _PART_NBYTES), dtype=torch.uint8)
+        for start in range(0, memory.numel(), _PART_NBYTES):
+            part = buffer[: memory.numel() - start]
+            _read(file.fileno(), part, offset + start)
+            yield part
+
+    return KeptMemory(memory, parts)
+
+
+def _read(descriptor: int, part: torch.Tensor, offset: int) -> None:
+    view: memoryview = part.numpy().data
+    done = 0
+    while done < len(view):
+        count = os.preadv(descriptor, [view[done:]], offset + done)
+        if not count:
+            raise OSError("the file of the weights has become shorter while the export reads it")
+        done += count
+
+
+def _end(memory: torch.Tensor) -> int:
+    return int(memory.storage_offset()) + memory.numel()
+
+
+def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Return whether two spans of as many bytes are equal; words are compared several times as fast as bytes."""
+    if any(size % _WORD_NBYTES for size in (len(one), one.storage_offset(), other.storage_offset())):
+        return torch.equal(one, other)
+    return torch.equal(one.view(torch.int64), other.view(torch.int64))
+
+
+# --- memory of tensors ------------------------------------------------------------------------------------
+
+
+def bytes_of(tensor: torch.Tensor, start: int, count: int) -> torch.Tensor:
+    """Return elements of a tensor's storage as bytes, without a copy.
+
+    Args:
+        tensor: a strided tensor.
+        start: the first element, counted from the beginning of the storage.
+        count: of elements.
+    """
+    size = tensor.element_size()
+    empty = torch.empty(0, dtype=torch.uint8, device=tensor.device)
+    with torch.no_grad():
+        return empty.set_(tensor.untyped_storage(), start * size, (count * size,), (1,))
+
+
+def spans_of(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    """Return the memory that tensors reach, as bytes without a copy; what several reach is there once."""
+    reached: dict[tuple[torch.device, int], list[torch.Tensor]] = {}
+    for tensor in tensors:
+        if tensor.numel():
+            key = tensor.device, tensor.untyped_storage().data_ptr()
+            reached.setdefault(key, []).append(_span_of(tensor))
+    return [span for spans in reached.values() for span in _merged(spans)]
+
+
+def _span_of(tensor: torch.Tensor) -> torch.Tensor:
+    last = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+    return bytes_of(tensor, int(tensor.storage_offset()), last + 1)
+
+
+def _merged(spans: list[torch.Tensor]) -> Iterator[torch.Tensor]:
+    """Yield spans of one storage, with one in place of those that overlap."""
+    spans = sorted(spans, key=lambda span: span.storage_offset())
+    current = spans[0]
+    for span in spans[1:]:
+        if span.storage_offset() >= _end(current):
+            yield current
+            current = span
+        elif _end(span) > _end(current):
+            start = int(current.storage_offset())
+            current = bytes_of(current, start, _end(span) - start)
+    yield current

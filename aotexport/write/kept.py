@@ -1,0 +1,73 @@
+"""The written weights as what keeps the memory of a model: calls for real need no copy of it once it is in files."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+import torch
+
+from aotexport.capture.state import State
+from aotexport.kept_memory import KeptMemory, bytes_of, copied, in_file, spans_of
+from aotexport_runtime.schema.manifest import StateTensor, StoredPart
+from aotexport_runtime.subclasses import parts
+from aotexport_runtime.weights import parts_of
+
+_LENGTH_NBYTES = 8
+"""A safetensors file begins with the length of its header."""
+
+
+@contextlib.contextmanager
+def kept_in_files(state: State, records: Iterable[StateTensor], directory: Path) -> Iterator[None]:
+    """Let `state.kept` be what the files hold, for the block.
+
+    What a file does not hold as memory does (the values of a conjugated view) is kept as a copy.
+
+    Args:
+        state: written, and as it was then.
+        records: what `write_weights` returned for it.
+        directory: the bundle's.
+    """
+    tensors = [part for entry in state.entries for part in parts(entry.tensor)]
+    places = [place for record in records for place in parts_of(record)]
+    with contextlib.ExitStack() as opened:
+        files = {name: _File(opened.enter_context((directory / name).open("rb"))) for name in {p.file for p in places}}
+        kept: dict[tuple[str, str], KeptMemory] = {}
+        others: list[torch.Tensor] = []
+        for tensor, place in zip(tensors, places, strict=True):
+            if not tensor.numel() or (place.file, place.key) in kept:
+                continue
+            memory = files[place.file].kept(tensor, place)
+            if memory.is_unchanged():
+                kept[place.file, place.key] = memory
+            else:
+                others.append(tensor)
+        state.kept = [*kept.values(), *map(copied, spans_of(others))]
+        try:
+            yield
+        finally:
+            state.kept = None
+
+
+class _File:
+    """An open safetensors file, with where its tensors are."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        length = int.from_bytes(stream.read(_LENGTH_NBYTES), "little")
+        header = json.loads(stream.read(length))
+        self._stream = stream
+        self._places: dict[str, list[int]] = {
+            key: [_LENGTH_NBYTES + length + offset for offset in entry["data_offsets"]]
+            for key, entry in header.items()
+            if key != "__metadata__"
+        }
+
+    def kept(self, tensor: torch.Tensor, place: StateTensor | StoredPart) -> KeptMemory:
+        """Return the memory that is stored under the key of `place`, of which `tensor` is a part."""
+        start, end = self._places[place.key]
+        first = int(tensor.storage_offset()) - place.offset
+        memory = bytes_of(tensor, first, (end - start) // tensor.element_size())
+        return in_file(memory, self._stream, start)
