@@ -21,8 +21,9 @@ SAMPLE = 4096
 """Elements of a tensor that are kept at most; the rest is covered by its norm."""
 
 _NORM = " norm"
-_PART = 1 << 20
-"""Elements that are widened at a time: of a large tensor, a wide copy as a whole would not fit."""
+_PART = 1 << 16
+"""Elements that are widened at a time: a wide copy of a large tensor would not fit, and freed blocks that are much larger
+than what is kept between them stay unused."""
 
 
 @dataclass
