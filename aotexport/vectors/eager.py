@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from itertools import accumulate
 from typing import Any, TypeVar
 
 import torch
@@ -28,8 +29,8 @@ from aotexport_runtime.subclasses import TensorTypes, is_wrapper
 SEED = 20240229
 CALLS = 2
 
-_LARGEST_KEPT_NBYTES = 64 << 20
-"""Larger gradients are not kept for the second call to add to."""
+_KEPT_NBYTES = 64 << 20
+"""How much of gradients is kept for the second call to add to."""
 
 T = TypeVar("T")
 
@@ -104,9 +105,14 @@ def _eager(
 
 
 def dropped_gradients(state: State) -> tuple[str, ...]:
-    """Return the names of the state tensors whose gradients recorded calls drop, as `Vector` has them."""
-    tensors = {entry.names[0]: entry.tensor for entry in state.entries}
-    return tuple(name for name, t in tensors.items() if t.requires_grad and t.nbytes > _LARGEST_KEPT_NBYTES)
+    """Return the names of the state tensors whose gradients recorded calls drop, as `Vector` has them: large ones.
+
+    A graph's backward gives all of its gradients at once, so those that are kept are there twice in the second call.
+    """
+    sizes = {entry.names[0]: entry.tensor.nbytes for entry in state.entries if entry.tensor.requires_grad}
+    ordered = sorted(sizes, key=lambda name: sizes[name])
+    kept = accumulate(sizes[name] for name in ordered)
+    return tuple(sorted(name for name, nbytes in zip(ordered, kept, strict=True) if nbytes > _KEPT_NBYTES))
 
 
 def observe_eager(call: ExampleCall, state: State, program: Program, arguments: Arguments) -> Observation:

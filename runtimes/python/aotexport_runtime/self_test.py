@@ -180,8 +180,10 @@ def run_vector(
     except Exception as error:
         return VectorResult(vector.program, name, target, [], f"{type(error).__name__}: {error}")
     if nbytes > _LARGE_NBYTES:
-        # The module refers to itself: it and its gradients would wait for the collector, beside those of the next.
-        gc.collect()
+        # The module refers to itself: it and its gradients would wait for the collector, beside those of the next. What
+        # nodes of autograd refer to is found once these are gone.
+        for _ in range(2):
+            gc.collect()
     return VectorResult(vector.program, name, target, compare(own or expected, got))
 
 
