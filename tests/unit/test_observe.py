@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from aotexport_runtime.observe import Observation, compare
+from aotexport_runtime.observe import Inputs, Observation, compare, observe
 
 
 def seen(tensor: torch.Tensor) -> Observation:
@@ -32,3 +32,25 @@ def test_norm_of_a_large_tensor_is_compared_by_the_tolerance_of_the_tensor(
         "output norm": agrees,
         "output": agrees,
     }
+
+
+@pytest.mark.parametrize(("dropped", "second"), [((), 6.0), (("weight",), 3.0)], ids=["kept", "dropped"])
+def test_gradient_of_the_second_call_is_added_to_the_first_unless_that_is_dropped(
+    dropped: tuple[str, ...], second: float
+) -> None:
+    weight = torch.tensor([2.0], requires_grad=True)
+    found = observe(
+        lambda values: (weight * values[0]).clone(),
+        lambda: Inputs([torch.tensor([3.0])], [None]),
+        ["x"],
+        lambda: {"weight": weight},
+        lambda value: [("output", value)],
+        seed=0,
+        calls=2,
+        backward=True,
+        dropped=dropped,
+    )
+    cotangent = torch.cos(torch.tensor(0.3))
+    first, last = (found.values[f"call {number}: gradient of weight"] for number in range(2))
+    torch.testing.assert_close((first, last), (3.0 * cotangent.reshape(1), second * cotangent.reshape(1)))
+    assert (weight.grad is None) == bool(dropped)

@@ -9,6 +9,7 @@ from torch import nn
 from aotexport.capture.state import State, collect_state
 from aotexport.kept_memory import spans_of
 from aotexport.restore import UNCHANGED, restored
+from aotexport.vectors.eager import dropped_gradients
 from aotexport.write.kept import kept_in_files
 from aotexport.write.weights import write_weights
 
@@ -133,3 +134,13 @@ def test_files_keep_what_they_hold_and_copies_the_rest(tmp_path):
     with kept_in_files(state, write_weights(state, tmp_path), tmp_path):
         assert [kept.memory.numel() for kept in state.kept or ()] == [48, 8]
     assert state.kept is None
+
+
+def test_gradients_that_recorded_calls_drop_are_the_large_ones():
+    mib = 1 << 18
+    sizes = {"large": 33, "little": 1, "medium": 30, "largest": 40}
+    module = nn.Module()
+    for name, size in sizes.items():
+        module.register_parameter(name, nn.Parameter(torch.zeros(1).expand(size * mib)))
+    module.register_buffer("frozen", torch.zeros(1).expand(100 * mib))
+    assert dropped_gradients(collect_state(module)) == ("largest",)
