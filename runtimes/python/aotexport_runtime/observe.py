@@ -22,8 +22,8 @@ SAMPLE = 4096
 
 _NORM = " norm"
 _PART = 1 << 16
-"""Elements that are widened at a time: a wide copy of a large tensor would not fit, and freed blocks that are much larger
-than what is kept between them stay unused."""
+"""Elements that are widened at a time: a wide copy of a large tensor would not fit, and freed blocks much larger than
+what is kept between them stay unused."""
 
 
 @dataclass
