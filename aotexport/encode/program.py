@@ -15,6 +15,7 @@ from aotexport.capture.call import ExampleCall
 from aotexport.capture.forward_capture import Binding, ForwardCapture
 from aotexport.capture.functional import Refused
 from aotexport.capture.shapes import assumptions, dimensions, guards
+from aotexport.encode.constant_gradients import constant_gradient
 from aotexport.encode.functional import Unsupported, encode_functional, refuse_unsupported
 from aotexport.encode.graph import GraphEncoder
 from aotexport.encode.subclasses import encode_subclass
@@ -161,6 +162,8 @@ def with_functional(
             raise Unsupported("a part of the model switches gradients on, also for calls that record none")
         if record.gradients is not None and program.record.forward.differentiable:
             _refuse_visible_mutations(program.record, record.gradients, record.mutations, graph)
+        if record.gradients is not None:
+            _refuse_constant_gradients(graph, record.gradients)
         dimensions = program.record.dimensions
         assumed = (*guards(forward, dimensions), *assumptions(forward, dimensions))
     except (Unsupported, ExportFailed) as error:
@@ -201,6 +204,18 @@ def _refuse_visible_mutations(
         if not (mutation.under_no_grad or (mutation.is_leaf and required[mutation.input_index])):
             name = graph.inputs[mutation.input_index].name
             raise Unsupported(f"gradients flow through `{name}`, which the call changes")
+
+
+def _refuse_constant_gradients(graph: Graph, gradients: Gradients) -> None:
+    """Refuse gradients of which the joint graph does not say for which outputs eager has them."""
+    name = constant_gradient(graph, gradients)
+    if name is not None:
+        node = next((node for node in graph.nodes if node.name == name), None)
+        what = f"`{name}`" if node is None else f"`{name}` (`{node.op}`)"
+        raise Unsupported(
+            f"{what} is part of a gradient whatever those of the outputs are, and the joint graph does not say with "
+            "which outputs it comes"
+        )
 
 
 def _switches_gradients_on(graph: Graph) -> bool:

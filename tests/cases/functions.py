@@ -58,7 +58,7 @@ class WithSetup(torch.autograd.Function):
         return first * y * ctx.factor + total, second * x, None
 
 
-@case(lambda: (leaf(3, 4), leaf(3, 4)))
+@case(lambda: (leaf(3, 4), leaf(3, 4)), forward_only="does not say with which outputs it comes")
 def function_with_setup_context(x, y):
     a, b = WithSetup.apply(x, y)
     return a, b.sin()
@@ -298,7 +298,11 @@ class FunctionThatReadsTheModule(nn.Module):
         return self.linear(Closes.apply(x, self)) + frozen
 
 
-@case(lambda: (leaf(3, 4), leaf(4)), dynamic_shapes={"x": {0: torch.export.Dim("n")}, "w": None})
+@case(
+    lambda: (leaf(3, 4), leaf(4)),
+    forward_only="does not say with which outputs it comes",
+    dynamic_shapes={"x": {0: torch.export.Dim("n")}, "w": None},
+)
 def function_of_dynamic_sizes(x, w):
     return Scale.apply(x, w, 2.0), Sized.apply(x)
 

@@ -107,6 +107,41 @@ def test_second_backward_raises_where_eager_saves_something(bundles, target):
         loss.backward()
 
 
+class _AddsAGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.sum()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return torch.ones(2, 2)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, y: ((x * y).sin(), _AddsAGradient.apply(x)),
+        lambda x, y: (x.sin(), torch.stack([y[0], _AddsAGradient.apply(x) * x[0]])),
+        lambda x, y: (torch.angle(x), x * 2, y.cos()),
+        lambda x, y: (x * y, torch.logcumsumexp(x, 1), x.softmax(0)),
+        lambda x, y: (x.split(1)[0], x.index_select(0, torch.tensor([1])), torch.where(y > 0, x, 0.0), y.cumsum(0)),
+    ],
+    ids=["function", "function_beside_others", "zeros", "logarithms", "parts"],
+)
+def test_pass_from_one_output_gives_what_belongs_to_it(tmp_path, function):
+    def passes(called):
+        for output in range(len(function(*_arguments()))):
+            arguments = _arguments()
+            called(*arguments)[output].sum().backward()
+            yield [argument.grad for argument in arguments]
+
+    aotexport.export(function, tuple(_arguments()), output=tmp_path / "bundle", verify=False)
+    loaded = aotexport_runtime.load(tmp_path / "bundle", target="portable")
+    for found, expected in zip(passes(loaded), passes(function), strict=True):
+        assert [gradient is None for gradient in found] == [gradient is None for gradient in expected]
+        torch.testing.assert_close(found, expected)
+
+
 def test_passes_from_one_output_after_the_other_are_served_by_the_nodes_or_with_the_graph_kept(tmp_path):
     def apart(x, y):
         return x.sin(), y.exp()

@@ -1,0 +1,81 @@
+"""Gradients that are the same for every tangent, where an output's alone would have to be told from them.
+
+A backward pass from some outputs visits, in eager, the operators before those alone. A joint graph has one term per
+operator, and which outputs a term belongs to shows in the tangents that it is computed from. A term without any (of a
+custom autograd function that returns what it saved, or zeros) would come to every pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from aotexport_runtime.engines.halves import descendants
+from aotexport_runtime.schema.graph import Graph, Node
+from aotexport_runtime.schema.program import Gradients
+from aotexport_runtime.schema.values import Argument, TensorMeta
+from aotexport_runtime.validate import references
+
+_SUMS = frozenset(
+    f"aten::{name}"
+    for name in ("add.Tensor", "sub.Tensor", "addmm.default", "addmv.default", "baddbmm.default", "addcmul.default")
+)
+"""Operators that add to their first operand."""
+
+_PLACES = frozenset(
+    f"aten::{name}"
+    for name in (
+        *("cat.default", "stack.default", "where.self", "index_put.default", "index_add.default", "scatter.src"),
+        *("scatter_add.default", "slice_scatter.default", "select_scatter.default", "as_strided_scatter.default"),
+    )
+)
+"""Operators that put operands beside each other: zeros there are places that a gradient does not come to."""
+
+_ZEROS = frozenset(f"aten::{name}" for name in ("zeros.default", "zeros_like.default", "new_zeros.default"))
+_FILLED = frozenset(f"aten::{name}" for name in ("full.default", "full_like.default", "new_full.default"))
+
+
+def constant_gradient(graph: Graph, gradients: Gradients) -> str | None:
+    """Return the value in a joint graph that is a gradient, or a term of one, and depends on no tangent.
+
+    Returns:
+        Its name; None: there is none, or there is one tangent only, so that every pass has it.
+    """
+    if len(gradients.tangents) < 2:
+        return None
+    tangents = {value.name for value in graph.inputs[len(gradients.of_inputs) :]}
+    derived, zeros = descendants(graph.nodes, tangents), _zeros(graph.nodes)
+    floating = {
+        value.name
+        for value in (*graph.inputs, *graph.nodes)
+        if isinstance(value.meta, TensorMeta) and value.meta.dtype.startswith(("float", "bfloat", "complex"))
+    }
+    for node in graph.nodes:
+        if node.name not in derived or node.name not in floating or node.op not in _SUMS | _PLACES:
+            continue
+        for name in _terms(node):
+            if name in floating - derived and not (node.op in _PLACES and name in zeros):
+                return name
+    ends = (graph.outputs[index] for index in gradients.of_inputs if index is not None)
+    return next((end for end in ends if isinstance(end, str) and end not in derived), None)
+
+
+def _terms(node: Node) -> list[str]:
+    """Return the operands that a sum, or what puts operands beside each other, takes as they are."""
+    taken: Sequence[Argument] = node.args[:2] if node.op in ("aten::add.Tensor", "aten::sub.Tensor") else node.args[:1]
+    if node.op == "aten::where.self":
+        taken = node.args[1:]
+    elif node.op in ("aten::slice_scatter.default", "aten::select_scatter.default", "aten::as_strided_scatter.default"):
+        taken = node.args[:2]
+    return [name for argument in taken for name in references(argument)]
+
+
+def _zeros(nodes: Sequence[Node]) -> set[str]:
+    """Return the values that are zeros for every call: made so, or computed from nothing else."""
+    found: set[str] = set()
+    for node in nodes:
+        operands = [name for argument in (*node.args, *node.kwargs.values()) for name in references(argument)]
+        made = node.op in _ZEROS or (node.op in _FILLED and node.args[1] == 0)
+        made = made or (node.op == "aten::scalar_tensor.default" and node.args[0] == 0)
+        if made or (operands and found.issuperset(operands)):
+            found.add(node.name)
+    return found
