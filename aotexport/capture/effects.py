@@ -26,6 +26,7 @@ class Effects:
         sets_requires_grad: whether the model calls `requires_grad_`, which functional graphs do not hold.
         grad: whether the calls that the program is for record gradients.
         reads: what Python code read, see `Program.fixed`.
+        asks_dtypes: whether Python code asked for the dtype of a tensor, or for that of autocast.
         stored: paths of attributes in which the call stores something, perhaps for later calls.
         notes: sentences for the user about what the bundle does not reproduce.
         checkpoints: stand for those of the model.
@@ -37,9 +38,10 @@ class Effects:
     differentiated: list[Any] = field(default_factory=list)
     sets_requires_grad: bool = False
     grad: bool = True
-    reads: set[Literal["layout", "requires_grad", "grad_mode", "inference_mode", "identity"]] = field(
+    reads: set[Literal["layout", "requires_grad", "grad_mode", "inference_mode", "identity", "autocast"]] = field(
         default_factory=set
     )
+    asks_dtypes: bool = False
     stored: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     checkpoints: Checkpoints = field(default_factory=lambda: Checkpoints(None))

@@ -14,6 +14,7 @@ from torch import nn
 from aotexport.capture.agreement import check_nothing_lost
 from aotexport.capture.arguments import container_changes, containers
 from aotexport.capture.arithmetic import symbolic_arithmetic
+from aotexport.capture.autocast import other_autocast
 from aotexport.capture.call import ExampleCall
 from aotexport.capture.distributed import FromLocal
 from aotexport.capture.effects import Effects
@@ -219,6 +220,8 @@ def _trace_as(
         and _same_in_other_mode(flat, graph, fakes, own)
     ):
         flat.effects.reads.clear()
+    if _asks_for_autocast(flat, strategy) and not _same_under_other_autocast(flat, strategy, graph, fakes, own):
+        flat.effects.reads.add("autocast")
     if len(own) > 1 and asks_identity(target, call.module):
         flat.effects.reads.add("identity")
     assert flat.output_tree is not None
@@ -258,8 +261,37 @@ def _trace_as(
 
 
 def _same_in_other_mode(flat: _Flat, graph: torch.fx.GraphModule, fakes: FakeInputs, own: Sequence[int]) -> bool:
-    """Return whether the model does the same in the other grad mode, for all sizes; seen on fakes of its own."""
-    other, apart = replace(flat, grad=not flat.grad), fake_inputs(flat.call, flat.state, fakes.larger)
+    """Return whether the model does the same in the other grad mode, for all sizes."""
+    return _same_again(replace(flat, grad=not flat.grad), graph, fakes, own)
+
+
+def _asks_for_autocast(flat: _Flat, strategy: Strategy) -> bool:
+    """Return whether autocast around the call may lead the model another way than the trace went.
+
+    What is traced below autograd, as backward passes are, is traced below autocast.
+    """
+    effects = flat.effects
+    return effects.asks_dtypes or effects.takes_gradients or not effects.above_autograd or strategy.name != "direct"
+
+
+def _same_under_other_autocast(
+    flat: _Flat, strategy: Strategy, graph: torch.fx.GraphModule, fakes: FakeInputs, own: Sequence[int]
+) -> bool:
+    """Return whether the model does the same with autocast, or, where it surrounds the capture, without."""
+    if strategy.follows_values:
+        return False
+    with other_autocast(flat.call):
+        try:
+            target = strategy.prepare(flat.call)
+        except Exception:
+            # What cannot be captured so is not the same, and calls are held to what could be.
+            return False
+        return _same_again(replace(flat, target=target), graph, fakes, own)
+
+
+def _same_again(other: _Flat, graph: torch.fx.GraphModule, fakes: FakeInputs, own: Sequence[int]) -> bool:
+    """Return whether another trace gives the same graph, for all sizes; on fakes of its own."""
+    apart = fake_inputs(other.call, other.state, fakes.larger)
     inputs = [*apart.state, *[apart.arguments[index] for index in own]]
     with apart.tracing(), average_in_tensors(), fake_kernels(FAKE_KERNELS):
         same = same_in_both_modes(graph, lambda: _graph(other, lambda: apart.twins(inputs), apart))

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from aotexport.capture.autocast import surrounding_autocast
 from aotexport.capture.fake_kernels import FAKE_KERNELS
 from aotexport.capture.forward_capture import ForwardCapture
 from aotexport.capture.grad_mode import marked_regions
@@ -51,6 +52,8 @@ def capture_functional_graph(
     """
     inputs = forward.inputs
     grad = grad and any(fake.requires_grad for fake in inputs if isinstance(fake, torch.Tensor))
+    if surrounding_autocast(forward.function.call) is not None:
+        return Refused("autocast surrounds the capture; for a graph of its operators, have its region inside of the model")
     if forward.effects.sets_requires_grad:
         return Refused("the model calls `requires_grad_`")
     detached = [node.args[0] for node in _calls(forward, torch.ops.aten.detach_.default)]

@@ -105,6 +105,7 @@ def replacements(effects: Effects) -> list[tuple[Any, str, Any]]:
         (tensor, "contiguous", contiguous),
         *[(tensor, name, _watched_method(name, effects)) for name in ("stride", "storage_offset", "is_contiguous")],
         *[(tensor, name, _watched_property(name, effects)) for name in ("requires_grad", "is_leaf")],
+        *_asking_for_dtypes(effects),
         (tensor, "grad_fn", property(functools.partial(_node, effects, tensor.grad_fn))),
         (tensor, "register_hook", register_hook),
         (tensor, "register_post_accumulate_grad_hook", _refused("Tensor.register_post_accumulate_grad_hook", hooks)),
@@ -278,6 +279,27 @@ def _watched_method(name: str, effects: Effects) -> Any:
         return original(self, *args, **kwargs)
 
     return read
+
+
+def _asking_for_dtypes(effects: Effects) -> list[tuple[Any, str, Any]]:
+    """Return what stands in for what tells the model which dtypes its operators compute in, noting that it asks."""
+    original: Any = torch.Tensor.dtype
+
+    def read(self: torch.Tensor) -> torch.dtype:
+        if not effects.asks_dtypes and _is_the_models(sys._getframe(1).f_code.co_filename):
+            effects.asks_dtypes = not isinstance(self, nn.Parameter)
+        return original.__get__(self)
+
+    def noting(function: Any) -> Any:
+        @functools.wraps(function)
+        def call(*args: Any) -> Any:
+            effects.asks_dtypes |= _is_the_models(sys._getframe(1).f_code.co_filename)
+            return function(*args)
+
+        return call
+
+    asked = ("is_autocast_enabled", "get_autocast_dtype", "is_autocast_cpu_enabled", "get_autocast_cpu_dtype")
+    return [(torch.Tensor, "dtype", property(read)), *[(torch, name, noting(getattr(torch, name))) for name in asked]]
 
 
 class _Node:

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import torch
 
+from aotexport.capture.autocast import surrounding_autocast
 from aotexport.capture.call import ExampleCall
 from aotexport.capture.forward_capture import Binding, ForwardCapture
 from aotexport.capture.functional import Refused
@@ -127,6 +128,7 @@ def encode_program(spec: ProgramSpec, forward: ForwardCapture, *, root: Path | N
         dimensions=known,
         guards=guards(forward, known),
         fixed=tuple(sorted(forward.effects.reads)),
+        autocast=surrounding_autocast(call),
         differentiated=tuple(index for index, b in enumerate(forward.bindings) if b.is_differentiated),
         forward=ForwardGraph(file=FORWARD_FILE, differentiable=not forward.effects.autograd_functions),
     )

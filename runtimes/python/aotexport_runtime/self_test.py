@@ -11,6 +11,7 @@ from typing import Any, Literal
 import msgspec
 import torch
 
+from aotexport_runtime.autocast import device_type_of, under_autocast
 from aotexport_runtime.bundle import Bundle, open_bundle
 from aotexport_runtime.engines.codegen import Environment, constant_value
 from aotexport_runtime.errors import BundleInvalid, SelfTestFailed
@@ -255,18 +256,19 @@ def _observe(
         args, kwargs = arguments(values, module.state_tensors())
         return function(*args, **kwargs)
 
-    return observe(
-        call,
-        lambda: make_inputs(vector.inputs, stored, device, module.form),
-        [spec.path for spec in vector.inputs],
-        module.state_tensors,
-        lambda value: flat_outputs(given_tree(program), value),
-        seed=vector.seed,
-        calls=vector.calls,
-        backward=vector.backward,
-        loss=loss,
-        dropped=vector.dropped_gradients,
-    )
+    with under_autocast(device_type_of(program, device), program.autocast):
+        return observe(
+            call,
+            lambda: make_inputs(vector.inputs, stored, device, module.form),
+            [spec.path for spec in vector.inputs],
+            module.state_tensors,
+            lambda value: flat_outputs(given_tree(program), value),
+            seed=vector.seed,
+            calls=vector.calls,
+            backward=vector.backward,
+            loss=loss,
+            dropped=vector.dropped_gradients,
+        )
 
 
 def arguments_of(program: Program) -> Any:

@@ -17,6 +17,7 @@ from aotexport_runtime import dtypes
 from aotexport_runtime.call import transforms
 from aotexport_runtime.call.autograd import apply_joint
 from aotexport_runtime.call.guards import SoftGuards
+from aotexport_runtime.autocast import device_type_of
 from aotexport_runtime.call.joint import JointProgram
 from aotexport_runtime.call.signature import Signature
 from aotexport_runtime.call.straight_line import Call, Writer, input_name, serves
@@ -36,12 +37,10 @@ class Served:
 
     Attributes:
         soft: its guards.
-        device_type: whose autocast it does not serve.
         joint: a joint graph without epilogues: what it returns is what the program returns; None: it is no such.
     """
 
     soft: SoftGuards
-    device_type: str
     joint: JointProgram | None
 
 
@@ -77,12 +76,18 @@ def fast_way(way: Way) -> Call:
     program, leaves = way.program, way.signature.plain_leaves
     if leaves is None or not serves(program, leaves) or any(map(_is_wrapped, program.inputs)):
         return way.otherwise
+    if program.autocast is not None and "autocast" in program.fixed:
+        return way.otherwise
     writer = Writer()
     writer.bind(leaves)
     for index in leaves:
         _check_argument(writer, way, index)
     _take_state(writer, way)
     writer.check_sizes(program, leaves)
+    device_type = device_type_of(program, way.device)
+    autocasts = way.functional is not None or "autocast" in program.fixed
+    if autocasts and torch.amp.is_autocast_available(device_type):
+        writer.refuse_if(f"{writer.constant(torch.is_autocast_enabled)}({writer.constant(device_type)})")
     if way.functional is not None:
         _check_functional(writer, program, way.functional)
     writer.guarded()
@@ -126,10 +131,8 @@ def _take_state(writer: Writer, way: Way) -> None:
 
 def _check_functional(writer: Writer, program: Program, served: Served) -> None:
     """Check that the functional graph serves the call; see `SoftGuards`."""
-    soft, device_type = served.soft, served.device_type
+    soft = served.soft
     writer.refuse_if(f"{writer.constant(transforms.active)}()")
-    if torch.amp.is_autocast_available(device_type):
-        writer.refuse_if(f"{writer.constant(torch.is_autocast_enabled)}({writer.constant(device_type)})")
     for symbol in soft.sizes:
         writer.refuse_if(f"{writer.symbols[symbol]} == 0")
     for guard in soft.guards:

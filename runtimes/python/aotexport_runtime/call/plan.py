@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from aotexport_runtime.autocast import autocast_dtype, device_type_of
 from aotexport_runtime.bundle import Bundle
 from aotexport_runtime.call import transforms
 from aotexport_runtime.call.aliases import regenerators
@@ -101,6 +102,7 @@ class Plan:
         self._unflatten = builder(program.output_tree, constant)
         self._fixes_grad_mode = "grad_mode" in program.fixed
         self._fixes_inference_mode = "inference_mode" in program.fixed
+        self._device_type = device_type_of(program, environment.device)
         self._forward: Function | None = None
         self._has_effects = False
         self._functional = None
@@ -169,6 +171,8 @@ class Plan:
                 "gradients: torch.inference_mode() records nothing for the gradients that the model itself takes; use "
                 "torch.no_grad()"
             )
+        if "autocast" in self.program.fixed:
+            violations += self._other_autocast()
         if violations:
             return Bound(inputs, symbols, violations, {})
         for index, table, key in self._state:
@@ -185,6 +189,16 @@ class Plan:
                 violations.append(f"an argument that was the module's own `{name}` at capture must be it again")
         violations += self._differentiated(inputs)
         return Bound(inputs, symbols, violations, containers)
+
+    def _other_autocast(self) -> list[str]:
+        """Return a sentence where the autocast around the call is another than at capture."""
+        now, then = autocast_dtype(self._device_type), self.program.autocast
+        if now == then:
+            return []
+        return [
+            f"autocast: expected {then or 'none'} around the call, as at capture, since what the model's code does depends "
+            f"on dtypes; got {now or 'none'}. Export the model under this autocast, or with its region inside of the model"
+        ]
 
     def _differentiated(self, inputs: Sequence[Any]) -> list[str]:
         """Return a sentence per input that the model differentiates, and eager would not, or not by a graph alone."""
@@ -269,10 +283,7 @@ class _Functional:
         graph = plan.bundle.graph(program.name, functional.file)
         self._wraps = any(not isinstance(spec, SizeInput) and spec.subclass is not None for spec in plan.program.inputs)
         self._record = functional
-        place = plan.environment.device
-        captured = next((spec.meta.device for spec in program.inputs if not isinstance(spec, SizeInput)), "cpu")
-        self._device_type = captured if place is None else place.type
-        self._autocasts = torch.amp.is_autocast_available(self._device_type)
+        self._device_type = device_type_of(program, plan.environment.device)
         self._soft = SoftGuards(program, functional, graph)
         self._mutations = Mutations(functional) if functional.mutations or functional.version_rises else None
         self._checks = functional.gradients is not None and bool(functional.gradients.checks)
@@ -301,12 +312,12 @@ class _Functional:
         fresh = self._mutations is None and self._regenerators is None and functional.grad_mode is None
         fresh = fresh and not self._checks and not self._inner
         alone = fresh and not program.rebinds and self._joint is not None and not self._joint.gradients.detached_inputs
-        self.served = Served(soft=self._soft, device_type=self._device_type, joint=self._joint if alone else None)
+        self.served = Served(soft=self._soft, joint=self._joint if alone else None)
 
     def serves(self, inputs: list[Any], symbols: dict[str, int]) -> bool:
         """Return whether the functional graph is right for this call."""
         # Under the caller's autocast every operator chooses its dtype anew, which only the forward graph does.
-        if transforms.active() or (self._autocasts and torch.is_autocast_enabled(self._device_type)):
+        if transforms.active() or autocast_dtype(self._device_type) is not None:
             return False
         records = _records(inputs)
         if self._wraps:

@@ -27,7 +27,7 @@ def serves(program: Program, leaves: Collection[int] | None) -> bool:
         leaves: inputs that calls pass, see `Signature.plain_leaves`.
     """
     arguments = {index: spec for index, spec in enumerate(program.inputs) if isinstance(spec, ArgumentInput)}
-    if leaves is None or set(leaves) != arguments.keys() or program.fixed:
+    if leaves is None or set(leaves) != arguments.keys() or set(program.fixed) - {"autocast"}:
         return False
     has_sizes = any(isinstance(spec, SizeInput) for spec in program.inputs)
     return not has_sizes and all(spec.subclass is None for spec in arguments.values())

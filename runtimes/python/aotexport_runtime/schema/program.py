@@ -395,7 +395,10 @@ class Program(Record, kw_only=True):
             `layout`: strides, storage offset, contiguity of tensors; `requires_grad`: also `is_leaf`, `grad_fn`;
             `grad_mode`: whether gradients are enabled, as `grad` tells; `inference_mode`: that it is off, since it
             records nothing for gradients that the model takes; `identity`: that arguments are different
-            tensors: the model takes gradients with regard to each, or asks whether they are one object.
+            tensors: the model takes gradients with regard to each, or asks whether they are one object;
+            `autocast`: that of the caller, as `autocast` tells: the code asks for dtypes, or takes gradients.
+        autocast: the dtype of the autocast that surrounded the call at capture, which is no part of the graph; None: none
+            did. The recorded calls run under it.
         differentiated: inputs with regard to which the model itself takes gradients. Eager calls their hooks then, and
             retains their gradients, in the call: a call in which one has any is refused.
         forward: the graph before autograd.
@@ -415,7 +418,8 @@ class Program(Record, kw_only=True):
     container_changes: tuple[ContainerChange, ...] = ()
     dimensions: tuple[Dimension, ...] = ()
     guards: tuple[SizeExpression, ...] = ()
-    fixed: tuple[Literal["layout", "requires_grad", "grad_mode", "inference_mode", "identity"], ...] = ()
+    fixed: tuple[Literal["layout", "requires_grad", "grad_mode", "inference_mode", "identity", "autocast"], ...] = ()
+    autocast: Literal["bfloat16", "float16"] | None = None
     differentiated: tuple[int, ...] = ()
     forward: ForwardGraph
     functional: FunctionalGraph | None = None

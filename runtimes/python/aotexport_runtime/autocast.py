@@ -1,0 +1,38 @@
+"""The autocast around a call: eager's operators choose their dtypes by it, and so do those of a forward graph."""
+
+from __future__ import annotations
+
+import contextlib
+from contextlib import AbstractContextManager
+
+import torch
+
+from aotexport_runtime.schema.program import Program, SizeInput
+
+
+def device_type_of(program: Program, place: torch.device | None) -> str:
+    """Return the type of devices that a program runs on.
+
+    Args:
+        program: its record.
+        place: where its bundle was loaded to; None: where it was captured.
+    """
+    if place is not None:
+        return place.type
+    return next((spec.meta.device for spec in program.inputs if not isinstance(spec, SizeInput)), "cpu")
+
+
+def autocast_dtype(device_type: str) -> str | None:
+    """Return the dtype that autocast computes in on a type of devices, as torch names it; None: it is off."""
+    if not torch.amp.is_autocast_available(device_type) or not torch.is_autocast_enabled(device_type):
+        return None
+    return str(torch.get_autocast_dtype(device_type)).removeprefix("torch.")
+
+
+def under_autocast(device_type: str, dtype: str | None) -> AbstractContextManager[None]:
+    """Return a context with autocast to `dtype`; None: it is off."""
+    if not torch.amp.is_autocast_available(device_type):
+        return contextlib.nullcontext()
+    if dtype is None:
+        return torch.autocast(device_type, enabled=False)
+    return torch.autocast(device_type, dtype=getattr(torch, dtype), cache_enabled=False)
