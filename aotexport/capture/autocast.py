@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
+from typing import Any
 
 import torch
 
@@ -10,12 +11,12 @@ from aotexport.capture.call import ExampleCall
 from aotexport_runtime.autocast import autocast_dtype, under_autocast
 
 
-def surrounding_autocast(call: ExampleCall) -> str | None:
+def surrounding_autocast(call: ExampleCall) -> Any:
     """Return the dtype of the autocast that surrounds a capture; None: none does."""
     return autocast_dtype(_device_type(call))
 
 
-def other_autocast(call: ExampleCall) -> AbstractContextManager[None]:
+def other_autocast(call: ExampleCall) -> AbstractContextManager[Any]:
     """Return a context with autocast, or, where it surrounds the capture, without."""
     return under_autocast(_device_type(call), "bfloat16" if surrounding_autocast(call) is None else None)
 

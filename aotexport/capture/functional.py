@@ -53,7 +53,9 @@ def capture_functional_graph(
     inputs = forward.inputs
     grad = grad and any(fake.requires_grad for fake in inputs if isinstance(fake, torch.Tensor))
     if surrounding_autocast(forward.function.call) is not None:
-        return Refused("autocast surrounds the capture; for a graph of its operators, have its region inside of the model")
+        return Refused(
+            "autocast surrounds the capture; for a graph of its operators, have its region inside of the model"
+        )
     if forward.effects.sets_requires_grad:
         return Refused("the model calls `requires_grad_`")
     detached = [node.args[0] for node in _calls(forward, torch.ops.aten.detach_.default)]

@@ -265,6 +265,70 @@ def test_call_under_autocast_computes_in_the_dtypes_of_eager(load):
     torch.testing.assert_close(gradients[0], gradients[1])
 
 
+def softmax_in_float32(x):
+    scores = x @ x
+    return torch.softmax(scores.float(), -1).to(scores.dtype)
+
+
+def gradient_inside(x):
+    (gradient,) = torch.autograd.grad((x @ x).square().sum(), x, create_graph=True)
+    return gradient
+
+
+def asks_whether_autocast_is_on(x):
+    return x * 2 if torch.is_autocast_enabled("cpu") else x
+
+
+@pytest.mark.parametrize("function", [softmax_in_float32, gradient_inside, asks_whether_autocast_is_on])
+def test_call_under_autocast_is_refused_where_the_code_does_something_else_then(load, function):
+    module = load(function, leaf(4, 4))
+    torch.testing.assert_close(module(x := leaf(4, 4)), function(x))
+    with torch.autocast("cpu", torch.bfloat16), pytest.raises(CallInvalid) as caught:
+        module(x)
+    assert caught.value.violations == [
+        "autocast: expected none around the call, as at capture, since what the model's code does depends on dtypes; "
+        "got bfloat16. Export the model under this autocast, or with its region inside of the model"
+    ]
+
+
+def test_code_that_asks_for_dtypes_and_does_the_same_runs_under_autocast(load):
+    def function(x):
+        return torch.relu(x @ x).to(x.dtype) if x.dtype.is_floating_point else x
+
+    module, x = load(function, leaf(4, 4)), leaf(4, 4)
+    with torch.autocast("cpu", torch.bfloat16):
+        torch.testing.assert_close(module(x), function(x))
+
+
+class InFloat32(nn.Module):
+    """A layer, and scores that are computed in float32."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return softmax_in_float32(self.linear(x))
+
+
+@pytest.mark.parametrize("target", ["auto", "portable"])
+def test_model_captured_under_autocast_trains_under_it(tmp_path, target):
+    torch.manual_seed(0)
+    net, x = InFloat32(), torch.randn(4, 4)
+    with torch.autocast("cpu", torch.bfloat16):
+        aotexport.export(net, (x,), output=tmp_path / "bundle")
+    module = aotexport_runtime.load(tmp_path / "bundle", target=target)
+    seen = []
+    for model in (module, net):
+        with torch.autocast("cpu", torch.bfloat16):
+            output = model(x)
+        output.float().square().sum().backward()
+        seen.append([output, *(parameter.grad for parameter in model.parameters())])
+    torch.testing.assert_close(*seen)
+    with pytest.raises(CallInvalid, match=r"autocast: expected bfloat16 around the call.*got none"):
+        module(x)
+
+
 def test_export_and_save_leave_the_random_state(tmp_path):
     net = nn.Sequential(nn.Linear(4, 4), nn.Dropout())
     state = torch.get_rng_state()

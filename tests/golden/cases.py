@@ -39,6 +39,7 @@ class Case:
         variants: see `aotexport.export`.
         targets: see `aotexport.export`.
         onnx: see `aotexport.export`.
+        autocast: the dtype of autocast around the export; None: it is off.
     """
 
     model: nn.Module | Callable[..., Any]
@@ -49,6 +50,7 @@ class Case:
     variants: tuple[Any, ...] = ()
     targets: tuple[str, ...] = ("portable",)
     onnx: aotexport.OnnxOptions | bool = False
+    autocast: str | None = None
 
 
 CASES: dict[str, Callable[[], Case]] = {}
@@ -933,3 +935,14 @@ def results_that_rely_on_different_inputs() -> Case:
         return first, first * y + z * z
 
     return Case(call, (needs_grad(2), needs_grad(2), needs_grad(2)))
+
+
+@case
+def captured_under_autocast() -> Case:
+    """An export under autocast, of code that asks for dtypes."""
+
+    def call(x: Tensor) -> Tensor:
+        scores = x @ x
+        return torch.softmax(scores.float(), -1).to(scores.dtype)
+
+    return Case(call, (needs_grad(3, 3),), autocast="bfloat16")

@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 
 import aotexport
+from aotexport_runtime.autocast import under_autocast
 from aotexport_runtime.bundle import Bundle, open_bundle
 from aotexport_runtime.describe import describe
 from aotexport_runtime.schema.versions import FORMAT_VERSION, format_version
@@ -50,7 +51,7 @@ def write_golden(name: str, directory: Path) -> None:
     """Export case `name` to `directory`, with its text."""
     torch.manual_seed(0)
     case = CASES[name]()
-    with torch.set_grad_enabled(True):
+    with torch.set_grad_enabled(True), under_autocast("cpu", case.autocast):
         aotexport.export(
             case.model,
             case.args,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from contextlib import AbstractContextManager
+from typing import Any
 
 import torch
 
@@ -22,14 +23,14 @@ def device_type_of(program: Program, place: torch.device | None) -> str:
     return next((spec.meta.device for spec in program.inputs if not isinstance(spec, SizeInput)), "cpu")
 
 
-def autocast_dtype(device_type: str) -> str | None:
+def autocast_dtype(device_type: str) -> Any:
     """Return the dtype that autocast computes in on a type of devices, as torch names it; None: it is off."""
     if not torch.amp.is_autocast_available(device_type) or not torch.is_autocast_enabled(device_type):
         return None
     return str(torch.get_autocast_dtype(device_type)).removeprefix("torch.")
 
 
-def under_autocast(device_type: str, dtype: str | None) -> AbstractContextManager[None]:
+def under_autocast(device_type: str, dtype: str | None) -> AbstractContextManager[Any]:
     """Return a context with autocast to `dtype`; None: it is off."""
     if not torch.amp.is_autocast_available(device_type):
         return contextlib.nullcontext()

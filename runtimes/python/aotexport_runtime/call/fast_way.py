@@ -14,10 +14,10 @@ from typing import Any
 import torch
 
 from aotexport_runtime import dtypes
+from aotexport_runtime.autocast import device_type_of
 from aotexport_runtime.call import transforms
 from aotexport_runtime.call.autograd import apply_joint
 from aotexport_runtime.call.guards import SoftGuards
-from aotexport_runtime.autocast import device_type_of
 from aotexport_runtime.call.joint import JointProgram
 from aotexport_runtime.call.signature import Signature
 from aotexport_runtime.call.straight_line import Call, Writer, input_name, serves

@@ -196,8 +196,9 @@ class Plan:
         if now == then:
             return []
         return [
-            f"autocast: expected {then or 'none'} around the call, as at capture, since what the model's code does depends "
-            f"on dtypes; got {now or 'none'}. Export the model under this autocast, or with its region inside of the model"
+            f"autocast: expected {then or 'none'} around the call, as at capture, since what the model's code does "
+            f"depends on dtypes; got {now or 'none'}. Export the model under this autocast, or with its region inside "
+            "of the model"
         ]
 
     def _differentiated(self, inputs: Sequence[Any]) -> list[str]:

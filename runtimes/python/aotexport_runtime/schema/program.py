@@ -397,8 +397,8 @@ class Program(Record, kw_only=True):
             records nothing for gradients that the model takes; `identity`: that arguments are different
             tensors: the model takes gradients with regard to each, or asks whether they are one object;
             `autocast`: that of the caller, as `autocast` tells: the code asks for dtypes, or takes gradients.
-        autocast: the dtype of the autocast that surrounded the call at capture, which is no part of the graph; None: none
-            did. The recorded calls run under it.
+        autocast: the dtype of the autocast that surrounded the call at capture, which is no part of the graph; None:
+            none did. The recorded calls run under it.
         differentiated: inputs with regard to which the model itself takes gradients. Eager calls their hooks then, and
             retains their gradients, in the call: a call in which one has any is refused.
         forward: the graph before autograd.
