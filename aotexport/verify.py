@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from aotexport.errors import VerificationFailed
 from aotexport.fresh import FreshProcess
 from aotexport.lower.lowering import without_program, write_target
+from aotexport.small_sizes import small_sizes
 from aotexport_runtime.bundle import open_bundle
 from aotexport_runtime.engines.cpu import unfit
 from aotexport_runtime.schema.manifest import Manifest, Requirements
@@ -82,8 +83,11 @@ def verify_bundle(
     wrong = [program.record.name for program, verdict in judged if verdict == "wrong"]
     if wrong:
         report = failures([result for result in results if result["program"] in wrong])
-        shown = "\n".join([*report[:40], *_small_sizes(wrong, results)])
-        raise VerificationFailed(f"the bundle disagrees with eager execution; nothing was written:\n{shown}", report)
+        way_out = small_sizes(directory, wrong, results)
+        what = "the bundle disagrees with eager execution; nothing was written"
+        if way_out is not None:
+            report, what = report[:8], f"{way_out}. Nothing was written; the calls disagreed with eager execution"
+        raise VerificationFailed("\n".join([f"{what}:", *report[:40]]), report)
     kept: list[dict[str, Any]] = []
     for program, verdict in judged:
         served = "autograd" if verdict == "forward" else "portable"
@@ -243,16 +247,6 @@ def failures(results: Sequence[dict[str, Any]]) -> list[str]:
         for c in comparisons(result)
         if not c.agrees
     ]
-
-
-def _small_sizes(programs: Sequence[str], results: Sequence[dict[str, Any]]) -> list[str]:
-    """Return the way out where only calls with a dynamic size of 0 or 1 disagree."""
-    failing = {r["vector"] for r in results if r["program"] in programs and not r["agrees"]}
-    small = {vector.rpartition("-is-")[0] for vector in failing if vector.endswith(("-is-0", "-is-1"))}
-    if not small or any(not vector.endswith(("-is-0", "-is-1", "least-sizes")) for vector in failing):
-        return []
-    names = ", ".join(f"Dim('{name}', min=2)" for name in sorted(small))
-    return [f"The model does something else for sizes 0 and 1, which a graph does not hold: declare {names}"]
 
 
 def _reason(results: list[dict[str, Any]], program: EncodedProgram) -> str:

@@ -496,9 +496,25 @@ def special_at_one(x):
     return x * 100 if x.shape[0] == 1 else x
 
 
-def test_branch_on_size_one_is_refused_at_export(load):
-    with pytest.raises(aotexport.VerificationFailed, match=r"sizes 0 and 1.*declare Dim\('batch', min=2\)"):
-        load(special_at_one, torch.ones(3, 4), dynamic_shapes=({0: torch.export.Dim("batch")},), verify=True)
+@pytest.mark.parametrize(
+    ("rows", "dimension", "declared"),
+    [
+        (3, torch.export.Dim("batch"), "Dim('batch', min=2)"),
+        (1, torch.export.Dim("batch"), "Dim('batch', min=2), and give an example that is so large"),
+        (1, torch.export.Dim.DYNAMIC, "Dim.DYNAMIC(min=2) for `x.shape[0]`, and give an example that is so large"),
+    ],
+    ids=["batch", "example", "unnamed"],
+)
+def test_branch_on_size_one_is_refused_at_export(load, rows, dimension, declared):
+    with pytest.raises(aotexport.VerificationFailed) as caught:
+        load(special_at_one, torch.ones(rows, 4), dynamic_shapes=({0: dimension},), verify=True)
+    assert str(caught.value).splitlines()[0] == (
+        f"the model does something else for sizes 0 and 1, which a graph does not hold: declare {declared}. Nothing "
+        "was written; the calls disagreed with eager execution:"
+    )
+
+
+def test_branch_on_size_one_is_held_for_larger_sizes(load):
     load(special_at_one, torch.ones(3, 4), dynamic_shapes=({0: torch.export.Dim("batch", min=2)},), verify=True)
 
 
