@@ -25,7 +25,7 @@ from aotexport.encode.program import EncodedProgram, encode_program, with_functi
 from aotexport.errors import ExportFailed
 from aotexport.forward_graphs import ForwardGraphs
 from aotexport.fresh import FreshProcess
-from aotexport.garbage import collected_rarely
+from aotexport.garbage import collected_rarely, give_back_freed_memory
 from aotexport.lower.build import TargetFiles, compile_targets, with_lowered, write_targets
 from aotexport.lower.cpu.levels import Level
 from aotexport.lower.lowering import lower_programs
@@ -159,6 +159,7 @@ def export(
             clock.stage("record eager results")
             with kept_in_files(state, tensors, stage):
                 encoded, vectors = _record(specs, state, encoded)
+            give_back_freed_memory()
             if wanted.kernels:
                 clock.stage("compile kernels")
             shared = compile_targets(

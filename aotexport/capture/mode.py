@@ -6,13 +6,12 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
-import torch
 from torch import nn
 
 from aotexport.capture.attributes import attributes_restored
 from aotexport.capture.state import State
 from aotexport.errors import ExportFailed
-from aotexport.restore import restored
+from aotexport.restore import UNCHANGED, restored
 
 Mode = Literal["train", "eval", "function"]
 
@@ -80,12 +79,10 @@ def refuse_modes_that_change_state(module: nn.Module | None, mode: Mode, state: 
     """
     if module is None or module.training == (mode == "train") or not _has_own_train(module):
         return
-    before = [(entry, entry.tensor, entry.tensor.detach().clone()) for entry in state.entries]
-    with restored(state), in_mode(module, mode):
-        for entry, tensor, values in before:
-            current = [table.get(key) for table, key in entry.slots]
-            same = all(other is tensor for other in current) and tensor.shape == values.shape
-            if not (same and torch.equal(tensor.nan_to_num(), values.nan_to_num())):
+    with restored(state) as changes, in_mode(module, mode):
+        entries = [entry for entry in state.entries for _ in entry.slots]
+        for entry, change in zip(entries, changes(), strict=True):
+            if change is not UNCHANGED:
                 raise ExportFailed(
                     f"`{mode}()` of the model changes its `{entry.names[0]}`, and a bundle has one set of tensors for "
                     "all modes. Export the programs of one mode, with the model in that mode (`model.eval()`, then "
