@@ -16,17 +16,20 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
+import numpy as np
 import torch
 from torch import nn
 
+from aotexport.capture.arrays import as_argument
 from aotexport.capture.mode import Attribute
 from aotexport.capture.structure import tree_of
 from aotexport.capture.tensor_kinds import why_not_held
 from aotexport.errors import ExportFailed, ModelFileInvalid
 from aotexport.torch_internals.names import is_dimension, is_fixed_dimension
+from aotexport_runtime.arrays import tensor_of, why_not
 from aotexport_runtime.schema.program import Parameter
 from aotexport_runtime.schema.trees import Constant, Leaf, Mapping, NamedFields, Sequence, Tree
-from aotexport_runtime.trees import keys_of, leaves, steps
+from aotexport_runtime.trees import arrays_in, keys_of, leaves, steps
 
 BY_KEYWORD = ("positional_or_keyword", "keyword_only")
 """Kinds of parameters that a keyword argument may be for; the names of others may be keywords in `**kwargs`."""
@@ -39,7 +42,7 @@ class ExampleCall:
     Attributes:
         callable: an `nn.Module`, or a function of tensors.
         parameters: its signature; leaves of the trees index `tensors`.
-        tensors: argument tensors, each object once; and dynamic integers.
+        tensors: argument tensors, each object once, and those with the memory of arrays; and dynamic integers.
         paths: where each of them stands, first place first.
         axes: per tensor, the user's dynamic dimension per axis; that of an integer as the one of axis 0.
         args: positional arguments.
@@ -73,6 +76,8 @@ class ExampleCall:
         """Return `(args, kwargs)` with `tensors` in place of the example's, everything else as in the example."""
         trees = {parameter.name: parameter.tree for parameter in self.parameters if parameter.kind in BY_KEYWORD}
         positional = [p.tree for p in self.parameters if p.kind in ("positional_only", "positional_or_keyword")]
+        arrays = arrays_in(parameter.tree for parameter in self.parameters)
+        tensors = [as_argument(leaf) if index in arrays else leaf for index, leaf in enumerate(tensors)]
         for parameter in self.parameters:
             if isinstance(parameter.tree, Sequence) and parameter.kind == "var_positional":
                 positional += parameter.tree.items
@@ -116,13 +121,15 @@ def example_call(
     indices: dict[int, int] = {}
 
     def leaf_index(value: Any, path: str) -> int | None:
-        key = id(value) if isinstance(value, torch.Tensor) else -1 - len(call.tensors)
+        key = id(value) if isinstance(value, torch.Tensor | np.ndarray) else -1 - len(call.tensors)
         if key not in indices:
             reason = why_not_held(value) if isinstance(value, torch.Tensor) else None
+            if isinstance(value, np.ndarray):
+                reason = why_not(value)
             if reason is not None:
                 raise ExportFailed(f"`{path}` {reason}")
             indices[key] = len(call.tensors)
-            call.tensors.append(value)
+            call.tensors.append(tensor_of(value) if isinstance(value, np.ndarray) else value)
             call.paths.append(path)
             call.axes.append(None)
         return indices[key]
@@ -143,7 +150,9 @@ def _fix_integers(call: ExampleCall, passed: set[str]) -> None:
 
     def fixed(tree: Tree) -> Tree:
         if isinstance(tree, Leaf):
-            return Leaf(index=positions[tree.index]) if tree.index in positions else Constant(value=values[tree.index])
+            if tree.index not in positions:
+                return Constant(value=values[tree.index])
+            return msgspec.structs.replace(tree, index=positions[tree.index])
         if isinstance(tree, Constant):
             return tree
         return msgspec.structs.replace(tree, items=tuple(map(fixed, tree.items)))
@@ -189,7 +198,7 @@ def _holds_tensor(value: Any) -> bool:
         return any(map(_holds_tensor, value.values()))
     if isinstance(value, tuple | list):
         return any(map(_holds_tensor, value))
-    return isinstance(value, torch.Tensor)
+    return isinstance(value, torch.Tensor | np.ndarray)
 
 
 def _same_constant(value: Any, default: Any) -> bool:

@@ -13,6 +13,7 @@ from torch import nn
 
 from aotexport.capture.agreement import check_nothing_lost
 from aotexport.capture.arguments import container_changes, containers
+from aotexport.capture.arrays import is_stand_in, tensor_within
 from aotexport.capture.arithmetic import symbolic_arithmetic
 from aotexport.capture.autocast import other_autocast
 from aotexport.capture.call import ExampleCall
@@ -50,6 +51,7 @@ from aotexport_runtime import meshes
 from aotexport_runtime.schema.program import ContainerChange
 from aotexport_runtime.schema.trees import Tree
 from aotexport_runtime.subclasses import inner_tensor
+from aotexport_runtime.trees import arrays_in
 
 
 def capture_forward(call: ExampleCall, state: State, *, grad: bool = True) -> ForwardCapture:
@@ -65,11 +67,12 @@ def capture_forward(call: ExampleCall, state: State, *, grad: bool = True) -> Fo
     """
     reasons: list[str] = []
     branches = False
+    arrays = arrays_in(parameter.tree for parameter in call.parameters)
     fixed: SizeFixed | None = None
     narrow: tuple[ForwardCapture, list[StateEntry]] | None = None
     direct: ForwardCapture | None = None
     for strategy in STRATEGIES:
-        if strategy.follows_values and not branches:
+        if (strategy.follows_values and not branches) or (arrays and not strategy.takes_arrays):
             continue
         # Code that asked for a size (`int(size)`) may be followed without, by reading it.
         if (fixed is not None or narrow is not None) and not strategy.reads_code:
@@ -150,6 +153,8 @@ class _Flat:
         def leaf_index(value: Any, path: str) -> int | None:
             if type(value) is int:
                 return None
+            if is_stand_in(value):
+                value = tensor_within(value)
             if id(value) not in indices:
                 indices[id(value)] = len(outputs)
                 outputs.append(value)

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from aotexport.capture import distributed, grad_mode
+from aotexport.capture import array_conversions, distributed, grad_mode
 from aotexport.capture.autograd_functions import function_of_bodies, record_application
 from aotexport.capture.effects import Effects
 from aotexport.capture.hooks import REGISTER_HOOK, record_hook
@@ -99,6 +99,7 @@ def replacements(effects: Effects) -> list[tuple[Any, str, Any]]:
         (torch.random, "set_rng_state", _refused_to_users("set_rng_state", draws)),
         (torch.random, "fork_rng", _refused_to_users("fork_rng", draws)),
         *_factories(set_requires_grad),
+        *array_conversions.replacements(effects),
         (torch, "is_grad_enabled", is_grad_enabled),
         (tensor, "data", property(_data, _set_data)),
         (tensor, "requires_grad_", requires_grad_),
@@ -230,7 +231,9 @@ def _factories(set_requires_grad: Callable[[torch.Tensor, bool], torch.Tensor]) 
 
         return make
 
-    return [(torch, name, watched(getattr(torch, name))) for name in _FACTORIES]
+    originals = {name: getattr(torch, name) for name in _FACTORIES}
+    originals["tensor"] = array_conversions.taking_arrays(torch.tensor, copy=True)
+    return [(torch, name, watched(original)) for name, original in originals.items()]
 
 
 def _refused_to_users(name: str, way_out: str) -> Any:

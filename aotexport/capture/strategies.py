@@ -38,6 +38,7 @@ class Strategy:
 
     Attributes:
         name: shown to the user.
+        takes_arrays: whether it traces arrays of NumPy among the arguments.
         reads_code: follows Python's bytecode, so that `int(size)` need not ask for the size.
         prepare: returns a callable with the parameters of the call's, for the state collected anew from it.
         follows_values: whether code may branch on values; then it is for calls that nothing but such branches stopped.
@@ -47,6 +48,7 @@ class Strategy:
     prepare: Callable[[ExampleCall], nn.Module | Callable[..., Any]]
     follows_values: bool = False
     reads_code: bool = False
+    takes_arrays: bool = False
 
 
 def _direct(call: ExampleCall) -> nn.Module | Callable[..., Any]:
@@ -141,9 +143,9 @@ def _dynamic_shapes(call: ExampleCall) -> Any:
 
 
 STRATEGIES = (
-    Strategy("direct", _direct),
+    Strategy("direct", _direct, takes_arrays=True),
     Strategy("torch.export", _exported(strict=False)),
     Strategy("dynamo", _exported(strict=True), reads_code=True),
     Strategy("dynamo with custom functions", _with_functions),
-    Strategy("example's path", _direct, follows_values=True),
+    Strategy("example's path", _direct, follows_values=True, takes_arrays=True),
 )

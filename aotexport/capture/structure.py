@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from aotexport.capture.arrays import is_stand_in
 from aotexport.errors import ExportFailed
 from aotexport.torch_internals.names import SUPPORTED_NODES
 from aotexport_runtime.constants import (
@@ -41,7 +42,7 @@ def tree_of(value: Any, path: str, leaf_index: LeafIndex, *, what: str) -> Tree:
     Args:
         value: nested containers of tensors, sizes and constants.
         path: where `value` stands, for errors and for `leaf_index`.
-        leaf_index: called for every tensor and symbolic integer (and every plain int, which may be dynamic).
+        leaf_index: called for every tensor, array and symbolic integer (and every plain int, which may be dynamic).
         what: `input` or `output`, for errors.
 
     Raises:
@@ -64,6 +65,10 @@ def tree_of(value: Any, path: str, leaf_index: LeafIndex, *, what: str) -> Tree:
             index = leaf_index(value, path)
             if index is not None:
                 return Leaf(index=index)
+        if is_stand_in(value) or (type(value) is np.ndarray and what == "input"):
+            index = leaf_index(value, path)
+            assert index is not None
+            return Leaf(index=index, array=True)
         if is_constant(value):
             return Constant(value=encode_constant(value))
         if is_python_value(value):

@@ -284,7 +284,7 @@ def _reindexed(parameter: Parameter, positions: dict[int, int]) -> Parameter:
 
 def _reindexed_tree(tree: Tree, positions: dict[int, int]) -> Tree:
     if isinstance(tree, Leaf):
-        return Leaf(index=positions[tree.index])
+        return msgspec.structs.replace(tree, index=positions[tree.index])
     if isinstance(tree, Constant):
         return tree
     return msgspec.structs.replace(tree, items=tuple(_reindexed_tree(item, positions) for item in tree.items))

@@ -14,7 +14,7 @@ import torch
 from aotexport_runtime.autocast import device_type_of, under_autocast
 from aotexport_runtime.bundle import Bundle, open_bundle
 from aotexport_runtime.engines.codegen import Environment, constant_value
-from aotexport_runtime.errors import BundleInvalid, SelfTestFailed
+from aotexport_runtime.errors import BundleInvalid, NotSupported, SelfTestFailed
 from aotexport_runtime.given import given_tree, giving
 from aotexport_runtime.loading import load
 from aotexport_runtime.module import BundleModule
@@ -302,12 +302,17 @@ def arguments_of(program: Program) -> Any:
 
 
 def flat_outputs(tree: Tree, value: Any, path: str = "output") -> list[tuple[str, Any]]:
-    """Return the tensor and size leaves of a returned value, walked by its tree, with their paths."""
+    """Return the tensor and size leaves of a returned value, walked by its tree, with their paths.
+
+    Raises:
+        NotSupported: the tree has an array where the value has none.
+    """
     found: list[tuple[str, Any]] = []
+    made: dict[int, torch.Tensor] = {}
 
     def visit(tree: Tree, value: Any, path: str) -> None:
         if isinstance(tree, Leaf):
-            found.append((path, value))
+            found.append((path, _tensor_of(value, path, made) if tree.array else value))
             return
         items = getattr(tree, "items", None)
         if items is None:
@@ -317,6 +322,18 @@ def flat_outputs(tree: Tree, value: Any, path: str = "output") -> list[tuple[str
 
     visit(tree, value, path)
     return found
+
+
+def _tensor_of(array: Any, path: str, made: dict[int, torch.Tensor]) -> torch.Tensor:
+    """Return a tensor with the memory of an array: the one that it was made of where there is one, one per array."""
+    from aotexport_runtime.arrays import known_array, why_not
+
+    if (reason := why_not(array)) is not None:
+        raise NotSupported(f"`{path}`: a {type(array).__name__} {reason}, and the trace has an array")
+    base = array.base
+    if isinstance(base, torch.Tensor) and known_array(base) is array:
+        return base
+    return made.setdefault(id(array), torch.from_numpy(array))
 
 
 def _children(tree: Any, value: Any) -> list[tuple[str, Any]]:

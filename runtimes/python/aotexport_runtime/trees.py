@@ -26,6 +26,11 @@ def leaves(tree: Tree, path: str = "") -> Iterator[tuple[str, Leaf | Constant]]:
         yield from leaves(item, path + step)
 
 
+def arrays_in(trees: Iterable[Tree]) -> set[int]:
+    """Return what the leaves of `trees` that are arrays index."""
+    return {leaf.index for tree in trees for _, leaf in leaves(tree) if isinstance(leaf, Leaf) and leaf.array}
+
+
 def steps(tree: Sequence | Mapping | NamedFields | Instance) -> list[str]:
     """Return the path step to each child: `[0]`, `['key']` or `.field`."""
     if isinstance(tree, Sequence):
@@ -134,6 +139,10 @@ def builder(tree: Tree, constant: Callable[[Constant], Any]) -> Builder:
     """
     if isinstance(tree, Leaf):
         index = tree.index
+        if tree.array:
+            from aotexport_runtime.arrays import array_of
+
+            return lambda values: array_of(values[index])
         return lambda values: values[index]
     if isinstance(tree, Constant):
         value = constant(tree)

@@ -17,7 +17,7 @@ from aotexport_runtime.call.containers import Containers
 from aotexport_runtime.call.tensors import is_torch_tensor, size_type
 from aotexport_runtime.schema.program import Parameter
 from aotexport_runtime.schema.trees import Constant, Instance, Leaf, Mapping, NamedFields, Sequence, Tree
-from aotexport_runtime.trees import SETS, keys_of, steps
+from aotexport_runtime.trees import SETS, arrays_in, keys_of, steps
 
 _MISSING = object()
 Report = Callable[[str], None]
@@ -61,6 +61,7 @@ class Signature:
         self._var_keyword = next((p for p in parameters if p.kind == "var_keyword"), None)
         # What is left out is as it was at capture: a default of constants.
         leading = list(itertools.takewhile(lambda p: isinstance(p.tree, Leaf), self._positional))
+        self._arrays = arrays_in(parameter.tree for parameter in parameters)
         self.plain_leaves = None if (plain := self._plain(leading)) is None else list(plain.values())
         """Input per positional argument of a call that passes all that is needed so, each a tensor or number of its
         own; None: arguments are nested, or come after some that may be left out."""
@@ -71,7 +72,9 @@ class Signature:
         """Return the input per parameter, if a call that passes these passes each tensor once, and all that it must."""
         names = {p.name for p in passed}
         indices = {p.name: p.tree.index for p in passed if isinstance(p.tree, Leaf)}
-        if len(set(indices.values())) < len(passed) or not all(p.optional or p.name in names for p in self._parameters):
+        if self._arrays or len(set(indices.values())) < len(passed):
+            return None
+        if not all(p.optional or p.name in names for p in self._parameters):
             return None
         return indices
 
@@ -141,7 +144,10 @@ class Signature:
     ) -> None:
         if isinstance(tree, Leaf):
             if value is None:
-                report(f"`{path}`: expected a tensor or number, got None")
+                report(f"`{path}`: expected {'an array' if tree.array else 'a tensor or number'}, got None")
+                return
+            if tree.array:
+                value = _tensor(value, leaves[tree.index], path, report)
             if leaves[tree.index] is not None and leaves[tree.index] is not value:
                 report(f"`{path}`: at capture another argument was the very same tensor; pass the same one")
             leaves[tree.index] = value
@@ -165,6 +171,16 @@ class Signature:
                 report(f"`{path}`: {fault}")
             for step, child, item in zip(steps(tree), tree.items, items, strict=True):
                 self._flatten(child, item, path + step, leaves, containers, report)
+
+
+def _tensor(array: Any, known: Any, path: str, report: Report) -> Any:
+    """Return the tensor with the memory of an array: `known`, where that is one already; reports what is none."""
+    from aotexport_runtime.arrays import known_array, tensor_of, why_not
+
+    if (reason := why_not(array)) is not None:
+        report(f"`{path}`: expected an array, as at capture; {_describe(array)} {reason}")
+        return known
+    return known if known is not None and known_array(known) is array else tensor_of(array)
 
 
 def _equal(value: Any, expected: Any) -> bool:

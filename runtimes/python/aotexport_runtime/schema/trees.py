@@ -25,13 +25,16 @@ Factory = Literal["list", "dict", "set", "tuple", "int", "float", "str", "bool"]
 
 
 class Leaf(Record, kw_only=True, tag="leaf", tag_field="kind"):
-    """A tensor or symbolic integer.
+    """A tensor, symbolic integer or NumPy array.
 
     Attributes:
         index: of an input tree: index into `Program.inputs`; of an output tree: index into `Program.outputs`.
+        array: whether it is a `numpy.ndarray`, for which the programs have a tensor with the same memory. What several
+            leaves index is an array in all of them or in none.
     """
 
     index: int
+    array: bool = False
 
 
 class Bytes(Record, kw_only=True, tag="bytes", tag_field="kind"):

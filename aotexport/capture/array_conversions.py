@@ -1,0 +1,81 @@
+"""Conversions between tensors and NumPy arrays, put in place while a model is traced; see `arrays`."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from aotexport.capture import grad_mode
+from aotexport.capture.arrays import is_stand_in, stand_in, tensor_made_of
+from aotexport.capture.effects import Effects
+from aotexport.capture.sources import user_line
+from aotexport.errors import ExportFailed
+from aotexport.torch_internals.names import FakeTensor
+
+
+def replacements(effects: Effects) -> list[tuple[Any, str, Any]]:
+    """Return what stands in for functions that make tensors of arrays, and methods that make arrays of tensors."""
+    shared, asarray, original = torch.from_numpy, torch.asarray, torch.Tensor.numpy
+
+    def numpy(self: torch.Tensor, *, force: bool = False) -> Any:
+        if not isinstance(self, FakeTensor):
+            return original(self, force=force)
+        recording = grad_mode.is_grad_enabled() if grad_mode.within_region() else effects.grad
+        if self.requires_grad and recording and not force:
+            raise RuntimeError(
+                "Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() instead."
+            )
+        # Where a call's tensor requires grad that did not at capture, the array is refused when it is given back.
+        return stand_in(self.detach().resolve_conj().resolve_neg() if force else self.view_as(self))
+
+    def __array__(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        raise ExportFailed(
+            f"{user_line()}the model passes a tensor to a function of NumPy, which a trace cannot follow. Convert it "
+            "(`tensor.numpy()`), or compute with torch"
+        )
+
+    def as_array(data: Any, *, copy: bool | None = None, requires_grad: bool = False, **kwargs: Any) -> torch.Tensor:
+        if not is_stand_in(data):
+            return asarray(data, copy=copy, requires_grad=requires_grad, **kwargs)
+        tensor = _converted(data, copy=bool(copy), **kwargs)
+        return tensor.requires_grad_() if requires_grad else tensor
+
+    return [
+        (torch, "from_numpy", lambda array: tensor_made_of(array) if is_stand_in(array) else shared(array)),
+        (torch, "as_tensor", taking_arrays(torch.as_tensor, copy=False)),
+        (torch, "asarray", as_array),
+        (torch.Tensor, "numpy", numpy),
+        (torch.Tensor, "__array__", __array__),
+    ]
+
+
+def taking_arrays(function: Callable[..., torch.Tensor], *, copy: bool) -> Callable[..., torch.Tensor]:
+    """Return a function that makes a tensor of data, as one that also takes stand-ins for arrays.
+
+    Args:
+        function: `torch.tensor` or one with its parameters.
+        copy: whether it copies arrays.
+    """
+
+    @functools.wraps(function)
+    def make(data: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+        if not is_stand_in(data):
+            return function(data, *args, **kwargs)
+        return _converted(data, *args, copy=copy, **kwargs)
+
+    return make
+
+
+def _converted(
+    array: Any,
+    dtype: torch.dtype | None = None,
+    device: Any = None,
+    *,
+    copy: bool,
+    pin_memory: bool = False,
+) -> torch.Tensor:
+    tensor = tensor_made_of(array)
+    return tensor.to(device=device or tensor.device, dtype=dtype or tensor.dtype, copy=copy)

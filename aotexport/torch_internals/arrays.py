@@ -1,0 +1,33 @@
+"""Torch's counterpart of NumPy: its functions and arrays, computed by torch's operators."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch._numpy as counterparts
+
+
+def counterpart(module: str, name: str) -> Callable[..., Any] | None:
+    """Return torch's counterpart of a function of NumPy (module `numpy` or one below); None: it has none."""
+    found: Any = counterparts
+    for part in (*module.split(".")[1:], name):
+        found = getattr(found, part, None)
+    return found
+
+
+def counterpart_method(name: str) -> Callable[..., Any] | None:
+    """Return a method of torch's counterpart of an array, to be called on one; None: it has none."""
+    method = getattr(counterparts.ndarray, name, None)
+    return method if callable(method) else None
+
+
+def counterpart_array(tensor: torch.Tensor) -> Any:
+    """Return the counterpart of an array with the memory of `tensor`."""
+    return counterparts.ndarray(tensor)
+
+
+def is_counterpart(value: Any) -> bool:
+    """Return whether `value` is torch's counterpart of an array."""
+    return isinstance(value, counterparts.ndarray)

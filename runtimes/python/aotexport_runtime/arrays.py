@@ -1,0 +1,50 @@
+"""NumPy arrays among arguments and results: at the border of a call, tensors with the same memory stand for them."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import numpy as np
+import torch
+
+_ARRAY = "_aotexport_array"
+
+
+def why_not(value: Any) -> str | None:
+    """Return what keeps `value` from being taken as an array; None: nothing."""
+    if type(value) is not np.ndarray:
+        return "is no `numpy.ndarray`"
+    if not value.flags.writeable:
+        return "is an array that is not writable, which tensors cannot be; pass a copy"
+    try:
+        torch.from_numpy(value)
+    except (TypeError, ValueError):
+        return f"is an array of {value.dtype} with strides {value.strides}, which no tensor has; pass a copy"
+    return None
+
+
+def tensor_of(array: Any) -> torch.Tensor:
+    """Return a new tensor with the memory of an array; `array_of` gives the array back."""
+    tensor = torch.from_numpy(array)
+    setattr(tensor, _ARRAY, weakref.ref(array))
+    return tensor
+
+
+def array_of(tensor: torch.Tensor) -> Any:
+    """Return the array with the memory of a tensor: the one that it was made of, or, as long as that lives, gave before.
+
+    Raises:
+        RuntimeError: the tensor requires grad, as with `Tensor.numpy`.
+    """
+    array = known_array(tensor)
+    if array is None:
+        array = tensor.numpy()
+        setattr(tensor, _ARRAY, weakref.ref(array))
+    return array
+
+
+def known_array(tensor: torch.Tensor) -> Any:
+    """Return the living array that a tensor was made of or gave; None: there is none."""
+    reference = getattr(tensor, _ARRAY, None)
+    return None if reference is None else reference()
