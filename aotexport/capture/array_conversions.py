@@ -25,8 +25,9 @@ def replacements(effects: Effects) -> list[tuple[Any, str, Any]]:
             return original(self, force=force)
         recording = grad_mode.is_grad_enabled() if grad_mode.within_region() else effects.grad
         if self.requires_grad and recording and not force:
-            raise RuntimeError(
-                "Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() instead."
+            raise ExportFailed(
+                f"{user_line()}the model calls `Tensor.numpy` on a tensor that requires grad, which torch refuses. Use "
+                "`tensor.detach().numpy()`, or leave out programs with gradients (`programs=('infer',)`)"
             )
         # Where a call's tensor requires grad that did not at capture, the array is refused when it is given back.
         return stand_in(self.detach().resolve_conj().resolve_neg() if force else self.view_as(self))
@@ -43,7 +44,17 @@ def replacements(effects: Effects) -> list[tuple[Any, str, Any]]:
         tensor = _converted(data, copy=bool(copy), **kwargs)
         return tensor.requires_grad_() if requires_grad else tensor
 
+    read, write = torch.Tensor.__getitem__, torch.Tensor.__setitem__
+
+    def __getitem__(self: torch.Tensor, index: Any) -> Any:
+        return read(self, _index(index))
+
+    def __setitem__(self: torch.Tensor, index: Any, value: Any) -> None:
+        write(self, _index(index), tensor_made_of(value) if is_stand_in(value) else value)
+
     return [
+        (torch.Tensor, "__getitem__", __getitem__),
+        (torch.Tensor, "__setitem__", __setitem__),
         (torch, "from_numpy", lambda array: tensor_made_of(array) if is_stand_in(array) else shared(array)),
         (torch, "as_tensor", taking_arrays(torch.as_tensor, copy=False)),
         (torch, "asarray", as_array),
@@ -67,6 +78,13 @@ def taking_arrays(function: Callable[..., torch.Tensor], *, copy: bool) -> Calla
         return _converted(data, *args, copy=copy, **kwargs)
 
     return make
+
+
+def _index(index: Any) -> Any:
+    """Return an index of a tensor with tensors for arrays."""
+    if type(index) is tuple:
+        return tuple(map(_index, index))
+    return tensor_made_of(index) if is_stand_in(index) else index
 
 
 def _converted(

@@ -18,9 +18,13 @@ from aotexport.torch_internals.arrays import counterpart, counterpart_array, cou
 from aotexport_runtime.arrays import array_of
 
 _ATTRIBUTES = ("shape", "ndim", "size", "itemsize", "T", "real", "imag")
-_BINARY = (
-    *("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor", "lshift", "rshift"),
+_ARITHMETIC = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul")
+_BINARY = (*_ARITHMETIC, "and", "or", "xor", "lshift", "rshift")
+_SHAPING = (
+    *("reshape", "squeeze", "transpose", "ravel", "copy", "view", "expand_dims", "broadcast_to", "where"),
+    *("zeros_like", "ones_like", "empty_like", "full_like"),
 )
+"""What gives an array without axes for one, and not a scalar."""
 _COMPARED = ("eq", "ne", "lt", "le", "gt", "ge")
 _UNARY = ("neg", "pos", "abs", "invert")
 
@@ -52,7 +56,7 @@ class Array:
         if name.startswith("__") or not hasattr(np.ndarray, name):
             raise AttributeError(f"'numpy.ndarray' object has no attribute '{name}'")
         if name in _ATTRIBUTES:
-            return _wrapped(getattr(counterpart_array(self._tensor), name), [self])
+            return _wrapped(getattr(counterpart_array(self._tensor), name), [self], makes_scalar=False)
         method = counterpart_method(name)
         if method is None:
             _refuse(f"ndarray.{name}")
@@ -68,7 +72,7 @@ class Array:
 
     def __getitem__(self, index: Any) -> Any:
         if _steps_back(index):
-            _refuse("a slice with a negative step", "Flip the tensor (`torch.flip`)")
+            _refuse("a slice of an array with a negative step", "Flip the tensor (`torch.flip`)")
         return _applied(_method("__getitem__"), (self, index), {})
 
     def __setitem__(self, index: Any, value: Any) -> None:
@@ -93,7 +97,7 @@ class Array:
         return Array(self._tensor.clone())
 
     def __array__(self, *args: Any, **kwargs: Any) -> Any:
-        _refuse("a function of NumPy that only takes real arrays")
+        _refuse("an array where NumPy needs its own")
 
     def __array_ufunc__(self, ufunc: Any, method: str, *args: Any, out: tuple[Any, ...] = (), **kwargs: Any) -> Any:
         if method != "__call__" or len(out) > 1:
@@ -109,9 +113,25 @@ class Array:
         return _applied(_function(function.__module__, function.__name__), args, kwargs)
 
 
+class Scalar(Array):
+    """A scalar of NumPy in a traced call, which nothing changes; its tensor has no axes."""
+
+    __slots__ = ()
+
+    @property
+    def __class__(self) -> type:  # type: ignore[override]
+        """Return the class that it stands for."""
+        return self.dtype.type
+
+
 def is_stand_in(value: Any) -> bool:
-    """Return whether `value` stands for an array of a traced call."""
-    return type(value) is Array
+    """Return whether `value` stands for an array or scalar of a traced call."""
+    return type(value) in (Array, Scalar)
+
+
+def is_scalar(value: Any) -> bool:
+    """Return whether `value` stands for a scalar of a traced call."""
+    return type(value) is Scalar
 
 
 def stand_in(tensor: torch.Tensor) -> Array:
@@ -149,8 +169,7 @@ def _method(name: str) -> Callable[..., Any]:
 
 def _refuse(what: str, way_out: str = "Convert the array (`torch.from_numpy`), and compute with torch") -> Any:
     raise ExportFailed(
-        f"{user_line()}the model uses {what if ' ' in what else f'`{what}`'} of an array, which torch has no counterpart "
-        f"of. {way_out}"
+        f"{user_line()}the model uses {what if ' ' in what else f'`{what}`'}, which torch has no counterpart of. {way_out}"
     )
 
 
@@ -158,7 +177,14 @@ def _applied(function: Callable[..., Any], args: Any, kwargs: dict[str, Any]) ->
     """Return what torch's counterpart of a function of NumPy gives, as NumPy's kinds of values."""
     known: list[Array] = []
     result = function(*_unwrapped(args, known), **_unwrapped(kwargs, known))
-    return kwargs["out"] if is_stand_in(kwargs.get("out")) else _wrapped(result, known)
+    if is_stand_in(kwargs.get("out")):
+        return kwargs["out"]
+    name = function.__name__
+    if name == "__getitem__":
+        # A number out of an array is a copy; with `...` it is an array without axes.
+        index = args[1] if isinstance(args[1], tuple) else (args[1],)
+        return _wrapped(result, known, makes_scalar=not any(item is ... for item in index), copies_scalar=True)
+    return _wrapped(result, known, makes_scalar=name not in _SHAPING)
 
 
 def _unwrapped(value: Any, known: list[Array]) -> Any:
@@ -172,12 +198,14 @@ def _unwrapped(value: Any, known: list[Array]) -> Any:
     return {key: _unwrapped(item, known) for key, item in value.items()} if type(value) is dict else value
 
 
-def _wrapped(value: Any, known: list[Array]) -> Any:
+def _wrapped(value: Any, known: list[Array], *, makes_scalar: bool, copies_scalar: bool = False) -> Any:
     if is_counterpart(value):
         tensor = value.tensor
+        if makes_scalar and not tensor.dim():
+            return Scalar(tensor.clone() if copies_scalar else tensor)
         return Array(tensor.view_as(tensor) if any(tensor is tensor_within(other) for other in known) else tensor)
     if type(value) in (tuple, list):
-        return type(value)(_wrapped(item, known) for item in value)
+        return type(value)(_wrapped(item, known, makes_scalar=makes_scalar) for item in value)
     return value
 
 
@@ -200,12 +228,12 @@ def _operator(name: str) -> Any:
 
 
 def _reflected(name: str) -> Any:
-    plain = f"__{name}__"
-
     def operate(self: Array, other: Any) -> Any:
         if isinstance(other, torch.Tensor):
-            # A tensor before an array takes it for a tensor.
-            return getattr(other, plain)(tensor_made_of(self))
+            if is_scalar(self):
+                return getattr(other, f"__{name}__")(self._tensor)
+            # A tensor before an array is one too, and what NumPy computes of them is made a tensor.
+            return tensor_made_of(_applied(_method(f"__r{name}__"), (self, other.numpy()), {}))
         return _applied(_method(f"__r{name}__"), (self, other), {})
 
     return operate
@@ -215,6 +243,8 @@ def _in_place(name: str) -> Any:
     def operate(self: Array, other: Any) -> Any:
         if isinstance(other, torch.Tensor):
             return NotImplemented
+        if is_scalar(self):
+            return _applied(_method(f"__{name}__"), (self, other), {})
         _applied(_method(f"__i{name}__"), (self, other), {})
         return self
 

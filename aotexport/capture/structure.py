@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from aotexport.capture.arrays import is_stand_in
+from aotexport.capture.arrays import is_scalar, is_stand_in
 from aotexport.errors import ExportFailed
 from aotexport.torch_internals.names import SUPPORTED_NODES
 from aotexport_runtime.constants import (
@@ -65,6 +65,11 @@ def tree_of(value: Any, path: str, leaf_index: LeafIndex, *, what: str) -> Tree:
             index = leaf_index(value, path)
             if index is not None:
                 return Leaf(index=index)
+        if is_scalar(value):
+            raise ExportFailed(
+                f"{what} `{path}` is a NumPy scalar that the call computes, which a bundle cannot hold. Return an array "
+                "or a tensor (`torch.as_tensor`)"
+            )
         if is_stand_in(value) or (type(value) is np.ndarray and what == "input"):
             index = leaf_index(value, path)
             assert index is not None

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from itertools import accumulate
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 
 from aotexport.capture.arguments import check_changes, containers
@@ -20,6 +21,7 @@ from aotexport.programs import Mode
 from aotexport.restore import restored
 from aotexport.vectors.arguments import Arguments, example_arguments
 from aotexport_runtime.engines.codegen import Environment
+from aotexport_runtime.errors import NotSupported
 from aotexport_runtime.given import given_tree, giving
 from aotexport_runtime.observe import Inputs, Observation, make_inputs, observe
 from aotexport_runtime.schema.program import Program, StateInput
@@ -119,7 +121,8 @@ def observe_eager(call: ExampleCall, state: State, program: Program, arguments: 
     """Return what a caller of the model sees, with a second call and a backward pass.
 
     Raises:
-        ExportFailed: the model returns tensors of a class that a bundle cannot hold.
+        ExportFailed: the model returns tensors of a class that a bundle cannot hold, or arrays where its trace has
+            none, or the other way round.
     """
     eager, make = _eager(call, program, arguments)
 
@@ -127,7 +130,10 @@ def observe_eager(call: ExampleCall, state: State, program: Program, arguments: 
         return {e.names[0]: e.slots[0][0][e.slots[0][1]] if e.slots else e.tensor for e in state.entries}
 
     def outputs(value: Any) -> list[tuple[str, Any]]:
-        found = flat_outputs(given_tree(program), value)
+        try:
+            found = flat_outputs(given_tree(program), value)
+        except NotSupported as error:
+            raise ExportFailed(f"{error}, where a trace of the call has an array. Return an array or a tensor") from error
         _check_classes(found, {type(tensor) for tensor in call.tensors})
         return found
 
@@ -152,6 +158,8 @@ def _check_classes(outputs: list[tuple[str, Any]], given: set[type]) -> None:
     """
     known = {torch.Tensor, torch.nn.Parameter, *given}
     for name, value in outputs:
+        if isinstance(value, np.ndarray):
+            raise ExportFailed(f"`{name}` is an array, where a trace of the call has none. Return a tensor")
         if isinstance(value, torch.Tensor) and type(value) not in known and not is_wrapper(value):
             raise ExportFailed(
                 f"{name} is a `{type(value).__qualname__}`, a class of tensors that a bundle cannot hold. Return a "

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 FILES = (
-    *("aliases", "autograd", "bodies", "dynamic", "functions", "hooks"),
+    *("aliases", "arrays", "autograd", "bodies", "dynamic", "functions", "hooks"),
     *("mixtures", "modules", "mutations", "operators", "randomness", "structure", "subclasses"),
     "values",
 )

@@ -22,6 +22,7 @@ from aotexport_runtime import open_bundle
 from aotexport_runtime.bundle import MANIFEST_NAME, Bundle
 from aotexport_runtime.schema import encode_record
 from aotexport_runtime.schema.manifest import Manifest, OnnxModel
+from aotexport_runtime.trees import arrays_in
 from aotexport_runtime.schema.program import Program
 
 TARGET = "onnx"
@@ -153,6 +154,12 @@ def choose(bundle: Bundle, options: OnnxOptions) -> list[Program]:
             f"ONNX models are forward only, and the bundle has only {', '.join(bundle.program_names)}, which record "
             "gradients. Export a program `infer` as well"
         )
+    for program in chosen:
+        if arrays_in([*(parameter.tree for parameter in program.parameters), program.output_tree]):
+            raise ExportFailed(
+                f"program `{program.name}` takes or returns arrays of NumPy, and ONNX models are made of programs of "
+                "tensors. Take and return tensors; an ONNX model takes arrays for them"
+            )
     return chosen
 
 

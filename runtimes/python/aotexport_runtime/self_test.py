@@ -329,7 +329,7 @@ def _tensor_of(array: Any, path: str, made: dict[int, torch.Tensor]) -> torch.Te
     from aotexport_runtime.arrays import known_array, why_not
 
     if (reason := why_not(array)) is not None:
-        raise NotSupported(f"`{path}`: a {type(array).__name__} {reason}, and the trace has an array")
+        raise NotSupported(f"`{path}`, a `{type(array).__name__}`, {reason}")
     base = array.base
     if isinstance(base, torch.Tensor) and known_array(base) is array:
         return base

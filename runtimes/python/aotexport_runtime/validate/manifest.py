@@ -7,6 +7,7 @@ import re
 from aotexport_runtime.errors import BundleInvalid
 from aotexport_runtime.schema.manifest import Manifest, StateTensor, StoredPart
 from aotexport_runtime.schema.versions import CALLING_CONVENTION, OLDEST_CALLING_CONVENTION
+from aotexport_runtime.trees import arrays_in
 from aotexport_runtime.validate.bounds import MAX_TEXT, check_plain_name, check_span, check_text, check_unique
 from aotexport_runtime.validate.containers import check_values
 from aotexport_runtime.validate.subclasses import check_subclass, check_type_name, count_parts
@@ -144,6 +145,8 @@ def _check_attributes(manifest: Manifest) -> None:
     for attribute in manifest.attributes:
         check_text(attribute.name, "name of an attribute", WHERE)
         check_values(attribute.value, len(manifest.state), WHERE)
+        if arrays_in([attribute.value]):
+            raise BundleInvalid(f"the attribute {attribute.name[:80]!r} holds an array", where=WHERE)
 
 
 def _check_vectors(manifest: Manifest, listed: set[str]) -> None:

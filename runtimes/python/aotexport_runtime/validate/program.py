@@ -24,6 +24,7 @@ from aotexport_runtime.schema.program import (
 from aotexport_runtime.schema.sizes import Dimension
 from aotexport_runtime.schema.trees import Mapping, Sequence
 from aotexport_runtime.sizes import INT64_MAX, check_size
+from aotexport_runtime.validate.arrays import check_arrays
 from aotexport_runtime.validate.arguments import check_constant, check_meta, introduced
 from aotexport_runtime.validate.bounds import MAX_NODES, check_index, check_plain_name, check_text, check_unique
 from aotexport_runtime.validate.containers import check_container_changes, check_values
@@ -67,6 +68,7 @@ def check_program(program: Program, manifest: Manifest, *, name: str, where: str
     check_values(program.output_tree, len(program.outputs), where)
     _check_rebinds(program, manifest, where)
     check_container_changes(program, where)
+    check_arrays(program, where)
     check_plain_name(program.forward.file, "graph file", where)
     if program.functional is not None:
         _check_functional(taken_apart(program), program.functional, symbols, where)

@@ -1,0 +1,51 @@
+"""Rules of NumPy arrays among arguments and results."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from aotexport_runtime.errors import BundleInvalid
+from aotexport_runtime.schema.graph import TensorMeta
+from aotexport_runtime.schema.program import ArgumentInput, Program
+from aotexport_runtime.schema.trees import Leaf, Tree
+from aotexport_runtime.trees import arrays_in, leaves
+
+_DTYPES = frozenset(
+    (
+        *("bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64"),
+        *("float16", "float32", "float64", "complex64", "complex128"),
+    )
+)
+"""Element types that torch and NumPy both have."""
+
+
+def check_arrays(program: Program, where: str) -> None:
+    """Refuse arrays that no call can pass or give.
+
+    Raises:
+        BundleInvalid: names the fault.
+    """
+    for index in _arrays([parameter.tree for parameter in program.parameters], "input", where):
+        spec = program.inputs[index]
+        if not isinstance(spec, ArgumentInput) or spec.subclass is not None or spec.meta.requires_grad:
+            raise BundleInvalid(f"input {index} is an array, and no plain argument without gradients", where=where)
+        _check_meta(spec.meta, f"input {index}", where)
+    put = [item for change in program.container_changes for item in change.items if item is not None]
+    for index in _arrays([program.output_tree, *put], "output", where):
+        _check_meta(program.outputs[index], f"output {index}", where)
+
+
+def _arrays(trees: Iterable[Tree], what: str, where: str) -> list[int]:
+    """Return what leaves that are arrays index, in order, refusing what others index too."""
+    trees = list(trees)
+    arrays = arrays_in(trees)
+    found = [leaf for tree in trees for _, leaf in leaves(tree) if isinstance(leaf, Leaf) and leaf.index in arrays]
+    for leaf in found:
+        if not leaf.array:
+            raise BundleInvalid(f"{what} {leaf.index} is an array in one place, and none in another", where=where)
+    return sorted(arrays)
+
+
+def _check_meta(meta: TensorMeta | None, what: str, where: str) -> None:
+    if meta is None or meta.dtype not in _DTYPES:
+        raise BundleInvalid(f"{what} is an array, and NumPy has no such values", where=where)
