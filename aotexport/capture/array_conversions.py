@@ -32,12 +32,6 @@ def replacements(effects: Effects) -> list[tuple[Any, str, Any]]:
         # Where a call's tensor requires grad that did not at capture, the array is refused when it is given back.
         return stand_in(self.detach().resolve_conj().resolve_neg() if force else self.view_as(self))
 
-    def __array__(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        raise ExportFailed(
-            f"{user_line()}the model passes a tensor to a function of NumPy, which a trace cannot follow. Convert it "
-            "(`tensor.numpy()`), or compute with torch"
-        )
-
     def as_array(data: Any, *, copy: bool | None = None, requires_grad: bool = False, **kwargs: Any) -> torch.Tensor:
         if not is_stand_in(data):
             return asarray(data, copy=copy, requires_grad=requires_grad, **kwargs)
@@ -46,20 +40,19 @@ def replacements(effects: Effects) -> list[tuple[Any, str, Any]]:
 
     read, write = torch.Tensor.__getitem__, torch.Tensor.__setitem__
 
-    def __getitem__(self: torch.Tensor, index: Any) -> Any:
+    def read_at(self: torch.Tensor, index: Any) -> Any:
         return read(self, _index(index))
 
-    def __setitem__(self: torch.Tensor, index: Any, value: Any) -> None:
+    def write_at(self: torch.Tensor, index: Any, value: Any) -> None:
         write(self, _index(index), tensor_made_of(value) if is_stand_in(value) else value)
 
     return [
-        (torch.Tensor, "__getitem__", __getitem__),
-        (torch.Tensor, "__setitem__", __setitem__),
+        (torch.Tensor, "__getitem__", read_at),
+        (torch.Tensor, "__setitem__", write_at),
         (torch, "from_numpy", lambda array: tensor_made_of(array) if is_stand_in(array) else shared(array)),
         (torch, "as_tensor", taking_arrays(torch.as_tensor, copy=False)),
         (torch, "asarray", as_array),
         (torch.Tensor, "numpy", numpy),
-        (torch.Tensor, "__array__", __array__),
     ]
 
 

@@ -1,13 +1,13 @@
 """NumPy arrays while a model is traced: stand-ins that hold the tensor with the same memory.
 
-What NumPy would compute, `torch._numpy` computes by torch's operators, which a trace sees. Invariant: every stand-in has
-a tensor object of its own, so that which tensor is returned tells which array.
+What NumPy would compute, `torch._numpy` computes by torch's operators, which a trace sees. Invariant: every stand-in
+has a tensor object of its own, so that which tensor is returned tells which array.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import numpy as np
 import torch
@@ -167,9 +167,10 @@ def _method(name: str) -> Callable[..., Any]:
     return found
 
 
-def _refuse(what: str, way_out: str = "Convert the array (`torch.from_numpy`), and compute with torch") -> Any:
+def _refuse(what: str, way_out: str = "Convert the array (`torch.from_numpy`), and compute with torch") -> NoReturn:
     raise ExportFailed(
-        f"{user_line()}the model uses {what if ' ' in what else f'`{what}`'}, which torch has no counterpart of. {way_out}"
+        f"{user_line()}the model uses {what if ' ' in what else f'`{what}`'}, which torch has no counterpart of. "
+        f"{way_out}"
     )
 
 
@@ -193,8 +194,10 @@ def _unwrapped(value: Any, known: list[Array]) -> Any:
         return counterpart_array(tensor_within(value))
     if isinstance(value, np.dtype) or (isinstance(value, type) and issubclass(value, np.generic)):
         return np.dtype(value).name
-    if type(value) in (tuple, list):
-        return type(value)(_unwrapped(item, known) for item in value)
+    if type(value) is tuple:
+        return tuple(_unwrapped(item, known) for item in value)
+    if type(value) is list:
+        return [_unwrapped(item, known) for item in value]
     return {key: _unwrapped(item, known) for key, item in value.items()} if type(value) is dict else value
 
 
@@ -205,7 +208,8 @@ def _wrapped(value: Any, known: list[Array], *, makes_scalar: bool, copies_scala
             return Scalar(tensor.clone() if copies_scalar else tensor)
         return Array(tensor.view_as(tensor) if any(tensor is tensor_within(other) for other in known) else tensor)
     if type(value) in (tuple, list):
-        return type(value)(_wrapped(item, known, makes_scalar=makes_scalar) for item in value)
+        items = [_wrapped(item, known, makes_scalar=makes_scalar) for item in value]
+        return items if type(value) is list else tuple(items)
     return value
 
 

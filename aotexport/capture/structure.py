@@ -67,8 +67,8 @@ def tree_of(value: Any, path: str, leaf_index: LeafIndex, *, what: str) -> Tree:
                 return Leaf(index=index)
         if is_scalar(value):
             raise ExportFailed(
-                f"{what} `{path}` is a NumPy scalar that the call computes, which a bundle cannot hold. Return an array "
-                "or a tensor (`torch.as_tensor`)"
+                f"{what} `{path}` is a NumPy scalar that the call computes, which a bundle cannot hold. Return an "
+                "array or a tensor (`torch.as_tensor`)"
             )
         if is_stand_in(value) or (type(value) is np.ndarray and what == "input"):
             index = leaf_index(value, path)

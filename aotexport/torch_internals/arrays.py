@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 import torch._numpy as counterparts
+from torch._numpy._ndarray import ndarray
 
 
 def counterpart(module: str, name: str) -> Callable[..., Any] | None:
@@ -19,15 +20,15 @@ def counterpart(module: str, name: str) -> Callable[..., Any] | None:
 
 def counterpart_method(name: str) -> Callable[..., Any] | None:
     """Return a method of torch's counterpart of an array, to be called on one; None: it has none."""
-    method = getattr(counterparts.ndarray, name, None)
+    method = getattr(ndarray, name, None)
     return method if callable(method) else None
 
 
 def counterpart_array(tensor: torch.Tensor) -> Any:
     """Return the counterpart of an array with the memory of `tensor`."""
-    return counterparts.ndarray(tensor)
+    return ndarray(tensor)
 
 
 def is_counterpart(value: Any) -> bool:
     """Return whether `value` is torch's counterpart of an array."""
-    return isinstance(value, counterparts.ndarray)
+    return isinstance(value, ndarray)

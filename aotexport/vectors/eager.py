@@ -133,7 +133,9 @@ def observe_eager(call: ExampleCall, state: State, program: Program, arguments: 
         try:
             found = flat_outputs(given_tree(program), value)
         except NotSupported as error:
-            raise ExportFailed(f"{error}, where a trace of the call has an array. Return an array or a tensor") from error
+            raise ExportFailed(
+                f"{error}, where a trace of the call has an array. Return an array or a tensor"
+            ) from error
         _check_classes(found, {type(tensor) for tensor in call.tensors})
         return found
 

@@ -54,7 +54,6 @@ def arrays_of_tensors(x, shift):
     return array, array, x.t().numpy(), torch.from_numpy(array - shift)
 
 
-
 @case(lambda: (ramp(3),) * 2)
 def one_array_as_two_arguments(x, y):
     x *= 2

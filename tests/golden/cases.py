@@ -620,6 +620,17 @@ def python_values() -> Case:
 
 
 @case
+def numpy_arrays() -> Case:
+    """Arrays of NumPy, taken, changed and returned."""
+
+    def call(x: Any, scale: Tensor) -> Any:
+        x += 1
+        return x, (torch.from_numpy(x) * scale).numpy()
+
+    return Case(call, (ramp(3).numpy(), ramp(3)), programs=("infer",))
+
+
+@case
 def attributes_that_calls_change() -> Case:
     """A counter, a tensor that is kept for the next call, and one in a dict."""
 

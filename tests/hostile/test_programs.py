@@ -54,6 +54,12 @@ FAULTS = [
     # signature
     ("parameters/-", {"name": "x", "kind": "keyword_only", "tree": LEAF}, "parameter 'x' occurs twice"),
     ("parameters/0/name", "x=print(1)", "parameter 'x=print(1)' is not an identifier"),
+    ("parameters/0/tree", {**LEAF, "array": True}, "input 0 is an array, and no plain argument without gradients"),
+    (
+        "output_tree",
+        {"kind": "sequence", "type": "list", "items": [LEAF, {**LEAF, "array": True}]},
+        "output 0 is an array in one place, and none in another",
+    ),
     ("parameters/0/tree/index", 4, "leaf 4 of a tree is out of range"),
     ("parameters/0/tree/index", -1, "leaf -1 of a tree is out of range"),
     ("parameters/0/kind", "var_positional", "parameter `x` is var_positional and no sequence"),
@@ -226,4 +232,13 @@ def test_output_tree_with_a_fault_is_refused(crafted: Crafted, tree, message):
     crafted.put("program", "output_tree", tree)
     with pytest.raises(BundleInvalid) as caught:
         crafted.read()
+    assert str(caught.value) == f"programs/train/program.json: {message}"
+
+
+def test_array_of_an_element_type_that_numpy_has_not_is_refused(crafted: Crafted):
+    crafted.put("program", "outputs/0/dtype", "bfloat16")
+    crafted.put("program", "output_tree/items/0/array", True)
+    with pytest.raises(BundleInvalid) as caught:
+        crafted.read()
+    message = "output 0 is an array, and NumPy has no such values"
     assert str(caught.value) == f"programs/train/program.json: {message}"

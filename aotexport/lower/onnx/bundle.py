@@ -22,8 +22,8 @@ from aotexport_runtime import open_bundle
 from aotexport_runtime.bundle import MANIFEST_NAME, Bundle
 from aotexport_runtime.schema import encode_record
 from aotexport_runtime.schema.manifest import Manifest, OnnxModel
-from aotexport_runtime.trees import arrays_in
 from aotexport_runtime.schema.program import Program
+from aotexport_runtime.trees import arrays_in
 
 TARGET = "onnx"
 

@@ -32,7 +32,7 @@ def tensor_of(array: Any) -> torch.Tensor:
 
 
 def array_of(tensor: torch.Tensor) -> Any:
-    """Return the array with the memory of a tensor: the one that it was made of, or, as long as that lives, gave before.
+    """Return the array with the memory of a tensor: the one that it was made of or, as long as that lives, gave before.
 
     Raises:
         RuntimeError: the tensor requires grad, as with `Tensor.numpy`.

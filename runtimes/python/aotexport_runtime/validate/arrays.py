@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from aotexport_runtime.errors import BundleInvalid
-from aotexport_runtime.schema.graph import TensorMeta
 from aotexport_runtime.schema.program import ArgumentInput, Program
 from aotexport_runtime.schema.trees import Leaf, Tree
+from aotexport_runtime.schema.values import TensorMeta
 from aotexport_runtime.trees import arrays_in, leaves
 
 _DTYPES = frozenset(

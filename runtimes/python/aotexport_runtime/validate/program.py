@@ -24,8 +24,8 @@ from aotexport_runtime.schema.program import (
 from aotexport_runtime.schema.sizes import Dimension
 from aotexport_runtime.schema.trees import Mapping, Sequence
 from aotexport_runtime.sizes import INT64_MAX, check_size
-from aotexport_runtime.validate.arrays import check_arrays
 from aotexport_runtime.validate.arguments import check_constant, check_meta, introduced
+from aotexport_runtime.validate.arrays import check_arrays
 from aotexport_runtime.validate.bounds import MAX_NODES, check_index, check_plain_name, check_text, check_unique
 from aotexport_runtime.validate.containers import check_container_changes, check_values
 from aotexport_runtime.validate.graph import check_allowed
