@@ -52,6 +52,10 @@ class Array:
         """Return a copy with another element type."""
         return Array(self._tensor.to(_torch_dtype(dtype), copy=True)) if copy or self.dtype != dtype else self
 
+    def flatten(self) -> Array:
+        """Return a copy with one axis."""
+        return Array(self._tensor.reshape(-1).clone(memory_format=torch.contiguous_format))
+
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or not hasattr(np.ndarray, name):
             raise AttributeError(f"'numpy.ndarray' object has no attribute '{name}'")
@@ -107,7 +111,7 @@ class Array:
         if any(isinstance(arg, torch.Tensor) for arg in args):
             return NotImplemented
         given = {**kwargs, "out": out[0]} if out else kwargs
-        return _applied(_function("numpy", ufunc.__name__), args, given)
+        return _computed(_function("numpy", ufunc.__name__), args, given)
 
     def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
         return _applied(_function(function.__module__, function.__name__), args, kwargs)
@@ -188,12 +192,24 @@ def _applied(function: Callable[..., Any], args: Any, kwargs: dict[str, Any]) ->
     return _wrapped(result, known, makes_scalar=name not in _SHAPING)
 
 
+def _computed(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Return what a function of numbers gives: of integers in double precision, where torch's has its default."""
+    result = _applied(function, args, kwargs)
+    given = [tensor_within(arg) for arg in args if is_stand_in(arg)]
+    whole = not any(tensor.is_floating_point() or tensor.is_complex() for tensor in given)
+    if not (whole and is_stand_in(result) and result.dtype == np.float32) or kwargs:
+        return result
+    return _applied(function, tuple(arg.astype(np.float64) if is_stand_in(arg) else arg for arg in args), kwargs)
+
+
 def _unwrapped(value: Any, known: list[Array]) -> Any:
     if is_stand_in(value):
         known.append(value)
         return counterpart_array(tensor_within(value))
     if isinstance(value, np.dtype) or (isinstance(value, type) and issubclass(value, np.generic)):
         return np.dtype(value).name
+    if isinstance(value, np.generic) and value.dtype.kind in "biufc":
+        return counterpart_array(torch.full((), value.item(), dtype=_torch_dtype(value.dtype)))
     if type(value) is tuple:
         return tuple(_unwrapped(item, known) for item in value)
     if type(value) is list:
@@ -226,7 +242,7 @@ def _operator(name: str) -> Any:
     def operate(self: Array, *operands: Any) -> Any:
         if any(isinstance(operand, torch.Tensor) for operand in operands):
             return NotImplemented
-        return _applied(_method(name), (self, *operands), {})
+        return _computed(_method(name), (self, *operands), {})
 
     return operate
 
@@ -238,7 +254,7 @@ def _reflected(name: str) -> Any:
                 return getattr(other, f"__{name}__")(self._tensor)
             # A tensor before an array is one too, and what NumPy computes of them is made a tensor.
             return tensor_made_of(_applied(_method(f"__r{name}__"), (self, other.numpy()), {}))
-        return _applied(_method(f"__r{name}__"), (self, other), {})
+        return _computed(_method(f"__r{name}__"), (self, other), {})
 
     return operate
 
