@@ -14,8 +14,8 @@ from torch import nn
 from aotexport.capture.agreement import check_nothing_lost
 from aotexport.capture.arguments import container_changes, containers
 from aotexport.capture.arithmetic import symbolic_arithmetic
-from aotexport.capture.autocast import other_autocast
 from aotexport.capture.arrays import is_stand_in, tensor_within
+from aotexport.capture.autocast import other_autocast
 from aotexport.capture.call import ExampleCall
 from aotexport.capture.distributed import FromLocal
 from aotexport.capture.effects import Effects

@@ -46,7 +46,13 @@ def computed_by_functions_of_numpy(x, steps):
     flat = x.flatten()
     flat += np.float32(2)
     rows = np.where(x > 0, np.sqrt(np.abs(x)), x * steps)
-    return flat, np.concatenate([x, rows]).T, np.stack([x.mean(axis=0) / total, steps / 3]), x[1:, ::2], rows.astype(np.float16)
+    return (
+        flat,
+        np.concatenate([x, rows]).T,
+        np.stack([x.mean(axis=0) / total, steps / 3]),
+        x[1:, ::2],
+        rows.astype(np.float16),
+    )
 
 
 @case(lambda: (torch.linspace(0, 1, 6).reshape(2, 3), ramp(3)))
