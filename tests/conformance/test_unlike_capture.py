@@ -1100,8 +1100,8 @@ class Labelled(dict):
             "input `other` is a set with a `torch.Tensor`; sets may hold numbers, strings, None and dtypes",
         ),
         (
-            numpy.ones(2),
-            "input `other` is a `numpy.ndarray`, which a bundle cannot hold. Pass a tensor (`torch.from_numpy`)",
+            numpy.ones(2)[::-1],
+            "`other` is an array of float64 with strides (-8,), which no tensor has; pass a copy",
         ),
         (
             1 << 64,
