@@ -215,7 +215,7 @@ def _trace_as(
     inputs = [*fakes.state, *[fakes.arguments[index] for index in own]]
     assert fakes.mode.shape_env is not None
     following = values.followed(fakes.mode.shape_env) if strategy.follows_values else contextlib.nullcontext()
-    watching = mode_watched(call.module) if strategy.name == "direct" else contextlib.nullcontext()
+    watching = mode_watched(target, call.module) if strategy.name == "direct" else contextlib.nullcontext()
     with fakes.tracing(), average_in_tensors(), fake_kernels(FAKE_KERNELS), following, watching as modes:
         graph = _graph(flat, lambda: fakes.twins(inputs), fakes)
     asks_modes = modes is None or modes.asked or "grad_mode" in flat.effects.reads

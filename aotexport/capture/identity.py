@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dis
-from collections.abc import Callable, Iterator
-from types import CodeType, FunctionType
+from collections.abc import Callable
+from types import CodeType
 from typing import Any
 
 from torch import nn
 
-from aotexport.capture.sources import is_user_file
+from aotexport.capture.own_code import own_code
 
 _VARIABLE = ("LOAD_FAST", "LOAD_DEREF")
 
@@ -21,31 +21,7 @@ def asks_identity(target: nn.Module | Callable[..., Any], module: nn.Module | No
         target: what is traced.
         module: the module that it is of; None: a plain function.
     """
-    children = () if module is None else module.modules()
-    pending = [(getattr(target, "__func__", target), type(module))]
-    pending += [(getattr(type(child), "forward", None), type(child)) for child in children]
-    seen: set[Any] = set()
-    while pending:
-        function, owner = pending.pop()
-        if not isinstance(function, FunctionType) or (function, owner) in seen:
-            continue
-        seen.add((function, owner))
-        if not is_user_file(function.__code__.co_filename):
-            continue
-        for code in _codes(function.__code__):
-            if _compares(code):
-                return True
-            called = [vars(base)[name] for name in code.co_names for base in owner.__mro__ if name in vars(base)]
-            called += [function.__globals__[name] for name in code.co_names if name in function.__globals__]
-            pending += [(callee, owner) for callee in called]
-    return False
-
-
-def _codes(code: CodeType) -> Iterator[CodeType]:
-    yield code
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _codes(constant)
+    return any(map(_compares, own_code(target, module)))
 
 
 def _compares(code: CodeType) -> bool:

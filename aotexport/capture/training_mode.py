@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from torch import nn
 from torch.fx import graph_module
 
+from aotexport.capture.own_code import own_code
 from aotexport.capture.patches import replaced
 
 
@@ -25,13 +27,16 @@ class ModeReads:
 
 
 @contextlib.contextmanager
-def mode_watched(module: nn.Module | None) -> Iterator[ModeReads]:
+def mode_watched(target: nn.Module | Callable[..., Any], module: nn.Module | None) -> Iterator[ModeReads]:
     """Watch whether code in this block asks modules for their mode.
 
     Args:
-        module: the model; None: a function.
+        target: what is traced.
+        module: the model that it is of; None: a function.
     """
     reads = ModeReads(asked=module is not None and any(map(_has_modes_of_its_own, module.modules())))
+    # Those who read an object's namespace go past its properties.
+    reads.asked |= any({"__dict__", "vars"} & set(code.co_names) for code in own_code(target, module))
 
     def read(self: nn.Module) -> bool:
         # Modules around traced graphs take over the mode of the tracer's own.

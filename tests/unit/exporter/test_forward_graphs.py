@@ -59,6 +59,11 @@ class WithModesOfItsOwn(Plain):
         return super().forward(x) * (2 if self.training else 1)
 
 
+class ReadingNamespaces(Plain):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * (2 if vars(self)["training"] else 1)
+
+
 def captured(module, programs=None, **example):
     """Return the forward graphs of the programs of a module."""
     specs = choose_programs(module, {"x": torch.ones(2, 4), **example}, programs)
@@ -71,7 +76,9 @@ def test_forward_graph_of_code_that_asks_for_no_mode_serves_both():
     assert train is infer
 
 
-@pytest.mark.parametrize("kind", [Dropping, AskingAnother, AskingForGradients, Freezing, WithModesOfItsOwn])
+@pytest.mark.parametrize(
+    "kind", [Dropping, AskingAnother, AskingForGradients, Freezing, WithModesOfItsOwn, ReadingNamespaces]
+)
 def test_forward_graph_of_code_that_tells_modes_apart_is_its_own(kind):
     train, infer = captured(kind())
     assert train is not infer
