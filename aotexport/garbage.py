@@ -33,7 +33,6 @@ def give_back_freed_memory() -> None:
 
     Of the C libraries, glibc keeps such memory in the holes between blocks in use, and has a function for it.
     """
-    gc.collect()
     trim: Callable[[int], int] | None = (
         getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
     )
