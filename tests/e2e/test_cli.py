@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -66,7 +68,9 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def in_process_of_its_own(*arguments: Any, cwd: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "aotexport", *map(str, arguments)]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=600, check=False)
+    # Shells start background jobs, and so what these start, with interrupts ignored.
+    heeds = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=600, check=False, preexec_fn=heeds)
 
 
 # --- the whole way ----------------------------------------------------------------------------------------
