@@ -35,6 +35,8 @@ from aotexport_runtime.subclasses import is_wrapper
 
 _LAYERS = str(Path(nn.__file__).parent)
 """Torch's own layers are the model's code; what operators do while fake tensors run is not."""
+_AUTOCAST = str(Path(torch.amp.__file__).parent)
+"""Regions ask there, and custom autograd functions (`torch.amp.custom_fwd`)."""
 
 
 def replacements(effects: Effects) -> list[tuple[Any, str, Any]]:
@@ -296,7 +298,8 @@ def _asking_for_dtypes(effects: Effects) -> list[tuple[Any, str, Any]]:
     def noting(function: Any) -> Any:
         @functools.wraps(function)
         def call(*args: Any) -> Any:
-            effects.asks_dtypes |= _is_the_models(sys._getframe(1).f_code.co_filename)
+            file = sys._getframe(1).f_code.co_filename
+            effects.asks_dtypes |= _is_the_models(file) or file.startswith(_AUTOCAST)
             return function(*args)
 
         return call

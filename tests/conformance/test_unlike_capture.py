@@ -279,7 +279,25 @@ def asks_whether_autocast_is_on(x):
     return x * 2 if torch.is_autocast_enabled("cpu") else x
 
 
-@pytest.mark.parametrize("function", [softmax_in_float32, gradient_inside, asks_whether_autocast_is_on])
+class ProductInFloat32(torch.autograd.Function):
+    """A function that casts what it is given, and computes without autocast."""
+
+    @staticmethod
+    @torch.amp.custom_fwd(device_type="cpu", cast_inputs=torch.float32)
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x @ x
+
+    @staticmethod
+    @torch.amp.custom_bwd(device_type="cpu")
+    def backward(ctx, gradient):
+        (x,) = ctx.saved_tensors
+        return gradient @ x.t() + x.t() @ gradient
+
+
+@pytest.mark.parametrize(
+    "function", [softmax_in_float32, gradient_inside, asks_whether_autocast_is_on, ProductInFloat32.apply]
+)
 def test_call_under_autocast_is_refused_where_the_code_does_something_else_then(load, function):
     module = load(function, leaf(4, 4))
     torch.testing.assert_close(module(x := leaf(4, 4)), function(x))
@@ -782,7 +800,6 @@ class Converting(nn.Module):
         (Converting(), r"the model calls `Module\.to` \(or the like\), which changes `weight`"),
         (nn.Linear(3, 3, device="meta"), "`weight` is on the meta device, and has no values"),
     ],
-    ids=str,
 )
 def test_what_a_bundle_cannot_hold_is_refused_by_name(tmp_path, target, message):
     with pytest.raises(aotexport.ExportFailed, match=message):

@@ -36,4 +36,4 @@ def under_autocast(device_type: str, dtype: str | None) -> AbstractContextManage
         return contextlib.nullcontext()
     if dtype is None:
         return torch.autocast(device_type, enabled=False)
-    return torch.autocast(device_type, dtype=getattr(torch, dtype), cache_enabled=False)
+    return torch.autocast(device_type, dtype=getattr(torch, dtype))
