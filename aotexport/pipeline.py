@@ -178,8 +178,7 @@ def export(
                 options,
                 clock,
             )
-    report.path, report.seconds = Path(output), clock.finish()
-    return report
+    return replace(report, path=Path(output), seconds=clock.finish())
 
 
 def _capture_all(

@@ -5,23 +5,20 @@ from __future__ import annotations
 import contextlib
 import operator
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
 
 from aotexport.capture.agreement import check_nothing_lost
-from aotexport.capture.arguments import container_changes, containers
-from aotexport.capture.arithmetic import symbolic_arithmetic
-from aotexport.capture.arrays import is_stand_in, tensor_within
 from aotexport.capture.autocast import other_autocast
 from aotexport.capture.call import ExampleCall
 from aotexport.capture.distributed import FromLocal
-from aotexport.capture.effects import Effects
 from aotexport.capture.example_values import ExampleValues
 from aotexport.capture.fake_kernels import FAKE_KERNELS
 from aotexport.capture.fakes import FakeInputs, fake_inputs
+from aotexport.capture.flat_call import FlatCall
 from aotexport.capture.forward_capture import Binding, ForwardCapture
 from aotexport.capture.grad_mode import insert_regions, make_relative, marked_regions
 from aotexport.capture.hooks import refuse_hooks_on_state
@@ -32,13 +29,10 @@ from aotexport.capture.reading_values import READING_VALUES
 from aotexport.capture.second_trace import same_in_both_modes
 from aotexport.capture.shapes import SizeFixed, check_not_fixed
 from aotexport.capture.sources import is_user_file, user_line
-from aotexport.capture.state import State, StateEntry, swapped
+from aotexport.capture.state import State, StateEntry
 from aotexport.capture.strategies import STRATEGIES, Strategy
-from aotexport.capture.structure import tree_of
-from aotexport.capture.surroundings import surroundings_kept
 from aotexport.capture.training_mode import mode_watched
 from aotexport.capture.triton_kernels import launches_traced
-from aotexport.capture.watching import observed
 from aotexport.errors import AotExportError, ExportFailed
 from aotexport.quiet import quiet
 from aotexport.torch_internals.checks import insert_data_dependent_checks
@@ -48,8 +42,6 @@ from aotexport.torch_internals.subclasses import is_wrap
 from aotexport.torch_internals.tracing import node_annotations, trace_forward
 from aotexport.torch_internals.transforms import has_transforms, raised_in_transform, transforms_left
 from aotexport_runtime import meshes
-from aotexport_runtime.schema.program import ContainerChange
-from aotexport_runtime.schema.trees import Tree
 from aotexport_runtime.subclasses import inner_tensor
 from aotexport_runtime.trees import arrays_in
 
@@ -119,82 +111,11 @@ def _first_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {lines[0][:300]}"
 
 
-@dataclass
-class _Flat:
-    """The callable on flat tensors: state entries first, then the arguments that are no state."""
-
-    call: ExampleCall
-    target: Any
-    state: State
-    shared: dict[int, int]
-    values: ExampleValues
-    grad: bool
-    output_tree: Tree | None = None
-    rebinds: list[tuple[StateEntry, int]] = field(default_factory=list)
-    container_changes: list[ContainerChange] = field(default_factory=list)
-    effects: Effects = field(default_factory=Effects)
-    differentiated: set[int] = field(default_factory=set)
-    above_autograd: bool = True
-    asks: bool = False
-
-    def _ask(self) -> None:
-        self.asks = True
-
-    def __call__(self, *tensors: Any) -> tuple[Any, ...]:
-        self.values.begin()
-        count = len(self.state.entries)
-        own = iter(tensors[count:])
-        indices_of_arguments = range(len(self.call.tensors))
-        arguments = [tensors[self.shared[i]] if i in self.shared else next(own) for i in indices_of_arguments]
-        args, kwargs = self.call.rebuild(arguments)
-        outputs: list[Any] = []
-        indices: dict[int, int] = {}
-
-        def leaf_index(value: Any, path: str) -> int | None:
-            if type(value) is int:
-                return None
-            if is_stand_in(value):
-                value = tensor_within(value)
-            if id(value) not in indices:
-                indices[id(value)] = len(outputs)
-                outputs.append(value)
-            return indices[id(value)]
-
-        with (
-            symbolic_arithmetic(self.target, self.call.module, self._ask),
-            observed(
-                self.call.module,
-                above_autograd=self.above_autograd,
-                grad=self.grad,
-            ) as self.effects,
-            swapped(self.state, list(tensors[:count]), self.target) as replaced,
-            surroundings_kept(self.target, self.call.module),
-        ):
-            held = containers(self.call, args, kwargs)
-            result = self.target(*args, **kwargs)
-        ids = {id(tensor) for tensor in self.effects.differentiated}
-        self.differentiated = {index for index, tensor in enumerate(tensors) if id(tensor) in ids}
-        self.output_tree = tree_of(result, "output", leaf_index, what="output")
-        self.container_changes = container_changes(self.call, held, leaf_index)
-        if any(isinstance(value, torch.Tensor) and value.retains_grad for value in outputs):
-            raise ExportFailed(
-                "the model calls `retain_grad` on what it returns, which a bundle cannot hold. Call it on what the "
-                "loaded module returns"
-            )
-        self.rebinds = [(entry, _required(leaf_index(new, ""), entry)) for entry, new in replaced]
-        return tuple(outputs)
-
-
-def _required(index: int | None, entry: StateEntry) -> int:
-    if index is None:
-        raise ExportFailed(f"the call replaces the tensor `{entry.names[0]}` by something that is no tensor")
-    return index
-
-
 def _trace(call: ExampleCall, state: State, target: Any, strategy: Strategy, grad: bool) -> ForwardCapture:
     larger = None if strategy.follows_values else larger_tensors(call)
     if larger is not None:
         known = len(state.entries)
+        # Code that refuses other sizes than the example's is traced with the example's own.
         with contextlib.suppress(Exception):
             captured = _trace_as(fake_inputs(call, state, larger), call, state, target, strategy, grad)
             if holds_for(call, captured):
@@ -211,7 +132,7 @@ def _trace_as(
     shared = {index: entries[id(t)] for index, t in enumerate(call.tensors) if id(t) in entries}
     own = [index for index in range(len(call.tensors)) if index not in shared]
     values = ExampleValues([*(entry.tensor for entry in state.entries), *(call.tensors[index] for index in own)])
-    flat = _Flat(call, target, State(list(state.entries)), shared, values, grad)
+    flat = FlatCall(call, target, State(list(state.entries)), shared, values, grad)
     inputs = [*fakes.state, *[fakes.arguments[index] for index in own]]
     assert fakes.mode.shape_env is not None
     following = values.followed(fakes.mode.shape_env) if strategy.follows_values else contextlib.nullcontext()
@@ -265,12 +186,12 @@ def _trace_as(
     )
 
 
-def _same_in_other_mode(flat: _Flat, graph: torch.fx.GraphModule, fakes: FakeInputs, own: Sequence[int]) -> bool:
+def _same_in_other_mode(flat: FlatCall, graph: torch.fx.GraphModule, fakes: FakeInputs, own: Sequence[int]) -> bool:
     """Return whether the model does the same in the other grad mode, for all sizes."""
     return _same_again(replace(flat, grad=not flat.grad), graph, fakes, own)
 
 
-def _asks_for_autocast(flat: _Flat, strategy: Strategy) -> bool:
+def _asks_for_autocast(flat: FlatCall, strategy: Strategy) -> bool:
     """Return whether autocast around the call may lead the model another way than the trace went.
 
     What is traced below autograd, as backward passes are, is traced below autocast.
@@ -280,7 +201,7 @@ def _asks_for_autocast(flat: _Flat, strategy: Strategy) -> bool:
 
 
 def _same_under_other_autocast(
-    flat: _Flat, strategy: Strategy, graph: torch.fx.GraphModule, fakes: FakeInputs, own: Sequence[int]
+    flat: FlatCall, strategy: Strategy, graph: torch.fx.GraphModule, fakes: FakeInputs, own: Sequence[int]
 ) -> bool:
     """Return whether the model does the same with autocast, or, where it surrounds the capture, without."""
     if strategy.follows_values:
@@ -294,7 +215,7 @@ def _same_under_other_autocast(
         return _same_again(replace(flat, target=target), graph, fakes, own)
 
 
-def _same_again(other: _Flat, graph: torch.fx.GraphModule, fakes: FakeInputs, own: Sequence[int]) -> bool:
+def _same_again(other: FlatCall, graph: torch.fx.GraphModule, fakes: FakeInputs, own: Sequence[int]) -> bool:
     """Return whether another trace gives the same graph, for all sizes; on fakes of its own."""
     apart = fake_inputs(other.call, other.state, fakes.larger)
     inputs = [*apart.state, *[apart.arguments[index] for index in own]]
@@ -303,7 +224,7 @@ def _same_again(other: _Flat, graph: torch.fx.GraphModule, fakes: FakeInputs, ow
     return same and apart.taken_for_granted() == fakes.taken_for_granted()
 
 
-def _graph(flat: _Flat, make_inputs: Callable[[], list[Any]], fakes: FakeInputs) -> torch.fx.GraphModule:
+def _graph(flat: FlatCall, make_inputs: Callable[[], list[Any]], fakes: FakeInputs) -> torch.fx.GraphModule:
     """Return the trace of `flat`, as far above autograd as what the model does allows."""
     fixed: Any = {"keeps_frames_of": is_user_file, "decompositions": READING_VALUES}
 

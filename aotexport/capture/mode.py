@@ -51,19 +51,23 @@ def _switched(module: nn.Module, training: bool) -> Iterator[None]:
     if module.training == training:
         yield
         return
-    with attributes_restored(module) if _has_own_train(module) else contextlib.nullcontext():
+    with attributes_restored(module) if _any_has_own_switches(module) else contextlib.nullcontext():
         # What `torch.export` makes has the one mode that it was made in, and says so.
         with contextlib.suppress(NotImplementedError):
             module.train() if training else module.eval()
         yield
 
 
-def _has_own_train(module: nn.Module) -> bool:
+def has_own_switches(module: nn.Module) -> bool:
+    """Return whether a module, its parts aside, has a `train` or `eval` of its own."""
     return any(
-        getattr(type(child), name) is not getattr(nn.Module, name) or name in vars(child)
-        for child in module.modules()
+        getattr(type(module), name) is not getattr(nn.Module, name) or name in vars(module)
         for name in ("train", "eval")
     )
+
+
+def _any_has_own_switches(module: nn.Module) -> bool:
+    return any(map(has_own_switches, module.modules()))
 
 
 def refuse_modes_that_change_state(module: nn.Module | None, mode: Mode, state: State) -> None:
@@ -77,7 +81,7 @@ def refuse_modes_that_change_state(module: nn.Module | None, mode: Mode, state: 
     Raises:
         ExportFailed: names the tensor.
     """
-    if module is None or module.training == (mode == "train") or not _has_own_train(module):
+    if module is None or module.training == (mode == "train") or not _any_has_own_switches(module):
         return
     with restored(state) as changes, in_mode(module, mode):
         entries = [entry for entry in state.entries for _ in entry.slots]

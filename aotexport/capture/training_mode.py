@@ -11,6 +11,7 @@ from typing import Any
 from torch import nn
 from torch.fx import graph_module
 
+from aotexport.capture.mode import has_own_switches
 from aotexport.capture.own_code import own_code
 from aotexport.capture.patches import replaced
 
@@ -57,5 +58,4 @@ def _has_modes_of_its_own(module: nn.Module) -> bool:
     """Return whether a change of the mode may change more than `training`, or is read in another way."""
     kind = type(module)
     before = kind.__mro__[: kind.__mro__.index(nn.Module)]
-    own = any(getattr(kind, name) is not getattr(nn.Module, name) for name in ("train", "eval"))
-    return own or any("training" in vars(each) for each in before)
+    return has_own_switches(module) or any("training" in vars(each) for each in before)
