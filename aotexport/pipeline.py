@@ -40,9 +40,10 @@ from aotexport.python_state import (
     later_states,
     with_attributes,
 )
+from aotexport.small_sizes import begun_at_zero, beyond_ranges
 from aotexport.targets import Targets, check_targets
 from aotexport.vectors.eager import run_once, runs_without_gradients
-from aotexport.vectors.record import Vector, record_vectors, write_vectors
+from aotexport.vectors.record import Vector, record_vectors, without_vectors, write_vectors
 from aotexport.verify import Comparison, verify_bundle, verify_targets
 from aotexport.versions import with_versions
 from aotexport.write.files import check_output, list_files, staged, write_manifest, write_programs
@@ -158,7 +159,7 @@ def export(
             tensors = write_weights(state, stage, shard_nbytes=shard_nbytes)
             clock.stage("record eager results")
             with kept_in_files(state, tensors, stage):
-                encoded, vectors = _record(specs, state, encoded)
+                encoded, vectors = _record(specs, state, encoded, verified=verify)
             give_back_freed_memory()
             if wanted.kernels:
                 clock.stage("compile kernels")
@@ -260,7 +261,7 @@ def _refuse_lost_launches(program: EncodedProgram) -> None:
 
 
 def _record(
-    specs: Sequence[ProgramSpec], state: State, encoded: Sequence[EncodedProgram]
+    specs: Sequence[ProgramSpec], state: State, encoded: Sequence[EncodedProgram], *, verified: bool
 ) -> tuple[list[EncodedProgram], list[Vector]]:
     """Run the model, and return the programs with what was seen, and the recorded calls."""
     programs: list[EncodedProgram] = []
@@ -274,7 +275,8 @@ def _record(
             programs.append(replace(program, notes=(*program.notes, note)))
             continue
         program = with_versions(spec.call, state, program)
-        record, recorded = record_vectors(spec.call, state, program.record)
+        record = begun_at_zero(program.record, spec.call) if verified else program.record
+        record, recorded = record_vectors(spec.call, state, record)
         programs.append(replace(program, record=record))
         vectors += recorded
     return programs, vectors
@@ -335,6 +337,9 @@ def _write(
     if fresh is not None:
         clock.stage("verify in a fresh process")
         programs, comparisons = verify_bundle(stage, programs, finish, fresh)
+        refused = beyond_ranges(stage, programs)
+        vectors = [vector for vector in vectors if (vector.record.program, vector.name) not in refused]
+        records = without_vectors(records, refused, stage)
     if levels:
         programs = lower_programs(programs, levels, vectors, stage, clock.stage)
         if fresh is not None:

@@ -17,7 +17,12 @@ from typing import TYPE_CHECKING, Any, Literal
 from aotexport.errors import VerificationFailed
 from aotexport.fresh import FreshProcess
 from aotexport.lower.lowering import without_program, write_target
-from aotexport.small_sizes import small_sizes
+from aotexport.small_sizes import (
+    beyond_ranges,
+    small_sizes,
+    with_functional_of_larger_sizes,
+    without_small_sizes,
+)
 from aotexport_runtime.bundle import open_bundle
 from aotexport_runtime.engines.cpu import unfit
 from aotexport_runtime.schema.manifest import Manifest, Requirements
@@ -63,8 +68,9 @@ def verify_bundle(
 ) -> tuple[list[EncodedProgram], list[Comparison]]:
     """Compare a written bundle with its recorded calls, by the functional graphs and by the forward graphs.
 
-    A functional graph that disagrees is dropped, with the reason in the program's record; the forward graph, which is
-    the program's meaning, must agree.
+    A functional graph that disagrees is dropped, with the reason in the program's record, or kept for the sizes for
+    which it agrees; the forward graph, which is the program's meaning, must agree, but for sizes of 0 and 1 that the
+    user left open, which the program then refuses.
 
     Args:
         directory: the bundle.
@@ -73,15 +79,17 @@ def verify_bundle(
         fresh: where the bundle runs, but for one whose own modules have to be imported before.
 
     Returns:
-        The programs, possibly without some functional graphs, and every comparison of what remains.
+        The programs, possibly without some functional graphs or sizes, and every comparison of what remains.
 
     Raises:
         VerificationFailed: the forward graph disagrees.
     """
     results = _run(directory, rewrite(programs).requirements, fresh=fresh)
-    judged = [(program, _verdict(program, results)) for program in programs]
-    wrong = [program.record.name for program, verdict in judged if verdict == "wrong"]
-    if wrong:
+    if wrong := _wrong(programs, results):
+        programs = without_small_sizes(directory, programs, wrong, results)
+        refused = beyond_ranges(directory, programs)
+        results = [r for r in results if (r["program"], r["vector"]) not in refused]
+    if wrong := _wrong(programs, results):
         report = failures([result for result in results if result["program"] in wrong])
         way_out = small_sizes(directory, wrong, results)
         what = "the bundle disagrees with eager execution; nothing was written"
@@ -89,14 +97,25 @@ def verify_bundle(
             report, what = report[:8], f"{way_out}. Nothing was written; the calls disagreed with eager execution"
         raise VerificationFailed("\n".join([f"{what}:", *report[:40]]), report)
     kept: list[dict[str, Any]] = []
-    for program, verdict in judged:
-        served = "autograd" if verdict == "forward" else "portable"
-        kept += [r for r in results if r["program"] == program.record.name and r["target"] == served]
-    programs = [
-        program.without_functional(_reason(results, program)) if verdict == "forward" else program
-        for program, verdict in judged
-    ]
-    return programs, [comparison for result in kept for comparison in comparisons(result)]
+    served: list[EncodedProgram] = []
+    for program in programs:
+        forward, functional = (_own(results, program, target) for target in TARGETS)
+        if _verdict(program, results) == "functional":
+            served.append(program)
+            kept += functional
+            continue
+        larger = with_functional_of_larger_sizes(directory, program, functional)
+        served.append(larger or program.without_functional(_disagreement(failures(functional))))
+        kept += forward
+    return served, [comparison for result in kept for comparison in comparisons(result)]
+
+
+def _own(results: list[dict[str, Any]], program: EncodedProgram, target: str) -> list[dict[str, Any]]:
+    return [r for r in results if (r["program"], r["target"]) == (program.record.name, target)]
+
+
+def _wrong(programs: list[EncodedProgram], results: list[dict[str, Any]]) -> list[str]:
+    return [program.record.name for program in programs if _verdict(program, results) == "wrong"]
 
 
 def verify_targets(
@@ -150,7 +169,7 @@ def _verdict(program: EncodedProgram, results: list[dict[str, Any]]) -> Literal[
     record = program.record
 
     def agrees(target: str) -> bool:
-        return all(r["agrees"] for r in results if (r["program"], r["target"]) == (record.name, target))
+        return all(r["agrees"] for r in _own(results, program, target))
 
     if not agrees("autograd") and (record.forward.differentiable or not record.grad):
         return "wrong"
@@ -247,11 +266,6 @@ def failures(results: Sequence[dict[str, Any]]) -> list[str]:
         for c in comparisons(result)
         if not c.agrees
     ]
-
-
-def _reason(results: list[dict[str, Any]], program: EncodedProgram) -> str:
-    own = [r for r in results if r["program"] == program.record.name and r["target"] == "portable"]
-    return _disagreement(failures(own))
 
 
 def _disagreement(lines: list[str]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Container
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -129,6 +130,17 @@ def write_vectors(vectors: list[Vector], directory: Path) -> tuple[VectorEntry, 
             )
         )
     return tuple(entries)
+
+
+def without_vectors(
+    entries: tuple[VectorEntry, ...], refused: Container[tuple[str, str]], directory: Path
+) -> tuple[VectorEntry, ...]:
+    """Delete the files of some vectors below `directory`, given by program and name; return the other entries."""
+    kept = tuple(entry for entry in entries if (entry.program, entry.name) not in refused)
+    for entry in set(entries) - set(kept):
+        (directory / entry.record).unlink()
+        (directory / entry.tensors).unlink()
+    return kept
 
 
 def _storable(tensor: torch.Tensor) -> torch.Tensor:

@@ -536,6 +536,47 @@ def test_branch_on_size_one_is_held_for_larger_sizes(load):
     load(special_at_one, torch.ones(3, 4), dynamic_shapes=({0: torch.export.Dim("batch", min=2)},), verify=True)
 
 
+def test_hint_begins_at_zero_where_the_graphs_hold_for_it(load):
+    hint = ({0: torch.export.Dim.DYNAMIC},)
+    module, net = load(linear(), torch.randn(4, 3), dynamic_shapes=hint, verify=True), linear()
+    for rows in (0, 1, 2):
+        x = torch.randn(rows, 3)
+        torch.testing.assert_close(module(x), net(x))
+    with pytest.raises(CallInvalid, match=r"`x\.shape\[0\]` is 1, outside \[2:\]"):
+        load(lambda x: x * 2, torch.ones(3), dynamic_shapes=hint, force=True)(torch.ones(1))
+
+
+def test_hint_begins_at_two_where_the_model_does_something_else_before(tmp_path):
+    hint = torch.export.Dim.AUTO
+    arguments, shapes = (torch.ones(3, 4), torch.ones(5)), ({0: hint}, {0: hint})
+    report = aotexport.export(
+        lambda x, y: (special_at_one(x), y * 2), arguments, output=tmp_path / "bundle", dynamic_shapes=shapes
+    )
+    assert report.notes == [
+        "the model does something else where `x.shape[0]` is 0 or 1, which program infer refuses: declare "
+        "Dim.DYNAMIC(min=2) for `x.shape[0]` to say so"
+    ]
+    module = aotexport_runtime.load(tmp_path / "bundle")
+    assert torch.equal(module(torch.ones(2, 4), torch.ones(1))[1], torch.ones(1) * 2)
+    with pytest.raises(CallInvalid, match=r"`x\.shape\[0\]` is 1, outside \[2:\]"):
+        module(torch.ones(1, 4), torch.ones(5))
+    assert aotexport_runtime.selftest(tmp_path / "bundle")
+
+
+def turned_and_back(x):
+    y = x * 2
+    return y.t().contiguous().t(), y.t()
+
+
+def test_functional_graph_that_is_wrong_for_one_row_serves_more(load, tmp_path):
+    batch = torch.export.Dim("batch")
+    module = load(turned_and_back, leaf(4, 3), dynamic_shapes=({0: batch},), verify=True)
+    assert aotexport_runtime.open_bundle(tmp_path / "bundle").program("train").functional is not None
+    for rows in (1, 2):
+        got = [t.untyped_storage().data_ptr() for t in module(leaf(rows, 3))]
+        assert len(set(got)) == rows
+
+
 def by_layout(x):
     return x + 1 if x.is_contiguous() else x - 1
 
