@@ -273,3 +273,35 @@ def test_what_hangs_on_an_output_of_which_another_is_computed_is_served_by_the_n
     for of in ([1], [0, 1]):
         with pytest.raises(NotSupported, match=r"`output\[0\]` has a hook or retains its gradient"):
             gradient(joint, of)
+
+
+def views_of_a_view_of_a_result(x):
+    view = (x * 2).t()
+    return view[0][:1], view, view[0], view.exp().sum(), x.cos()
+
+
+def views_of_a_view_of_an_input(x):
+    view = x.t()
+    return view, x.t()[1], view[0], x.cos()
+
+
+def complex_view_and_its_part(x):
+    view = torch.view_as_complex((x * 2).view(3, 2, 2))
+    return view, view.real, x.cos()
+
+
+@pytest.mark.parametrize("hang", [hang_a_hook, torch.Tensor.retain_grad])
+@pytest.mark.parametrize("which", [0, 1])
+@pytest.mark.parametrize(
+    "function", [views_of_a_view_of_a_result, views_of_a_view_of_an_input, complex_view_and_its_part]
+)
+def test_output_that_is_a_view_has_the_gradients_of_its_views(tmp_path, function, which, hang):
+    aotexport.export(function, (leaf(),), output=tmp_path / "bundle", verify=False)
+    seen = []
+    for model in (function, aotexport_runtime.load(tmp_path / "bundle", target="portable")):
+        x = leaf()
+        outputs = [output for output in model(x) if output.dim()]
+        hang(outputs[which])
+        torch.autograd.backward(outputs, [torch.ones_like(output) for output in outputs])
+        seen.append((x.grad, outputs[which].grad if outputs[which].retains_grad else None))
+    torch.testing.assert_close(seen[1], seen[0])

@@ -1,7 +1,8 @@
 """Epilogue: outputs that are, or are views of, inputs, intermediates or other outputs.
 
 A view is made anew from its base, so that autograd knows it as a view of the caller's tensor: by the recorded view
-operators where there are any, else by `as_strided`.
+operators where there are any, else by `as_strided`. Where the model made it of another view that it returns, so does
+the epilogue: gradients come by that view, and by the hooks that the caller hangs on it.
 
 Source: torch 2.13, `_functorch/_aot_autograd/functional_utils.py`, `gen_alias_from_base`.
 """
@@ -9,14 +10,16 @@ Source: torch 2.13, `_functorch/_aot_autograd/functional_utils.py`, `gen_alias_f
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from msgspec.structs import replace
 
 from aotexport_runtime import ops
 from aotexport_runtime.call.holder import unwrap
 from aotexport_runtime.call.tangents import flowless_outputs
 from aotexport_runtime.engines.codegen import Environment, constant_value
+from aotexport_runtime.schema.graph import Graph
 from aotexport_runtime.schema.program import (
     FreshOutput,
     FunctionalGraph,
@@ -29,45 +32,137 @@ from aotexport_runtime.schema.program import (
     SizeInput,
     ViewStep,
 )
+from aotexport_runtime.validate import references
 
-Regenerate = Callable[[Sequence[Any], Sequence[Any], Any], Any]
-"""`(inputs, outputs and bases as returned, this output as returned) -> output for the caller`."""
+Alias = InputAlias | IntermediateAlias | OutputAlias
+
+Regenerate = Callable[[Sequence[Any], Sequence[Any], Sequence[Any]], Any]
+"""`(inputs, outputs and bases as returned, outputs for the caller so far) -> output for the caller`."""
 
 
-def regenerators(program: Program, functional: FunctionalGraph, environment: Environment) -> list[Regenerate] | None:
-    """Return one function per output, or None when every output is returned as it is."""
+class Regenerator(NamedTuple):
+    """How an output is made for the caller.
+
+    Attributes:
+        output: which output.
+        make: makes it.
+    """
+
+    output: int
+    make: Regenerate
+
+
+def regenerators(
+    program: Program, functional: FunctionalGraph, graph: Graph, environment: Environment
+) -> list[Regenerator] | None:
+    """Return how the outputs are made that are not returned as they are, in that order, or None when all are.
+
+    Args:
+        program: the program.
+        functional: its functional graph.
+        graph: the operators of `functional`.
+        environment: namespaces and device.
+    """
     flowless = flowless_outputs(functional)
     if all(isinstance(output, FreshOutput) for output in functional.outputs) and not flowless:
         return None
+    through = _views_of_views(functional, graph, flowless)
+    alone = [index for index in range(len(functional.outputs)) if index not in through]
     return [
-        _flowless if index in flowless else _regenerator(output, program, functional, environment)
-        for index, output in enumerate(functional.outputs)
+        Regenerator(
+            index, _flowless(index) if index in flowless else _regenerator(index, program, functional, environment)
+        )
+        for index in alone
+        if index in flowless or not isinstance(functional.outputs[index], FreshOutput)
+    ] + [
+        Regenerator(index, _regenerator_through(index, other, functional, environment))
+        for index, other in through.items()
     ]
 
 
-def _flowless(inputs: Sequence[Any], returned: Sequence[Any], value: torch.Tensor) -> torch.Tensor:
-    """Return a view that requires grad, and that autograd knows to be made under `torch.no_grad`."""
-    with torch.no_grad():
-        return value.view_as(value)
+def _views_of_views(functional: FunctionalGraph, graph: Graph, flowless: set[int]) -> dict[int, int]:
+    """Return per output that is computed from another view of its base which gradients flow through, that one.
+
+    In an order in which each is made before what is made of it.
+    """
+    first = len(functional.mutations)
+    names = [next(iter(references(graph.outputs[first + i])), None) for i in range(len(functional.outputs))]
+    views = {
+        name: index
+        for index, name in enumerate(names)
+        if name is not None and index not in flowless and _flows(functional.outputs[index])
+    }
+    if len(views) < 2:
+        return {}
+    # Per value the nearest of the views that it is, or is made of.
+    nearest: dict[str, int] = {}
+    found: dict[int, int] = {}
+    for node in graph.nodes:
+        source = next(iter(references(node.args[0])), None) if node.args else None
+        behind = nearest.get(source) if source is not None else None
+        index = views.get(node.name)
+        if index is not None and behind is not None and _is_part(functional.outputs[index], functional.outputs[behind]):
+            found[index] = behind
+        if index is not None:
+            nearest[node.name] = index
+        elif behind is not None:
+            nearest[node.name] = behind
+    return found
 
 
-def _regenerator(
-    output: OutputSpec, program: Program, functional: FunctionalGraph, environment: Environment
-) -> Regenerate:
-    count = len(functional.outputs)
-    if isinstance(output, FreshOutput):
-        return lambda inputs, returned, value: value
+def _flows(output: OutputSpec) -> bool:
+    return isinstance(output, Alias) and output.requires_grad and not output.under_no_grad
+
+
+def _base(output: Alias) -> tuple[type, int]:
+    if isinstance(output, InputAlias):
+        return InputAlias, output.input_index
+    return type(output), output.base_index if isinstance(output, IntermediateAlias) else output.output_index
+
+
+def _is_part(output: OutputSpec, other: OutputSpec) -> bool:
+    """Return whether `output` is a view of the memory that `other` is, by further steps where both have steps."""
+    if not isinstance(output, Alias) or not isinstance(other, Alias) or _base(output) != _base(other):
+        return False
+    return output.steps is None or other.steps is None or output.steps[: len(other.steps)] == other.steps
+
+
+def _flowless(index: int) -> Regenerate:
+    """Return a function that makes a view that requires grad, known to be made under `torch.no_grad`."""
+
+    def make(inputs: Sequence[Any], returned: Sequence[Any], outputs: Sequence[Any]) -> torch.Tensor:
+        with torch.no_grad():
+            return returned[index].view_as(returned[index])
+
+    return make
+
+
+def _regenerator(index: int, program: Program, functional: FunctionalGraph, environment: Environment) -> Regenerate:
+    output = functional.outputs[index]
+    assert not isinstance(output, FreshOutput)
     if isinstance(output, InputItself):
         input_index = output.input_index
-        return lambda inputs, returned, value: inputs[input_index]
+        return lambda inputs, returned, outputs: inputs[input_index]
     if isinstance(output, InputAlias):
         input_index = output.input_index
         spec = program.inputs[input_index]
         view = _viewer(output, environment, like_base=not isinstance(spec, SizeInput) and spec.meta.requires_grad)
-        return lambda inputs, returned, value: view(inputs[input_index], unwrap(value))
+        return lambda inputs, returned, outputs: view(inputs[input_index], unwrap(returned[index]))
     view = _viewer(output, environment, like_base=_requires_grad(functional, output))
+    count = len(functional.outputs)
     base_index = count + output.base_index if isinstance(output, IntermediateAlias) else output.output_index
-    return lambda inputs, returned, value: view(unwrap(returned[base_index]), unwrap(value))
+    return lambda inputs, returned, outputs: view(unwrap(returned[base_index]), unwrap(returned[index]))
+
+
+def _regenerator_through(
+    index: int, other_index: int, functional: FunctionalGraph, environment: Environment
+) -> Regenerate:
+    output, other = functional.outputs[index], functional.outputs[other_index]
+    assert isinstance(output, Alias)
+    assert isinstance(other, Alias)
+    steps = output.steps[len(other.steps) :] if output.steps is not None and other.steps is not None else None
+    view = _viewer(replace(output, steps=steps), environment, like_base=True)
+    return lambda inputs, returned, outputs: view(outputs[other_index], unwrap(returned[index]))
 
 
 def _requires_grad(functional: FunctionalGraph, view: IntermediateAlias | OutputAlias) -> bool:
@@ -80,7 +175,7 @@ def _requires_grad(functional: FunctionalGraph, view: IntermediateAlias | Output
 
 
 def _viewer(
-    output: InputAlias | IntermediateAlias | OutputAlias, environment: Environment, *, like_base: bool
+    output: Alias, environment: Environment, *, like_base: bool
 ) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
     """Return a function that makes the view `output` of `(its base, its value)`.
 

@@ -288,7 +288,7 @@ class _Functional:
         self._soft = SoftGuards(program, functional, graph)
         self._mutations = Mutations(functional) if functional.mutations or functional.version_rises else None
         self._checks = functional.gradients is not None and bool(functional.gradients.checks)
-        self._regenerators = regenerators(program, functional, plan.environment)
+        self._regenerators = regenerators(program, functional, graph, plan.environment)
         self._inner: list[InnerOutput] = []
         self._joint = None
         self._inference = None
@@ -348,10 +348,9 @@ class _Functional:
         if self._regenerators is None:
             outputs = returned
         else:
-            outputs = [
-                regenerate(inputs, returned, value)
-                for regenerate, value in zip(self._regenerators, returned, strict=False)
-            ]
+            outputs = list(returned[: len(self._record.outputs)])
+            for index, make in self._regenerators:
+                outputs[index] = make(inputs, returned, outputs)
         if node is not None and self._checks:
             remember_versions(node, inputs, outputs)
         if node is not None and self._inner:
