@@ -11,14 +11,17 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
-from aotexport.capture.attributes import ChangedOnFirstCall, PythonStateChanged
+from aotexport.capture.attributes import ChangedOnFirstCall, PythonStateChanged, attributes_restored
 from aotexport.capture.call import ExampleCall
+from aotexport.capture.forward import NotCaptured
 from aotexport.capture.forward_capture import ForwardCapture
 from aotexport.capture.functional import capture_functional_graph
 from aotexport.capture.hooks import refuse_backward_hooks
 from aotexport.capture.mode import in_mode, refuse_modes_that_change_state
+from aotexport.capture.sources import described
 from aotexport.capture.state import State, collect_state
 from aotexport.capture.triton_kernels import refuse_kernels_without_cpu, refuse_launches
 from aotexport.encode.program import EncodedProgram, encode_program, with_functional
@@ -233,7 +236,11 @@ def _capture(
     if spec.grad:
         refuse_backward_hooks(spec.call.module)
     clock.stage(f"{spec.name}: forward graph")
-    forward = graphs.capture(spec)
+    try:
+        forward = graphs.capture(spec)
+    except NotCaptured:
+        _refuse_failing_example(spec, state)
+        raise
     refuse_kernels_without_cpu(forward)
     refuse_launches(forward, grad=spec.grad, compiled=bool(targets.cuda))
     with in_mode(spec.call.module, spec.mode, spec.call.settled):
@@ -250,6 +257,16 @@ def _capture(
     program = with_lowered(program, forward, functional, targets)
     _refuse_lost_launches(program)
     return program
+
+
+def _refuse_failing_example(spec: ProgramSpec, state: State) -> None:
+    """Refuse a call that the model fails on by itself, with its own error."""
+    try:
+        with torch.set_grad_enabled(spec.grad), attributes_restored(spec.call.module):
+            run_once(spec.call, state, spec.mode)
+    except Exception as error:
+        mode = f" in {spec.mode} mode" if spec.call.module is not None else ""
+        raise ExportFailed(f"the model fails on the example inputs{mode}: {described(error)}") from error
 
 
 def _refuse_lost_launches(program: EncodedProgram) -> None:

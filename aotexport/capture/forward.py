@@ -28,7 +28,7 @@ from aotexport.capture.random_bodies import refuse_bodies_that_draw
 from aotexport.capture.reading_values import READING_VALUES
 from aotexport.capture.second_trace import same_in_both_modes
 from aotexport.capture.shapes import SizeFixed, check_not_fixed
-from aotexport.capture.sources import is_user_file, user_line
+from aotexport.capture.sources import described, is_user_file
 from aotexport.capture.state import State, StateEntry
 from aotexport.capture.strategies import STRATEGIES, Strategy
 from aotexport.capture.training_mode import mode_watched
@@ -46,6 +46,10 @@ from aotexport_runtime.subclasses import inner_tensor
 from aotexport_runtime.trees import arrays_in
 
 
+class NotCaptured(ExportFailed):
+    """No strategy could trace the call; says why, per strategy."""
+
+
 def capture_forward(call: ExampleCall, state: State, *, grad: bool = True) -> ForwardCapture:
     """Trace the call by the first strategy that can.
 
@@ -55,7 +59,8 @@ def capture_forward(call: ExampleCall, state: State, *, grad: bool = True) -> Fo
         grad: whether the program is for calls that record gradients.
 
     Raises:
-        ExportFailed: no strategy could; says why, per strategy, with the user's line.
+        NotCaptured: no strategy could; says why, with the user's line.
+        ExportFailed: the model does what a bundle cannot hold.
     """
     reasons: list[str] = []
     branches = False
@@ -91,7 +96,7 @@ def capture_forward(call: ExampleCall, state: State, *, grad: bool = True) -> Fo
             reasons.append(f"{strategy.name}: {error}")
         except Exception as error:
             branches = branches or isinstance(error, GuardOnDataDependentSymNode)
-            reasons.append(f"{strategy.name}: {user_line(error)}{_first_line(error)}")
+            reasons.append(f"{strategy.name}: {described(error)}")
     if fixed is not None:
         raise fixed
     if narrow is not None:
@@ -99,16 +104,11 @@ def capture_forward(call: ExampleCall, state: State, *, grad: bool = True) -> Fo
         state.entries += constants
         return captured
     listed = "\n".join(f"  - {reason}" for reason in reasons)
-    raise ExportFailed(
+    raise NotCaptured(
         f"`{call.name}` cannot be captured as a graph. What was tried:\n{listed}\n"
         "Python code that leaves torch, or makes sizes of values, is the usual cause: use torch's operators, "
         "`torch._check` for sizes, or a custom operator (torch.library.custom_op)"
     )
-
-
-def _first_line(error: BaseException) -> str:
-    lines = [line for line in str(error).strip().splitlines() if line.strip()] or [""]
-    return f"{type(error).__name__}: {lines[0][:300]}"
 
 
 def _trace(call: ExampleCall, state: State, target: Any, strategy: Strategy, grad: bool) -> ForwardCapture:

@@ -17,7 +17,7 @@ from aotexport.capture.grad_mode import marked_regions
 from aotexport.capture.hooks import unfit_hook
 from aotexport.capture.mutating_operators import nest_mutating_calls
 from aotexport.capture.retrace import Analysis, Retrace, without_memory_of_others
-from aotexport.capture.sources import user_line
+from aotexport.capture.sources import described
 from aotexport.capture.triton_kernels import launched_kernels, name_launches
 from aotexport.torch_internals.checks import insert_data_dependent_checks, unchecked_assumption
 from aotexport.torch_internals.functional import FunctionalCapture, capture_functional
@@ -83,8 +83,7 @@ def capture_functional_graph(
                 name_launches(captured.module)
             assumed = _checked(forward, captured)
     except Exception as error:
-        lines = [line for line in str(error).strip().splitlines() if line.strip()] or [""]
-        return Refused(f"{user_line(error)}{type(error).__name__}: {lines[0][:300]}")
+        return Refused(described(error))
     return captured if assumed is None else Refused(f"it assumes `{assumed}`, which the forward graph does not check")
 
 

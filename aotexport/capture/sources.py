@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from aotexport_runtime.errors import first_line
 from aotexport_runtime.schema.graph import SourceLine
 
 _TORCH = str(Path(torch.__file__).parent)
@@ -48,6 +49,11 @@ def user_line(error: BaseException | None = None) -> str:
                 found = (frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
             frame = frame.f_back  # type: ignore[assignment]
     return f"{found[0]}:{found[1]}: in {found[2]}: " if found else ""
+
+
+def described(error: BaseException) -> str:
+    """Return an error in one line: the user's line, its type, and the first line of its message."""
+    return f"{user_line(error)}{type(error).__name__}: {first_line(error)}"
 
 
 def source_of(stack_trace: str | None, root: Path | None) -> SourceLine | None:

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from aotexport.capture.attributes import attributes_restored
 from aotexport.capture.call import ExampleCall
 from aotexport.capture.mode import in_mode
-from aotexport.capture.sources import user_line
+from aotexport.capture.sources import described
 from aotexport.capture.state import State
 from aotexport.errors import ExportFailed
 from aotexport.restore import restored
@@ -94,10 +94,7 @@ def _record(call: ExampleCall, state: State, program: Program, arguments: Argume
     except ExportFailed:
         raise
     except Exception as error:
-        first = (str(error).strip().splitlines() or [""])[0][:300]
-        raise ExportFailed(
-            f"the model fails on its {arguments.name} inputs: {user_line(error)}{type(error).__name__}: {first}"
-        ) from error
+        raise ExportFailed(f"the model fails on its {arguments.name} inputs: {described(error)}") from error
     values = {f"v{index}": value for index, value in enumerate(seen.values.values())}
     record = VectorRecord(
         program=program.name,

@@ -839,6 +839,7 @@ class Converting(nn.Module):
         (forks_the_random_state, r"the model calls `torch\.random\.fork_rng`, which a bundle cannot hold"),
         (ReturnsItself(), r"output `output\[1\]` is a `.*ReturnsItself`, which a bundle cannot hold"),
         (Converting(), r"the model calls `Module\.to` \(or the like\), which changes `weight`"),
+        (nn.BatchNorm1d(3), "the model fails on the example inputs in train mode: ValueError: expected 2D or 3D"),
         (nn.Linear(3, 3, device="meta"), "`weight` is on the meta device, and has no values"),
     ],
 )

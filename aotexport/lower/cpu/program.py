@@ -16,6 +16,7 @@ from aotexport_runtime.engines import halves
 from aotexport_runtime.engines.halves import StraightLine
 from aotexport_runtime.engines.impure import impure_nodes
 from aotexport_runtime.engines.saved import views_recomputed
+from aotexport_runtime.errors import first_line
 from aotexport_runtime.schema.compiled import CompiledProgram
 from aotexport_runtime.schema.graph import Graph
 from aotexport_runtime.schema.program import FunctionalGraph, SizeInput, Tangent
@@ -59,8 +60,7 @@ def lower_program(
         except NotLowered:
             raise
         except Exception as error:
-            lines = [line for line in str(error).strip().splitlines() if line.strip()] or [""]
-            raise NotLowered(f"the compiler fails: {type(error).__name__}: {lines[0][:300]}") from error
+            raise NotLowered(f"the compiler fails: {type(error).__name__}: {first_line(error)}") from error
         guards += [guard for guard in assumed if guard not in guards]
         compiled.append(half)
     return CompiledProgram(

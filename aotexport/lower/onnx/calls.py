@@ -17,6 +17,7 @@ from aotexport.lower.onnx.translate import example_sizes
 from aotexport_runtime import dtypes, load
 from aotexport_runtime.bundle import Bundle
 from aotexport_runtime.engines.codegen import Environment
+from aotexport_runtime.errors import first_line
 from aotexport_runtime.observe import Observation, make_inputs
 from aotexport_runtime.schema.manifest import OnnxModel
 from aotexport_runtime.schema.program import ArgumentInput, Program, SizeInput, StateInput
@@ -103,7 +104,7 @@ def random_calls(bundle: Bundle, program: Program, model: OnnxModel) -> list[Cal
             for number in range(0 if refused else count):
                 observe(expected, number, values)
         except _REFUSALS as error:
-            refused = f"the model refuses it: {(str(error).splitlines() or [''])[0][:100]}"
+            refused = f"the model refuses it: {first_line(error)}"
         found.append(Calls(name=name, values=values, count=count, expected=expected, refused=refused))
     return found
 

@@ -19,7 +19,7 @@ from aotexport.verify import Comparison
 from aotexport_runtime import OnnxRuntime
 from aotexport_runtime.bundle import Bundle
 from aotexport_runtime.engines.onnx.plan import OnnxPlan
-from aotexport_runtime.errors import NotSupported
+from aotexport_runtime.errors import NotSupported, first_line
 from aotexport_runtime.observe import Observation, compare
 from aotexport_runtime.schema.manifest import Manifest, OnnxModel
 from aotexport_runtime.schema.program import Program
@@ -133,7 +133,7 @@ def _compare(bundle: Bundle, program: Program, model: OnnxModel, subject: _Subje
             where, changed = f"call {number}: ", changed_names(program, model)
             run_call(got, where, program, changed, subject.run, calls.values, lambda: subject.state)
     except Exception as error:
-        detail = f"raises {(str(error).splitlines() or [''])[0][:300]}"
+        detail = f"raises {first_line(error)}"
         return [Comparison(**base, name="call", error=math.inf, absolute=math.inf, agrees=False, detail=detail)]
     found = [
         Comparison(

@@ -17,6 +17,7 @@ from aotexport.quiet import quiet
 from aotexport.torch_internals.names import OpOverload
 from aotexport.torch_internals.patches import sizes_of_any_value
 from aotexport_runtime import dtypes
+from aotexport_runtime.errors import first_line
 from aotexport_runtime.schema.program import ArgumentInput, Program, StateInput
 from aotexport_runtime.schema.sizes import Size, SizeExpression
 from aotexport_runtime.sizes import evaluate
@@ -88,10 +89,10 @@ def functional(program: Program, exported: ExportedProgram) -> ExportedProgram:
         with torch.no_grad(), sizes_of_any_value(), quiet(*_LOGGERS):
             return exported.run_decompositions({})
     except Exception as error:
-        first = (str(error).strip().splitlines() or [""])[0][:200]
         raise ExportFailed(
             f"program `{program.name}` changes state or inputs in a way that has no ONNX form: sizes, strides or "
-            f"storage, or memory that they share ({first}). Give it tensors of their own, and let it write values alone"
+            f"storage, or memory that they share ({first_line(error)}). Give it tensors of their own, and let it write "
+            "values alone"
         ) from error
 
 
@@ -229,7 +230,7 @@ def failing_node(error: BaseException) -> tuple[torch.fx.Node | None, str]:
                 node = candidate
             trace = trace.tb_next
         error, cause = cause, cause.__cause__
-    reason = (str(error).strip().splitlines() or [""])[0][:200]
+    reason = first_line(error)
     return node, "torch's exporter has none" if reason.startswith("No ONNX function found") else reason
 
 

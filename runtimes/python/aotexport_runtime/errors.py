@@ -11,6 +11,11 @@ class AotExportError(Exception):
     """Base of every error of aotexport and its runtime."""
 
 
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's message that says something, cut where it grows long."""
+    return next((line for line in str(error).splitlines() if line.strip()), "").strip()[:300]
+
+
 class BundleInvalid(AotExportError):
     """A bundle is broken, truncated, tampered with, hostile, or no bundle at all.
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 from aotexport_runtime.bundle import Bundle, open_bundle
 from aotexport_runtime.digests import digests_compared
-from aotexport_runtime.errors import NotSupported
+from aotexport_runtime.errors import NotSupported, first_line
 from aotexport_runtime.freed_memory import keep_freed_memory
 from aotexport_runtime.schema.manifest import Requirements
 from aotexport_runtime.subclasses import TensorTypes
@@ -203,7 +203,7 @@ def _place(device: torch.device | str | None) -> torch.device | None:
     try:
         return torch.empty(0, device=torch.device(device)).device
     except (RuntimeError, AssertionError) as error:
-        reason = (str(error).splitlines() or [""])[0][:200]
+        reason = first_line(error)
         raise NotSupported(f"no device `{device}` here: {reason}") from None
 
 

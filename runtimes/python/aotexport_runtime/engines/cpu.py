@@ -23,7 +23,7 @@ from aotexport_runtime.engines.detached import without_base
 from aotexport_runtime.engines.halves import StraightLine
 from aotexport_runtime.engines.library import load_library
 from aotexport_runtime.engines.products.library import ChoosingRunner
-from aotexport_runtime.errors import BundleInvalid
+from aotexport_runtime.errors import BundleInvalid, first_line
 from aotexport_runtime.schema.compiled import CompiledHalf, CpuRequirements
 from aotexport_runtime.schema.graph import Graph
 from aotexport_runtime.schema.program import Partition, Program
@@ -120,7 +120,7 @@ class Libraries:
             try:
                 results = profile.marked(half.file, runner.run, given) if profile.active() else runner.run(given)
             except RuntimeError as error:
-                log.warning("library %s failed, and the graph runs instead: %s", half.file, _first_line(error))
+                log.warning("library %s failed, and the graph runs instead: %s", half.file, first_line(error))
                 return portable()(args, symbols)
             if half.indexes and results.pop().item():
                 # Operators of torch say what is wrong in eager's words.
@@ -132,10 +132,6 @@ class Libraries:
             )
 
         return call
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [""])[0][:200]
 
 
 class _Other:

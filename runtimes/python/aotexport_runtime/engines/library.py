@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from aotexport_runtime.errors import NotSupported
+from aotexport_runtime.errors import NotSupported, first_line
 
 Runner = Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]
 """A loaded library: called with its inputs, returns its results."""
@@ -31,5 +31,5 @@ def load_library(path: Path) -> Runner:
         runner: Any = torch._C._aoti.AOTIModelContainerRunnerCpu  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
         return runner(str(path), 1).run
     except (AttributeError, RuntimeError, TypeError) as error:
-        reason = (str(error).strip().splitlines() or [""])[0][:300]
+        reason = first_line(error)
         raise NotSupported(f"the library `{path.name}` cannot be loaded: {reason}") from None

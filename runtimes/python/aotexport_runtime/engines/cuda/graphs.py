@@ -21,7 +21,7 @@ import torch
 
 from aotexport_runtime.engines.codegen import Function
 from aotexport_runtime.engines.lowered import Lease, LeasedResults, Lowered
-from aotexport_runtime.errors import NotSupported
+from aotexport_runtime.errors import NotSupported, first_line
 
 log = logging.getLogger("aotexport_runtime")
 
@@ -150,7 +150,7 @@ class _Half:
                 counted.graph = _Graph(self._run, args, symbols, fixed, self._capture)
             except (RuntimeError, NotSupported) as error:
                 counted.failed = True
-                log.warning("no CUDA graph, calls run without: %s", (str(error).splitlines() or [""])[0][:200])
+                log.warning("no CUDA graph, calls run without: %s", first_line(error))
         return counted.graph
 
     def owner_of(self, args: Sequence[Any], saved: int) -> _Graph | None:

@@ -17,7 +17,7 @@ from aotexport_runtime.engines.functional import compile_functional
 from aotexport_runtime.engines.halves import StraightLine, cut, forward_returns
 from aotexport_runtime.engines.impure import impure_nodes, random_nodes
 from aotexport_runtime.engines.lowered import Lowered
-from aotexport_runtime.errors import NotSupported
+from aotexport_runtime.errors import NotSupported, first_line
 from aotexport_runtime.observe import Observation, compare
 from aotexport_runtime.schema.program import FunctionalGraph, Program
 
@@ -77,7 +77,7 @@ class Trial:
             return True
         except (NotSupported, RuntimeError) as error:
             # What is wrong with the call itself, the portable form says in eager's words.
-            log.warning("program %s runs without its kernels: %s", name, (str(error).splitlines() or [""])[0][:200])
+            log.warning("program %s runs without its kernels: %s", name, first_line(error))
             return False
         wrong = [
             each for each in compare(expected, got) if not each.agrees and each.error > _limit(each.name, expected)

@@ -11,7 +11,7 @@ import numpy as np
 
 from aotexport_runtime.bundle import Bundle
 from aotexport_runtime.call.tensors import is_torch_tensor
-from aotexport_runtime.errors import BundleInvalid, NotSupported
+from aotexport_runtime.errors import BundleInvalid, NotSupported, first_line
 from aotexport_runtime.schema.manifest import OnnxModel
 
 
@@ -68,7 +68,7 @@ def open_session(bundle: Bundle, model: OnnxModel, options: OnnxRuntime) -> Any:
     try:
         session = onnxruntime.InferenceSession(str(file), session_options, providers=list(options.providers))
     except Exception as error:
-        reason = (str(error).splitlines() or [""])[0][:300]
+        reason = first_line(error)
         hint = f". {_NO_KERNEL}" if "NOT_IMPLEMENTED" in reason else ""
         raise NotSupported(
             f"ONNX Runtime {onnxruntime.__version__} does not load `{model.file}`: {reason}{hint}"
