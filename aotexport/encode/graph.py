@@ -193,6 +193,9 @@ class GraphEncoder:
         source, module = (None, None) if self.strip else self._provenance(node)
         if op == "torch::enter_autocast":
             encoded_args[0] = DeviceArgument(type=str(args[0]))
+            if encoded_args[3] is None:
+                # Dynamo leaves to the call what `torch.autocast` asks for when it is made.
+                encoded_args[3] = torch.is_autocast_cache_enabled()
         return Node(
             name=name,
             op=op,

@@ -78,6 +78,15 @@ def nested_autocast(x):
     return y.float().sum() + z.sum()
 
 
+@case(lambda: (leaf(3, 4), leaf(4, 4)))
+def autocast_within_a_branch(x, w):
+    def narrow(x):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return x @ w
+
+    return torch.cond(x.sum() > 0, narrow, lambda x: (x @ w).bfloat16(), (x,))
+
+
 @case(lambda: (leaf(5, 4), leaf(4)))
 def vmapped(x, w):
     return torch.vmap(lambda row: (row * w).sum().sin())(x)
