@@ -13,6 +13,7 @@ from torch import nn
 
 from aotexport.capture.agreement import check_nothing_lost
 from aotexport.capture.autocast import other_autocast
+from aotexport.capture.body_gradients import asked_of_arguments, refuse_nested_bodies_that_draw
 from aotexport.capture.call import ExampleCall
 from aotexport.capture.distributed import FromLocal
 from aotexport.capture.example_values import ExampleValues
@@ -24,7 +25,6 @@ from aotexport.capture.grad_mode import insert_regions, make_relative, marked_re
 from aotexport.capture.hooks import refuse_hooks_on_state
 from aotexport.capture.identity import asks_identity
 from aotexport.capture.larger_examples import holds_for, larger_tensors
-from aotexport.capture.random_bodies import refuse_bodies_that_draw
 from aotexport.capture.reading_values import READING_VALUES
 from aotexport.capture.second_trace import same_in_both_modes
 from aotexport.capture.shapes import SizeFixed, check_not_fixed
@@ -169,7 +169,8 @@ def _trace_as(
     bindings, inputs = _drop_unused_state(graph, bindings, inputs)
     if grad:
         _refuse_computed_state(bindings)
-        refuse_bodies_that_draw(graph, inputs)
+        refuse_nested_bodies_that_draw(graph, inputs)
+        flat.effects.reads |= asked_of_arguments(graph, inputs)
     graph.recompile()
     return ForwardCapture(
         graph,

@@ -10,6 +10,7 @@ from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
 
 import aotexport
+import aotexport_runtime
 from aotexport import ExportFailed
 
 
@@ -58,20 +59,107 @@ def test_failed_capture_leaves_no_level_of_forward_mode_open(tmp_path):
         assert forward_ad.unpack_dual(forward_ad.make_dual(torch.ones(3), torch.zeros(3))).tangent is not None
 
 
-def drawing_branch(x):
-    return torch.cond(x.sum() > 0, torch.nn.functional.dropout, torch.sin, (x,))
+def drawing_branch(x, w):
+    def yes(x, w):
+        return torch.nn.functional.dropout((x * w).exp())
+
+    return torch.cond(x.sum() > 0, yes, lambda x, w: (x - w) * torch.rand(4), (x, w))
 
 
-def test_branch_that_draws_on_the_way_to_gradients_is_refused(tmp_path):
-    x = torch.ones(3, 4)
-    aotexport.export(drawing_branch, (x,), output=tmp_path / "without-gradients")
+def drawing_loop(x, w):
+    def step(i, x):
+        return i + 1, torch.nn.functional.dropout((x * w).sin()) + x
+
+    return torch._higher_order_ops.while_loop(lambda i, x: i < 3, step, (torch.tensor(0), x))[1]
+
+
+def drawing_loop_without_gradient_at_first(x, w):
+    return drawing_loop(x.detach(), w)
+
+
+def drawing_map(x, w):
+    return torch._higher_order_ops.map(lambda x, w: torch.nn.functional.dropout((x * w).exp()), x, w)
+
+
+def drawing_branch_that_is_not_used(x, w):
+    drawing_branch(x, w)
+    return torch.nn.functional.dropout(x * w)
+
+
+def drawn(function, x, w):
+    """Return the result, the gradients and where the generator is after them."""
+    torch.manual_seed(0)
+    y = function(x, w)
+    return [y, *torch.autograd.grad(y.sum(), [x, w], allow_unused=True), torch.rand(1)]
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        drawing_branch,
+        drawing_loop,
+        drawing_loop_without_gradient_at_first,
+        drawing_map,
+        drawing_branch_that_is_not_used,
+    ],
+    ids=lambda function: function.__name__,
+)
+def test_body_that_draws_has_the_gradients_of_eager(tmp_path, function):
+    x, w = torch.linspace(-1, 2, 12).reshape(3, 4).requires_grad_(), torch.ones(4, requires_grad=True)
+    aotexport.export(function, (x, w), output=tmp_path / "bundle")
+    for target in ("portable", "autograd"):
+        loaded = aotexport_runtime.load(tmp_path / "bundle", target=target)
+        for mine, theirs in zip(drawn(loaded, x, w), drawn(function, x, w), strict=True):
+            torch.testing.assert_close(mine, theirs)
+
+
+def test_body_that_draws_under_autocast_draws_under_it_again(tmp_path):
+    def function(x, w):
+        return torch.cond(
+            x.sum() > 0, lambda x, w: torch.nn.functional.dropout(x @ w), lambda x, w: x @ (w - 1), (x, w)
+        )
+
+    def both(module):
+        with torch.autocast("cpu"):
+            torch.manual_seed(0)
+            y = module(x, w)
+        return [y, *torch.autograd.grad(y.sum(), [x, w])]
+
+    x, w = torch.linspace(0, 2, 12).reshape(3, 4).requires_grad_(), torch.ones(4, 4, requires_grad=True)
+    aotexport.export(function, (x, w), output=tmp_path / "bundle")
+    for mine, theirs in zip(both(aotexport_runtime.load(tmp_path / "bundle")), both(function), strict=True):
+        torch.testing.assert_close(mine, theirs)
+
+
+def test_branch_that_draws_inside_of_a_loop_is_refused(tmp_path):
+    def function(x, w):
+        return torch._higher_order_ops.map(drawing_branch, x, w)
+
+    x, w = torch.ones(3, 4, requires_grad=True), torch.ones(4)
     with pytest.raises(ExportFailed) as caught:
-        aotexport.export(drawing_branch, (x.requires_grad_(),), output=tmp_path / "bundle", verify=False)
+        aotexport.export(function, (x, w), output=tmp_path / "bundle", verify=False)
     assert str(caught.value) == (
-        f"test_bodies.py:{drawing_branch.__code__.co_firstlineno + 1}: in drawing_branch: `cond` draws "
-        "random numbers (`aten.dropout.default`) on the way to gradients, and its backward in torch draws others, so "
-        "that the gradients belong to another result. Draw before it, and pass the numbers in"
+        f"test_bodies.py:{function.__code__.co_firstlineno + 1}: in function: `cond` inside of `map` draws random "
+        "numbers on the way to gradients; its backward in torch draws others, in an order that a bundle cannot keep. "
+        "Draw before it, and pass the numbers in"
     )
+
+
+def plain_loop(x, w):
+    def step(i, x):
+        return i + 1, (x * w).sin() + x
+
+    return torch._higher_order_ops.while_loop(lambda i, x: i < 3, step, (torch.tensor(0), x))[1]
+
+
+def test_loop_whose_gradients_depend_on_what_requires_grad_is_refused_for_others(tmp_path):
+    x, w = torch.ones(3, 4, requires_grad=True), torch.ones(4, requires_grad=True)
+    aotexport.export(plain_loop, (x, w), output=tmp_path / "bundle")
+    loaded = aotexport_runtime.load(tmp_path / "bundle")
+    with pytest.raises(aotexport_runtime.CallInvalid, match="`x`: expected requires_grad=True"):
+        loaded(x.detach(), w)
+    transposed = x.detach().t().contiguous().t().requires_grad_()
+    assert loaded(transposed, w).stride() == plain_loop(transposed, w).stride() == (4, 1)
 
 
 def test_annotations_of_the_model_do_not_outlive_the_export(tmp_path):

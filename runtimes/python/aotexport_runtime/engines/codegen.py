@@ -16,7 +16,7 @@ import torch
 
 from aotexport_runtime import dtypes, meshes, ops, sizes
 from aotexport_runtime.allowed import INFIX
-from aotexport_runtime.engines import attention, checks, higher_order, profile
+from aotexport_runtime.engines import attention, checks, higher_order, impure, profile
 from aotexport_runtime.engines.detached import without_base
 from aotexport_runtime.engines.products.modes import Mode
 from aotexport_runtime.engines.products.stand_ins import StandIn
@@ -256,7 +256,8 @@ def _statement(source: _Source, node: Node) -> str:
         function = source.object("f", _DISTRIBUTED[node.op])
         return f"{source.local(node.name)} = {function}({', '.join(arguments)})"
     if node.op in higher_order.OPERATORS:
-        function = source.object("f", higher_order.OPERATORS[node.op])
+        operators = higher_order.DRAWING if impure.draws(source.graph, node) else higher_order.OPERATORS
+        function = source.object("f", operators[node.op])
         return f"{source.local(node.name)} = {function}(symbols, {', '.join(arguments)})"
     arguments += [f"{keyword}={_argument(source, argument)}" for keyword, argument in node.kwargs.items()]
     return f"{source.local(node.name)} = {source.function(node)}({', '.join(arguments)})"

@@ -10,12 +10,14 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Generator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 
 from aotexport_runtime.call import transforms
 from aotexport_runtime.engines.autograd_function import apply_function
+from aotexport_runtime.engines.redrawn import redrawn
 from aotexport_runtime.errors import NotSupported
 
 Body = Callable[[list[Any], dict[str, int]], tuple[Any, ...]]
@@ -107,14 +109,18 @@ class _Reaching(torch.autograd.Function):
 def _while_loop(
     symbols: dict[str, int], condition: Body, body: Body, carried: list[Any], additional: list[Any]
 ) -> tuple[Any, ...]:
+    tracked = torch.is_grad_enabled() and any(_requires_grad(value) for value in (*carried, *additional))
     values = tuple(carried)
     while condition([*values, *additional], symbols)[0]:
         values = body([*_continued(values, carried), *additional], symbols)
-    return values
+    if not tracked:
+        return values
+    # Eager stacks what its backward needs, and returns the last.
+    return tuple(_stacked([(value,)])[0][0] if isinstance(value, torch.Tensor) else value for value in values)
 
 
 def _continued(values: Sequence[Any], carried: Sequence[Any]) -> list[Any]:
-    """Return what the next step of a loop takes: no gradient goes back where the loop began with a value without.
+    """Return what the next step of a loop takes: gradients that go back are zero where the loop began without any.
 
     Source: torch 2.13, `WhileLoopAutogradOp.backward`, whose loop carries the gradients of such values alone.
     """
@@ -122,9 +128,31 @@ def _continued(values: Sequence[Any], carried: Sequence[Any]) -> list[Any]:
         return list(values)
     pairs = zip(values, carried, strict=True)
     return [
-        value.detach() if isinstance(value, torch.Tensor) and value.requires_grad and not first.requires_grad else value
+        _Stopped.apply(value) if _requires_grad(value) and not _requires_grad(first) else value
         for value, first in pairs
     ]
+
+
+class _Stopped(torch.autograd.Function):
+    """The value that it is given, whose gradient is zero, so that the steps before it run in backward too."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(value: torch.Tensor) -> torch.Tensor:
+        return value.view_as(value)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> torch.Tensor:
+        return torch.zeros_like(grads[0])
+
+
+def _requires_grad(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.requires_grad
 
 
 def _while_loop_stack_output(
@@ -189,3 +217,30 @@ OPERATORS: dict[str, Callable[..., Any]] = {
     "higher_order::triton_kernel": _triton_kernel,
 }
 """Operators with bodies, and launches of the model's own kernels; called with the symbols first."""
+
+# --- bodies that draw random numbers ----------------------------------------------------------------------
+
+
+def _cond_drawing(symbols: dict[str, int], predicate: Any, yes: Body, no: Body, operands: list[Any]) -> tuple[Any, ...]:
+    return redrawn(yes if predicate else no, operands, symbols)
+
+
+def _while_loop_drawing(
+    symbols: dict[str, int], condition: Body, body: Body, carried: list[Any], additional: list[Any]
+) -> tuple[Any, ...]:
+    return _while_loop(symbols, condition, partial(redrawn, body), carried, additional)
+
+
+def _map_drawing(symbols: dict[str, int], body: Body, xs: list[Any], additional: list[Any]) -> tuple[Any, ...]:
+    def whole(operands: list[Any], symbols: dict[str, int]) -> tuple[Any, ...]:
+        return _map(symbols, body, operands[: len(xs)], operands[len(xs) :])
+
+    return redrawn(whole, [*xs, *additional], symbols)
+
+
+DRAWING: dict[str, Callable[..., Any]] = OPERATORS | {
+    "higher_order::cond": _cond_drawing,
+    "higher_order::while_loop": _while_loop_drawing,
+    "higher_order::map_impl": _map_drawing,
+}
+"""`OPERATORS` whose bodies draw: eager's backward of three of them runs the body once more, on other numbers."""

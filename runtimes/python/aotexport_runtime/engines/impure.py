@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from aotexport_runtime.schema.graph import Graph, Node
-from aotexport_runtime.schema.values import NothingMeta
+from aotexport_runtime.schema.values import NothingMeta, SubgraphArgument
 
 _SWITCHES = ("dropout_p", "dropout", "train", "training")
 """Arguments of random operators that draw nothing where one of these is zero or False."""
@@ -19,11 +19,19 @@ def impure_nodes(graph: Graph) -> set[str]:
 
 
 def random_nodes(graph: Graph) -> set[str]:
-    """Return the nodes that draw random numbers."""
-    return {node.name for node in graph.nodes if node.op.startswith("aten::") and _draws(node)}
+    """Return the nodes that draw random numbers, in bodies that they run too."""
+    return {node.name for node in graph.nodes if draws(graph, node)}
 
 
-def _draws(node: Node) -> bool:
+def draws(graph: Graph, node: Node) -> bool:
+    """Return whether a node of `graph`, or a body that it runs, draws random numbers."""
+    if node.op.startswith("aten::"):
+        return _operator_draws(node)
+    bodies = [argument.name for argument in node.args if isinstance(argument, SubgraphArgument)]
+    return any(random_nodes(graph.subgraphs[name]) for name in bodies)
+
+
+def _operator_draws(node: Node) -> bool:
     base, _, overload = node.op.removeprefix("aten::").partition(".")
     function = getattr(getattr(torch.ops.aten, base, None), overload or "default", None)
     if torch.Tag.nondeterministic_seeded not in getattr(function, "tags", ()):

@@ -391,7 +391,8 @@ class Program(Record, kw_only=True):
         container_changes: containers of the caller that the call changes.
         dimensions: symbols of dynamic sizes.
         guards: truths over the symbols that a call must satisfy.
-        fixed: what the module's Python code read and may have branched on; a call must have it as at capture.
+        fixed: what the module's Python code read and may have branched on, or gradients through its loops depend on
+            (`while_loop`); a call must have it as at capture.
             `layout`: strides, storage offset, contiguity of tensors; `requires_grad`: also `is_leaf`, `grad_fn`;
             `grad_mode`: whether gradients are enabled, as `grad` tells; `inference_mode`: that it is off, since it
             records nothing for gradients that the model takes; `identity`: that arguments are different

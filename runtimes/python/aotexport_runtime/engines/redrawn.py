@@ -1,0 +1,73 @@
+"""Bodies whose backward runs them once more, on random numbers of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.autograd.function import once_differentiable
+
+from aotexport_runtime.call import transforms
+from aotexport_runtime.errors import NotSupported
+
+Body = Callable[[list[Any], dict[str, int]], tuple[Any, ...]]
+
+
+def redrawn(body: Body, operands: list[Any], symbols: dict[str, int]) -> tuple[Any, ...]:
+    """Return what `body` gives; its gradients are those of a second run, which draws anew.
+
+    Every operand that requires grad gets a gradient, zeros where no result is computed from it.
+
+    Args:
+        body: what draws; it changes nothing but the random generator.
+        operands: tensors and integers.
+        symbols: value of each symbol.
+
+    Raises:
+        NotSupported: a function transform would have to look into it.
+
+    Source: torch 2.13, `torch/_higher_order_ops/utils.py` (`create_bw_fn`), for `cond`, `while_loop` and `map`, whose
+        backward does not keep the state of the generator.
+    """
+    if not torch.is_grad_enabled() or not any(isinstance(o, torch.Tensor) and o.requires_grad for o in operands):
+        return body(list(operands), symbols)
+    if transforms.active():
+        raise NotSupported(
+            "this call is inside of torch.func or forward-mode AD, and a branch or loop of the model draws random "
+            "numbers on the way to gradients. Use torch.autograd outside of them"
+        )
+    return _Redrawn.apply(body, symbols, *operands)
+
+
+class _Redrawn(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, body: Body, symbols: dict[str, int], *operands: Any) -> tuple[Any, ...]:
+        ctx.body, ctx.symbols, ctx.casts = body, symbols, _autocast(operands)
+        ctx.others = [None if isinstance(operand, torch.Tensor) else operand for operand in operands]
+        ctx.save_for_backward(*[operand if isinstance(operand, torch.Tensor) else None for operand in operands])
+        return body(list(operands), symbols)
+
+    @staticmethod
+    @once_differentiable
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride] (the decorator's type)
+        ctx: Any, *grads: torch.Tensor
+    ) -> tuple[Any, ...]:
+        tracked = [tensor is not None and tensor.requires_grad for tensor in ctx.saved_tensors]
+        operands = [
+            other if tensor is None else tensor.detach().requires_grad_(is_tracked)
+            for tensor, other, is_tracked in zip(ctx.saved_tensors, ctx.others, tracked, strict=True)
+        ]
+        with torch.enable_grad(), ctx.casts():
+            results = ctx.body(list(operands), ctx.symbols)
+        ways = [(r, g) for r, g in zip(results, grads, strict=True) if isinstance(r, torch.Tensor) and r.requires_grad]
+        inputs = [operand for operand, is_tracked in zip(operands, tracked, strict=True) if is_tracked]
+        found = iter(torch.autograd.grad([r for r, _ in ways], inputs, [g for _, g in ways], materialize_grads=True))
+        return (None, None, *[next(found) if is_tracked else None for is_tracked in tracked])
+
+
+def _autocast(operands: tuple[Any, ...]) -> Callable[[], torch.autocast]:
+    """Return what makes the autocast of now, for the device of the first tensor."""
+    device = next(operand.device.type for operand in operands if isinstance(operand, torch.Tensor))
+    enabled, dtype = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
+    return lambda: torch.autocast(device, dtype=dtype, enabled=enabled)
