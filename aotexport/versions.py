@@ -51,14 +51,12 @@ class _Seen:
     Attributes:
         rises: by how much the version rose, per index of the program's inputs.
         saves: whether such a backward pass reads anything, so that it cannot be repeated.
-        recomputes: whether parts of the model run again in backward, and read there what no graph tells of.
         saved: per tensor that the caller can change, the tangents of which eager reads its memory in backward; None:
             that is not known, as the model itself runs backward passes.
     """
 
     rises: dict[int, int] = field(default_factory=dict)
     saves: bool = True
-    recomputes: bool = False
     saved: dict[Visible, set[int]] | None = None
 
 
@@ -96,7 +94,6 @@ def _watch(
         seen.rises[index] = tensor._version - before[index]
     if saved is not None and functional.gradients is not None:
         outputs = _outputs(program, left)
-        seen.recomputes = saved.recomputes(list(outputs.values()))
         read = saved.behind([_roots(t, functional, inputs, outputs) for t in functional.gradients.tangents])
         seen.saved = {
             which: {index for index, addresses in enumerate(read) if address in addresses}
@@ -173,9 +170,6 @@ def _counted(functional: FunctionalGraph, seen: _Seen, counts: Sequence[int], gr
         moved = {index for index, by in risen.items() if by} - written
         if seen.saved is not None:
             saved = {(of, firsts[i] if of == "input" else i): by for (of, i), by in seen.saved.items()}
-            if seen.recomputes:
-                every = set(range(len(gradients.tangents)))
-                saved |= {which: every for which in saved if which[0] == "input" and not risen.get(which[1])}
             gradients = _checked(gradients, saved, set(own) | moved, len(functional.mutations), graph)
         gradients = _unversioned(gradients, [graph.inputs[index].name for index in moved], graph)
         gradients = msgspec.structs.replace(gradients, saves_nothing=not seen.saves)
@@ -192,7 +186,8 @@ def _checked(
     what is saved of it.
     """
     (partition,) = gradients.partitions
-    own = _read_for(graph, partition.saved, len(gradients.of_inputs))
+    versioned = [name for name in partition.saved if name not in partition.unchecked]
+    own = _read_for(graph, versioned, len(gradients.of_inputs))
     every = set(range(len(gradients.tangents)))
     checks: list[VersionCheck] = []
     loose: list[str] = []

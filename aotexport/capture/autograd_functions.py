@@ -27,7 +27,14 @@ from aotexport.capture.patches import replaced
 from aotexport.capture.sources import is_user_file
 from aotexport.errors import ExportFailed
 from aotexport.torch_internals.names import REQUIRES_GRAD
-from aotexport.torch_internals.tracing import lift_tensors, mark_unchecked, record_call, trace_body, tracing_paused
+from aotexport.torch_internals.tracing import (
+    UNCHECKED,
+    annotate_values,
+    lift_tensors,
+    record_call,
+    trace_body,
+    tracing_paused,
+)
 
 _MAX_PATTERNS = 8
 """How many patterns of undefined gradients a function that wants to see them is traced for."""
@@ -76,7 +83,7 @@ def apply_function(
             ctx.metas = [(output.shape, output.dtype, output.device) for output in outputs]
             ctx.save_for_backward(*rest[: function.saved])
             ctx.stashed = rest[function.saved :]
-            mark_unchecked([value for value in ctx.stashed if isinstance(value, torch.Tensor)])
+            annotate_values([value for value in ctx.stashed if isinstance(value, torch.Tensor)], UNCHECKED)
             return tuple(outputs)
 
         @staticmethod

@@ -16,6 +16,7 @@ from aotexport.capture.forward_capture import ForwardCapture
 from aotexport.capture.grad_mode import marked_regions
 from aotexport.capture.hooks import unfit_hook
 from aotexport.capture.mutating_operators import nest_mutating_calls
+from aotexport.capture.recomputed import compute_checkpoints_anew
 from aotexport.capture.retrace import Analysis, Retrace, without_memory_of_others
 from aotexport.capture.sources import described
 from aotexport.capture.triton_kernels import launched_kernels, name_launches
@@ -82,8 +83,11 @@ def capture_functional_graph(
                 nest_mutating_calls(captured.module, mode)
                 name_launches(captured.module)
             assumed = _checked(forward, captured)
+            unfit = compute_checkpoints_anew(captured) if grad else None
     except Exception as error:
         return Refused(described(error))
+    if unfit is not None:
+        return Refused(unfit)
     return captured if assumed is None else Refused(f"it assumes `{assumed}`, which the forward graph does not check")
 
 

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch.fx.node import map_arg
 
+from aotexport.capture.checkpoints import is_mark
+
 
 def same_in_both_modes(graph: torch.fx.GraphModule, trace_other: Callable[[], torch.fx.GraphModule]) -> bool:
     """Return whether the model does the same where the answer is the other one.
@@ -27,10 +29,12 @@ def same_in_both_modes(graph: torch.fx.GraphModule, trace_other: Callable[[], to
 
 
 def _same(one: torch.fx.GraphModule, other: torch.fx.GraphModule) -> bool:
-    if len(one.graph.nodes) != len(other.graph.nodes):
+    # Without gradients a checkpoint does nothing.
+    nodes = [[node for node in graph.graph.nodes if not is_mark(node)] for graph in (one, other)]
+    if len(nodes[0]) != len(nodes[1]):
         return False
     twins: dict[torch.fx.Node, torch.fx.Node] = {}
-    for node, twin in zip(one.graph.nodes, other.graph.nodes, strict=True):
+    for node, twin in zip(*nodes, strict=True):
         if node.op != twin.op:
             return False
         if node.op == "get_attr":

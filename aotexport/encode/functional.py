@@ -27,6 +27,7 @@ from aotexport.torch_internals.names import (
     SubclassCreationMeta,
     ViewAndMutationMeta,
 )
+from aotexport.torch_internals.tracing import UNCHECKED
 from aotexport_runtime.schema.graph import Graph
 from aotexport_runtime.schema.program import (
     FreshOutput,
@@ -248,16 +249,16 @@ def _gradients(captured: FunctionalCapture, graph: Graph, returned: _Counts, cou
 
 
 def _unchecked(captured: FunctionalCapture, graph: Graph) -> set[str]:
-    """Return the values that a custom autograd function stashed on its context, beside `save_for_backward`.
+    """Return the values that backward takes without a look at their version.
+
+    A custom autograd function stashed them on its context, beside `save_for_backward`, or a checkpointed part of the
+    model read them.
 
     Source: torch 2.13, Note [Activations with no version counter checks in eager].
     """
-    calls = [node for node in captured.module.graph.nodes if node.op == "call_function"]
-    return {
-        record.name
-        for record, node in zip(graph.nodes, calls, strict=True)
-        if node.meta.get("saved_tensor_with_no_vc_check")
-    }
+    values = [node for node in captured.module.graph.nodes if node.op in ("placeholder", "call_function")]
+    records = (*graph.inputs, *graph.nodes)
+    return {record.name for record, node in zip(records, values, strict=True) if node.meta.get(UNCHECKED)}
 
 
 def _tangent_positions(metadata: ViewAndMutationMeta, counts: _Counts) -> list[tuple[Any, int]]:

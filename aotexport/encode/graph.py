@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from aotexport.capture.autograd_functions import apply_function
+from aotexport.capture.checkpoints import enter_checkpoint, exit_checkpoint
 from aotexport.capture.distributed import FromLocal
 from aotexport.capture.hooks import apply_hook
 from aotexport.capture.mutating_operators import call_body
@@ -77,6 +78,8 @@ _EFFECTS: dict[Any, str] = {
     SET_GRAD_ENABLED: "torch::set_grad_enabled",
     ENTER_AUTOCAST: "torch::enter_autocast",
     EXIT_AUTOCAST: "torch::exit_autocast",
+    enter_checkpoint: "torch::enter_checkpoint",
+    exit_checkpoint: "torch::exit_checkpoint",
 }
 _BODIES: dict[Any, str] = {
     apply_function: "higher_order::autograd_function",

@@ -43,11 +43,6 @@ class SavedTensors:
         gc.collect(1)  # What the call made is young; looking at all of Python takes longer than an export.
         return {packed.address for packed in self._saved}
 
-    def recomputes(self, roots: Sequence[Any]) -> bool:
-        """Return whether a part of the graph behind `roots` holds what it saved in another way: as checkpoints do."""
-        nodes = _in_order([getattr(root, "grad_fn", None) for root in roots])
-        return any(type(node).__name__ == "CheckpointFunctionBackward" or _is_elsewhere(node) for node in nodes)
-
     def behind(self, roots: Sequence[Sequence[torch.Tensor]]) -> list[set[int]]:
         """Return, per list of roots, the addresses that a backward pass from them reads.
 
@@ -94,11 +89,6 @@ def _in_order(roots: Sequence[Any]) -> list[Any]:
 def _read_by(node: Any) -> set[int]:
     """Return the addresses of what a node saved and `SavedTensors` took."""
     return {saved.data.address for saved in _saved_by(node) if isinstance(saved.data, _Saved)}
-
-
-def _is_elsewhere(node: Any) -> bool:
-    """Return whether other hooks than those of `SavedTensors` took what a node saved."""
-    return any(saved.unpack_hook is not None and not isinstance(saved.data, _Saved) for saved in _saved_by(node))
 
 
 def _saved_by(node: Any) -> Iterator[Any]:

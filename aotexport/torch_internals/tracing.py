@@ -334,11 +334,44 @@ def record_call(
     proxy_tensor.track_tensor_tree(results, proxy, constant=None, tracer=tracer)
 
 
-def mark_unchecked(tensors: Sequence[torch.Tensor]) -> None:
-    """Note in a functional graph being traced that backward takes these values without a look at their version."""
+def record_mark(target: Callable[..., Any], *args: Any) -> torch.fx.Proxy:
+    """Record a call without a result in the trace of a forward graph; return what stands for it in other such calls.
+
+    Args:
+        target: what is called.
+        args: its arguments; of lists of tensors those that the trace knows.
+    """
+    tracer = current_tracer()
+    known = [
+        [tracer.unwrap_proxy(t) for t in arg if proxy_tensor.has_proxy_slot(t, tracer)]
+        if isinstance(arg, list)
+        else arg
+        for arg in args
+    ]
+    proxy = tracer.create_proxy("call_function", target, tuple(known), {})
+    proxy.node.meta["val"] = None
+    return proxy
+
+
+UNCHECKED = "saved_tensor_with_no_vc_check"
+"""Metadata of nodes of a joint graph: backward takes the value without a look at its version."""
+
+
+def annotate_values(tensors: Sequence[torch.Tensor], key: str) -> None:
+    """Note in a graph being traced, under `key` of `node.meta`, that these are such values; elsewhere nothing."""
     for tensor in tensors:
         for proxy in proxy_tensor._get_proxies(tensor):
-            proxy.node.meta["saved_tensor_with_no_vc_check"] = True
+            proxy.node.meta[key] = True
+
+
+def traces_functional() -> bool:
+    """Return whether AOTAutograd runs the model, for its analysis or its trace."""
+    return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FUNCTIONAL) is not None
+
+
+def is_of_backward(node: torch.fx.Node) -> bool:
+    """Return whether a node of a joint graph was traced in backward, or is a tangent."""
+    return node.meta.get("partitioner_tag") == "is_backward"
 
 
 def current_tracer() -> Any:

@@ -9,6 +9,7 @@ import weakref
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 import aotexport
@@ -160,20 +161,115 @@ def test_change_of_inputs_and_outputs_raises_in_the_passes_in_which_eager_reads_
             assert outcome(module, changed, used) == outcome(function, changed, used), (changed, used)
 
 
-@pytest.mark.parametrize("use_reentrant", [False, True])
-@pytest.mark.parametrize("changed", ["weight", "bias"])
-def test_change_of_what_a_checkpoint_would_read_again_raises(tmp_path, use_reentrant, changed):
-    class Checkpointed(nn.Linear):
-        def forward(self, x):
-            return checkpoint(lambda x: super(Checkpointed, self).forward(x).exp(), x, use_reentrant=use_reentrant)
+class Checkpointed(nn.Module):
+    """Reads in a checkpointed part what it is called with, and what it closes over; its backward reads all of it."""
 
-    aotexport.export(Checkpointed(4, 4), (leaf(3, 4),), output=tmp_path / "bundle", verify=False)
-    module = aotexport_runtime.load(tmp_path / "bundle", target="portable")
-    loss = module(leaf(3, 4)).sum()
+    use_reentrant = False
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.norm = nn.LayerNorm(4)
+
+    def part(self, x):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            products = self.linear(x)
+        return functional.dropout(self.norm(products.float()).exp(), 0.3)
+
+    def forward(self, x):
+        hidden = checkpoint(self.part, x * 2, use_reentrant=self.use_reentrant)
+        return hidden * hidden
+
+
+class CheckpointedReentrantly(Checkpointed):
+    use_reentrant = True
+
+
+def writes_to_data(module, x):
+    for parameter in module.parameters():
+        parameter.data.mul_(2)
+
+
+def writes_in_place(module, x):
     with torch.no_grad():
-        module.get_parameter(changed).mul_(2)
+        module.get_parameter("linear.weight").mul_(2)
+
+
+def replaces_data(module, x):
+    for parameter in module.parameters():
+        parameter.data = parameter.data * 2
+
+
+def leaves_alone(module, x):
+    pass
+
+
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
+@pytest.mark.parametrize("change", [leaves_alone, writes_to_data, writes_in_place, replaces_data])
+@pytest.mark.parametrize("model", [Checkpointed, CheckpointedReentrantly])
+def test_checkpointed_part_computes_gradients_from_what_it_reads_in_backward(load, model, change):
+    def gradients(module):
+        x = torch.ones(3, 4).requires_grad_()
+        torch.manual_seed(0)
+        result = module(x)
+        change(module, x)
+        result.sum().backward()
+        return [x.grad, *[parameter.grad for parameter in module.parameters()], torch.rand(2)]
+
+    eager = model()
+    module = load(eager, leaf(3, 4))
+    for _ in range(2):
+        for ours, theirs in zip(gradients(module), gradients(eager), strict=True):
+            torch.testing.assert_close(ours, theirs)
+        module.load_state_dict(eager.state_dict())
+        module.zero_grad()
+        eager.zero_grad()
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_change_of_what_a_checkpointed_part_was_called_with_raises(load, use_reentrant):
+    def checkpointed(x, w):
+        return checkpoint(lambda x: (x @ w).exp(), x, use_reentrant=use_reentrant)
+
+    module = load(checkpointed, leaf(3, 4), leaf(4, 4))
+    x = leaf(3, 4)
+    loss = module(x, leaf(4, 4)).sum()
+    with torch.no_grad():
+        x.mul_(2)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         loss.backward()
+
+
+def draws_anew(x, w):
+    return checkpoint(
+        lambda x: functional.dropout((x @ w).exp(), 0.4), x, use_reentrant=False, preserve_rng_state=False
+    )
+
+
+def draws_from_what_it_computes(x, w):
+    return checkpoint(lambda x: x.exp() * torch.bernoulli((x @ w).sigmoid()), x, use_reentrant=False)
+
+
+@pytest.mark.parametrize(
+    ("function", "reason"),
+    [
+        (draws_anew, "draws other random numbers in backward than in the call"),
+        (draws_from_what_it_computes, "draws random numbers that depend on what it computes"),
+    ],
+)
+def test_checkpointed_part_that_draws_in_backward_is_served_by_the_forward_graph(load, function, reason):
+    module = load(function, leaf(3, 4), leaf(4, 4))
+    (refusal,) = module.bundle.program("train").refusals
+    assert refusal.reason == f"a checkpointed part {reason}"
+    tensors, gradients = [leaf(3, 4), leaf(4, 4)], []
+    for called in (module, function):
+        torch.manual_seed(0)
+        result = called(*tensors)
+        tensors[1].data.mul_(2)
+        gradients.append([*torch.autograd.grad(result.sum(), tensors, allow_unused=True), torch.rand(2)])
+        tensors[1].data.div_(2)
+    for ours, theirs in zip(*gradients, strict=True):
+        torch.testing.assert_close(ours, theirs)
 
 
 def test_what_backward_checks_is_freed_with_the_graph(load):

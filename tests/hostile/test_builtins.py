@@ -46,6 +46,8 @@ FAULTS = [
     ("torch::enter_autocast", [0, BFLOAT, True, True], "takes a device, a dtype and two truth values"),
     ("torch::enter_autocast", [CPU, 15, True, True], "takes a device, a dtype and two truth values"),
     ("torch::enter_autocast", [CPU, BFLOAT, 1, True], "takes a device, a dtype and two truth values"),
+    ("torch::enter_checkpoint", [[7], True], "takes an array of tensors and a truth value"),
+    ("torch::enter_checkpoint", [[], 1], "takes an array of tensors and a truth value"),
     (FUNCTION, [BODY], "takes 10 operands, got 1"),
     (FUNCTION, [None, [BODY], [], [], 1, 0, [], [], True, False], "takes subgraphs as its bodies"),
     (FUNCTION, [BODY, ["linear"], [], [], 1, 0, [], [], True, False], "takes subgraphs as its bodies"),
@@ -93,13 +95,26 @@ def test_repeated_squaring_is_refused(crafted: Crafted):
 
 def test_autocast_region_that_is_not_left_is_refused(crafted: Crafted):
     crafted.node("forward", op="torch::enter_autocast", args=[CPU, BFLOAT, True, True], meta=NOTHING)
-    assert refusal(crafted) == f"{WHERE}: an autocast region is not left"
+    assert refusal(crafted) == f"{WHERE}: a region is not left"
 
 
 def test_autocast_regions_that_are_left_in_the_wrong_order_are_refused(crafted: Crafted):
     for name in ("outer", "inner"):
         crafted.node("forward", name=name, op="torch::enter_autocast", args=[CPU, BFLOAT, True, True], meta=NOTHING)
     crafted.node("forward", op="torch::exit_autocast", args=["outer"], meta=NOTHING)
+    message = "builtin `torch::exit_autocast` leaves a region that is not the innermost one"
+    assert refusal(crafted) == f"{WHERE}: {message}"
+
+
+def test_checkpointed_part_within_another_is_refused(crafted: Crafted):
+    for name in ("outer", "inner"):
+        crafted.node("forward", name=name, op="torch::enter_checkpoint", args=[[], True], meta=NOTHING)
+    assert refusal(crafted) == f"{WHERE}: builtin `torch::enter_checkpoint` begins within another"
+
+
+def test_region_that_another_kind_of_operator_ends_is_refused(crafted: Crafted):
+    crafted.node("forward", name="part", op="torch::enter_checkpoint", args=[[], True], meta=NOTHING)
+    crafted.node("forward", op="torch::exit_autocast", args=["part"], meta=NOTHING)
     message = "builtin `torch::exit_autocast` leaves a region that is not the innermost one"
     assert refusal(crafted) == f"{WHERE}: {message}"
 

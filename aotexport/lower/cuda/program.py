@@ -101,7 +101,10 @@ def _check(program: Program, forward: ForwardCapture, functional: FunctionalCapt
             raise CannotLower(f"it calls graphs of their own, by {', '.join(f'`{name}`' for name in sorted(names))}")
     gradients = program.functional.gradients if program.functional else None
     if gradients is not None and any(partition.unchecked for partition in gradients.partitions):
-        raise CannotLower("a custom autograd function keeps tensors beside `save_for_backward`")
+        raise CannotLower(
+            "a custom autograd function keeps tensors beside `save_for_backward`, or backward computes a checkpointed "
+            "part anew"
+        )
 
 
 def _encoded(

@@ -16,6 +16,7 @@ from aotexport.lower.onnx.forms import FORMS
 from aotexport.lower.onnx.provenance import location, trace, where
 from aotexport.lower.onnx.symbols import Symbols
 from aotexport_runtime import ops
+from aotexport_runtime.engines import checkpoint
 from aotexport_runtime.engines.codegen import Environment, constant_value
 from aotexport_runtime.engines.higher_order import EFFECTS
 from aotexport_runtime.schema.graph import Graph, Node
@@ -31,7 +32,8 @@ from aotexport_runtime.validate.bounds import MAX_TEXT
 
 _HIDDEN_WRITES = ("aten::batch_norm", "aten::instance_norm", "aten::native_batch_norm", "aten::cudnn_batch_norm")
 _CHECKS = ("aten::_assert_scalar.default", "aten::_assert_async.default", "aten::_assert_async.msg")
-_GRAD_MODE = ("torch::set_grad_enabled", "torch::is_grad_enabled")
+_WITHOUT_GRADIENTS = ("torch::set_grad_enabled", "torch::is_grad_enabled", checkpoint.ENTER, checkpoint.EXIT)
+"""What does nothing where no gradients are recorded."""
 _MOVES = ("aten::set_data.default",)
 
 
@@ -70,7 +72,7 @@ class Body:
         for node in self.record.nodes:
             if node.op in _CHECKS:
                 self._check(node)
-            elif node.op not in _GRAD_MODE:
+            elif node.op not in _WITHOUT_GRADIENTS:
                 self.values[node.name] = self._node(node)
         return [self._argument(output) for output in outputs]
 

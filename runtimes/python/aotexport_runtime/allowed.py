@@ -102,6 +102,8 @@ EFFECT_OPERANDS: dict[str, int] = {
     "torch::set_grad_enabled": 1,
     "torch::enter_autocast": 4,
     "torch::exit_autocast": 1,
+    "torch::enter_checkpoint": 2,
+    "torch::exit_checkpoint": 1,
 }
 """How many operands each change of interpreter state takes."""
 

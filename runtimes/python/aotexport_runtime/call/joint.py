@@ -206,7 +206,7 @@ class Variant:
         if budget < 1:
             cut = computed_late(cut)
         lowered = joint.lowered if takes_lowered else None
-        checked, unchecked, loose = cut.saved_tensors, cut.saved_unchecked, cut.saved_sizes
+        checked, unchecked, loose = cut.saved_tensors, cut.saved_unchecked, cut.saved_others
         if lowered is not None:
             checked, unchecked, loose = lowered.saved, 0, 0
         elif gradients.saves_nothing:

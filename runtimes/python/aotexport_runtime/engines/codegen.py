@@ -17,6 +17,7 @@ import torch
 from aotexport_runtime import dtypes, meshes, ops, sizes
 from aotexport_runtime.allowed import INFIX
 from aotexport_runtime.engines import attention, checks, higher_order, impure, profile
+from aotexport_runtime.engines.checkpoint import outlined
 from aotexport_runtime.engines.detached import without_base
 from aotexport_runtime.engines.products.modes import Mode
 from aotexport_runtime.engines.products.stand_ins import StandIn
@@ -173,7 +174,7 @@ def compile_graph(
         BundleInvalid: an operator is not allowed.
         NotSupported: an operator is missing in this torch.
     """
-    nodes = list(nodes)
+    graph, nodes = outlined(graph, list(nodes), outputs)
     source = _Source(graph, environment, products)
     parameters = [source.local(name) for name in inputs]
     if label is not None:

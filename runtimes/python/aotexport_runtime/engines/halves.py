@@ -42,7 +42,7 @@ class Halves:
             program input, None where it is not needed or statically undefined.
         saved_tensors: how many saved values are tensors whose version is checked; they come first.
         saved_unchecked: how many tensors without such a check follow.
-        saved_sizes: how many numbers follow those.
+        saved_others: how many numbers, and inputs without such a check, follow those.
         reaching: per tangent, whether its output requires grad: a needed gradient comes through it.
     """
 
@@ -50,7 +50,7 @@ class Halves:
     backward: StraightLine
     saved_tensors: int
     saved_unchecked: int
-    saved_sizes: int
+    saved_others: int
     reaching: tuple[bool, ...]
 
 
@@ -101,7 +101,7 @@ def cut(
         backward=StraightLine([*saved.names, *tangents], backward_nodes, wanted),
         saved_tensors=saved.tensors,
         saved_unchecked=saved.unchecked,
-        saved_sizes=saved.sizes,
+        saved_others=saved.others,
         reaching=tuple(complete or constant or name in reached for name in tangents),
     )
 
@@ -111,18 +111,20 @@ class _Saved:
     names: list[str]
     tensors: int
     unchecked: int
-    sizes: int
+    others: int
 
 
 def _ordered(names: set[str], graph: Graph, partition: Partition) -> _Saved:
-    """Return the saved values in graph order: checked tensors, unchecked tensors, numbers."""
+    """Return the saved values in graph order: checked tensors, unchecked tensors, numbers and unchecked inputs."""
     metas: dict[str, ValueMeta] = {value.name: value.meta for value in (*graph.inputs, *graph.nodes)}
     unchecked = set(partition.unchecked)
     in_order = [name for name in metas if name in names]
+    # An input that nobody checks is kept as the very tensor, which may get other memory (`.data = `).
+    kept = {value.name for value in graph.inputs} & unchecked
     tensors = [name for name in in_order if isinstance(metas[name], TensorMeta) and name not in unchecked]
-    loose = [name for name in in_order if isinstance(metas[name], TensorMeta) and name in unchecked]
-    numbers = [name for name in in_order if not isinstance(metas[name], TensorMeta)]
-    return _Saved([*tensors, *loose, *numbers], len(tensors), len(loose), len(numbers))
+    loose = [n for n in in_order if isinstance(metas[n], TensorMeta) and n in unchecked and n not in kept]
+    others = [name for name in in_order if not isinstance(metas[name], TensorMeta) or name in kept]
+    return _Saved([*tensors, *loose, *others], len(tensors), len(loose), len(others))
 
 
 def _ancestors(

@@ -17,6 +17,7 @@ import torch
 
 from aotexport_runtime.call import transforms
 from aotexport_runtime.engines.autograd_function import apply_function
+from aotexport_runtime.engines.checkpoint import checkpoint
 from aotexport_runtime.engines.redrawn import redrawn
 from aotexport_runtime.errors import NotSupported
 
@@ -205,6 +206,15 @@ def _triton_kernel(symbols: dict[str, int], name: str, operands: list[torch.Tens
     )
 
 
+def _checkpoint(symbols: dict[str, int], body: Body, *operands: Any) -> tuple[Any, ...]:
+    def run(values: list[Any], symbols: dict[str, int]) -> tuple[Any, ...]:
+        # Backward leaves the part, and the regions in it, once it has what it needs.
+        with restored_on_error():
+            return body(values, symbols)
+
+    return checkpoint(symbols, run, *operands)
+
+
 OPERATORS: dict[str, Callable[..., Any]] = {
     "higher_order::cond": _cond,
     "higher_order::while_loop": _while_loop,
@@ -215,8 +225,12 @@ OPERATORS: dict[str, Callable[..., Any]] = {
     "higher_order::register_hook": _register_hook,
     "higher_order::autograd_function": apply_function,
     "higher_order::triton_kernel": _triton_kernel,
+    "higher_order::checkpoint": _checkpoint,
 }
-"""Operators with bodies, and launches of the model's own kernels; called with the symbols first."""
+"""Operators with bodies, and launches of the model's own kernels; called with the symbols first.
+
+A bundle says `higher_order::checkpoint` by the operators that begin and end a part, see `checkpoint.outlined`.
+"""
 
 # --- bodies that draw random numbers ----------------------------------------------------------------------
 

@@ -49,7 +49,7 @@ class Builtins:
         self._subclasses = subclasses
         self._where = where
         self._nbits: dict[str, int] = {}
-        self._regions: list[str] = []
+        self._regions: list[Node] = []
 
     def check(self, node: Node) -> None:
         """Refuse a call with operands that it does not take.
@@ -81,13 +81,13 @@ class Builtins:
             self._check_effect(node)
 
     def check_closed(self) -> None:
-        """Refuse an autocast region that the graph leaves open, which would outlast the call.
+        """Refuse a region that the graph leaves open.
 
         Raises:
             BundleInvalid: see above.
         """
         if self._regions:
-            raise BundleInvalid("an autocast region is not left", where=self._where)
+            raise BundleInvalid("a region is not left", where=self._where)
 
     def _invalid(self, node: Node, reason: str) -> BundleInvalid:
         return BundleInvalid(f"builtin `{node.op}` {reason}", where=self._where)
@@ -231,15 +231,28 @@ class Builtins:
     def _check_effect(self, node: Node) -> None:
         if node.op == "torch::enter_autocast":
             self._check_autocast(node)
-            self._regions.append(node.name)
-        elif node.op == "torch::exit_autocast":
-            if not self._regions or node.args[0] != self._regions.pop():
+            self._regions.append(node)
+        elif node.op == "torch::enter_checkpoint":
+            self._check_checkpoint(node)
+            self._regions.append(node)
+        elif node.op in ("torch::exit_autocast", "torch::exit_checkpoint"):
+            begun = self._regions.pop() if self._regions else None
+            if begun is None or (begun.name, begun.op) != (node.args[0], node.op.replace("exit", "enter")):
                 raise self._invalid(node, "leaves a region that is not the innermost one")
         elif node.op == "torch::set_grad_enabled":
             mode = node.args[0]
             meta = self._values.get(mode) if isinstance(mode, str) else None
             if not isinstance(mode, bool) and not isinstance(meta, NothingMeta | SizeMeta | ScalarMeta):
                 raise self._invalid(node, "takes a truth value")
+
+    def _check_checkpoint(self, node: Node) -> None:
+        arguments, repeats_draws = node.args
+        names = arguments if isinstance(arguments, list) else [arguments]
+        tensors = [isinstance(name, str) and isinstance(self._values.get(name), TensorMeta) for name in names]
+        if not (isinstance(arguments, list) and all(tensors) and isinstance(repeats_draws, bool)):
+            raise self._invalid(node, "takes an array of tensors and a truth value")
+        if any(region.op == node.op for region in self._regions):
+            raise self._invalid(node, "begins within another")
 
     def _check_autocast(self, node: Node) -> None:
         device, dtype, enabled, cache_enabled = node.args

@@ -114,7 +114,7 @@ def portable_form(bundle: Bundle, program: Program, environment: Environment) ->
         target="portable",
         forward=compile_functional(graph, halves.forward, environment, label=label, visible=returns, detached=True),
         backward=compile_functional(graph, halves.backward, environment, label=label),
-        saved=halves.saved_tensors + halves.saved_unchecked + halves.saved_sizes,
+        saved=halves.saved_tensors + halves.saved_unchecked + halves.saved_others,
     )
 
 
