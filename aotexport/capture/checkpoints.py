@@ -1,4 +1,4 @@
-"""Checkpoints (`torch.utils.checkpoint`): nodes that begin and end them in forward graphs, values twice in joint graphs.
+"""Checkpoints (`torch.utils.checkpoint`): nodes that begin and end them in forward graphs.
 
 The trace runs what a checkpoint surrounds as it would run without. A forward graph marks where it begins and ends, and
 a runtime computes its values anew in backward; a joint graph says itself what backward computes anew. Gradients are the

@@ -67,7 +67,7 @@ def compute_checkpoints_anew(captured: FunctionalCapture) -> str | None:
     return None
 
 
-def _part(node: torch.fx.Node) -> tuple[int, bool] | None:
+def _part(node: Any) -> tuple[int, bool] | None:
     """Return the checkpointed part of a node, and whether it draws the same random numbers again."""
     return (node.meta.get("custom") or {}).get(PART)
 
@@ -85,7 +85,7 @@ def _renewed(reader: torch.fx.Node, arguments: Any, first: torch.fx.Node, twins:
     return torch.fx.map_arg(arguments, twin)
 
 
-def _twin(node: torch.fx.Node, first: torch.fx.Node, twins: dict[Any, torch.fx.Node]) -> torch.fx.Node:
+def _twin(node: Any, first: torch.fx.Node, twins: dict[Any, torch.fx.Node]) -> torch.fx.Node:
     graph = node.graph
     if node.op != "call_function" or (_draws(node) and node.target.__name__ in _DRAWS_FOR_SHAPES):
         return node
@@ -102,7 +102,7 @@ def _twin(node: torch.fx.Node, first: torch.fx.Node, twins: dict[Any, torch.fx.N
 
 
 def _dropped_again(
-    node: torch.fx.Node, drawn: torch.fx.Node, first: torch.fx.Node, twins: dict[Any, torch.fx.Node]
+    node: torch.fx.Node, drawn: Any, first: torch.fx.Node, twins: dict[Any, torch.fx.Node]
 ) -> torch.fx.Node:
     """Return what dropout returns for what is computed anew, with the mask that was drawn.
 
@@ -126,7 +126,7 @@ def _of_backward(node: torch.fx.Node) -> dict[str, Any]:
     return {**node.meta, "partitioner_tag": "is_backward"}
 
 
-def _draws(node: torch.fx.Node) -> bool:
+def _draws(node: Any) -> bool:
     return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
 
 

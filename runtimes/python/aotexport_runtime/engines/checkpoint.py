@@ -130,7 +130,8 @@ class _Part:
 
     def unpack(self, place: int) -> torch.Tensor:
         """Return the tensor of that place, computed anew once per backward pass."""
-        current = torch._C._current_graph_task_id()
+        # Torch says by no public name which pass runs.
+        current: int = torch._C._current_graph_task_id()  # noqa: TID251 # pyright: ignore[reportPrivateUsage]
         if current == -1 or current != self._pass or place not in self._anew:
             self._pass = current
             self._compute()
