@@ -100,10 +100,11 @@ def _check(program: Program, forward: ForwardCapture, functional: FunctionalCapt
                 continue
             raise CannotLower(f"it calls graphs of their own, by {', '.join(f'`{name}`' for name in sorted(names))}")
     gradients = program.functional.gradients if program.functional else None
-    if gradients is not None and any(partition.unchecked for partition in gradients.partitions):
+    computed = {node.name for node in functional.module.graph.nodes if node.op == "call_function"}
+    # Kernels see to the versions of all that they save: what a checkpointed part reads of the inputs as well.
+    if gradients is not None and any(computed.intersection(partition.unchecked) for partition in gradients.partitions):
         raise CannotLower(
-            "a custom autograd function keeps tensors beside `save_for_backward`, or backward computes a checkpointed "
-            "part anew"
+            "a custom autograd function or a checkpointed part keeps tensors whose versions nobody checks"
         )
 
 
