@@ -24,6 +24,7 @@ from aotexport.capture.mode import in_mode, refuse_modes_that_change_state
 from aotexport.capture.sources import described
 from aotexport.capture.state import State, collect_state
 from aotexport.capture.triton_kernels import refuse_kernels_without_cpu, refuse_launches
+from aotexport.deep_stack import deep_stack
 from aotexport.encode.program import EncodedProgram, encode_program, with_functional
 from aotexport.errors import ExportFailed
 from aotexport.forward_graphs import ForwardGraphs
@@ -147,6 +148,7 @@ def export(
         refuse_modes_that_change_state(call.module, spec.mode, state)
     root = Path(source_root or os.getcwd()).absolute()
     with contextlib.ExitStack() as started:
+        started.enter_context(deep_stack())
         fresh = started.enter_context(FreshProcess()) if verify else None
         try:
             specs, encoded = _capture_all(specs, state, root, strip, wanted, clock)
