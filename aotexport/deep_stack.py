@@ -14,9 +14,9 @@ NBYTES = 120 << 20
 def deep_stack() -> Iterator[None]:
     """Let the main thread's stack grow in this block; other threads have what they were started with.
 
-    In torch 2.13 freeing the autograd graph of a joint trace goes one level deeper for each node of a chain: the tensors
-    that nodes save are Python objects there, which own the node before. 100,000 operators in a row take more than
-    8 MiB, which is what threads usually have, and less than 84.
+    In torch 2.13 freeing the autograd graph of a joint trace goes one level deeper for each node of a chain: the
+    tensors that nodes save are Python objects there, which own the node before. 100,000 operators in a row take
+    more than 8 MiB, which is what threads usually have, and less than 84.
     """
     if sys.platform == "win32":
         yield
