@@ -23,7 +23,8 @@ def replacements(effects: Effects) -> list[tuple[Any, str, Any]]:
     def numpy(self: torch.Tensor, *, force: bool = False) -> Any:
         if not isinstance(self, FakeTensor):
             return original(self, force=force)
-        recording = grad_mode.is_grad_enabled() if grad_mode.within_region() else effects.grad
+        # The mode of a trace is the call's own but in regions of the model and in custom autograd functions.
+        recording = grad_mode.is_grad_enabled() and (grad_mode.within_region() or effects.grad)
         if self.requires_grad and recording and not force:
             raise ExportFailed(
                 f"{user_line()}the model calls `Tensor.numpy` on a tensor that requires grad, which torch refuses. Use "

@@ -350,7 +350,7 @@ class ByNumpy(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x):
-        values = x.detach().numpy()
+        values = x.numpy()
         ctx.save_for_backward(x)
         return torch.from_numpy(np.sort(values, axis=-1) * 2)
 
