@@ -7,6 +7,7 @@ import torch
 
 from aotexport_runtime import BundleInvalid, NotSupported
 from aotexport_runtime.allowed import BUILTIN_OPERANDS, BUILTINS, EFFECT_OPERANDS, INFIX, VIEWS, allowed_aten_operators
+from aotexport_runtime.engines import checkpoint
 from aotexport_runtime.engines.higher_order import EFFECTS
 from aotexport_runtime.ops import is_compatible, resolve
 
@@ -87,7 +88,7 @@ def test_schema_is_compatible_only_if_every_captured_call_means_the_same(capture
 
 def test_every_builtin_has_a_number_of_operands():
     assert set(BUILTIN_OPERANDS) == {*BUILTINS, *INFIX}
-    assert set(EFFECT_OPERANDS) == set(EFFECTS)
+    assert set(EFFECT_OPERANDS) == {*EFFECTS, checkpoint.ENTER, checkpoint.EXIT}
 
 
 def test_every_view_is_an_allowed_operator_that_makes_views():
