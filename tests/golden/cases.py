@@ -957,3 +957,16 @@ def captured_under_autocast() -> Case:
         return torch.softmax(scores.float(), -1).to(scores.dtype)
 
     return Case(call, (needs_grad(3, 3),), autocast="bfloat16")
+
+
+@case
+def checkpoint() -> Case:
+    """A part whose backward computes anew what it needs, with a random number that is drawn once."""
+
+    def part(x: Tensor, w: Tensor) -> Tensor:
+        return torch.nn.functional.dropout((x @ w).sin(), 0.5).exp()
+
+    def call(x: Tensor, w: Tensor) -> Tensor:
+        return torch.utils.checkpoint.checkpoint(part, x, w, use_reentrant=False) * 2
+
+    return Case(call, (needs_grad(2, 2), needs_grad(2, 2)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -28,6 +29,15 @@ def autocast_dtype(device_type: str) -> Any:
     if not torch.amp.is_autocast_available(device_type) or not torch.is_autocast_enabled(device_type):
         return None
     return str(torch.get_autocast_dtype(device_type)).removeprefix("torch.")
+
+
+def autocast_of_now(device_type: str) -> Callable[[], AbstractContextManager[Any]]:
+    """Return what makes contexts with the autocast of now, for code of this call that runs once more in backward."""
+    if not torch.amp.is_autocast_available(device_type):
+        return contextlib.nullcontext
+    enabled, dtype = torch.is_autocast_enabled(device_type), torch.get_autocast_dtype(device_type)
+    cache = torch.is_autocast_cache_enabled()
+    return lambda: torch.autocast(device_type, dtype=dtype, enabled=enabled, cache_enabled=cache)
 
 
 def under_autocast(device_type: str, dtype: str | None) -> AbstractContextManager[Any]:

@@ -15,6 +15,7 @@ import msgspec
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 
+from aotexport_runtime.autocast import autocast_of_now
 from aotexport_runtime.schema.graph import Graph, GraphInput, Node
 from aotexport_runtime.schema.values import Argument, SequenceMeta, SubgraphArgument, ValueMeta
 from aotexport_runtime.validate import references
@@ -118,7 +119,7 @@ class _Part:
         self._random_states = (
             [torch.get_rng_state(), *map(torch.cuda.get_rng_state, self._devices)] if repeats_draws else []
         )
-        self._autocasts = [_autocast(type_) for type_ in {"cpu", *(tensor.device.type for tensor in arguments)}]
+        self._autocasts = [autocast_of_now(type_) for type_ in {"cpu", *(tensor.device.type for tensor in arguments)}]
         self._count = 0
         self._pass = -1
         self._anew: dict[int, torch.Tensor] = {}
@@ -175,12 +176,3 @@ class _Part:
             for autocast in self._autocasts:
                 stack.enter_context(autocast())
             yield
-
-
-def _autocast(device_type: str) -> Callable[[], contextlib.AbstractContextManager[Any]]:
-    """Return what sets autocast as it is now on a type of devices."""
-    if not torch.amp.is_autocast_available(device_type):
-        return contextlib.nullcontext
-    enabled, dtype = torch.is_autocast_enabled(device_type), torch.get_autocast_dtype(device_type)
-    cache = torch.is_autocast_cache_enabled()
-    return lambda: torch.autocast(device_type, dtype=dtype, enabled=enabled, cache_enabled=cache)

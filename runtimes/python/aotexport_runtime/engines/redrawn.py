@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
+from aotexport_runtime.autocast import autocast_of_now
 from aotexport_runtime.call import transforms
 from aotexport_runtime.errors import NotSupported
 
@@ -43,7 +44,8 @@ def redrawn(body: Body, operands: list[Any], symbols: dict[str, int]) -> tuple[A
 class _Redrawn(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, body: Body, symbols: dict[str, int], *operands: Any) -> tuple[Any, ...]:
-        ctx.body, ctx.symbols, ctx.casts = body, symbols, _autocast(operands)
+        device = next(operand.device for operand in operands if isinstance(operand, torch.Tensor))
+        ctx.body, ctx.symbols, ctx.casts = body, symbols, autocast_of_now(device.type)
         ctx.others = [None if isinstance(operand, torch.Tensor) else operand for operand in operands]
         ctx.save_for_backward(*[operand if isinstance(operand, torch.Tensor) else None for operand in operands])
         return body(list(operands), symbols)
@@ -64,10 +66,3 @@ class _Redrawn(torch.autograd.Function):
         inputs = [operand for operand, is_tracked in zip(operands, tracked, strict=True) if is_tracked]
         found = iter(torch.autograd.grad([r for r, _ in ways], inputs, [g for _, g in ways], materialize_grads=True))
         return (None, None, *[next(found) if is_tracked else None for is_tracked in tracked])
-
-
-def _autocast(operands: tuple[Any, ...]) -> Callable[[], torch.autocast]:
-    """Return what makes the autocast of now, for the device of the first tensor."""
-    device = next(operand.device.type for operand in operands if isinstance(operand, torch.Tensor))
-    enabled, dtype = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
-    return lambda: torch.autocast(device, dtype=dtype, enabled=enabled)
