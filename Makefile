@@ -5,6 +5,8 @@ PYTHON ?= $(firstword $(foreach python,python3 python3.11 python3.12 python3.13 
 	$(shell $(python) -c 'import sys; print(sys.executable if sys.version_info >= (3, 11) else "")' 2>/dev/null)))
 VENV ?= .venv
 RUNTIME_VENV ?= .venv-runtime
+# Processes that `make test` shares the test files among, each with one thread.
+WORKERS ?= 2
 
 # Where torch comes from; empty: pip's own configuration. The build without CUDA, 200 MB instead of some GB:
 #   make demo TORCH_INDEX=https://download.pytorch.org/whl/cpu
@@ -27,7 +29,7 @@ demo: $(VENV)/.demo $(RUNTIME_VENV)/.made ## export a model, fine-tune its bundl
 	@$(BIN)/python examples/demo.py --runtime $(RUNTIME_VENV)/bin/python --output demo
 
 test: lint ## check style, types and schemas, and run the tests (below 20 minutes on 2 cores)
-	$(BIN)/python -m pytest -m "not slow" --ignore=tests/sweeps
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow" --ignore=tests/sweeps -n $(WORKERS) --dist loadfile
 
 test-full: lint ## the same with the slow tests and the sweeps
 	$(BIN)/python -m pytest

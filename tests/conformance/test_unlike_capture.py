@@ -114,8 +114,9 @@ def test_part_that_switches_gradients_on_does_so_for_calls_without(load):
 )
 def test_gradient_penalty_is_that_of_eager(load, net):
     torch.manual_seed(0)
-    module, results = load(net.train(), leaf(5, 3)).train(), []
-    x = torch.randn(5, 3)
+    net.double()
+    module, results = load(net.train(), leaf(5, 3).double()).train(), []
+    x = torch.randn(5, 3, dtype=torch.double)
     for function in (copy.deepcopy(net), module):
         function.zero_grad()
         point = x.clone().requires_grad_()
@@ -123,7 +124,7 @@ def test_gradient_penalty_is_that_of_eager(load, net):
         (gradient,) = torch.autograd.grad(output, point, create_graph=True)
         (output + gradient.square().sum()).backward()
         results.append((gradient, point.grad, [p.grad for p in function.parameters()], list(function.buffers())))
-    torch.testing.assert_close(*results, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(*results)
 
 
 def test_layers_do_not_fix_the_layout_that_their_kernels_look_at(load):
