@@ -26,7 +26,7 @@ class VerificationFailed(AotExportError):
 
 
 class OutputExists(AotExportError):
-    """The output directory exists and `force` was not given, or it is no bundle."""
+    """The output directory exists and `force` was not given, or it is no bundle, or nothing can be written there."""
 
 
 __all__ = ["AotExportError", "ExportFailed", "ModelFileInvalid", "OutputExists", "VerificationFailed"]

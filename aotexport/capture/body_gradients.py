@@ -7,9 +7,10 @@ from typing import Any, Literal
 
 import torch
 
+from aotexport.capture.bodies import bodies, is_operator
 from aotexport.capture.sources import source_of
 from aotexport.errors import ExportFailed
-from aotexport.torch_internals.names import HigherOrderOperator, OpOverload
+from aotexport.torch_internals.names import OpOverload
 
 # `torch._higher_order_ops`, torch 2.13: their backward runs the forward function once more, without its generator's
 # state (`aotexport_runtime/engines/redrawn.py`). `scan` keeps what its forward computed.
@@ -28,9 +29,9 @@ def refuse_nested_bodies_that_draw(graph: torch.fx.GraphModule, inputs: Sequence
     """
     differentiable = _differentiable(graph, inputs)
     for node in graph.graph.nodes:
-        if node not in differentiable or not _is_operator(node):
+        if node not in differentiable or not is_operator(node):
             continue
-        inner = next((inner for body in _bodies(graph, node) for inner in _nested(body, node)), None)
+        inner = next((inner for body in bodies(graph, node) for inner in _nested(body, node)), None)
         if inner is None:
             continue
         line = source_of(node.meta.get("stack_trace"), None)
@@ -48,23 +49,19 @@ def asked_of_arguments(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> se
     Values that begin without requiring grad carry none from step to step (`WhileLoopAutogradOp`), and where the loop
     draws, its backward draws for contiguous ones.
     """
-    loops = [n for n in _differentiable(graph, inputs) if _is_operator(n) and _name(n) == "while_loop"]
-    if any(_draws(body) for loop in loops for body in _bodies(graph, loop)):
+    loops = [n for n in _differentiable(graph, inputs) if is_operator(n) and _name(n) == "while_loop"]
+    if any(_draws(body) for loop in loops for body in bodies(graph, loop)):
         return {"layout", "requires_grad"}
     return {"requires_grad"} if loops else set()
-
-
-def _is_operator(node: torch.fx.Node) -> bool:
-    return isinstance(node.target, HigherOrderOperator)
 
 
 def _nested(body: torch.fx.GraphModule, outer: torch.fx.Node) -> Iterator[torch.fx.Node]:
     """Yield what `body` runs that has bodies and draws, where torch's backward of it or of `outer` draws anew."""
     for node in body.graph.nodes:
-        if _is_operator(node) and any(map(_draws, _bodies(body, node))):
+        if is_operator(node) and any(map(_draws, bodies(body, node))):
             if not {outer.target.name(), node.target.name()}.isdisjoint(_DRAWN_ANEW):  # type: ignore[union-attr]
                 yield node
-            for inner in _bodies(body, node):
+            for inner in bodies(body, node):
                 yield from _nested(inner, node)
 
 
@@ -72,17 +69,10 @@ def _name(node: torch.fx.Node) -> str:
     return node.target.name().removesuffix("_impl")  # type: ignore[union-attr]
 
 
-def _bodies(graph: torch.fx.GraphModule, node: torch.fx.Node) -> Iterator[torch.fx.GraphModule]:
-    for operand in node.all_input_nodes:
-        body = getattr(graph, str(operand.target), None) if operand.op == "get_attr" else None
-        if isinstance(body, torch.fx.GraphModule):
-            yield body
-
-
 def _draws(body: torch.fx.GraphModule) -> bool:
     return any(
         (isinstance(node.target, OpOverload) and torch.Tag.nondeterministic_seeded in node.target.tags)
-        or any(map(_draws, _bodies(body, node)))
+        or any(map(_draws, bodies(body, node)))
         for node in body.graph.nodes
     )
 

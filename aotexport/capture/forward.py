@@ -13,6 +13,7 @@ from torch import nn
 
 from aotexport.capture.agreement import check_nothing_lost
 from aotexport.capture.autocast import other_autocast
+from aotexport.capture.bodies import lift_constants_of_bodies
 from aotexport.capture.body_gradients import asked_of_arguments, refuse_nested_bodies_that_draw
 from aotexport.capture.call import ExampleCall
 from aotexport.capture.distributed import FromLocal
@@ -156,6 +157,7 @@ def _trace_as(
         bindings[entry] = Binding(entry=state.entries[entry], argument=index)
     bindings += [Binding(argument=index) for index in own]
     bindings = [replace(b, is_differentiated=i in flat.differentiated) for i, b in enumerate(bindings)]
+    lift_constants_of_bodies(graph)
     for entry in _lift_constants(graph, state):
         if len(fakes.state) < len(state.entries):
             fakes.state.append(fakes.fake(entry.tensor))

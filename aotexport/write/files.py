@@ -79,11 +79,16 @@ def _open_modes(stage: Path) -> None:
 
 
 def check_output(output: Path, *, force: bool) -> None:
-    """Refuse an output that exists, unless it is a bundle and `force` is given.
+    """Refuse an output that exists, unless it is a bundle and `force` is given, or that nothing can be written to.
 
     Raises:
         OutputExists: see above.
     """
+    place = next(parent for parent in output.absolute().parents if parent.exists())
+    if not place.is_dir():
+        raise OutputExists(f"`{output}` would be below `{place}`, which is no directory; choose another place")
+    if not os.access(place, os.W_OK | os.X_OK):
+        raise OutputExists(f"`{output}` would be in `{place}`, where you may not write; choose another place")
     if not output.exists() or (output.is_dir() and not any(output.iterdir())):
         return
     if not (output / MANIFEST_NAME).is_file():

@@ -1,4 +1,4 @@
-"""Operators with bodies: what no bundle holds, refused by name."""
+"""Operators with bodies: gradients, what their bodies close over, and what no bundle holds, refused by name."""
 
 from __future__ import annotations
 
@@ -160,6 +160,86 @@ def test_loop_whose_gradients_depend_on_what_requires_grad_is_refused_for_others
         loaded(x.detach(), w)
     transposed = x.detach().t().contiguous().t().requires_grad_()
     assert loaded(transposed, w).stride() == plain_loop(transposed, w).stride() == (4, 1)
+
+
+def test_loop_without_a_step_equals_eager(tmp_path):
+    def loop(x, w, count):
+        def step(i, x):
+            return i + 1, (x * w).sin() + x
+
+        return torch._higher_order_ops.while_loop(lambda i, x: i < count, step, (torch.tensor(0), x))[1]
+
+    x, w = torch.linspace(-1, 1, 4, requires_grad=True), torch.ones(4, requires_grad=True)
+    aotexport.export(loop, (x, w, torch.tensor(2)), output=tmp_path / "bundle")
+    for target in ("portable", "autograd"):
+        loaded = aotexport_runtime.load(tmp_path / "bundle", target=target)
+        for count in (0, 1):
+            results = [function(x, w, torch.tensor(count)) for function in (loaded, loop)]
+            torch.testing.assert_close(*results)
+            torch.testing.assert_close(*(torch.autograd.grad(result.sum(), [x, w]) for result in results))
+        with torch.no_grad():
+            result = loaded(x, w, torch.tensor(0))
+        torch.testing.assert_close(result, x.detach())
+        assert result.untyped_storage().data_ptr() != x.untyped_storage().data_ptr()
+
+
+OFFSETS = torch.tensor([1.0, 2.0, 3.0])
+
+
+def constants_in_branches(x):
+    def changed(x):
+        return x * torch.tensor([0.0, 1.0, 2.0]).add_(1)
+
+    return torch.cond(x.sum() > 0, changed, lambda x: x * OFFSETS + torch.tensor(4.0), (x,))
+
+
+def constants_in_a_branch_of_a_branch(x):
+    def inner(x):
+        return torch.cond(x.max() > 0.5, lambda x: x * torch.tensor(2.0), lambda x: x + OFFSETS, (x,))
+
+    return torch.cond(x.sum() > 0, inner, lambda x: x.cos(), (x,))
+
+
+def constants_in_a_loop_of_a_loop(x):
+    def loop(count, step, x):
+        return torch._higher_order_ops.while_loop(
+            lambda i, x: i < torch.tensor(count), lambda i, x: (i + 1, step(x)), (torch.tensor(0), x)
+        )[1]
+
+    return loop(3, lambda x: loop(2, lambda x: x.sin() + torch.tensor(0.5), x), x)
+
+
+def constants_in_a_scan(x):
+    def step(carry, row):
+        return carry + row * torch.tensor(2.0), carry * torch.tensor(3.0)
+
+    return torch._higher_order_ops.scan(step, torch.zeros(3), x)[1]
+
+
+def constants_in_a_map(x):
+    return torch._higher_order_ops.map(lambda row: row * OFFSETS + torch.tensor(1.0), x)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        constants_in_branches,
+        constants_in_a_branch_of_a_branch,
+        constants_in_a_loop_of_a_loop,
+        constants_in_a_scan,
+        constants_in_a_map,
+    ],
+    ids=lambda function: function.__name__,
+)
+def test_body_makes_tensors_of_numbers_as_eager_does(tmp_path, function):
+    example = torch.linspace(0, 1, 6).reshape(2, 3).requires_grad_()
+    aotexport.export(function, (example,), output=tmp_path / "bundle")
+    for target in ("portable", "autograd"):
+        loaded = aotexport_runtime.load(tmp_path / "bundle", target=target)
+        for x in (example, example.detach().neg().requires_grad_(), example):
+            results = [call(x) for call in (loaded, function)]
+            torch.testing.assert_close(*results)
+            torch.testing.assert_close(*(torch.autograd.grad(result.sum(), x) for result in results))
 
 
 def test_annotations_of_the_model_do_not_outlive_the_export(tmp_path):

@@ -178,6 +178,16 @@ def test_export_over_a_bundle_needs_force(run: Run) -> None:
     assert run("fn.py", "-o", "bundle", "--no-verify", "--force").exit_code == 0
 
 
+def test_export_below_a_file_is_refused_before_the_model_is_run(run: Run) -> None:
+    Path("fn.py").write_text("raise SystemExit(3)")
+    refused = run("fn.py", "-o", "fn.py/new/bundle")
+    assert (refused.exit_code, refused.stderr.splitlines()[-1]) == (
+        2,
+        f"error: `fn.py/new/bundle` would be below `{Path('fn.py').absolute()}`, which is no directory; "
+        "choose another place",
+    )
+
+
 @pytest.mark.parametrize("name", ["inspect.py", "export.py", "diff.py"])
 def test_model_file_named_like_a_command_is_exported(run: Run, name: str) -> None:
     Path(name).write_text(FUNCTION)

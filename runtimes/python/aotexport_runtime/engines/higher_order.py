@@ -111,6 +111,9 @@ def _while_loop(
     symbols: dict[str, int], condition: Body, body: Body, carried: list[Any], additional: list[Any]
 ) -> tuple[Any, ...]:
     tracked = torch.is_grad_enabled() and any(_requires_grad(value) for value in (*carried, *additional))
+    if not condition([*carried, *additional], symbols)[0]:
+        values = tuple(value.clone() if isinstance(value, torch.Tensor) else value for value in carried)
+        return _differentiated_once(values, body([*carried, *additional], symbols)) if tracked else values
     values = tuple(carried)
     while condition([*values, *additional], symbols)[0]:
         values = body([*_continued(values, carried), *additional], symbols)
@@ -152,6 +155,33 @@ class _Stopped(torch.autograd.Function):
         return torch.zeros_like(grads[0])
 
 
+def _differentiated_once(values: tuple[Any, ...], after: Sequence[Any]) -> tuple[Any, ...]:
+    """Return what a loop without a step gives, differentiated as eager does: as if it had made one.
+
+    Source: torch 2.13, `while_loop_dense`: what it gives `WhileLoopAutogradOp.backward` has one row then, too.
+    """
+    pairs = zip(values, after, strict=True)
+    return tuple(_ValueOf.apply(value, way) if _requires_grad(way) else value for value, way in pairs)
+
+
+class _ValueOf(torch.autograd.Function):
+    """The first of two tensors, with the gradients of the second."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(value: torch.Tensor, way: torch.Tensor) -> torch.Tensor:
+        return value.detach().clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[None, torch.Tensor]:
+        return None, grads[0]
+
+
 def _requires_grad(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.requires_grad
 
@@ -165,7 +195,7 @@ def _while_loop_stack_output(
     while condition([*values, *additional], symbols)[0]:
         values = body([*_continued(values, carried), *additional], symbols)
         steps.append(values)
-    return _stacked(steps) if steps else tuple(value.unsqueeze(0)[:0] for value in values)
+    return _stacked(steps) if steps else tuple(value.unsqueeze(0).clone() for value in values)
 
 
 def _scan(
