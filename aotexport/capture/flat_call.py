@@ -40,6 +40,7 @@ class FlatCall:
         container_changes: what the call did to lists and dicts of its caller.
         effects: what the code asked for and did beside computing.
         differentiated: indices of tensors with regard to which the code takes gradients.
+        recorded: entries to which the call writes values that require grad.
         above_autograd: whether the trace sees operators before autograd does.
         asks: whether the code asked for the value of a size (`int(size)`).
     """
@@ -55,6 +56,7 @@ class FlatCall:
     container_changes: list[ContainerChange] = field(default_factory=list)
     effects: Effects = field(default_factory=Effects)
     differentiated: set[int] = field(default_factory=set)
+    recorded: list[StateEntry] = field(default_factory=list)
     above_autograd: bool = True
     asks: bool = False
 
@@ -95,6 +97,11 @@ class FlatCall:
             result = self.target(*args, **kwargs)
         ids = {id(tensor) for tensor in self.effects.differentiated}
         self.differentiated = {index for index, tensor in enumerate(tensors) if id(tensor) in ids}
+        self.recorded = [
+            entry
+            for entry, tensor in zip(self.state.entries, tensors[:count], strict=True)
+            if tensor.requires_grad and not entry.tensor.requires_grad
+        ]
         self.output_tree = tree_of(result, "output", leaf_index, what="output")
         self.container_changes = container_changes(self.call, held, leaf_index)
         if any(isinstance(value, torch.Tensor) and value.retains_grad for value in outputs):

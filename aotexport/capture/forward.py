@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -171,6 +172,7 @@ def _trace_as(
     bindings, inputs = _drop_unused_state(graph, bindings, inputs)
     if grad:
         _refuse_computed_state(bindings)
+        _refuse_history_by_views(flat.recorded, [binding.entry for binding in bindings if binding.entry is not None])
         refuse_nested_bodies_that_draw(graph, inputs)
         flat.effects.reads |= asked_of_arguments(graph, inputs)
     graph.recompile()
@@ -322,6 +324,21 @@ def _refuse_computed_state(bindings: Sequence[Binding]) -> None:
                 f"`{entry.names[0]}` was computed from other tensors before the call ({entry.tensor.grad_fn.name()}), "
                 "and gradients would flow on to those. Compute it in the call, or detach it"
             )
+
+
+def _refuse_history_by_views(recorded: Sequence[StateEntry], used: Sequence[StateEntry]) -> None:
+    """Refuse gradients from one tensor of the state to another that is a view of the same memory."""
+    for entry, other in itertools.product(recorded, used):
+        if other is not entry and _base(other.tensor) is _base(entry.tensor):
+            raise ExportFailed(
+                f"the call writes values that require grad to `{entry.names[0]}`, and uses `{other.names[0]}`, which "
+                "is a view of the same memory: a bundle keeps no gradients between the two. Keep one of them as a "
+                "buffer, and take the other from it in the call"
+            )
+
+
+def _base(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor if tensor._base is None else tensor._base
 
 
 @contextlib.contextmanager

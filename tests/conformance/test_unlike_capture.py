@@ -1215,3 +1215,25 @@ def test_state_that_was_computed_before_the_call_is_refused_where_gradients_are_
     with pytest.raises(aotexport.ExportFailed, match="`doubled` was computed from other tensors before the call"):
         aotexport.export(module, (torch.randn(2, 3),), output=tmp_path / "bundle", verify=False)
     aotexport.export(module, (torch.randn(2, 3),), output=tmp_path / "bundle", programs=("infer",))
+
+
+def test_gradients_between_buffers_of_one_memory_are_refused(tmp_path, load):
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(3))
+            self.register_buffer("rows", torch.ones(2, 3))
+            self.register_buffer("row", self.rows[0])
+            self.scale = lambda: self.weight
+
+        def forward(self, x):
+            self.rows.mul_(self.scale())
+            return self.row * x * self.weight
+
+    net, x = Net(), torch.randn(3)
+    with pytest.raises(
+        aotexport.ExportFailed, match="writes values that require grad to `rows`, and uses `row`, which"
+    ):
+        aotexport.export(net, (x,), output=tmp_path / "bundle", verify=False)
+    net.scale = lambda: 2.0
+    torch.testing.assert_close(load(net, x, verify=True)(x), copy.deepcopy(net)(x))
