@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 
@@ -38,7 +39,8 @@ def lift_constants_of_bodies(graph: torch.fx.GraphModule) -> None:
             lift_constants_of_bodies(body)
         for owner, constant in [(body, constant) for body in run for constant in _constants(body)]:
             operands.append(_attribute(graph, node, constant, getattr(owner, str(constant.target))))
-            placeholders = {other: _new_placeholder(other, constant) for other in run}
+            name, value = f"constant_{len(operands)}", constant.meta["val"]
+            placeholders = {other: new_placeholder(other, name, value) for other in run}
             constant.replace_all_uses_with(placeholders[owner])
             owner.graph.erase_node(constant)
         node.update_arg(len(node.args) - 1, tuple(operands))
@@ -64,9 +66,10 @@ def _attribute(
     return node
 
 
-def _new_placeholder(body: torch.fx.GraphModule, like: torch.fx.Node) -> torch.fx.Node:
-    last = next(reversed(body.graph.find_nodes(op="placeholder")), None)
-    with body.graph.inserting_after(last) if last is not None else body.graph.inserting_before():
-        placeholder = body.graph.placeholder(f"constant_{len(body.graph.find_nodes(op='placeholder'))}")
-    placeholder.meta["val"] = like.meta["val"]
+def new_placeholder(graph: torch.fx.GraphModule, name: str, value: Any) -> torch.fx.Node:
+    """Return a placeholder after those that a graph has; `value` is what it stands for."""
+    last = next(reversed(graph.graph.find_nodes(op="placeholder")), None)
+    with graph.graph.inserting_after(last) if last is not None else graph.graph.inserting_before():
+        placeholder = graph.graph.placeholder(name)
+    placeholder.meta["val"] = value
     return placeholder

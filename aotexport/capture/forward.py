@@ -14,7 +14,7 @@ from torch import nn
 
 from aotexport.capture.agreement import check_nothing_lost
 from aotexport.capture.autocast import other_autocast
-from aotexport.capture.bodies import lift_constants_of_bodies
+from aotexport.capture.bodies import lift_constants_of_bodies, new_placeholder
 from aotexport.capture.body_gradients import asked_of_arguments, refuse_nested_bodies_that_draw
 from aotexport.capture.call import ExampleCall
 from aotexport.capture.distributed import FromLocal
@@ -279,11 +279,6 @@ def _lift_constants(graph: torch.fx.GraphModule, state: State) -> list[StateEntr
     by_target: dict[str, torch.fx.Node] = {}
     by_tensor: dict[int, torch.fx.Node] = {}
     entries: list[StateEntry] = []
-    last = (
-        next(node for node in reversed(graph.graph.find_nodes(op="placeholder")))
-        if graph.graph.find_nodes(op="placeholder")
-        else None
-    )
     for node in graph.graph.find_nodes(op="get_attr"):
         tensor = getattr(graph, str(node.target), None)
         if not isinstance(tensor, torch.Tensor):
@@ -292,10 +287,7 @@ def _lift_constants(graph: torch.fx.GraphModule, state: State) -> list[StateEntr
             raise ExportFailed("the model's own backward pass uses a tensor whose making the trace does not show")
         placeholder = by_target.get(str(node.target)) or by_tensor.get(id(tensor))
         if placeholder is None:
-            with graph.graph.inserting_after(last) if last is not None else graph.graph.inserting_before(None):
-                placeholder = graph.graph.placeholder(f"constant_{len(entries)}")
-            placeholder.meta["val"] = node.meta.get("val")
-            last = placeholder
+            placeholder = new_placeholder(graph, f"constant_{len(entries)}", node.meta.get("val"))
             entries.append(state.add_constant(tensor))
         by_target[str(node.target)] = by_tensor[id(tensor)] = placeholder
         node.replace_all_uses_with(placeholder)

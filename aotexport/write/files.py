@@ -84,7 +84,7 @@ def check_output(output: Path, *, force: bool) -> None:
     Raises:
         OutputExists: see above.
     """
-    place = next(parent for parent in output.absolute().parents if parent.exists())
+    place = next((parent for parent in output.absolute().parents if parent.exists()), output)
     if not place.is_dir():
         raise OutputExists(f"`{output}` would be below `{place}`, which is no directory; choose another place")
     if not os.access(place, os.W_OK | os.X_OK):

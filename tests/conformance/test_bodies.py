@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 import torch.fx.traceback
@@ -181,6 +183,25 @@ def test_loop_without_a_step_equals_eager(tmp_path):
             result = loaded(x, w, torch.tensor(0))
         torch.testing.assert_close(result, x.detach())
         assert result.untyped_storage().data_ptr() != x.untyped_storage().data_ptr()
+
+
+def test_loop_without_a_step_draws_as_eager_does(tmp_path):
+    def loop(x, w, count):
+        def step(i, x):
+            return i + 1, torch.nn.functional.dropout(x * w) + x
+
+        return torch._higher_order_ops.while_loop(lambda i, x: i + torch.rand(()) < count, step, (torch.tensor(0), x))[
+            1
+        ]
+
+    x, w = torch.linspace(-1, 1, 4, requires_grad=True), torch.ones(4, requires_grad=True)
+    aotexport.export(loop, (x, w, torch.tensor(2)), output=tmp_path / "bundle")
+    for target in ("portable", "autograd"):
+        loaded = aotexport_runtime.load(tmp_path / "bundle", target=target)
+        for count in map(torch.tensor, (0, 2)):
+            results = [drawn(partial(function, count=count), x, w) for function in (loaded, loop)]
+            for mine, theirs in zip(*results, strict=True):
+                torch.testing.assert_close(mine, theirs)
 
 
 OFFSETS = torch.tensor([1.0, 2.0, 3.0])

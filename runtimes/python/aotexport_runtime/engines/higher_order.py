@@ -111,12 +111,15 @@ def _while_loop(
     symbols: dict[str, int], condition: Body, body: Body, carried: list[Any], additional: list[Any]
 ) -> tuple[Any, ...]:
     tracked = torch.is_grad_enabled() and any(_requires_grad(value) for value in (*carried, *additional))
-    if not condition([*carried, *additional], symbols)[0]:
-        values = tuple(value.clone() if isinstance(value, torch.Tensor) else value for value in carried)
-        return _differentiated_once(values, body([*carried, *additional], symbols)) if tracked else values
     values = tuple(carried)
-    while condition([*values, *additional], symbols)[0]:
+    if not condition([*values, *additional], symbols)[0]:
+        if tracked:
+            return _differentiated_once(values, partial(body, [*values, *additional], symbols))
+        return tuple(value.clone() if isinstance(value, torch.Tensor) else value for value in values)
+    while True:
         values = body([*_continued(values, carried), *additional], symbols)
+        if not condition([*values, *additional], symbols)[0]:
+            break
     if not tracked:
         return values
     # Eager stacks what its backward needs, and returns the last.
@@ -155,13 +158,23 @@ class _Stopped(torch.autograd.Function):
         return torch.zeros_like(grads[0])
 
 
-def _differentiated_once(values: tuple[Any, ...], after: Sequence[Any]) -> tuple[Any, ...]:
+def _differentiated_once(values: tuple[Any, ...], step: Callable[[], Sequence[Any]]) -> tuple[Any, ...]:
     """Return what a loop without a step gives, differentiated as eager does: as if it had made one.
 
     Source: torch 2.13, `while_loop_dense`: what it gives `WhileLoopAutogradOp.backward` has one row then, too.
     """
-    pairs = zip(values, after, strict=True)
-    return tuple(_ValueOf.apply(value, way) if _requires_grad(way) else value for value, way in pairs)
+    devices = {value.device.index for value in values if isinstance(value, torch.Tensor) and value.is_cuda}
+    # Eager makes that step in backward alone, where what draws random numbers draws anew.
+    with torch.random.fork_rng(devices=devices):
+        after = step()
+    return tuple(
+        _ValueOf.apply(value, way)
+        if _requires_grad(way)
+        else value.clone()
+        if isinstance(value, torch.Tensor)
+        else value
+        for value, way in zip(values, after, strict=True)
+    )
 
 
 class _ValueOf(torch.autograd.Function):
