@@ -16,6 +16,7 @@ from aotexport.capture.forward_capture import ForwardCapture
 from aotexport.capture.grad_mode import marked_regions
 from aotexport.capture.hooks import unfit_hook
 from aotexport.capture.mutating_operators import nest_mutating_calls
+from aotexport.capture.overlapping_views import contiguous_tangents
 from aotexport.capture.recomputed import compute_checkpoints_anew
 from aotexport.capture.retrace import Analysis, Retrace, without_memory_of_others
 from aotexport.capture.sources import described
@@ -74,7 +75,7 @@ def capture_functional_graph(
         kernels = onednn_disabled() if grad else contextlib.nullcontext()
         # What a kernel writes to is seen in its code, which Triton reads for a device.
         target = triton_target(DeviceModel()) if launched_kernels(forward) else contextlib.nullcontext()
-        with forward.fakes.tracing(), kernels, dropout_between_layers(), target:
+        with forward.fakes.tracing(), kernels, dropout_between_layers(), target, contiguous_tangents():
             twins, mode = forward.fakes.twins(inputs), forward.fakes.mode
             captured = capture_functional(
                 _traced(forward, instead, grad=grad), twins, mode, kernels=FAKE_KERNELS, grad=grad, launches=launches

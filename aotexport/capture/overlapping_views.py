@@ -1,7 +1,8 @@
-"""Views whose elements overlap (`as_strided`, as for sliding windows), of dynamic sizes, in a joint graph.
+"""Views whose elements overlap (`as_strided`, `unfold`: sliding windows) in a joint graph.
 
-The backward that torch has for them adds up what lands on the same element, and asks for the number of elements as a
-number, which would hold the graph to the example's sizes. The one here computes the same with a size.
+The backward that torch has for them adds up what lands on the same element, and where sizes are dynamic, asks for the
+number of elements as a number, which would hold the graph to the example's sizes. The one here computes the same with a
+size. Where such a view is returned, its gradient is traced as contiguous.
 
 Source: torch 2.13, torch/csrc/autograd/FunctionsManual.cpp, Note [as_strided Backward and layout-aware/agnostic
 autograd].
@@ -9,12 +10,13 @@ autograd].
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 
-from aotexport.torch_internals.names import statically_known_true
+from aotexport.torch_internals.names import MemoryFormatMeta, statically_known_true
 
 
 class OverlappingView(torch.autograd.Function):
@@ -47,6 +49,27 @@ def asks_for_size(tensor: torch.Tensor, size: Sequence[Any], stride: Sequence[An
         return False
     dynamic = any(isinstance(value, torch.SymInt) for value in (*tensor.size(), *size, *stride))
     return dynamic and _overlaps(size, stride) and not _overlaps(tensor.size(), tensor.stride())
+
+
+@contextlib.contextmanager
+def contiguous_tangents() -> Iterator[None]:
+    """Trace the gradient of an output whose elements overlap as contiguous: each of its elements is one of its own.
+
+    AOTAutograd does so for expanded tensors alone, and else gives gradients the strides of the output.
+
+    Source: torch 2.13, `_functorch/_aot_autograd/schemas.py`, `MemoryFormatMeta.from_tensor`.
+    """
+    original = MemoryFormatMeta.from_tensor
+
+    def from_tensor(t: torch.Tensor, force_use_memory_format: bool = False) -> MemoryFormatMeta | None:
+        static = t.layout is torch.strided and all(isinstance(size, int) for size in (*t.size(), *t.stride()))
+        return original(t, force_use_memory_format or (static and _overlaps(t.size(), t.stride())))
+
+    MemoryFormatMeta.from_tensor = staticmethod(from_tensor)
+    try:
+        yield
+    finally:
+        MemoryFormatMeta.from_tensor = staticmethod(original)
 
 
 def _overlaps(size: Sequence[Any], stride: Sequence[Any]) -> bool:

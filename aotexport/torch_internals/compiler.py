@@ -22,6 +22,10 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 from torch.utils._sympy.numbers import int_oo
 
+_AS_EAGER = {"emulate_precision_casts": True, "fallback_random": True}
+"""Options of the compiler and of traces for it: what eager rounds to 16 bits between operators is rounded where they
+are fused, and random operators stay whole, so that they draw eager's numbers."""
+
 
 def symbolic_sizes(sizes: Mapping[str, tuple[int, int | None]]) -> tuple[FakeTensorMode, dict[str, torch.SymInt]]:
     """Return a fake mode with fresh symbolic integers.
@@ -57,9 +61,7 @@ def trace_decomposed(
     from torch._inductor import config, lowering  # noqa: F401
     from torch._inductor.decomposition import select_decomp_table
 
-    # Random operators stay whole, so that they draw eager's numbers.
-    whole = config.patch(fallback_random=True)
-    with whole, fake_mode, torch.no_grad(), tracing(TracingContext(fake_mode)):
+    with config.patch(_AS_EAGER), fake_mode, torch.no_grad(), tracing(TracingContext(fake_mode)):
         tracer = make_fx(function, select_decomp_table(), tracing_mode="real", _allow_non_fake_inputs=True)
         return tracer(*fakes)
 
@@ -113,6 +115,7 @@ def compile_library(
     with contextlib.ExitStack() as stack:
         scratch = stack.enter_context(tempfile.TemporaryDirectory())
         options = {
+            **_AS_EAGER,
             **compile_fx.get_cpp_wrapper_config(),
             "aot_inductor.output_path": f"{scratch}/library.so",
             "assert_indirect_indexing": False,
@@ -121,7 +124,6 @@ def compile_library(
             "cpp.march": march,
             "cpp.simdlen": vector_nbits,
             "cpp.threads": 4,
-            "fallback_random": True,
             "reorder_for_peak_memory": not ordered,
         }
         stack.enter_context(torch.no_grad())

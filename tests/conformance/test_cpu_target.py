@@ -12,6 +12,7 @@ import msgspec
 import pytest
 import torch
 from torch import nn
+from torch._higher_order_ops import scan
 
 import aotexport
 import aotexport_runtime
@@ -132,6 +133,28 @@ def test_size_that_the_compiler_took_for_a_constant_runs_the_graph(pair, library
     assert library_calls == []
 
 
+def test_loop_over_a_dynamic_size_runs_by_libraries_for_the_size_of_the_example(tmp_path, library_calls):
+    def cumulated(rows):
+        return scan(lambda carried, row: (carried + row.sin(), carried * row), torch.zeros(3), rows)
+
+    rows = torch.export.Dim("rows", min=2)
+    aotexport.export(
+        cumulated,
+        (torch.rand(4, 3),),
+        output=tmp_path / "b",
+        programs=("infer",),
+        dynamic_shapes=({0: rows},),
+        targets=("cpu",),
+    )
+    module = aotexport_runtime.load(tmp_path / "b", target="cpu", trust="native")
+
+    for count in (4, 6):
+        given = torch.rand(count, 3)
+        for got, expected in zip(module(given), cumulated(given), strict=True):
+            assert torch.allclose(got, expected)
+    assert library_calls == ["infer.forward.so"]
+
+
 @pytest.mark.parametrize(
     "loss", [lambda outputs: outputs[1].square().sum(), lambda outputs: outputs[0] + outputs[1].sum()]
 )
@@ -211,6 +234,24 @@ def test_auto_with_trust_takes_the_libraries(words, library_calls):
     step(aotexport_runtime.load(words, trust="native"), example())
 
     assert library_calls == ["train.forward.so", "train.backward.so"]
+
+
+@pytest.mark.parametrize("by_link", [False, True])
+def test_library_in_the_place_of_another_is_loaded_anew(tmp_path, by_link):
+    x = torch.tensor([1.0, 2.0])
+    place = tmp_path / "b"
+    modules = []
+    for name, function in {"sine": torch.sin, "cosine": torch.cos}.items():
+        output = tmp_path / name if by_link else place
+        options = {"targets": ("cpu",), "programs": ("infer",), "verify": False, "force": True}
+        aotexport.export(function, (x,), output=output, **options)
+        if by_link:
+            place.unlink(missing_ok=True)
+            place.symlink_to(output)
+        modules.append(aotexport_runtime.load(place, target="cpu", trust="native"))
+
+        assert torch.allclose(modules[-1](x), function(x))
+    assert torch.allclose(modules[0](x), x.sin())
 
 
 def test_changed_library_is_refused_even_where_digests_are_not_compared(words, tmp_path):

@@ -80,6 +80,8 @@ def lower_half(piece: Piece, level: Level, file: str, directory: Path) -> tuple[
     if any(piece.sizes[dimension.symbol] < 2 for dimension in dimensions):
         raise NotLowered("a dynamic size is 0 or 1 in the example call, which the compiler takes for a constant")
     mode, symbols = symbolic_sizes({d.symbol: (piece.sizes[d.symbol], d.max) for d in dimensions})
+    # Assumptions replace symbols in the sizes themselves.
+    names = {size.node.expr: sympy.Symbol(symbol, integer=True) for symbol, size in symbols.items()}
     with mode:
         fakes = [_fake(metas[name], symbols) for name in inputs]
         carrier = [torch.empty([*symbols.values(), 0])] if symbols else []
@@ -106,7 +108,7 @@ def lower_half(piece: Piece, level: Level, file: str, directory: Path) -> tuple[
         header=(Path(__file__).parent / "products.h").read_text(),
     )
     half = CompiledHalf(file=file, inputs=tuple(inputs), results=tuple(results), indexes=indexes)
-    return half, _assumptions(mode.shape_env, symbols)
+    return half, _assumptions(mode.shape_env, names)
 
 
 def _check_effects(piece: Piece) -> None:
@@ -162,21 +164,25 @@ def _size(name: str, piece: Piece, symbols: Mapping[str, Any]) -> Any:
     return None if value is None else evaluate(value, symbols)
 
 
-def _assumptions(environment: ShapeEnv | None, symbols: Mapping[str, Any]) -> list[SizeExpression]:
+def _assumptions(environment: ShapeEnv | None, names: Mapping[Any, sympy.Symbol]) -> list[SizeExpression]:
     """Return what a trace and the compiler assumed about the symbols.
+
+    Args:
+        environment: of the trace.
+        names: the program's symbol per symbol of the trace.
 
     Raises:
         NotLowered: an assumption that the format cannot say.
     """
     if environment is None:
         return []
-    names = {size.node.expr: sympy.Symbol(symbol, integer=True) for symbol, size in symbols.items()}
     found: list[SizeExpression] = []
     for guard in environment.guards:
         expression: Any = guard.expr
         if expression in (sympy.true, True):
             continue
-        record = encode_size(expression.xreplace(names), or_none=True)
+        known = expression.free_symbols <= names.keys()
+        record = encode_size(expression.xreplace(names), or_none=True) if known else None
         if record is None:
             raise NotLowered(f"the compiler assumes `{expression}`, which a bundle cannot hold")
         if isinstance(record, SizeExpression) and record not in found:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 
+from aotexport_runtime.engines.library import loader_name
 from aotexport_runtime.engines.products import onednn
 from aotexport_runtime.engines.products.measured import described, faster_by_onednn
 from aotexport_runtime.engines.products.modes import Mode
@@ -111,7 +112,7 @@ class ChoosingRunner:
 def table_of(path: Path) -> _Products | None:
     """Return the table of products of a loaded library, in its own memory; None: it has none."""
     try:
-        given = ctypes.CDLL(str(path)).aotexport_products
+        given = ctypes.CDLL(loader_name(path)).aotexport_products
     except (OSError, AttributeError):
         return None
     given.restype = ctypes.POINTER(_Products)
