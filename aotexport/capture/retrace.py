@@ -20,6 +20,8 @@ _DROPOUTS = (
     torch.ops.aten.feature_alpha_dropout.default,
 )
 
+_HALVES = (torch.bfloat16, torch.float16)
+
 _PRODUCTS = ("aten::mm.default", "aten::addmm.default", "aten::bmm.default", "aten::baddbmm.default")
 _NEW = frozenset((*IN_PLACE, *_PRODUCTS))
 """Differentiable operators whose result is one tensor with memory of its own."""
@@ -54,7 +56,12 @@ class Retrace(torch.fx.Interpreter):
         tensor, p, train = args
         if p == 0 or not train:
             return tensor
-        return tensor.mul(tensor.new_zeros(())) if p == 1 else super().call_function(target, args, kwargs)
+        if p == 1:
+            return tensor.mul(tensor.new_zeros(()))
+        if target is torch.ops.aten.dropout.default and tensor.device.type == "cpu" and tensor.dtype in _HALVES:
+            # Eager's backward multiplies by the scaled mask, which is rounded; that of `native_dropout` by the scale.
+            return tensor.mul(torch.native_dropout(torch.ones_like(tensor), p, True)[0])
+        return super().call_function(target, args, kwargs)
 
 
 class Analysis(Retrace):

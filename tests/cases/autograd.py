@@ -130,6 +130,22 @@ def autocast_region(x):
     return y.float().sum(), y
 
 
+@case(lambda: (torch.randn(8, 16),))
+class AutocastDropout(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Dropout(0.1), nn.Linear(32, 16))
+
+    def forward(self, x):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return self.layers(x).transpose(0, 1).float()
+
+
+@case(lambda: (torch.randn(6, 4, dtype=torch.float16).t().requires_grad_(),))
+def dropout_of_half_precision(x):
+    return torch.dropout(x, 0.3, True)
+
+
 @case(lambda: (torch.randn(4, dtype=torch.complex64, requires_grad=True),))
 def complex_numbers(x):
     return (x * (1 + 2j)).conj(), torch.fft.fft(x).abs()

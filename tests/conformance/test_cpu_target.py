@@ -20,7 +20,7 @@ from aotexport.lower.cpu.levels import LEVELS, own_level
 from aotexport_runtime import BundleInvalid, NotSupported
 from aotexport_runtime.describe import describe
 from aotexport_runtime.engines.cpu import Libraries
-from aotexport_runtime.self_test import run_vectors
+from aotexport_runtime.self_test import rounding, run_vectors
 from tests.cases import all_cases
 
 OWN = own_level()
@@ -324,6 +324,25 @@ def test_programs_that_cannot_be_compiled_are_refused_with_a_reason(tmp_path):
     assert f"not for cpu-x86_64-v3: {reason}" in describe(bundle)
 
 
+def test_mixed_precision_is_compared_with_the_rounding_of_its_operators(tmp_path):
+    class Mixed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+
+        def forward(self, x):
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                hidden = self.layer(x)
+            return hidden.float().square().mean(), hidden.double()
+
+    torch.manual_seed(0)
+    report = aotexport.export(Mixed(), (torch.randn(4, 8, 16),), output=tmp_path / "b", targets=("cpu",))
+
+    compared = [comparison for comparison in report.comparisons if comparison.target == "portable"]
+    assert max(comparison.error for comparison in compared) == 0
+    assert [entry.targets for entry in report.manifest.programs] == [("portable", f"cpu-{OWN.name}")] * 2
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("case", all_cases(), ids=lambda case: case.name)
 @pytest.mark.filterwarnings("ignore")
@@ -338,3 +357,11 @@ def test_every_case_by_libraries_equals_eager(tmp_path, case):
     targets = [msgspec.to_builtins(bundle.target(name)) for name in bundle.target_names]
     reasons = [refusal["reason"] for target in targets for refusal in target.get("refusals", ())]
     assert [reason for reason in reasons if "disagreed" in reason] == [], json.dumps(targets)
+    far = [
+        comparison
+        for comparison in report.comparisons
+        if comparison.target.startswith("cpu")
+        and comparison.error > 2e-5
+        and rounding(bundle, comparison.program) <= 1e-4
+    ]
+    assert far == []

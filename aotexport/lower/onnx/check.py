@@ -23,6 +23,7 @@ from aotexport_runtime.errors import NotSupported, first_line
 from aotexport_runtime.observe import Observation, compare
 from aotexport_runtime.schema.manifest import Manifest, OnnxModel
 from aotexport_runtime.schema.program import Program
+from aotexport_runtime.self_test import rounding
 
 TARGET = "onnx"
 _SEED = 20240229
@@ -144,7 +145,7 @@ def _compare(bundle: Bundle, program: Program, model: OnnxModel, subject: _Subje
             agrees=difference.agrees,
             detail=f"expected {difference.expected}, got {difference.got}" if difference.expected else "",
         )
-        for difference in compare(calls.expected, got)
+        for difference in compare(calls.expected, got, least=rounding(bundle, program.name))
     ]
     if model.updates or all(comparison.agrees for comparison in found):
         return found

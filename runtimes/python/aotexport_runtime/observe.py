@@ -325,8 +325,14 @@ class Difference:
     got: str = ""
 
 
-def compare(expected: Observation, got: Observation) -> list[Difference]:
-    """Compare two observations: facts exactly, values within the tolerance of their dtype."""
+def compare(expected: Observation, got: Observation, *, least: float = 0.0) -> list[Difference]:
+    """Compare two observations: facts exactly, values within the tolerance of their dtype.
+
+    Args:
+        expected: of eager execution.
+        got: what is judged.
+        least: tolerance of values whose dtype has a smaller one.
+    """
     differences: list[Difference] = []
     for name in {**expected.facts, **got.facts}:
         a, b = expected.facts.get(name, "nothing"), got.facts.get(name, "nothing")
@@ -337,7 +343,8 @@ def compare(expected: Observation, got: Observation) -> list[Difference]:
         b = got.values.get(name)
         if b is not None and b.shape == a.shape and b.dtype == a.dtype:
             floor = floors.get(_call_of_gradient(name), 0.0)
-            differences.append(_compare_values(name, a, b, _tolerance(name, expected.values), floor))
+            tolerance = max(least, _tolerance(name, expected.values))
+            differences.append(_compare_values(name, a, b, tolerance, floor))
     return differences
 
 
