@@ -19,6 +19,7 @@ from aotexport.capture.mutating_operators import nest_mutating_calls
 from aotexport.capture.overlapping_views import contiguous_tangents
 from aotexport.capture.recomputed import compute_checkpoints_anew
 from aotexport.capture.retrace import Analysis, Retrace, without_memory_of_others
+from aotexport.capture.shared_casts import shared_casts
 from aotexport.capture.sources import described
 from aotexport.capture.triton_kernels import launched_kernels, name_launches
 from aotexport.torch_internals.checks import insert_data_dependent_checks, unchecked_assumption
@@ -130,12 +131,13 @@ def _traced(forward: ForwardCapture, instead: Mapping[Any, Callable[..., Any]], 
     for node in graph.graph.nodes:
         node.meta["custom"] = {**(node.meta.get("custom") or {}), "origin": node.name}
     new = without_memory_of_others(forward, instead, grad=grad)
+    casts = shared_casts(forward) if grad else {}
 
     def run(*inputs: Any) -> Any:
         if current_tracer() is None:
             return Analysis(graph, instead, new).run(*inputs)
         with node_meta_preserved():
-            return Retrace(graph, instead).run(*inputs)
+            return Retrace(graph, instead, casts).run(*inputs)
 
     return run
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
 
 from aotexport.capture.forward_capture import ForwardCapture
 from aotexport.capture.overlapping_views import OverlappingView, asks_for_size
+from aotexport.capture.shared_casts import Cast
 from aotexport.torch_internals.names import FakeTensor, OpOverload
 from aotexport_runtime.engines.reuse import IN_PLACE
 
@@ -30,10 +32,17 @@ _NEW = frozenset((*IN_PLACE, *_PRODUCTS))
 class Retrace(torch.fx.Interpreter):
     """Runs a forward graph for the trace of a functional one."""
 
-    def __init__(self, graph: torch.fx.GraphModule, instead: Mapping[Any, Callable[..., Any]]) -> None:
-        """Prepare to run `graph`; for `instead` see `capture_functional_graph`."""
+    def __init__(
+        self,
+        graph: torch.fx.GraphModule,
+        instead: Mapping[Any, Callable[..., Any]],
+        casts: Mapping[torch.fx.Node, Sequence[Cast]] = MappingProxyType({}),
+    ) -> None:
+        """Prepare to run `graph`; for `instead` see `capture_functional_graph`, for `casts`, `shared_casts`."""
         super().__init__(graph)
         self._instead = instead
+        self._casts = casts
+        self._made: dict[Cast, torch.Tensor] = {}
 
     def run_node(self, n: torch.fx.Node) -> Any:
         other = self._instead.get(n.target) if callable(n.target) else None
@@ -41,6 +50,19 @@ class Retrace(torch.fx.Interpreter):
             return super().run_node(n)
         args, kwargs = self.fetch_args_kwargs_from_env(n)
         return other(n.meta["val"], *args, **kwargs)
+
+    def fetch_args_kwargs_from_env(self, n: torch.fx.Node) -> Any:
+        """Return the arguments of a node, weights in the cast that they share."""
+        casts = self._casts.get(n, ())
+        weights = {cast.weight: self.env[cast.weight] for cast in casts}
+        for cast in casts:
+            if cast not in self._made:
+                self._made[cast] = weights[cast.weight].to(cast.dtype)
+            self.env[cast.weight] = self._made[cast]
+        try:
+            return super().fetch_args_kwargs_from_env(n)
+        finally:
+            self.env.update(weights)
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
         if target is torch.ops.aten.as_strided.default and asks_for_size(*args, **kwargs):

@@ -180,6 +180,22 @@ def _saved_tensors_known() -> Iterator[None]:
         PythonKeyTracer.__init__ = original  # type: ignore[method-assign]
 
 
+@contextlib.contextmanager
+def _autocast_cache_kept() -> Iterator[None]:
+    """Let regions of autocast in traced code ask for the cache of casts as they do in eager: `make_fx` turns it off.
+
+    With it a weight that is used twice is cast once, and its gradients are added up in the lower precision.
+    """
+    # Casts of another trace are none of this one.
+    torch.clear_autocast_cache()
+    original = proxy_tensor.disable_autocast_cache
+    proxy_tensor.disable_autocast_cache = contextlib.nullcontext  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        proxy_tensor.disable_autocast_cache = original
+
+
 def trace_forward(
     function: Callable[..., Any],
     fakes: Sequence[Any],
@@ -216,6 +232,7 @@ def trace_forward(
         _frames_kept(keeps_frames_of),
         subclasses_tracked(),
         _saved_tensors_known(),
+        _autocast_cache_kept(),
     ):
 
         def adopting(*inputs: Any) -> Any:

@@ -141,6 +141,19 @@ class AutocastDropout(nn.Module):
             return self.layers(x).transpose(0, 1).float()
 
 
+@case(lambda: (torch.randn(8, 16),))
+class WeightUsedTwiceUnderAutocast(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(16, 16)
+
+    def forward(self, x):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            hidden = self.layer(self.layer(x).relu())
+        with torch.autocast("cpu", dtype=torch.bfloat16, cache_enabled=False):
+            return self.layer(self.layer(hidden).relu())
+
+
 @case(lambda: (torch.randn(6, 4, dtype=torch.float16).t().requires_grad_(),))
 def dropout_of_half_precision(x):
     return torch.dropout(x, 0.3, True)
