@@ -23,7 +23,8 @@ class OnnxRuntime:
         providers: execution providers in order of preference, as `onnxruntime.InferenceSession` takes them.
         threads: threads within an operator; None: as ONNX Runtime chooses, one per core.
         session_options: an `onnxruntime.SessionOptions` to start from; `threads` is set in it. None: the defaults, but
-            that on one or two cores threads without work sleep, since they would take time from the others.
+            that on one or two cores threads wait for work without sleeping only during a call, since they would take
+            time from others after it.
     """
 
     providers: Sequence[Any] = ("CPUExecutionProvider",)
@@ -59,7 +60,7 @@ def open_session(bundle: Bundle, model: OnnxModel, options: OnnxRuntime) -> Any:
     if session_options is None:
         session_options = onnxruntime.SessionOptions()
         if (os.cpu_count() or 1) <= _FEW_CORES:
-            session_options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+            session_options.add_session_config_entry("session.force_spinning_stop", "1")
         if model.state_inputs:
             # It would warn of each that it is no constant.
             session_options.log_severity_level = 3
