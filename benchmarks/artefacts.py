@@ -102,7 +102,7 @@ class Artefacts:
 
     def _take(self, directory: Path, answer: dict[str, Any]) -> None:
         self._made[directory] = answer
-        self.notes += answer["notes"]
+        self.notes += [note for note in answer["notes"] if note not in self.notes]
 
 
 def _done(directory: Path) -> Path:

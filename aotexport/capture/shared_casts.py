@@ -62,9 +62,9 @@ def shared_casts(forward: ForwardCapture) -> dict[torch.fx.Node, list[Cast]]:
                     uses[Cast(weight, regions[0], device_type, dtype)].append(node)
     found: dict[torch.fx.Node, list[Cast]] = defaultdict(list)
     for cast, nodes in uses.items():
-        nodes = [node for node in nodes if len(nodes) > 1 and _is_cast(node, cast)]
-        for node in nodes if len(nodes) > 1 else ():
-            found[node].append(cast)
+        for node in nodes:
+            if len(nodes) > 1 and _is_cast(node, cast):
+                found[node].append(cast)
     return found
 
 
