@@ -131,10 +131,10 @@ def verification_table(rows: list[dict[str, Any]]) -> Table:
         )
         # Buffers are mostly untouched: only those that differ at all are worth a line.
         worth = [row for row in same if kind != "state" or row["error"]]
-        if target == "onnx":
-            program = f"{program} (onnx)"
-        else:
+        if target != "onnx":
             worth = worth[: _SHOWN[kind]]
+        if target not in ("portable", "autograd"):
+            program = f"{program} ({printable(target)})"
         for row in worth:
             table.add_row(program, printable(row["value"]), f"{row['error']:.1e}", f"{row['absolute']:.1e}")
         rest = same[len(worth) :]

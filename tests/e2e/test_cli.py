@@ -19,6 +19,7 @@ from safetensors.torch import load_file, save_file
 import aotexport_runtime
 from aotexport.cli import app
 from aotexport.inspect import printable
+from aotexport.lower.cpu.levels import own_level
 
 NET = """
 import torch
@@ -140,6 +141,17 @@ def test_export_closes_with_a_summary_and_tells_the_stages(run: Run) -> None:
     assert lines[0][:7] == ["bundle:", "Net", "(module),", "4", "parameters", "(14", "elements),"]
     assert ["infer", "eval", "portable", "2", "forward,"] in [line[:5] for line in lines]
     assert ["infer", "output['logits']", "0.0e+00", "0.0e+00"] in lines
+
+
+def test_summary_names_the_target_of_each_comparison(run: Run) -> None:
+    level = own_level()
+    if level is None:
+        pytest.skip("this processor has no level of the target")
+    Path("fn.py").write_text(FUNCTION)
+    result = run("fn.py", "-o", "bundle", "--target", "cpu", "--program", "infer")
+    assert result.exit_code == 0, result.output
+    compared = [line.split("  ")[0] for line in result.stdout.splitlines() if "output" in line]
+    assert compared == ["infer", f"infer (cpu-{level.name})"]
 
 
 def test_export_of_a_program_without_functional_graph_says_why(run: Run) -> None:

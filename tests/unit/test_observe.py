@@ -14,6 +14,14 @@ def seen(tensor: torch.Tensor) -> Observation:
     return observation
 
 
+@pytest.mark.parametrize(("factor", "agrees"), [(1 + 1e-3, True), (1 + 1e-1, False)])
+def test_least_tolerance_is_that_of_finer_dtypes_as_well(factor: float, agrees: bool) -> None:
+    tensor = torch.ones(3, dtype=torch.float64)
+
+    assert [d.agrees for d in compare(seen(tensor), seen(tensor * factor), least=4e-2)] == [agrees]
+    assert [d.agrees for d in compare(seen(tensor), seen(tensor * factor))] == [False]
+
+
 @pytest.mark.parametrize(
     ("dtype", "factor", "agrees"),
     [
