@@ -180,7 +180,8 @@ def run_vector(
 
     try:
         own, got, nbytes = _observe_afresh(loaded, vector, stored, loss=loss)
-        # Graphs give what eager gives; other kernels round elsewhere, which shows in results of finer dtypes as well.
+        # Asked for by name, graphs give what eager gives. Other kernels, or those of the machine that `auto` finds,
+        # round elsewhere, which shows in results of finer dtypes as well.
         least = 0.0 if target in ("portable", "autograd") else rounding(path, vector.program)
     except Exception as error:
         return VectorResult(vector.program, name, target, [], f"{type(error).__name__}: {error}")

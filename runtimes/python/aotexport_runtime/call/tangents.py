@@ -37,6 +37,9 @@ def layout(spec: Tangent) -> LayOut:
         stride = tuple([sizes.evaluate(step, symbols) for step in steps])
         if tangent.stride() == stride:
             return tangent
+        # Exports name no such layout any more; bundles that are written may.
+        if _overlaps(tangent.shape, stride):
+            return tangent.contiguous()
         laid_out = torch.empty_strided(tangent.shape, stride, dtype=dtype, device=tangent.device)
         return laid_out.copy_(tangent)
 
@@ -47,6 +50,17 @@ def zeros(spec: Tangent, like: torch.Tensor, symbols: dict[str, int]) -> torch.T
     """Return zeros for an undefined tangent, on the device of `like`."""
     shape = [sizes.evaluate(size, symbols) for size in spec.meta.shape]
     return layout(spec)(torch.zeros(shape, dtype=dtypes.dtype(spec.meta.dtype), device=like.device), symbols)
+
+
+def _overlaps(shape: Sequence[int], stride: Sequence[int]) -> bool:
+    """Return whether elements of such a layout may share memory, as those of `unfold` do."""
+    reach = 0
+    for step, size in sorted(zip(stride, shape, strict=True)):
+        if size > 1:
+            if step <= reach:
+                return True
+            reach += (size - 1) * step
+    return False
 
 
 def with_zeros(backward: Function, gradients: Gradients, undefined: Sequence[bool]) -> Function:
