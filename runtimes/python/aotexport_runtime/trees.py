@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 from collections.abc import Callable, Iterable, Iterator
 from keyword import iskeyword
 from typing import Any
 
 from aotexport_runtime.errors import BundleInvalid, NotSupported
+from aotexport_runtime.pytrees import register_fields, register_items, register_mapping
 from aotexport_runtime.schema.trees import Bytes, Constant, Instance, Key, Leaf, Mapping, NamedFields, Sequence, Tree
 from aotexport_runtime.schema.values import SliceArgument
 
@@ -161,8 +163,8 @@ def builder(tree: Tree, constant: Callable[[Constant], Any]) -> Builder:
 
 def _sequence_builder(tree: Sequence, items: list[Builder]) -> Builder:
     if tree.name is not None:
-        base = list if tree.type == "list" else tuple
-        class_: Any = type(tree.name, (base,), {})
+        class_ = _sequence_class(tree.name, list if tree.type == "list" else tuple)
+        register_items(class_)
         return lambda values: class_([item(values) for item in items])
     if tree.type == "list":
         return lambda values: [item(values) for item in items]
@@ -190,7 +192,7 @@ def _mapping_type(tree: Mapping) -> Callable[[Iterable[tuple[Any, Any]]], Any]:
 def _named_fields_type(tree: NamedFields) -> Callable[[list[Any]], Any]:
     fields = list(tree.fields)
     if tree.type == "namedtuple":
-        type_ = collections.namedtuple(tree.name, fields)  # pyright: ignore[reportUntypedNamedTuple] (known from data)
+        type_ = _named_tuple(tree.name, tree.fields)
         return lambda items: type_(*items)
     if tree.type == "return_type":
         import torch
@@ -202,8 +204,28 @@ def _named_fields_type(tree: NamedFields) -> Callable[[list[Any]], Any]:
             raise BundleInvalid(f"return type `{tree.name[:80]}` does not have {len(fields)} fields")
         return return_type
     if tree.type in ("dataclass", "object"):
-        record = dataclasses.make_dataclass(tree.name, fields)
+        record = _dataclass(tree.name, tree.fields)
+        register_fields(record, tree.fields)
         return lambda items: record(*items)
+    register_mapping(ModelOutput)
     return lambda items: ModelOutput(
         (field, item) for field, item in zip(fields, items, strict=True) if item is not None
     )
+
+
+# --- classes, one per name and fields, so that results of two calls are of one type -----------------------
+
+
+@functools.cache
+def _sequence_class(name: str, base: type) -> Any:
+    return type(name, (base,), {})
+
+
+@functools.cache
+def _named_tuple(name: str, fields: tuple[str, ...]) -> Any:
+    return collections.namedtuple(name, fields)  # pyright: ignore[reportUntypedNamedTuple] (known from data)
+
+
+@functools.cache
+def _dataclass(name: str, fields: tuple[str, ...]) -> Any:
+    return dataclasses.make_dataclass(name, fields)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import collections
+import subprocess
+import sys
 
 import pytest
 import torch
+from torch.utils import _pytree as pytree  # noqa: TID251
 
 from aotexport_runtime import BundleInvalid, NotSupported
 from aotexport_runtime.schema.trees import Constant, Leaf, Mapping, NamedFields, Sequence
@@ -82,3 +85,51 @@ def test_leaves_have_the_paths_of_python():
         "batch['a'].z",
         "batch[2]",
     ]
+
+
+# --- torch's pytrees ------------------------------------------------------------------------------------------
+
+NODES = {
+    "dict": Mapping(type="dict", keys=("a", "b"), items=ITEMS[::2]),
+    "list": Sequence(type="list", items=ITEMS[::2]),
+    "list of its own": Sequence(type="list", items=ITEMS[::2], name="Layers"),
+    "tuple of its own": Sequence(type="tuple", items=ITEMS[::2], name="Pair"),
+    "named tuple": fields("namedtuple", "a", "b", items=ITEMS[::2]),
+    "dataclass": fields("dataclass", "a", "b", items=ITEMS[::2]),
+    "object": fields("object", "a", "b", items=ITEMS[::2]),
+    "model output": fields("model_output", "a", "b", items=ITEMS[::2]),
+    "torch's return type": fields("return_type", "values", "indices", items=ITEMS[::2], name="max"),
+}
+
+
+@pytest.mark.parametrize("tree", NODES.values(), ids=NODES)
+def test_container_is_a_node_of_torchs_pytrees(tree):
+    value = build(tree)
+
+    items, structure = pytree.tree_flatten(value)
+    assert items == ["one", "zero"]
+    again = pytree.tree_unflatten(items, structure)
+    assert type(again) is type(value)
+    assert again == value
+    assert [key.get(value) for (key,), _ in pytree.tree_flatten_with_path(value)[0]] == items
+    assert pytree.tree_structure(build(tree)) == structure
+
+
+def test_container_is_a_node_of_torchs_other_pytrees_in_a_process_that_imports_them():
+    run = subprocess.run([sys.executable, "-W", "error", __file__], capture_output=True, text=True, check=False)
+    assert (run.stderr, run.stdout) == ("", f"{len(NODES)} nodes\n")
+
+
+def check_other_pytrees() -> None:
+    before = build(NODES["dataclass"])
+    from torch.utils import _cxx_pytree
+
+    for value in (before, *map(build, NODES.values())):
+        items, structure = _cxx_pytree.tree_flatten(value)
+        assert items == ["one", "zero"]
+        assert type(_cxx_pytree.tree_unflatten(items, structure)) is type(value)
+    print(len(NODES), "nodes")
+
+
+if __name__ == "__main__":
+    check_other_pytrees()

@@ -1,7 +1,7 @@
 """Shared libraries of compiled graphs, loaded into this process.
 
-The one file of the runtime that uses a private name of torch: AOTInductor's runner, which has no public one that does
-without importing torch's compiler. Where a torch moves it, programs run their graphs.
+It uses a private name of torch: AOTInductor's runner, which has no public one that does without importing torch's
+compiler. Where a torch moves it, programs run their graphs.
 """
 
 from __future__ import annotations
