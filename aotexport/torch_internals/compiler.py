@@ -22,6 +22,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 from torch.utils._sympy.numbers import int_oo
 
+from aotexport.torch_internals.corrections import pools_by_torch
+
 _AS_EAGER = {"emulate_precision_casts": True, "fallback_random": True}
 """Options of the compiler and of traces for it: what eager rounds to 16 bits between operators is rounded where they
 are fused, and random operators stay whole, so that they draw eager's numbers."""
@@ -128,6 +130,7 @@ def compile_library(
         }
         stack.enter_context(torch.no_grad())
         stack.enter_context(config.patch(options))
+        stack.enter_context(pools_by_torch())
         stack.enter_context(V.set_aot_compilation(True))
         stack.enter_context(V.set_fake_mode(fake_mode))
         stack.enter_context(tracing(TracingContext(fake_mode)))

@@ -14,7 +14,7 @@ import os
 import tempfile
 import types
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -45,6 +45,7 @@ from torch._inductor.virtualized import V
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from aotexport.torch_internals.corrections import pools_by_torch, wide_negative_integers
 from aotexport.torch_internals.launches import DeviceModel, triton_target
 
 with warnings.catch_warnings():
@@ -70,6 +71,7 @@ __all__ = [
     "offline_gpu",
     "partitioned",
     "retraced",
+    "rounding_as_eager",
 ]
 
 
@@ -127,6 +129,8 @@ def offline_gpu(device: DeviceModel, wrapper: type[WrapperFxCodegen]) -> Iterato
         stack.enter_context(triton_target(device))
         stack.enter_context(cuda_guard())
         stack.enter_context(inductor_config.patch(SETTINGS))
+        stack.enter_context(pools_by_torch())
+        stack.enter_context(wide_negative_integers())
         scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="aotexport-lower-"))
         stack.enter_context(mock.patch.dict(os.environ, TORCHINDUCTOR_CACHE_DIR=scratch))
         _forget_devices()
@@ -226,6 +230,21 @@ def _normal(mean: Any, std: Any, generator: Any = None) -> torch.Tensor:
     """Return normal random numbers; torch's own decomposition leads to an operator that no bundle may call."""
     like = mean * std
     return mean + std * torch.randn(like.shape, dtype=like.dtype, device=like.device)
+
+
+def rounding_as_eager(dtypes: Iterable[torch.dtype]) -> contextlib.AbstractContextManager[None]:
+    """Round fused values where eager does, if any is of 16 bits, while they are traced and lowered.
+
+    A backward that computes a maximum's operand anew, to find where the maximum was, must find it to the bit. Programs
+    of wider values stay as they are: this also keeps products and sums apart, which costs their speed.
+
+    Args:
+        dtypes: of the values.
+    """
+    return inductor_config.patch(emulate_precision_casts=any(dtype in _NARROW for dtype in dtypes))
+
+
+_NARROW = (torch.bfloat16, torch.float16)
 
 
 def retraced(function: Callable[..., Any], fakes: Sequence[Any], fake_mode: FakeTensorMode) -> torch.fx.GraphModule:

@@ -498,18 +498,19 @@ def test_registered_translation_is_used(tmp_path):
     assert len(export_alone(_median, (torch.randn(5, 4),), output=tmp_path / "bundle", options=options)) == 2
 
 
-def test_wrong_model_is_refused_with_the_first_value_that_differs(tmp_path):
+@pytest.mark.parametrize("name", ["Neg", "Log"], ids=["numbers", "nan"])
+def test_wrong_model_is_refused_with_the_first_value_that_differs(tmp_path, name):
     from onnxscript import opset20 as op
 
     def relu(self):
-        return op.Neg(self)
+        return op.Log(op.Neg(self)) if name == "Log" else op.Neg(self)
 
     options = OnnxOptions(translations={torch.ops.aten.relu.default: relu})
     with pytest.raises(VerificationFailed) as caught:
         export(_steps, (torch.linspace(0, 1, 12).reshape(3, 4),), output=tmp_path / "bundle", onnx=options)
     first, _, where = str(caught.value).splitlines()
     assert first == "ONNX Runtime disagrees with eager execution; nothing was written:"
-    assert "`relu`: torch's aten.relu.default, ONNX's Neg" in where
+    assert f"`relu`: torch's aten.relu.default, ONNX's {name}" in where
     assert "tests/conformance/test_onnx.py:" in where
     assert not (tmp_path / "bundle").exists()
 

@@ -45,6 +45,25 @@ def test_launches_are_lowered_with_every_configuration():
     assert [candidate.constants["BLOCK"] for candidate in candidates["multiplying"]] == [16, 64]
 
 
+@triton.jit
+def moving(source, target, count, offset, BLOCK: tl.constexpr):  # noqa: N803
+    index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(target + index, tl.load(source + index, mask=index < count) + offset, mask=index < count)
+
+
+@pytest.mark.parametrize(
+    ("offset", "bits"), [(-(2**31), "i32"), (-(2**31) - 1, "i64"), (2**31 - 1, "i32"), (2**31, "i64")]
+)
+def test_integers_are_passed_in_the_bits_that_they_need(offset, bits):
+    def moved(x):
+        result = torch.empty_like(x)
+        moving[(1,)](x, result, x.numel(), offset, BLOCK=32)
+        return result
+
+    (kernel,) = (k for k in lowered(moved, torch.arange(8)).kernels if k.name.startswith("moving"))
+    assert kernel.signature["offset"] == bits
+
+
 @pytest.mark.parametrize(("size", "even"), [(8, True), (9, False)])
 def test_heuristics_are_asked_at_the_export(size, even):
     def total(x):

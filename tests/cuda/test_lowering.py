@@ -36,6 +36,13 @@ def test_dynamic_size_is_an_expression_of_the_programs_symbols():
     assert not any(op.startswith(("python::", "aten::sym_")) for op in operators(program))
 
 
+@pytest.mark.parametrize(("dtype", "fuses"), [(torch.float32, True), (torch.bfloat16, False), (torch.float16, False)])
+def test_products_and_sums_are_kept_apart_where_16_bits_are_rounded(dtype, fuses):
+    program = lowered(lambda x: (x * 2).sin() + x, torch.randn(4, 8, dtype=dtype))
+    options = [candidate.options for kernel in program.kernels for candidate in kernel.candidates]
+    assert {each["enable_fp_fusion"] for each in options} == {fuses}
+
+
 def test_saved_size_is_no_input_of_the_backward():
     batch = torch.export.Dim("batch", min=2, max=64)
     module = nn.Sequential(nn.Linear(8, 8), nn.Flatten(0), nn.Unflatten(0, (-1, 4)), nn.Tanh())

@@ -261,11 +261,56 @@ def scatter() -> Model:
     return Scatter(), (torch.randn(7, 8), torch.randint(0, 10, (7,))), {}
 
 
-QUICK = {"mlp": mlp, "attention": attention, "of_triton": of_triton}
+def _extrema(dtype: torch.dtype) -> Model:
+    class Extrema(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale = nn.Parameter(torch.randn(8, dtype=dtype))
+
+        def forward(self, x):
+            y = functional.silu(x * self.scale)
+            return y.amax(1), y.amin(1), y.max(0).values, y.max()
+
+    return Extrema(), (torch.randn(6, 8, dtype=dtype),), {}
+
+
+def bfloat16_extrema() -> Model:
+    """Greatest and least values of what 16 bits round, whose gradients go where these are."""
+    return _extrema(torch.bfloat16)
+
+
+def float16_extrema() -> Model:
+    """The same in half precision."""
+    return _extrema(torch.float16)
+
+
+def pools() -> Model:
+    """Pools whose windows reach past the end, and past the padding."""
+
+    class Pools(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = nn.Conv2d(2, 3, 3, padding=1)
+
+        def forward(self, x):
+            x = self.conv(x)
+            return (
+                functional.avg_pool2d(x, 3, 2, ceil_mode=True),
+                functional.avg_pool2d(x, 3, 2, 1, ceil_mode=True, count_include_pad=False),
+                functional.avg_pool2d(x, 2, divisor_override=3, ceil_mode=True),
+                functional.max_pool2d(x, 3, 2, ceil_mode=True),
+            )
+
+    return Pools(), (torch.randn(2, 2, 8, 9),), {}
+
+
+QUICK = {"mlp": mlp, "attention": attention, "of_triton": of_triton, "bfloat16_extrema": bfloat16_extrema}
 SLOW = {
     "masked_attention": masked_attention,
     "half_attention": half_attention,
     "half_mlp": half_mlp,
+    "float16_extrema": float16_extrema,
+    "pools": pools,
     "custom_operator": custom_operator,
     "writing_operators": writing_operators,
     "subclass": subclass,

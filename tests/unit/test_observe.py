@@ -42,6 +42,40 @@ def test_norm_of_a_large_tensor_is_compared_by_the_tolerance_of_the_tensor(
     }
 
 
+NAN, INF = float("nan"), float("inf")
+
+
+@pytest.mark.parametrize(
+    ("expected", "got", "error"),
+    [
+        ([1.0, NAN], [1.0, NAN], 0.0),
+        ([1.0, INF, -INF], [1.0, INF, -INF], 0.0),
+        ([1.0, 2.0], [1.0, NAN], INF),
+        ([1.0, NAN], [1.0, 2.0], INF),
+        ([NAN, NAN], [NAN, 0.0], INF),
+        ([1.0, INF], [1.0, NAN], INF),
+        ([1.0, INF], [1.0, -INF], INF),
+        ([1.0, 2.0], [1.0, INF], INF),
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+def test_what_is_no_number_agrees_with_the_same_alone(
+    expected: list[float], got: list[float], error: float, dtype: torch.dtype
+) -> None:
+    (difference,) = compare(seen(torch.tensor(expected, dtype=dtype)), seen(torch.tensor(got, dtype=dtype)), least=0.5)
+    assert (difference.error, difference.agrees) == (error, error == 0.0)
+
+
+def test_nan_between_the_elements_that_are_kept_shows_in_the_norm() -> None:
+    tensor = torch.ones(10_000)
+    other = tensor.clone()
+    other[1] = NAN
+    assert {d.name: (d.error, d.agrees) for d in compare(seen(tensor), seen(other))} == {
+        "output norm": (INF, False),
+        "output": (0.0, True),
+    }
+
+
 @pytest.mark.parametrize(("dropped", "second"), [((), 6.0), (("weight",), 3.0)], ids=["kept", "dropped"])
 def test_gradient_of_the_second_call_is_added_to_the_first_unless_that_is_dropped(
     dropped: tuple[str, ...], second: float

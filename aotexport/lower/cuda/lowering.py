@@ -18,6 +18,7 @@ from aotexport.torch_internals.inductor import (
     joint_passes,
     offline_gpu,
     partitioned,
+    rounding_as_eager,
 )
 from aotexport.torch_internals.launches import DeviceModel
 from aotexport.torch_internals.names import FakeTensorMode
@@ -68,7 +69,11 @@ def lower(module: torch.fx.GraphModule, mode: FakeTensorMode, *, returned: int, 
     """
     modules: list[torch.fx.GraphModule] = []
     try:
-        with quiet("torch._inductor", "torch._functorch", "torch._dynamo", "torch.fx"), fake_kernels(FAKE_KERNELS):
+        with (
+            quiet("torch._inductor", "torch._functorch", "torch._dynamo", "torch.fx"),
+            fake_kernels(FAKE_KERNELS),
+            rounding_as_eager(_dtypes(module)),
+        ):
             graph = retarget(module, tangents or 0, mode)
             with offline_gpu(DeviceModel(), capturing(modules.append)):
                 joint_passes(graph, mode)
@@ -122,6 +127,15 @@ def _kernels(modules: list[torch.fx.GraphModule]) -> Iterator[KernelSource]:
                 sources[id(tuner)] = kernel_source(tuner, node.meta["origins"])
                 yield sources[id(tuner)]
             node.meta["kernel"] = sources[id(tuner)]
+
+
+def _dtypes(module: torch.fx.GraphModule) -> Iterator[torch.dtype]:
+    """Yield the dtypes of a graph's tensors."""
+    for node in module.graph.nodes:
+        value = node.meta.get("val")
+        for each in value if isinstance(value, tuple | list) else (value,):
+            if isinstance(each, torch.Tensor):
+                yield each.dtype
 
 
 def _outputs(module: torch.fx.GraphModule) -> list[Any]:

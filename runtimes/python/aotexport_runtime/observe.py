@@ -309,9 +309,9 @@ class Difference:
 
     Attributes:
         name: what was compared.
-        error: largest absolute difference over the largest expected magnitude (for gradients at least a hundredth of
-            the call's largest gradient); infinite for facts that differ.
-        absolute: largest absolute difference.
+        error: largest absolute difference over the largest expected magnitude (for gradients at least a tenth of the
+            call's largest gradient); infinite for facts that differ, and where one side alone is no number (NaN).
+        absolute: largest absolute difference; infinite where `error` is.
         agrees: whether it is within tolerance.
         expected: for facts, what eager gave.
         got: for facts, what the bundle gave.
@@ -386,7 +386,8 @@ def _compare_values(name: str, expected: torch.Tensor, got: torch.Tensor, tolera
         return Difference(name, float(wrong > 0), float(wrong), wrong == 0)
     a, b = expected.to(torch.float64), got.to(torch.float64)
     same = (a == b) | (a.isnan() & b.isnan())
-    gap = torch.where(same, torch.zeros_like(a), (a - b).abs())
+    # An error that is NaN would be neither within a limit nor beyond it, and `max` would lose it.
+    gap = torch.where(same, 0.0, (a - b).abs()).nan_to_num(nan=math.inf, posinf=math.inf)
     absolute = float(gap.max()) if gap.numel() else 0.0
     scale = max(_magnitude(a), floor, 1e-6 if tolerance < 1e-6 else 1e-3)
     error = absolute / scale

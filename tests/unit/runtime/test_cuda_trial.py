@@ -57,6 +57,10 @@ def wrong_output(lowered):
     return with_first_result(lowered, lambda value: value * 1.01)
 
 
+def no_number(lowered):
+    return with_first_result(lowered, lambda value: value.where(value > 0, torch.nan))
+
+
 def wrong_shape(lowered):
     return with_first_result(lowered, lambda value: value[..., :1])
 
@@ -126,6 +130,7 @@ def test_program_that_agrees_serves_and_is_compared_once(pair, caplog):
     ("change", "message"),
     [
         (wrong_output, "program train runs without its kernels, which disagree: result 0, 1.0e-02 off"),
+        (no_number, "program train runs without its kernels, which disagree: result 0, inf off"),
         (wrong_gradient, "program train runs without its kernels, which disagree: gradient of input 0"),
         (wrong_shape, "disagree: result 0, expected torch.float32 of shape (2,), got torch.float32 of shape (1,)"),
         (refused, "program train runs without its kernels: cuModuleLoadData failed"),

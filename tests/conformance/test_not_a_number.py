@@ -1,0 +1,113 @@
+"""NaN on one side is a disagreement, whoever compares; on both sides at one place it is what eager gives."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import CliRunner
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+import aotexport
+import aotexport_runtime
+from aotexport.cli import app
+from tests.e2e.test_examples import relative_difference
+from tests.hostile.crafted import FILES, Crafted
+
+KERNELS = Path(__file__).parents[1] / "golden/v1.0/kernels/bundle"
+
+
+@pytest.fixture
+def planted(tiny, tmp_path):
+    """Return a bundle whose recorded gradient has a NaN that calls do not give."""
+    return with_nan(tiny, tmp_path / "planted", "call 0: gradient of linear.weight")
+
+
+def with_nan(bundle: Path, directory: Path, value: str) -> Path:
+    crafted = Crafted(bundle, directory)
+    key = f"v{crafted.document('vector')['values'].index(value)}"
+    file = crafted.root / FILES["vector"].replace(".json", ".safetensors")
+    tensors = load_file(file)
+    tensors[key].flatten()[-1] = math.nan
+    save_file(tensors, file)
+    return crafted.seal()
+
+
+@pytest.mark.parametrize("target", ["auto", "portable", "autograd"])
+def test_self_test_fails(planted, target):
+    with pytest.raises(aotexport_runtime.SelfTestFailed) as caught:
+        aotexport_runtime.selftest(planted, target=target)
+    assert str(caught.value) == (
+        "the bundle disagrees with eager execution:\n"
+        f"  train/example ({target}): call 0: gradient of linear.weight: relative error inf"
+    )
+
+
+def test_commands_fail_and_show_the_error_as_the_largest(planted):
+    command = [sys.executable, "-m", "aotexport_runtime", "selftest", str(planted)]
+    process = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert process.returncode == 1
+    assert "train/example (auto): FAILED, relative error inf\n" in process.stdout
+
+    result = CliRunner().invoke(app, ["verify", str(planted)])
+    assert result.exit_code == 1
+    assert "train/example (portable): call 0: gradient of linear.weight: relative error inf" in result.stdout
+
+
+def test_kernels_fail(tmp_path):
+    recorded = json.loads((KERNELS / FILES["vector"]).read_text())["values"]
+    value = next(name for name in recorded if "gradient" in name)
+
+    result = CliRunner().invoke(app, ["verify", str(with_nan(KERNELS, tmp_path / "b", value)), "--kernels", "--json"])
+
+    differing = [
+        (call["program"], call["vector"], difference["name"])
+        for call in json.loads(result.stdout)["calls"]
+        for difference in call["differences"]
+        if not difference["agrees"]
+    ]
+    assert (result.exit_code, differing) == (1, [("train", "example", value)])
+
+
+class Tracing(nn.Module):
+    """Gives NaN for one element, in eager mode alone or in a trace alone."""
+
+    def __init__(self, in_trace: bool):
+        super().__init__()
+        self.in_trace, self.weight = in_trace, nn.Parameter(torch.ones(3))
+
+    def forward(self, x):
+        if torch.compiler.is_compiling() is self.in_trace:
+            x = x.where(x > 0, math.nan)
+        return x * self.weight
+
+
+@pytest.mark.parametrize("in_trace", [False, True])
+def test_export_is_refused(tmp_path, in_trace):
+    with pytest.raises(aotexport.VerificationFailed) as caught:
+        aotexport.export(Tracing(in_trace), (torch.tensor([1.0, -1.0, 2.0]),), output=tmp_path / "b")
+    assert "  train/example (autograd): call 0: output: relative error inf\n" in str(caught.value)
+
+
+def test_nan_that_eager_gives_is_agreement(tmp_path):
+    def divided(x, w):
+        return (x * w / x.abs().sum(1, keepdim=True)).log()
+
+    x, w = torch.tensor([[0.0, 0.0], [1.0, -2.0]]), torch.ones(2, requires_grad=True)
+    report = aotexport.export(divided, (x, w), output=tmp_path / "b", targets=("cpu",))
+
+    assert [entry.targets[0] for entry in report.manifest.programs] == ["portable"] * len(report.manifest.programs)
+    results = aotexport_runtime.selftest(tmp_path / "b", target="cpu", trust="native")
+    assert {result.target for result in results} == {"cpu"}
+    assert aotexport_runtime.load(tmp_path / "b")(x, w).isnan().tolist() == [[True, True], [False, True]]
+
+
+def test_helpers_of_tests_notice_it():
+    assert math.isnan(relative_difference([1.0, math.nan, 1.0], [1.0, 1.0, 1.0]))
+    assert relative_difference([1.0, 2.0], [1.0, 4.0]) == 0.5
