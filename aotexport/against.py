@@ -13,6 +13,7 @@ from aotexport.capture.call import ExampleCall
 from aotexport.capture.state import State, StateEntry, collect_state
 from aotexport.encode.subclasses import CLASSES, encode_subclass
 from aotexport.errors import VerificationFailed
+from aotexport.label_free import with_label_free
 from aotexport.programs import NAMED, choose_programs
 from aotexport.source import Source
 from aotexport.vectors.record import record_vectors
@@ -44,8 +45,7 @@ def compare_with_model(
         VerificationFailed: the model has other parameters, buffers or inputs than the bundle.
         ExportFailed: the model fails on its own example inputs.
     """
-    calls = _calls(bundle, source)
-    state = collect_state(next(iter(calls.values())).module)
+    calls, state = _calls(bundle, source)
     _give_weights(bundle, state, source.name)
     namespaces = tuple(operator_namespaces)
     results: list[VectorResult] = []
@@ -60,16 +60,19 @@ def compare_with_model(
     return results
 
 
-def _calls(bundle: Bundle, source: Source) -> dict[str, ExampleCall]:
-    """Return the model file's example call of each of the bundle's programs."""
+def _calls(bundle: Bundle, source: Source) -> tuple[dict[str, ExampleCall], State]:
+    """Return the model file's example call of each of the bundle's programs, and the state of the model."""
     described = {program.name: program for program in source.programs or () if not isinstance(program, str)}
     programs = [described.get(name, name) for name in bundle.program_names if name in described or name in NAMED]
     specs = choose_programs(source.target, source.example, programs, source.variants)
+    state = collect_state(specs[0].call.module)
     calls = {spec.name: spec.call for spec in specs}
+    if any(name not in calls for name in bundle.program_names):
+        calls = {spec.name: spec.call for spec in with_label_free(specs, state)[0]}
     missing = [name for name in bundle.program_names if name not in calls]
     if missing:
         raise VerificationFailed(f"`{source.name}` describes no program `{missing[0]}`, which the bundle has", missing)
-    return {name: calls[name] for name in bundle.program_names}
+    return {name: calls[name] for name in bundle.program_names}, state
 
 
 def _give_weights(bundle: Bundle, state: State, file: str) -> None:

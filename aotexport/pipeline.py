@@ -30,6 +30,7 @@ from aotexport.errors import ExportFailed
 from aotexport.forward_graphs import ForwardGraphs
 from aotexport.fresh import FreshProcess
 from aotexport.garbage import collected_rarely, give_back_freed_memory
+from aotexport.label_free import with_label_free
 from aotexport.lower.build import TargetFiles, compile_targets, with_lowered, write_targets
 from aotexport.lower.cpu.levels import Level
 from aotexport.lower.lowering import lower_programs
@@ -54,6 +55,7 @@ from aotexport.write.files import check_output, list_files, staged, write_manife
 from aotexport.write.kept import kept_in_files
 from aotexport.write.readme import write_readme
 from aotexport.write.weights import SHARD_NBYTES, write_weights
+from aotexport_runtime.errors import first_line
 from aotexport_runtime.schema.manifest import Manifest, StateTensor, VectorEntry
 from aotexport_runtime.schema.trees import Tree
 
@@ -90,6 +92,7 @@ def export(
     programs: str | Program | Iterable[str | Program] | None = None,
     variants: Iterable[AnyExample] = (),
     dynamic_shapes: Any = None,
+    label_free: bool = True,
     targets: Iterable[str] = ("portable",),
     verify: bool = True,
     force: bool = False,
@@ -113,6 +116,8 @@ def export(
         variants: further example calls, with other signatures than `args` and `kwargs` have: a call of the bundle runs
             the first that it fits. A tuple is positional arguments, a dict keyword arguments, with fixed sizes.
         dynamic_shapes: which sizes may differ from the example's, as `torch.export.export` takes it.
+        label_free: where the example holds labels, capture programs that record no gradients for calls without them
+            too, see `with_label_free`.
         targets: forms to ship; `portable` always is. `cpu`: shared libraries for this machine's processor, `cpu:v3,v4`
             for these levels of x86-64. `cuda`: kernels for NVIDIA GPUs, `cuda:sm_80,sm_90` for those. `hip`:
             experimental, kernels for AMD GPUs, which nothing launches yet.
@@ -150,6 +155,7 @@ def export(
     with contextlib.ExitStack() as started:
         started.enter_context(deep_stack())
         fresh = started.enter_context(FreshProcess()) if verify else None
+        specs, notes = with_label_free(specs, state) if label_free else (specs, [])
         try:
             specs, encoded = _capture_all(specs, state, root, strip, wanted, clock)
         except ChangedOnFirstCall:
@@ -184,7 +190,7 @@ def export(
                 options,
                 clock,
             )
-    return replace(report, path=Path(output), seconds=clock.finish())
+    return replace(report, path=Path(output), seconds=clock.finish(), notes=[*notes, *report.notes])
 
 
 def _capture_all(
@@ -212,14 +218,26 @@ def _capture_all(
 def _capture_states(
     specs: list[ProgramSpec], capture: Callable[[ProgramSpec], EncodedProgram], state: State
 ) -> tuple[list[ProgramSpec], list[EncodedProgram]]:
-    captured, encoded = list(specs), [capture(spec) for spec in specs]
-    for spec in [spec for spec in specs if attributes_of(spec.call)]:
+    captured, encoded = list[ProgramSpec](), list[EncodedProgram]()
+    for spec in specs:
+        try:
+            encoded.append(capture(spec))
+            captured.append(spec)
+        except (ChangedOnFirstCall, PythonStateChanged):
+            raise
+        except ExportFailed as error:
+            if not spec.without:
+                raise
+            index = [each.name for each in captured].index(spec.variant_of or "")
+            note = f"calls of program `{spec.variant_of}` must pass {_quoted(spec.without)}: {first_line(error)}"
+            encoded[index] = replace(encoded[index], notes=(*encoded[index].notes, note))
+    for spec in [spec for spec in captured if attributes_of(spec.call)]:
         main = spec.variant_of or spec.name
         for later in later_states(spec, state):
             own = [program.record for program in encoded if main in (program.record.name, program.variant_of)]
             if any(fits(record, later.call) for record in own):
                 continue
-            captured.append(replace(later, name=f"{main}.{len(own) + 1}", variant_of=main))
+            captured.append(replace(later, name=f"{main}.{len(own) + 1}", variant_of=main, without=()))
             encoded.append(capture(captured[-1]))
     return captured, encoded
 
@@ -258,7 +276,14 @@ def _capture(
         clock.stage(f"{spec.name}: lower to kernels")
     program = with_lowered(program, forward, functional, targets)
     _refuse_lost_launches(program)
+    if spec.without:
+        note = f"calls of program `{spec.variant_of}` may leave out {_quoted(spec.without)}: `{spec.name}` serves them"
+        program = replace(program, notes=(*program.notes, note))
     return program
+
+
+def _quoted(names: Iterable[str]) -> str:
+    return " and ".join(f"`{name}`" for name in names)
 
 
 def _refuse_failing_example(spec: ProgramSpec, state: State) -> None:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from aotexport.capture.call import ExampleCall, example_call
+from aotexport.capture.call import ExampleCall, example_call, signature_of, sizes_by_name
 from aotexport.capture.mode import Mode
 from aotexport.errors import ModelFileInvalid
 from aotexport_runtime.validate.bounds import PLAIN_NAME
@@ -22,7 +22,8 @@ class Example:
     Attributes:
         args: positional arguments.
         kwargs: keyword arguments.
-        dynamic_shapes: which sizes may differ from the example's, as `torch.export.export` takes it.
+        dynamic_shapes: which sizes may differ from the example's, as `torch.export.export` takes it; None: those of the
+            export, by the names of the arguments; {}: none.
     """
 
     args: Sequence[Any] = ()
@@ -31,7 +32,7 @@ class Example:
 
 
 AnyExample = Example | tuple[Any, ...] | Mapping[str, Any]
-"""An example call; a tuple is its positional arguments, a mapping its keyword arguments, all sizes fixed."""
+"""An example call; a tuple is its positional arguments, a mapping its keyword arguments."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,8 @@ class ProgramSpec:
         method: method of the module that is captured.
         call: the example call.
         variant_of: the program that this is a further signature of.
+        without: arguments of that program that this leaves out; nobody asked for it, and it is left out itself where it
+            cannot be captured.
     """
 
     name: str
@@ -74,6 +77,7 @@ class ProgramSpec:
     method: str
     call: ExampleCall
     variant_of: str | None = None
+    without: tuple[str, ...] = ()
 
 
 NAMED = {
@@ -103,16 +107,21 @@ def choose_programs(
         ModelFileInvalid: an unknown name, a name twice, no such method, or an example that does not fit.
         ExportFailed: an argument that a bundle cannot hold.
     """
+    example, further = as_example(example), list(variants)
     if programs is None:
-        programs = _default(_call(target, as_example(example), "forward"))
+        programs = _default(_call(target, example, Program("forward"), {}))
     specs: list[ProgramSpec] = []
-    shared = list(variants)
     for program in map(_described, [programs] if isinstance(programs, str | Program) else programs):
-        examples = [*([example] if program.example is None else [program.example]), *program.variants]
+        first = example if program.example is None else as_example(program.example)
+        if program.example is not None and first.dynamic_shapes is None:
+            sizes = _sizes(target, "forward", example)
+        else:
+            sizes = _sizes(target, program.method, first)
+        examples = [first, *program.variants]
         if program.example is None and program.method == "forward":
-            examples += shared
+            examples += further
         for index, each in enumerate(examples):
-            call = _call(target, as_example(each), program.method)
+            call = _call(target, as_example(each), program, sizes)
             mode = program.mode if call.module is not None else "function"
             spec = ProgramSpec(program.name, mode, program.grad, program.method, call)
             specs.append(replace(spec, name=f"{spec.name}.{index + 1}", variant_of=spec.name) if index else spec)
@@ -138,12 +147,33 @@ def as_example(example: AnyExample) -> Example:
     )
 
 
-def _call(target: Any, example: Example, method: str) -> ExampleCall:
-    if method != "forward":
-        if not isinstance(target, nn.Module) or not callable(getattr(target, method, None)):
-            raise ModelFileInvalid(f"`{type(target).__name__}` has no method `{method}`")
-        target = getattr(target, method)
-    return example_call(target, example.args, dict(example.kwargs), example.dynamic_shapes)
+def _sizes(target: Any, method: str, example: Example) -> dict[str, Any]:
+    """Return the dynamic sizes of an example, by the name of the argument."""
+    if example.dynamic_shapes is None:
+        return {}
+    return sizes_by_name(list(signature_of(_of(target, method)).parameters), example.dynamic_shapes)
+
+
+def _of(target: Any, method: str) -> Any:
+    if method == "forward":
+        return target
+    if not isinstance(target, nn.Module) or not callable(getattr(target, method, None)):
+        raise ModelFileInvalid(f"`{type(target).__name__}` has no method `{method}`")
+    return getattr(target, method)
+
+
+def _call(target: Any, example: Example, program: Program, shared: Mapping[str, Any]) -> ExampleCall:
+    target = _of(target, program.method)
+    try:
+        return example_call(target, example.args, dict(example.kwargs), example.dynamic_shapes, shared=shared)
+    except ModelFileInvalid as error:
+        if example.dynamic_shapes is not None or not shared:
+            raise
+        raise ModelFileInvalid(
+            f"program `{program.name}`: {error}. An example without dynamic_shapes takes those of the export, by the "
+            "names of its arguments; give it its own, `aotexport.Example(args, dynamic_shapes=...)`, `{}` for fixed "
+            "sizes"
+        ) from error
 
 
 def _default(call: ExampleCall) -> list[str]:

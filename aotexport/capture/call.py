@@ -12,6 +12,7 @@ import dataclasses
 import enum
 import inspect
 from collections.abc import Callable, Iterable
+from collections.abc import Mapping as MappingABC
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -48,6 +49,7 @@ class ExampleCall:
         args: positional arguments.
         kwargs: keyword arguments.
         settled: attributes of modules that the first call sets, as all later calls find them; see `settle`.
+        dynamic_shapes: what the user says of sizes, by the name of the argument.
     """
 
     callable: nn.Module | Callable[..., Any]
@@ -58,6 +60,7 @@ class ExampleCall:
     paths: list[str] = field(default_factory=list)
     axes: list[dict[int, Any] | None] = field(default_factory=list)
     settled: list[Attribute] = field(default_factory=list)
+    dynamic_shapes: dict[str, Any] = field(default_factory=dict)
 
     @property
     def module(self) -> nn.Module | None:
@@ -92,6 +95,8 @@ def example_call(
     args: Iterable[Any],
     kwargs: dict[str, Any] | None,
     dynamic_shapes: Any,
+    *,
+    shared: MappingABC[str, Any] | None = None,
 ) -> ExampleCall:
     """Return the example call, bound to the callable's signature and flattened.
 
@@ -100,9 +105,11 @@ def example_call(
         args: positional example arguments.
         kwargs: keyword example arguments.
         dynamic_shapes: as `torch.export.export` takes it: by parameter name or position, nested like the arguments.
+        shared: sizes by the name of the argument, for a call that has no `dynamic_shapes`; taken for what it passes.
 
     Raises:
-        ModelFileInvalid: the arguments do not fit the signature, or `dynamic_shapes` does not fit the arguments.
+        ModelFileInvalid: the arguments do not fit the signature, or `dynamic_shapes` does not fit the arguments, or
+            none of the arguments is one that `shared` has dynamic sizes for.
         ExportFailed: an argument that a bundle cannot hold.
     """
     if isinstance(callable_, type) or not callable(callable_):
@@ -113,7 +120,7 @@ def example_call(
     if not isinstance(args, tuple | list):
         raise ModelFileInvalid(f"example arguments must be a tuple, got {type(args).__name__}; write `(x,)` for one")
     call = ExampleCall(callable_, tuple(args), dict(kwargs or {}))
-    signature = _signature(callable_)
+    signature = signature_of(callable_)
     try:
         bound = signature.bind(*call.args, **call.kwargs)
     except TypeError as error:
@@ -137,6 +144,8 @@ def example_call(
     call.parameters = tuple(
         _parameter(parameter, bound.arguments, leaf_index) for parameter in signature.parameters.values()
     )
+    if dynamic_shapes is None and shared:
+        dynamic_shapes = _of_passed(call, shared)
     if dynamic_shapes is not None:
         _spread(call, dynamic_shapes)
     _fix_integers(call, set(bound.arguments))
@@ -172,7 +181,8 @@ def _fix_integers(call: ExampleCall, passed: set[str]) -> None:
     call.parameters = tuple(parameters)
 
 
-def _signature(callable_: Any) -> inspect.Signature:
+def signature_of(callable_: Any) -> inspect.Signature:
+    """Return the signature of a function, or of a module's `forward`; that of any where it has none."""
     target = callable_.forward if isinstance(callable_, nn.Module) else callable_
     try:
         return inspect.signature(target)
@@ -207,20 +217,53 @@ def _same_constant(value: Any, default: Any) -> bool:
     )
 
 
+def _of_passed(call: ExampleCall, shared: MappingABC[str, Any]) -> dict[str, Any]:
+    """Return the sizes among `shared` of arguments that the call passes tensors or integers for."""
+    trees = {parameter.name: parameter.tree for parameter in call.parameters}
+    extra = next((p.tree for p in call.parameters if p.kind == "var_keyword"), None)
+    if isinstance(extra, Mapping):
+        trees |= {str(key): item for key, item in zip(extra.keys, extra.items, strict=True)}
+    passed = [name for name, tree in trees.items() if any(isinstance(leaf, Leaf) for _, leaf in leaves(tree))]
+    found = {name: spec for name, spec in shared.items() if name in passed}
+    dynamic = [name for name, spec in shared.items() if _is_dynamic(spec)]
+    if dynamic and not any(name in found for name in dynamic):
+        raise ModelFileInvalid(
+            f"dynamic_shapes of the export are for {', '.join(f'`{name}`' for name in dynamic)}, and this example "
+            f"passes {', '.join(f'`{name}`' for name in passed) or 'no tensors'}"
+        )
+    return found
+
+
+def _is_dynamic(spec: Any) -> bool:
+    return any(map(_is_dynamic, _items(spec))) if isinstance(spec, dict | tuple | list) else is_dimension(spec)
+
+
+def sizes_by_name(names: list[str], dynamic_shapes: Any) -> dict[str, Any]:
+    """Return what `dynamic_shapes` says, by the name of the argument.
+
+    Args:
+        names: the parameters.
+        dynamic_shapes: as `torch.export.export` takes it.
+
+    Raises:
+        ModelFileInvalid: it is no dict or tuple, or has more entries than there are parameters.
+    """
+    if isinstance(dynamic_shapes, dict):
+        return dict(dynamic_shapes)
+    if not isinstance(dynamic_shapes, tuple | list):
+        raise ModelFileInvalid(f"dynamic_shapes must be a dict or tuple, got {type(dynamic_shapes).__name__}")
+    if len(dynamic_shapes) > len(names):
+        raise ModelFileInvalid(
+            f"dynamic_shapes has {len(dynamic_shapes)} entries; the parameters are {', '.join(names) or 'none'}. "
+            "A parameter like `*args` takes one entry, a tuple with one item per argument"
+        )
+    return dict(zip(names, dynamic_shapes, strict=False))
+
+
 def _spread(call: ExampleCall, dynamic_shapes: Any) -> None:
     """Write the user's dynamic dimensions to `call.axes`."""
     names = [parameter.name for parameter in call.parameters]
-    if isinstance(dynamic_shapes, tuple | list):
-        if len(dynamic_shapes) > len(names):
-            raise ModelFileInvalid(
-                f"dynamic_shapes has {len(dynamic_shapes)} entries; the parameters are {', '.join(names) or 'none'}. "
-                "A parameter like `*args` takes one entry, a tuple with one item per argument"
-            )
-        by_name = dict(zip(names, dynamic_shapes, strict=False))
-    elif isinstance(dynamic_shapes, dict):
-        by_name = dict(dynamic_shapes)
-    else:
-        raise ModelFileInvalid(f"dynamic_shapes must be a dict or tuple, got {type(dynamic_shapes).__name__}")
+    by_name = call.dynamic_shapes = sizes_by_name(names, dynamic_shapes)
     trees = {parameter.name: parameter for parameter in call.parameters}
     extra = next((p for p in call.parameters if p.kind == "var_keyword"), None)
     for name, spec in by_name.items():

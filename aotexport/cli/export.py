@@ -57,6 +57,12 @@ Example, with this model.py:
 )
 @onnx_options
 @click.option("--onnx", is_flag=True, help="Add ONNX models of the programs that record no gradients.")
+@click.option(
+    "--label-free/--no-label-free",
+    default=True,
+    show_default=True,
+    help="Where the example holds labels, capture inference for calls without them too.",
+)
 @click.option("--force", is_flag=True, help="Replace a bundle at the output.")
 @click.option("--no-verify", is_flag=True, help="Do not compare the bundle with eager execution.")
 @click.option("--strip", is_flag=True, help="Leave source lines and module paths out.")
@@ -78,6 +84,7 @@ def export(
     opset: int | None,
     onnx_state: str | None,
     translations: str | None,
+    label_free: bool,
     force: bool,
     no_verify: bool,
     strip: bool,
@@ -125,6 +132,7 @@ def export(
                 programs=_named(programs, source) if programs else source.programs,
                 variants=source.variants,
                 dynamic_shapes=merge_dynamic(source, dynamic),
+                label_free=label_free,
                 targets=targets,
                 verify=not no_verify,
                 force=force,

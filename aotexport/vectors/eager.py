@@ -37,15 +37,19 @@ _KEPT_NBYTES = 64 << 20
 T = TypeVar("T")
 
 
-def run_once(call: ExampleCall, state: State, mode: Mode) -> None:
-    """Call the model for real on the example inputs; its tensors, the inputs and the random state stay as they are."""
+def run_once(call: ExampleCall, state: State, mode: Mode) -> Any:
+    """Call the model for real on the example inputs; its tensors, the inputs and the random state stay as they are.
+
+    Returns:
+        What the model returns; what is a tensor of its state is as it was before the call.
+    """
     tensors = [
         leaf.detach().clone().requires_grad_(leaf.requires_grad) if isinstance(leaf, torch.Tensor) else leaf
         for leaf in call.tensors
     ]
     args, kwargs = call.rebuild(tensors)
     with in_mode(call.module, mode, call.settled), restored(state):
-        call.callable(*args, **kwargs)
+        return call.callable(*args, **kwargs)
 
 
 def runs_without_gradients(call: ExampleCall, state: State) -> bool:

@@ -54,7 +54,13 @@ def bundle(coder, tmp_path_factory):
             "infer",
             Program("encode", method="encode"),
             Program("encode-train", mode="train", grad=True, method="encode"),
-            Program("decode", grad=True, method="decode", example=(torch.randn(2, 3),), variants=[(torch.randn(3),)]),
+            Program(
+                "decode",
+                grad=True,
+                method="decode",
+                example=Example((torch.randn(2, 3),), dynamic_shapes={}),
+                variants=[(torch.randn(3),)],
+            ),
         ],
         variants=[
             {"x": x, "scaled": True},
