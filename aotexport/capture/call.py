@@ -28,6 +28,7 @@ from aotexport.capture.tensor_kinds import why_not_held
 from aotexport.errors import ExportFailed, ModelFileInvalid
 from aotexport.torch_internals.names import is_dimension, is_fixed_dimension
 from aotexport_runtime.arrays import tensor_of, why_not
+from aotexport_runtime.constants import encode_constant, is_constant
 from aotexport_runtime.schema.program import Parameter
 from aotexport_runtime.schema.trees import Constant, Leaf, Mapping, NamedFields, Sequence, Tree
 from aotexport_runtime.trees import arrays_in, keys_of, leaves, steps
@@ -177,7 +178,8 @@ def _fix_integers(call: ExampleCall, passed: set[str]) -> None:
         if is_dynamic and parameter.name not in passed:
             raise ModelFileInvalid(f"dynamic_shapes: `{parameter.name}` is dynamic; pass it in the example call")
         optional = parameter.optional and not is_dynamic
-        parameters.append(msgspec.structs.replace(parameter, tree=tree, optional=optional))
+        default = None if optional else parameter.default
+        parameters.append(msgspec.structs.replace(parameter, tree=tree, optional=optional, default=default))
     call.parameters = tuple(parameters)
 
 
@@ -200,7 +202,8 @@ def _parameter(parameter: inspect.Parameter, arguments: dict[str, Any], leaf_ind
         return Parameter(name=parameter.name, kind=kind, tree=Constant(value=None), optional=True)
     tree = tree_of(value, parameter.name, leaf_index, what="input")
     default_stands_in = empty is not inspect.Parameter.empty and (not passed or _same_constant(value, empty))
-    return Parameter(name=parameter.name, kind=kind, tree=tree, optional=default_stands_in)
+    default = Constant(value=encode_constant(parameter.default)) if is_constant(parameter.default) else None
+    return Parameter(name=parameter.name, kind=kind, tree=tree, optional=default_stands_in, default=default)
 
 
 def _holds_tensor(value: Any) -> bool:

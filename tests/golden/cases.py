@@ -783,6 +783,16 @@ def arguments() -> Case:
 
 
 @case
+def passed_defaults() -> Case:
+    """Parameters with a default for which the example passes something else, and one that it leaves out."""
+
+    def call(x: Tensor, scale: Tensor | None = None, *, steps: int = 4, bias: float = 1.0) -> Tensor:
+        return x * scale * steps + bias if scale is not None else x
+
+    return Case(call, (ramp(3), ramp(3)), {"steps": 2}, programs=("infer",))
+
+
+@case
 def regions() -> Case:
     """Regions without gradients and of autocast, in the forward graph."""
 

@@ -54,6 +54,8 @@ FAULTS = [
     # signature
     ("parameters/-", {"name": "x", "kind": "keyword_only", "tree": LEAF}, "parameter 'x' occurs twice"),
     ("parameters/0/name", "x=print(1)", "parameter 'x=print(1)' is not an identifier"),
+    ("parameters/0/name", "class", "parameter 'class' is not an identifier"),
+    ("parameters/0/default", {"kind": "constant", "value": "input:x"}, "a constant of a tree is no constant"),
     ("parameters/0/tree", {**LEAF, "array": True}, "input 0 is an array, and no plain argument without gradients"),
     (
         "output_tree",

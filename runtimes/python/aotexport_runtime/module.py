@@ -6,8 +6,7 @@ import copy
 import dataclasses
 import logging
 from collections.abc import Callable
-from functools import partial
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Self
 
 import torch
 from torch import nn
@@ -20,6 +19,7 @@ from aotexport_runtime.call.variants import Variants
 from aotexport_runtime.engines.codegen import Environment
 from aotexport_runtime.engines.cpu import Libraries
 from aotexport_runtime.errors import NotSupported
+from aotexport_runtime.module_class import class_of, methods_of
 from aotexport_runtime.python_state import Kept, PythonState, WithAttributes
 from aotexport_runtime.schema.manifest import Manifest, StateTensor
 from aotexport_runtime.schema.program import Program
@@ -38,6 +38,11 @@ class BundleModule(WithAttributes):
     Attributes:
         bundle: the open bundle.
     """
+
+    def __new__(cls, bundle: Bundle, *args: Any, environment: Environment, **kwargs: Any) -> Self:
+        """Make an object of a class of its own, which shows the signatures of the bundle's programs."""
+        own: type[Any] = class_of(cls, bundle, environment, cls._call) if cls is BundleModule else cls
+        return super().__new__(own)
 
     def __init__(
         self,
@@ -66,10 +71,7 @@ class BundleModule(WithAttributes):
         self._constants: dict[str, torch.Tensor] = {}
         self._plans: dict[str, Plan | Variants] = {}
         self._served: dict[tuple[bool, bool], Call] = {}
-        programs = [bundle.program(entry.name) for entry in bundle.manifest.programs if entry.variant_of is None]
-        self._methods = {
-            program.method: [other for other in programs if other.method == program.method] for program in programs
-        }
+        self._methods = methods_of(bundle)
         # Last, since a name of the user's may equal one of ours, and can then no longer be assigned to.
         for entry in bundle.manifest.state:
             self._register(entry, tensors[entry.name])
@@ -115,6 +117,15 @@ class BundleModule(WithAttributes):
                 if not entry.persistent:
                     owner._non_persistent_buffers_set.add(leaf)
             self._owners[name] = (owner, leaf)
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any, **kwargs: Any) -> None:
+        """Load state in which tied tensors may have one of their names alone, as files of safetensors have them."""
+        for entry in self.bundle.manifest.state:
+            names = [prefix + name for name in (entry.name, *entry.tied)]
+            known = next((state_dict[name] for name in names if name in state_dict), None)
+            for name in names if known is not None else ():
+                state_dict.setdefault(name, known)
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
     def _container(self, path: list[str]) -> WithAttributes:
         module: WithAttributes = self
@@ -198,12 +209,6 @@ class BundleModule(WithAttributes):
             self._served[self.training, torch.is_grad_enabled()] = served
         return served(args, self.python_state.passed_with(kwargs))
 
-    def __getattr__(self, name: str) -> Any:
-        """Return a parameter, buffer or submodule, a method that the bundle has programs of, or what calls change."""
-        if name != "forward" and name in self.__dict__.get("_methods", ()):
-            return partial(self._call, name)
-        return super().__getattr__(name)
-
     def program(self, name: str) -> Callable[..., Any]:
         """Return program `name` as a function of its inputs, whatever the mode of the module.
 
@@ -286,7 +291,7 @@ class BundleModule(WithAttributes):
         memo = {} if memo is None else memo
         self.check_ties()
         tensors = {name: copy.deepcopy(tensor, memo) for name, tensor in self.state_tensors().items()}
-        twin = BundleModule(
+        twin = type(self)(
             self.bundle,
             tensors,
             target=target or self._target,
@@ -319,6 +324,9 @@ class BundleModule(WithAttributes):
             "a loaded bundle is not pickled: save it with `aotexport_runtime.save(module, path)`, "
             "or its weights alone with `module.state_dict()`"
         )
+
+    def _get_name(self) -> str:
+        return BundleModule.__name__
 
     def extra_repr(self) -> str:
         """Return what `repr` shows: name and programs."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,6 +14,8 @@ from torch import nn
 import aotexport
 from aotexport_runtime import BundleInvalid, NotSupported, load
 from tests.hostile.crafted import Crafted
+
+TIED = Path(__file__).parents[2] / "golden/v1.0/tied_weights/bundle"
 
 
 @pytest.fixture
@@ -46,6 +49,21 @@ def test_state_dict_of_the_original_loads(loaded, make_tiny, batch):
         original.linear.weight.mul_(3)
     loaded.load_state_dict(original.state_dict())
     assert torch.equal(loaded(batch)["best"], original(batch)["best"])
+
+
+@pytest.mark.parametrize("name", ["embedding.weight", "head.weight"])
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_state_with_one_name_of_a_tied_weight_loads(name, wrapped):
+    module = load(TIED)
+    outer = nn.ModuleDict({"inner": module}) if wrapped else module
+    outer.load_state_dict({f"inner.{name}" if wrapped else name: torch.full((5, 3), 2.0)})
+    assert module.head.weight is module.embedding.weight
+    assert module(torch.tensor([0, 3, 3])).tolist() == [[12.0] * 5] * 3
+
+
+def test_state_without_a_tied_weight_is_refused():
+    with pytest.raises(RuntimeError, match=r"Missing key\(s\) in state_dict: \"embedding.weight\", \"head.weight\""):
+        load(TIED).load_state_dict({})
 
 
 def test_names_are_the_originals(loaded, make_tiny):

@@ -13,7 +13,7 @@ from typing import Literal
 from aotexport_runtime.schema.base import Record
 from aotexport_runtime.schema.sizes import Dimension, Size, SizeExpression
 from aotexport_runtime.schema.subclasses import Subclass
-from aotexport_runtime.schema.trees import Key, Tree
+from aotexport_runtime.schema.trees import Constant, Key, Tree
 from aotexport_runtime.schema.values import Argument, MemoryFormat, TensorMeta
 
 # --- inputs -----------------------------------------------------------------------------------------------
@@ -76,12 +76,15 @@ class Parameter(Record, kw_only=True):
         kind: how it may be passed; names of Python's `inspect.Parameter`.
         tree: what was passed at capture, or the default that stood in.
         optional: whether a call may leave it out (`tree` is then the default, all constants).
+        default: default in the user's code of a parameter that a call may not leave out, since the example passed
+            something else; it is shown and never used. None: it has none, or none that is a constant.
     """
 
     name: str
     kind: Literal["positional_only", "positional_or_keyword", "var_positional", "keyword_only", "var_keyword"]
     tree: Tree
     optional: bool = False
+    default: Constant | None = None
 
 
 # --- outputs ----------------------------------------------------------------------------------------------

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from keyword import iskeyword
+
 from aotexport_runtime.allowed import VIEWS
 from aotexport_runtime.errors import BundleInvalid
 from aotexport_runtime.schema.manifest import Manifest, StateTensor
@@ -138,9 +140,11 @@ def _check_signature(program: Program, where: str) -> None:
 
 
 def _check_parameter(parameter: Parameter, inputs: int, where: str) -> None:
-    if not parameter.name.isidentifier():
+    if not parameter.name.isidentifier() or iskeyword(parameter.name):
         raise BundleInvalid(f"parameter {parameter.name[:80]!r} is not an identifier", where=where)
     check_values(parameter.tree, inputs, where)
+    if parameter.default is not None:
+        check_values(parameter.default, 0, where)
     if parameter.kind == "var_positional" and not isinstance(parameter.tree, Sequence):
         raise BundleInvalid(f"parameter `{parameter.name[:80]}` is var_positional and no sequence", where=where)
     if parameter.kind == "var_keyword" and not isinstance(parameter.tree, Mapping):

@@ -1,0 +1,135 @@
+"""What Python shows of a loaded module: the model's name, and the signatures of its methods."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+import torch
+from torch import nn
+
+import aotexport
+from aotexport_runtime import load
+from aotexport_runtime.module import BundleModule
+
+X = torch.ones(3)
+
+
+def plain(x, scale=2.0):
+    return x * scale
+
+
+def kinds(x, /, y, z=None, *, k, m=True, n="sum"):
+    return x + y + k if z is None else x
+
+
+def labelled(x, mask=None, labels=None, hidden=()):
+    return x if labels is None else x * labels
+
+
+def open_ended(*args, **kwargs):
+    return args[0] + kwargs["shift"]
+
+
+def closed(x, *rest, flag=False, **options):
+    return x * 2
+
+
+class Open(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3))
+
+    def forward(self, *args, **kwargs):
+        return open_ended(*args, **kwargs) * self.weight
+
+
+class WithMethods(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+        self.calls = 0
+
+    def forward(self, x):
+        self.calls = self.calls + 1
+        return self.decode(self.encode(x)) + self.calls
+
+    def encode(self, x, *, gain=1.5):
+        return self.linear(x) * gain
+
+    def decode(self, code):
+        return code * 2
+
+
+@pytest.fixture
+def exported(tmp_path):
+    """Return a function that exports a call and loads the bundle."""
+
+    def export(model, args=(), kwargs=None, **options):
+        aotexport.export(model, args, kwargs, output=tmp_path / "bundle", verify=False, force=True, **options)
+        return load(tmp_path / "bundle")
+
+    return export
+
+
+@pytest.mark.parametrize(
+    ("function", "args", "kwargs", "shown"),
+    [
+        (plain, (X,), {}, "(x, scale=2.0)"),
+        (plain, (X, X), {}, "(x, scale=2.0)"),
+        (kinds, (X, X), {"k": X, "n": "mean"}, "(x, /, y, z=None, *, k, m=True, n='sum')"),
+        (labelled, (X,), {"labels": X}, "(x, mask=None, labels=None, hidden=())"),
+        (labelled, (X, None, X, (X,)), {}, "(x, mask=None, labels=None, hidden=Ellipsis)"),
+        (open_ended, (X, X), {"shift": X}, "(*args, shift)"),
+        (open_ended, (X,), {"shift": X, "class": X}, "(*args, shift)"),
+        (closed, (X,), {}, "(x, *, flag=False)"),
+    ],
+    ids=[
+        "default",
+        "default passed",
+        "kinds",
+        "optional before passed",
+        "default unknown",
+        "star",
+        "no name",
+        "star empty",
+    ],
+)
+def test_forward_has_the_captured_signature(exported, function, args, kwargs, shown):
+    module = exported(function, args, kwargs)
+    assert str(inspect.signature(module.forward)) == shown
+    of_class = inspect.signature(type(module).forward)
+    assert next(iter(of_class.parameters)) == "self"
+    assert [*of_class.parameters.values()][1:] == [*inspect.signature(module.forward).parameters.values()]
+
+
+def test_class_is_named_after_the_model_and_is_a_bundle_module(exported):
+    module = exported(WithMethods(), (X,), programs=["infer"])
+    assert (type(module).__name__, type(module).__mro__[1]) == ("WithMethods", BundleModule)
+    assert repr(module).startswith("BundleModule(\n  WithMethods, programs: infer")
+    assert isinstance(module.twin(), type(module))
+
+
+def test_class_of_a_model_without_a_name_has_that_of_all(exported):
+    assert type(exported(lambda x: x * 2, (X,))).__name__ == "BundleModule"
+
+
+def test_methods_have_their_signatures_and_results(exported):
+    model = WithMethods()
+    programs = [aotexport.Program("encode", method="encode", example=(X,)), "infer"]
+    module = exported(model, (X,), programs=programs).eval()
+    assert str(inspect.signature(module.encode)) == "(x, *, gain=1.5)"
+    assert str(inspect.signature(module.forward)) == "(x)"
+    assert torch.equal(module.encode(X), model.encode(X))
+    assert not hasattr(module, "decode")
+
+
+def test_parameter_that_only_some_programs_have_is_shown_with_a_default(exported):
+    programs = [aotexport.Program("tune", example=aotexport.Example((X,), {"shift": X, "more": X})), "infer"]
+    module = exported(Open(), (X,), {"shift": X}, programs=programs)
+    assert str(inspect.signature(module.forward)) == "(*args, shift, more=Ellipsis)"
+
+
+def test_forward_under_another_signature_is_the_same_code(exported):
+    module = exported(plain, (X,))
+    assert type(module).forward.__code__ is BundleModule.forward.__code__
