@@ -13,8 +13,9 @@ from aotexport.errors import AotExportError, ExportFailed, ModelFileInvalid, Out
 if TYPE_CHECKING:
     from aotexport.lower.onnx.bundle import export_onnx
     from aotexport.lower.onnx.options import OnnxOptions
-    from aotexport.pipeline import ExportReport, export
+    from aotexport.pipeline import export
     from aotexport.programs import Example, Program
+    from aotexport.report import ExportReport
 
 __version__ = "0.1.0"
 
@@ -41,7 +42,7 @@ def __getattr__(name: str) -> Any:
 
 _HOMES = {
     "Example": "aotexport.programs",
-    "ExportReport": "aotexport.pipeline",
+    "ExportReport": "aotexport.report",
     "OnnxOptions": "aotexport.lower.onnx.options",
     "Program": "aotexport.programs",
     "export": "aotexport.pipeline",

@@ -5,28 +5,27 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
-from aotexport.capture.attributes import ChangedOnFirstCall, PythonStateChanged, attributes_restored
+from aotexport.capture.attributes import ChangedOnFirstCall, PythonStateChanged
 from aotexport.capture.call import ExampleCall
 from aotexport.capture.forward import NotCaptured
 from aotexport.capture.forward_capture import ForwardCapture
 from aotexport.capture.functional import capture_functional_graph
 from aotexport.capture.hooks import refuse_backward_hooks
 from aotexport.capture.mode import in_mode, refuse_modes_that_change_state
-from aotexport.capture.sources import described
 from aotexport.capture.state import State, collect_state
 from aotexport.capture.triton_kernels import refuse_kernels_without_cpu, refuse_launches
+from aotexport.clock import Clock, Progress
 from aotexport.deep_stack import deep_stack
 from aotexport.encode.program import EncodedProgram, encode_program, with_functional
 from aotexport.errors import ExportFailed
+from aotexport.failing_example import refuse_failing_example
 from aotexport.forward_graphs import ForwardGraphs
 from aotexport.fresh import FreshProcess
 from aotexport.garbage import collected_rarely, give_back_freed_memory
@@ -45,6 +44,7 @@ from aotexport.python_state import (
     later_states,
     with_attributes,
 )
+from aotexport.report import ExportReport
 from aotexport.small_sizes import begun_at_zero, beyond_ranges
 from aotexport.targets import Targets, check_targets
 from aotexport.vectors.eager import run_once, runs_without_gradients
@@ -55,32 +55,10 @@ from aotexport.write.files import check_output, list_files, staged, write_manife
 from aotexport.write.kept import kept_in_files
 from aotexport.write.readme import write_readme
 from aotexport.write.weights import SHARD_NBYTES, write_weights
+from aotexport_runtime.arguments import check_type, names_of, path_of
 from aotexport_runtime.errors import first_line
 from aotexport_runtime.schema.manifest import Manifest, StateTensor, VectorEntry
 from aotexport_runtime.schema.trees import Tree
-
-Progress = Callable[[str], None]
-
-
-@dataclass
-class ExportReport:
-    """What an export did.
-
-    Attributes:
-        path: where the bundle is.
-        manifest: its manifest.
-        programs: its programs, as encoded.
-        comparisons: verified values with their errors; empty without verification.
-        seconds: wall time per stage.
-        notes: sentences about what the bundle does not reproduce.
-    """
-
-    path: Path
-    manifest: Manifest
-    programs: list[EncodedProgram]
-    comparisons: list[Comparison] = field(default_factory=list)
-    seconds: dict[str, float] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
 
 
 def export(
@@ -93,7 +71,7 @@ def export(
     variants: Iterable[AnyExample] = (),
     dynamic_shapes: Any = None,
     label_free: bool = True,
-    targets: Iterable[str] = ("portable",),
+    targets: str | Iterable[str] = ("portable",),
     verify: bool = True,
     force: bool = False,
     strip: bool = False,
@@ -134,24 +112,28 @@ def export(
         What was done.
 
     Raises:
+        ArgumentInvalid: an argument is of a wrong type.
         ExportFailed: the model holds something that a bundle cannot; names it, with the source line.
         ModelFileInvalid: the example inputs, programs, targets or dynamic shapes are wrong.
         OutputExists: something is at `output`.
         VerificationFailed: the bundle disagrees with eager execution; nothing is left behind.
     """
-    wanted = check_targets(targets)
-    check_output(Path(output), force=force)
+    check_type("kwargs", kwargs, (Mapping, type(None)), "a dict of keyword arguments")
+    check_type("shard_nbytes", shard_nbytes, int, "a number of bytes")
+    check_type("onnx", onnx, (bool, OnnxOptions), "True, False or `OnnxOptions`")
+    wanted = check_targets(names_of("targets", targets))
+    check_output(path_of("output", output), force=force)
     options = OnnxOptions() if onnx is True else onnx or None
     if options is not None:
         check_options(options)
-    clock = _Clock(progress)
+    clock = Clock(progress)
     clock.stage("example call")
     specs = choose_programs(model_or_fn, Example(args, kwargs or {}, dynamic_shapes), programs, variants)
     call = specs[0].call
     state = collect_state(call.module)
     for spec in specs:
         refuse_modes_that_change_state(call.module, spec.mode, state)
-    root = Path(source_root or os.getcwd()).absolute()
+    root = path_of("source_root", source_root or os.getcwd()).absolute()
     with contextlib.ExitStack() as started:
         started.enter_context(deep_stack())
         fresh = started.enter_context(FreshProcess()) if verify else None
@@ -194,7 +176,7 @@ def export(
 
 
 def _capture_all(
-    specs: list[ProgramSpec], state: State, root: Path, strip: bool, targets: Targets, clock: _Clock
+    specs: list[ProgramSpec], state: State, root: Path, strip: bool, targets: Targets, clock: Clock
 ) -> tuple[list[ProgramSpec], list[EncodedProgram]]:
     """Return what was captured, with a variant per state of the module's attributes that calls leave and read."""
     known = len(state.entries)
@@ -251,7 +233,7 @@ def _capture(
     root: Path,
     strip: bool,
     targets: Targets,
-    clock: _Clock,
+    clock: Clock,
 ) -> EncodedProgram:
     if spec.grad:
         refuse_backward_hooks(spec.call.module)
@@ -259,7 +241,7 @@ def _capture(
     try:
         forward = graphs.capture(spec)
     except NotCaptured:
-        _refuse_failing_example(spec, state)
+        refuse_failing_example(spec, state)
         raise
     refuse_kernels_without_cpu(forward)
     refuse_launches(forward, grad=spec.grad, compiled=bool(targets.cuda))
@@ -286,16 +268,6 @@ def _quoted(names: Iterable[str]) -> str:
     return " and ".join(f"`{name}`" for name in names)
 
 
-def _refuse_failing_example(spec: ProgramSpec, state: State) -> None:
-    """Refuse a call that the model fails on by itself, with its own error."""
-    try:
-        with torch.set_grad_enabled(spec.grad), attributes_restored(spec.call.module):
-            run_once(spec.call, state, spec.mode)
-    except Exception as error:
-        mode = f" in {spec.mode} mode" if spec.call.module is not None else ""
-        raise ExportFailed(f"the model fails on the example inputs{mode}: {described(error)}") from error
-
-
 def _refuse_lost_launches(program: EncodedProgram) -> None:
     """Refuse a program of kernels that the model launches itself, and that was not lowered: it runs nowhere."""
     if program.launched and not program.lowered:
@@ -318,7 +290,12 @@ def _record(
             )
             programs.append(replace(program, notes=(*program.notes, note)))
             continue
-        program = with_versions(spec.call, state, program)
+        try:
+            program = with_versions(spec.call, state, program)
+        except Exception:
+            # Tracing is more lenient than the kernels: of indices that are out of range, of dtypes that differ.
+            refuse_failing_example(spec, state)
+            raise
         record = begun_at_zero(program.record, spec.call) if verified else program.record
         record, recorded = record_vectors(spec.call, state, record)
         programs.append(replace(program, record=record))
@@ -350,7 +327,7 @@ def _write(
     stage: Path,
     fresh: FreshProcess | None,
     onnx: OnnxOptions | None,
-    clock: _Clock,
+    clock: Clock,
 ) -> ExportReport:
     comparisons: list[Comparison] = []
     name = call.name if call.module is None else type(call.module).__name__
@@ -401,30 +378,3 @@ def _write(
 def _starts_in_training(module: nn.Module, programs: list[EncodedProgram]) -> bool:
     modes = {program.record.mode for program in programs}
     return module.training if {"train", "eval"} <= modes else "train" in modes
-
-
-class _Clock:
-    """Wall time per stage, told to the progress callback."""
-
-    def __init__(self, progress: Progress) -> None:
-        self._progress = progress
-        self._seconds: dict[str, float] = {}
-        self._current: tuple[str, float] | None = None
-
-    def stage(self, name: str) -> None:
-        self.finish()
-        self._progress(name)
-        self._current = (name, time.perf_counter())
-
-    def count(self, done: int, of: int) -> None:
-        """Tell how far the current stage is, to a callback that has a `count`."""
-        tell = getattr(self._progress, "count", None)
-        if tell is not None:
-            tell(done, of)
-
-    def finish(self) -> dict[str, float]:
-        if self._current is not None:
-            name, start = self._current
-            self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - start
-            self._current = None
-        return self._seconds

@@ -12,6 +12,7 @@ from torch import nn
 from aotexport.capture.call import ExampleCall, example_call, signature_of, sizes_by_name
 from aotexport.capture.mode import Mode
 from aotexport.errors import ModelFileInvalid
+from aotexport_runtime.arguments import check_type
 from aotexport_runtime.validate.bounds import PLAIN_NAME
 
 
@@ -107,6 +108,8 @@ def choose_programs(
         ModelFileInvalid: an unknown name, a name twice, no such method, or an example that does not fit.
         ExportFailed: an argument that a bundle cannot hold.
     """
+    check_type("programs", programs, (str, Program, Iterable, type(None)), "names of programs")
+    check_type("variants", variants, Iterable, "a list of example calls")
     example, further = as_example(example), list(variants)
     if programs is None:
         programs = _default(_call(target, example, Program("forward"), {}))
@@ -186,6 +189,8 @@ def _default(call: ExampleCall) -> list[str]:
 
 def _described(program: Any) -> Program:
     if isinstance(program, Program):
+        if program.mode not in ("train", "eval"):
+            raise ModelFileInvalid(f"program `{program.name}`: no mode {program.mode!r}; there are train and eval")
         return program
     if program not in NAMED:
         raise ModelFileInvalid(f"no program `{program}`; there are {', '.join(NAMED)}, and `aotexport.Program`")
@@ -196,7 +201,7 @@ def _check_names(names: list[str]) -> None:
     if not names:
         raise ModelFileInvalid("no programs were asked for")
     for index, name in enumerate(names):
-        if not PLAIN_NAME.fullmatch(name):
+        if not isinstance(name, str) or not PLAIN_NAME.fullmatch(name):
             raise ModelFileInvalid(
                 f"program name {name!r}: use letters, digits, `_`, `.` and `-`, at most 64, a letter or digit first"
             )

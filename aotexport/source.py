@@ -96,8 +96,8 @@ def _target(file: ModelFile) -> nn.Module | Callable[..., Any]:
         raise ModelFileInvalid(f"`{file.attribute}` in `{file.name}` is a class, and no nn.Module")
     if not callable(found):
         raise ModelFileInvalid(
-            f"`{file.attribute}` in `{file.name}` is a {_kind(found)}; it must be an nn.Module, a class or function "
-            "without required arguments that returns one, or a function of tensors"
+            f"`{file.attribute}` in `{file.name}` is of type {_kind(found)}; it must be an nn.Module, a class or "
+            "function without required arguments that returns one, or a function of tensors"
         )
     return _made(file, found)
 
@@ -172,8 +172,8 @@ def _example(file: ModelFile, target: Any) -> tuple[tuple[Any, ...], dict[str, A
             raise ModelFileInvalid(f"`{file.name}`: `{twice[0]}` is in example_inputs and in example_kwargs")
         return (), {**_keywords("example_inputs", file, inputs), **kwargs}
     raise ModelFileInvalid(
-        f"`example_inputs` in `{file.name}` is a {_kind(inputs)}; it must be a tuple of positional arguments, a dict "
-        "of keyword arguments, or a function that returns either. For one argument, write\n\n"
+        f"`example_inputs` in `{file.name}` is of type {_kind(inputs)}; it must be a tuple of positional arguments, a "
+        "dict of keyword arguments, or a function that returns either. For one argument, write\n\n"
         "    example_inputs = (value,)"
     )
 
@@ -204,8 +204,8 @@ def _dynamic_shapes(file: ModelFile) -> Any:
     value = getattr(file.module, "dynamic_shapes", None)
     if value is not None and not isinstance(value, dict | tuple | list):
         raise ModelFileInvalid(
-            f"`dynamic_shapes` in `{file.name}` is a {_kind(value)}; it must be a dict nested like the arguments. For "
-            "example\n\n"
+            f"`dynamic_shapes` in `{file.name}` is of type {_kind(value)}; it must be a dict nested like the "
+            "arguments. For example\n\n"
             '    dynamic_shapes = {"x": {0: torch.export.Dim("batch", min=1, max=64)}}'
         )
     return value
@@ -227,8 +227,8 @@ def _variants(file: ModelFile) -> tuple[Example, ...]:
     value = getattr(file.module, "variants", ())
     if not isinstance(value, list | tuple):
         raise ModelFileInvalid(
-            f"`variants` in `{file.name}` is a {_kind(value)}; it must be a list of further example calls, each a "
-            "tuple of positional arguments, a dict of keyword arguments, or an `aotexport.Example`"
+            f"`variants` in `{file.name}` is of type {_kind(value)}; it must be a list of further example calls, each "
+            "a tuple of positional arguments, a dict of keyword arguments, or an `aotexport.Example`"
         )
     return tuple(map(as_example, value))
 

@@ -57,7 +57,8 @@ def check_targets(targets: Iterable[str]) -> Targets:
     for target in targets:
         name, _, options = target.partition(":")
         if name not in TARGETS or (options and name not in ("cpu", "cuda", "hip")):
-            raise ModelFileInvalid(f"no target `{target}`; there are {', '.join(TARGETS)}")
+            hint = ". ONNX models are an option of their own: --onnx (onnx=True)" if name == "onnx" else ""
+            raise ModelFileInvalid(f"no target `{target}`; there are {', '.join(TARGETS)}{hint}")
         if name == "cpu":
             cpu.update(options.split(",") if options else [_own_level()])
         if name == "cuda":

@@ -24,7 +24,7 @@ from torch.autograd.function import FunctionCtx, once_differentiable
 from aotexport.capture.grad_mode import make_relative, outside_of_regions
 from aotexport.capture.materialized import materialized
 from aotexport.capture.patches import replaced
-from aotexport.capture.sources import is_user_file
+from aotexport.capture.sources import is_user_file, is_user_frame
 from aotexport.errors import ExportFailed
 from aotexport.torch_internals.names import REQUIRES_GRAD
 from aotexport.torch_internals.tracing import (
@@ -179,7 +179,7 @@ class _Recording:
             isinstance(arg, torch.Tensor) and (arg.is_floating_point() or arg.is_complex()) for arg in self.args
         )
         context = _Context(self.function, differentiable)
-        self.bodies = [trace_body(lambda *_: self._run_forward(context), self.operands, keeps_frames_of=is_user_file)]
+        self.bodies = [trace_body(lambda *_: self._run_forward(context), self.operands, keeps_frame=is_user_frame)]
         for tensor in context.dirty_tensors:
             if not any(tensor is operand for operand in self.operands):
                 raise NotRepresentable("it marks a tensor as dirty that is no input")
@@ -276,7 +276,7 @@ def traced_backward(
         device: where it runs.
     """
     with outside_of_regions(), _as_in_a_backward(grads), torch.autocast(device.type, enabled=False):
-        return trace_body(function, [*grads, *further], keeps_frames_of=is_user_file)
+        return trace_body(function, [*grads, *further], keeps_frame=is_user_frame)
 
 
 @contextlib.contextmanager

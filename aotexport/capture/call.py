@@ -114,9 +114,8 @@ def example_call(
         ExportFailed: an argument that a bundle cannot hold.
     """
     if isinstance(callable_, type) or not callable(callable_):
-        what = (
-            f"the class `{callable_.__name__}`: pass an instance" if isinstance(callable_, type) else f"{callable_!r}"
-        )
+        is_class = isinstance(callable_, type)
+        what = f"the class `{callable_.__name__}`: pass an instance" if is_class else type(callable_).__name__
         raise ModelFileInvalid(f"what to export must be a module or a function of tensors, got {what}")
     if not isinstance(args, tuple | list):
         raise ModelFileInvalid(f"example arguments must be a tuple, got {type(args).__name__}; write `(x,)` for one")
@@ -317,8 +316,20 @@ def _axes(spec: Any, tensor: torch.Tensor, path: str) -> dict[int, Any]:
         raise ModelFileInvalid(f"dynamic_shapes: `{path}` needs a dict from axis to dimension, got {spec!r}")
     result: dict[int, Any] = {}
     for axis, dimension in axes.items():
+        if type(axis) is not int:
+            raise ModelFileInvalid(f"dynamic_shapes: `{path}` needs a dict from axis, a number, got {axis!r}")
         if not -tensor.dim() <= axis < tensor.dim():
             raise ModelFileInvalid(f"dynamic_shapes: `{path}` has {tensor.dim()} axes, no axis {axis}")
+        size = tensor.shape[axis]
+        if not is_dimension(dimension) and not is_fixed_dimension(dimension):
+            raise ModelFileInvalid(
+                f'dynamic_shapes: axis {axis} of `{path}` needs a dimension, `torch.export.Dim("name")`, '
+                f"got {dimension!r}"
+            )
+        if isinstance(dimension, int) and dimension != size:
+            raise ModelFileInvalid(
+                f"dynamic_shapes: axis {axis} of `{path}` is fixed to {dimension}; it is {size} in the example inputs"
+            )
         result[axis % tensor.dim()] = dimension
     return result
 

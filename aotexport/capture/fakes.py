@@ -25,6 +25,7 @@ from aotexport.torch_internals.names import (
     make_fake_inputs,
 )
 from aotexport.torch_internals.patches import fixed_symbols, general_sizes_kept, zero_and_one_symbolic
+from aotexport_runtime.errors import first_line
 from aotexport_runtime.subclasses import inner_tensors, is_wrapper, protocol
 
 
@@ -110,6 +111,7 @@ def fake_inputs(call: ExampleCall, state: State, larger: Sequence[Any] | None = 
         axes if isinstance(leaf, torch.Tensor) or axes is None else integer_hint(axes[0])
         for leaf, axes in zip(call.tensors, call.axes, strict=True)
     ]
+    _check_ranges(call)
     dynamic_shapes = {"args": tuple(specs)} if any(spec is not None for spec in specs) else None
     try:
         with zero_and_one_symbolic(symbolic=larger is None and _is_small(call)):
@@ -120,7 +122,7 @@ def fake_inputs(call: ExampleCall, state: State, larger: Sequence[Any] | None = 
     except ModelFileInvalid:
         raise
     except Exception as error:
-        raise ModelFileInvalid(f"dynamic_shapes do not fit the example inputs: {error}") from error
+        raise ModelFileInvalid(f"dynamic_shapes do not fit the example inputs: {first_line(error)}") from error
     fakes = FakeInputs(mode, [], list(arguments), equalities, call.axes, larger=larger)
     fakes.state = [fakes.fake(entry.tensor) for entry in state.entries]
     return fakes
@@ -140,25 +142,36 @@ def integer_hint(dimension: Any) -> Any:
     return Dim.DYNAMIC if is_required_dimension(dimension) else Dim.AUTO
 
 
-def _bound(call: ExampleCall, fakes: Sequence[Any]) -> None:
-    """Give symbols the ranges that torch does not take from the user: of integers, and of hints.
+def _check_ranges(call: ExampleCall) -> None:
+    """Refuse ranges that the example is outside of.
 
     Raises:
-        ModelFileInvalid: the example is outside of its range.
+        ModelFileInvalid: names the size, or the integer.
     """
-    for fake, leaf, axes, path in zip(fakes, call.tensors, call.axes, call.paths, strict=True):
+    for leaf, axes, path in zip(call.tensors, call.axes, call.paths, strict=True):
         for axis, dimension in (axes or {}).items():
-            is_tensor = isinstance(leaf, torch.Tensor)
-            if not is_dimension(dimension) or (is_tensor and hasattr(dimension, "__name__")):
+            if not is_dimension(dimension):
                 continue
-            size, example = (fake.shape[axis], leaf.shape[axis]) if is_tensor else (fake, leaf)
+            is_tensor = isinstance(leaf, torch.Tensor)
+            example = leaf.shape[axis] if is_tensor else leaf
             low, high = _range(dimension)
             if (low is not None and example < low) or (high is not None and example > high):
                 raise ModelFileInvalid(
                     f"dynamic_shapes: `{place(path, axis if is_tensor else None)}` is {example} in the example inputs, "
                     f"outside of [{'' if low is None else low}:{'' if high is None else high}]"
                 )
+
+
+def _bound(call: ExampleCall, fakes: Sequence[Any]) -> None:
+    """Give symbols the ranges that torch does not take from the user: of integers, and of hints."""
+    for fake, leaf, axes in zip(fakes, call.tensors, call.axes, strict=True):
+        for axis, dimension in (axes or {}).items():
+            is_tensor = isinstance(leaf, torch.Tensor)
+            if not is_dimension(dimension) or (is_tensor and hasattr(dimension, "__name__")):
+                continue
+            size = fake.shape[axis] if is_tensor else fake
             if isinstance(size, torch.SymInt):
+                low, high = _range(dimension)
                 bounds = (-int_oo if low is None else low, int_oo if high is None else high)
                 size.node.shape_env.constrain_symbol_range(size.node.expr, *bounds)
 

@@ -30,7 +30,7 @@ from aotexport.capture.larger_examples import holds_for, larger_tensors
 from aotexport.capture.reading_values import READING_VALUES
 from aotexport.capture.second_trace import same_in_both_modes
 from aotexport.capture.shapes import SizeFixed, check_not_fixed
-from aotexport.capture.sources import described, is_user_file
+from aotexport.capture.sources import described, is_user_frame
 from aotexport.capture.state import State, StateEntry
 from aotexport.capture.strategies import STRATEGIES, Strategy
 from aotexport.capture.training_mode import mode_watched
@@ -46,6 +46,9 @@ from aotexport.torch_internals.transforms import has_transforms, raised_in_trans
 from aotexport_runtime import meshes
 from aotexport_runtime.subclasses import inner_tensor
 from aotexport_runtime.trees import arrays_in
+
+_LOGGERS = ("torch.export", "torch._dynamo", "torch.fx", "torch._subclasses")
+"""Of what torch says while it traces; what fails, the export says itself."""
 
 
 class NotCaptured(ExportFailed):
@@ -78,7 +81,7 @@ def capture_forward(call: ExampleCall, state: State, *, grad: bool = True) -> Fo
             continue
         known = len(state.entries)
         try:
-            with quiet("torch.export", "torch._dynamo", "torch.fx"), transforms_left(), launches_traced():
+            with quiet(*_LOGGERS), transforms_left(), launches_traced():
                 captured = _trace(call, state, strategy.prepare(call), strategy, grad)
             if strategy.name == "direct":
                 direct = captured
@@ -231,7 +234,7 @@ def _same_again(other: FlatCall, graph: torch.fx.GraphModule, fakes: FakeInputs,
 
 def _graph(flat: FlatCall, make_inputs: Callable[[], list[Any]], fakes: FakeInputs) -> torch.fx.GraphModule:
     """Return the trace of `flat`, as far above autograd as what the model does allows."""
-    fixed: Any = {"keeps_frames_of": is_user_file, "decompositions": READING_VALUES}
+    fixed: Any = {"keeps_frame": is_user_frame, "decompositions": READING_VALUES}
 
     def trace(**options: Any) -> torch.fx.GraphModule:
         return trace_forward(flat, make_inputs(), fakes.mode, **fixed, **options)

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.utils.rnn import PackedSequence
 
 from aotexport.capture import array_conversions, distributed, grad_mode
 from aotexport.capture.autograd_functions import function_of_bodies, record_application
@@ -120,6 +121,7 @@ def replacements(effects: Effects) -> list[tuple[Any, str, Any]]:
         *_inference_mode(),
         *distributed.replacements(),
         *_unheld_kinds(),
+        *[(kind, "forward", _of_padded_sequences(kind.forward)) for kind in (nn.RNN, nn.LSTM, nn.GRU)],
         *marks_inlined(),
         (Print, "__call__", functools.partialmethod(_print, effects)),
     ]
@@ -208,6 +210,21 @@ def _unheld_kinds() -> list[tuple[Any, str, Any]]:
         *[(torch.nested, name, _refused(f"torch.nested.{name}", jagged)) for name in nested],
         *[(torch.masked, n, _refused(f"torch.masked.{n}", masked)) for n in ("as_masked_tensor", "masked_tensor")],
     ]
+
+
+def _of_padded_sequences(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """Return what stands in for a recurrent layer, which packed sequences are refused by: values are their sizes."""
+
+    def checked(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if any(isinstance(value, PackedSequence) for value in (*args, *kwargs.values())):
+            raise ExportFailed(
+                f"{user_line()}a recurrent layer takes a packed sequence, whose sizes are values of tensors, and which "
+                "a bundle cannot hold. Give it the padded sequences, and read each result at its own length, as in "
+                "`output[torch.arange(len(lengths)), lengths - 1]`"
+            )
+        return forward(self, *args, **kwargs)
+
+    return checked
 
 
 _FACTORIES = (

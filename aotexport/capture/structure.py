@@ -204,6 +204,8 @@ def _instead(value: Any) -> str:
         return "a tensor (`torch.from_numpy`)"
     if isinstance(value, np.generic):
         return "a number (`.item()`) or a tensor"
+    if isinstance(value, nn.Module):
+        return "tensors. Of a function that makes a module, export what it returns"
     return "tensors, numbers, strings, None, or tuples, lists, dicts, named tuples or dataclasses of them"
 
 

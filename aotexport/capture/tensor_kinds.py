@@ -45,6 +45,8 @@ def class_of(value: torch.Tensor) -> type:
 
 def why_not_held(tensor: torch.Tensor) -> str | None:
     """Return why a bundle cannot hold a tensor, and what to do; None: it can."""
+    if tensor.is_meta:
+        return "is on the meta device, and has no values. Make it on a real one"
     if tensor.is_nested:
         return "is a nested tensor, which a bundle cannot hold. Pass its values and offsets, or pad it"
     if tensor.layout is not torch.strided:

@@ -23,6 +23,7 @@ from aotexport.cli.onnx import onnx
 from aotexport.cli.verify import verify
 from aotexport.errors import AotExportError, ModelFileInvalid, OutputExists
 from aotexport.inspect import printable
+from aotexport_runtime.errors import ArgumentInvalid
 
 _INTERRUPTED = 130
 _EXAMPLE = """\b
@@ -63,7 +64,7 @@ class _App(click.Group):
             return super().invoke(ctx)
         except AotExportError as error:
             _print_error(str(error))
-            ctx.exit(2 if isinstance(error, ModelFileInvalid | OutputExists) else 1)
+            ctx.exit(2 if isinstance(error, ModelFileInvalid | OutputExists | ArgumentInvalid) else 1)
         except KeyboardInterrupt:
             _print_error("interrupted; nothing was written")
             ctx.exit(_INTERRUPTED)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -15,6 +14,7 @@ from aotexport.cli.output import print_json, stdout
 from aotexport.cli.progress import Progress
 from aotexport.errors import ModelFileInvalid
 from aotexport.inspect import printable
+from aotexport_runtime.arguments import imported
 
 if TYPE_CHECKING:
     from aotexport.lower.onnx.options import OnnxOptions
@@ -108,7 +108,7 @@ def onnx(
         from aotexport.lower.onnx.bundle import export_onnx
 
         for name in imports:
-            importlib.import_module(name)
+            imported(name)
         options = read_options(opset, onnx_state, translations, programs)
         manifest, comparisons = export_onnx(bundle, options, verify=not no_verify, progress=progress)
     from aotexport.cli.summary import largest_errors, verification_table

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from aotexport.inspect import printable
-from aotexport.pipeline import ExportReport
+from aotexport.report import ExportReport
 from aotexport.verify import Comparison
 
 _SHOWN = {"output": 8, "gradient": 5, "state": 5}

@@ -14,6 +14,7 @@ from rich.table import Table
 from aotexport.cli.output import DTYPES, print_json, stdout
 from aotexport.cli.progress import Progress
 from aotexport.inspect import printable
+from aotexport_runtime.arguments import imported
 from aotexport_runtime.bundle import Bundle, open_bundle
 
 if TYPE_CHECKING:
@@ -113,8 +114,6 @@ def _run_kernels(bundle: Bundle) -> list[dict[str, Any]]:
 def _run_against(
     bundle: Bundle, against: str, dtype: str | None, imports: tuple[str, ...], namespaces: tuple[str, ...]
 ) -> list[dict[str, Any]]:
-    import importlib
-
     import torch
 
     from aotexport.against import compare_with_model
@@ -126,7 +125,7 @@ def _run_against(
     source = load_source(against)
     with importable(source.root):
         for name in imports:
-            importlib.import_module(name)
+            imported(name)
         if dtype is not None:
             source = cast(source, getattr(torch, dtype))
         results = compare_with_model(bundle, source, targets=TARGETS, operator_namespaces=namespaces)

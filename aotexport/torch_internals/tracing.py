@@ -79,14 +79,13 @@ def node_meta_preserved() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _frames_kept(keeps: Callable[[str], bool]) -> Iterator[None]:
+def _frames_kept(keeps: Callable[[FrameType], bool]) -> Iterator[None]:
     """Record the frames below the call of the model that `keeps` takes; torch keeps functions called `forward`.
 
     Torch looks up the source of every frame of every node before it chooses among them, which takes as long as the rest
     of a trace.
     """
     original = PythonKeyTracer.create_node
-    keeps = functools.cache(keeps)
     text_of = functools.cache(_stack_trace)
 
     def create_node(self: PythonKeyTracer, *args: Any, **kwargs: Any) -> torch.fx.Node:
@@ -112,12 +111,12 @@ def _frames_kept(keeps: Callable[[str], bool]) -> Iterator[None]:
 _CALLER = str(Path(__file__).parents[1] / "capture" / "forward.py")
 
 
-def _frames_below_call(frame: FrameType | None, keeps: Callable[[str], bool]) -> tuple[tuple[str, int, str], ...]:
+def _frames_below_call(frame: FrameType | None, keeps: Callable[[FrameType], bool]) -> tuple[tuple[str, int, str], ...]:
     """Return file, line and function of the frames that `keeps` takes, from the call of the model to `frame`."""
     found: list[tuple[str, int, str]] = []
     while frame is not None and frame.f_code.co_filename != _CALLER:
         code = frame.f_code
-        if keeps(code.co_filename):
+        if keeps(frame):
             found.append((code.co_filename, frame.f_lineno, code.co_name))
         frame = frame.f_back
     return tuple(reversed(found))
@@ -201,7 +200,7 @@ def trace_forward(
     fakes: Sequence[Any],
     fake_mode: FakeTensorMode,
     *,
-    keeps_frames_of: Callable[[str], bool],
+    keeps_frame: Callable[[FrameType], bool],
     decompositions: Mapping[Any, Callable[..., Any]],
     above_autograd: bool = True,
     whole_composites: bool = True,
@@ -212,7 +211,7 @@ def trace_forward(
         function: takes and returns flat tensors.
         fakes: fake tensors of `fake_mode`, one per input.
         fake_mode: the mode under which the trace runs.
-        keeps_frames_of: whether a source file is the user's, so that its lines are recorded.
+        keeps_frame: whether a frame runs the user's code, so that its line is recorded.
         decompositions: functions that stand in for operators, which then take no nodes.
         above_autograd: False: trace below autograd and function transforms, which then take no nodes: composite
             operators come decomposed, and grad-mode changes do not show.
@@ -229,7 +228,7 @@ def trace_forward(
         tracing(TracingContext(fake_mode)),
         fake_mode,
         node_meta_preserved(),
-        _frames_kept(keeps_frames_of),
+        _frames_kept(keeps_frame),
         subclasses_tracked(),
         _saved_tensors_known(),
         _autocast_cache_kept(),
@@ -278,7 +277,7 @@ def tracing_paused() -> Iterator[PythonKeyTracer]:
 
 
 def trace_body(
-    function: Callable[..., Any], operands: Sequence[Any], *, keeps_frames_of: Callable[[str], bool]
+    function: Callable[..., Any], operands: Sequence[Any], *, keeps_frame: Callable[[FrameType], bool]
 ) -> torch.fx.GraphModule:
     """Trace the body of an operator, while the trace around it is paused.
 
@@ -287,12 +286,12 @@ def trace_body(
     Args:
         function: takes the operands and returns a list of values.
         operands: fake tensors and sizes.
-        keeps_frames_of: see `trace_forward`.
+        keeps_frame: see `trace_forward`.
     """
     current = proxy_tensor._CURRENT_MAKE_FX_TRACER
     assert current is not None
     tracer = current._make_sub_tracer()
-    with tracer._init_modes_from_parent(current), _frames_kept(keeps_frames_of):
+    with tracer._init_modes_from_parent(current), _frames_kept(keeps_frame):
         assert tracer.fx_tracer is not None
         tracer.fx_tracer.record_stack_traces = True
         return tracer._trace_inner(function, *operands)

@@ -18,6 +18,7 @@ from aotexport.encode.subclasses import types_of
 from aotexport.errors import OutputExists
 from aotexport.torch_internals.names import custom_operator_module
 from aotexport_runtime.allowed import NAMESPACES
+from aotexport_runtime.arguments import why_not_written
 from aotexport_runtime.bundle import MANIFEST_NAME
 from aotexport_runtime.schema import CALLING_CONVENTION, FORMAT_VERSION, encode_record
 from aotexport_runtime.schema.graph import Graph
@@ -84,17 +85,8 @@ def check_output(output: Path, *, force: bool) -> None:
     Raises:
         OutputExists: see above.
     """
-    place = next((parent for parent in output.absolute().parents if parent.exists()), output)
-    if not place.is_dir():
-        raise OutputExists(f"`{output}` would be below `{place}`, which is no directory; choose another place")
-    if not os.access(place, os.W_OK | os.X_OK):
-        raise OutputExists(f"`{output}` would be in `{place}`, where you may not write; choose another place")
-    if not output.exists() or (output.is_dir() and not any(output.iterdir())):
-        return
-    if not (output / MANIFEST_NAME).is_file():
-        raise OutputExists(f"`{output}` exists and is no bundle; choose another place")
-    if not force:
-        raise OutputExists(f"`{output}` exists; give --force (force=True) to replace it, or choose another place")
+    if reason := why_not_written(output, force=force):
+        raise OutputExists(reason)
 
 
 def write_programs(programs: list[EncodedProgram], directory: Path) -> None:

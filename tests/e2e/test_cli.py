@@ -185,7 +185,7 @@ def test_export_over_a_bundle_needs_force(run: Run) -> None:
     refused = run("fn.py", "-o", "bundle", "--no-verify")
     assert (refused.exit_code, refused.stderr.splitlines()[-1]) == (
         2,
-        "error: `bundle` exists; give --force (force=True) to replace it, or choose another place",
+        "error: `bundle` exists; give force=True (--force) to replace it, or choose another place",
     )
     assert run("fn.py", "-o", "bundle", "--no-verify", "--force").exit_code == 0
 

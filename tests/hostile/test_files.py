@@ -26,7 +26,7 @@ def test_file_in_place_of_a_directory_is_refused(tmp_path):
     (tmp_path / "file").write_text("{}")
     with pytest.raises(BundleInvalid) as caught:
         open_bundle(tmp_path / "file")
-    assert str(caught.value) == f"no directory `{tmp_path / 'file'}`"
+    assert str(caught.value) == f"`{tmp_path / 'file'}` is a file, and a bundle is a directory"
 
 
 def test_directory_without_manifest_is_refused(tmp_path):

@@ -179,8 +179,8 @@ FORMS = "a tuple of positional arguments, a dict of keyword arguments, or a func
         ("", "`model.py` has no `model`. Add the line\n\n    model = MyModule()"),
         (
             "model = 3",
-            "`model` in `model.py` is a int; it must be an nn.Module, a class or function without required arguments "
-            "that returns one, or a function of tensors",
+            "`model` in `model.py` is of type int; it must be an nn.Module, a class or function without required "
+            "arguments that returns one, or a function of tensors",
         ),
         ("class model: pass", "`model` in `model.py` is a class, and no nn.Module"),
         (
@@ -201,7 +201,7 @@ FORMS = "a tuple of positional arguments, a dict of keyword arguments, or a func
         ),
         (
             "def model(x): return x\nexample_inputs = [1]",
-            f"`example_inputs` in `model.py` is a list; it must be {FORMS}. For one argument, write\n\n"
+            f"`example_inputs` in `model.py` is of type list; it must be {FORMS}. For one argument, write\n\n"
             "    example_inputs = (value,)",
         ),
         (
@@ -218,7 +218,8 @@ FORMS = "a tuple of positional arguments, a dict of keyword arguments, or a func
         ),
         (
             "def model(x): return x\nexample_inputs = (1,)\ndynamic_shapes = 'batch'",
-            "`dynamic_shapes` in `model.py` is a str; it must be a dict nested like the arguments. For example\n\n"
+            "`dynamic_shapes` in `model.py` is of type str; it must be a dict nested like the arguments. "
+            "For example\n\n"
             '    dynamic_shapes = {"x": {0: torch.export.Dim("batch", min=1, max=64)}}',
         ),
         (
@@ -227,7 +228,7 @@ FORMS = "a tuple of positional arguments, a dict of keyword arguments, or a func
         ),
         (
             "def model(x): return x\nexample_inputs = (1,)\nvariants = {}",
-            "`variants` in `model.py` is a dict; it must be a list of further example calls, each a tuple of "
+            "`variants` in `model.py` is of type dict; it must be a list of further example calls, each a tuple of "
             "positional arguments, a dict of keyword arguments, or an `aotexport.Example`",
         ),
         (

@@ -19,6 +19,7 @@ from aotexport.lower.onnx.trace import Trace, traced
 from aotexport.verify import Comparison
 from aotexport.write.files import list_files, staged
 from aotexport_runtime import open_bundle
+from aotexport_runtime.arguments import check_type
 from aotexport_runtime.bundle import MANIFEST_NAME, Bundle
 from aotexport_runtime.schema import encode_record
 from aotexport_runtime.schema.manifest import Manifest, OnnxModel
@@ -126,6 +127,7 @@ def check_options(options: OnnxOptions) -> None:
     Raises:
         ModelFileInvalid: names the option or the missing package.
     """
+    check_type("options", options, OnnxOptions, "`OnnxOptions`")
     missing = [name for name in ("onnx", "onnxscript", "onnx_ir", "onnxruntime") if not importlib.util.find_spec(name)]
     if missing:
         raise ModelFileInvalid(f"ONNX needs {', '.join(missing)}: `pip install 'aotexport[onnx]'`")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from aotexport_runtime.bundle import Bundle, open_bundle
 from aotexport_runtime.errors import (
     AotExportError,
+    ArgumentInvalid,
     BundleInvalid,
     BundleTooNew,
     CallInvalid,
@@ -40,8 +41,12 @@ _LATER = {
 }
 """Names by the module that they are in, which most callers need not import, or which imports torch."""
 
+_WITH_TORCH = ("BundleModule", "save", "selftest")
+"""Those of them that are of no use without torch."""
+
 __all__ = [
     "AotExportError",
+    "ArgumentInvalid",
     "Bundle",
     "BundleInvalid",
     "BundleModule",
@@ -65,4 +70,8 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import importlib
 
+    if name in _WITH_TORCH:
+        from aotexport_runtime.arguments import check_torch
+
+        check_torch(f"`aotexport_runtime.{name}`")
     return getattr(importlib.import_module(f"aotexport_runtime.{_LATER[name]}"), name)

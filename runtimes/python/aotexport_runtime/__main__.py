@@ -7,7 +7,8 @@ import json
 import sys
 from typing import Any
 
-from aotexport_runtime.errors import AotExportError
+from aotexport_runtime.arguments import check_torch, imported
+from aotexport_runtime.errors import AotExportError, ArgumentInvalid
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -33,7 +34,7 @@ def main(argv: list[str] | None = None) -> int:
         return _inspect(options) if options.command == "inspect" else _selftest(options)
     except AotExportError as error:
         print(f"error: {error}", file=sys.stderr)
-        return 1
+        return 2 if isinstance(error, ArgumentInvalid) else 1
 
 
 def _inspect(options: Any) -> int:
@@ -49,10 +50,9 @@ def _inspect(options: Any) -> int:
 
 
 def _selftest(options: Any) -> int:
-    import importlib
-
+    check_torch("a self-test")
     for name in options.imports:
-        importlib.import_module(name)
+        imported(name)
     from aotexport_runtime import meshes
     from aotexport_runtime.bundle import open_bundle
     from aotexport_runtime.self_test import describe_failures, run_vectors
@@ -91,12 +91,18 @@ def _selftest(options: Any) -> int:
 
 
 def class_named(name: str) -> type:
-    """Return the class that the caller names `module:qualified.name`."""
-    import importlib
-    from functools import reduce
+    """Return the class that the caller names `module:qualified.name`.
 
+    Raises:
+        ArgumentInvalid: there is none.
+    """
     module, _, path = name.partition(":")
-    return reduce(getattr, path.split("."), importlib.import_module(module))  # type: ignore[return-value]
+    found: Any = imported(module)
+    for part in path.split("."):
+        found = getattr(found, part, None)
+    if not isinstance(found, type):
+        raise ArgumentInvalid(f"`{name}` is no class; write MODULE:NAME, for example `mine.tensors:Int8Tensor`")
+    return found
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from typing import TypeVar
 import msgspec
 
 from aotexport_runtime import schema
+from aotexport_runtime.arguments import path_of
 from aotexport_runtime.errors import BundleInvalid
 from aotexport_runtime.schema import versions
 from aotexport_runtime.schema.base import Record
@@ -54,10 +55,13 @@ def open_bundle(path: str | os.PathLike[str], *, check_digests: bool = True) -> 
         The opened bundle; its programs and graphs are read when asked for.
 
     Raises:
+        ArgumentInvalid: `path` is no path.
         BundleInvalid: not a bundle, broken, truncated, tampered with, or hostile.
         BundleTooNew: written for a newer runtime.
     """
-    root = Path(path)
+    root = path_of("path", path)
+    if root.is_file():
+        raise BundleInvalid(f"`{path}` is a file, and a bundle is a directory")
     if not root.is_dir():
         raise BundleInvalid(f"no directory `{path}`")
     manifest_path = root / MANIFEST_NAME
@@ -176,7 +180,7 @@ class Bundle:
         """
         if name not in self._programs:
             if name not in self.program_names:
-                raise BundleInvalid(f"no program {name[:80]!r}; the bundle has {', '.join(self.program_names)}")
+                raise BundleInvalid(f"no program {str(name)[:80]!r}; the bundle has {', '.join(self.program_names)}")
             where = f"programs/{name}/program.json"
             program = self.record(where, Program)
             check_program(program, self.manifest, name=name, where=where)

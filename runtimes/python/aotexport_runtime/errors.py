@@ -46,6 +46,14 @@ class NotSupported(AotExportError):
     """The bundle is valid, and asks for something that this runtime, torch build or machine cannot do."""
 
 
+class ArgumentInvalid(AotExportError, TypeError):
+    """An argument of a function is of a wrong type; names it, with what was expected."""
+
+
+class TorchMissing(NotSupported, ModuleNotFoundError):
+    """What was asked for needs torch, which is not installed."""
+
+
 class CallInvalid(AotExportError, ValueError):
     """A call of a loaded bundle does not fit any program.
 

@@ -9,6 +9,7 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, overload
 
+from aotexport_runtime.arguments import check_torch, check_type, names_of
 from aotexport_runtime.bundle import Bundle, open_bundle
 from aotexport_runtime.digests import digests_compared
 from aotexport_runtime.errors import NotSupported, first_line
@@ -60,7 +61,7 @@ def load(
     memory_budget: float = 1,
     products: Literal["fastest", "onednn", "torch"] | None = None,
     check_digests: bool = True,
-    operator_namespaces: Iterable[str] = (),
+    operator_namespaces: str | Iterable[str] = (),
     tensor_types: Iterable[type] | Mapping[str, type] = (),
     cuda: CudaRuntime | None = None,
 ) -> BundleModule: ...
@@ -76,7 +77,7 @@ def load(
     memory_budget: float = 1,
     products: Literal["fastest", "onednn", "torch"] | None = None,
     check_digests: bool = True,
-    operator_namespaces: Iterable[str] = (),
+    operator_namespaces: str | Iterable[str] = (),
     tensor_types: Iterable[type] | Mapping[str, type] = (),
     cuda: CudaRuntime | None = None,
     onnx: OnnxRuntime | None = None,
@@ -110,10 +111,13 @@ def load(
         is not installed, a callable that is in evaluation mode and no `nn.Module`.
 
     Raises:
+        ArgumentInvalid: an argument is of a wrong type.
         BundleInvalid: not a bundle, broken, tampered with, or hostile.
         BundleTooNew: written for a newer runtime.
-        NotSupported: needs an operator, dtype, device or target that is not here.
+        NotSupported: needs an operator, dtype, device or target that is not here, or torch, and it is not installed.
     """
+    check_type("target", target, str, "the name of a target")
+    check_type("memory_budget", memory_budget, (int, float), "a number from 0 to 1")
     if target == "hip":
         raise NotSupported(
             "target `hip` is experimental: bundles can hold its kernels, and there is no launcher of them. Load target "
@@ -129,6 +133,7 @@ def load(
     if target == "onnx" or (target == "auto" and bundle.manifest.onnx and importlib.util.find_spec("torch") is None):
         with digests_compared(bundle) if check_digests else contextlib.nullcontext():
             return _load_onnx(bundle, device, onnx)
+    check_torch(f"target `{target}`")
     if check_digests:
         bundle.check_files()
     if onnx is not None:
@@ -139,7 +144,7 @@ def load(
     from aotexport_runtime.module import BundleModule
     from aotexport_runtime.weights import load_tensors
 
-    namespaces = frozenset(operator_namespaces)
+    namespaces = frozenset(names_of("operator_namespaces", operator_namespaces))
     _check_namespaces(bundle.manifest.requirements, namespaces)
     types = TensorTypes(tensor_types)
     _check_types(bundle.manifest.requirements, types)
@@ -178,6 +183,7 @@ def _lowering(bundle: Bundle, target: str, trust: str, options: CudaRuntime | No
     from aotexport_runtime.engines.cuda.engine import CudaEngine
     from aotexport_runtime.engines.cuda.options import CudaRuntime
 
+    check_type("cuda", options, (CudaRuntime, type(None)), "a CudaRuntime")
     return CudaEngine(options or CudaRuntime())
 
 
@@ -187,6 +193,7 @@ def _load_onnx(bundle: Bundle, device: Any, options: OnnxRuntime | None) -> Onnx
     from aotexport_runtime.engines.onnx.module import OnnxModule
     from aotexport_runtime.engines.onnx.session import OnnxRuntime
 
+    check_type("onnx", options, (OnnxRuntime, type(None)), "an OnnxRuntime")
     return OnnxModule(bundle, options or OnnxRuntime())
 
 
@@ -202,6 +209,9 @@ def _place(device: torch.device | str | None) -> torch.device | None:
 
     try:
         return torch.empty(0, device=torch.device(device)).device
+    except TypeError:
+        check_type("device", device, (str, int, torch.device), "the name of a device")
+        raise
     except (RuntimeError, AssertionError) as error:
         reason = first_line(error)
         raise NotSupported(f"no device `{device}` here: {reason}") from None

@@ -9,14 +9,16 @@ import shutil
 import struct
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import torch
 from safetensors.torch import save_file
 
 from aotexport_runtime import dtypes, schema
+from aotexport_runtime.arguments import path_of, why_not_written
 from aotexport_runtime.bundle import MANIFEST_NAME, Bundle
-from aotexport_runtime.errors import NotSupported
+from aotexport_runtime.errors import ArgumentInvalid, NotSupported
 from aotexport_runtime.module import BundleModule
 from aotexport_runtime.saved_attributes import FILE, SavedAttributes, saved_attributes
 from aotexport_runtime.schema.manifest import FileEntry, StateTensor, StoredPart
@@ -40,11 +42,16 @@ def save(module: BundleModule, path: str | os.PathLike[str], *, force: bool = Fa
         The directory.
 
     Raises:
-        NotSupported: `path` exists, tensors that are tied in the programs no longer are, a tensor no longer has the
-            dtype or shape that the programs were captured with, or an attribute holds what a bundle cannot.
+        ArgumentInvalid: `module` is no loaded bundle, or `path` no path.
+        NotSupported: `path` exists, nothing can be written there, tensors that are tied in the programs no longer are,
+            a tensor no longer has the dtype or shape that the programs were captured with, or an attribute holds what a
+            bundle cannot.
     """
-    output = Path(path).absolute()
-    _check_output(output, force)
+    _check_module(module)
+    output = path_of("path", path)
+    if reason := why_not_written(output, force=force):
+        raise NotSupported(reason)
+    output = output.absolute()
     module.check_ties()
     tensors = {name: tensor.detach() for name, tensor in module.state_tensors().items()}
     attributes = saved_attributes(module)
@@ -61,13 +68,16 @@ def save(module: BundleModule, path: str | os.PathLike[str], *, force: bool = Fa
     return output
 
 
-def _check_output(output: Path, force: bool) -> None:
-    if not output.exists() or (output.is_dir() and not any(output.iterdir())):
+def _check_module(module: Any) -> None:
+    """Refuse what is no loaded bundle: only an export makes one of a model."""
+    if isinstance(module, BundleModule):
         return
-    if not (output / MANIFEST_NAME).is_file():
-        raise NotSupported(f"`{output}` exists and is no bundle; choose another place")
-    if not force:
-        raise NotSupported(f"`{output}` exists; pass force=True to replace it, or choose another place")
+    children = module.named_modules() if isinstance(module, torch.nn.Module) else ()
+    inside = next((name for name, child in children if isinstance(child, BundleModule)), None)
+    way_out = "To make a bundle of a model, export it (`aotexport.export`)"
+    if inside:
+        way_out = f"It holds one as `{inside}`: save that one, or export the whole (`aotexport.export`)"
+    raise ArgumentInvalid(f"`module`: expected a loaded bundle, got {type(module).__name__}. {way_out}")
 
 
 def _check_tensor(entry: StateTensor, tensor: torch.Tensor, module: BundleModule) -> None:

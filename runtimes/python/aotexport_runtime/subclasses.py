@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from aotexport_runtime import meshes, sizes
+from aotexport_runtime.arguments import check_type
 from aotexport_runtime.call.tensors import is_torch_tensor
 from aotexport_runtime.errors import BundleInvalid, NotSupported
 from aotexport_runtime.schema import trees
@@ -107,6 +108,10 @@ class TensorTypes:
         Args:
             types: classes, under their own names; or classes by name, where a bundle knows them by others.
         """
+        check_type("tensor_types", types, Iterable, "a list of classes")
+        classes = types.values() if isinstance(types, Mapping) else (types := tuple(types))
+        for class_ in classes:
+            check_type("tensor_types", class_, type, "a list of classes")
         named = types.items() if isinstance(types, Mapping) else [(type_name(type_), type_) for type_ in types]
         self._types = dict(named)
 

@@ -1,0 +1,37 @@
+"""The stages of an export: their wall time, and what tells them to the caller."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+Progress = Callable[[str], None]
+
+
+class Clock:
+    """Wall time per stage, told to the progress callback."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._seconds: dict[str, float] = {}
+        self._current: tuple[str, float] | None = None
+
+    def stage(self, name: str) -> None:
+        """Begin a stage; the one before it is done."""
+        self.finish()
+        self._progress(name)
+        self._current = (name, time.perf_counter())
+
+    def count(self, done: int, of: int) -> None:
+        """Tell how far the current stage is, to a callback that has a `count`."""
+        tell = getattr(self._progress, "count", None)
+        if tell is not None:
+            tell(done, of)
+
+    def finish(self) -> dict[str, float]:
+        """Return the seconds of every stage; the current one is done."""
+        if self._current is not None:
+            name, start = self._current
+            self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - start
+            self._current = None
+        return self._seconds

@@ -1,0 +1,108 @@
+"""Arguments of the public functions, checked before anything is done with them. No torch."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from aotexport_runtime.errors import ArgumentInvalid, TorchMissing
+
+_MANIFEST = "bundle.json"
+
+
+def check_type(name: str, value: Any, types: type | tuple[type, ...], expected: str) -> None:
+    """Refuse a value of another type.
+
+    Args:
+        name: name of the argument.
+        value: what the caller gave.
+        types: what it may be an instance of.
+        expected: the same in words, for the message.
+
+    Raises:
+        ArgumentInvalid: names the argument.
+    """
+    if not isinstance(value, types):
+        got = "None" if value is None else type(value).__name__
+        raise ArgumentInvalid(f"`{name}`: expected {expected}, got {got}")
+
+
+def path_of(name: str, value: Any) -> Path:
+    """Return the path that an argument gives.
+
+    Raises:
+        ArgumentInvalid: it is neither a string nor a path.
+    """
+    check_type(name, value, (str, os.PathLike), "a path")
+    return Path(value)
+
+
+def names_of(name: str, value: Any) -> tuple[str, ...]:
+    """Return the names that an argument gives: one, or several.
+
+    Raises:
+        ArgumentInvalid: it is neither a string nor an iterable of strings.
+    """
+    check_type(name, value, (str, Iterable), "names")
+    names = (value,) if isinstance(value, str) else tuple(value)
+    for each in names:
+        check_type(name, each, str, "names")
+    return names
+
+
+def imported(name: str) -> ModuleType:
+    """Return the module that a user names, imported.
+
+    Raises:
+        ArgumentInvalid: there is none, or something that it imports is not there.
+    """
+    try:
+        return importlib.import_module(name)
+    except (ImportError, ValueError) as error:
+        raise ArgumentInvalid(f"importing `{name}` failed: {error}") from error
+
+
+def check_torch(what: str) -> None:
+    """Refuse what needs torch where torch is not installed.
+
+    Args:
+        what: what was asked for, as the subject of the sentence.
+
+    Raises:
+        TorchMissing: says how to install it.
+    """
+    if importlib.util.find_spec("torch") is None:
+        raise TorchMissing(
+            f"{what} needs torch, which is not installed here. Install it by `pip install 'aotexport-runtime[torch]'`"
+        )
+
+
+def why_not_written(output: Path, *, force: bool) -> str | None:
+    """Return why no bundle can be written to `output`, and what to do; None: one can.
+
+    Args:
+        output: directory to write.
+        force: whether a bundle that is there may be replaced.
+    """
+    place = next((parent for parent in output.absolute().parents if parent.exists()), output)
+    if not place.is_dir():
+        return f"`{output}` would be below `{place}`, which is no directory; choose another place"
+    try:
+        # Permissions alone do not tell: some file systems take no directories from anyone.
+        os.rmdir(tempfile.mkdtemp(prefix=".aotexport.", dir=place))
+    except OSError as error:
+        reason = "you may not write" if isinstance(error, PermissionError) else "no directory can be made"
+        return f"`{output}` would be in `{place}`, where {reason}; choose another place"
+    if not output.exists() or (output.is_dir() and not any(output.iterdir())):
+        return None
+    if not (output / _MANIFEST).is_file():
+        return f"`{output}` exists and is no bundle; choose another place"
+    if not force:
+        return f"`{output}` exists; give force=True (--force) to replace it, or choose another place"
+    return None

@@ -1,0 +1,36 @@
+"""What a command tells its user, as the tables of mistakes compare it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from aotexport.cli import app
+
+NN = "import torch\nfrom torch import nn\n\n"
+X = "example_inputs = (torch.ones(3, 4),)\n"
+LINEAR = f"{NN}model = nn.Linear(4, 2)\n{X}"
+STAGES = ("import torch", "load ", "example call", "train: ", "infer: ", "write weights", "record eager results")
+
+
+def told(result_stderr: str) -> str:
+    """Return the message, after the stages of the export or the usage."""
+    lines = result_stderr.splitlines()
+    first = next(i for i, line in enumerate(lines) if line.startswith(("error: ", "Error: ")))
+    usage = lines[0].startswith("Usage: ")
+    assert usage or all(line.startswith((*STAGES, "compare with ")) for line in lines[:first])
+    return "\n".join(lines[first:]).partition(": ")[2]
+
+
+def check(command: str, code: int, text: str, here: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    files = sorted(path.name for path in here.iterdir())
+    result = CliRunner().invoke(app, command.split())
+    closed = "no directory can be made" if os.geteuid() == 0 else "you may not write"
+    expected = text.replace("{here}", str(here)).replace("{closed}", closed)
+    assert (result.exit_code, told(result.stderr)) == (code, expected)
+    # Neither torch's own reports around the message, nor half a bundle.
+    assert capfd.readouterr() == ("", "")
+    assert sorted(path.name for path in here.iterdir()) == files
