@@ -193,6 +193,13 @@ class BundleModule(WithAttributes):
             module.__dict__["training"] = mode
         return self
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute; `training` as `train()` does, since a bundle has one mode."""
+        if name == "training":
+            self.train(value)
+        else:
+            super().__setattr__(name, value)
+
     # --- calls --------------------------------------------------------------------------------------------
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:

@@ -136,6 +136,15 @@ def test_module_is_in_the_mode_that_the_original_was_in(loaded):
     assert loaded.training
 
 
+def test_modes_that_are_restored_one_by_one_are_the_modes_of_the_whole(loaded):
+    """As trainers do after an evaluation: the outermost module first."""
+    modes = {module: module.training for module in nn.ModuleList([loaded]).modules()}
+    loaded.eval()
+    for module, mode in modes.items():
+        module.training = mode
+    assert all(module.training for module in loaded.modules())
+
+
 @pytest.mark.parametrize(
     ("program", "train", "message"),
     [

@@ -1,0 +1,181 @@
+"""Hugging Face's `Trainer` over a loaded bundle, unmodified and with its defaults, beside the same run of the model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    BertConfig,
+    BertForQuestionAnswering,
+    EvalPrediction,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Trainer,
+    TrainingArguments,
+)
+
+import aotexport
+from aotexport_runtime import load
+from tests.trainers.digits import LENGTH, WORDS, Text, digits, make_reader
+
+pytestmark = pytest.mark.filterwarnings("ignore:'pin_memory' argument is set as true:UserWarning")
+
+NOT_COMPARED = ("runtime", "per_second", "total_flos", "train_loss")
+"""What depends on the machine, and on whether the run was resumed."""
+
+
+def accuracy(prediction: EvalPrediction) -> dict[str, float]:
+    return {"accuracy": float((prediction.predictions.argmax(-1) == prediction.label_ids).mean())}
+
+
+def trainer_of(model: Any, directory: Path, **options: Any) -> Trainer:
+    defaults = {"num_train_epochs": 2, "per_device_train_batch_size": 32, "logging_steps": 1, "disable_tqdm": True}
+    arguments = TrainingArguments(directory, **{**defaults, **options})
+    return Trainer(model, arguments, train_dataset=Text(0, 192), eval_dataset=Text(192, 256), compute_metrics=accuracy)
+
+
+def trained(model: Any, directory: Path, **options: Any) -> Trainer:
+    trainer = trainer_of(model, directory, **options)
+    trainer.train()
+    return trainer
+
+
+def history(trainer: Trainer) -> list[dict[str, float]]:
+    """Return what the trainer logged, without what is not compared."""
+    return [
+        {name: value for name, value in entry.items() if not any(part in name for part in NOT_COMPARED)}
+        for entry in trainer.state.log_history
+    ]
+
+
+def assert_same_history(trainer: Trainer, expected: Trainer) -> None:
+    logged, wanted = history(trainer), history(expected)
+    assert [sorted(entry) for entry in logged] == [sorted(entry) for entry in wanted]
+    for entry, other in zip(logged, wanted, strict=True):
+        assert entry == pytest.approx(other, rel=1e-4)
+
+
+def assert_same_weights(module: Any, model: Any) -> None:
+    torch.testing.assert_close(module.state_dict(), model.state_dict(), rtol=1e-4, atol=1e-5)
+
+
+def test_trainer_trains_evaluates_predicts_and_loads_the_best_as_with_the_model(reader, tmp_path):
+    options = {"eval_strategy": "epoch", "save_strategy": "epoch", "load_best_model_at_end": True}
+    options |= {"learning_rate": 1e-3, "metric_for_best_model": "accuracy", "greater_is_better": False}
+    expected = trained(make_reader(), tmp_path / "model", **options)
+    trainer = trained(load(reader), tmp_path / "bundle", **options)
+
+    assert trainer.label_names == ["labels"]
+    assert_same_history(trainer, expected)
+    assert [entry for entry in history(trainer) if "eval_accuracy" in entry]
+    assert trainer.state.best_global_step == expected.state.best_global_step == 6
+    assert_same_weights(trainer.model, expected.model)
+    wanted, got = expected.predict(Text(256, 320)), trainer.predict(Text(256, 320))
+    assert got.predictions == pytest.approx(wanted.predictions, abs=1e-5)
+    assert (got.label_ids == wanted.label_ids).all()
+    trainer.save_model(tmp_path / "saved")
+    make_reader().from_pretrained(tmp_path / "saved", config=make_reader().config)
+
+
+def test_trainer_resumes_a_bundle_from_a_checkpoint(reader, tmp_path):
+    whole = trained(make_reader(), tmp_path / "model", save_steps=6)
+    trained(load(reader), tmp_path / "bundle", save_steps=6)
+
+    for name in ("bundle", "model"):
+        trainer = trainer_of(load(reader), tmp_path / "rest", save_steps=6)
+        trainer.train(resume_from_checkpoint=tmp_path / name / "checkpoint-6")
+        assert_same_history(trainer, whole)
+        assert_same_weights(trainer.model, whole.model)
+
+
+def test_trainer_accumulates_gradients_in_bfloat16_as_with_a_model_that_does_not_count_items(reader, tmp_path):
+    options = {"gradient_accumulation_steps": 3, "bf16": True, "use_cpu": True, "save_strategy": "no"}
+    model = make_reader()
+    model.accepts_loss_kwargs = False
+    expected = trained(model, tmp_path / "model", **options)
+    assert_same_history(trained(load(reader), tmp_path / "bundle", **options), expected)
+
+
+def test_labels_of_question_answering_are_found_by_the_models_name(tmp_path):
+    torch.manual_seed(0)
+    config = BertConfig(vocab_size=WORDS, hidden_size=16, num_hidden_layers=1, num_attention_heads=1)
+    example = {
+        "input_ids": digits()[0][:2],
+        "start_positions": torch.ones(2).long(),
+        "end_positions": torch.ones(2).long(),
+    }
+    aotexport.export(BertForQuestionAnswering(config), (), example, output=tmp_path / "bundle", verify=False)
+    assert trainer_of(load(tmp_path / "bundle"), tmp_path / "run").label_names == ["start_positions", "end_positions"]
+
+
+# --- language models --------------------------------------------------------------------------------------
+
+
+class Words(Text):
+    """Text whose next words are to be told; of every second row the last half is padding."""
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        words = super().__getitem__(index)["input_ids"]
+        padded = torch.where(torch.arange(LENGTH) < LENGTH // 2, words, -100)
+        return {"input_ids": words, "labels": padded if index % 2 else words}
+
+
+def tied() -> GPT2LMHeadModel:
+    """Return a language model whose last layer is its first."""
+    torch.manual_seed(0)
+    words = {"vocab_size": WORDS, "n_positions": LENGTH, "bos_token_id": 0, "eos_token_id": 0}
+    return GPT2LMHeadModel(GPT2Config(n_embd=16, n_layer=1, n_head=1, use_cache=False, **words))
+
+
+def counting() -> LlamaForCausalLM:
+    """Return a language model whose loss is divided by the number of words that it is told."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 1}
+    return LlamaForCausalLM(LlamaConfig(vocab_size=WORDS, use_cache=False, **sizes))
+
+
+def export_language_model(model: Any, path: Path, **more: Any) -> Path:
+    batch = torch.export.Dim("batch", min=1, max=64)
+    words = digits()[0][:8]
+    example = {"input_ids": words, "labels": words.clone(), **more}
+    shapes = {"input_ids": {0: batch}, "labels": {0: batch}}
+    aotexport.export(model, (), example, output=path, dynamic_shapes=shapes, programs=("train",), verify=False)
+    return path
+
+
+def trained_on_words(model: Any, directory: Path, resume: Path | None = None, **options: Any) -> Trainer:
+    trainer = trainer_of(model, directory, **options)
+    trainer.train_dataset = Words(0, 128)
+    trainer.train(resume_from_checkpoint=resume)
+    return trainer
+
+
+def test_tied_weights_are_saved_once_by_a_hook_of_torch_and_loaded(tmp_path):
+    path = export_language_model(tied(), tmp_path / "bundle")
+    model = tied()
+    model.accepts_loss_kwargs = False
+    expected = trained_on_words(model, tmp_path / "model", save_steps=4)
+
+    def save_once(module, state, prefix, metadata):
+        del state["lm_head.weight"]
+
+    for resume in (None, tmp_path / "run" / "checkpoint-4"):
+        module = load(path)
+        module.register_state_dict_post_hook(save_once)
+        trainer = trained_on_words(module, tmp_path / "run", resume, save_steps=4)
+        assert_same_history(trainer, expected)
+        assert trainer.model.lm_head.weight is trainer.model.transformer.wte.weight
+
+
+def test_number_of_items_that_the_example_passed_is_passed_by_the_trainer(tmp_path):
+    path = export_language_model(counting(), tmp_path / "bundle", num_items_in_batch=torch.tensor(7.0))
+    options = {"gradient_accumulation_steps": 2, "save_strategy": "no"}
+    expected = trained_on_words(counting(), tmp_path / "model", **options)
+    module = load(path)
+    module.accepts_loss_kwargs, module.loss_type = True, "ForCausalLM"
+    assert_same_history(trained_on_words(module, tmp_path / "run", **options), expected)
