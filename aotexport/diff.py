@@ -80,12 +80,12 @@ def _programs(bundle: Bundle) -> dict[str, str]:
 def _program(a: Bundle, b: Bundle, name: str) -> Iterator[Change]:
     before, after = a.program(name), b.program(name)
     for section, describe in {
-        "inputs": describe_inputs,
-        "outputs": describe_outputs,
-        "changes": describe_changes,
-        "refusals": _refusals,
+        "inputs": lambda _, program: describe_inputs(program),
+        "outputs": lambda bundle, program: describe_outputs(program, bundle.graph(name, program.forward.file)),
+        "changes": lambda _, program: describe_changes(program),
+        "refusals": lambda _, program: _refusals(program),
     }.items():
-        yield from _compare(f"{name}: {section}", _keyed(describe(before)), _keyed(describe(after)))
+        yield from _compare(f"{name}: {section}", _keyed(describe(a, before)), _keyed(describe(b, after)))
     files = dict.fromkeys(graph_files(before) + graph_files(after))
     for file in files:
         yield from _compare(f"{name}: {file}", _operators(a, before, file), _operators(b, after, file))

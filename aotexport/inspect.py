@@ -84,7 +84,8 @@ def _program(bundle: Bundle, program: Program, *, graph: bool) -> Iterator[Rende
     yield ""
     yield _line(f"program {program.name} ({program.mode} mode), targets: {', '.join(entry.targets)}", style="bold")
     yield _indented(_section("inputs", describe_inputs(program) or ["none"]))
-    yield _indented(_section("outputs", describe_outputs(program) or ["none"]))
+    outputs = describe_outputs(program, bundle.graph(program.name, program.forward.file))
+    yield _indented(_section("outputs", outputs or ["none"]))
     changes = describe_changes(program)
     if changes:
         yield _indented(_section("changes", changes))

@@ -338,7 +338,7 @@ def _write(
     def finish(current: list[EncodedProgram]) -> Manifest:
         write_programs(current, stage)
         write_targets(current, shared, stage)
-        write_readme(stage, name, [program.record for program in current])
+        write_readme(stage, name, current)
         return write_manifest(
             stage,
             name=name,

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from aotexport.encode.program import EncodedProgram
 from aotexport_runtime.describe import describe_inputs, describe_outputs
 from aotexport_runtime.schema.program import Program
 
 
-def write_readme(directory: Path, name: str, programs: list[Program]) -> None:
+def write_readme(directory: Path, name: str, programs: list[EncodedProgram]) -> None:
     """Write `README.md` below `directory`."""
     lines = [f"# {name}", "", "A bundle: a PyTorch model as data, runnable without the model's code.", ""]
     lines += ["```python", "import aotexport_runtime", "", 'module = aotexport_runtime.load("path/to/this/directory")']
-    lines += [f"outputs = module({_arguments(programs[0])})", "```", ""]
-    for program in programs:
+    lines += [f"outputs = module({_arguments(programs[0].record)})", "```", ""]
+    for encoded in programs:
+        program, forward = encoded.record, encoded.graphs[encoded.record.forward.file]
         lines += [f"## Program `{program.name}`", "", "Inputs:", ""]
         lines += [f"- {line}" for line in describe_inputs(program)] or ["- none"]
         lines += ["", "Outputs:", ""]
-        lines += [f"- {line}" for line in describe_outputs(program)] or ["- none"]
+        lines += [f"- {line}" for line in describe_outputs(program, forward)] or ["- none"]
         lines.append("")
     lines += [
         "`python -m aotexport_runtime inspect .` shows more; `python -m aotexport_runtime selftest .` compares it with",

@@ -302,6 +302,14 @@ def test_inspect_shows_inputs_outputs_changes_and_graphs(run: Run, bundle: Path)
     assert sum(line.startswith("under target auto the forward graph runs: ") for line in lines) == 1
 
 
+def test_inspect_names_the_types_of_numbers(run: Run) -> None:
+    values = "x.sum().item(), x.shape[0] / 2, x.shape[0] + 1, (x.sum() > 0).item(), int(x.sum()), 2.5, True"
+    Path("numbers.py").write_text(f"import torch\ndef model(x):\n    return {values}\nexample_inputs = torch.ones(3)\n")
+    assert run("numbers.py", "-o", "bundle", "--no-verify", "--dynamic", "x:0=n[1:9]").exit_code == 0
+    outputs = json.loads(run("inspect", "bundle", "--json").stdout)["programs"]["infer"]["outputs"]
+    assert [line.partition(": ")[2] for line in outputs] == ["float", "float", "int", "bool", "int", "2.5", "True"]
+
+
 def test_inspect_of_one_program_with_graph_shows_its_operators_alone(run: Run, bundle: Path) -> None:
     result = run("inspect", bundle, "--program", "infer", "--graph")
     assert "program train" not in result.stdout

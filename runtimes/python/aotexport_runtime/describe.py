@@ -29,14 +29,16 @@ from aotexport_runtime.schema.values import (
     ComplexArgument,
     DeviceArgument,
     FloatArgument,
+    ScalarMeta,
     SizeArgument,
+    SizeMeta,
     SliceArgument,
     SubgraphArgument,
     TensorMeta,
     ValueMeta,
 )
 from aotexport_runtime.sizes import describe as describe_size
-from aotexport_runtime.sizes import describe_range
+from aotexport_runtime.sizes import describe_range, type_of
 from aotexport_runtime.trees import leaves
 
 
@@ -99,7 +101,7 @@ def _program(bundle: Bundle, program: Program, *, graph: bool) -> list[str]:
     lines = ["", f"program {program.name} ({what}), targets: {', '.join(entry.targets)}", "  inputs:"]
     lines += [f"    {line}" for line in describe_inputs(program)] or ["    none"]
     lines.append("  outputs:")
-    lines += [f"    {line}" for line in describe_outputs(program)] or ["    none"]
+    lines += [f"    {line}" for line in describe_outputs(program, _forward(bundle, program))] or ["    none"]
     lines += [f"  {line}" for line in describe_changes(program)]
     files = [program.forward.file] + ([program.functional.file] if program.functional else [])
     for file in files:
@@ -139,6 +141,10 @@ def describe_refused_targets(bundle: Bundle, program: str) -> list[str]:
     ]
 
 
+def _forward(bundle: Bundle, program: Program) -> Graph:
+    return bundle.graph(program.name, program.forward.file)
+
+
 def _names(program: Program) -> dict[str, str]:
     return {dimension.symbol: dimension.name for dimension in program.dimensions}
 
@@ -169,9 +175,15 @@ def describe_inputs(program: Program) -> list[str]:
     return lines
 
 
-def describe_outputs(program: Program) -> list[str]:
-    """Return one line per output leaf, with its alias story."""
+def describe_outputs(program: Program, forward: Graph) -> list[str]:
+    """Return one line per output leaf, with its alias story.
+
+    Args:
+        program: a program.
+        forward: its forward graph, which knows the types of numbers.
+    """
     names = _names(program)
+    metas = {value.name: value.meta for value in (*forward.inputs, *forward.nodes)}
     specs = program.functional.outputs if program.functional else ()
     lines: list[str] = []
     for path, leaf in leaves(program.output_tree, "output"):
@@ -179,10 +191,20 @@ def describe_outputs(program: Program) -> list[str]:
             lines.append(f"{path}: {_argument(leaf.value)}")
             continue
         meta = program.outputs[leaf.index]
-        what = _tensor(meta, names) if meta is not None else "int"
+        what = _tensor(meta, names) if meta is not None else _number(forward.outputs[leaf.index], metas)
         story = _story(specs[leaf.index], program) if specs else ""
         lines.append(f"{path}: {what}{story}")
     return lines
+
+
+def _number(output: Argument, metas: dict[str, ValueMeta]) -> str:
+    """Return the Python type of an output that is a number."""
+    if isinstance(output, FloatArgument):
+        return "float"
+    meta = metas.get(output) if isinstance(output, str) else None
+    if isinstance(meta, ScalarMeta):
+        return meta.type
+    return type_of(meta.value) if isinstance(meta, SizeMeta) else type(output).__name__
 
 
 def describe_subclass(record: Subclass) -> str:
@@ -283,7 +305,7 @@ def summary(bundle: Bundle, *, program: str | None = None, graph: bool = False) 
         programs[name] = {
             "record": msgspec.to_builtins(record),
             "inputs": describe_inputs(record),
-            "outputs": describe_outputs(record),
+            "outputs": describe_outputs(record, _forward(bundle, record)),
             "changes": describe_changes(record),
             "preference": describe_preference(bundle, record),
         }

@@ -9,7 +9,7 @@ import functools
 import math
 import operator
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 from aotexport_runtime.errors import BundleInvalid
 from aotexport_runtime.schema.sizes import Size, SizeExpression
@@ -68,6 +68,18 @@ _TRUTHS = ("eq", "ne", "lt", "le", "and", "or", "not")
 _TO_FLOAT = ("float", "truediv", "sqrt")
 _TO_INTEGER = ("trunc", "floor", "ceil", "round")
 _INTEGERS_ONLY = ("floordiv", "mod", "ceildiv")
+
+
+def type_of(size: Size | float | None) -> Literal["int", "float", "bool"]:
+    """Return the Python type of the value of `size`; None: a number that depends on the data of tensors, an integer."""
+    if isinstance(size, float):
+        return "float"
+    if not isinstance(size, SizeExpression) or size.op in _TO_INTEGER:
+        return "int"
+    if size.op in _TRUTHS:
+        return "bool"
+    operands = size.args[1:] if size.op == "where" else size.args
+    return "float" if size.op in _TO_FLOAT or "float" in map(type_of, operands) else "int"
 
 
 def evaluate(size: Size, symbols: Mapping[str, int]) -> int:
