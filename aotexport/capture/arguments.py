@@ -15,8 +15,8 @@ from aotexport.capture.structure import LeafIndex, dataclass_attributes, is_plai
 from aotexport.errors import ExportFailed
 from aotexport_runtime.constants import encode_key, is_key
 from aotexport_runtime.schema.program import ContainerChange
-from aotexport_runtime.schema.trees import Constant, Leaf, NamedFields, Sequence, Tree
-from aotexport_runtime.trees import key_of, steps
+from aotexport_runtime.schema.trees import Constant, Leaf, Mapping, NamedFields, Sequence, Tree
+from aotexport_runtime.trees import key_of, keys_of, steps
 
 
 @dataclass(frozen=True)
@@ -180,6 +180,8 @@ def _defaults(callable_: Any) -> dict[str, Any]:
 
 
 def _children(tree: Tree, value: Any) -> list[Any]:
+    if isinstance(tree, Mapping):
+        return [value[key] for key in keys_of(tree)]
     if isinstance(value, dict | UserDict):
         return list(value.values())
     if isinstance(tree, Sequence) or isinstance(value, tuple | deque):

@@ -13,6 +13,7 @@ from aotexport.capture.arrays import is_stand_in, tensor_within
 from aotexport.capture.call import ExampleCall
 from aotexport.capture.effects import Effects
 from aotexport.capture.example_values import ExampleValues
+from aotexport.capture.key_order import KeyOrder
 from aotexport.capture.state import State, StateEntry, swapped
 from aotexport.capture.structure import tree_of
 from aotexport.capture.surroundings import surroundings_kept
@@ -35,6 +36,7 @@ class FlatCall:
         shared: entry of the state that an argument is, by the argument's index.
         values: values of the example, for traces that follow them.
         grad: whether grad mode is on.
+        key_order: another order of the keys of dicts in the call; None: the example's.
         output_tree: structure of what was returned; its leaves are indices of the flat tensors.
         rebinds: entries that the call replaces, and the index of the new tensor.
         container_changes: what the call did to lists and dicts of its caller.
@@ -51,6 +53,7 @@ class FlatCall:
     shared: dict[int, int]
     values: ExampleValues
     grad: bool
+    key_order: KeyOrder | None = None
     output_tree: Tree | None = None
     rebinds: list[tuple[StateEntry, int]] = field(default_factory=list)
     container_changes: list[ContainerChange] = field(default_factory=list)
@@ -70,6 +73,8 @@ class FlatCall:
         indices_of_arguments = range(len(self.call.tensors))
         arguments = [tensors[self.shared[i]] if i in self.shared else next(own) for i in indices_of_arguments]
         args, kwargs = self.call.rebuild(arguments)
+        if self.key_order is not None:
+            kwargs = self.key_order.put(self.call, args, kwargs)
         outputs: list[Any] = []
         indices: dict[int, int] = {}
 

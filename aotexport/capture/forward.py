@@ -26,6 +26,7 @@ from aotexport.capture.forward_capture import Binding, ForwardCapture
 from aotexport.capture.grad_mode import insert_regions, make_relative, marked_regions
 from aotexport.capture.hooks import refuse_hooks_on_state
 from aotexport.capture.identity import asks_identity
+from aotexport.capture.key_order import other_orders
 from aotexport.capture.larger_examples import holds_for, larger_tensors
 from aotexport.capture.reading_values import READING_VALUES
 from aotexport.capture.second_trace import same_in_both_modes
@@ -153,6 +154,7 @@ def _trace_as(
         flat.effects.reads.clear()
     if _asks_for_autocast(flat, strategy) and not _same_under_other_autocast(flat, strategy, graph, fakes, own):
         flat.effects.reads.add("autocast")
+    any_order = _dicts_read_by_key(flat, strategy, graph, fakes, own)
     if len(own) > 1 and asks_identity(target, call.module):
         flat.effects.reads.add("identity")
     assert flat.output_tree is not None
@@ -191,6 +193,7 @@ def _trace_as(
         flat,
         strategy.name,
         asks_modes,
+        any_order,
     )
 
 
@@ -221,6 +224,23 @@ def _same_under_other_autocast(
             # What cannot be captured so is not the same, and calls are held to what could be.
             return False
         return _same_again(replace(flat, target=target), graph, fakes, own)
+
+
+def _dicts_read_by_key(
+    flat: FlatCall, strategy: Strategy, graph: torch.fx.GraphModule, fakes: FakeInputs, own: Sequence[int]
+) -> frozenset[str]:
+    """Return the paths of the dicts of the call whose keys may come in any order."""
+    orders = other_orders(flat.call, flat.container_changes) if strategy.name == "direct" else []
+    for order in orders:
+        other = replace(flat, key_order=order)
+        if not _same_again(other, graph, fakes, own) or _given(other) != _given(flat):
+            return frozenset()
+    return orders[0].paths if orders else frozenset()
+
+
+def _given(flat: FlatCall) -> Any:
+    """Return the structure of what a call returns and changes."""
+    return flat.output_tree, flat.container_changes, [(entry.names, index) for entry, index in flat.rebinds]
 
 
 def _same_again(other: FlatCall, graph: torch.fx.GraphModule, fakes: FakeInputs, own: Sequence[int]) -> bool:

@@ -45,6 +45,7 @@ class ForwardCapture:
         function: the traced function on flat inputs in the order of `bindings`, for a direct joint capture.
         strategy: which strategy gave it.
         asks_modes: whether the model's code may have asked whether it trains, or whether gradients are on.
+        any_order: paths of dicts of the call whose keys may come in any order.
     """
 
     graph: torch.fx.GraphModule
@@ -58,3 +59,4 @@ class ForwardCapture:
     function: Any
     strategy: str
     asks_modes: bool = True
+    any_order: frozenset[str] = frozenset()

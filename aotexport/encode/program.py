@@ -15,6 +15,7 @@ from aotexport.capture.autocast import surrounding_autocast
 from aotexport.capture.call import ExampleCall
 from aotexport.capture.forward_capture import Binding, ForwardCapture
 from aotexport.capture.functional import Refused
+from aotexport.capture.key_order import with_any_order
 from aotexport.capture.shapes import assumptions, dimensions, guards
 from aotexport.encode.constant_gradients import constant_gradient
 from aotexport.encode.functional import Unsupported, encode_functional, refuse_unsupported
@@ -119,7 +120,9 @@ def encode_program(spec: ProgramSpec, forward: ForwardCapture, *, root: Path | N
         mode=spec.mode,
         grad=spec.grad,
         method=spec.method,
-        parameters=tuple(_reindexed(parameter, positions) for parameter in call.parameters),
+        parameters=tuple(
+            with_any_order(_reindexed(parameter, positions), forward.any_order) for parameter in call.parameters
+        ),
         inputs=tuple(_input(b, fake, call) for b, fake in zip(forward.bindings, forward.inputs, strict=True)),
         outputs=tuple(encode_result_meta(v) if isinstance(v, torch.Tensor) else None for v in values),
         output_tree=forward.output_tree,

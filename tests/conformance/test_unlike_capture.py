@@ -1137,8 +1137,8 @@ def test_other_keys_and_classes_of_sequences_are_refused(load):
         module(leaf(3), {0.5: leaf(3), b"": leaf(3), (1.0, b""): leaf(3)}, [leaf(3), leaf(3)])
     assert str(caught.value) == (
         "the call does not fit program `train`:\n"
-        "  - `table`: expected a dict with keys [0.5, b'ab', (1.0, b'')] in this order, "
-        "got a dict with keys [0.5, b'', (1.0, b'')]\n"
+        "  - `table`: expected a dict with keys [0.5, b'ab', (1.0, b'')] in this order; missing: b'ab'; "
+        "unexpected: b''\n"
         "  - `boxes`: expected a Boxes of 2, got a list of 2"
     )
     one = load(lambda table: table[(1,)] * 2, {(1,): torch.ones(2)}, force=True)

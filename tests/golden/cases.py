@@ -564,6 +564,16 @@ class Result(collections.OrderedDict):  # type: ignore[type-arg]
 
 
 @case
+def dict_read_by_key() -> Case:
+    """A dict and keywords whose keys may come in any order."""
+
+    def call(batch: dict[str, Tensor], **more: Tensor) -> Tensor:
+        return batch["x"] * batch["scale"] + more["shift"] / more["by"]
+
+    return Case(call, ({"x": needs_grad(3), "scale": ramp(3)},), {"shift": ramp(3), "by": 1 + ramp(3)})
+
+
+@case
 def nested_inputs() -> Case:
     """Every kind of container among the inputs, and constants of every type."""
 

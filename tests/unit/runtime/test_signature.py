@@ -39,8 +39,8 @@ def sequence(type_: Any, *items: Any) -> Sequence:
     return Sequence(type=type_, items=items)
 
 
-def mapping(**items: Any) -> Mapping:
-    return Mapping(type="dict", keys=tuple(items), items=tuple(items.values()))
+def mapping(*, any_order: bool = False, **items: Any) -> Mapping:
+    return Mapping(type="dict", keys=tuple(items), items=tuple(items.values()), any_order=any_order)
 
 
 def pair(type_: Any, first: Any, second: Any) -> NamedFields:
@@ -57,6 +57,7 @@ def flatten(parameters: list[Parameter], args: tuple[Any, ...], kwargs: dict[str
     return leaves, violations
 
 
+BY_KEY = [parameter("x", mapping(a=leaf(0), b=leaf(1), any_order=True))]
 PLAIN = [parameter("x", leaf(0)), parameter("y", leaf(1))]
 DEFAULT = [parameter("x", leaf(0)), parameter("scale", constant(2.0), optional=True)]
 KEYWORD = [parameter("x", leaf(0)), parameter("y", leaf(1), "keyword_only")]
@@ -136,7 +137,7 @@ UNFITTING = {
         NESTED,
         ({"a": [X, None]},),
         {},
-        ["`x`: expected a dict with keys ['a', 'b'] in this order, got a dict with keys ['a']"],
+        ["`x`: expected a dict with keys ['a', 'b'] in this order; missing: 'b'"],
     ),
     "other_order": (
         NESTED,
@@ -172,7 +173,31 @@ UNFITTING = {
         VARIADIC,
         (X, Y),
         {"w": Z},
-        ["`more`: expected a dict with keys ['z'] in this order, got a dict with keys ['w']"],
+        ["`more`: expected a dict with keys ['z'] in this order; missing: 'z'; unexpected: 'w'"],
+    ),
+    "keys_in_any_order_others": (
+        BY_KEY,
+        ({"c": X, "b": Y, "d": Z},),
+        {},
+        ["`x`: expected a dict with keys ['a', 'b'] in any order; missing: 'a'; unexpected: 'c', 'd'"],
+    ),
+    "keys_in_any_order_more": (
+        BY_KEY,
+        ({"c": X, "b": Y, "a": Z},),
+        {},
+        ["`x`: expected a dict with keys ['a', 'b'] in any order; unexpected: 'c'"],
+    ),
+    "keys_in_any_order_no_dict": (
+        BY_KEY,
+        (X,),
+        {},
+        ["`x`: expected a dict with keys ['a', 'b'] in any order, got a tensor float32[2]"],
+    ),
+    "keys_of_keywords_in_any_order": (
+        [parameter("more", mapping(a=leaf(0), b=leaf(1), any_order=True), "var_keyword")],
+        (),
+        {"c": X, "b": Y},
+        ["`more`: expected a dict with keys ['a', 'b'] in any order; missing: 'a'; unexpected: 'c'"],
     ),
     "field_missing": (
         [parameter("x", pair("dataclass", leaf(0), leaf(1)))],
@@ -198,3 +223,18 @@ UNFITTING = {
 @pytest.mark.parametrize(("parameters", "args", "kwargs", "expected"), UNFITTING.values(), ids=UNFITTING)
 def test_call_that_does_not_fit_is_told_every_violation(parameters, args, kwargs, expected):
     assert flatten(parameters, args, kwargs)[1] == expected
+
+
+@pytest.mark.parametrize("dict_type", [dict, collections.OrderedDict, collections.UserDict])
+def test_dict_that_is_read_by_key_fits_in_any_order(dict_type):
+    leaves, violations = flatten(BY_KEY, (dict_type({"b": Y, "a": X}),), {})
+    assert violations == []
+    assert leaves[0] is X
+    assert leaves[1] is Y
+
+
+def test_keywords_that_are_read_by_key_fit_in_any_order():
+    more = parameter("more", mapping(a=leaf(0), b=leaf(1), any_order=True), "var_keyword")
+    leaves, violations = flatten([more], (), {"b": Y, "a": X})
+    assert violations == []
+    assert leaves[:2] == [X, Y]

@@ -126,7 +126,8 @@ class Signature:
         if self._var_keyword is not None:
             tree = self._var_keyword.tree
             order = tree.keys if isinstance(tree, Mapping) else ()
-            if [key for key in rest if key in order] != [key for key in order if key in rest]:
+            is_ordered = isinstance(tree, Mapping) and not tree.any_order
+            if is_ordered and [key for key in rest if key in order] != [key for key in order if key in rest]:
                 report(f"keyword arguments {', '.join(map(str, order))}: expected in this order, as at capture")
             known = {key: rest.pop(key) for key in order if isinstance(key, str) and key in rest}
             bound.append((self._var_keyword, {**known, **rest}))
@@ -203,20 +204,33 @@ def _children(tree: Sequence | Mapping | NamedFields, value: Any) -> list[Any] |
             return f"expected a deque with maxlen={tree.max_items}, as at capture, got maxlen={value.maxlen}"
         return list(value)
     if isinstance(tree, Mapping):
-        keys = keys_of(tree)
-        if not isinstance(value, dict | UserDict) or not _same_keys(list(value), keys):
-            return f"expected a dict with keys {keys} in this order, got {_describe(value)}"
-        return list(value.values())
+        return _values(tree, value)
     return _fields(tree, value)
+
+
+def _values(tree: Mapping, value: Any) -> list[Any] | str:
+    """Return the values of a dict in the order of the tree's keys, or what is wrong with its own."""
+    keys = keys_of(tree)
+    expected = f"expected a dict with keys {keys} in {'any' if tree.any_order else 'this'} order"
+    if not isinstance(value, dict | UserDict):
+        return f"{expected}, got {_describe(value)}"
+    missing = [repr(key) for key in keys if key not in value]
+    unexpected = [repr(key) for key in value if key not in keys]
+    if missing or unexpected:
+        wrong = [f"missing: {', '.join(missing)}"] if missing else []
+        wrong += [f"unexpected: {', '.join(unexpected)}"] if unexpected else []
+        return f"{expected}; {'; '.join(wrong)}"[:400]
+    own = list(value)
+    # 1 and 1.0 are one key of a dict, and other operands.
+    if {key: _floats(key) for key in own} != {key: _floats(key) for key in keys} or (
+        not tree.any_order and own != keys
+    ):
+        return f"{expected}, got {_describe(value)}"
+    return [value[key] for key in keys]
 
 
 def _is_of_class(value: Any, base: Any, name: str) -> bool:
     return isinstance(value, base) and type(value).__name__ == name and not getattr(value, "__dict__", None)
-
-
-def _same_keys(keys: list[Any], expected: list[Any]) -> bool:
-    """Return whether keys are equal, and numbers among them of one type: 1 and 1.0 are other operands."""
-    return keys == expected and list(map(_floats, keys)) == list(map(_floats, expected))
 
 
 def _floats(key: Any) -> Any:

@@ -124,12 +124,14 @@ class Mapping(Record, kw_only=True, tag="mapping", tag_field="kind"):
         keys: in order; an array is a tuple. Floats among them are finite.
         items: value per key.
         factory: of a `default_dict`: what makes its missing values; None: nothing, and for all other types.
+        any_order: of an argument: a call may have the keys in any order, since the model reads them by name.
     """
 
     type: Literal["dict", "ordered_dict", "default_dict", "counter"]
     keys: tuple[Key, ...]
     items: tuple[Tree, ...]
     factory: Factory | None = None
+    any_order: bool = False
 
 
 class NamedFields(Record, kw_only=True, tag="named_fields", tag_field="kind"):

@@ -1,0 +1,175 @@
+"""Dicts of the call in another order than the example's: served where the model reads by key, else refused."""
+
+from __future__ import annotations
+
+import collections
+import itertools
+
+import pytest
+import torch
+
+import aotexport
+import aotexport_runtime
+from aotexport_runtime import CallInvalid
+
+ORDERS = [order for order in itertools.permutations("abc") if order != ("a", "b", "c")]
+
+
+def by_key(batch):
+    return batch["a"] * 2 + batch["b"] * batch["c"]
+
+
+def passed_on(batch):
+    return by_key({"c": batch["c"], **{key: batch[key] for key in ("b", "a")}})
+
+
+def spread(batch):
+    return named(**batch)
+
+
+def named(a, b, c):
+    return a - b * c
+
+
+def sorted_values(batch):
+    return torch.stack([value for _, value in sorted(batch.items())])
+
+
+def chosen(batch):
+    return named(**{key: value for key, value in batch.items() if key in ("c", "a", "b")})
+
+
+def keywords(**batch):
+    return named(**batch)
+
+
+def nested(batch):
+    return by_key(batch["inner"][0]) + batch["flag"] * batch["scale"]
+
+
+def folded(batch):
+    total = torch.zeros(3)
+    for value in batch.values():
+        total = total * 2 + value
+    return total
+
+
+def first(batch):
+    return next(iter(batch.values()))
+
+
+def middle(batch):
+    return list(batch.values())[1]
+
+
+def earlier(batch):
+    keys = list(batch)
+    return batch["a"] if keys.index("b") < keys.index("c") else batch["b"]
+
+
+def doubled(batch):
+    return {key: value * 2 for key, value in batch.items()}
+
+
+def extended(batch):
+    batch["sum"] = batch["a"] + batch["b"]
+    return batch["c"]
+
+
+def stacked(**batch):
+    return torch.stack(list(batch.values()))
+
+
+def batch(order="abc", *, of=dict):
+    torch.manual_seed(0)
+    values = {key: torch.randn(3) for key in "abc"}
+    return of((key, values[key]) for key in order)
+
+
+def loaded(function, path, *args, **kwargs):
+    aotexport.export(function, args, kwargs, output=path)
+    return aotexport_runtime.load(path)
+
+
+@pytest.mark.parametrize("function", [by_key, passed_on, spread, sorted_values, chosen])
+def test_dict_that_is_read_by_key_is_taken_in_every_order(function, tmp_path):
+    bundle = loaded(function, tmp_path / "bundle", batch())
+    for order in ORDERS:
+        assert torch.equal(bundle(batch(order)), function(batch(order)))
+
+
+@pytest.mark.parametrize("of", [collections.OrderedDict, collections.UserDict])
+def test_dicts_of_other_classes_are_taken_in_every_order(of, tmp_path):
+    bundle = loaded(by_key, tmp_path / "bundle", batch(of=of))
+    for order in ORDERS:
+        assert torch.equal(bundle(batch(order, of=of)), by_key(batch(order)))
+
+
+def test_keywords_that_are_read_by_name_are_taken_in_every_order(tmp_path):
+    bundle = loaded(keywords, tmp_path / "bundle", **batch())
+    for order in ORDERS:
+        assert torch.equal(bundle(**batch(order)), keywords(**batch(order)))
+
+
+def test_nested_dicts_are_taken_in_every_order(tmp_path):
+    bundle = loaded(nested, tmp_path / "bundle", {"inner": [batch()], "scale": torch.ones(3), "flag": 3})
+    other = {"scale": torch.ones(3), "flag": 3, "inner": [batch("cab")]}
+    assert torch.equal(bundle(other), nested(other))
+    with pytest.raises(CallInvalid) as caught:
+        bundle({**other, "inner": [{**batch("cb"), "d": torch.ones(3)}]})
+    assert str(caught.value) == (
+        "the call does not fit program `infer`:\n"
+        "  - `batch['inner'][0]`: expected a dict with keys ['a', 'b', 'c'] in any order; missing: 'a'; unexpected: 'd'"
+    )
+
+
+@pytest.mark.parametrize("function", [folded, first, middle, earlier, doubled, extended])
+def test_dict_whose_order_the_model_reads_is_taken_in_that_alone(function, tmp_path):
+    bundle = loaded(function, tmp_path / "bundle", batch())
+    got, expected = bundle(batch()), function(batch())
+    torch.testing.assert_close(got, expected, rtol=0, atol=0)
+    assert not isinstance(got, dict) or list(got) == list(expected)
+    for order in ORDERS:
+        with pytest.raises(CallInvalid, match=r"expected a dict with keys \['a', 'b', 'c'\] in this order, got a dict"):
+            bundle(batch(order))
+
+
+def test_keywords_whose_order_the_model_reads_are_taken_in_that_alone(tmp_path):
+    bundle = loaded(stacked, tmp_path / "bundle", **batch())
+    for order in ORDERS:
+        with pytest.raises(CallInvalid, match="keyword arguments a, b, c: expected in this order, as at capture"):
+            bundle(**batch(order))
+
+
+def test_changed_dict_keeps_its_order_beside_one_that_is_read_by_key(tmp_path):
+    def model(batch, cache):
+        cache["seen"] = by_key(batch) + cache["seen"]
+        return cache["seen"].sum()
+
+    bundle = loaded(model, tmp_path / "bundle", batch(), {"seen": torch.zeros(3), "count": 1})
+    cache, own = ({"seen": torch.ones(3), "count": 1} for _ in range(2))
+    assert torch.equal(bundle(batch("cba"), cache), model(batch("cba"), own))
+    assert torch.equal(cache["seen"], own["seen"])
+    with pytest.raises(CallInvalid, match=r"`cache`: expected a dict with keys \['seen', 'count'\] in this order"):
+        bundle(batch("cba"), {"count": 1, "seen": torch.ones(3)})
+
+
+def test_module_with_dynamic_sizes_trains_on_dicts_in_another_order(tmp_path):
+    class Net(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.head = torch.nn.Linear(4, 2)
+
+        def forward(self, batch):
+            return (self.head(batch["x"]) - batch["y"]).square().mean()
+
+    torch.manual_seed(0)
+    net, rows = Net(), torch.export.Dim("rows", min=1)
+    sizes = {"batch": {"x": {0: rows}, "y": {0: rows}}}
+    example = ({"x": torch.randn(3, 4), "y": torch.randn(3, 2)},)
+    aotexport.export(net, example, dynamic_shapes=sizes, output=tmp_path / "bundle")
+    bundle, other = aotexport_runtime.load(tmp_path / "bundle"), {"y": torch.randn(5, 2), "x": torch.randn(5, 4)}
+    got, expected = (
+        torch.autograd.grad(module(other), list(module.parameters())) for module in (bundle.train(), net.train())
+    )
+    torch.testing.assert_close(got, expected)
