@@ -17,6 +17,7 @@ from aotexport_runtime.engines.codegen import Environment
 from aotexport_runtime.engines.cuda.launch import grid_of, pack_number
 from aotexport_runtime.engines.cuda.packs import TARGET, kernels_of
 from aotexport_runtime.engines.lowered import Lowered, lowered_graphs
+from aotexport_runtime.errors import NotSupported
 from aotexport_runtime.schema.kernels import Kernel, PointerParameter
 from aotexport_runtime.schema.program import Program
 
@@ -36,10 +37,17 @@ class InterpreterEngine:
         self._candidate = candidate
         self.launches: Counter[str] = Counter()
 
-    def __call__(self, bundle: Bundle, program: Program, environment: Environment) -> Lowered | None:
-        """Return `program` on interpreted kernels; None: it has none."""
+    def check(self, place: torch.device | None) -> None:
+        """Take every device."""
+
+    def __call__(self, bundle: Bundle, program: Program, environment: Environment) -> Lowered:
+        """Return `program` on interpreted kernels.
+
+        Raises:
+            NotSupported: it has none.
+        """
         if not bundle.has_target(TARGET, program.name):
-            return None
+            raise NotSupported("the bundle has no kernels of this program")
         kernels = {kernel.name: self._launcher(bundle, kernel) for kernel in kernels_of(bundle, program.name)}
         return lowered_graphs(bundle, TARGET, program, environment, kernels)
 

@@ -224,6 +224,7 @@ def test_bundle_without_trust_runs_its_graphs_and_says_so(words, library_calls, 
     assert caplog.messages == [
         f"target portable; not {name}: {reason}",
         "program train runs its forward graph: the other graph has few operators, 53, on small tensors",
+        "program train runs forward and backward by autograd",
     ]
     assert library_calls == []
     with pytest.raises(NotSupported) as caught:

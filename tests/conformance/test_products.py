@@ -104,10 +104,18 @@ def test_library_decides_before_its_first_results_are_given_out(tmp_path, caplog
     torch.testing.assert_close(first, expected, rtol=1e-5, atol=1e-6)
 
     # The table is the library's, and so there is one for the process.
-    other = aotexport_runtime.load(path, target="cpu", trust="native", products="torch").train()
+    other = aotexport_runtime.load(path, trust="native", products="torch").train()
     torch.testing.assert_close(results(other), expected, rtol=1e-5, atol=1e-6)
+    reason = (
+        "this process has the library `train.forward.so` loaded with products=`onednn`; for products=`torch`, load it "
+        "in another process"
+    )
     messages = [record.getMessage() for record in caplog.records if record.name == "aotexport_runtime"]
-    assert messages == [
-        f"program train runs its graph, and not target {folder.name}: this process has the library `train.forward.so` "
-        "loaded with products=`onednn`; for products=`torch`, load it in another process"
-    ]
+    assert messages == [f"program train runs its graph, and not target {folder.name}: {reason}"]
+    asked = aotexport_runtime.load(path, target="cpu", trust="native", products="torch").train()
+    with pytest.raises(aotexport_runtime.NotSupported) as caught:
+        asked(x)
+    assert str(caught.value) == (
+        f"target `cpu` was asked for and does not run program `train` on cpu: {folder.name}: {reason}. Target `auto` "
+        "runs the fastest of those that do"
+    )

@@ -55,6 +55,7 @@ def _selftest(options: Any) -> int:
         imported(name)
     from aotexport_runtime import meshes
     from aotexport_runtime.bundle import open_bundle
+    from aotexport_runtime.call.engines import words
     from aotexport_runtime.self_test import describe_failures, run_vectors
 
     types = {name: class_named(name) for name in options.tensor_type}
@@ -82,7 +83,8 @@ def _selftest(options: Any) -> int:
     for path, result in results:
         worst = max((d.error for d in result.differences), default=0.0)
         verdict = "ok" if result.agrees else "FAILED"
-        print(f"{path}: {result.program}/{result.vector} ({result.target}): {verdict}, relative error {worst:.1e}")
+        what = f"{result.program}/{result.vector} ({result.target}): {verdict}, relative error {worst:.1e}"
+        print(f"{path}: {what}" + (f", {words(result.ran)} on {result.device}" if result.ran else ""))
         for line in describe_failures(result):
             print(line)
     if not results:

@@ -7,7 +7,7 @@ import importlib.util
 import logging
 import os
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 
 from aotexport_runtime.arguments import check_torch, check_type, names_of
 from aotexport_runtime.bundle import Bundle, open_bundle
@@ -32,7 +32,7 @@ ENGINES = {
     "cpu": "the functional graphs as shared libraries, where the bundle has them; needs trust='native'",
     "portable": "the functional graphs as operator calls of torch, on any device",
     "autograd": "the forward graph under eager autograd; the reference",
-    "cuda": "precompiled kernels, where the bundle has them and the device runs them; elsewhere as `portable`",
+    "cuda": "precompiled kernels for NVIDIA GPUs; needs trust='native'",
     "onnx": "ONNX models of programs that record no gradients, through ONNX Runtime, without torch",
 }
 """Engines by target name, in order of preference of `auto`."""
@@ -123,8 +123,7 @@ def load(
             "target `hip` is experimental: bundles can hold its kernels, and there is no launcher of them. Load target "
             "`portable`, which runs on AMD GPUs by torch's own operators"
         )
-    if target not in ("auto", *ENGINES) and not target.startswith("cpu-"):
-        raise NotSupported(f"no target `{target}`; there are auto, {', '.join(ENGINES)}")
+    _check_name(target)
     if trust not in ("data", "native"):
         raise NotSupported(f"no trust tier `{trust}`; there are data and native")
     if not 0 <= memory_budget <= 1:
@@ -138,7 +137,6 @@ def load(
         bundle.check_files()
     if onnx is not None:
         raise NotSupported(f"`onnx` is for target `onnx`, not `{target}`")
-    from aotexport_runtime.engines.choice import choose_compiled
     from aotexport_runtime.engines.codegen import Environment
     from aotexport_runtime.engines.products.modes import mode_of
     from aotexport_runtime.module import BundleModule
@@ -148,15 +146,13 @@ def load(
     _check_namespaces(bundle.manifest.requirements, namespaces)
     types = TensorTypes(tensor_types)
     _check_types(bundle.manifest.requirements, types)
-    place = _place(device)
-    lowering = _lowering(bundle, target, trust, cuda)
+    place, lowering, compiled, why_not = _resolved(bundle, target, trust, device, cuda)
     environment = Environment(
         namespaces, place, types, lowering, memory_budget=memory_budget, products=mode_of(products)
     )
     tensors = load_tensors(bundle, bundle.manifest.state, environment.form, mapped=mapped)
     keep_freed_memory()
-    compiled = choose_compiled(bundle, target, trust, place)
-    module = BundleModule(bundle, tensors, target=target, environment=environment, compiled=compiled)
+    module = BundleModule(bundle, tensors, target=target, environment=environment, compiled=compiled, why_not=why_not)
     if place is not None:
         module.to(place)
     for name in bundle.program_names:
@@ -166,19 +162,70 @@ def load(
     return module
 
 
-def _lowering(bundle: Bundle, target: str, trust: str, options: CudaRuntime | None) -> LoweringEngine | None:
-    """Return what gives lowered programs: the engine of native files, for a caller who trusts them.
+def check_target(bundle: Bundle, target: str, trust: str, device: torch.device | str | None) -> None:
+    """Refuse a target that was asked for and cannot run here; nothing is loaded. Arguments as of `load`.
 
     Raises:
-        NotSupported: native files were asked for, and the bundle has none or is not trusted with them.
+        NotSupported: says why.
     """
-    available = {name for entry in bundle.manifest.programs for name in entry.targets}
+    _check_name(target)
+    _resolved(bundle, target, trust, device, None)
+
+
+def _check_name(target: str) -> None:
+    if target not in ("auto", *ENGINES) and not target.startswith("cpu-"):
+        raise NotSupported(f"no target `{target}`; there are auto, {', '.join(ENGINES)}")
+
+
+class _Resolved(NamedTuple):
+    """What `load` was asked for, on this machine.
+
+    Attributes:
+        place: the device; None: where the bundle was captured.
+        lowering: gives lowered programs; None: functional graphs run.
+        compiled: the compiled target that runs; None: none does.
+        why_not: why others do not run, by name.
+    """
+
+    place: torch.device | None
+    lowering: LoweringEngine | None
+    compiled: str | None
+    why_not: dict[str, str]
+
+
+def _resolved(
+    bundle: Bundle, target: str, trust: str, device: torch.device | str | None, cuda: CudaRuntime | None
+) -> _Resolved:
+    from aotexport_runtime.engines.choice import choose_compiled
+
+    obstacle = _no_kernels(bundle, target, trust)
     if target == "cuda":
-        if "cuda" not in available:
-            raise NotSupported("the bundle has no kernels. Export it with `--target cuda`")
-        if trust != "native":
-            raise NotSupported("kernels are native code, which runs only with `trust='native'`")
-    if trust != "native" or "cuda" not in available or target not in ("auto", "cuda"):
+        if obstacle is not None:
+            raise NotSupported(obstacle)
+        device = "cuda" if device is None else device
+    try:
+        place = _place(device)
+    except NotSupported as error:
+        raise NotSupported(f"target `cuda` cannot run: {error}" if target == "cuda" else str(error)) from None
+    lowering = _lowering(obstacle, cuda)
+    if target == "cuda" and lowering is not None:
+        lowering.check(place)
+    compiled, why_not = choose_compiled(bundle, target, trust, place)
+    return _Resolved(place, lowering, compiled, why_not if obstacle is None else {"cuda": obstacle, **why_not})
+
+
+def _no_kernels(bundle: Bundle, target: str, trust: str) -> str | None:
+    """Return why no program runs on kernels; None: they may, where the device is one for them."""
+    if not any("cuda" in entry.targets for entry in bundle.manifest.programs):
+        return "the bundle has no kernels. Export it with `--target cuda`"
+    if target not in ("auto", "cuda"):
+        return f"target `{target}` was asked for"
+    return None if trust == "native" else "kernels are native code, which runs only with `trust='native'`"
+
+
+def _lowering(obstacle: str | None, options: CudaRuntime | None) -> LoweringEngine | None:
+    """Return what gives programs on kernels; None: none may run."""
+    if obstacle is not None:
         return None
     from aotexport_runtime.engines.cuda.engine import CudaEngine
     from aotexport_runtime.engines.cuda.options import CudaRuntime

@@ -4,29 +4,28 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NoReturn, Self
 
 import torch
 from torch import nn
 
 from aotexport_runtime import dtypes
+from aotexport_runtime.autocast import device_type_of
 from aotexport_runtime.bundle import Bundle
+from aotexport_runtime.call.engines import Engines
 from aotexport_runtime.call.plan import Plan, StateSlot
 from aotexport_runtime.call.straight_line import Call
 from aotexport_runtime.call.variants import Variants
+from aotexport_runtime.engines.choice import libraries_of
 from aotexport_runtime.engines.codegen import Environment
-from aotexport_runtime.engines.cpu import Libraries
 from aotexport_runtime.errors import NotSupported
+from aotexport_runtime.explain import Explanation, ProgramExplanation, explained
 from aotexport_runtime.module_class import class_of, methods_of
 from aotexport_runtime.python_state import Kept, PythonState, WithAttributes
 from aotexport_runtime.schema.manifest import Manifest, StateTensor
-from aotexport_runtime.schema.program import Program
 from aotexport_runtime.schema.subclasses import Subclass
 from aotexport_runtime.subclasses import Form
-
-log = logging.getLogger("aotexport_runtime")
 
 
 class BundleModule(WithAttributes):
@@ -52,6 +51,7 @@ class BundleModule(WithAttributes):
         target: str,
         environment: Environment,
         compiled: str | None = None,
+        why_not: Mapping[str, str] | None = None,
     ) -> None:
         """Build the module; use `aotexport_runtime.load`.
 
@@ -61,12 +61,14 @@ class BundleModule(WithAttributes):
             target: engine to run, see `load`.
             environment: namespaces and device.
             compiled: compiled target to run where it has a program, whose native files the caller trusts; None: none.
+            why_not: why other engines do not run, by name; None: they do.
         """
         super().__init__()
         self.bundle = bundle
         self._environment = environment
         self._target = target
         self._compiled = compiled
+        self._why_not = dict(why_not or {})
         self._owners: dict[str, tuple[nn.Module, str]] = {}
         self._constants: dict[str, torch.Tensor] = {}
         self._plans: dict[str, Plan | Variants] = {}
@@ -259,29 +261,33 @@ class BundleModule(WithAttributes):
 
     def _compose(self, name: str) -> Plan:
         program = self.bundle.program(name)
+        device = self._environment.device or device_type_of(program, None)
+        engines = Engines(name, str(device), self._why_not)
         return Plan(
             self.bundle,
             program,
             self._slot,
             self._environment,
-            target=self._target if self._target in ("autograd", "portable") else "auto",
-            libraries=self._libraries(program),
+            target=self._target,
+            engines=engines,
+            libraries=libraries_of(self.bundle, self._compiled, program, self._environment, engines.why_not),
         )
 
-    def _libraries(self, program: Program) -> Libraries | None:
-        """Return the libraries of `program`, None where it has none or they cannot be loaded."""
-        target, device = self._compiled, self._environment.device
-        if target is None or (device is not None and device.type != "cpu"):
-            return None
-        if self._environment.memory_budget < 1 and program.grad:
-            return None
-        if self.bundle.compiled(target, program.name) is None:
-            return None
+    def explain(self) -> Explanation:
+        """Return which engines run each program, on which device, why the others do not, and what has run so far.
+
+        `print(module.explain())` shows it. Programs that no call has reached are prepared for it, as a call would do.
+        """
+        return Explanation(self._target, tuple(map(self.explain_program, self.bundle.program_names)))
+
+    def explain_program(self, name: str) -> ProgramExplanation:
+        """Return what `explain` says of program `name`."""
+        entry = next(entry for entry in self.bundle.manifest.programs if entry.name == name)
         try:
-            return Libraries(self.bundle, target, program, self._environment)
+            plan = self._plan(entry.variant_of or name)
+            return explained(plan.engines if isinstance(plan, Plan) else plan.plan(name).engines)
         except NotSupported as error:
-            log.warning("program %s runs its graph, and not target %s: %s", program.name, target, error)
-            return None
+            return ProgramExplanation(name, refused=str(error))
 
     # --- copies -------------------------------------------------------------------------------------------
 
@@ -304,6 +310,7 @@ class BundleModule(WithAttributes):
             target=target or self._target,
             environment=self._environment,
             compiled=self._compiled if target is None else None,
+            why_not=self._why_not if target is None else None,
         )
         twin.python_state.values = self.python_state.copied(memo)
         requires_grad = {name: parameter.requires_grad for name, parameter in self.named_parameters()}

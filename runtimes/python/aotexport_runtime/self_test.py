@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import os
 from collections.abc import Callable, Iterable, Mapping
@@ -14,10 +15,12 @@ import torch
 from aotexport_runtime import dtypes
 from aotexport_runtime.autocast import device_type_of, under_autocast
 from aotexport_runtime.bundle import Bundle, open_bundle
+from aotexport_runtime.call.engines import HalfRun, is_native, is_of, words
 from aotexport_runtime.engines.codegen import Environment, constant_value
 from aotexport_runtime.errors import BundleInvalid, NotSupported, SelfTestFailed
+from aotexport_runtime.explain import ProgramExplanation
 from aotexport_runtime.given import given_tree, giving
-from aotexport_runtime.loading import load
+from aotexport_runtime.loading import check_target, load
 from aotexport_runtime.module import BundleModule
 from aotexport_runtime.observe import TOLERANCES, Difference, Observation, compare, make_inputs, observe, spans
 from aotexport_runtime.schema.manifest import VectorEntry
@@ -43,7 +46,9 @@ class VectorResult:
         vector: name of the recorded call.
         target: engine that ran it.
         differences: every compared quantity.
-        error: what the call raised, if it raised.
+        error: what the call raised, if it raised, or that the target that was asked for ran none of it.
+        device: where it ran.
+        ran: the halves of the program that ran, and what ran them.
     """
 
     program: str
@@ -51,6 +56,8 @@ class VectorResult:
     target: str
     differences: list[Difference]
     error: str = ""
+    device: str = ""
+    ran: tuple[HalfRun, ...] = ()
 
     @property
     def agrees(self) -> bool:
@@ -124,6 +131,9 @@ def run_vectors(
 ) -> list[VectorResult]:
     """Run every recorded call, of a bundle at `path` or an open one, whether it agrees or not."""
     bundle = path if isinstance(path, Bundle) else open_bundle(path)
+    if target == "onnx":
+        raise NotSupported("the self-test runs programs by torch; `aotexport onnx` compares ONNX models with them")
+    check_target(bundle, target, trust, device)
     namespaces = tuple(operator_namespaces)
     results: list[VectorResult] = []
     for entry in bundle.manifest.testvectors:
@@ -135,7 +145,22 @@ def run_vectors(
             results.append(
                 run_vector(bundle, name, *recorded, device, target, namespaces, tensor_types, trust, loss=True)
             )
-    return results
+    return [without_target(result, results) for result in results]
+
+
+def without_target(result: VectorResult, results: Iterable[VectorResult]) -> VectorResult:
+    """Return a result as one that fails where the native target that was asked for ran nothing of its program.
+
+    Args:
+        result: one of `results`.
+        results: of all recorded calls of the bundle.
+    """
+    own = [other for other in results if other.program == result.program]
+    missed = is_native(result.target) and not any(is_of(run.engine, result.target) for o in own for run in o.ran)
+    if result.error or not missed:
+        return result
+    said = f"target `{result.target}` ran nothing of program `{result.program}`: {words(result.ran) or 'nothing ran'}"
+    return dataclasses.replace(result, error=said)
 
 
 def run_vector(
@@ -179,7 +204,7 @@ def run_vector(
         )
 
     try:
-        own, got, nbytes = _observe_afresh(loaded, vector, stored, loss=loss)
+        own, got, nbytes, engines = _observe_afresh(loaded, vector, stored, loss=loss)
         # Asked for by name, graphs give what eager gives. Other kernels, or those of the machine that `auto` finds,
         # round elsewhere, which shows in results of finer dtypes as well.
         least = 0.0 if target in ("portable", "autograd") else rounding(path, vector.program)
@@ -190,7 +215,8 @@ def run_vector(
         # nodes of autograd refer to is found once these are gone.
         for _ in range(2):
             gc.collect()
-    return VectorResult(vector.program, name, target, compare(own or expected, got, least=least))
+    differences = compare(own or expected, got, least=least)
+    return VectorResult(vector.program, name, target, differences, device=engines.device, ran=engines.has_run or ())
 
 
 def rounding(path: str | os.PathLike[str] | Bundle, program: str) -> float:
@@ -203,12 +229,13 @@ def rounding(path: str | os.PathLike[str] | Bundle, program: str) -> float:
 
 def _observe_afresh(
     loaded: Callable[[], BundleModule], vector: Vector, stored: dict[str, torch.Tensor], *, loss: bool
-) -> tuple[Observation | None, Observation, int]:
-    """Return what to expect of a backward pass from the loss alone, what was seen, and the bytes of the state."""
+) -> tuple[Observation | None, Observation, int, ProgramExplanation]:
+    """Return what to expect of a backward pass from the loss alone, what was seen, the bytes of the state, what ran."""
     module = loaded()
     expected = _observe(module.twin(target="portable"), vector, stored, loss=True) if loss else None
     got = _observe(module, vector, stored, loss=loss)
-    return expected, got, sum(tensor.nbytes for tensor in module.state_tensors().values())
+    nbytes = sum(tensor.nbytes for tensor in module.state_tensors().values())
+    return expected, got, nbytes, module.explain_program(vector.program)
 
 
 def read_vector(bundle: Bundle, entry: VectorEntry) -> tuple[Vector, dict[str, torch.Tensor]]:

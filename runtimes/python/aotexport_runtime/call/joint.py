@@ -11,6 +11,7 @@ import torch
 
 from aotexport_runtime import dtypes, sizes
 from aotexport_runtime.call import transforms
+from aotexport_runtime.call.engines import LIBRARY_FAILED, PORTABLE, Engines
 from aotexport_runtime.call.holder import Held
 from aotexport_runtime.call.inner import InnerOutput
 from aotexport_runtime.call.tangents import LayOut, flowless_outputs, layout, with_zeros, without
@@ -45,7 +46,7 @@ class JointProgram:
         graph: Graph,
         functional: FunctionalGraph,
         environment: Environment,
-        label: str,
+        engines: Engines,
         reference: Callable[[list[Any], dict[str, int]], Any] | None,
         lowered: Lowered | None = None,
         libraries: Libraries | None = None,
@@ -58,7 +59,7 @@ class JointProgram:
             graph: the joint graph.
             functional: its calling convention.
             environment: namespaces and device.
-            label: name of the program.
+            engines: of the program; told of each half that runs.
             reference: runs the program's forward graph under autograd, for double backward; None: there is none.
             lowered: a faster form of the graph, for calls that want every gradient; None: there is none.
             libraries: compiled halves of the graph, for such calls as well; None: there are none.
@@ -70,7 +71,8 @@ class JointProgram:
         self.functional = functional
         self.gradients = functional.gradients
         self.environment = environment
-        self.label = label
+        self.engines = engines
+        self.label = engines.program
         self.kept = impure_nodes(graph)
         self.draws = bool(random_nodes(graph))
         # What a call changes is copied before, which does not do for what gradients flow through.
@@ -115,7 +117,17 @@ class JointProgram:
         if found is None:
             found = Variant.build(self, needed, key[1], libraries if compiled else None, symbols)
             self._variants[key] = found
+            self.engines.ran("forward", found.engine, self._why_not(found, needed, symbols))
         return found
+
+    def _why_not(self, variant: Variant, needed: Pattern, symbols: dict[str, int]) -> str:
+        """Return why neither the lowered form nor libraries run a variant; empty: they do, or there are none."""
+        faster = self._libraries if self.lowered is None else self.lowered
+        if faster is None or variant.engine == faster.target:
+            return ""
+        if not self.complete(needed):
+            return "not every gradient is wanted"
+        return "function transforms" if transforms.active() else faster.why_not(symbols)
 
     def _takes_lowered(self, lowered: Lowered, needed: Pattern, inputs: Sequence[Any], symbols: dict[str, int]) -> bool:
         return not transforms.active() and self.complete(needed) and lowered.serves(inputs, symbols)
@@ -222,6 +234,8 @@ class Variant:
         returns = halves.forward_returns(functional)
 
         def portable() -> Function:
+            if libraries is not None:
+                joint.engines.ran("forward", PORTABLE, LIBRARY_FAILED)
             label = f"{joint.label} forward"
             return compile_functional(
                 joint.graph, cut.forward, joint.environment, label=label, visible=returns, detached=True
@@ -247,6 +261,13 @@ class Variant:
             tangents=[(position, layout(spec)) for position, spec in zip(positions, gradients.tangents, strict=True)],
             libraries=libraries,
         )
+
+    @property
+    def engine(self) -> str:
+        """Name of the engine that runs the forward."""
+        if self.lowered is not None:
+            return self.lowered.target
+        return PORTABLE if self.libraries is None else self.libraries.target
 
     @cached_property
     def has_marks(self) -> bool:
@@ -290,10 +311,21 @@ class Variant:
         return found
 
     def _compile_backward(self, defined: Pattern, batched: bool) -> Function:
-        if self.libraries is not None and self.libraries.takes(defined) and not batched:
-            piece = halves.with_tangents(self.joint.graph, self.halves.backward, defined)
-            return self.libraries.backward(piece, lambda: self._graph_backward(defined, batched))
-        return self._graph_backward(defined, batched)
+        ran = self.joint.engines.ran
+        if self.libraries is None:
+            ran("backward", self.engine)
+            return self._graph_backward(defined, batched)
+        if batched or not self.libraries.takes(defined):
+            ran("backward", PORTABLE, "a batch of gradients" if batched else self.libraries.taken)
+            return self._graph_backward(defined, batched)
+        ran("backward", self.engine)
+
+        def portable() -> Function:
+            ran("backward", PORTABLE, LIBRARY_FAILED)
+            return self._graph_backward(defined, batched)
+
+        piece = halves.with_tangents(self.joint.graph, self.halves.backward, defined)
+        return self.libraries.backward(piece, portable)
 
     def _graph_backward(self, defined: Pattern, batched: bool) -> Function:
         whole, undefined = self.halves.backward, not all(defined)

@@ -8,7 +8,6 @@ by the forward graph under eager autograd, which is the program's meaning.
 
 from __future__ import annotations
 
-import functools
 import logging
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -21,8 +20,10 @@ from aotexport_runtime.call import transforms
 from aotexport_runtime.call.aliases import regenerators
 from aotexport_runtime.call.autograd import run_joint
 from aotexport_runtime.call.containers import ContainerChanges
+from aotexport_runtime.call.engines import AUTOGRAD, PORTABLE, WHOLE, Engines
 from aotexport_runtime.call.fast_way import Served, StateSlot, Way, fast_way
 from aotexport_runtime.call.guards import Guards, SoftGuards
+from aotexport_runtime.call.inference import Inference
 from aotexport_runtime.call.inner import InnerOutput, has_hooks, inner_outputs, watch
 from aotexport_runtime.call.joint import JointProgram
 from aotexport_runtime.call.mutations import Mutations
@@ -30,13 +31,10 @@ from aotexport_runtime.call.signature import Bound, Signature
 from aotexport_runtime.call.versions import node_of, remember_versions
 from aotexport_runtime.engines.codegen import Environment, Function, compile_graph, constant_value
 from aotexport_runtime.engines.cpu import Libraries
-from aotexport_runtime.engines.functional import compile_functional
 from aotexport_runtime.engines.graph_choice import why_forward
-from aotexport_runtime.engines.halves import StraightLine
 from aotexport_runtime.engines.higher_order import EFFECTS, restored_on_error
 from aotexport_runtime.engines.lowered import Lowered
 from aotexport_runtime.errors import CallInvalid, NotSupported
-from aotexport_runtime.schema.graph import Graph
 from aotexport_runtime.schema.manifest import StateTensor
 from aotexport_runtime.schema.program import FunctionalGraph, Program, SizeInput, StateInput
 from aotexport_runtime.schema.trees import Constant
@@ -58,6 +56,7 @@ class Plan:
         environment: Environment,
         *,
         target: str,
+        engines: Engines,
         libraries: Libraries | None = None,
     ) -> None:
         """Compose the chain of `program`.
@@ -69,10 +68,15 @@ class Plan:
             environment: namespaces and device.
             target: `portable`: the functional graph serves the calls it was captured for; `autograd`: the forward graph
                 serves every call; `auto`: the one that is faster, in its lowered form where the environment gives one;
-                the name of another target: that lowered form.
+                the name of another target: that lowered form, or libraries.
+            engines: told of what serves calls, of why others do not, and of each half that runs.
             libraries: the functional graph, compiled, for the calls that it serves; None: there are none.
+
+        Raises:
+            NotSupported: `target` is of native code that does not run the program.
         """
         self.program = program
+        self.engines = engines
         self.bundle = bundle
         self.environment = environment
 
@@ -107,17 +111,24 @@ class Plan:
         self._has_effects = False
         self._functional = None
         if program.functional and target != "autograd":
-            lowered = None
             in_budget = environment.memory_budget == 1 or not program.grad
-            if environment.lowering is not None and target != "portable" and in_budget:
-                lowered = environment.lowering(bundle, program, environment)
+            lowered = self._lowered(in_budget)
             # What was lowered is the faster one, however long or short its graph is.
             asked = lowered is not None or libraries is not None or target == "portable" or not in_budget
             reason = None if asked else why_forward(bundle, program)
             if reason is None:
                 self._functional = _Functional(self, program.functional, lowered, libraries)
+                faster = [each.target for each in (lowered, libraries) if each is not None]
+                engines.serving += [*faster, PORTABLE]
             else:
+                engines.why_not[PORTABLE] = reason
                 log.info("program %s runs its forward graph: %s", program.name, reason)
+        elif program.functional is None:
+            engines.why_not[PORTABLE] = "; ".join(refusal.reason for refusal in program.refusals)
+        else:
+            engines.why_not[PORTABLE] = f"target `{target}` was asked for"
+        engines.serving.append(AUTOGRAD)
+        engines.demand(target)
         self.way = Way(
             program=program,
             signature=self._signature,
@@ -132,6 +143,20 @@ class Plan:
         """What the fast way passes."""
         self.call = fast_way(self.way)
         """`__call__`, without this detour."""
+
+    def _lowered(self, in_budget: bool) -> Lowered | None:
+        """Return the lowered form of the program that runs here; None, with the reason noted: there is none."""
+        lowering = self.environment.lowering
+        if lowering is None:
+            return None
+        try:
+            if not in_budget:
+                raise NotSupported("they save more for backward than the memory budget")
+            return lowering(self.bundle, self.program, self.environment)
+        except NotSupported as error:
+            self.engines.why_not["cuda"] = str(error)
+            log.info("program %s runs without its kernels: %s", self.program.name, error)
+            return None
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call the program.
@@ -257,6 +282,8 @@ class Plan:
                 f"Reason: {self._why_not(inputs, symbols)}"
             )
         if self._forward is None:
+            because = "" if self._functional is None else self._why_not(inputs, symbols)
+            self.engines.ran(WHOLE if _records(inputs) else "forward", AUTOGRAD, because)
             graph = self.bundle.graph(self.program.name, forward.file)
             names = [graph_input.name for graph_input in graph.inputs]
             self._forward = compile_graph(
@@ -271,7 +298,7 @@ class Plan:
     def _why_not(self, inputs: list[Any], symbols: dict[str, int]) -> str:
         if self._functional is None:
             return "; ".join(refusal.reason for refusal in self.program.refusals) or "the program has no joint graph"
-        return self._functional.why_not(inputs, symbols) or "gradients of an inference program"
+        return self._functional.why_not(inputs, symbols) or "a backward is differentiated again"
 
 
 class _Functional:
@@ -292,7 +319,6 @@ class _Functional:
         self._inner: list[InnerOutput] = []
         self._joint = None
         self._inference = None
-        self._lowered = lowered
         if functional.gradients is not None:
             again = _put_together(plan) if self._wraps else plan.run_forward
             reference = again if program.forward.differentiable else None
@@ -301,7 +327,7 @@ class _Functional:
                 graph,
                 functional,
                 plan.environment,
-                program.name,
+                plan.engines,
                 reference,
                 lowered,
                 libraries,
@@ -309,7 +335,7 @@ class _Functional:
                 self._inner,
             )
         else:
-            self._inference = _inference(graph, plan.environment, program.name, libraries)
+            self._inference = Inference(graph, plan.environment, plan.engines, lowered, libraries)
         fresh = self._mutations is None and self._regenerators is None and functional.grad_mode is None
         fresh = fresh and not self._checks and not self._inner
         alone = fresh and not program.rebinds and self._joint is not None and not self._joint.gradients.detached_inputs
@@ -326,7 +352,13 @@ class _Functional:
         return records == (self._joint is not None) and self._soft.check(inputs, symbols) is None
 
     def why_not(self, inputs: list[Any], symbols: dict[str, int]) -> str | None:
-        """Return why the functional graph does not serve this call."""
+        """Return why the functional graph does not serve this call; None: it does."""
+        if transforms.active():
+            return "function transforms"
+        if autocast_dtype(self._device_type) is not None:
+            return "autocast around the call"
+        if _records(inputs) != (self._joint is not None):
+            return "gradients of an inference program" if self._joint is None else "no gradients are recorded"
         return self._soft.check(_apart(inputs), symbols)
 
     def run(self, inputs: list[Any], symbols: dict[str, int]) -> Any:
@@ -337,8 +369,7 @@ class _Functional:
             returned = run_joint(self._joint, inputs, symbols)
         else:
             assert self._inference is not None
-            lowered = self._lowered
-            run = lowered.forward if lowered is not None and lowered.serves(inputs, symbols) else self._inference
+            run = self._inference.run
             returned = run(list(inputs), symbols) if not torch.is_grad_enabled() else _unrecorded(run, inputs, symbols)
         results = returned
         if self._mutations is not None:
@@ -387,20 +418,6 @@ def _put_together(plan: Plan) -> Callable[[list[Any], dict[str, int]], Any]:
         return plan.run_forward(inputs, symbols)
 
     return run
-
-
-def _inference(graph: Graph, environment: Environment, label: str, libraries: Libraries | None) -> Function:
-    """Return what runs an inference graph: its library where that serves the call, else generated code."""
-    line = StraightLine([value.name for value in graph.inputs], list(graph.nodes), graph.outputs)
-
-    @functools.cache
-    def portable() -> Function:
-        return compile_functional(graph, line, environment, label=label, detached=True)
-
-    if libraries is None:
-        return portable()
-    compiled, serves = libraries.forward(line, portable), libraries.serves
-    return lambda args, symbols: (compiled if serves(symbols) else portable())(args, symbols)
 
 
 def _records(inputs: Sequence[Any]) -> bool:

@@ -43,6 +43,13 @@ class Variants:
         self._make = plan
         self._plans: dict[str, Plan] = {}
 
+    def plan(self, name: str) -> Any:
+        """Return the plan of variant `name`."""
+        plan = self._plans.get(name)
+        if plan is None:
+            plan = self._plans[name] = self._make(name)
+        return plan
+
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call the first variant that the call fits.
 
@@ -51,9 +58,7 @@ class Variants:
         """
         unfit: dict[str, list[str]] = {}
         for name in self._order:
-            plan = self._plans.get(name)
-            if plan is None:
-                plan = self._plans[name] = self._make(name)
+            plan = self.plan(name)
             call = plan.bind(args, kwargs)
             if not call.violations:
                 return plan.run(call)

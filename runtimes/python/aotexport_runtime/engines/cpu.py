@@ -67,9 +67,12 @@ class Libraries:
         compiled = bundle.compiled(target, program.name)
         assert compiled is not None
         assert program.functional is not None
+        self.target = target
+        """Name of the target."""
         self._compiled = compiled
         self._environment = environment
         self._graph = bundle.graph(program.name, program.functional.file)
+        self._program = program
         self._symbols = [dimension.symbol for dimension in program.dimensions]
         self._where = f"targets/{target}/target.json"
         halves = [half for half in (compiled.forward, compiled.backward) if half is not None]
@@ -81,6 +84,20 @@ class Libraries:
         partitions: tuple[Partition, ...] = () if gradients is None else gradients.partitions
         self.partition = next((p for p in partitions if p.name == compiled.partition), None)
         """How the joint graph was cut; None: it is an inference graph."""
+
+    def why_not(self, symbols: Mapping[str, int]) -> str:
+        """Return why the libraries are not for a call with these sizes, which `serves` found."""
+        if torch.are_deterministic_algorithms_enabled():
+            return "deterministic algorithms were asked for"
+        names = {dimension.symbol: dimension.name for dimension in self._program.dimensions}
+        unmet = [guard for guard in self._compiled.guards if not sizes.evaluate(guard, symbols)]
+        return f"libraries are for {' and '.join(sizes.describe(guard, names).strip('()') for guard in unmet)}"
+
+    @property
+    def taken(self) -> str:
+        """The backward passes that the backward half is for, in words."""
+        from_ = "the loss alone" if self._compiled.undefined_tangents else "every output"
+        return f"the library is for a backward pass from {from_}"
 
     def takes(self, defined: Sequence[bool]) -> bool:
         """Return whether the backward half is for a pass in which these tangents are defined."""

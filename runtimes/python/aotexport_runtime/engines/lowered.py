@@ -49,6 +49,13 @@ class Lowered:
             return False
         return self.trial is None or self.trial(inputs, symbols)
 
+    def why_not(self, symbols: Mapping[str, int]) -> str:
+        """Return why it does not take a call with these sizes, which `serves` found."""
+        unmet = [guard for guard in self.guards if not sizes.evaluate(guard, symbols)]
+        if unmet:
+            return f"kernels are for {' and '.join(sizes.describe(guard).strip('()') for guard in unmet)}"
+        return "kernels failed the comparison on the first call, of which the log tells"
+
 
 class Lease:
     """Lives as long as the saved tensors that a forward returned may be read."""
@@ -73,8 +80,20 @@ class LeasedResults(tuple[Any, ...]):
 class LoweringEngine(Protocol):
     """Gives the lowered form of programs."""
 
-    def __call__(self, bundle: Bundle, program: Program, environment: Environment) -> Lowered | None:
-        """Return the lowered form of `program` for `environment`, or None where it has none that runs here."""
+    def check(self, place: torch.device | None) -> None:
+        """Refuse a device that lowered programs do not run on.
+
+        Raises:
+            NotSupported: says why.
+        """
+        ...
+
+    def __call__(self, bundle: Bundle, program: Program, environment: Environment) -> Lowered:
+        """Return the lowered form of `program` for `environment`.
+
+        Raises:
+            NotSupported: it has none that runs here; says why.
+        """
         ...
 
 

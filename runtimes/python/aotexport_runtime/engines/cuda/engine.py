@@ -43,16 +43,28 @@ class CudaEngine:
         self._loaded: tuple[Driver, Modules] | None = None
         self._lock = threading.Lock()
 
-    def __call__(self, bundle: Bundle, program: Program, environment: Environment) -> Lowered | None:
-        """Return `program` on its kernels, or None, with the reason in the log, where they do not run."""
+    def check(self, place: torch.device | None) -> None:
+        """Refuse a device that is no NVIDIA GPU.
+
+        Raises:
+            NotSupported: says what it is.
+        """
+        if place is None or place.type != "cuda":
+            there = "the devices of the capture" if place is None else place.type
+            raise NotSupported(f"kernels run on NVIDIA GPUs, and the bundle is on {there}")
+
+    def __call__(self, bundle: Bundle, program: Program, environment: Environment) -> Lowered:
+        """Return `program` on its kernels.
+
+        Raises:
+            NotSupported: they do not run here; says why.
+        """
         device = environment.device
-        if device is None or device.type != "cuda" or not bundle.has_target(TARGET, program.name):
-            return None
-        try:
-            lowered = self._lowered(bundle, program, environment, device)
-        except NotSupported as error:
-            log.info("program %s runs without its kernels: %s", program.name, error)
-            return None
+        self.check(device)
+        assert device is not None
+        if not bundle.has_target(TARGET, program.name):
+            raise NotSupported("the bundle has no kernels of this program")
+        lowered = self._lowered(bundle, program, environment, device)
         trial = Trial(bundle, program, environment, lowered) if self._options.verify == "first-call" else None
         if self._options.cuda_graphs:
             lowered = with_graphs(lowered, program, TorchCapture(device))

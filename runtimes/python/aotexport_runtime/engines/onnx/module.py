@@ -12,6 +12,7 @@ from aotexport_runtime.call.variants import Variants
 from aotexport_runtime.engines.onnx.plan import OnnxPlan
 from aotexport_runtime.engines.onnx.session import OnnxRuntime
 from aotexport_runtime.errors import NotSupported
+from aotexport_runtime.explain import Explanation, ProgramExplanation
 
 
 class OnnxModule:
@@ -81,6 +82,17 @@ class OnnxModule:
             NotSupported: the bundle has no ONNX model of it.
         """
         return self._compose(name).session
+
+    def explain(self) -> Explanation:
+        """Return which programs ONNX Runtime runs, by which providers, and why not the others."""
+        return Explanation("onnx", tuple(map(self._explain, self.bundle.program_names)))
+
+    def _explain(self, name: str) -> ProgramExplanation:
+        try:
+            providers = ", ".join(self._compose(name).session.get_providers())
+            return ProgramExplanation(name, providers, ("onnx",))
+        except NotSupported as error:
+            return ProgramExplanation(name, refused=str(error))
 
     def eval(self) -> OnnxModule:
         """Return the module itself, which is always in evaluation mode."""

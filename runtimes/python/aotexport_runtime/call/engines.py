@@ -1,0 +1,100 @@
+"""What runs a program: the engines that serve its calls, why others do not, and which halves of it have run."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from aotexport_runtime.errors import NotSupported
+
+log = logging.getLogger("aotexport_runtime")
+
+PORTABLE, AUTOGRAD = "portable", "autograd"
+"""Names of the engines that run functional graphs, and forward graphs."""
+
+LIBRARY_FAILED = "the library left the call to the graph: for an index outside of its bounds, or a failure in the log"
+
+WHOLE = "forward and backward"
+"""The half of a forward graph, whose backward torch's autograd records as it runs."""
+
+
+@dataclass(frozen=True)
+class HalfRun:
+    """A half of a program that has run.
+
+    Attributes:
+        half: `forward`, `backward`, or `forward and backward` of a forward graph under autograd.
+        engine: what ran it: `cuda`, a compiled target such as `cpu-x86_64-v3`, `portable`, `autograd` or `onnx`.
+        because: why no faster engine of the program did, the first time; empty where this is the fastest.
+    """
+
+    half: str
+    engine: str
+    because: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.half} by {self.engine}" + (f" ({self.because})" if self.because else "")
+
+
+def words(runs: Iterable[HalfRun]) -> str:
+    """Return what ran: `forward and backward by portable`."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for run in runs:
+        found.setdefault((run.engine, run.because), []).append(run.half)
+    return "; ".join(str(HalfRun(" and ".join(halves), *key)) for key, halves in found.items())
+
+
+class Engines:
+    """The engines of one program.
+
+    Attributes:
+        program: its name.
+        device: where it runs.
+        serving: names of the engines that serve its calls; each takes those that the ones before it do not.
+        why_not: why others do not, by name.
+    """
+
+    def __init__(self, program: str, device: str, why_not: Mapping[str, str] | None = None) -> None:
+        """Prepare for a program that nothing serves yet."""
+        self.program = program
+        self.device = device
+        self.serving: list[str] = []
+        self.why_not: dict[str, str] = dict(why_not or {})
+        self._runs: dict[tuple[str, str], HalfRun] = {}
+
+    @property
+    def runs(self) -> tuple[HalfRun, ...]:
+        """The halves that have run, in the order in which they did first."""
+        return tuple(self._runs.values())
+
+    def ran(self, half: str, engine: str, because: str = "") -> None:
+        """Note that an engine runs a half; the log says so the first time."""
+        if (half, engine) not in self._runs:
+            self._runs[half, engine] = run = HalfRun(half, engine, because)
+            log.info("program %s runs %s", self.program, run)
+
+    def demand(self, target: str) -> None:
+        """Refuse the program where a target of native code was asked for, and does not serve it.
+
+        Raises:
+            NotSupported: says why it does not.
+        """
+        if not is_native(target) or any(is_of(engine, target) for engine in self.serving):
+            return
+        reasons = [f"{name}: {reason}" for name, reason in self.why_not.items() if is_of(name, target)]
+        said = "; ".join(reasons) or f"the bundle has none of it for program `{self.program}`"
+        raise NotSupported(
+            f"target `{target}` was asked for and does not run program `{self.program}` on {self.device}: {said}. "
+            "Target `auto` runs the fastest of those that do"
+        )
+
+
+def is_native(target: str) -> bool:
+    """Return whether a target is of native code, which not every machine runs."""
+    return target == "cuda" or target.partition("-")[0] == "cpu"
+
+
+def is_of(engine: str, target: str) -> bool:
+    """Return whether an engine is what `load` takes `target` for: `cpu` stands for every compiled target."""
+    return engine == target or (target == "cpu" and engine.startswith("cpu-"))

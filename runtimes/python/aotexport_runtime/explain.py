@@ -1,0 +1,74 @@
+"""What runs the programs of a loaded bundle, for the user to see. No torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from aotexport_runtime.call.engines import Engines, HalfRun, words
+
+_KINDS = {
+    "cuda": "kernels",
+    "portable": "functional graph",
+    "autograd": "forward graph",
+    "onnx": "ONNX Runtime",
+}
+
+
+@dataclass(frozen=True)
+class ProgramExplanation:
+    """What runs a program.
+
+    Attributes:
+        program: its name.
+        device: where it runs, for ONNX Runtime its providers; empty where it does not.
+        engines: names of the engines that serve its calls: `cuda`, compiled targets such as `cpu-x86_64-v3`,
+            `portable`, `autograd`, `onnx`. Each takes those calls that the ones before it do not.
+        why_not: why other engines do not, by name.
+        has_run: the halves that have run, in the order in which they did first; None: nobody looks (ONNX Runtime).
+        refused: why no call is served; empty: calls are.
+    """
+
+    program: str
+    device: str = ""
+    engines: tuple[str, ...] = ()
+    why_not: dict[str, str] = field(default_factory=dict[str, str])
+    has_run: tuple[HalfRun, ...] | None = None
+    refused: str = ""
+
+    def __str__(self) -> str:
+        if self.refused:
+            return f"program {self.program}: refused: {self.refused}"
+        engines = ", else ".join(f"{name} ({kind_of(name)})" for name in self.engines)
+        lines = [f"program {self.program} on {self.device}: {engines}"]
+        lines += [f"  not {name}: {reason}" for name, reason in self.why_not.items()]
+        if self.has_run is not None:
+            lines.append(f"  has run: {words(self.has_run) or 'nothing'}")
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What runs the programs of a loaded bundle; as text, a few lines per program.
+
+    Attributes:
+        target: what `load` was asked for.
+        programs: one per program of the bundle.
+    """
+
+    target: str
+    programs: tuple[ProgramExplanation, ...]
+
+    def __str__(self) -> str:
+        return "\n".join([f"target {self.target}", *map(str, self.programs)])
+
+
+def kind_of(engine: str) -> str:
+    """Return what an engine runs, in words."""
+    return _KINDS.get(engine, "libraries")
+
+
+def explained(engines: Engines) -> ProgramExplanation:
+    """Return what `engines` says now, for a user."""
+    return ProgramExplanation(
+        engines.program, engines.device, tuple(engines.serving), dict(engines.why_not), engines.runs
+    )

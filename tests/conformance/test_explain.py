@@ -1,0 +1,328 @@
+"""What a caller is told of the engines that run a bundle; and a target that was asked for runs, or says why not."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import aotexport
+import aotexport_runtime
+from aotexport.lower.cpu.levels import own_level
+from aotexport_runtime import NotSupported
+from aotexport_runtime.__main__ import main
+from tests.hostile.crafted import Crafted
+
+OWN = own_level()
+KERNELS = Path(__file__).parents[1] / "golden/v1.0/kernels/bundle"
+NO_TRUST = "it holds native code, and was loaded without trust='native'"
+NO_KERNELS = "the bundle has no kernels. Export it with `--target cuda`"
+LOSS_ALONE = "the library is for a backward pass from the loss alone"
+
+has_level = pytest.mark.skipif(OWN is None, reason="this processor has no level of the target `cpu`")
+CPU = "" if OWN is None else OWN.target
+
+
+class Net(nn.Module):
+    """Returns a loss and more, of a dynamic batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 3)
+
+    def forward(self, x):
+        y = self.linear(x).tanh()
+        return y.square().mean(), y
+
+
+@pytest.fixture(scope="module")
+def net(tmp_path_factory):
+    """Return the directory of a bundle with libraries; not to be written to."""
+    path = tmp_path_factory.mktemp("bundles") / "net"
+    torch.manual_seed(0)
+    batch = torch.export.Dim("batch", min=1, max=64)
+    aotexport.export(Net(), (torch.randn(8, 4),), output=path, targets=("cpu",), dynamic_shapes=({0: batch},))
+    return path
+
+
+def program(module, name="train"):
+    return next(each for each in module.explain().programs if each.program == name)
+
+
+def runs(module, name="train"):
+    return [(run.half, run.engine, run.because) for run in program(module, name).has_run]
+
+
+@pytest.fixture
+def selftest(capsys):
+    """Return what runs the command, and gives its exit code, what it printed, and its errors."""
+
+    def run(*arguments):
+        code = main(["selftest", *map(str, arguments)])
+        return code, *capsys.readouterr()
+
+    return run
+
+
+# --- explain ----------------------------------------------------------------------------------------------
+
+
+@has_level
+@pytest.mark.parametrize(
+    ("options", "engines", "why_not"),
+    [
+        (
+            {},
+            ("autograd",),
+            {
+                "cuda": NO_KERNELS,
+                CPU: NO_TRUST,
+                "portable": "the other graph has few operators, 22, on small tensors",
+            },
+        ),
+        ({"trust": "native"}, (CPU, "portable", "autograd"), {"cuda": NO_KERNELS}),
+        ({"trust": "native", "target": "cpu"}, (CPU, "portable", "autograd"), {"cuda": NO_KERNELS}),
+        (
+            {"trust": "native", "memory_budget": 0.5},
+            ("portable", "autograd"),
+            {"cuda": NO_KERNELS, CPU: "it saves more for backward than the memory budget of 0.5"},
+        ),
+        (
+            {"target": "portable"},
+            ("portable", "autograd"),
+            {"cuda": NO_KERNELS, CPU: "target `portable` was asked for"},
+        ),
+        (
+            {"target": "autograd"},
+            ("autograd",),
+            {
+                "cuda": NO_KERNELS,
+                CPU: "target `autograd` was asked for",
+                "portable": "target `autograd` was asked for",
+            },
+        ),
+    ],
+    ids=["untrusted", "trusted", "cpu", "budget", "portable", "autograd"],
+)
+def test_engines_and_reasons_are_told_before_a_call(net, options, engines, why_not):
+    found = program(aotexport_runtime.load(net, **options))
+    assert (found.device, found.engines, found.why_not, found.has_run) == ("cpu", engines, why_not, ())
+
+
+@has_level
+def test_halves_that_ran_are_told_with_the_reason_for_a_slower_engine(net, caplog):
+    caplog.set_level(logging.INFO, "aotexport_runtime")
+    module = aotexport_runtime.load(net, target="cpu", trust="native").train()
+    caplog.clear()
+
+    def lines(call):
+        caplog.clear()
+        call()
+        return [message.removeprefix("program train runs ") for message in caplog.messages]
+
+    first = [f"forward by {CPU}", f"backward by {CPU}"]
+    assert lines(lambda: module(torch.ones(8, 4))[0].backward()) == first
+    assert lines(lambda: module(torch.ones(8, 4))[0].backward()) == []
+    assert lines(lambda: sum(y.sum() for y in module(torch.ones(8, 4))).backward()) == [
+        f"backward by portable ({LOSS_ALONE})"
+    ]
+    assert lines(lambda: module(torch.ones(1, 4))) == ["forward by portable (libraries are for 2 <= batch)"]
+    assert lines(lambda: torch.func.functional_call(module, {}, (torch.ones(8, 4).expand(8, 4),))) == []
+    with torch.autocast("cpu", torch.bfloat16):
+        assert lines(lambda: module(torch.ones(8, 4))) == [
+            "forward and backward by autograd (autocast around the call)"
+        ]
+    assert runs(module) == [
+        ("forward", CPU, ""),
+        ("backward", CPU, ""),
+        ("backward", "portable", LOSS_ALONE),
+        ("forward", "portable", "libraries are for 2 <= batch"),
+        ("forward and backward", "autograd", "autocast around the call"),
+    ]
+
+
+@has_level
+def test_frozen_parameters_are_the_reason_for_the_graph(net):
+    module = aotexport_runtime.load(net, target="cpu", trust="native").train()
+    module.get_parameter("linear.bias").requires_grad_(False)
+    module(torch.ones(8, 4))[0].backward()
+    assert runs(module) == [("forward", "portable", "not every gradient is wanted"), ("backward", "portable", "")]
+
+
+@has_level
+def test_inference_is_told_as_well(net):
+    module = aotexport_runtime.load(net, trust="native").eval()
+    with torch.no_grad():
+        for rows in (8, 1, 8):
+            module(torch.ones(rows, 4))
+    module(torch.ones(8, 4))
+    assert runs(module, "infer") == [
+        ("forward", CPU, ""),
+        ("forward", "portable", "libraries are for 2 <= batch"),
+        ("forward and backward", "autograd", "gradients of an inference program"),
+    ]
+
+
+def test_text_has_a_few_lines_per_program(tiny):
+    module = aotexport_runtime.load(tiny, target="portable")
+    module.train()(torch.ones(5, 4))["best"].sum().backward()
+    assert str(module.explain()) == (
+        "target portable\n"
+        "program train on cpu: portable (functional graph), else autograd (forward graph)\n"
+        f"  not cuda: {NO_KERNELS}\n"
+        "  has run: forward and backward by portable\n"
+        "program infer on cpu: portable (functional graph), else autograd (forward graph)\n"
+        f"  not cuda: {NO_KERNELS}\n"
+        "  has run: nothing"
+    )
+
+
+def test_double_backward_is_a_run_of_the_forward_graph(tiny):
+    module = aotexport_runtime.load(tiny, target="portable").train()
+    x = torch.linspace(-1, 1, 20).reshape(5, 4)
+    weight = module.get_parameter("linear.weight")
+    (gradient,) = torch.autograd.grad(module(x)["best"].square().sum(), weight, create_graph=True)
+    gradient.sum().backward()
+    assert ("forward and backward", "autograd", "a backward is differentiated again") in runs(module)
+
+
+def test_variants_are_told_each(tmp_path):
+    example = (torch.ones(2, 4), torch.ones(2, 4))
+    options = {"programs": "infer", "variants": [{"x": torch.ones(3, 4), "y": torch.ones(3, 4)}], "verify": False}
+    aotexport.export(lambda x, y: x @ y.t(), example, output=tmp_path / "b", **options)
+    module = aotexport_runtime.load(tmp_path / "b")
+    module(torch.ones(3, 4), torch.ones(3, 4))
+    ran = {each.program: [str(run) for run in each.has_run] for each in module.explain().programs}
+    assert ran == {"infer": [], "infer.2": ["forward by portable"]}
+
+
+def test_onnx_is_told_with_its_providers(tmp_path):
+    aotexport.export(nn.Linear(4, 2), (torch.ones(2, 4),), output=tmp_path / "b", onnx=True, verify=False)
+    module = aotexport_runtime.load(tmp_path / "b", target="onnx")
+    assert str(module.explain()) == (
+        "target onnx\n"
+        "program train: refused: the bundle has no ONNX model of `train`; it has one of infer\n"
+        "program infer on CPUExecutionProvider: onnx (ONNX Runtime)"
+    )
+
+
+# --- targets that were asked for --------------------------------------------------------------------------
+
+no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+
+
+@no_gpu
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "target `cuda` cannot run: no device `cuda` here: "),
+        ({"device": "cuda"}, "target `cuda` cannot run: no device `cuda` here: "),
+        ({"device": "cpu"}, "kernels run on NVIDIA GPUs, and the bundle is on cpu"),
+    ],
+)
+def test_kernels_without_a_gpu_are_refused_at_load(options, message):
+    with pytest.raises(NotSupported) as caught:
+        aotexport_runtime.load(KERNELS, target="cuda", trust="native", **options)
+    assert str(caught.value).startswith(message)
+
+
+@no_gpu
+def test_self_test_of_kernels_without_a_gpu_fails(selftest):
+    code, output, errors = selftest(KERNELS, "--target", "cuda", "--trust", "native")
+    assert (code, output) == (1, "")
+    assert errors.startswith("error: target `cuda` cannot run: no device `cuda` here: ")
+
+
+@no_gpu
+def test_trusted_bundle_with_kernels_says_why_they_do_not_run(caplog):
+    caplog.set_level(logging.INFO, "aotexport_runtime")
+    found = program(aotexport_runtime.load(KERNELS, trust="native"))
+    reason = "kernels run on NVIDIA GPUs, and the bundle is on the devices of the capture"
+    assert found.why_not["cuda"] == reason
+    assert f"program train runs without its kernels: {reason}" in caplog.messages
+
+
+@has_level
+def test_self_test_names_what_ran(net, selftest):
+    code, output, _ = selftest(net, "--target", "cpu", "--trust", "native")
+    assert code == 0
+    lines = [line.partition(", relative error ") for line in output.splitlines()]
+    ran = {head.partition(": ")[2]: tail.partition(", ")[2] for head, _, tail in lines}
+    assert ran["train/example (cpu): ok"] == f"forward by {CPU}; backward by portable ({LOSS_ALONE}) on cpu"
+    assert ran["train/example, backward from the loss (cpu): ok"] == f"forward and backward by {CPU} on cpu"
+    assert ran["infer/example (cpu): ok"] == f"forward by {CPU} on cpu"
+    assert ran["infer/batch-is-1 (cpu): ok"] == "forward by portable (libraries are for 2 <= batch) on cpu"
+
+
+@has_level
+def test_self_test_names_what_ran_as_json(net, selftest):
+    first = json.loads(selftest(net, "--target", "portable", "--json")[1])[0]
+    halves = [{"half": half, "engine": "portable", "because": ""} for half in ("forward", "backward")]
+    assert (first["device"], first["ran"], first["error"]) == ("cpu", halves, "")
+
+
+@has_level
+def test_self_test_fails_where_the_target_runs_nothing_of_a_program(net, tmp_path, selftest):
+    crafted = Crafted(net, tmp_path / "b")
+    crafted.write(f"targets/{CPU}/target.json", _guarded(net))
+    code, output, _ = selftest(crafted.seal(), "--target", "cpu", "--trust", "native")
+    assert code == 1
+    assert (
+        "  infer/example (cpu): raised target `cpu` ran nothing of program `infer`: forward by portable (libraries are "
+        "for 65 <= batch)\n"
+    ) in output
+    assert "train/example (cpu): ok" in output
+
+
+def _guarded(bundle):
+    """Return the record of the target with libraries of `infer` for sizes that no call has."""
+    record = json.loads((bundle / f"targets/{CPU}/target.json").read_text())
+    (infer,) = (each for each in record["programs"] if each["program"] == "infer")
+    infer["guards"] = json.loads(json.dumps(infer["guards"]).replace("[2, ", "[65, "))
+    return json.dumps(record).encode()
+
+
+class Drawing(nn.Module):
+    """Has something in train mode that no library can hold."""
+
+    def forward(self, x):
+        if self.training:
+            torch.rand(3)
+        return x * 2
+
+
+@has_level
+def test_program_that_the_target_has_not_is_refused_by_name(tmp_path, selftest):
+    x = torch.ones(3, requires_grad=True)
+    aotexport.export(Drawing(), (x,), output=tmp_path / "b", targets=("cpu",))
+    module = aotexport_runtime.load(tmp_path / "b", target="cpu", trust="native")
+    assert torch.equal(module.eval()(torch.ones(3)), torch.full((3,), 2.0))
+    with pytest.raises(NotSupported) as caught:
+        module.train()(x)
+    message = (
+        f"target `cpu` was asked for and does not run program `train` on cpu: {CPU}: `aten::rand.default` only "
+        "advances the random state, which a compiler leaves out. Target `auto` runs the fastest of those that do"
+    )
+    assert str(caught.value) == message
+    assert str(module.explain()).splitlines()[1] == f"program train: refused: {message}"
+    code, output, _ = selftest(tmp_path / "b", "--target", "cpu", "--trust", "native")
+    assert (code, f"train/example (cpu): raised NotSupported: {message}" in output) == (1, True)
+    assert aotexport_runtime.load(tmp_path / "b", trust="native").train()(x).grad_fn is not None
+
+
+def test_onnx_is_refused_by_the_self_test(tiny, selftest):
+    assert selftest(tiny, "--target", "onnx") == (
+        1,
+        "",
+        "error: the self-test runs programs by torch; `aotexport onnx` compares ONNX models with them\n",
+    )
+
+
+def test_unknown_target_is_refused_by_the_self_test(tiny, selftest):
+    code, output, errors = selftest(tiny, "--target", "tpu")
+    assert (code, output) == (1, "")
+    assert errors.startswith("error: no target `tpu`; there are auto, cpu, ")
