@@ -19,6 +19,7 @@ PAGES = (
     "docs/onnx.md",
     "docs/performance.md",
     "docs/runtime.md",
+    "docs/trainers.md",
 )
 PROSE = (*PAGES, "CONTRIBUTING.md", "docs/troubleshooting.md", "docs/what-is-captured.md", "runtimes/python/README.md")
 COMMANDS = ("aotexport ", "python -m aotexport_runtime ")
