@@ -24,6 +24,7 @@ from aotexport.capture.triton_kernels import refuse_kernels_without_cpu, refuse_
 from aotexport.clock import Clock, Progress
 from aotexport.deep_stack import deep_stack
 from aotexport.encode.program import EncodedProgram, encode_program, with_functional
+from aotexport.encode.submodules import encode_submodules, settings_of
 from aotexport.errors import ExportFailed
 from aotexport.failing_example import refuse_failing_example
 from aotexport.forward_graphs import ForwardGraphs
@@ -57,7 +58,7 @@ from aotexport.write.readme import write_readme
 from aotexport.write.weights import SHARD_NBYTES, write_weights
 from aotexport_runtime.arguments import check_type, names_of, path_of
 from aotexport_runtime.errors import first_line
-from aotexport_runtime.schema.manifest import Manifest, StateTensor, VectorEntry
+from aotexport_runtime.schema.manifest import Manifest, StateTensor, Submodule, VectorEntry
 from aotexport_runtime.schema.trees import Tree
 
 
@@ -163,6 +164,7 @@ def export(
                 call,
                 tensors,
                 attributes,
+                () if strip else encode_submodules(call.module),
                 encoded,
                 vectors,
                 shared,
@@ -320,6 +322,7 @@ def _write(
     call: ExampleCall,
     tensors: tuple[StateTensor, ...],
     attributes: dict[str, Tree],
+    modules: tuple[Submodule, ...],
     programs: list[EncodedProgram],
     vectors: list[Vector],
     shared: TargetFiles,
@@ -347,6 +350,8 @@ def _write(
             programs=current,
             state=tensors,
             attributes=attributes,
+            modules=modules,
+            settings=settings_of(call.module),
             vectors=records,
             known=weights,
         )

@@ -17,6 +17,7 @@ from torch import nn
 from aotexport.capture.containers import Change, Snapshot, snapshots
 from aotexport.capture.effects import Effects
 from aotexport.errors import ExportFailed
+from aotexport_runtime.python_state import INTERNAL, WithAttributes
 
 _NUMBERS = (bool, int, float, str)
 _TABLE = re.compile(r"\.?_(?:buffers|parameters|modules)\['([^']+)'\]")
@@ -93,14 +94,20 @@ def attributes_restored(module: nn.Module | None) -> Iterator[None]:
 def _attributes(module: nn.Module | None) -> list[tuple[str, nn.Module, dict[str, Any]]]:
     if module is None:
         return []
-    return [(path, child, dict(vars(child))) for path, child in module.named_modules()]
+    return [(path, child, _own(child)) for path, child in module.named_modules()]
+
+
+def _own(module: nn.Module) -> dict[str, Any]:
+    """Return the attributes of a module; of a loaded bundle without what its calls keep for themselves."""
+    hidden = INTERNAL if isinstance(module, WithAttributes) else ()
+    return {name: value for name, value in vars(module).items() if name not in hidden}
 
 
 def _containers(module: nn.Module | None) -> list[Snapshot]:
     """Return the containers that the module's attributes hold, torch's own tables of its state among them."""
     found: list[Snapshot] = []
     for path, child in module.named_modules() if module is not None else ():
-        for name, value in vars(child).items():
+        for name, value in _own(child).items():
             found += snapshots(value, f"{path}.{name}" if path else name)
     return found
 
@@ -145,12 +152,13 @@ def _restore(
     """Put every attribute back; return the changed ones as `(name, old, new)`."""
     changes: list[tuple[str, Any, Any]] = []
     for path, child, old in before:
-        new = vars(child)
+        new = _own(child)
         for key in {**old, **new}:
             if old.get(key) is not new.get(key):
                 changes.append((f"{path}.{key}" if path else key, old.get(key), new.get(key)))
-        new.clear()
-        new.update(old)
+        for key in new:
+            del vars(child)[key]
+        vars(child).update(old)
     return changes
 
 

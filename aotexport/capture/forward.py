@@ -5,12 +5,11 @@ from __future__ import annotations
 import contextlib
 import itertools
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import nn
 
 from aotexport.capture.agreement import check_nothing_lost
 from aotexport.capture.autocast import other_autocast
@@ -28,6 +27,7 @@ from aotexport.capture.hooks import refuse_hooks_on_state
 from aotexport.capture.identity import asks_identity
 from aotexport.capture.key_order import other_orders
 from aotexport.capture.larger_examples import holds_for, larger_tensors
+from aotexport.capture.module_calls import TracedCalls
 from aotexport.capture.reading_values import READING_VALUES
 from aotexport.capture.second_trace import same_in_both_modes
 from aotexport.capture.shapes import SizeFixed, check_not_fixed
@@ -42,7 +42,7 @@ from aotexport.torch_internals.checks import insert_data_dependent_checks
 from aotexport.torch_internals.names import FakeTensor, GuardOnDataDependentSymNode, OpOverload
 from aotexport.torch_internals.patches import average_in_tensors, fake_kernels, masks_unread
 from aotexport.torch_internals.subclasses import is_wrap
-from aotexport.torch_internals.tracing import node_annotations, trace_forward
+from aotexport.torch_internals.tracing import trace_forward
 from aotexport.torch_internals.transforms import has_transforms, raised_in_transform, transforms_left
 from aotexport_runtime import meshes
 from aotexport_runtime.subclasses import inner_tensor
@@ -140,11 +140,12 @@ def _trace_as(
     values = ExampleValues([*(entry.tensor for entry in state.entries), *(call.tensors[index] for index in own)])
     flat = FlatCall(call, target, State(list(state.entries)), shared, values, grad)
     inputs = [*fakes.state, *[fakes.arguments[index] for index in own]]
+    calls = TracedCalls()
     assert fakes.mode.shape_env is not None
     following = values.followed(fakes.mode.shape_env) if strategy.follows_values else contextlib.nullcontext()
     watching = mode_watched(target, call.module) if strategy.name == "direct" else contextlib.nullcontext()
     with fakes.tracing(), average_in_tensors(), fake_kernels(FAKE_KERNELS), following, watching as modes:
-        graph = _graph(flat, lambda: fakes.twins(inputs), fakes)
+        graph = _graph(flat, lambda: fakes.twins(inputs), fakes, calls)
     asks_modes = modes is None or modes.asked or "grad_mode" in flat.effects.reads
     if (
         flat.effects.reads == {"grad_mode"}
@@ -192,6 +193,7 @@ def _trace_as(
         fakes,
         flat,
         strategy.name,
+        calls.calls,
         asks_modes,
         any_order,
     )
@@ -248,19 +250,25 @@ def _same_again(other: FlatCall, graph: torch.fx.GraphModule, fakes: FakeInputs,
     apart = fake_inputs(other.call, other.state, fakes.larger)
     inputs = [*apart.state, *[apart.arguments[index] for index in own]]
     with apart.tracing(), average_in_tensors(), fake_kernels(FAKE_KERNELS):
-        same = same_in_both_modes(graph, lambda: _graph(other, lambda: apart.twins(inputs), apart))
+        same = same_in_both_modes(graph, lambda: _graph(other, lambda: apart.twins(inputs), apart, TracedCalls()))
     return same and apart.taken_for_granted() == fakes.taken_for_granted()
 
 
-def _graph(flat: FlatCall, make_inputs: Callable[[], list[Any]], fakes: FakeInputs) -> torch.fx.GraphModule:
-    """Return the trace of `flat`, as far above autograd as what the model does allows."""
+def _graph(
+    flat: FlatCall, make_inputs: Callable[[], list[Any]], fakes: FakeInputs, calls: TracedCalls
+) -> torch.fx.GraphModule:
+    """Return the trace of `flat`, as far above autograd as what the model does allows, and its calls in `calls`."""
     fixed: Any = {"keeps_frame": is_user_frame, "decompositions": READING_VALUES}
 
+    def recorded(*tensors: Any) -> tuple[Any, ...]:
+        with calls.recorded(flat.call.module):
+            return flat(*tensors)
+
     def trace(**options: Any) -> torch.fx.GraphModule:
-        return trace_forward(flat, make_inputs(), fakes.mode, **fixed, **options)
+        return trace_forward(recorded, make_inputs(), fakes.mode, **fixed, **options)
 
     # Gradients are on while the model runs, and what it leaves behind stays in the trace.
-    with torch.enable_grad(), _module_paths(flat.call.module), masks_unread(), marked_regions():
+    with torch.enable_grad(), masks_unread(), marked_regions():
         graph = None
         try:
             graph = trace()
@@ -354,33 +362,3 @@ def _refuse_history_by_views(recorded: Sequence[StateEntry], used: Sequence[Stat
 
 def _base(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if tensor._base is None else tensor._base
-
-
-@contextlib.contextmanager
-def _module_paths(module: nn.Module | None) -> Iterator[None]:
-    """Annotate every traced node with the path of the submodule that it came from."""
-    if module is None:
-        yield
-        return
-    paths = {id(child): path for path, child in module.named_modules()}
-    stack: list[str | None] = []
-
-    def enter(child: nn.Module, args: Any) -> None:
-        annotations = node_annotations()
-        stack.append(annotations.get("module"))
-        path = paths.get(id(child))
-        if path is not None:
-            annotations["module"] = path
-
-    def leave(child: nn.Module, args: Any, output: Any) -> None:
-        node_annotations()["module"] = stack.pop() if stack else None
-
-    handles = [
-        nn.modules.module.register_module_forward_pre_hook(enter),
-        nn.modules.module.register_module_forward_hook(leave, always_call=True),
-    ]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()

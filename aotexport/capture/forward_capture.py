@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from aotexport.capture.effects import Effects
 from aotexport.capture.fakes import FakeInputs
+from aotexport.capture.module_calls import TracedCall
 from aotexport.capture.state import StateEntry
 from aotexport_runtime.schema.program import ContainerChange
 from aotexport_runtime.schema.trees import Tree
@@ -44,6 +45,7 @@ class ForwardCapture:
         fakes: the fake world; its shape environment collects guards.
         function: the traced function on flat inputs in the order of `bindings`, for a direct joint capture.
         strategy: which strategy gave it.
+        calls: calls of submodules, in the order in which they began.
         asks_modes: whether the model's code may have asked whether it trains, or whether gradients are on.
         any_order: paths of dicts of the call whose keys may come in any order.
     """
@@ -58,5 +60,6 @@ class ForwardCapture:
     fakes: FakeInputs
     function: Any
     strategy: str
+    calls: list[TracedCall] = field(default_factory=list[TracedCall])
     asks_modes: bool = True
     any_order: frozenset[str] = frozenset()

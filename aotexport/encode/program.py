@@ -20,6 +20,7 @@ from aotexport.capture.shapes import assumptions, dimensions, guards
 from aotexport.encode.constant_gradients import constant_gradient
 from aotexport.encode.functional import Unsupported, encode_functional, refuse_unsupported
 from aotexport.encode.graph import GraphEncoder
+from aotexport.encode.module_calls import with_calls
 from aotexport.encode.subclasses import encode_subclass
 from aotexport.encode.values import encode_result_meta, encode_tensor_meta
 from aotexport.errors import ExportFailed
@@ -108,7 +109,10 @@ def encode_program(spec: ProgramSpec, forward: ForwardCapture, *, root: Path | N
     """
     call = spec.call
     names = [_input_name(binding, call) for binding in forward.bindings]
-    graph = GraphEncoder(forward.graph, names, root, strip).encode()
+    encoder = GraphEncoder(forward.graph, names, root, strip)
+    graph = encoder.encode()
+    if not strip:
+        graph = with_calls(graph, forward, encoder.names)
     known = dimensions(forward, call.paths)
     positions = {b.argument: index for index, b in enumerate(forward.bindings) if b.argument is not None}
     values = [

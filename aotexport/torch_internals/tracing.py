@@ -350,6 +350,19 @@ def record_call(
     proxy_tensor.track_tensor_tree(results, proxy, constant=None, tracer=tracer)
 
 
+def traces_body() -> bool:
+    """Return whether the body of an operator is being traced, or tracing is paused."""
+    current = proxy_tensor._CURRENT_MAKE_FX_TRACER
+    return current_tracer() is None or current is None or current.is_hop_subgraph_tracer()
+
+
+def traced_value(value: Any) -> Any:
+    """Return the node of a tensor or symbolic size in the trace that is going on; itself, where the trace has none."""
+    tracer = current_tracer()
+    proxy = value if tracer is None else tracer.unwrap_proxy(value)
+    return proxy.node if isinstance(proxy, torch.fx.Proxy) else value
+
+
 def record_mark(target: Callable[..., Any], *args: Any) -> torch.fx.Proxy:
     """Record a call without a result in the trace of a forward graph; return what stands for it in other such calls.
 

@@ -30,6 +30,7 @@ from aotexport_runtime.schema.manifest import (
     ProgramEntry,
     Requirements,
     StateTensor,
+    Submodule,
     VectorEntry,
 )
 from aotexport_runtime.schema.program import ArgumentInput
@@ -109,6 +110,8 @@ def write_manifest(
     programs: list[EncodedProgram],
     state: tuple[StateTensor, ...],
     attributes: dict[str, Tree],
+    modules: tuple[Submodule, ...],
+    settings: tuple[str, ...],
     vectors: tuple[VectorEntry, ...],
     known: Iterable[FileEntry] = (),
 ) -> Manifest:
@@ -122,6 +125,8 @@ def write_manifest(
         programs: see `Manifest`; written.
         state: see `Manifest`; written.
         attributes: see `Manifest`, by name.
+        modules: see `Manifest`.
+        settings: see `Manifest`.
         vectors: see `Manifest`; written.
         known: entries of files that have not changed since, whose digests need not be computed again.
     """
@@ -141,6 +146,8 @@ def write_manifest(
         ),
         state=state,
         attributes=tuple(ModuleAttribute(name=name, value=value) for name, value in attributes.items()),
+        modules=modules,
+        settings=tuple(name for name in settings if name not in attributes),
         testvectors=vectors,
         requirements=_requirements(programs, state),
         files=list_files(directory, known),

@@ -990,3 +990,24 @@ def checkpoint() -> Case:
         return torch.utils.checkpoint.checkpoint(part, x, w, use_reentrant=False) * 2
 
     return Case(call, (needs_grad(2, 2), needs_grad(2, 2)))
+
+
+class Submodules(nn.Module):
+    """Calls submodules of torch's classes and of its own: one twice and by two names, and one not at all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Dropout(0.5))
+        self.again = self.block[0]
+        self.own = Built(lambda self, x, scale: {"scaled": x * scale, "given": x}, scale=torch.ones(2))
+        self.read = nn.Linear(2, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result = self.own(self.block(x), 2.0)
+        return self.again(result["scaled"]) + self.read.weight
+
+
+@case
+def submodules() -> Case:
+    """Calls of submodules, nested, twice, with structures; one that is used without a call."""
+    return Case(Submodules(), (torch.randn(2, 2),))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from typing import Any, NoReturn, Self
 
 import torch
@@ -13,19 +14,71 @@ from torch import nn
 from aotexport_runtime import dtypes
 from aotexport_runtime.autocast import device_type_of
 from aotexport_runtime.bundle import Bundle
-from aotexport_runtime.call.engines import Engines
+from aotexport_runtime.call.engines import PORTABLE, Engines
 from aotexport_runtime.call.plan import Plan, StateSlot
 from aotexport_runtime.call.straight_line import Call
+from aotexport_runtime.call.submodules import CannotFollow, LiveGraph, live_graph
 from aotexport_runtime.call.variants import Variants
 from aotexport_runtime.engines.choice import libraries_of
-from aotexport_runtime.engines.codegen import Environment
+from aotexport_runtime.engines.codegen import Environment, constant_value
 from aotexport_runtime.errors import NotSupported
 from aotexport_runtime.explain import Explanation, ProgramExplanation, explained
+from aotexport_runtime.known_modules import KNOWN
 from aotexport_runtime.module_class import class_of, methods_of
 from aotexport_runtime.python_state import Kept, PythonState, WithAttributes
+from aotexport_runtime.schema.graph import Graph
 from aotexport_runtime.schema.manifest import Manifest, StateTensor
+from aotexport_runtime.schema.manifest import Submodule as SubmoduleRecord
+from aotexport_runtime.schema.program import Program, StateInput
 from aotexport_runtime.schema.subclasses import Subclass
 from aotexport_runtime.subclasses import Form
+from aotexport_runtime.submodules import (
+    HOOKS,
+    STATE,
+    WRAP,
+    Change,
+    Origin,
+    Submodule,
+    changes_below,
+    check_class,
+    check_nothing_added,
+    copied_origin,
+    copy_tables,
+    known_class,
+    refuse_replicas,
+    told,
+)
+from aotexport_runtime.trees import builder
+
+
+class Computed(dict[str, Any]):
+    """Stands for a table of tensors that a module computes when it is asked for them: parametrized, pruned."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self._module = module
+
+    def __getitem__(self, name: str) -> Any:
+        return getattr(self._module, name)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        setattr(self._module, name, value)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """Return the tensor as it is now."""
+        return getattr(self._module, name, default)
+
+
+def _switch(module: nn.Module, mode: bool) -> None:
+    """Switch the mode of a loaded module and its submodules; those of the user's by their own `train`."""
+    # Past `Submodule.__setattr__`, which keeps to the mode of the whole.
+    module.__dict__["training"] = mode
+    for child in module.children():
+        _switch(child, mode) if isinstance(child, Submodule) else child.train(mode)
+
+
+def _is_below(name: str, path: str) -> bool:
+    return name.startswith(f"{path}.")
 
 
 class BundleModule(WithAttributes):
@@ -69,20 +122,26 @@ class BundleModule(WithAttributes):
         self._target = target
         self._compiled = compiled
         self._why_not = dict(why_not or {})
-        self._owners: dict[str, tuple[nn.Module, str]] = {}
         self._constants: dict[str, torch.Tensor] = {}
         self._plans: dict[str, Plan | Variants] = {}
         self._served: dict[tuple[bool, bool], Call] = {}
         self._methods = methods_of(bundle)
+        self._fixed = frozenset(bundle.manifest.settings)
+        self._changes: list[Change] | None = None
+        self._calls_submodules = False
+        self._untold: set[str] = set()
         # Last, since a name of the user's may equal one of ours, and can then no longer be assigned to.
+        for record in bundle.manifest.modules:
+            self._place(record)
         for entry in bundle.manifest.state:
             self._register(entry, tensors[entry.name])
         # Past `__setattr__`, which keeps names of the user's.
         self.__dict__["_python_state"] = PythonState(bundle.manifest.attributes, [*self.state_tensors().values()])
         for attribute in bundle.manifest.attributes:
             path = attribute.name.rpartition(".")[0]
-            owner = self._container(path.split(".")) if path else self
+            owner = self._owner(path.split(".") if path else [])
             owner.keep(Kept(self.python_state, path))
+        self.__dict__["_origin"] = self._sealed()
         self.train(bundle.manifest.training)
 
     @property
@@ -101,6 +160,27 @@ class BundleModule(WithAttributes):
 
     # --- state --------------------------------------------------------------------------------------------
 
+    def _place(self, record: SubmoduleRecord) -> None:
+        """Put a submodule where the original had one."""
+        *path, name = record.name.split(".")
+        if not name:
+            owner = self
+        elif record.same_as is not None:
+            self._owner(path)._modules[name] = self._owner(record.same_as.split("."))
+            return
+        else:
+            known = record.type if record.type in KNOWN else None
+            origin = Origin(record.name, nn.Module, self.changed, known is not None)
+            owner = (Submodule if known is None else known_class(known))(origin)
+            if record.attributes is not None and known is not None:
+                origin.attributes = builder(
+                    record.attributes, lambda leaf: constant_value(leaf.value, self._environment)
+                )([])
+                owner.__dict__.update(origin.attributes)
+            self._owner(path)._modules[name] = owner
+        for leaf in record.absent:
+            owner._parameters[leaf] = None
+
     def _register(self, entry: StateTensor, tensor: torch.Tensor) -> None:
         if entry.role == "constant":
             self._constants[entry.name] = tensor.requires_grad_(entry.requires_grad)
@@ -110,7 +190,7 @@ class BundleModule(WithAttributes):
             tensor.requires_grad_(True)
         for name in (entry.name, *entry.tied):
             *path, leaf = name.split(".")
-            owner = self._container(path)
+            owner = self._owner(path)
             # Straight into the tables: a name of the user's may equal one of ours.
             if isinstance(value, nn.Parameter):
                 owner._parameters[leaf] = value
@@ -118,7 +198,6 @@ class BundleModule(WithAttributes):
                 owner._buffers[leaf] = value
                 if not entry.persistent:
                     owner._non_persistent_buffers_set.add(leaf)
-            self._owners[name] = (owner, leaf)
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any, **kwargs: Any) -> None:
         """Load state in which tied tensors may have one of their names alone, as files of safetensors have them."""
@@ -129,44 +208,149 @@ class BundleModule(WithAttributes):
                 state_dict.setdefault(name, known)
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
-    def _container(self, path: list[str]) -> WithAttributes:
+    def _owner(self, path: list[str]) -> WithAttributes:
+        """Return the submodule at `path`; made where the bundle does not list submodules."""
         module: WithAttributes = self
-        for part in path:
+        for position, part in enumerate(path):
             if part not in module._modules:
-                module._modules[part] = Container()
+                module._modules[part] = Submodule(Origin(".".join(path[: position + 1]), nn.Module, self.changed))
             child = module._modules[part]
-            assert isinstance(child, Container)
+            assert isinstance(child, Submodule)
             module = child
         return module
 
-    def _slot(self, name: str) -> StateSlot:
-        """Return where the current tensor of state `name` is kept (it may be replaced between calls)."""
+    def _sealed(self) -> Origin:
+        """Take what the module is now for what was loaded, and be told of every change of a submodule."""
+        for module in self.modules():
+            if isinstance(module, Submodule):
+                module.seal()
+        origin = Origin("", type(self), self.changed)
+        origin.submodules = {name: module for name, module in self._modules.items() if module is not None}
+        tensors = {**self._parameters, **self._buffers}
+        origin.tensors = {name: (t.dtype, t.shape) for name, t in tensors.items() if t is not None}
+        told(self, self.changed, self._check_added)
+        return origin
+
+    def _check_added(self, name: str, module: nn.Module | None) -> None:
+        if name not in self.__dict__["_origin"].submodules and name != "parametrizations":
+            raise NotSupported(f"`{name}` was not there at export, so no call would use the added submodule. {WRAP}")
+
+    def changed(self) -> None:
+        """Compose the programs anew at their next call, with the submodules as they are then."""
+        # Past `__setattr__`, which keeps names of the user's.
+        self.__dict__["_changes"] = None
+        self.__dict__["_plans"].clear()
+        self.__dict__["_served"].clear()
+
+    def changes(self) -> list[Change]:
+        """Return the submodules that are no longer what was loaded.
+
+        Raises:
+            NotSupported: one was changed in a way that no call can follow.
+        """
+        found: list[Change] | None = self.__dict__["_changes"]
+        if found is None:
+            origin: Origin = self.__dict__["_origin"]
+            check_nothing_added(self, origin)
+            found = self._without_twins(changes_below(self, origin, self.training))
+            found += self._with_ties(found)
+            self.__dict__["_changes"] = found
+        return found
+
+    def _without_twins(self, found: list[Change]) -> list[Change]:
+        """Return changes of modules that had several names by their first name alone.
+
+        Raises:
+            NotSupported: such a module was replaced by one of its names, and not by the others.
+        """
+        by_path = {change.path: change for change in found}
+        for record in self.bundle.manifest.modules:
+            if record.same_as is None:
+                continue
+            by_path.pop(record.name, None)
+            if self._module(record.name) is not self._module(record.same_as):
+                raise NotSupported(
+                    f"`{record.name}` and `{record.same_as}` are one module in the programs, and no longer are. "
+                    "Replace it by both names"
+                )
+        return list(by_path.values())
+
+    def _with_ties(self, found: list[Change]) -> list[Change]:
+        """Return what else must be called: submodules that share a weight with one that has another one now."""
+        paths = [change.path for change in found if not change.keeps_state]
+        known = {change.path for change in found}
+        more: dict[str, Change] = {}
+        for entry in self.bundle.manifest.state:
+            names = (entry.name, *entry.tied) if entry.tied else ()
+            if any(_is_below(name, path) for name in names for path in paths):
+                for name in names:
+                    path = name.rpartition(".")[0]
+                    module = self._module(path)
+                    if not any(_is_below(name, other) for other in known) and isinstance(module, Submodule):
+                        how = f"shared `{name.rpartition('.')[2]}` with a submodule that changed"
+                        more[path] = Change(path, module, how, runs_part=True)
+        return list(more.values())
+
+    def _module(self, path: str) -> nn.Module | None:
+        """Return what stands at `path` now; None: nothing."""
+        module: nn.Module | None = self
+        for part in path.split(".") if path else ():
+            module = None if module is None else module._modules.get(part)
+        return module
+
+    def _find(self, name: str) -> StateSlot | None:
+        """Return where the current tensor of a name of the state is kept; None: nowhere."""
         if name in self._constants:
             return self._constants, name
-        owner, leaf = self._owners[name]
-        return (owner._parameters if leaf in owner._parameters else owner._buffers), leaf
+        path, _, leaf = name.rpartition(".")
+        owner = self._module(path)
+        if owner is None:
+            return None
+        for table in (owner._parameters, owner._buffers):
+            if leaf in table:
+                return table, leaf
+        return (Computed(owner), leaf) if hasattr(owner, leaf) else None
+
+    def _slot(self, name: str) -> StateSlot:
+        """Return where the current tensor of state `name` is kept (it may be replaced between calls).
+
+        Raises:
+            NotSupported: nowhere.
+        """
+        slot = self._find(name)
+        if slot is None:
+            raise NotSupported(
+                f"the module's `{name}` is gone, and the programs read it. Put a tensor of its dtype and shape in its "
+                "place, or change the model and export it again"
+            )
+        return slot
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> BundleModule:
-        for dtype in {tensor.dtype for tensor in self.state_tensors().values()}:
+        for dtype in {tensor.dtype for tensor in self._present().values()}:
             converted = fn(torch.empty(0, dtype=dtype)).dtype
             if converted != dtype:
                 raise NotSupported(
                     f"the programs were captured with weights of {dtypes.name_of(dtype)}, and do not hold for "
                     f"{dtypes.name_of(converted)}. Convert the model and its example inputs, and export again"
                 )
-        before = self.state_tensors()
+        before = self._present()
         super()._apply(fn, recurse)
         for name, tensor in self._constants.items():
             self._constants[name] = fn(tensor)
-        moved = {id(before[name]): tensor for name, tensor in self.state_tensors().items()}
+        moved = {id(before[name]): tensor for name, tensor in self._present().items()}
         self.python_state.values = self.python_state.replaced(lambda tensor: moved.get(id(tensor), fn(tensor)))
         tensors = (*self.parameters(), *self.buffers(), *self._constants.values())
         devices = {tensor.device for tensor in tensors}
         if len(devices) == 1:
             self.__dict__["_environment"] = dataclasses.replace(self._environment, device=devices.pop())
-            self._plans.clear()
-            self._served.clear()
+            self.changed()
         return self
+
+    def _present(self) -> dict[str, torch.Tensor]:
+        """Return the tensors of the state that are kept somewhere now, by name."""
+        slots = {entry.name: self._find(entry.name) for entry in self.bundle.manifest.state}
+        found = {name: slot[0].get(slot[1]) for name, slot in slots.items() if slot is not None}
+        return {name: tensor for name, tensor in found.items() if isinstance(tensor, torch.Tensor)}
 
     def state_tensors(self) -> dict[str, torch.Tensor]:
         """Return the current tensor of every entry of the manifest's state, by its first name; not copied."""
@@ -190,17 +374,29 @@ class BundleModule(WithAttributes):
 
     def train(self, mode: bool = True) -> BundleModule:
         """Choose the programs of train mode, or those of evaluation mode."""
-        for module in self.modules():
-            # Past `Container`, which keeps to the mode of the whole.
-            module.__dict__["training"] = mode
+        _switch(self, mode)
         return self
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Set an attribute; `training` as `train()` does, since a bundle has one mode."""
+        """Set a tensor, a submodule or an attribute; `training` as `train()` does, since a bundle has one mode.
+
+        Raises:
+            NotSupported: the model's code may have read the attribute at export, and no call reads it now.
+        """
         if name == "training":
             self.train(value)
-        else:
-            super().__setattr__(name, value)
+            return
+        if name == "__class__":
+            check_class(self, value)
+        elif name in self.__dict__.get("_fixed", ()) and not isinstance(value, nn.Module | torch.Tensor):
+            raise NotSupported(
+                f"no call looks at the attribute `{name}` of the loaded module: what the model's code read of it was "
+                "fixed at export. Set it before the export"
+            )
+        super().__setattr__(name, value)
+
+    def _replicate_for_data_parallel(self) -> NoReturn:
+        refuse_replicas()
 
     # --- calls --------------------------------------------------------------------------------------------
 
@@ -224,8 +420,8 @@ class BundleModule(WithAttributes):
         Raises:
             BundleInvalid: no such program.
         """
-        plan = self._plan(name)
-        return lambda *args, **kwargs: plan(args, self.python_state.passed_with(kwargs))
+        self._plan(name)
+        return lambda *args, **kwargs: self._plan(name)(args, self.python_state.passed_with(kwargs))
 
     def _call(self, method: str, /, *args: Any, **kwargs: Any) -> Any:
         return self._plan(self._select(method))(args, self.python_state.passed_with(kwargs))
@@ -261,17 +457,88 @@ class BundleModule(WithAttributes):
 
     def _compose(self, name: str) -> Plan:
         program = self.bundle.program(name)
+        live = self._live(program)
         device = self._environment.device or device_type_of(program, None)
         engines = Engines(name, str(device), self._why_not)
+        libraries = None
+        if live is not None:
+            compiled = [] if self._compiled is None else [self._compiled]
+            engines.why_not |= dict.fromkeys((PORTABLE, "cuda", *compiled), ", ".join(live.reasons))
+        elif not self._calls_submodules:
+            libraries = libraries_of(self.bundle, self._compiled, program, self._environment, engines.why_not)
         return Plan(
             self.bundle,
             program,
             self._slot,
             self._environment,
-            target=self._target,
+            target="autograd" if self._calls_submodules else self._target,
             engines=engines,
-            libraries=libraries_of(self.bundle, self._compiled, program, self._environment, engines.why_not),
+            libraries=libraries,
+            live=live,
         )
+
+    def _live(self, program: Program) -> LiveGraph | None:
+        """Return the forward graph of `program` with the submodules that changed; None: it calls none of them.
+
+        Raises:
+            NotSupported: a change that calls cannot follow.
+        """
+        changes = self.changes()
+        if not changes and not self._calls_submodules:
+            return None
+        graph = self.bundle.graph(program.name, program.forward.file)
+        names = {entry.name: (entry.name, *entry.tied) for entry in self.bundle.manifest.state}
+        shown = self._unchanged(graph) if self._calls_submodules else {}
+        while True:
+            try:
+                live = live_graph(graph, program, [*changes, *shown.values()], names, self._environment)
+                break
+            except CannotFollow as error:
+                if shown.pop(error.path, None) is None:
+                    raise
+        if self._calls_submodules:
+            told = {change.path for change in (*changes, *shown.values())}
+            self._untold.update({path for path, _ in self.named_modules() if path} - told)
+        for value, spec in zip(graph.inputs, program.inputs, strict=True):
+            if isinstance(spec, StateInput) and (live is None or value.name in live.reads):
+                self._check_shape(spec, program)
+        return live
+
+    def _unchanged(self, graph: Graph) -> dict[str, Change]:
+        """Return the submodules that a graph calls and that did not change, by path."""
+        changed = [change.path for change in self.changes()]
+        paths = {graph.modules[call.module] for call in graph.calls if call.refusal is None}
+        apart = {path for path in paths if not any(path == c or _is_below(path, c) for c in changed)}
+        modules = {path: self._module(path) for path in sorted(apart)}
+        return {path: Change(path, module, "is called", runs_part=True) for path, module in modules.items() if module}
+
+    @contextlib.contextmanager
+    def submodules_called(self) -> Generator[set[str], None, None]:
+        """Let calls run forward graphs, and in these every submodule by a call of its own, as a trace wants to see.
+
+        Yields:
+            The paths of submodules that a call does not show; complete after the call.
+        """
+        untold = self.__dict__["_untold"] = set[str]()
+        self.__dict__["_calls_submodules"] = True
+        self.changed()
+        try:
+            yield untold
+        finally:
+            self.__dict__["_calls_submodules"] = False
+            self.changed()
+
+    def _check_shape(self, spec: StateInput, program: Program) -> None:
+        table, key = self._slot(spec.name)
+        tensor = table.get(key)
+        if tensor is None or spec.subclass is not None:
+            return
+        if (dtypes.name_of(tensor.dtype), tuple(tensor.shape)) != (spec.meta.dtype, spec.meta.shape):
+            raise NotSupported(
+                f"`{spec.name}` is {dtypes.name_of(tensor.dtype)}{list(tensor.shape)} now, and program "
+                f"`{program.name}` was captured with {spec.meta.dtype}{list(spec.meta.shape)}. Replace the whole "
+                "submodule that calls it, or change the model and export it again"
+            )
 
     def explain(self) -> Explanation:
         """Return which engines run each program, on which device, why the others do not, and what has run so far.
@@ -302,21 +569,32 @@ class BundleModule(WithAttributes):
             NotSupported: tensors that are tied in the programs no longer are in the module.
         """
         memo = {} if memo is None else memo
-        self.check_ties()
-        tensors = {name: copy.deepcopy(tensor, memo) for name, tensor in self.state_tensors().items()}
-        twin = type(self)(
-            self.bundle,
-            tensors,
-            target=target or self._target,
-            environment=self._environment,
-            compiled=self._compiled if target is None else None,
-            why_not=self._why_not if target is None else None,
-        )
-        twin.python_state.values = self.python_state.copied(memo)
-        requires_grad = {name: parameter.requires_grad for name, parameter in self.named_parameters()}
-        for name, parameter in twin.named_parameters():
-            parameter.requires_grad_(requires_grad.get(name, parameter.requires_grad))
-        return twin.train(self.training)
+        twin = nn.Module.__new__(type(self))
+        memo[id(self)] = twin
+        twin.__dict__.update({name: {} for name in (*STATE, "_modules")})
+        shared = ("bundle", "_environment", "_methods", "_fixed")
+        for name, value in self.__dict__.items():
+            if name in shared:
+                twin.__dict__[name] = value
+            elif name in ("_plans", "_served"):
+                twin.__dict__[name] = {}
+            elif name == "_changes":
+                twin.__dict__[name] = None
+            elif name == "_origin":
+                twin.__dict__[name] = copied_origin(value, memo)
+            elif name not in (*STATE, "_modules", *HOOKS, "_python_state", "_kept"):
+                twin.__dict__[name] = copy.deepcopy(value, memo)
+        copy_tables(self, twin, memo)
+        state = copy.copy(self.python_state)
+        twin.__dict__["_python_state"] = state
+        state.values = self.python_state.copied(memo)
+        for path in {attribute.name.rpartition(".")[0] for attribute in self.bundle.manifest.attributes}:
+            owner = twin._module(path)
+            if isinstance(owner, WithAttributes):
+                owner.keep(Kept(state, path))
+        if target is not None:
+            twin.__dict__ |= {"_target": target, "_compiled": None, "_why_not": {}}
+        return twin
 
     def over(self, manifest: Manifest, tensors: dict[str, torch.Tensor]) -> BundleModule:
         """Return a module of the same programs over other state.
@@ -348,66 +626,4 @@ class BundleModule(WithAttributes):
         return f"{self.bundle.manifest.name}, programs: {programs}, from {str(self.bundle.root)!r}"
 
 
-class Container(WithAttributes):
-    """Stands where the original had a submodule, so that names are the same; it has no behaviour of its own."""
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Refuse: a bundle holds the behaviour of the whole module only.
-
-        Raises:
-            NotSupported: always.
-        """
-        raise NotSupported("a bundle holds the program of the whole module; its submodules cannot be called")
-
-    def train(self, mode: bool = True) -> Container:
-        """Refuse another mode than the whole module's.
-
-        Raises:
-            NotSupported: the mode differs.
-        """
-        if mode != self.training:
-            raise NotSupported(
-                "a bundle holds the modes of the whole module, and a submodule cannot be switched alone. Switch it "
-                "before the export, which keeps such a mixture, or export the program `eval-joint`"
-            )
-        return self
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        """Set a parameter, a buffer, or an attribute that calls change; refuse what no call would look at.
-
-        Raises:
-            NotSupported: the attribute is another, or the mode is not the whole module's.
-        """
-        if name == "training" and "training" in self.__dict__:
-            self.train(value)
-        elif name.startswith("_") or name == "training" or self._is_looked_at(name, value):
-            super().__setattr__(name, value)
-        else:
-            raise NotSupported(
-                f"a bundle holds the program of the whole module, and no call looks at the attribute `{name}` of a "
-                "submodule. Set it before the export"
-            )
-
-    def _is_looked_at(self, name: str, value: Any) -> bool:
-        kept: Kept | None = self.__dict__.get("_kept")
-        known = name in self._parameters or name in self._buffers or (kept is not None and name in kept)
-        return known or isinstance(value, nn.Module | torch.Tensor)
-
-    def _refuse_hook(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Refuse: the submodule is never called, and its hooks would not run.
-
-        Raises:
-            NotSupported: always.
-        """
-        raise NotSupported(
-            "a bundle holds the program of the whole module, so hooks on its submodules would never run. Register them "
-            "on the loaded module, on its parameters or on its outputs"
-        )
-
-    register_forward_hook = _refuse_hook
-    register_forward_pre_hook = _refuse_hook
-    register_full_backward_hook = _refuse_hook
-    register_full_backward_pre_hook = _refuse_hook
-
-
-__all__ = ["BundleModule", "Container"]
+__all__ = ["BundleModule"]

@@ -100,6 +100,15 @@ class Kept:
         self._state.values[f"{self._prefix}{name}"] = value
 
 
+INTERNAL = frozenset(
+    (
+        *("_calls_submodules", "_changes", "_compiled", "_constants", "_environment", "_fixed", "_kept", "_methods"),
+        *("_origin", "_plans", "_served", "_target", "_untold", "_why_not", "bundle"),
+    )
+)
+"""Attributes of a loaded module and its submodules that its calls keep for themselves."""
+
+
 class WithAttributes(nn.Module):
     """A module whose attributes that calls change are read and set as the original's."""
 

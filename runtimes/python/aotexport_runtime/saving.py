@@ -43,11 +43,12 @@ def save(module: BundleModule, path: str | os.PathLike[str], *, force: bool = Fa
 
     Raises:
         ArgumentInvalid: `module` is no loaded bundle, or `path` no path.
-        NotSupported: `path` exists, nothing can be written there, tensors that are tied in the programs no longer are,
-            a tensor no longer has the dtype or shape that the programs were captured with, or an attribute holds what a
-            bundle cannot.
+        NotSupported: submodules of `module` were changed, `path` exists, nothing can be written there, tensors that are
+            tied in the programs no longer are, a tensor no longer has the dtype or shape that the programs were
+            captured with, or an attribute holds what a bundle cannot.
     """
     _check_module(module)
+    _check_unchanged(module)
     output = path_of("path", path)
     if reason := why_not_written(output, force=force):
         raise NotSupported(reason)
@@ -66,6 +67,17 @@ def save(module: BundleModule, path: str | os.PathLike[str], *, force: bool = Fa
     finally:
         shutil.rmtree(stage, ignore_errors=True)
     return output
+
+
+def _check_unchanged(module: BundleModule) -> None:
+    """Refuse a module that holds code, which no bundle of weights does."""
+    changed = [change for change in module.changes() if not change.keeps_state]
+    if changed:
+        listed = ", ".join(f"`{change.path}` {change.how}" for change in changed)
+        raise NotSupported(
+            f"{listed}, and `save` writes the programs that were exported, with other weights. Export the loaded "
+            "module as it is now (`aotexport.export(module, ...)`), which captures it whole"
+        )
 
 
 def _check_module(module: Any) -> None:

@@ -235,12 +235,6 @@ def test_hook_that_changes_the_output_changes_it(loaded, batch):
     assert loaded(batch).shape == (3,)
 
 
-def test_submodule_is_not_callable(loaded, batch):
-    with pytest.raises(NotSupported) as caught:
-        loaded.linear(batch)
-    assert str(caught.value) == ("a bundle holds the program of the whole module; its submodules cannot be called")
-
-
 def test_repr_says_what_it_is(loaded):
     assert repr(loaded).splitlines()[1] == f"  Tiny, programs: train, infer, from {str(loaded.bundle.root)!r}"
 

@@ -28,6 +28,7 @@ from aotexport_runtime.call.inner import InnerOutput, has_hooks, inner_outputs, 
 from aotexport_runtime.call.joint import JointProgram
 from aotexport_runtime.call.mutations import Mutations
 from aotexport_runtime.call.signature import Bound, Signature
+from aotexport_runtime.call.submodules import LiveGraph
 from aotexport_runtime.call.versions import node_of, remember_versions
 from aotexport_runtime.engines.codegen import Environment, Function, compile_graph, constant_value
 from aotexport_runtime.engines.cpu import Libraries
@@ -44,6 +45,9 @@ from aotexport_runtime.validate.subclasses import taken_apart
 
 log = logging.getLogger("aotexport_runtime")
 
+_UNREAD: StateSlot = ({"": torch.empty(0)}, "")
+"""Stands where no node reads a state tensor."""
+
 
 class Plan:
     """A program, ready to be called."""
@@ -58,6 +62,7 @@ class Plan:
         target: str,
         engines: Engines,
         libraries: Libraries | None = None,
+        live: LiveGraph | None = None,
     ) -> None:
         """Compose the chain of `program`.
 
@@ -71,6 +76,7 @@ class Plan:
                 the name of another target: that lowered form, or libraries.
             engines: told of what serves calls, of why others do not, and of each half that runs.
             libraries: the functional graph, compiled, for the calls that it serves; None: there are none.
+            live: the forward graph that serves every call since submodules changed; None: none that the program calls.
 
         Raises:
             NotSupported: `target` is of native code that does not run the program.
@@ -78,6 +84,7 @@ class Plan:
         self.program = program
         self.engines = engines
         self.bundle = bundle
+        self._live = live
         self.environment = environment
 
         def constant(leaf: Constant) -> Any:
@@ -91,12 +98,15 @@ class Plan:
             for index, spec in enumerate(program.inputs)
             if not isinstance(spec, SizeInput) and spec.subclass is not None
         }
-        self._forms = {i: form for i, form in forms.items() if isinstance(program.inputs[i], StateInput)}
         self._guards = Guards(program, environment.device, forms)
+        reads = self._reads()
+        self._forms = {i: form for i, form in forms.items() if isinstance(program.inputs[i], StateInput) and i in reads}
         self._state = [
-            (index, *slot(spec.name)) for index, spec in enumerate(program.inputs) if isinstance(spec, StateInput)
+            (index, *(slot(spec.name) if index in reads else _UNREAD))
+            for index, spec in enumerate(program.inputs)
+            if isinstance(spec, StateInput)
         ]
-        used = {spec.name for spec in program.inputs if isinstance(spec, StateInput)}
+        used = {spec.name for i, spec in enumerate(program.inputs) if isinstance(spec, StateInput) and i in reads}
         self._ties = [
             (slot(entry.name), [slot(name) for name in entry.tied], entry)
             for entry in bundle.manifest.state
@@ -110,7 +120,9 @@ class Plan:
         self._forward: Function | None = None
         self._has_effects = False
         self._functional = None
-        if program.functional and target != "autograd":
+        if live is not None:
+            log.info("program %s runs its forward graph: %s", program.name, ", ".join(live.reasons))
+        elif program.functional and target != "autograd":
             in_budget = environment.memory_budget == 1 or not program.grad
             lowered = self._lowered(in_budget)
             # What was lowered is the faster one, however long or short its graph is.
@@ -267,6 +279,12 @@ class Plan:
             table[key] = outputs[index]
         return self._unflatten(outputs)
 
+    def _reads(self) -> set[int]:
+        """Return the inputs that the program itself reads; submodules that changed read their own state."""
+        if self._live is None:
+            return set(range(len(self.program.inputs)))
+        return {index for index, value in enumerate(self._live.graph.inputs) if value.name in self._live.reads}
+
     def _state_name(self, index: int) -> str:
         spec = self.program.inputs[index]
         assert isinstance(spec, StateInput)
@@ -284,10 +302,12 @@ class Plan:
         if self._forward is None:
             because = "" if self._functional is None else self._why_not(inputs, symbols)
             self.engines.ran(WHOLE if _records(inputs) else "forward", AUTOGRAD, because)
-            graph = self.bundle.graph(self.program.name, forward.file)
+            live = self._live
+            graph = self.bundle.graph(self.program.name, forward.file) if live is None else live.graph
+            environment = self.environment if live is None else live.environment
             names = [graph_input.name for graph_input in graph.inputs]
             self._forward = compile_graph(
-                graph, graph.nodes, names, graph.outputs, self.environment, label=f"{self.program.name} forward graph"
+                graph, graph.nodes, names, graph.outputs, environment, label=f"{self.program.name} forward graph"
             )
             self._has_effects = any(node.op in EFFECTS for node in graph.nodes)
         if not self._has_effects:

@@ -62,6 +62,7 @@ class Environment:
         kernels: what launches each kernel, by name; of lowered graphs.
         memory_budget: the part of what backward needs to save in forward; the rest is computed again.
         products: which library computes products of matrices; `torch`: as operators of torch run.
+        submodules: what calls each submodule that changed, by name of the node.
     """
 
     namespaces: frozenset[str] = frozenset()
@@ -71,6 +72,7 @@ class Environment:
     kernels: Mapping[str, Callable[..., None]] = field(default_factory=dict[str, Callable[..., None]])
     memory_budget: float = 1
     products: Mode = "torch"
+    submodules: Mapping[str, Callable[..., Any]] = field(default_factory=dict[str, Callable[..., Any]])
 
     def place(self, device_type: str) -> torch.device:
         """Return the device for a device class of the capture."""
@@ -242,6 +244,9 @@ def _statement(source: _Source, node: Node) -> str:
         return f"{source.local(node.name)} = ({arguments[0]}) {INFIX[node.op]} ({arguments[1]})"
     if node.op == "python::getitem" and len(arguments) == 2:
         return f"{source.local(node.name)} = {arguments[0]}[{arguments[1]}]"
+    if node.op == "submodule::call":
+        function = source.object("m", source.environment.submodules[node.name])
+        return f"{source.local(node.name)} = {function}(symbols, {', '.join(arguments)})"
     if node.op == "subclass::inner":
         function = source.object("f", inner_tensor)
         return f"{source.local(node.name)} = {function}({', '.join(arguments)})"

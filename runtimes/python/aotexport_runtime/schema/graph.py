@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from aotexport_runtime.schema.base import Record
 from aotexport_runtime.schema.subclasses import Subclass
+from aotexport_runtime.schema.trees import Tree
 from aotexport_runtime.schema.values import Argument, ValueMeta
 
 
@@ -55,6 +56,30 @@ class Node(Record, kw_only=True):
     module: int | None = None
 
 
+class ModuleCall(Record, kw_only=True):
+    """A call of a submodule: a run of a graph's nodes that takes and returns values of the graph.
+
+    Attributes:
+        module: index into `Graph.modules`.
+        begin: index of its first node.
+        end: index of the first node after it; `begin`: the call has no nodes of its own.
+        parent: index into `Graph.calls` of the call that this one is a part of; None: of no other.
+        arguments: structure of its positional arguments and of its keyword arguments, a pair; leaves index `values`.
+        result: structure of what it returns; leaves index `values`.
+        values: values and sizes among arguments and results; None: nothing uses it, and the graph does not compute it.
+        refusal: why it cannot be told apart from the rest, for people; the structures are None then. None: it can.
+    """
+
+    module: int
+    begin: int
+    end: int
+    parent: int | None = None
+    arguments: Tree | None = None
+    result: Tree | None = None
+    values: list[Argument] = []
+    refusal: str | None = None
+
+
 class Graph(Record, kw_only=True):
     """A straight-line program.
 
@@ -67,6 +92,8 @@ class Graph(Record, kw_only=True):
         sources: table of source lines.
         modules: table of module paths (FQNs of the user's submodules).
         subclasses: table of the structures that `subclass::wrap` gives to plain tensors.
+        calls: of a forward graph: calls of submodules, in the order in which they began, nested ones after those that
+            they are in. Readers may ignore them.
     """
 
     inputs: tuple[GraphInput, ...]
@@ -77,3 +104,4 @@ class Graph(Record, kw_only=True):
     sources: tuple[SourceLine, ...] = ()
     modules: tuple[str, ...] = ()
     subclasses: tuple[Subclass, ...] = ()
+    calls: tuple[ModuleCall, ...] = ()

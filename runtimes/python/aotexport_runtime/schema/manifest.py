@@ -114,6 +114,24 @@ class ModuleAttribute(Record, kw_only=True):
     value: Tree
 
 
+class Submodule(Record, kw_only=True):
+    """A submodule by its path.
+
+    Attributes:
+        name: its path; empty: the module itself.
+        same_as: path of an earlier entry that is the very same module; None: there is none.
+        type: name of its class in `torch.nn`, where what it does alone is known by that; None: a class of the model's.
+        attributes: of such a class: a mapping of constants, its attributes beside parameters, buffers and submodules.
+        absent: names of parameters and buffers that are None (`bias`).
+    """
+
+    name: str
+    same_as: str | None = None
+    type: str | None = None
+    attributes: Tree | None = None
+    absent: tuple[str, ...] = ()
+
+
 class VectorEntry(Record, kw_only=True):
     """A recorded call of a program.
 
@@ -197,6 +215,8 @@ class Manifest(Record, kw_only=True):
         state: parameters, then buffers, then constants, each in the module's order.
         attributes: Python attributes that calls read and change. Every program takes them as the keyword argument
             `self`, a dict in this order, which the reader passes from call to call.
+        modules: the module and its submodules, in the module's order. Readers may ignore them.
+        settings: names of the module's other attributes: its code may have read them at export, and calls do not.
         testvectors: recorded calls: the self-test.
         onnx: ONNX models of programs, at most one of each.
         requirements: what a machine needs to run the bundle.
@@ -213,6 +233,8 @@ class Manifest(Record, kw_only=True):
     programs: tuple[ProgramEntry, ...]
     state: tuple[StateTensor, ...] = ()
     attributes: tuple[ModuleAttribute, ...] = ()
+    modules: tuple[Submodule, ...] = ()
+    settings: tuple[str, ...] = ()
     testvectors: tuple[VectorEntry, ...] = ()
     onnx: tuple[OnnxModel, ...] = ()
     requirements: Requirements = Requirements()

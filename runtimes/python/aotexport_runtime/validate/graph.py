@@ -12,6 +12,7 @@ from aotexport_runtime.schema.values import ValueMeta
 from aotexport_runtime.validate.arguments import check_argument, check_meta, introduced
 from aotexport_runtime.validate.bounds import MAX_NODES, check_index
 from aotexport_runtime.validate.builtins import Builtins
+from aotexport_runtime.validate.modules import check_calls
 from aotexport_runtime.validate.subclasses import check_subclass
 
 _OPERATOR = re.compile(r"[A-Za-z_][A-Za-z0-9_]*::[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)?")
@@ -55,6 +56,7 @@ def check_graph(graph: Graph, symbols: set[str], namespaces: set[str], *, where:
         if node.module is not None:
             check_index(node.module, len(graph.modules), "module of a node", where)
     builtins.check_closed()
+    check_calls(graph, symbols, where)
     check_argument(graph.outputs, values, graph.subgraphs, symbols, where)
     for name, subgraph in graph.subgraphs.items():
         check_graph(subgraph, symbols, namespaces, where=f"{where} $.subgraphs[{name[:40]!r}]")

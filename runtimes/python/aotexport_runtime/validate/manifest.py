@@ -10,10 +10,10 @@ from aotexport_runtime.schema.versions import CALLING_CONVENTION, OLDEST_CALLING
 from aotexport_runtime.trees import arrays_in
 from aotexport_runtime.validate.bounds import MAX_TEXT, check_plain_name, check_span, check_text, check_unique
 from aotexport_runtime.validate.containers import check_values
+from aotexport_runtime.validate.modules import check_path, check_submodules
 from aotexport_runtime.validate.subclasses import check_subclass, check_type_name, count_parts
 
 WHERE = "bundle.json"
-MAX_PARTS = 64
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _PATH_PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+=@-]{0,127}(?<!\.)")
 _NAMESPACE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -41,6 +41,7 @@ def check_manifest(manifest: Manifest) -> None:
     for tensor in manifest.state:
         _check_state(tensor, listed)
     _check_state_names([name for tensor in manifest.state for name in (tensor.name, *tensor.tied)])
+    check_submodules(manifest, WHERE)
     _check_attributes(manifest)
     _check_vectors(manifest, listed)
     _check_onnx(manifest, listed)
@@ -130,10 +131,7 @@ def _check_state_names(names: list[str]) -> None:
     check_unique(names, "state tensor", WHERE)
     modules: set[str] = set()
     for name in names:
-        check_text(name, "state name", WHERE)
-        parts = name.split(".")
-        if len(parts) > MAX_PARTS or not all(parts) or "__dict__" in parts:
-            raise BundleInvalid(f"state name {name[:80]!r} is malformed", where=WHERE)
+        parts = check_path(name, "state name", WHERE)
         modules.update(".".join(parts[:count]) for count in range(1, len(parts)))
     both = modules.intersection(names)
     if both:

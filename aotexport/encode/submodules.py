@@ -1,0 +1,67 @@
+"""The submodules of a module, by path and, where torch brings the class, by class."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from aotexport.capture.structure import tree_of
+from aotexport.errors import ExportFailed
+from aotexport_runtime.known_modules import KNOWN, is_own_attribute
+from aotexport_runtime.module import BundleModule
+from aotexport_runtime.schema.manifest import Submodule
+from aotexport_runtime.schema.trees import Tree
+from aotexport_runtime.submodules import Submodule as LoadedSubmodule
+
+_OWN = vars(nn.Module()).keys()
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+def encode_submodules(module: nn.Module | None) -> tuple[Submodule, ...]:
+    """Return the records of a module and its submodules; of a function none."""
+    if module is None:
+        return ()
+    first: dict[int, str] = {}
+    records: list[Submodule] = []
+    for path, child in module.named_modules(remove_duplicate=False):
+        if id(child) in first:
+            records.append(Submodule(name=path, same_as=first[id(child)]))
+            continue
+        first[id(child)] = path
+        attributes = _known_attributes(child) if child.training == module.training else None
+        type_ = None if attributes is None else _class_of(child).__name__
+        absent = tuple(name for table in (child._parameters, child._buffers) for name in table if table[name] is None)
+        records.append(Submodule(name=path, type=type_, attributes=attributes, absent=absent))
+    return tuple(records)
+
+
+def _known_attributes(module: nn.Module) -> Tree | None:
+    """Return the attributes of a module that does what its class in `torch.nn` does, and nothing else; else None."""
+    class_ = _class_of(module)
+    name = class_.__name__
+    if name not in KNOWN or class_ is not getattr(nn, name, None):
+        return None
+    if "forward" in vars(module) or any(getattr(module, table) for table in _HOOKS):
+        return None
+    attributes = {key: value for key, value in vars(module).items() if is_own_attribute(key)}
+    try:
+        return tree_of(attributes, name, lambda value, path: None, what="input")
+    except (ExportFailed, AssertionError):
+        return None
+
+
+def _class_of(module: nn.Module) -> type[nn.Module]:
+    """Return the class of a module; of a part of a loaded bundle torch's class that it stands for."""
+    return module.stands_for() if isinstance(module, LoadedSubmodule) else type(module)
+
+
+def settings_of(module: nn.Module | None) -> tuple[str, ...]:
+    """Return the names of attributes of a module that its code may read: its own, and those of its class."""
+    if module is None:
+        return ()
+    if isinstance(module, BundleModule):
+        return module.bundle.manifest.settings
+    inherited = dir(nn.Module)
+    own = [name for name in vars(module) if name not in _OWN]
+    shared = [name for name in dir(type(module)) if not callable(getattr(type(module), name, None))]
+    found = {name for name in (*own, *shared) if not name.startswith("_") and name not in inherited}
+    return tuple(sorted(found - {*module._parameters, *module._buffers, *module._modules}))

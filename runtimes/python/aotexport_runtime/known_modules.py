@@ -1,0 +1,71 @@
+"""Classes of `torch.nn` whose modules a bundle names by class and attributes. No torch at import.
+
+What such a module does is settled by its class, its attributes, its parameters and buffers; none of them runs code of
+others. A reader may so call it alone.
+"""
+
+_DIMENSIONAL = (
+    "Conv",
+    "ConvTranspose",
+    "BatchNorm",
+    "InstanceNorm",
+    "Dropout",
+    "MaxPool",
+    "AvgPool",
+    "AdaptiveAvgPool",
+    "AdaptiveMaxPool",
+)
+
+CONTAINERS = frozenset({"Sequential", "ModuleList", "ModuleDict"})
+"""Those that hold modules."""
+
+KNOWN = CONTAINERS | {
+    *(f"{name}{rank}d" for name in _DIMENSIONAL for rank in (1, 2, 3)),
+    "AlphaDropout",
+    "Bilinear",
+    "CELU",
+    "Dropout",
+    "ELU",
+    "Embedding",
+    "FeatureAlphaDropout",
+    "Flatten",
+    "GELU",
+    "GLU",
+    "GroupNorm",
+    "Hardshrink",
+    "Hardsigmoid",
+    "Hardswish",
+    "Hardtanh",
+    "Identity",
+    "LayerNorm",
+    "LeakyReLU",
+    "Linear",
+    "LogSigmoid",
+    "LogSoftmax",
+    "Mish",
+    "PReLU",
+    "PixelShuffle",
+    "RMSNorm",
+    "ReLU",
+    "ReLU6",
+    "SELU",
+    "SiLU",
+    "Sigmoid",
+    "Softmax",
+    "Softplus",
+    "Softshrink",
+    "Softsign",
+    "Tanh",
+    "Tanhshrink",
+    "Threshold",
+    "Unflatten",
+    "Upsample",
+}
+"""All of them, by name."""
+
+_UNDERSCORED = ("_reversed_padding_repeated_twice",)
+
+
+def is_own_attribute(name: str) -> bool:
+    """Return whether an attribute of such a module is one that its class reads, and none that every module has."""
+    return name in _UNDERSCORED or not (name.startswith("_") or name in ("training", "forward"))

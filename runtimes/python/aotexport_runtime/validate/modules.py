@@ -1,0 +1,116 @@
+"""Rules of submodules, and of the runs of nodes that were calls of them."""
+
+from __future__ import annotations
+
+from keyword import iskeyword
+
+from aotexport_runtime.errors import BundleInvalid
+from aotexport_runtime.known_modules import is_own_attribute
+from aotexport_runtime.schema.graph import Graph, ModuleCall
+from aotexport_runtime.schema.manifest import Manifest, Submodule
+from aotexport_runtime.schema.trees import Leaf, Mapping, Sequence, Tree
+from aotexport_runtime.trees import keys_of, leaves
+from aotexport_runtime.validate.arguments import check_argument, references
+from aotexport_runtime.validate.bounds import MAX_NODES, check_index, check_text, check_unique
+from aotexport_runtime.validate.containers import check_values
+
+MAX_PARTS = 64
+
+
+def check_path(path: str, what: str, where: str) -> list[str]:
+    """Return the parts of a path of submodules.
+
+    Raises:
+        BundleInvalid: it is none.
+    """
+    check_text(path, what, where)
+    parts = path.split(".")
+    if len(parts) > MAX_PARTS or not all(parts) or "__dict__" in parts:
+        raise BundleInvalid(f"{what} {path[:80]!r} is malformed", where=where)
+    return parts
+
+
+def check_submodules(manifest: Manifest, where: str) -> None:
+    """Refuse submodules out of order, twice, or within themselves.
+
+    Raises:
+        BundleInvalid: names the path.
+    """
+    check_unique([record.name for record in manifest.modules], "submodule", where)
+    for name in manifest.settings:
+        check_text(name, "name of an attribute", where)
+    state = {name for entry in manifest.state for name in (entry.name, *entry.tied)}
+    ended: set[str] = set()
+    around: list[str] = []
+    for record in manifest.modules:
+        parts = check_path(record.name, "submodule", where) if record.name else []
+        while around and around != parts[: len(around)]:
+            ended.add(".".join(around))
+            around.pop()
+        if around != parts[:-1]:
+            raise BundleInvalid(f"submodule {record.name[:80]!r} does not follow the one that it is in", where=where)
+        if record.name in state:
+            raise BundleInvalid(f"{record.name[:80]!r} is the name of a state tensor and of a module", where=where)
+        if record.same_as is not None and record.same_as not in ended:
+            raise BundleInvalid(f"submodule {record.name[:80]!r} is the same as none before it", where=where)
+        _check_attributes(record, where)
+        around = parts
+
+
+def _check_attributes(record: Submodule, where: str) -> None:
+    names = [*record.absent]
+    if record.attributes is not None:
+        check_values(record.attributes, 0, where)
+        if not isinstance(record.attributes, Mapping):
+            raise BundleInvalid(f"attributes of submodule {record.name[:80]!r} are no mapping", where=where)
+        names += keys_of(record.attributes)
+    for name in names:
+        text = str(name)
+        if name != text or not text.isidentifier() or iskeyword(text) or not is_own_attribute(text):
+            raise BundleInvalid(f"submodule {record.name[:80]!r} has a malformed attribute {text[:40]!r}", where=where)
+
+
+def check_calls(graph: Graph, symbols: set[str], where: str) -> None:
+    """Refuse calls of submodules that are no nested runs of a graph's nodes, over its values.
+
+    Raises:
+        BundleInvalid: names the fault.
+    """
+    if len(graph.calls) > MAX_NODES:
+        raise BundleInvalid(f"{len(graph.calls)} calls of submodules; at most {MAX_NODES} are read", where=where)
+    places = {value.name: -1 for value in graph.inputs}
+    places |= {node.name: index for index, node in enumerate(graph.nodes)}
+    ends: dict[int | None, int] = {}
+    for index, call in enumerate(graph.calls):
+        what = f"call {index} of a submodule"
+        check_index(call.module, len(graph.modules), f"module of {what}", where)
+        low, high = 0, len(graph.nodes)
+        if call.parent is not None:
+            check_index(call.parent, index, f"parent of {what}", where)
+            low, high = graph.calls[call.parent].begin, graph.calls[call.parent].end
+        if not max(low, ends.get(call.parent, 0)) <= call.begin <= call.end <= high:
+            raise BundleInvalid(f"{what} is no run of nodes after the one before it, in the one around it", where=where)
+        ends[call.parent] = call.end
+        _check_structures(call, places, graph, symbols, what, where)
+
+
+def _check_structures(
+    call: ModuleCall, places: dict[str, int], graph: Graph, symbols: set[str], what: str, where: str
+) -> None:
+    check_text(call.refusal or "", "reason", where)
+    check_argument(call.values, places, graph.subgraphs, symbols, where)
+    if call.arguments is None or call.result is None:
+        if call.refusal is None:
+            raise BundleInvalid(f"{what} has no structure, and no reason why", where=where)
+        return
+    pair = call.arguments.items if isinstance(call.arguments, Sequence) else ()
+    if len(pair) != 2 or not isinstance(pair[0], Sequence) or not isinstance(pair[1], Mapping):
+        raise BundleInvalid(f"arguments of {what} are no pair of positional and keyword arguments", where=where)
+    for tree, end in ((call.arguments, call.begin), (call.result, call.end)):
+        check_values(tree, len(call.values), where)
+        if any(places[name] >= end for leaf in _leaves(tree) for name in references(call.values[leaf])):
+            raise BundleInvalid(f"{what} takes or returns a value that is computed after it", where=where)
+
+
+def _leaves(tree: Tree) -> list[int]:
+    return [leaf.index for _, leaf in leaves(tree) if isinstance(leaf, Leaf)]

@@ -1,0 +1,625 @@
+"""Changes of a loaded module: each is followed, to the bit as eager does with the same change, or refused by name."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import fusion, parametrizations, parametrize, prune
+
+import aotexport
+from aotexport_runtime import BundleModule, NotSupported, load, save
+
+
+class Block(nn.Module):
+    """A class of the model's own, with state of its own, structures in and out, and a submodule."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.rand(6))
+        self.inner = nn.Linear(6, 6)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x, *, gain=1.0):
+        self.calls.add_(1)
+        return {"x": self.inner(x) * self.scale * gain, "kept": x}
+
+
+class Model(nn.Module):
+    """Submodules of torch's classes and of its own, in lists and by name, called once and twice, and not called."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Dropout(0.3))
+        self.block = Block()
+        self.layers = nn.ModuleList([nn.Linear(6, 6), nn.Tanh()])
+        self.named = nn.ModuleDict({"norm": nn.LayerNorm(6)})
+        self.shared = nn.Linear(6, 6)
+        self.passed = nn.Identity()
+        self.head = nn.Linear(6, 3)
+        self.unused = nn.Linear(2, 2)
+        self.read = nn.Linear(6, 6, bias=False)
+        self.factor = 2.0
+
+    def forward(self, x):
+        x = self.block(self.body(x), gain=self.factor)["x"]
+        for layer in self.layers:
+            x = layer(x)
+        x = self.shared(self.shared(x).relu()) @ self.read.weight
+        return self.head(self.passed(self.named["norm"](x)))
+
+
+def make():
+    torch.manual_seed(0)
+    return Model()
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory):
+    path = tmp_path_factory.mktemp("changed") / "bundle"
+    batch = torch.export.Dim("batch", min=2, max=64)
+    aotexport.export(make(), (torch.randn(5, 4),), output=path, dynamic_shapes=({0: batch},), verify=False)
+    return path
+
+
+def observed(module, x):
+    """Return what a training step and an inference give, and leave behind."""
+    torch.manual_seed(1)
+    module.train()
+    result = module(x)
+    result.square().sum().backward()
+    gradients = {name: p.grad for name, p in module.named_parameters()}
+    module.eval()
+    with torch.no_grad():
+        inferred = module(x)
+    return {"train": result, "eval": inferred, **gradients, **dict(module.named_buffers())}
+
+
+def assert_same(got, expected):
+    assert got.keys() == expected.keys()
+    for name, value in expected.items():
+        assert (got[name] is None) == (value is None), name
+        if value is not None:
+            assert torch.equal(got[name], value), name
+
+
+# --- changes that calls follow ----------------------------------------------------------------------------
+
+
+def linear(*sizes, **options):
+    torch.manual_seed(2)
+    return nn.Linear(*sizes, **options)
+
+
+class Doubled(nn.Module):
+    def forward(self, weight):
+        return 2 * weight
+
+
+def parametrized(name: str, tensor: str):
+    return lambda module: parametrize.register_parametrization(module.get_submodule(name), tensor, Doubled())
+
+
+def silently(function: Callable[..., object], *args, **kwargs):
+    """Call a function that torch has replaced by another, and says so."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        function(*args, **kwargs)
+
+
+def fused(module):
+    module.eval()
+    module.body[0] = fusion.fuse_linear_bn_eval(module.body[0], module.body[1])
+    module.body[1] = nn.Identity()
+
+
+def scaled_input(module, args):
+    return (args[0] * 2,)
+
+
+def scaled_keywords(module, args, kwargs):
+    return args, {**kwargs}
+
+
+def scaled_output(module, args, output):
+    return output * 2
+
+
+def scaled_x(module, args, output):
+    return {**output, "x": output["x"] * 2}
+
+
+def scaled_gradients(module, *gradients):
+    return tuple(None if gradient is None else gradient * 3 for gradient in gradients[0])
+
+
+def overridden(module):
+    original = module.body[2].forward
+    module.body[2].forward = lambda x: original(x) + 1
+
+
+def overridden_block(module):
+    original = module.block.forward
+    module.block.forward = lambda x, *, gain: {"x": original(x, gain=gain)["x"].neg(), "kept": x}
+
+
+class Widened(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(3)
+        self.first, self.second = nn.Linear(6, 9), nn.Linear(9, 6)
+
+    def forward(self, x):
+        return self.second(self.first(x).relu())
+
+
+class BlockOfUsers(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = linear(6, 6)
+
+    def forward(self, x, gain):
+        return {"x": self.linear(x) * gain, "kept": x}
+
+
+FOLLOWED = {
+    "a head with other outputs by attribute": lambda m: setattr(m, "head", linear(6, 7)),
+    "a head by the table": lambda m: m._modules.update(head=linear(6, 7)),
+    "a head by add_module": lambda m: m.add_module("head", linear(6, 7)),
+    "a head by register_module": lambda m: m.register_module("head", linear(6, 7)),
+    "a head by set_submodule": lambda m: m.set_submodule("head", linear(6, 7)),
+    "no head": lambda m: setattr(m, "head", nn.Identity()),
+    "a head without bias": lambda m: setattr(m, "head", linear(6, 3, bias=False)),
+    "an item of a Sequential": lambda m: m.body.__setitem__(2, nn.GELU()),
+    "an item of a Sequential, nested": lambda m: m.body.__setitem__(0, nn.Sequential(linear(4, 9), linear(9, 6))),
+    "a whole Sequential": lambda m: setattr(m, "body", linear(4, 6)),
+    "an item of a ModuleList": lambda m: m.layers.__setitem__(0, Widened()),
+    "an item of a ModuleDict": lambda m: m.named.__setitem__("norm", nn.Identity()),
+    "a submodule of a submodule": lambda m: setattr(m.block, "inner", Widened()),
+    "a submodule of the model's own class": lambda m: setattr(m, "block", BlockOfUsers()),
+    "a submodule that is called twice": lambda m: setattr(m, "shared", Widened()),
+    "a submodule that passes on what it gets": lambda m: setattr(m, "passed", Widened()),
+    "a submodule that is not called": lambda m: setattr(m, "unused", nn.Identity()),
+    "a removed submodule that is not called": lambda m: delattr(m, "unused"),
+    "several submodules": lambda m: (setattr(m, "head", linear(6, 2)), setattr(m.block, "inner", Widened())),
+    "a longer Sequential": lambda m: m.body.append(nn.Sigmoid()),
+    "a shorter Sequential": lambda m: m.body.__delitem__(3),
+    "a Sequential with one more in the middle": lambda m: m.body.insert(2, nn.Tanh()),
+    "another probability of dropout": lambda m: setattr(m.body[3], "p", 0.7),
+    "another epsilon": lambda m: setattr(m.named["norm"], "eps", 0.1),
+    "dropout off": lambda m: m.body.__setitem__(3, nn.Dropout(0.0)),
+    "a replaced parameter": lambda m: setattr(m.head, "weight", nn.Parameter(torch.ones(3, 6))),
+    "a replaced parameter by the table": lambda m: m.head._parameters.update(weight=nn.Parameter(torch.ones(3, 6))),
+    "a replaced parameter of the model's own class": lambda m: setattr(m.block, "scale", nn.Parameter(torch.ones(6))),
+    "a replaced parameter that is read": lambda m: setattr(m.read, "weight", nn.Parameter(torch.ones(6, 6))),
+    "a registered parameter": lambda m: m.head.register_parameter("weight", nn.Parameter(torch.ones(3, 6))),
+    "a parameter of another shape": lambda m: (
+        setattr(m.head, "weight", nn.Parameter(torch.ones(5, 6))),
+        setattr(m.head, "bias", nn.Parameter(torch.ones(5))),
+    ),
+    "a bias that is gone": lambda m: setattr(m.head, "bias", None),
+    "a replaced buffer": lambda m: m.body[1].register_buffer("running_mean", torch.ones(6)),
+    "a replaced buffer of the model's own class": lambda m: m.block.register_buffer("calls", torch.ones(())),
+    "a parametrized weight": parametrized("head", "weight"),
+    "a parametrized weight, called twice": parametrized("shared", "weight"),
+    "a parametrized weight of the model's own class": parametrized("block", "scale"),
+    "a parametrized weight that is read": parametrized("read", "weight"),
+    "weight norm": lambda m: parametrizations.weight_norm(m.block.inner),
+    "weight norm by hooks": lambda m: silently(nn.utils.weight_norm, m.block.inner),
+    "weight norm by hooks on the model's own class": lambda m: silently(nn.utils.weight_norm, m.block, "scale", None),
+    "spectral norm": lambda m: parametrizations.spectral_norm(m.head),
+    "spectral norm by hooks": lambda m: silently(nn.utils.spectral_norm, m.head),
+    "an orthogonal weight": lambda m: parametrizations.orthogonal(m.block.inner),
+    "pruning": lambda m: prune.l1_unstructured(m.head, "weight", 0.5),
+    "pruning of the model's own class": lambda m: prune.l1_unstructured(m.block, "scale", 0.5),
+    "pruning that is made permanent": lambda m: prune.remove(prune.l1_unstructured(m.head, "weight", 0.5), "weight"),
+    "batch norm folded into the layer before": fused,
+    "a hook before": lambda m: m.head.register_forward_pre_hook(scaled_input),
+    "a hook before the model's own class": lambda m: m.block.register_forward_pre_hook(scaled_input),
+    "a hook on keywords": lambda m: m.block.register_forward_pre_hook(scaled_keywords, with_kwargs=True),
+    "a hook after": lambda m: m.body[0].register_forward_hook(scaled_output),
+    "a hook after the model's own class": lambda m: m.block.register_forward_hook(scaled_x),
+    "a hook after the whole": lambda m: m.register_forward_hook(scaled_output),
+    "a hook on a Sequential": lambda m: m.body.register_forward_hook(scaled_output),
+    "a hook that is called always": lambda m: m.head.register_forward_hook(scaled_output, always_call=True),
+    "hooks inside and outside": lambda m: (
+        m.block.register_forward_hook(scaled_x),
+        m.block.inner.register_forward_hook(scaled_output),
+    ),
+    "a hook that is taken off again": lambda m: m.head.register_forward_hook(scaled_output).remove(),
+    "a backward hook": lambda m: m.head.register_full_backward_hook(scaled_gradients),
+    "a backward hook on a submodule of a submodule": lambda m: m.block.inner.register_full_backward_hook(
+        scaled_gradients
+    ),
+    "a hook before backward": lambda m: m.shared.register_full_backward_pre_hook(scaled_gradients),
+    "another forward": overridden,
+    "another forward of the model's own class": overridden_block,
+    "frozen weights": lambda m: m.head.requires_grad_(False),
+    "frozen weights of the model's own class": lambda m: m.block.requires_grad_(False),
+    "shared memory": lambda m: m.share_memory(),
+    "assigned state": lambda m: m.load_state_dict(
+        {name: torch.full_like(tensor, 0.5) for name, tensor in m.state_dict().items()}, assign=True
+    ),
+    "a memory of its own": lambda m: m.to_empty(device="cpu").load_state_dict(make().state_dict()),
+}
+
+
+@pytest.mark.parametrize("change", FOLLOWED.values(), ids=FOLLOWED)
+def test_change_of_a_loaded_module_does_what_it_does_in_eager(bundle, change):
+    original, loaded = make(), load(bundle, products="torch")
+    x = torch.randn(7, 4)
+    for module in (original, loaded):
+        torch.manual_seed(2)
+        change(module)
+    assert_same(observed(loaded, x), observed(original, x))
+
+
+@pytest.mark.parametrize("change", FOLLOWED.values(), ids=FOLLOWED)
+def test_change_after_calls_does_what_it_does_in_eager(bundle, change):
+    original, loaded = make(), load(bundle, products="torch")
+    x = torch.randn(7, 4)
+    for module in (original, loaded):
+        observed(module, x)
+        module.zero_grad()
+        module.train()
+        torch.manual_seed(2)
+        change(module)
+    assert_same(observed(loaded, x), observed(original, x))
+
+
+# In eager such a module cannot be copied, or its copy has the function of the module that it was copied from.
+NO_COPY = ("weight norm by", "pruning", "another forward")
+
+
+@pytest.mark.parametrize("name", [name for name in FOLLOWED if not name.startswith(NO_COPY)])
+def test_copy_of_a_changed_module_is_changed_and_apart(bundle, name):
+    loaded = load(bundle, products="torch")
+    FOLLOWED[name](loaded)
+    twin = copy.deepcopy(loaded)
+    x = torch.randn(7, 4)
+    expected = observed(loaded, x)
+    assert not {t.data_ptr() for t in twin.state_dict().values()} & {t.data_ptr() for t in loaded.state_dict().values()}
+    assert_same(observed(twin, x), expected)
+
+
+def test_module_that_is_changed_back_runs_its_functional_graph_again(bundle):
+    loaded = load(bundle, products="torch", target="portable")
+    head, x = loaded.head, torch.randn(7, 4)
+    before = observed(loaded, x)
+    before = {name: None if value is None else value.clone() for name, value in before.items()}
+    loaded.head = nn.Identity()
+    loaded(x)
+    loaded.head = head
+    loaded.load_state_dict(make().state_dict())
+    loaded.zero_grad()
+    assert_same(observed(loaded, x), before)
+    assert loaded.changes() == []
+
+
+def test_own_mode_of_a_layer_of_torch_is_followed(bundle):
+    original, loaded = make(), load(bundle, products="torch")
+    x = torch.randn(7, 4)
+    for module in (original, loaded):
+        module.train()
+        module.body[1].eval()
+        module.body[3].eval()
+    assert torch.equal(loaded(x), original(x))
+
+
+def test_layer_of_torch_is_called_by_itself(bundle):
+    original, loaded = make(), load(bundle)
+    x = torch.randn(7, 4)
+    assert torch.equal(loaded.eval().body(x), original.eval().body(x))
+    assert isinstance(loaded.body, nn.Sequential)
+    assert isinstance(loaded.body[0], nn.Linear)
+    assert [name for name, _ in loaded.named_modules()] == [name for name, _ in original.named_modules()]
+
+
+def test_forward_hook_sees_features_of_the_model(bundle):
+    original, loaded = make().eval(), load(bundle).eval()
+    seen = []
+    for module in (original, loaded):
+        module.block.register_forward_hook(
+            lambda m, args, kwargs, output: seen.append((kwargs, output)), with_kwargs=True
+        )
+        module(torch.ones(3, 4))
+    assert seen[0][0] == seen[1][0] == {"gain": 2.0}
+    assert torch.equal(seen[0][1]["x"], seen[1][1]["x"])
+
+
+def test_functional_call_takes_weights_of_other_shapes_for_a_layer(bundle):
+    original, loaded = make().eval(), load(bundle).eval()
+    weights = {"head.weight": torch.ones(5, 6), "head.bias": torch.ones(5)}
+    x = torch.randn(7, 4)
+    results = [torch.func.functional_call(module, weights, (x,)) for module in (original, loaded)]
+    assert torch.equal(results[0], results[1])
+    assert torch.equal(original(x), loaded(x))
+
+
+def test_data_parallel_on_a_processor_calls_the_module(bundle):
+    original, loaded = make().eval(), load(bundle).eval()
+    x = torch.randn(7, 4)
+    assert torch.equal(nn.DataParallel(loaded)(x), original(x))
+
+
+# --- changes that are refused -----------------------------------------------------------------------------
+
+WRAP = (
+    "Hold the loaded module and new layers in a module of your own, and export that (`aotexport.export(wrapper, ...)`) "
+    "where one bundle shall hold both"
+)
+AGAIN = "Change the model, and export it again"
+FIXED = "what the model's code read of it was fixed at export. Set it before the export"
+
+
+class Other(BundleModule):
+    pass
+
+
+REFUSED_AT_ONCE = {
+    "an added submodule": (
+        lambda m: setattr(m, "extra", linear(2, 2)),
+        f"`extra` was not there at export, so no call would use the added submodule. {WRAP}",
+    ),
+    "an added submodule of a submodule": (
+        lambda m: m.block.add_module("extra", linear(2, 2)),
+        f"`block.extra` was not there at export, so no call would use the added submodule. {WRAP}",
+    ),
+    "a longer list": (
+        lambda m: m.layers.append(linear(6, 6)),
+        f"`layers.2` was not there at export, so no call would use the added submodule. {WRAP}",
+    ),
+    "an attribute": (
+        lambda m: setattr(m, "factor", 3.0),
+        f"no call looks at the attribute `factor` of the loaded module: {FIXED}",
+    ),
+    "an attribute of a submodule": (
+        lambda m: setattr(m.block, "gain", 3.0),
+        f"no call looks at the attribute `gain` of `block`: {FIXED}",
+    ),
+    "another dtype": (
+        lambda m: m.half(),
+        "the programs were captured with weights of float32, and do not hold for float16. Convert the model and its "
+        "example inputs, and export again",
+    ),
+    "another class": (
+        lambda m: setattr(m, "__class__", nn.Linear),
+        "the loaded module cannot become a `Linear`, only an object of a subclass of `Model`",
+    ),
+    "another class of a submodule": (
+        lambda m: setattr(m.block, "__class__", nn.Linear),
+        "`block` cannot become a `Linear`, only an object of a subclass of `Submodule`",
+    ),
+    "a mode of a submodule of the model's own class": (
+        lambda m: m.block.eval(),
+        "`block` cannot be switched alone: a bundle holds the programs of the whole module. Switch it before the "
+        "export, which keeps such a mixture, or export the program `eval-joint`",
+    ),
+    "a call of a submodule of the model's own class": (
+        lambda m: m.block(torch.ones(2, 6)),
+        "`block` cannot be called by itself: a bundle holds the program of the whole module, and the class of this "
+        "submodule is the model's own. Register a forward hook on it to see what it takes and returns, or export it "
+        "alone",
+    ),
+    "a copy of a submodule of the model's own class": (
+        lambda m: copy.deepcopy(m.block),
+        "`block` is a part of a loaded bundle and has no code of its own, so it cannot be copied alone. Copy the whole "
+        "module",
+    ),
+    "replicas": (
+        lambda m: m._replicate_for_data_parallel(),
+        "torch.nn.DataParallel runs copies of a module's attributes, which a loaded bundle does not read. Use "
+        "torch.nn.parallel.DistributedDataParallel, one process per device",
+    ),
+}
+
+
+@pytest.mark.parametrize(("change", "message"), REFUSED_AT_ONCE.values(), ids=REFUSED_AT_ONCE)
+def test_change_that_calls_cannot_follow_is_refused_at_once(bundle, change, message):
+    loaded = load(bundle).train()
+    with pytest.raises(NotSupported) as caught:
+        change(loaded)
+    assert str(caught.value) == message
+    assert loaded.changes() == []
+
+
+REFUSED_AT_A_CALL = {
+    "a removed head": (
+        lambda m: delattr(m, "head"),
+        "`head` was removed, and program `train` calls it. Put a module in its place (`torch.nn.Identity()` passes on "
+        "what it gets)",
+    ),
+    "None in the place of a head": (
+        lambda m: setattr(m, "head", None),
+        "`head` was removed, and program `train` calls it. Put a module in its place (`torch.nn.Identity()` passes on "
+        "what it gets)",
+    ),
+    "a removed item of a list": (
+        lambda m: m.layers._modules.pop("1"),
+        "`layers.1` was removed, and program `train` calls it. Put a module in its place (`torch.nn.Identity()` passes "
+        "on what it gets)",
+    ),
+    "a removed parameter": (
+        lambda m: delattr(m.block, "scale"),
+        "the program is not right for the module's tensors as they are now. `block.scale`: expected a tensor, got "
+        "NoneType. Replace the whole submodule by one of your own, or change the model and export it again",
+    ),
+    "a parameter of another shape in the model's own class": (
+        lambda m: setattr(m.block, "scale", nn.Parameter(torch.ones(1))),
+        "the program is not right for the module's tensors as they are now. `block.scale`: expected float32[6], got "
+        "float32[1]. Replace the whole submodule by one of your own, or change the model and export it again",
+    ),
+    "a parameter of another shape that is read": (
+        lambda m: setattr(m.read, "weight", nn.Parameter(torch.ones(6, 8))),
+        "`read` has a `weight` of another shape or dtype, and no call can follow: what calls do with it cannot be told "
+        f"apart from the rest (the model's code uses it otherwise than by calling it). {AGAIN}",
+    ),
+    "a submodule that is read": (
+        lambda m: setattr(m, "read", linear(6, 6)),
+        "`read` was replaced by a `Linear`, and no call can follow: what calls do with it cannot be told apart from "
+        f"the rest (the model's code uses it otherwise than by calling it). {AGAIN}",
+    ),
+    "a list": (
+        lambda m: setattr(m, "layers", nn.ModuleList([linear(6, 6)])),
+        "`layers` was replaced by a `ModuleList`, and no call can follow: what calls do with it cannot be told apart "
+        f"from the rest (the model's code uses it otherwise than by calling it). {AGAIN}",
+    ),
+    "an added parameter": (
+        lambda m: m.block.register_parameter("extra", nn.Parameter(torch.ones(2))),
+        f"`block.extra` was not there at export, so no call would use it. {WRAP}",
+    ),
+    "an added buffer": (
+        lambda m: m.register_buffer("extra", torch.ones(2)),
+        f"`extra` was not there at export, so no call would use it. {WRAP}",
+    ),
+    "a layer of another width": (
+        lambda m: m.body.__setitem__(0, linear(4, 9)),
+        "`body.0` was replaced by a `Linear`, and now returns what the rest of the program is not right for. Return "
+        "what the original did, or change the model and export it again:\n"
+        "  - `result`: expected float32[7, 6], got float32[7, 9]",
+    ),
+    "a submodule with another result": (
+        lambda m: setattr(m, "block", Widened()),
+        "Widened.forward() got an unexpected keyword argument 'gain'",
+    ),
+    "a layer with another result": (
+        lambda m: m.layers.__setitem__(0, BlockOfUsers()),
+        "BlockOfUsers.forward() missing 1 required positional argument: 'gain'",
+    ),
+    "a result of another structure": (
+        lambda m: m.layers[0].register_forward_hook(lambda module, args, output: [output]),
+        "`layers.0` has hooks, and now returns what the rest of the program is not right for. Return what the original "
+        "did, or change the model and export it again:\n  - `result`: expected a tensor, got list",
+    ),
+    "arguments of another shape": (
+        lambda m: m.block.register_forward_pre_hook(lambda module, args: (args[0][:, :1],)),
+        "`block` got other arguments by a hook than it takes in this program, which is not right for them:\n"
+        "  - `dropout`: expected float32[7, 6], got float32[7, 1]",
+    ),
+    "other constants": (
+        lambda m: m.block.register_forward_pre_hook(
+            lambda module, args, kwargs: (args, {"gain": 3.0}), with_kwargs=True
+        ),
+        "`block` got other arguments by a hook than it takes in this program, which is not right for them:\n"
+        "  - `kwargs['gain']`: expected 2.0, as at capture, got 3.0",
+    ),
+}
+
+
+@pytest.mark.parametrize(("change", "message"), REFUSED_AT_A_CALL.values(), ids=REFUSED_AT_A_CALL)
+def test_change_that_calls_cannot_follow_is_refused_by_the_next(bundle, change, message):
+    loaded = load(bundle).train()
+    x = torch.randn(7, 4)
+    loaded(x)
+    change(loaded)
+    with pytest.raises((NotSupported, TypeError)) as caught:
+        loaded(x)
+    assert str(caught.value) == message
+
+
+# --- saving -----------------------------------------------------------------------------------------------
+
+SAVE = (
+    "and `save` writes the programs that were exported, with other weights. Export the loaded module as it is now "
+    "(`aotexport.export(module, ...)`), which captures it whole"
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "how"),
+    [
+        ("a head with other outputs by attribute", "`head` was replaced by a `Linear`"),
+        ("a parametrized weight", "`head` is parametrized"),
+        ("pruning", "`head` has a `weight` that is computed"),
+        ("a longer Sequential", "`body` has other submodules"),
+        ("a parameter of another shape", "`head` has a `weight` of another shape or dtype"),
+        ("another probability of dropout", "`body.3` has another `p`"),
+    ],
+)
+def test_saving_a_module_that_is_more_than_weights_is_refused(bundle, tmp_path, name, how):
+    loaded = load(bundle)
+    FOLLOWED[name](loaded)
+    with pytest.raises(NotSupported) as caught:
+        save(loaded, tmp_path / "saved")
+    assert str(caught.value) == f"{how}, {SAVE}"
+    assert not (tmp_path / "saved").exists()
+
+
+def test_saving_a_module_with_hooks_writes_its_weights(bundle, tmp_path):
+    loaded = load(bundle)
+    loaded.head.register_forward_hook(scaled_output)
+    save(loaded, tmp_path / "saved")
+    assert_same(observed(load(tmp_path / "saved"), torch.ones(3, 4)), observed(make(), torch.ones(3, 4)))
+
+
+# --- shared and tied --------------------------------------------------------------------------------------
+
+
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(5, 6)
+        self.mix = nn.Linear(6, 6)
+        self.alias = self.mix
+        self.head = nn.Linear(6, 5, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, ids):
+        return self.head(self.alias(self.mix(self.embed(ids))))
+
+
+def make_tied():
+    torch.manual_seed(0)
+    return Tied()
+
+
+@pytest.fixture(scope="module")
+def tied_bundle(tmp_path_factory):
+    path = tmp_path_factory.mktemp("changed") / "tied"
+    aotexport.export(make_tied(), (torch.arange(4),), output=path, verify=False)
+    return path
+
+
+TIED = {
+    "the head of tied weights": lambda m: setattr(m, "head", linear(6, 9)),
+    "a parametrized embedding": parametrized("embed", "weight"),
+    "a parametrized head": parametrized("head", "weight"),
+    "a shared module by both names": lambda m: (setattr(m, "mix", w := linear(6, 6)), setattr(m, "alias", w)),
+    "a hook on a shared module": lambda m: m.alias.register_forward_hook(scaled_output),
+}
+
+
+@pytest.mark.parametrize("change", TIED.values(), ids=TIED)
+def test_change_of_shared_modules_does_what_it_does_in_eager(tied_bundle, change):
+    original, loaded = make_tied(), load(tied_bundle, products="torch")
+    assert loaded.mix is loaded.alias
+    change(original)
+    change(loaded)
+    assert_same(observed(loaded, torch.arange(4)), observed(original, torch.arange(4)))
+
+
+def test_shared_module_that_is_replaced_by_one_name_is_refused(tied_bundle):
+    loaded = load(tied_bundle)
+    loaded.alias = linear(6, 6)
+    with pytest.raises(NotSupported) as caught:
+        loaded(torch.arange(4))
+    assert str(caught.value) == (
+        "`alias` and `mix` are one module in the programs, and no longer are. Replace it by both names"
+    )
+
+
+def test_bundle_without_calls_of_submodules_refuses_other_modules(tmp_path):
+    aotexport.export(make(), (torch.randn(5, 4),), output=tmp_path / "stripped", strip=True, verify=False)
+    loaded = load(tmp_path / "stripped").eval()
+    loaded.head = nn.Identity()
+    with pytest.raises(NotSupported) as caught:
+        loaded(torch.randn(5, 4))
+    assert str(caught.value) == (
+        "`head` was replaced by a `Identity`, and program `infer` does not say which of its nodes are calls of it: it "
+        "was exported with `--strip`, by an older exporter, or not by a direct trace. Change the model, and export it "
+        "again"
+    )
