@@ -6,7 +6,9 @@ This tells whether the code of a model still means what was exported, whatever w
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
+import msgspec
 import torch
 
 from aotexport.capture.call import ExampleCall
@@ -16,7 +18,8 @@ from aotexport.errors import VerificationFailed
 from aotexport.label_free import with_label_free
 from aotexport.programs import NAMED, choose_programs
 from aotexport.source import Source
-from aotexport.vectors.record import record_vectors
+from aotexport.vectors.eager_errors import eager_errors
+from aotexport.vectors.record import Vector, record_vectors
 from aotexport_runtime import dtypes
 from aotexport_runtime.bundle import Bundle
 from aotexport_runtime.schema.manifest import StateTensor
@@ -52,11 +55,21 @@ def compare_with_model(
     for name, call in calls.items():
         program = bundle.program(name)
         _check_inputs([s.path for s in program.inputs if isinstance(s, ArgumentInput)], call, name, source.name)
+        forward = bundle.graph(name, program.forward.file)
         for vector in record_vectors(call, state, program)[1]:
-            results += [
-                run_vector(bundle.root, vector.name, vector.record, vector.tensors, None, target, namespaces, CLASSES)
-                for target in targets
-            ]
+
+            def run(vector: Vector, target: str) -> VectorResult:
+                return run_vector(
+                    bundle.root, vector.name, vector.record, vector.tensors, None, target, namespaces, CLASSES
+                )
+
+            found = [run(vector, target) for target in targets]
+            if not all(result.agrees for result in found):
+                errors = eager_errors(call, state, program, forward, vector)
+                if errors:
+                    vector = replace(vector, record=msgspec.structs.replace(vector.record, eager_errors=errors))
+                    found = [run(vector, target) for target in targets]
+            results += found
     return results
 
 

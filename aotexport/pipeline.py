@@ -49,6 +49,7 @@ from aotexport.report import ExportReport
 from aotexport.small_sizes import begun_at_zero, beyond_ranges
 from aotexport.targets import Targets, check_targets
 from aotexport.vectors.eager import run_once, runs_without_gradients
+from aotexport.vectors.eager_errors import EagerErrors
 from aotexport.vectors.record import Vector, record_vectors, without_vectors, write_vectors
 from aotexport.verify import Comparison, verify_bundle, verify_targets
 from aotexport.versions import with_versions
@@ -171,6 +172,7 @@ def export(
                 wanted.cpu,
                 stage,
                 fresh,
+                EagerErrors(specs, state, encoded, vectors, stage),
                 options,
                 clock,
             )
@@ -329,6 +331,7 @@ def _write(
     levels: Sequence[Level],
     stage: Path,
     fresh: FreshProcess | None,
+    eager: EagerErrors,
     onnx: OnnxOptions | None,
     clock: Clock,
 ) -> ExportReport:
@@ -362,7 +365,7 @@ def _write(
     records = write_vectors(vectors, stage)
     if fresh is not None:
         clock.stage("verify in a fresh process")
-        programs, comparisons = verify_bundle(stage, programs, finish, fresh)
+        programs, comparisons = verify_bundle(stage, programs, finish, fresh, eager)
         refused = beyond_ranges(stage, programs)
         vectors = [vector for vector in vectors if (vector.record.program, vector.name) not in refused]
         records = without_vectors(records, refused, stage)
@@ -370,13 +373,13 @@ def _write(
         programs = lower_programs(programs, levels, vectors, stage, clock.stage)
         if fresh is not None:
             clock.stage("verify the compiled programs")
-            programs, compared = verify_targets(stage, programs, levels, finish)
+            programs, compared = verify_targets(stage, programs, levels, finish, eager)
             comparisons += compared
     manifest = finish(programs)
     if onnx is not None:
         manifest, found = add_onnx(stage, onnx, verify=fresh is not None, progress=clock.stage)
         comparisons = [*comparisons, *found]
-    notes = [*(note for program in programs for note in program.notes), *shared.notes]
+    notes = [*(note for program in programs for note in program.notes), *shared.notes, *eager.notes.values()]
     return ExportReport(stage, manifest, programs, comparisons, notes=list(dict.fromkeys(notes)))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import json
 import math
 import os
@@ -30,6 +31,7 @@ from aotexport_runtime.schema.manifest import Manifest, Requirements
 if TYPE_CHECKING:
     from aotexport.encode.program import EncodedProgram
     from aotexport.lower.cpu.levels import Level
+    from aotexport.vectors.eager_errors import EagerErrors
 
 TIMEOUT_S = 3600
 TARGETS = ("autograd", "portable")
@@ -65,6 +67,7 @@ def verify_bundle(
     programs: list[EncodedProgram],
     rewrite: Callable[[list[EncodedProgram]], Manifest],
     fresh: FreshProcess,
+    eager: EagerErrors,
 ) -> tuple[list[EncodedProgram], list[Comparison]]:
     """Compare a written bundle with its recorded calls, by the functional graphs and by the forward graphs.
 
@@ -77,6 +80,7 @@ def verify_bundle(
         programs: its programs.
         rewrite: writes programs and manifest to the directory.
         fresh: where the bundle runs, but for one whose own modules have to be imported before.
+        eager: judges what differs by eager's own errors.
 
     Returns:
         The programs, possibly without some functional graphs or sizes, and every comparison of what remains.
@@ -85,6 +89,7 @@ def verify_bundle(
         VerificationFailed: the forward graph disagrees.
     """
     results = _run(directory, rewrite(programs).requirements, fresh=fresh)
+    results = eager.judged(results, lambda: rewrite(programs))
     if wrong := _wrong(programs, results):
         programs = without_small_sizes(directory, programs, wrong, results)
         refused = beyond_ranges(directory, programs)
@@ -123,6 +128,7 @@ def verify_targets(
     programs: list[EncodedProgram],
     levels: Sequence[Level],
     rewrite: Callable[[list[EncodedProgram]], Manifest],
+    eager: EagerErrors,
 ) -> tuple[list[EncodedProgram], list[Comparison]]:
     """Compare compiled programs with their recorded calls, for each level that this machine has.
 
@@ -133,6 +139,7 @@ def verify_targets(
         programs: its programs, lowered.
         levels: what they were lowered for.
         rewrite: writes programs and manifest to the directory.
+        eager: judges what differs by eager's own errors.
 
     Returns:
         The programs, possibly with fewer targets, and every comparison of what remains.
@@ -144,9 +151,9 @@ def verify_targets(
         target = open_bundle(directory, check_digests=False).target(level.target)
         if not having or unfit(target.requirements) is not None:
             continue
-        results = [
-            result for result in _run(directory, manifest.requirements, [level.target]) if result["program"] in having
-        ]
+        results = _run(directory, manifest.requirements, [level.target])
+        own = [result for result in results if result["program"] in having]
+        results = eager.judged(own, functools.partial(rewrite, programs))
         wrong = {result["program"]: result for result in reversed(results) if not result["agrees"]}
         for name, result in wrong.items():
             target = without_program(target, name, _disagreement(failures([result])))

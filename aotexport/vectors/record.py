@@ -115,7 +115,7 @@ def write_vectors(vectors: list[Vector], directory: Path) -> tuple[VectorEntry, 
     folder.mkdir()
     entries: list[VectorEntry] = []
     for vector in vectors:
-        stem = f"{vector.record.program}.{vector.name}"
+        stem = record_path(directory, vector).stem
         (folder / f"{stem}.json").write_bytes(encode_record(vector.record))
         save_file({key: _storable(t) for key, t in vector.tensors.items()}, folder / f"{stem}.safetensors")
         entries.append(
@@ -127,6 +127,11 @@ def write_vectors(vectors: list[Vector], directory: Path) -> tuple[VectorEntry, 
             )
         )
     return tuple(entries)
+
+
+def record_path(directory: Path, vector: Vector) -> Path:
+    """Return where below `directory` the record of a vector is."""
+    return directory / "testvectors" / f"{vector.record.program}.{vector.name}.json"
 
 
 def without_vectors(

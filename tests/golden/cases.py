@@ -39,6 +39,7 @@ class Case:
         variants: see `aotexport.export`.
         targets: see `aotexport.export`.
         onnx: see `aotexport.export`.
+        verify: see `aotexport.export`.
         autocast: the dtype of autocast around the export; None: it is off.
     """
 
@@ -50,6 +51,7 @@ class Case:
     variants: tuple[Any, ...] = ()
     targets: tuple[str, ...] = ("portable",)
     onnx: aotexport.OnnxOptions | bool = False
+    verify: bool = False
     autocast: str | None = None
 
 
@@ -1011,3 +1013,20 @@ class Submodules(nn.Module):
 def submodules() -> Case:
     """Calls of submodules, nested, twice, with structures; one that is used without a call."""
     return Case(Submodules(), (torch.randn(2, 2),))
+
+
+class Cancelling(nn.Module):
+    """Loses the last digits in eager mode, where its trace has all of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.linspace(-1, 1, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x if torch.compiler.is_compiling() else (x + 16384) - 16384) * self.weight
+
+
+@case
+def values_that_eager_rounds() -> Case:
+    """Recorded calls with eager's own errors, which verification found."""
+    return Case(Cancelling(), (torch.linspace(-1, 1, 12).reshape(3, 4) / 3,), verify=True)

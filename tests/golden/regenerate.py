@@ -62,7 +62,7 @@ def write_golden(name: str, directory: Path) -> None:
             variants=case.variants,
             targets=case.targets,
             onnx=case.onnx,
-            verify=False,
+            verify=case.verify,
             force=True,
             source_root=HERE,
         )

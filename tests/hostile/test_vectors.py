@@ -22,6 +22,12 @@ FAULTS = [
     ("inputs/0/shape", [1 << 20, 4], "argument 'x' reaches past the end of 'input0'"),
     ("inputs/0/key", "nothing", "argument 'x' reaches past the end of 'nothing'"),
     ("values", ["a", "a"], "value 'a' occurs twice"),
+    ("eager_errors", {"a": 1.0}, "an error of 'a', which is no value"),
+    (
+        "eager_errors",
+        {"call 0: x afterwards": -1.0},
+        "the error of 'call 0: x afterwards' is -1.0: it must be finite, and 0 or more",
+    ),
 ]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -45,6 +45,7 @@ class Calls:
         count: how many.
         expected: outputs and changes.
         refused: why there are none to compare with; empty: there are.
+        eager_errors: see `Vector`.
     """
 
     name: str
@@ -52,6 +53,7 @@ class Calls:
     count: int
     expected: Observation
     refused: str = ""
+    eager_errors: dict[str, float] = field(default_factory=dict)
 
 
 def recorded(bundle: Bundle, program: Program, model: OnnxModel) -> list[Calls]:
@@ -69,9 +71,8 @@ def recorded(bundle: Bundle, program: Program, model: OnnxModel) -> list[Calls]:
                 if key in vector.values:
                     expected.values[key] = stored[f"v{vector.values.index(key)}"]
         values = [_detached(value) for value in values]
-        found.append(
-            Calls(name=entry.name, values=values, count=_count(program, model, vector.calls), expected=expected)
-        )
+        count, errors = _count(program, model, vector.calls), vector.eager_errors
+        found.append(Calls(name=entry.name, values=values, count=count, expected=expected, eager_errors=errors))
     return found
 
 

@@ -145,7 +145,9 @@ def _compare(bundle: Bundle, program: Program, model: OnnxModel, subject: _Subje
             agrees=difference.agrees,
             detail=f"expected {difference.expected}, got {difference.got}" if difference.expected else "",
         )
-        for difference in compare(calls.expected, got, least=rounding(bundle, program.name))
+        for difference in compare(
+            calls.expected, got, least=rounding(bundle, program.name), eager_errors=calls.eager_errors
+        )
     ]
     if model.updates or all(comparison.agrees for comparison in found):
         return found

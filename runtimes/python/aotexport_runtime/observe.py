@@ -300,6 +300,10 @@ TOLERANCES: dict[torch.dtype, float] = {
 }
 """Largest accepted error per dtype, relative to the largest magnitude of the expected tensor."""
 
+EAGER_ERRORS, MOST = 2.0, 1e-2
+"""How many times eager's own error a value may be off, and the most that this allows: two values that are as far from
+the truth as eager is are twice as far from each other."""
+
 _GRADIENT = "gradient of "
 
 
@@ -325,13 +329,21 @@ class Difference:
     got: str = ""
 
 
-def compare(expected: Observation, got: Observation, *, least: float = 0.0) -> list[Difference]:
+def allowance(eager_error: float) -> float:
+    """Return the error that a value may have since eager's own, of float32 beside float64, is `eager_error`."""
+    return min(EAGER_ERRORS * eager_error, MOST)
+
+
+def compare(
+    expected: Observation, got: Observation, *, least: float = 0.0, eager_errors: Mapping[str, float] = {}
+) -> list[Difference]:
     """Compare two observations: facts exactly, values within the tolerance of their dtype.
 
     Args:
         expected: of eager execution.
         got: what is judged.
         least: tolerance of values whose dtype has a smaller one.
+        eager_errors: by name of a value, eager's own error, which allows for more than the tolerance.
     """
     differences: list[Difference] = []
     for name in {**expected.facts, **got.facts}:
@@ -343,7 +355,7 @@ def compare(expected: Observation, got: Observation, *, least: float = 0.0) -> l
         b = got.values.get(name)
         if b is not None and b.shape == a.shape and b.dtype == a.dtype:
             floor = floors.get(_call_of_gradient(name), 0.0)
-            tolerance = max(least, _tolerance(name, expected.values))
+            tolerance = max(least, _tolerance(name, expected.values), allowance(eager_errors.get(name, 0.0)))
             differences.append(_compare_values(name, a, b, tolerance, floor))
     return differences
 

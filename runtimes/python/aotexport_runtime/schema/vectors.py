@@ -67,6 +67,8 @@ class Vector(Record, kw_only=True):
         inputs: one per tensor and integer argument, in the order of `Program.inputs`.
         facts: what was observed, but for values: metadata, identity, aliasing, which gradients are None.
         values: names of the observed tensors; the tensor of `values[i]` is stored under the key `v<i>`.
+        eager_errors: by name of a value of float32, or of its norm: how far eager is from what it gives in float64,
+            relative as comparisons are; of values that may be further off than the tolerance for it.
     """
 
     program: str
@@ -77,3 +79,4 @@ class Vector(Record, kw_only=True):
     inputs: tuple[VectorInput, ...]
     facts: dict[str, str]
     values: tuple[str, ...]
+    eager_errors: dict[str, float] = {}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from aotexport_runtime.errors import BundleInvalid
 from aotexport_runtime.schema.program import Program, StateInput
 from aotexport_runtime.schema.vectors import Vector
@@ -35,3 +37,8 @@ def check_vector(vector: Vector, program: Program, *, where: str) -> None:
         for part in spec.parts:
             check_span(part.shape, part.stride, part.offset, f"argument {spec.path!r}", where)
     check_unique(vector.values, "value", where)
+    for name, error in vector.eager_errors.items():
+        if name not in vector.values:
+            raise BundleInvalid(f"an error of {name[:80]!r}, which is no value", where=where)
+        if not 0 <= error < math.inf:
+            raise BundleInvalid(f"the error of {name[:80]!r} is {error}: it must be finite, and 0 or more", where=where)

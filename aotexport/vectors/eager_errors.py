@@ -1,0 +1,191 @@
+"""Eager's own errors: how far what it gives in float32 is from what it gives in float64.
+
+Two computations of one function may both be right and differ by what the function makes of their roundings. Where a
+bundle is further from eager than its tolerance, this says whether eager is as far from the truth itself. See
+docs/decisions/0016-float32-is-judged-by-eagers-own-error.md.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from torch import nn
+
+from aotexport.capture.attributes import attributes_restored
+from aotexport.capture.call import ExampleCall
+from aotexport.capture.mode import in_mode
+from aotexport.capture.state import State, collect_state
+from aotexport.encode.program import FORWARD_FILE, EncodedProgram
+from aotexport.programs import ProgramSpec
+from aotexport.quiet import quiet
+from aotexport.restore import restored
+from aotexport.vectors.arguments import Arguments
+from aotexport.vectors.eager import attention_as_traced, observe_eager
+from aotexport.vectors.record import Vector, record_path
+from aotexport_runtime import dtypes
+from aotexport_runtime.engines.impure import random_nodes
+from aotexport_runtime.observe import TOLERANCES, Observation, allowance, compare
+from aotexport_runtime.schema import encode_record
+from aotexport_runtime.schema.graph import Graph
+from aotexport_runtime.schema.program import Program
+from aotexport_runtime.schema.values import TensorMeta
+
+_DIGITS = 3
+
+
+class EagerErrors:
+    """Judges comparisons that failed by eager's own errors, which it writes to the recorded calls of a bundle.
+
+    Attributes:
+        notes: a sentence for the user per program that agrees so.
+    """
+
+    def __init__(
+        self,
+        specs: Sequence[ProgramSpec],
+        state: State,
+        programs: Sequence[EncodedProgram],
+        vectors: Iterable[Vector],
+        directory: Path,
+    ) -> None:
+        """Prepare to judge; nothing runs yet.
+
+        Args:
+            specs: the programs' calls.
+            state: the module's state.
+            programs: one per call.
+            vectors: the recorded calls.
+            directory: the bundle.
+        """
+        self._calls = {program.record.name: spec.call for spec, program in zip(specs, programs, strict=True)}
+        self._programs = {program.record.name: program for program in programs}
+        self._vectors = {(vector.record.program, vector.name): vector for vector in vectors}
+        self._state = state
+        self._directory = directory
+        self.notes: dict[str, str] = {}
+        self._known: dict[tuple[str, str], dict[str, float]] = {}
+
+    def judged(self, results: Iterable[Mapping[str, Any]], rewrite: Callable[[], object]) -> list[dict[str, Any]]:
+        """Return results of the self-test, as it prints them, in which eager's own errors are allowed for.
+
+        Args:
+            results: one per recorded call and target.
+            rewrite: writes the manifest, once records of calls have changed.
+        """
+        known = len(self._known)
+        judged = [dict(result) if result["agrees"] else self._judged(result) for result in results]
+        if any(list(self._known.values())[known:]):
+            rewrite()
+        return judged
+
+    def _judged(self, result: Mapping[str, Any]) -> dict[str, Any]:
+        wrong = [difference for difference in result["differences"] if not difference["agrees"]]
+        key = result["program"], result["vector"]
+        # What is no number is no matter of rounding, and one such is enough.
+        if result["error"] or key not in self._vectors or not all(math.isfinite(each["error"]) for each in wrong):
+            return dict(result)
+        if key not in self._known:
+            self._known[key] = self._found(*key)
+        own = self._known[key]
+        allowed = [each for each in wrong if each["error"] <= allowance(own.get(each["name"], 0.0))]
+        if len(allowed) == len(wrong):
+            most = max(allowed, key=lambda each: each["error"])
+            self._note(key, most["name"], most["error"], own[most["name"]])
+        differences = [{**each, "agrees": each["agrees"] or each in allowed} for each in result["differences"]]
+        return {**result, "differences": differences, "agrees": all(each["agrees"] for each in differences)}
+
+    def _note(self, key: tuple[str, str], name: str, error: float, own: float) -> None:
+        program, vector = key
+        self.notes.setdefault(
+            program,
+            f"program {program} is judged by eager's own error: in the recorded call `{vector}`, {name} is {error:.1e} "
+            f"from eager's float32, which is {own:.1e} from eager's float64",
+        )
+
+    def _found(self, name: str, call: str) -> dict[str, float]:
+        program, vector = self._programs[name], self._vectors[name, call]
+        errors = eager_errors(self._calls[name], self._state, program.record, program.graphs[FORWARD_FILE], vector)
+        if errors:
+            record = msgspec.structs.replace(vector.record, eager_errors=errors)
+            record_path(self._directory, vector).write_bytes(encode_record(record))
+        return errors
+
+
+def eager_errors(call: ExampleCall, state: State, program: Program, forward: Graph, vector: Vector) -> dict[str, float]:
+    """Return the errors of eager's float32 in a recorded call, by name of the value, on the scale of comparisons.
+
+    A copy of the model runs, with its tensors of float32 in float64; the model itself is left as it is.
+
+    Args:
+        call: the example call.
+        state: the module's state.
+        program: its record.
+        forward: its forward graph.
+        vector: the recorded call.
+
+    Returns:
+        Errors that allow for more than the tolerance. None where float64 tells nothing: of a program that draws random
+        numbers, which float64 draws otherwise, or that computes in 16 bits as well; and none where the copy cannot be
+        made or does not run: of a model whose code asks for float32.
+    """
+    if random_nodes(forward) or _has_16_bits(forward):
+        return {}
+    try:
+        with quiet(), restored(state), attributes_restored(call.module):
+            wide = _observed(call, program, vector)
+    except Exception:  # Whatever a model's code raises in a dtype that it was not written for.
+        return {}
+    record = vector.record
+    expected = {name: vector.tensors[f"v{index}"] for index, name in enumerate(record.values)}
+    got = {name: value.to(expected[name].dtype) for name, value in wide.values.items() if name in expected}
+    narrow = {name for name, value in expected.items() if value.dtype == torch.float32}
+    narrow |= {f"{name} norm" for name in narrow}
+    found = compare(Observation({}, expected), Observation({}, got))
+    errors = {each.name: float(f"{each.error:.{_DIGITS}g}") for each in found if each.name in narrow}
+    least = TOLERANCES[torch.float32]
+    return {name: error for name, error in errors.items() if math.isfinite(error) and allowance(error) > least}
+
+
+def _has_16_bits(graph: Graph) -> bool:
+    metas = [value.meta for value in (*graph.inputs, *graph.nodes)]
+    return any(isinstance(m, TensorMeta) and dtypes.dtype(m.dtype) in (torch.float16, torch.bfloat16) for m in metas)
+
+
+def _observed(call: ExampleCall, program: Program, vector: Vector) -> Observation:
+    wide, state = _wide(call, program)
+    stored = {spec.key: _to_float64(vector.tensors[spec.key]) for spec in vector.record.inputs if spec.key}
+    with attention_as_traced():
+        return observe_eager(wide, state, program, Arguments(vector.name, vector.record.inputs, stored))
+
+
+def _wide(call: ExampleCall, program: Program) -> tuple[ExampleCall, State]:
+    """Return the call in float64, and the state: of a copy of the module, in the program's mode.
+
+    Raises:
+        Exception: the module cannot be copied.
+    """
+    tensors = [_to_float64(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in call.tensors]
+    if call.module is None:
+        return dataclasses.replace(call, tensors=tensors), collect_state(None)
+    with in_mode(call.module, program.mode, call.settled):
+        module = copy.deepcopy(call.module)
+    module._apply(_to_float64)
+    state = collect_state(module)
+    for entry in state.entries:
+        for table, key in entry.slots if entry.role == "constant" else ():
+            table[key] = entry.tensor = _to_float64(entry.tensor)
+    callable_ = module if isinstance(call.callable, nn.Module) else getattr(module, call.name)
+    return dataclasses.replace(call, callable=callable_, tensors=tensors, settled=[]), state
+
+
+def _to_float64(tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.dtype != torch.float32:
+        return tensor
+    return tensor.detach().to(torch.float64).requires_grad_(tensor.requires_grad)

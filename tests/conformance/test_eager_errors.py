@@ -1,0 +1,162 @@
+"""Float32 is judged by eager's own error, and only where eager has one."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from torch import nn
+
+import aotexport
+import aotexport_runtime
+from aotexport_runtime.observe import MOST, Observation, allowance, compare
+from tests.golden.cases import Cancelling
+
+BATCH = torch.export.Dim("batch", min=1)
+
+
+def example(rows=3):
+    return torch.linspace(-1, 1, 4 * rows).reshape(rows, 4) / 3
+
+
+def traced() -> bool:
+    return torch.compiler.is_compiling()
+
+
+class Off(Cancelling):
+    """Loses digits in eager mode, and is wrong by a part in its trace."""
+
+    def __init__(self, by, lost=16384.0):
+        super().__init__()
+        self.by, self.lost = by, lost
+
+    def forward(self, x):
+        return (x * (1 + self.by) if traced() else (x + self.lost) - self.lost) * self.weight
+
+
+class Sizes(Cancelling):
+    """Loses digits where there is one row, and is traced with more."""
+
+    def forward(self, x):
+        return (x + 16384 - 16384 if x.shape[0] == 1 and not traced() else x) * self.weight
+
+
+class Float32(Cancelling):
+    """Asks for float32 by name, which a copy in float64 is not."""
+
+    def forward(self, x):
+        return super().forward(x) @ torch.ones(4, 2, dtype=torch.float32)
+
+
+class Drawing(Cancelling):
+    """Draws random numbers."""
+
+    def forward(self, x):
+        return super().forward(nn.functional.dropout(x, 0.5, self.training))
+
+
+class Uncopied(Cancelling):
+    """Refuses to be copied."""
+
+    def __deepcopy__(self, memo):
+        raise RuntimeError("no copies")
+
+
+def cancelling(x):
+    return x * 3 if traced() else (x + 16384) * 3 - 49152
+
+
+def errors_of(bundle):
+    files = sorted((bundle / "testvectors").glob("*.json"))
+    return {file.stem: json.loads(file.read_text()).get("eager_errors", {}) for file in files}
+
+
+def test_limit_is_twice_the_error_and_bounded():
+    assert [allowance(error) for error in (0.0, 1e-5, 1e-3, 1.0)] == [0.0, 2e-5, 2e-3, MOST]
+
+
+@pytest.mark.parametrize(
+    ("own", "off", "agrees"),
+    [
+        (0.0, 5e-5, True),
+        (0.0, 2e-4, False),
+        (2e-4, 3e-4, True),
+        (2e-4, 5e-4, False),
+        (1.0, 9e-3, True),
+        (1.0, 2e-2, False),
+    ],
+)
+def test_own_error_raises_the_tolerance(own, off, agrees):
+    expected, got = (Observation({}, {"output": torch.tensor([1.0, factor])}) for factor in (0.5, 0.5 + off))
+    (difference,) = compare(expected, got, eager_errors={"output": own})
+    assert difference.agrees is agrees
+
+
+def test_bundle_may_be_as_far_from_eager_as_eager_is_from_the_truth(tmp_path):
+    model = Cancelling()
+    weight, before = model.weight, model.weight.detach().clone()
+    report = aotexport.export(model, (example(),), output=tmp_path / "b")
+
+    assert [program.record.refusals for program in report.programs] == [(), ()]
+    assert {comparison.agrees for comparison in report.comparisons} == {True}
+    assert max(comparison.error for comparison in report.comparisons) > 1e-3
+    first, second = report.notes
+    assert first.startswith("program train is judged by eager's own error: in the recorded call `example`, call ")
+    assert second.startswith("program infer is judged by eager's own error: in the recorded call `example`, call ")
+    assert model.weight is weight
+    assert (weight.dtype, weight.grad) == (torch.float32, None)
+    assert torch.equal(weight, before)
+    found = errors_of(tmp_path / "b")
+    assert found["infer.example"].keys() == {"call 0: output", "call 1: output"}
+    for target in ("portable", "autograd", "auto"):
+        aotexport_runtime.selftest(tmp_path / "b", target=target)
+
+
+def test_saved_bundle_keeps_the_errors(tmp_path):
+    aotexport.export(Cancelling(), (example(),), output=tmp_path / "b", programs="infer")
+    aotexport_runtime.save(aotexport_runtime.load(tmp_path / "b"), tmp_path / "saved")
+    assert errors_of(tmp_path / "saved") == errors_of(tmp_path / "b")
+
+
+def test_size_of_one_is_judged_so_as_well(tmp_path):
+    shapes = ({0: BATCH},)
+    report = aotexport.export(Sizes(), (example(),), output=tmp_path / "b", dynamic_shapes=shapes, programs="infer")
+    assert {program.record.dimensions[0].min for program in report.programs} == {1}
+    assert [name for name, errors in errors_of(tmp_path / "b").items() if errors] == [
+        "infer.batch-is-1",
+        "infer.least-sizes",
+    ]
+
+
+def test_function_is_judged_so_as_well(tmp_path):
+    aotexport.export(cancelling, (example(),), output=tmp_path / "b", programs="infer")
+    assert all(errors_of(tmp_path / "b").values())
+
+
+@pytest.mark.parametrize(
+    "model",
+    [Off(2e-4, lost=0.0), Off(2e-2), Off(2e-2, lost=1e9), Float32(), Drawing(), Uncopied()],
+    ids=["eager is exact", "wrong by more", "wrong by more than the bound", "float32 by name", "random", "no copy"],
+)
+def test_others_are_judged_by_the_tolerance(tmp_path, model):
+    with pytest.raises(aotexport.VerificationFailed) as caught:
+        aotexport.export(model.train(), (example(),), output=tmp_path / "b", programs="train")
+    assert "  train/example (autograd): call 0: output: relative error " in str(caught.value)
+    assert model.weight.dtype == torch.float32
+
+
+def test_model_file_is_judged_so_as_well(tmp_path):
+    from click.testing import CliRunner
+
+    from aotexport.cli import app
+
+    file = tmp_path / "model.py"
+    file.write_text(
+        "import torch\nfrom tests.golden.cases import Cancelling\n"
+        "model, example_inputs = Cancelling(), (torch.linspace(-1, 1, 12).reshape(3, 4) / 3,)\n"
+    )
+    result = CliRunner().invoke(app, [str(file), "-o", str(tmp_path / "b")])
+    assert (result.exit_code, "is judged by eager's own error" in result.output) == (0, True)
+    result = CliRunner().invoke(app, ["verify", str(tmp_path / "b"), "--against", str(file), "--json"])
+    assert (result.exit_code, json.loads(result.stdout)["agrees"]) == (0, True)
