@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.e2e import installed
 from tests.e2e.processes import EXAMPLES, ROOT, Example, run
 
 
@@ -16,6 +17,12 @@ def runtime_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("runtime") / "venv"
     run(sys.executable, EXAMPLES / "runtime_venv.py", directory, cwd=ROOT)
     return directory / "bin" / "python"
+
+
+@pytest.fixture(scope="session")
+def installed_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The interpreter of an environment in which the README's install lines were run."""
+    return installed.make(tmp_path_factory.mktemp("installed"), installed.install_lines("README.md"))
 
 
 @pytest.fixture

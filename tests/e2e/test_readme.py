@@ -10,18 +10,20 @@ from pathlib import Path
 
 import pytest
 
+from tests.e2e.installed import install_lines
 from tests.e2e.processes import ROOT, run
 
+INSTALLED = ("README.md", "docs/getting-started.md")
+"""Pages that begin with an install: they run where it was done, from wheels."""
 PAGES = (
-    "README.md",
-    "docs/getting-started.md",
     "docs/model-files.md",
     "docs/onnx.md",
     "docs/performance.md",
     "docs/runtime.md",
     "docs/trainers.md",
 )
-PROSE = (*PAGES, "CONTRIBUTING.md", "docs/troubleshooting.md", "docs/what-is-captured.md", "runtimes/python/README.md")
+OTHERS = ("CONTRIBUTING.md", "docs/troubleshooting.md", "docs/what-is-captured.md", "runtimes/python/README.md")
+PROSE = (*INSTALLED, *PAGES, *OTHERS)
 COMMANDS = ("aotexport ", "python -m aotexport_runtime ")
 
 MODEL = """
@@ -56,24 +58,44 @@ def steps(text: str) -> Iterator[tuple[str, str]]:
         yield (named[1] if named else language), block
 
 
-def run_shell(line: str, directory: Path) -> None:
-    """Run a line that calls a command of this repository; installing is left to `make`."""
+def run_shell(line: str, python: Path, directory: Path) -> None:
+    """Run a line that calls a command of this repository; installing is left to `make`, or done before."""
     if line.startswith(COMMANDS):
-        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-        run("env", f"PATH={path}", "bash", "-euc", line, cwd=directory)
+        run("env", f"PATH={python.parent}:{os.environ['PATH']}", "bash", "-euc", line, cwd=directory)
+
+
+def run_page(page: str, python: Path, directory: Path) -> None:
+    for kind, text in steps((ROOT / page).read_text(encoding="utf-8")):
+        if kind == "python":
+            run(python, "-W", "error", "-c", text, cwd=directory)
+        elif kind == "sh":
+            for line in text.splitlines():
+                run_shell(line, python, directory)
+        else:
+            (directory / kind).write_text(text, encoding="utf-8")
+
+
+@pytest.mark.parametrize("page", INSTALLED)
+def test_blocks_of_a_page_run_where_it_was_installed(page: str, installed_python: Path, tmp_path: Path) -> None:
+    run_page(page, installed_python, tmp_path)
+
+
+def test_installed_packages_are_wheels_and_not_the_sources(installed_python: Path, tmp_path: Path) -> None:
+    code = "import aotexport, aotexport_runtime; print(aotexport.__file__, aotexport_runtime.__file__)"
+    for file in run(installed_python, "-c", code, cwd=tmp_path).split():
+        assert Path(file).is_relative_to(installed_python.parents[1])
+
+
+def test_pages_install_in_the_same_way() -> None:
+    first, *others = map(install_lines, INSTALLED)
+    assert first
+    assert all(lines == first for lines in others)
 
 
 @pytest.mark.parametrize("page", PAGES)
 def test_blocks_of_a_page_run_in_order(page: str, tmp_path: Path) -> None:
     (tmp_path / "model.py").write_text(MODEL, encoding="utf-8")
-    for kind, text in steps((ROOT / page).read_text(encoding="utf-8")):
-        if kind == "python":
-            run(sys.executable, "-W", "error", "-c", text, cwd=tmp_path)
-        elif kind == "sh":
-            for line in text.splitlines():
-                run_shell(line, tmp_path)
-        else:
-            (tmp_path / kind).write_text(text, encoding="utf-8")
+    run_page(page, Path(sys.executable), tmp_path)
 
 
 @pytest.mark.parametrize("page", PROSE)

@@ -13,7 +13,7 @@ WITHOUT = """
 import sys, runpy
 sys.modules["torch"] = None
 """
-INSTALL = "needs torch, which is not installed here. Install it by `pip install 'aotexport-runtime[torch]'`"
+INSTALL = "needs torch, which is not installed here. Install it by `pip install 'torch>=2.7'`"
 
 
 def run(code: str, *arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:

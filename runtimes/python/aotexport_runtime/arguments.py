@@ -79,7 +79,7 @@ def check_torch(what: str) -> None:
     """
     if importlib.util.find_spec("torch") is None:
         raise TorchMissing(
-            f"{what} needs torch, which is not installed here. Install it by `pip install 'aotexport-runtime[torch]'`"
+            f"{what} needs torch, which is not installed here. Install it by `pip install 'torch>=2.7'`"
         )
 
 

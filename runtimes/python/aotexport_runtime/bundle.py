@@ -69,7 +69,8 @@ def open_bundle(path: str | os.PathLike[str], *, check_digests: bool = True) -> 
         raise BundleInvalid(f"`{path}` is no bundle: it has no file `{MANIFEST_NAME}`")
     if manifest_path.stat().st_size > MAX_JSON_NBYTES:
         raise BundleInvalid(f"larger than the {MAX_JSON_NBYTES} bytes of JSON that are read", where=MANIFEST_NAME)
-    bundle = Bundle(root, read_manifest(manifest_path.read_bytes()))
+    # Programs are read later: from this directory, also where the path is a link that leads elsewhere by then.
+    bundle = Bundle(root.resolve(), read_manifest(manifest_path.read_bytes()))
     bundle.check_files(digests=check_digests)
     return bundle
 
@@ -96,7 +97,7 @@ class Bundle:
     """An open bundle.
 
     Attributes:
-        root: its directory.
+        root: its directory, absolute and without links.
         manifest: its manifest, checked.
     """
 
