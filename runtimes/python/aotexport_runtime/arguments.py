@@ -78,9 +78,7 @@ def check_torch(what: str) -> None:
         TorchMissing: says how to install it.
     """
     if importlib.util.find_spec("torch") is None:
-        raise TorchMissing(
-            f"{what} needs torch, which is not installed here. Install it by `pip install 'torch>=2.7'`"
-        )
+        raise TorchMissing(f"{what} needs torch, which is not installed here. Install it by `pip install 'torch>=2.7'`")
 
 
 def why_not_written(output: Path, *, force: bool) -> str | None:
