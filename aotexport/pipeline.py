@@ -31,6 +31,7 @@ from aotexport.forward_graphs import ForwardGraphs
 from aotexport.fresh import FreshProcess
 from aotexport.garbage import collected_rarely, give_back_freed_memory
 from aotexport.label_free import with_label_free
+from aotexport.left_alone import left_alone
 from aotexport.lower.build import TargetFiles, compile_targets, with_lowered, write_targets
 from aotexport.lower.cpu.levels import Level
 from aotexport.lower.lowering import lower_programs
@@ -86,7 +87,7 @@ def export(
     """Export a module or a function of tensors to a bundle.
 
     Args:
-        model_or_fn: what to export; left as it was.
+        model_or_fn: what to export; left as it was, however the export ends.
         args: positional example inputs.
         kwargs: keyword example inputs.
         output: directory to write the bundle to.
@@ -129,14 +130,15 @@ def export(
     if options is not None:
         check_options(options)
     clock = Clock(progress)
-    clock.stage("example call")
-    specs = choose_programs(model_or_fn, Example(args, kwargs or {}, dynamic_shapes), programs, variants)
-    call = specs[0].call
-    state = collect_state(call.module)
-    for spec in specs:
-        refuse_modes_that_change_state(call.module, spec.mode, state)
-    root = path_of("source_root", source_root or os.getcwd()).absolute()
     with contextlib.ExitStack() as started:
+        started.enter_context(left_alone(model_or_fn, (args, kwargs, programs, variants)))
+        clock.stage("example call")
+        specs = choose_programs(model_or_fn, Example(args, kwargs or {}, dynamic_shapes), programs, variants)
+        call = specs[0].call
+        state = collect_state(call.module)
+        for spec in specs:
+            refuse_modes_that_change_state(call.module, spec.mode, state)
+        root = path_of("source_root", source_root or os.getcwd()).absolute()
         started.enter_context(deep_stack())
         fresh = started.enter_context(FreshProcess()) if verify else None
         specs, notes = with_label_free(specs, state) if label_free else (specs, [])

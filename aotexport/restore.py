@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from aotexport.capture.state import State
+from aotexport.interrupts import uninterrupted
 from aotexport.kept_memory import KeptMemory, copied, spans_of
 from aotexport_runtime.subclasses import is_wrapper, parts
 
@@ -18,18 +19,25 @@ UNCHANGED = "unchanged"
 
 
 @contextlib.contextmanager
-def restored(state: State) -> Iterator[Callable[[], list[Any]]]:
+def restored(state: State, outside: Iterable[torch.Tensor] = ()) -> Iterator[Callable[[], list[Any]]]:
     """Give the state back as it was: data, metadata, gradients, places, and the random generator.
+
+    Args:
+        state: a model's.
+        outside: further tensors that calls may change, of which data and metadata are given back.
 
     Yields:
         A function that returns what is in the places of the state now: `UNCHANGED`, or a copy of what is there instead.
     """
     before = [
-        _Before.of(tensor)
+        Before.of(tensor)
         for entry in state.entries
         for tensor in (entry.tensor, *(parts(entry.tensor) if is_wrapper(entry.tensor) else ()))
     ]
+    known = {id(kept.tensor) for kept in before}
+    others = [Before.of(tensor) for tensor in outside if id(tensor) not in known]
     memory = state.kept if state.kept is not None else kept_as_copies(state)
+    copies = [copied(span) for span in spans_of(other.alias for other in others if other.alias is not None)]
     slots = [(table, key, table[key]) for entry in state.entries for table, key in entry.slots]
     random_state = torch.get_rng_state()
     grad_mode = torch.is_grad_enabled()
@@ -39,14 +47,15 @@ def restored(state: State) -> Iterator[Callable[[], list[Any]]]:
     try:
         yield lambda: _changes(before, memory, slots)
     finally:
-        torch.set_grad_enabled(grad_mode)
-        torch.set_rng_state(random_state)
-        for table, key, tensor in slots:
-            table[key] = tensor
-        for span in memory:
-            span.put_back()
-        for tensor in before:
-            tensor.put_back()
+        with uninterrupted():
+            torch.set_grad_enabled(grad_mode)
+            torch.set_rng_state(random_state)
+            for table, key, tensor in slots:
+                table[key] = tensor
+            for span in (*memory, *copies):
+                span.put_back()
+            for tensor in (*before, *others):
+                tensor.put_back()
 
 
 def kept_as_copies(state: State) -> list[KeptMemory]:
@@ -55,7 +64,7 @@ def kept_as_copies(state: State) -> list[KeptMemory]:
 
 
 def _changes(
-    before: list[_Before], memory: list[KeptMemory], slots: list[tuple[dict[str, Any], str, torch.Tensor]]
+    before: list[Before], memory: list[KeptMemory], slots: list[tuple[dict[str, Any], str, torch.Tensor]]
 ) -> list[Any]:
     written = {span.memory.untyped_storage().data_ptr() for span in memory if not span.is_unchanged()}
     known = {id(kept.tensor): kept for kept in before}
@@ -75,7 +84,7 @@ def _changes(
 
 
 @dataclass(frozen=True)
-class _Before:
+class Before:
     """A tensor as it was: an alias of its memory with its sizes and strides, and what autograd knew.
 
     A tensor subclass has no memory of its own; its parts are kept beside it.
@@ -88,8 +97,9 @@ class _Before:
     grad: torch.Tensor | None
 
     @classmethod
-    def of(cls, tensor: torch.Tensor) -> _Before:
-        alias = None if is_wrapper(tensor) else tensor.detach()
+    def of(cls, tensor: torch.Tensor) -> Before:
+        plain = tensor.layout is torch.strided and not is_wrapper(tensor) and not tensor.is_nested
+        alias = tensor.detach() if plain else None
         grad = tensor.grad if tensor.is_leaf else None
         return cls(tensor, alias, tensor.is_leaf, tensor.requires_grad, grad)
 

@@ -14,6 +14,7 @@ from torch import nn
 from aotexport.capture.attributes import AttributeChanged, attributes_restored
 from aotexport.capture.call import ExampleCall
 from aotexport.capture.mode import Attribute, in_mode
+from aotexport.capture.reach import reached_tensors
 from aotexport.capture.state import State
 from aotexport.capture.structure import tree_of
 from aotexport.programs import Mode
@@ -80,7 +81,7 @@ def _outcome(call: ExampleCall, state: State, mode: Mode, attribute: Attribute) 
     with (
         attributes_restored(call.module),
         in_mode(call.module, mode, [*call.settled, attribute]),
-        restored(state) as changes,
+        restored(state, reached_tensors((call.callable, call.module))) as changes,
     ):
         torch.manual_seed(0)
         tree_of(call.callable(*args, **kwargs), "output", keep, what="output")

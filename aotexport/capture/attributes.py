@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -65,15 +65,16 @@ def attributes_kept(module: nn.Module | None, effects: Effects) -> Iterator[None
     Raises:
         ExportFailed: the block changed Python state that the model's next call may depend on.
     """
-    before = _attributes(module)
-    containers = _containers(module)
+    modules = _named_modules(module)
+    before = [(path, child, _own(child)) for path, child in modules]
+    containers = _containers(modules)
     try:
         yield
     finally:
         items = [change for snapshot in containers for change in snapshot.changes()]
         for snapshot in containers:
             snapshot.restore()
-        changes = _restore(module, before)
+        changes = _restore(before)
     _judge_items(items, effects)
     _judge(changes, effects)
 
@@ -81,20 +82,33 @@ def attributes_kept(module: nn.Module | None, effects: Effects) -> Iterator[None
 @contextlib.contextmanager
 def attributes_restored(module: nn.Module | None) -> Iterator[None]:
     """Put the attributes of the model, and what is in them, back after the block, whatever it did."""
-    before = _attributes(module)
-    containers = _containers(module)
+    put_back = attributes_to_put_back(_named_modules(module))
     try:
         yield
     finally:
+        put_back()
+
+
+def attributes_to_put_back(modules: Iterable[tuple[str, nn.Module]]) -> Callable[[], None]:
+    """Return what puts the attributes of modules, and what is in them, back as they are now.
+
+    Args:
+        modules: each with its path; their parts are not looked at.
+    """
+    modules = list(modules)
+    before = [(path, child, _own(child)) for path, child in modules]
+    containers = _containers(modules)
+
+    def put_back() -> None:
         for snapshot in containers:
             snapshot.restore()
-        _restore(module, before)
+        _restore(before)
+
+    return put_back
 
 
-def _attributes(module: nn.Module | None) -> list[tuple[str, nn.Module, dict[str, Any]]]:
-    if module is None:
-        return []
-    return [(path, child, _own(child)) for path, child in module.named_modules()]
+def _named_modules(module: nn.Module | None) -> list[tuple[str, nn.Module]]:
+    return [] if module is None else list(module.named_modules())
 
 
 def _own(module: nn.Module) -> dict[str, Any]:
@@ -103,10 +117,10 @@ def _own(module: nn.Module) -> dict[str, Any]:
     return {name: value for name, value in vars(module).items() if name not in hidden}
 
 
-def _containers(module: nn.Module | None) -> list[Snapshot]:
-    """Return the containers that the module's attributes hold, torch's own tables of its state among them."""
+def _containers(modules: Iterable[tuple[str, nn.Module]]) -> list[Snapshot]:
+    """Return the containers that the attributes of modules hold, torch's own tables of their state among them."""
     found: list[Snapshot] = []
-    for path, child in module.named_modules() if module is not None else ():
+    for path, child in modules:
         for name, value in _own(child).items():
             found += snapshots(value, f"{path}.{name}" if path else name)
     return found
@@ -146,9 +160,7 @@ def _attribute(path: str) -> str | None:
     return None if name.rpartition(".")[2] in _BASE_ATTRIBUTES else name
 
 
-def _restore(
-    module: nn.Module | None, before: list[tuple[str, nn.Module, dict[str, Any]]]
-) -> list[tuple[str, Any, Any]]:
+def _restore(before: list[tuple[str, nn.Module, dict[str, Any]]]) -> list[tuple[str, Any, Any]]:
     """Put every attribute back; return the changed ones as `(name, old, new)`."""
     changes: list[tuple[str, Any, Any]] = []
     for path, child, old in before:

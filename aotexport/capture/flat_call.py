@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +14,9 @@ from aotexport.capture.arrays import is_stand_in, tensor_within
 from aotexport.capture.call import ExampleCall
 from aotexport.capture.effects import Effects
 from aotexport.capture.example_values import ExampleValues
+from aotexport.capture.fakes import FakeInputs
 from aotexport.capture.key_order import KeyOrder
+from aotexport.capture.outside_tensors import OutsideTensors
 from aotexport.capture.state import State, StateEntry, swapped
 from aotexport.capture.structure import tree_of
 from aotexport.capture.surroundings import surroundings_kept
@@ -36,6 +39,8 @@ class FlatCall:
         shared: entry of the state that an argument is, by the argument's index.
         values: values of the example, for traces that follow them.
         grad: whether grad mode is on.
+        fakes: the fake world that it is called in.
+        outside: tensors that the code may have from elsewhere than the arguments and the modules' tables.
         key_order: another order of the keys of dicts in the call; None: the example's.
         output_tree: structure of what was returned; its leaves are indices of the flat tensors.
         rebinds: entries that the call replaces, and the index of the new tensor.
@@ -53,6 +58,8 @@ class FlatCall:
     shared: dict[int, int]
     values: ExampleValues
     grad: bool
+    fakes: FakeInputs
+    outside: Sequence[torch.Tensor]
     key_order: KeyOrder | None = None
     output_tree: Tree | None = None
     rebinds: list[tuple[StateEntry, int]] = field(default_factory=list)
@@ -75,6 +82,7 @@ class FlatCall:
         args, kwargs = self.call.rebuild(arguments)
         if self.key_order is not None:
             kwargs = self.key_order.put(self.call, args, kwargs)
+        known = [entry.tensor for entry in self.state.entries]
         outputs: list[Any] = []
         indices: dict[int, int] = {}
 
@@ -97,6 +105,7 @@ class FlatCall:
             ) as self.effects,
             swapped(self.state, list(tensors[:count]), self.target) as replaced,
             surroundings_kept(self.target, self.call.module),
+            OutsideTensors(self.fakes, self.outside, zip(known, tensors, strict=False)),
         ):
             held = containers(self.call, args, kwargs)
             result = self.target(*args, **kwargs)

@@ -28,6 +28,7 @@ from aotexport.capture.identity import asks_identity
 from aotexport.capture.key_order import other_orders
 from aotexport.capture.larger_examples import holds_for, larger_tensors
 from aotexport.capture.module_calls import TracedCalls
+from aotexport.capture.reach import reached_tensors
 from aotexport.capture.reading_values import READING_VALUES
 from aotexport.capture.second_trace import same_in_both_modes
 from aotexport.capture.shapes import SizeFixed, check_not_fixed
@@ -138,7 +139,8 @@ def _trace_as(
     shared = {index: entries[id(t)] for index, t in enumerate(call.tensors) if id(t) in entries}
     own = [index for index in range(len(call.tensors)) if index not in shared]
     values = ExampleValues([*(entry.tensor for entry in state.entries), *(call.tensors[index] for index in own)])
-    flat = FlatCall(call, target, State(list(state.entries)), shared, values, grad)
+    outside = reached_tensors((call.callable, call.module))
+    flat = FlatCall(call, target, State(list(state.entries)), shared, values, grad, fakes, outside)
     inputs = [*fakes.state, *[fakes.arguments[index] for index in own]]
     calls = TracedCalls()
     assert fakes.mode.shape_env is not None
@@ -249,6 +251,7 @@ def _same_again(other: FlatCall, graph: torch.fx.GraphModule, fakes: FakeInputs,
     """Return whether another trace gives the same graph, for all sizes; on fakes of its own."""
     apart = fake_inputs(other.call, other.state, fakes.larger)
     inputs = [*apart.state, *[apart.arguments[index] for index in own]]
+    other = replace(other, fakes=apart)
     with apart.tracing(), average_in_tensors(), fake_kernels(FAKE_KERNELS):
         same = same_in_both_modes(graph, lambda: _graph(other, lambda: apart.twins(inputs), apart, TracedCalls()))
     return same and apart.taken_for_granted() == fakes.taken_for_granted()

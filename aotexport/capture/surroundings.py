@@ -11,7 +11,7 @@ import functools
 import gc
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch import nn
@@ -36,14 +36,12 @@ def surroundings_kept(target: Any, module: nn.Module | None) -> Iterator[None]:
         ExportFailed: the block counted in a global, or drew from a generator that a bundle has not.
     """
     tables = _globals(target, module)
-    before = [(table, dict(table)) for table in tables]
-    containers = [found for table in tables for name, value in table.items() if (found := snapshot(value, name))]
+    put_back = _to_put_back(tables)
     generators = _other_generators()
     try:
         yield
     finally:
-        counted = [name for table, old in before for name in _restore(table, old)]
-        counted += [path for container in containers for path in _restore_items(container)]
+        counted = put_back()
         _forget_fakes(tables, module)
     if counted:
         raise ExportFailed(
@@ -56,6 +54,23 @@ def surroundings_kept(target: Any, module: nn.Module | None) -> Iterator[None]:
             f"the call draws from {drawn[0]}, and a bundle draws from torch's default generator alone. Draw by torch "
             "(`torch.rand`), or outside of the model, and pass the numbers"
         )
+
+
+def surroundings_to_put_back(target: Any, module: nn.Module | None) -> Callable[[], object]:
+    """Return what puts globals of the model's code back as they are now; see `surroundings_kept`."""
+    return _to_put_back(_globals(target, module))
+
+
+def _to_put_back(tables: list[dict[str, Any]]) -> Callable[[], list[str]]:
+    """Return what puts globals back as they are now, and returns the names of numbers among those that changed."""
+    before = [(table, dict(table)) for table in tables]
+    containers = [found for table in tables for name, value in table.items() if (found := snapshot(value, name))]
+
+    def put_back() -> list[str]:
+        counted = [name for table, old in before for name in _restore(table, old)]
+        return counted + [path for container in containers for path in _restore_items(container)]
+
+    return put_back
 
 
 def _globals(target: Any, module: nn.Module | None) -> list[dict[str, Any]]:

@@ -14,6 +14,7 @@ from aotexport.capture.arguments import check_changes, containers
 from aotexport.capture.attributes import attributes_restored
 from aotexport.capture.call import ExampleCall
 from aotexport.capture.mode import in_mode
+from aotexport.capture.reach import reached_tensors
 from aotexport.capture.state import State
 from aotexport.encode.subclasses import CLASSES
 from aotexport.errors import ExportFailed
@@ -48,7 +49,9 @@ def run_once(call: ExampleCall, state: State, mode: Mode) -> Any:
         for leaf in call.tensors
     ]
     args, kwargs = call.rebuild(tensors)
-    with in_mode(call.module, mode, call.settled), restored(state):
+    # The trace that tells what a call uses may not be there yet.
+    outside = reached_tensors((call.callable, call.module))
+    with in_mode(call.module, mode, call.settled), restored(state, outside):
         return call.callable(*args, **kwargs)
 
 

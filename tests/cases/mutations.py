@@ -350,3 +350,59 @@ def index_add_into_an_intermediate(x, i):
     y = torch.zeros(3)
     y.index_add_(0, i, x[:3])
     return y + x[3:]
+
+
+class _Cache:
+    """Holds a tensor as key-value caches of model libraries do: an object that is no module."""
+
+    def __init__(self):
+        self.keys = torch.zeros(8, 4)
+        self.lengths = [torch.zeros((), dtype=torch.int64)]
+
+
+@case(lambda: (torch.tensor([2]), torch.randn(1, 4)))
+class CacheOfAPlainObjectThatIsABuffer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear, self.cache = nn.Linear(4, 4), _Cache()
+        self.register_buffer("keys", self.cache.keys, persistent=False)
+
+    def forward(self, index, x):
+        self.cache.keys.index_copy_(0, index, self.linear(x))
+        return self.keys.sum(0), self.cache.keys
+
+
+@case(lambda: (torch.tensor([2]), torch.randn(1, 4)))
+class CacheOfAPlainObject(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear, self.cache = nn.Linear(4, 4), _Cache()
+
+    def forward(self, index, x):
+        self.cache.keys[index] = self.linear(x)
+        self.cache.lengths[0].add_(1)
+        return self.cache.keys.sum(0) * self.cache.lengths[0]
+
+
+_TOTAL = torch.zeros(4)
+
+
+@case(lambda: (leaf(3, 4),))
+def write_to_a_global(x):
+    with torch.no_grad():
+        _TOTAL.add_(x.sum(0))
+    return _TOTAL * x
+
+
+@case(lambda: (torch.randn(3, 4),))
+class WriteToAClassAttribute(nn.Module):
+    total = torch.zeros(4)
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x):
+        y = self.linear(x)
+        self.total.copy_(y.detach().sum(0))
+        return y + self.total

@@ -1,0 +1,36 @@
+"""Tensors that a trace meets from outside: kept from it, recorded in its graph, and put back as autograd knew them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+from torch.fx.experimental import proxy_tensor
+from torch.fx.experimental.proxy_tensor import PythonKeyTracer
+from torch.utils._python_dispatch import _disable_current_modes
+
+
+@contextlib.contextmanager
+def without_modes() -> Iterator[None]:
+    """Run what is computed in the block for real, whatever is traced around it."""
+    modes = [torch.overrides._pop_mode() for _ in torch.overrides._get_current_function_mode_stack()]
+    try:
+        with _disable_current_modes():
+            yield
+    finally:
+        for mode in reversed(modes):
+            torch.overrides._push_mode(mode)
+
+
+def record_attribute(tracer: PythonKeyTracer, tensor: torch.Tensor, fake: torch.Tensor) -> None:
+    """Record a tensor as an attribute of the graph, and that `fake` is its value."""
+    name = tracer.get_fresh_qualname("_tensor_constant")
+    setattr(tracer.root, name, tensor)
+    proxy = tracer.create_proxy("get_attr", name, (), {})
+    proxy_tensor.track_tensor_tree(fake, proxy, constant=None, tracer=tracer)
+
+
+def set_version(tensor: torch.Tensor, version: int) -> None:
+    """Give a tensor, and the views that share its count of writes, a version."""
+    torch._C._autograd._unsafe_set_version_counter((tensor,), (version,))  # type: ignore[attr-defined]
