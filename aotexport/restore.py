@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from aotexport.capture.state import State
+from aotexport.capture.tensor_kinds import why_not_held
 from aotexport.interrupts import uninterrupted
 from aotexport.kept_memory import KeptMemory, copied, spans_of
 from aotexport_runtime.subclasses import is_wrapper, parts
@@ -98,8 +99,7 @@ class Before:
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> Before:
-        plain = tensor.layout is torch.strided and not is_wrapper(tensor) and not tensor.is_nested
-        alias = tensor.detach() if plain else None
+        alias = None if is_wrapper(tensor) or why_not_held(tensor) else tensor.detach()
         grad = tensor.grad if tensor.is_leaf else None
         return cls(tensor, alias, tensor.is_leaf, tensor.requires_grad, grad)
 

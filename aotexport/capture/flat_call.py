@@ -83,14 +83,14 @@ class FlatCall:
         if self.key_order is not None:
             kwargs = self.key_order.put(self.call, args, kwargs)
         known = [entry.tensor for entry in self.state.entries]
+        outside = OutsideTensors(self.fakes, self.outside, zip(known, tensors, strict=False))
         outputs: list[Any] = []
         indices: dict[int, int] = {}
 
         def leaf_index(value: Any, path: str) -> int | None:
             if type(value) is int:
                 return None
-            if is_stand_in(value):
-                value = tensor_within(value)
+            value = tensor_within(value) if is_stand_in(value) else outside.given(value)
             if id(value) not in indices:
                 indices[id(value)] = len(outputs)
                 outputs.append(value)
@@ -105,7 +105,7 @@ class FlatCall:
             ) as self.effects,
             swapped(self.state, list(tensors[:count]), self.target) as replaced,
             surroundings_kept(self.target, self.call.module),
-            OutsideTensors(self.fakes, self.outside, zip(known, tensors, strict=False)),
+            outside,
         ):
             held = containers(self.call, args, kwargs)
             result = self.target(*args, **kwargs)

@@ -311,7 +311,8 @@ def _hides_tensors(graph: torch.fx.GraphModule) -> bool:
 def _lift_constants(graph: torch.fx.GraphModule, state: State) -> list[StateEntry]:
     """Turn tensors that the code closes over into placeholders, one per tensor; return their state entries."""
     by_target: dict[str, torch.fx.Node] = {}
-    by_tensor: dict[int, torch.fx.Node] = {}
+    placeholders = graph.graph.find_nodes(op="placeholder")
+    by_tensor = {id(entry.tensor): node for entry, node in zip(state.entries, placeholders, strict=False)}
     entries: list[StateEntry] = []
     for node in graph.graph.find_nodes(op="get_attr"):
         tensor = getattr(graph, str(node.target), None)

@@ -55,8 +55,8 @@ class OutsideTensors(TorchFunctionMode):
         if self._takes_outside(args) or (kwargs and self._takes_outside(kwargs.values())):
             if func in _READS and not self._is_written(args[0]):
                 return func(*args, **kwargs)
-            args = self._given(args)
-            kwargs = {name: self._given(value) for name, value in kwargs.items()}
+            args = self.given(args)
+            kwargs = {name: self.given(value) for name, value in kwargs.items()}
         return func(*args, **kwargs)
 
     def _takes_outside(self, values: Iterable[Any]) -> bool:
@@ -65,9 +65,10 @@ class OutsideTensors(TorchFunctionMode):
             self._takes_outside(value) if type(value) in (list, tuple) else id(value) in outside for value in values
         )
 
-    def _given(self, value: Any) -> Any:
+    def given(self, value: Any) -> Any:
+        """Return a value with stand-ins in place of the tensors in it."""
         if type(value) in (list, tuple):
-            return type(value)(map(self._given, value))
+            return type(value)(map(self.given, value))
         return self._stand_in(value) if id(value) in self._outside else value
 
     def _stand_in(self, tensor: torch.Tensor) -> torch.Tensor:

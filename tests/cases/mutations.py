@@ -360,7 +360,7 @@ class _Cache:
         self.lengths = [torch.zeros((), dtype=torch.int64)]
 
 
-@case(lambda: (torch.tensor([2]), torch.randn(1, 4)))
+@case(lambda: (torch.tensor([2]), torch.randn(1, 4)), forward_only="gradients flow through `buffer:keys`")
 class CacheOfAPlainObjectThatIsABuffer(nn.Module):
     def __init__(self):
         super().__init__()
@@ -372,7 +372,7 @@ class CacheOfAPlainObjectThatIsABuffer(nn.Module):
         return self.keys.sum(0), self.cache.keys
 
 
-@case(lambda: (torch.tensor([2]), torch.randn(1, 4)))
+@case(lambda: (torch.tensor([2]), torch.randn(1, 4)), forward_only="gradients flow through `constant:constant.0`")
 class CacheOfAPlainObject(nn.Module):
     def __init__(self):
         super().__init__()
