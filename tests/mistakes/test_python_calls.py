@@ -1,4 +1,4 @@
-"""Mistakes in calls of the two packages, each with the class and the whole text of its error."""
+"""Mistakes in calls of `export`, `load` and `selftest`, each with its error and the whole text of it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from torch import nn
 import aotexport
 import aotexport_runtime
 from aotexport import ExportFailed, ModelFileInvalid, Program
-from aotexport_runtime import ArgumentInvalid, BundleInvalid, CallInvalid, NotSupported
+from aotexport_runtime import ArgumentInvalid, BundleInvalid, NotSupported
+from tests.mistakes.told import check_raises
 
 LINEAR = nn.Linear(4, 2)
 X = torch.ones(3, 4)
@@ -22,11 +23,6 @@ BATCH = torch.export.Dim("batch")
 EXAMPLE = (
     "an example call must be a tuple of positional arguments, a dict of keyword arguments, or an `aotexport.Example`, got "
     "Tensor"
-)
-MAKE = "To make a bundle of a model, export it (`aotexport.export`)"
-WEIGHTS = (
-    "the programs were captured with weights of float32, and do not hold for float16. Convert the model and its example "
-    "inputs, and export again"
 )
 
 
@@ -37,22 +33,6 @@ def export(model: Any = LINEAR, args: Any = (X,), *more: Any, **options: Any) ->
 
 def load(**options: Any) -> Callable[[], Any]:
     return lambda: aotexport_runtime.load("bundle", **options)
-
-
-def call(*args: Any, **kwargs: Any) -> Callable[[], Any]:
-    return lambda: aotexport_runtime.load("bundle").eval()(*args, **kwargs)
-
-
-def with_module(act: Callable[[Any], Any]) -> Callable[[], Any]:
-    return lambda: act(aotexport_runtime.load("bundle"))
-
-
-def save(path: Any = "new", wrap: Callable[[Any], Any] = lambda module: module) -> Callable[[], Any]:
-    return with_module(lambda module: aotexport_runtime.save(wrap(module), path))
-
-
-def refused(*violations: str) -> str:
-    return "\n".join(["the call does not fit program `infer`:", *(f"  - {violation}" for violation in violations)])
 
 
 # (name, what the user does, class of the error, its whole text)
@@ -227,97 +207,46 @@ LOADS = [
     ),
     (
         "program_is_unknown",
-        with_module(lambda module: module.program("eval")),
+        lambda: aotexport_runtime.load("bundle").program("eval"),
         BundleInvalid,
         "no program 'eval'; the bundle has train, infer",
     ),
 ]
 
-CALLS = [
-    ("nothing", call(), CallInvalid, refused("`input`: missing; it was passed at capture")),
-    ("too_much", call(X, X), CallInvalid, refused("takes 1 positional arguments, got 2")),
+SELFTESTS = [
+    ("nothing_there", lambda: aotexport_runtime.selftest("nothing"), BundleInvalid, "no directory `nothing`"),
     (
-        "other_name",
-        call(x=X),
-        CallInvalid,
-        refused("`x`: unexpected keyword argument", "`input`: missing; it was passed at capture"),
+        "module",
+        lambda: aotexport_runtime.selftest(aotexport_runtime.load("bundle")),
+        ArgumentInvalid,
+        "`path`: expected a path, got Linear",
     ),
-    ("list", call([X]), CallInvalid, refused("`input`: expected a tensor float32, got list")),
-    ("array", call(X.numpy()), CallInvalid, refused("`input`: expected a tensor float32, got ndarray")),
-    ("other_dtype", call(X.long()), CallInvalid, refused("`input`: expected dtype float32, got int64")),
-    ("other_rank", call(X[0]), CallInvalid, refused("`input`: expected shape [batch, 4], got [4]")),
-    ("other_width", call(X[:, :3]), CallInvalid, refused("`input`: expected shape [batch, 4], got [3, 3] at axis 1")),
-    ("too_many_rows", call(torch.ones(9, 4)), CallInvalid, refused("`input`: size 0: `batch` is 9, outside [1:8]")),
-    ("other_device", call(X.to("meta")), CallInvalid, refused("`input`: expected a tensor on cpu, got one on meta")),
-    ("half", with_module(lambda module: module.half()), NotSupported, WEIGHTS),
     (
-        "pickle",
-        with_module(lambda module: torch.save(module, "module.pt")),
+        "target_is_unknown",
+        lambda: aotexport_runtime.selftest("bundle", target="gpu"),
         NotSupported,
-        "a loaded bundle is not pickled: save it with `aotexport_runtime.save(module, path)`, or its weights alone with "
-        "`module.state_dict()`",
-    ),
-]
-
-SAVES = [
-    (
-        "no_bundle",
-        lambda: aotexport_runtime.save(LINEAR, "new"),
-        ArgumentInvalid,
-        f"`module`: expected a loaded bundle, got Linear. {MAKE}",
+        "no target `gpu`; there are auto, cpu, portable, autograd, cuda, onnx",
     ),
     (
-        "weights",
-        save(wrap=lambda module: module.state_dict()),
-        ArgumentInvalid,
-        f"`module`: expected a loaded bundle, got OrderedDict. {MAKE}",
-    ),
-    (
-        "wrapper",
-        save(wrap=lambda module: nn.Sequential(module, nn.Linear(2, 3))),
-        ArgumentInvalid,
-        "`module`: expected a loaded bundle, got Sequential. It holds one as `0`: save that one, or export the whole "
-        "(`aotexport.export`)",
-    ),
-    (
-        "arguments_swapped",
-        with_module(lambda module: aotexport_runtime.save("new", module)),
-        ArgumentInvalid,
-        f"`module`: expected a loaded bundle, got str. {MAKE}",
-    ),
-    ("path_is_a_number", save(3), ArgumentInvalid, "`path`: expected a path, got int"),
-    (
-        "over_itself",
-        save("bundle"),
+        "target_has_no_kernels",
+        lambda: aotexport_runtime.selftest("bundle", target="cuda", trust="native"),
         NotSupported,
-        "`bundle` exists; give force=True (--force) to replace it, or choose another place",
-    ),
-    ("over_a_folder", save("data"), NotSupported, "`data` exists and is no bundle; choose another place"),
-    (
-        "below_a_file",
-        save("weights.pt/new"),
-        NotSupported,
-        "`weights.pt/new` would be below `{here}/weights.pt`, which is no directory; choose another place",
+        "the bundle has no kernels. Export it with `--target cuda`",
     ),
 ]
 
 ROWS = [
     (f"{table}_{name}", *row)
-    for table, rows in (("export", EXPORTS), ("load", LOADS), ("call", CALLS), ("save", SAVES))
+    for table, rows in (("export", EXPORTS), ("load", LOADS), ("selftest", SELFTESTS))
     for name, *row in rows
 ]
 
 
 @pytest.mark.parametrize(("act", "kind", "text"), [row[1:] for row in ROWS], ids=[row[0] for row in ROWS])
-def test_mistake_in_python_is_told_in_whole(
+def test_mistake_in_a_call_is_told_in_whole(
     act: Callable[[], Any], kind: type[Exception], text: str, here: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    files = sorted(path.name for path in here.iterdir())
-    with pytest.raises(kind) as caught:
-        act()
-    assert (type(caught.value), str(caught.value)) == (kind, text.replace("{here}", str(here)))
-    assert capfd.readouterr() == ("", "")
-    assert sorted(path.name for path in here.iterdir() if path.name != "module.pt") == files
+    check_raises(act, kind, text, here, capfd)
 
 
 def test_one_name_is_taken_for_a_list_of_names(here: Path) -> None:

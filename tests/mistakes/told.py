@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -34,3 +36,14 @@ def check(command: str, code: int, text: str, here: Path, capfd: pytest.CaptureF
     # Neither torch's own reports around the message, nor half a bundle.
     assert capfd.readouterr() == ("", "")
     assert sorted(path.name for path in here.iterdir()) == files
+
+
+def check_raises(
+    act: Callable[[], Any], kind: type[Exception], text: str, here: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    files = sorted(path.name for path in here.iterdir())
+    with pytest.raises(kind) as caught:
+        act()
+    assert str(caught.value) == text.replace("{here}", str(here))
+    assert capfd.readouterr() == ("", "")
+    assert sorted(path.name for path in here.iterdir() if path.name != "module.pt") == files

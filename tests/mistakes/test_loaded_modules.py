@@ -1,0 +1,173 @@
+"""Mistakes with loaded modules: calls, changes and saves, each with its error and the whole text of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import parametrizations, prune
+
+import aotexport_runtime
+from aotexport_runtime import ArgumentInvalid, CallInvalid, NotSupported
+from tests.mistakes.told import check_raises
+
+X = torch.ones(3, 4)
+MAKE = "To make a bundle of a model, export it (`aotexport.export`)"
+WEIGHTS = (
+    "the programs were captured with weights of float32, and do not hold for float16. Convert the model and its example "
+    "inputs, and export again"
+)
+CHANGED = (
+    "`save` writes the programs that were exported, with other weights. Export the loaded module as it is now "
+    "(`aotexport.export(module, ...)`), which captures it whole"
+)
+
+
+def call(*args: Any, **kwargs: Any) -> Callable[[], Any]:
+    return lambda: aotexport_runtime.load("bundle").eval()(*args, **kwargs)
+
+
+def with_module(act: Callable[[Any], Any]) -> Callable[[], Any]:
+    return lambda: act(aotexport_runtime.load("bundle"))
+
+
+def save(path: Any = "new", wrap: Callable[[Any], Any] = lambda module: module) -> Callable[[], Any]:
+    return with_module(lambda module: aotexport_runtime.save(wrap(module), path))
+
+
+def change_and_save(change: Callable[[Any], Any]) -> Callable[[], Any]:
+    """Return a call that changes a module of two layers, calls it, and saves it."""
+
+    def act() -> None:
+        module = aotexport_runtime.load("net").train()
+        change(module)
+        module(X)
+        aotexport_runtime.save(module, "new")
+
+    return act
+
+
+def refused(*violations: str) -> str:
+    return "\n".join(["the call does not fit program `infer`:", *(f"  - {violation}" for violation in violations)])
+
+
+# (name, what the user does, class of the error, its whole text)
+CALLS = [
+    ("nothing", call(), CallInvalid, refused("`input`: missing; it was passed at capture")),
+    ("too_much", call(X, X), CallInvalid, refused("takes 1 positional arguments, got 2")),
+    (
+        "other_name",
+        call(x=X),
+        CallInvalid,
+        refused("`x`: unexpected keyword argument", "`input`: missing; it was passed at capture"),
+    ),
+    ("list", call([X]), CallInvalid, refused("`input`: expected a tensor float32, got list")),
+    ("array", call(X.numpy()), CallInvalid, refused("`input`: expected a tensor float32, got ndarray")),
+    ("other_dtype", call(X.long()), CallInvalid, refused("`input`: expected dtype float32, got int64")),
+    ("other_rank", call(X[0]), CallInvalid, refused("`input`: expected shape [batch, 4], got [4]")),
+    ("other_width", call(X[:, :3]), CallInvalid, refused("`input`: expected shape [batch, 4], got [3, 3] at axis 1")),
+    ("too_many_rows", call(torch.ones(9, 4)), CallInvalid, refused("`input`: size 0: `batch` is 9, outside [1:8]")),
+    ("other_device", call(X.to("meta")), CallInvalid, refused("`input`: expected a tensor on cpu, got one on meta")),
+    ("half", with_module(lambda module: module.half()), NotSupported, WEIGHTS),
+    (
+        "pickle",
+        with_module(lambda module: torch.save(module, "module.pt")),
+        NotSupported,
+        "a loaded bundle is not pickled: save it with `aotexport_runtime.save(module, path)`, or its weights alone with "
+        "`module.state_dict()`",
+    ),
+]
+
+SAVES = [
+    (
+        "no_bundle",
+        lambda: aotexport_runtime.save(nn.Linear(4, 2), "new"),
+        ArgumentInvalid,
+        f"`module`: expected a loaded bundle, got Linear. {MAKE}",
+    ),
+    (
+        "weights",
+        save(wrap=lambda module: module.state_dict()),
+        ArgumentInvalid,
+        f"`module`: expected a loaded bundle, got OrderedDict. {MAKE}",
+    ),
+    (
+        "wrapper",
+        save(wrap=lambda module: nn.Sequential(module, nn.Linear(2, 3))),
+        ArgumentInvalid,
+        "`module`: expected a loaded bundle, got Sequential. It holds one as `0`: save that one, or export the whole "
+        "(`aotexport.export`)",
+    ),
+    (
+        "arguments_swapped",
+        with_module(lambda module: aotexport_runtime.save("new", module)),
+        ArgumentInvalid,
+        f"`module`: expected a loaded bundle, got str. {MAKE}",
+    ),
+    ("path_is_a_number", save(3), ArgumentInvalid, "`path`: expected a path, got int"),
+    (
+        "over_itself",
+        save("bundle"),
+        NotSupported,
+        "`bundle` exists; give force=True (--force) to replace it, or choose another place",
+    ),
+    ("over_a_folder", save("data"), NotSupported, "`data` exists and is no bundle; choose another place"),
+    (
+        "below_a_file",
+        save("weights.pt/new"),
+        NotSupported,
+        "`weights.pt/new` would be below `{here}/weights.pt`, which is no directory; choose another place",
+    ),
+]
+
+CHANGES = [
+    (
+        "parametrized",
+        change_and_save(lambda module: parametrizations.weight_norm(module.head)),
+        NotSupported,
+        f"`head` is parametrized, and {CHANGED}",
+    ),
+    (
+        "pruned",
+        change_and_save(lambda module: prune.l1_unstructured(module.head, "weight", 0.5)),
+        NotSupported,
+        f"`head` has a `weight` that is computed, and {CHANGED}",
+    ),
+    (
+        "other_head",
+        change_and_save(lambda module: setattr(module, "head", nn.Linear(4, 5))),
+        NotSupported,
+        f"`head` was replaced by a `Linear`, and {CHANGED}",
+    ),
+    (
+        "no_head",
+        change_and_save(lambda module: delattr(module, "head")),
+        NotSupported,
+        "`head` was removed, and program `train` calls it. Put a module in its place (`torch.nn.Identity()` passes on what "
+        "it gets)",
+    ),
+    (
+        "attribute_that_nothing_reads",
+        change_and_save(lambda module: setattr(module.head, "extra", 3)),
+        NotSupported,
+        "no call looks at the attribute `extra` of `head`: what the model's code read of it was fixed at export. Set it "
+        "before the export",
+    ),
+]
+
+ROWS = [
+    (f"{table}_{name}", *row)
+    for table, rows in (("call", CALLS), ("save", SAVES), ("change", CHANGES))
+    for name, *row in rows
+]
+
+
+@pytest.mark.parametrize(("act", "kind", "text"), [row[1:] for row in ROWS], ids=[row[0] for row in ROWS])
+def test_mistake_with_a_loaded_module_is_told_in_whole(
+    act: Callable[[], Any], kind: type[Exception], text: str, here: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    check_raises(act, kind, text, here, capfd)
