@@ -10,7 +10,7 @@ from aotexport_runtime.known_modules import KNOWN, is_own_attribute
 from aotexport_runtime.module import BundleModule
 from aotexport_runtime.schema.manifest import Submodule
 from aotexport_runtime.schema.trees import Tree
-from aotexport_runtime.submodules import Submodule as LoadedSubmodule
+from aotexport_runtime.submodules.submodule import Submodule as LoadedSubmodule
 
 _OWN = vars(nn.Module()).keys()
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")

@@ -15,70 +15,31 @@ from aotexport_runtime import dtypes
 from aotexport_runtime.autocast import device_type_of
 from aotexport_runtime.bundle import Bundle
 from aotexport_runtime.call.engines import PORTABLE, Engines
-from aotexport_runtime.call.plan import Plan, StateSlot
+from aotexport_runtime.call.live_graph import LiveGraph, check_state_read, graph_of_calls, live_graph
+from aotexport_runtime.call.plan import Plan
 from aotexport_runtime.call.straight_line import Call
-from aotexport_runtime.call.submodules import CannotFollow, LiveGraph, live_graph
 from aotexport_runtime.call.variants import Variants
 from aotexport_runtime.engines.choice import libraries_of
 from aotexport_runtime.engines.codegen import Environment, constant_value
 from aotexport_runtime.errors import NotSupported
 from aotexport_runtime.explain import Explanation, ProgramExplanation, explained
-from aotexport_runtime.known_modules import KNOWN
 from aotexport_runtime.module_class import class_of, methods_of
 from aotexport_runtime.python_state import Kept, PythonState, WithAttributes
-from aotexport_runtime.schema.graph import Graph
-from aotexport_runtime.schema.manifest import Manifest, StateTensor
-from aotexport_runtime.schema.manifest import Submodule as SubmoduleRecord
-from aotexport_runtime.schema.program import Program, StateInput
+from aotexport_runtime.schema.manifest import Manifest
+from aotexport_runtime.schema.program import Program
 from aotexport_runtime.schema.subclasses import Subclass
 from aotexport_runtime.subclasses import Form
-from aotexport_runtime.submodules import (
-    HOOKS,
-    STATE,
-    WRAP,
-    Change,
-    Origin,
-    Submodule,
-    changes_below,
+from aotexport_runtime.submodules.build import at, build, sealed, tell
+from aotexport_runtime.submodules.changes import Change, changes_of
+from aotexport_runtime.submodules.places import StateSlot, slot_of
+from aotexport_runtime.submodules.submodule import (
     check_class,
-    check_nothing_added,
     copied_origin,
     copy_tables,
-    known_class,
     refuse_replicas,
-    told,
+    switch,
 )
-from aotexport_runtime.trees import builder
-
-
-class Computed(dict[str, Any]):
-    """Stands for a table of tensors that a module computes when it is asked for them: parametrized, pruned."""
-
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__()
-        self._module = module
-
-    def __getitem__(self, name: str) -> Any:
-        return getattr(self._module, name)
-
-    def __setitem__(self, name: str, value: Any) -> None:
-        setattr(self._module, name, value)
-
-    def get(self, name: str, default: Any = None) -> Any:
-        """Return the tensor as it is now."""
-        return getattr(self._module, name, default)
-
-
-def _switch(module: nn.Module, mode: bool) -> None:
-    """Switch the mode of a loaded module and its submodules; those of the user's by their own `train`."""
-    # Past `Submodule.__setattr__`, which keeps to the mode of the whole.
-    module.__dict__["training"] = mode
-    for child in module.children():
-        _switch(child, mode) if isinstance(child, Submodule) else child.train(mode)
-
-
-def _is_below(name: str, path: str) -> bool:
-    return name.startswith(f"{path}.")
+from aotexport_runtime.submodules.tables import HOOKS, STATE
 
 
 class BundleModule(WithAttributes):
@@ -131,18 +92,22 @@ class BundleModule(WithAttributes):
         self._calls_submodules = False
         self._untold: set[str] = set()
         # Last, since a name of the user's may equal one of ours, and can then no longer be assigned to.
-        for record in bundle.manifest.modules:
-            self._place(record)
-        for entry in bundle.manifest.state:
-            self._register(entry, tensors[entry.name])
+        self._constants.update(
+            build(self, bundle.manifest, tensors, self.changed, lambda leaf: constant_value(leaf.value, environment))
+        )
         # Past `__setattr__`, which keeps names of the user's.
         self.__dict__["_python_state"] = PythonState(bundle.manifest.attributes, [*self.state_tensors().values()])
-        for attribute in bundle.manifest.attributes:
-            path = attribute.name.rpartition(".")[0]
-            owner = self._owner(path.split(".") if path else [])
-            owner.keep(Kept(self.python_state, path))
-        self.__dict__["_origin"] = self._sealed()
+        self._keep_attributes()
+        self.__dict__["_origin"] = sealed(self, self.changed)
         self.train(bundle.manifest.training)
+
+    def _keep_attributes(self) -> None:
+        """Let the module and its submodules take attributes that calls change from the Python state."""
+        for attribute in self.bundle.manifest.attributes:
+            path = attribute.name.rpartition(".")[0]
+            owner = at(self, path.split(".") if path else [], self.changed)
+            assert isinstance(owner, WithAttributes)
+            owner.keep(Kept(self.python_state, path))
 
     @property
     def device(self) -> torch.device | None:
@@ -160,80 +125,19 @@ class BundleModule(WithAttributes):
 
     # --- state --------------------------------------------------------------------------------------------
 
-    def _place(self, record: SubmoduleRecord) -> None:
-        """Put a submodule where the original had one."""
-        *path, name = record.name.split(".")
-        if not name:
-            owner = self
-        elif record.same_as is not None:
-            self._owner(path)._modules[name] = self._owner(record.same_as.split("."))
-            return
-        else:
-            known = record.type if record.type in KNOWN else None
-            origin = Origin(record.name, nn.Module, self.changed, known is not None)
-            owner = (Submodule if known is None else known_class(known))(origin)
-            if record.attributes is not None and known is not None:
-                origin.attributes = builder(
-                    record.attributes, lambda leaf: constant_value(leaf.value, self._environment)
-                )([])
-                owner.__dict__.update(origin.attributes)
-            self._owner(path)._modules[name] = owner
-        for leaf in record.absent:
-            owner._parameters[leaf] = None
-
-    def _register(self, entry: StateTensor, tensor: torch.Tensor) -> None:
-        if entry.role == "constant":
-            self._constants[entry.name] = tensor.requires_grad_(entry.requires_grad)
-            return
-        value = nn.Parameter(tensor, requires_grad=entry.requires_grad) if entry.role == "parameter" else tensor
-        if entry.role == "buffer" and entry.requires_grad:
-            tensor.requires_grad_(True)
-        for name in (entry.name, *entry.tied):
-            *path, leaf = name.split(".")
-            owner = self._owner(path)
-            # Straight into the tables: a name of the user's may equal one of ours.
-            if isinstance(value, nn.Parameter):
-                owner._parameters[leaf] = value
-            else:
-                owner._buffers[leaf] = value
-                if not entry.persistent:
-                    owner._non_persistent_buffers_set.add(leaf)
-
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any, **kwargs: Any) -> None:
         """Load state in which tied tensors may have one of their names alone, as files of safetensors have them."""
+        current = {name: slot[0].get(slot[1]) for name in self._tied_names() if (slot := self._find(name)) is not None}
         for entry in self.bundle.manifest.state:
-            names = [prefix + name for name in (entry.name, *entry.tied)]
+            same = [name for name in entry.tied if current.get(name) is current.get(entry.name)]
+            names = [prefix + name for name in (entry.name, *same)]
             known = next((state_dict[name] for name in names if name in state_dict), None)
             for name in names if known is not None else ():
                 state_dict.setdefault(name, known)
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
-    def _owner(self, path: list[str]) -> WithAttributes:
-        """Return the submodule at `path`; made where the bundle does not list submodules."""
-        module: WithAttributes = self
-        for position, part in enumerate(path):
-            if part not in module._modules:
-                module._modules[part] = Submodule(Origin(".".join(path[: position + 1]), nn.Module, self.changed))
-            child = module._modules[part]
-            assert isinstance(child, Submodule)
-            module = child
-        return module
-
-    def _sealed(self) -> Origin:
-        """Take what the module is now for what was loaded, and be told of every change of a submodule."""
-        for module in self.modules():
-            if isinstance(module, Submodule):
-                module.seal()
-        origin = Origin("", type(self), self.changed)
-        origin.submodules = {name: module for name, module in self._modules.items() if module is not None}
-        tensors = {**self._parameters, **self._buffers}
-        origin.tensors = {name: (t.dtype, t.shape) for name, t in tensors.items() if t is not None}
-        told(self, self.changed, self._check_added)
-        return origin
-
-    def _check_added(self, name: str, module: nn.Module | None) -> None:
-        if name not in self.__dict__["_origin"].submodules and name != "parametrizations":
-            raise NotSupported(f"`{name}` was not there at export, so no call would use the added submodule. {WRAP}")
+    def _tied_names(self) -> list[str]:
+        return [name for entry in self.bundle.manifest.state if entry.tied for name in (entry.name, *entry.tied)]
 
     def changed(self) -> None:
         """Compose the programs anew at their next call, with the submodules as they are then."""
@@ -250,66 +154,12 @@ class BundleModule(WithAttributes):
         """
         found: list[Change] | None = self.__dict__["_changes"]
         if found is None:
-            origin: Origin = self.__dict__["_origin"]
-            check_nothing_added(self, origin)
-            found = self._without_twins(changes_below(self, origin, self.training))
-            found += self._with_ties(found)
-            self.__dict__["_changes"] = found
+            found = self.__dict__["_changes"] = changes_of(self, self.__dict__["_origin"], self.bundle.manifest)
         return found
-
-    def _without_twins(self, found: list[Change]) -> list[Change]:
-        """Return changes of modules that had several names by their first name alone.
-
-        Raises:
-            NotSupported: such a module was replaced by one of its names, and not by the others.
-        """
-        by_path = {change.path: change for change in found}
-        for record in self.bundle.manifest.modules:
-            if record.same_as is None:
-                continue
-            by_path.pop(record.name, None)
-            if self._module(record.name) is not self._module(record.same_as):
-                raise NotSupported(
-                    f"`{record.name}` and `{record.same_as}` are one module in the programs, and no longer are. "
-                    "Replace it by both names"
-                )
-        return list(by_path.values())
-
-    def _with_ties(self, found: list[Change]) -> list[Change]:
-        """Return what else must be called: submodules that share a weight with one that has another one now."""
-        paths = [change.path for change in found if not change.keeps_state]
-        known = {change.path for change in found}
-        more: dict[str, Change] = {}
-        for entry in self.bundle.manifest.state:
-            names = (entry.name, *entry.tied) if entry.tied else ()
-            if any(_is_below(name, path) for name in names for path in paths):
-                for name in names:
-                    path = name.rpartition(".")[0]
-                    module = self._module(path)
-                    if not any(_is_below(name, other) for other in known) and isinstance(module, Submodule):
-                        how = f"shared `{name.rpartition('.')[2]}` with a submodule that changed"
-                        more[path] = Change(path, module, how, runs_part=True)
-        return list(more.values())
-
-    def _module(self, path: str) -> nn.Module | None:
-        """Return what stands at `path` now; None: nothing."""
-        module: nn.Module | None = self
-        for part in path.split(".") if path else ():
-            module = None if module is None else module._modules.get(part)
-        return module
 
     def _find(self, name: str) -> StateSlot | None:
         """Return where the current tensor of a name of the state is kept; None: nowhere."""
-        if name in self._constants:
-            return self._constants, name
-        path, _, leaf = name.rpartition(".")
-        owner = self._module(path)
-        if owner is None:
-            return None
-        for table in (owner._parameters, owner._buffers):
-            if leaf in table:
-                return table, leaf
-        return (Computed(owner), leaf) if hasattr(owner, leaf) else None
+        return (self._constants, name) if name in self._constants else slot_of(self, name)
 
     def _slot(self, name: str) -> StateSlot:
         """Return where the current tensor of state `name` is kept (it may be replaced between calls).
@@ -374,7 +224,7 @@ class BundleModule(WithAttributes):
 
     def train(self, mode: bool = True) -> BundleModule:
         """Choose the programs of train mode, or those of evaluation mode."""
-        _switch(self, mode)
+        switch(self, mode)
         return self
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -488,29 +338,13 @@ class BundleModule(WithAttributes):
             return None
         graph = self.bundle.graph(program.name, program.forward.file)
         names = {entry.name: (entry.name, *entry.tied) for entry in self.bundle.manifest.state}
-        shown = self._unchanged(graph) if self._calls_submodules else {}
-        while True:
-            try:
-                live = live_graph(graph, program, [*changes, *shown.values()], names, self._environment)
-                break
-            except CannotFollow as error:
-                if shown.pop(error.path, None) is None:
-                    raise
         if self._calls_submodules:
-            told = {change.path for change in (*changes, *shown.values())}
-            self._untold.update({path for path, _ in self.named_modules() if path} - told)
-        for value, spec in zip(graph.inputs, program.inputs, strict=True):
-            if isinstance(spec, StateInput) and (live is None or value.name in live.reads):
-                self._check_shape(spec, program)
+            live, untold = graph_of_calls(self, graph, program, changes, names, self._environment)
+            self._untold.update(untold)
+        else:
+            live = live_graph(graph, program, changes, names, self._environment)
+        check_state_read(graph, program, live, self._slot)
         return live
-
-    def _unchanged(self, graph: Graph) -> dict[str, Change]:
-        """Return the submodules that a graph calls and that did not change, by path."""
-        changed = [change.path for change in self.changes()]
-        paths = {graph.modules[call.module] for call in graph.calls if call.refusal is None}
-        apart = {path for path in paths if not any(path == c or _is_below(path, c) for c in changed)}
-        modules = {path: self._module(path) for path in sorted(apart)}
-        return {path: Change(path, module, "is called", runs_part=True) for path, module in modules.items() if module}
 
     @contextlib.contextmanager
     def submodules_called(self) -> Generator[set[str], None, None]:
@@ -527,18 +361,6 @@ class BundleModule(WithAttributes):
         finally:
             self.__dict__["_calls_submodules"] = False
             self.changed()
-
-    def _check_shape(self, spec: StateInput, program: Program) -> None:
-        table, key = self._slot(spec.name)
-        tensor = table.get(key)
-        if tensor is None or spec.subclass is not None:
-            return
-        if (dtypes.name_of(tensor.dtype), tuple(tensor.shape)) != (spec.meta.dtype, spec.meta.shape):
-            raise NotSupported(
-                f"`{spec.name}` is {dtypes.name_of(tensor.dtype)}{list(tensor.shape)} now, and program "
-                f"`{program.name}` was captured with {spec.meta.dtype}{list(spec.meta.shape)}. Replace the whole "
-                "submodule that calls it, or change the model and export it again"
-            )
 
     def explain(self) -> Explanation:
         """Return which engines run each program, on which device, why the others do not, and what has run so far.
@@ -585,13 +407,10 @@ class BundleModule(WithAttributes):
             elif name not in (*STATE, "_modules", *HOOKS, "_python_state", "_kept"):
                 twin.__dict__[name] = copy.deepcopy(value, memo)
         copy_tables(self, twin, memo)
-        state = copy.copy(self.python_state)
-        twin.__dict__["_python_state"] = state
-        state.values = self.python_state.copied(memo)
-        for path in {attribute.name.rpartition(".")[0] for attribute in self.bundle.manifest.attributes}:
-            owner = twin._module(path)
-            if isinstance(owner, WithAttributes):
-                owner.keep(Kept(state, path))
+        tell(twin, twin.__dict__["_origin"])
+        twin.__dict__["_python_state"] = copy.copy(self.python_state)
+        twin.python_state.values = self.python_state.copied(memo)
+        twin._keep_attributes()
         if target is not None:
             twin.__dict__ |= {"_target": target, "_compiled": None, "_why_not": {}}
         return twin

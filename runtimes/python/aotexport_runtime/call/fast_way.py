@@ -23,9 +23,7 @@ from aotexport_runtime.call.signature import Signature
 from aotexport_runtime.call.straight_line import Call, Writer, input_name, serves
 from aotexport_runtime.schema.manifest import StateTensor
 from aotexport_runtime.schema.program import ArgumentInput, InputSpec, Program, StateInput
-
-StateSlot = tuple[dict[str, Any], str]
-"""A table and the key in it at which the current tensor of a name is kept."""
+from aotexport_runtime.submodules.places import StateSlot
 
 Ties = Sequence[tuple[StateSlot, Sequence[StateSlot], StateTensor]]
 """Per tied tensor: where it is kept, where its other names are, its record."""

@@ -26,9 +26,9 @@ from aotexport_runtime.call.guards import Guards, SoftGuards
 from aotexport_runtime.call.inference import Inference
 from aotexport_runtime.call.inner import InnerOutput, has_hooks, inner_outputs, watch
 from aotexport_runtime.call.joint import JointProgram
+from aotexport_runtime.call.live_graph import LiveGraph
 from aotexport_runtime.call.mutations import Mutations
 from aotexport_runtime.call.signature import Bound, Signature
-from aotexport_runtime.call.submodules import LiveGraph
 from aotexport_runtime.call.versions import node_of, remember_versions
 from aotexport_runtime.engines.codegen import Environment, Function, compile_graph, constant_value
 from aotexport_runtime.engines.cpu import Libraries

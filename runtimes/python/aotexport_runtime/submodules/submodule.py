@@ -1,9 +1,4 @@
-"""Submodules of a loaded bundle: they hold its state, have their original names, and tell of every change.
-
-A call of a bundle runs a graph, and no submodule's code. Whatever changes a submodule otherwise than in the values of
-its tensors so reaches calls only because its tables tell of it: the graphs are composed anew then, with calls of the
-submodules that changed (`call/submodules.py`). A change that no call can follow is refused.
-"""
+"""What stands where the original had a submodule."""
 
 # The tables of a module have no public names.
 # pyright: reportPrivateUsage=false
@@ -12,10 +7,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import threading
-from collections import OrderedDict
-from collections.abc import Callable, Generator, MutableMapping
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, NoReturn
@@ -25,81 +17,13 @@ from torch import nn
 
 from aotexport_runtime.errors import NotSupported
 from aotexport_runtime.python_state import Kept, WithAttributes
-
-STATE = ("_parameters", "_buffers")
-HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+from aotexport_runtime.submodules.running import running_parts
+from aotexport_runtime.submodules.tables import HOOKS, STATE, told
 
 WRAP = (
     "Hold the loaded module and new layers in a module of your own, and export that "
     "(`aotexport.export(wrapper, ...)`) where one bundle shall hold both"
 )
-
-# --- tables that tell of changes --------------------------------------------------------------------------
-
-
-class _Telling:
-    """Mixed into the dicts that a module keeps tensors, submodules and hooks in.
-
-    Setting a tensor in the place of one of the same dtype and shape is no change: calls read it by themselves.
-    """
-
-    changed: Callable[[], None] | None = None
-    check: Callable[[str, Any], None] | None = None
-
-    def __setitem__(self, key: Any, value: Any) -> None:
-        before = self.get(key)  # type: ignore[attr-defined]
-        if self.check is not None and key not in self:  # type: ignore[operator]
-            self.check(key, value)
-        super().__setitem__(key, value)  # type: ignore[misc]
-        if self.changed is not None and not _alike(before, value):
-            self.changed()
-
-    def __delitem__(self, key: Any) -> None:
-        super().__delitem__(key)  # type: ignore[misc]
-        if self.changed is not None:
-            self.changed()
-
-    pop = MutableMapping.pop
-    popitem = MutableMapping.popitem
-    clear = MutableMapping.clear
-    update = MutableMapping.update
-    setdefault = MutableMapping.setdefault
-
-    def __ior__(self, other: Any) -> Any:
-        self.update(other)
-        return self
-
-
-class Table(_Telling, dict[str, Any]):  # type: ignore[misc]
-    """Parameters, buffers or submodules of a module."""
-
-
-class HookTable(_Telling, OrderedDict[int, Any]):  # type: ignore[misc]
-    """Hooks of a module."""
-
-
-def _alike(before: Any, value: Any) -> bool:
-    if isinstance(before, torch.Tensor) and isinstance(value, torch.Tensor):
-        return before.dtype == value.dtype and before.shape == value.shape
-    return before is value
-
-
-def told(module: nn.Module, changed: Callable[[], None], check: Callable[[str, Any], None] | None = None) -> None:
-    """Make the tables of a module tell of changes.
-
-    Args:
-        module: changed in place.
-        changed: called after each change.
-        check: called with name and module before a submodule is added; may refuse.
-    """
-    for name in (*STATE, "_modules", *HOOKS):
-        table = (HookTable if name in HOOKS else Table)(module.__dict__[name])
-        table.changed = changed
-        table.check = check if name == "_modules" else None
-        module.__dict__[name] = table
-
-
-# --- submodules -------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -144,9 +68,14 @@ class Submodule(WithAttributes):
         tensors = {**self._parameters, **self._buffers}
         origin.tensors = {name: (t.dtype, t.shape) for name, t in tensors.items() if t is not None}
         origin.submodules = {name: module for name, module in self._modules.items() if module is not None}
-        told(self, origin.changed, self._check_added)
+        told(self, origin.changed, self.check_added)
 
-    def _check_added(self, name: str, module: Any) -> None:
+    def check_added(self, name: str, module: Any) -> None:
+        """Refuse a submodule that was not there at export, where no call could use it.
+
+        Raises:
+            NotSupported: it is one.
+        """
         origin: Origin = self.__dict__["_origin"]
         if (
             name in origin.submodules
@@ -330,6 +259,14 @@ def check_class(module: nn.Module, value: Any) -> None:
     _check_class(module, value, "")
 
 
+def switch(module: nn.Module, mode: bool) -> None:
+    """Switch the mode of a loaded module and its submodules; those of the user's by their own `train`."""
+    # Past `Submodule.__setattr__`, which keeps to the mode of the whole.
+    module.__dict__["training"] = mode
+    for child in module.children():
+        switch(child, mode) if isinstance(child, Submodule) else child.train(mode)
+
+
 @cache
 def known_class(name: str) -> type[Submodule]:
     """Return the class of submodules that are of a class of `torch.nn`."""
@@ -356,16 +293,16 @@ def copied_submodule(module: Submodule, memo: dict[int, Any]) -> nn.Module:
         elif name not in (*STATE, "_modules", *HOOKS, "_kept"):
             twin.__dict__[name] = copy.deepcopy(value, memo)
     copy_tables(module, twin, memo)
+    told(twin, twin.__dict__["_origin"].changed, twin.check_added)
     return twin
 
 
-def copy_tables(module: Any, twin: Any, memo: dict[int, Any]) -> None:
-    """Give `twin` copies of what is in the tables of `module`."""
+def copy_tables(module: nn.Module, twin: nn.Module, memo: dict[int, Any]) -> None:
+    """Give `twin` copies of what is in the tables of `module`; they tell nobody of changes yet."""
     for name in (*STATE, "_modules", *HOOKS):
         table: Any = module.__dict__[name]
         twin.__dict__[name] = type(table)()
         twin.__dict__[name].update({key: copy.deepcopy(entry, memo) for key, entry in table.items()})
-    told(twin, twin.__dict__["_origin"].changed, twin._check_added)
 
 
 def copied_origin(origin: Origin, memo: dict[int, Any]) -> Origin:
@@ -373,146 +310,3 @@ def copied_origin(origin: Origin, memo: dict[int, Any]) -> Origin:
     whole = memo[id(origin.changed.__self__)]  # type: ignore[attr-defined] (a method of the whole)
     submodules = {name: copy.deepcopy(module, memo) for name, module in origin.submodules.items()}
     return dataclasses.replace(origin, changed=whole.changed, submodules=submodules)
-
-
-# --- parts of running programs ----------------------------------------------------------------------------
-
-_RUNNING = threading.local()
-
-
-def running_parts() -> dict[int, Callable[..., Any]]:
-    """Return what submodules do in the call that this thread is running, by `id`."""
-    try:
-        return _RUNNING.parts
-    except AttributeError:
-        _RUNNING.parts = {}
-        return _RUNNING.parts
-
-
-@contextmanager
-def running(module: nn.Module, part: Callable[..., Any]) -> Generator[None, None, None]:
-    """Let `module` do what `part` does when it is called."""
-    parts = running_parts()
-    before = parts.get(id(module))
-    parts[id(module)] = part
-    try:
-        yield
-    finally:
-        if before is None:
-            del parts[id(module)]
-        else:
-            parts[id(module)] = before
-
-
-# --- what changed -----------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Change:
-    """A submodule that is no longer what was loaded.
-
-    Attributes:
-        path: its path.
-        module: what stands there now; None: nothing.
-        how: what changed, as the rest of a sentence that begins with the path.
-        keeps_state: whether its parameters, buffers and submodules are those that were loaded.
-        runs_part: whether it still does what the original did, on what it is given and holds now.
-        needs_call: whether only a call of the submodule can follow the change.
-        computes_state: whether nothing changed but how its tensors come about.
-    """
-
-    path: str
-    module: nn.Module | None
-    how: str
-    keeps_state: bool = False
-    runs_part: bool = False
-    needs_call: bool = False
-    computes_state: bool = False
-
-
-def changes_below(module: nn.Module, origin: Origin, mode: bool) -> list[Change]:
-    """Return the submodules of a loaded module that changed, but for those of submodules that were replaced.
-
-    Args:
-        module: the loaded module, or a submodule of it.
-        origin: what it was.
-        mode: whether the whole is in train mode.
-
-    Raises:
-        NotSupported: it has a parameter or buffer that no call would use.
-    """
-    found: list[Change] = []
-    prefix = f"{origin.path}." if origin.path else ""
-    for name, child in origin.submodules.items():
-        now = module._modules.get(name)
-        if now is None:
-            found.append(Change(f"{prefix}{name}", None, "was removed"))
-        elif now is not child:
-            found.append(Change(f"{prefix}{name}", now, f"was replaced by a `{type(now).__name__}`"))
-        elif isinstance(now, Submodule):
-            own: Origin = now.__dict__["_origin"]
-            change = _change(now, own, mode)
-            found += [*([] if change is None else [change]), *changes_below(now, own, mode)]
-    return found
-
-
-def _change(module: Submodule, origin: Origin, mode: bool) -> Change | None:
-    """Return how a submodule itself changed; None: it did not."""
-    path, runs_part = origin.path, not origin.known
-    if type(module) is not origin.type:
-        computed = "parametrizations" in module._modules
-        how = "is parametrized" if computed else "has another class"
-        return Change(path, module, how, runs_part=runs_part, computes_state=computed)
-    tensors = {**module._parameters, **module._buffers}
-    gone = next((name for name in origin.tensors if tensors.get(name) is None), None)
-    if gone is not None:
-        computed = getattr(module, gone, None) is not None
-        how = f"has a `{gone}` that is computed" if computed else f"has no `{gone}` anymore"
-        return Change(path, module, how, runs_part=runs_part, computes_state=computed)
-    if isinstance(module, nn.Sequential) and module._modules.keys() != origin.submodules.keys():
-        return Change(path, module, "has other submodules", needs_call=True)
-    reshaped, attribute = module.reshaped(), module.attributes_changed()
-    if reshaped is not None:
-        return Change(path, module, f"has a `{reshaped}` of another shape or dtype", runs_part=runs_part)
-    if attribute is not None:
-        return Change(path, module, f"has another `{attribute}`", needs_call=True)
-    if "forward" in module.__dict__:
-        return Change(path, module, "has another `forward`", keeps_state=True, runs_part=True)
-    if module.training != mode and origin.known and not module._modules:
-        return Change(path, module, f"is in {'train' if module.training else 'eval'} mode", keeps_state=True)
-    if any(module.__dict__[table] for table in HOOKS):
-        return Change(path, module, "has hooks", keeps_state=True, runs_part=True)
-    check_nothing_added(module, origin)
-    return None
-
-
-def check_nothing_added(module: nn.Module, origin: Origin) -> None:
-    """Refuse parameters and buffers that were not there at export, in a module that is otherwise as it was.
-
-    Raises:
-        NotSupported: names one.
-    """
-    for name in (*module._parameters, *module._buffers):
-        added = module._parameters.get(name, module._buffers.get(name))
-        if added is not None and name not in origin.tensors:
-            path = f"{origin.path}.{name}" if origin.path else name
-            raise NotSupported(f"`{path}` was not there at export, so no call would use it. {WRAP}")
-
-
-__all__ = [
-    "HOOKS",
-    "STATE",
-    "WRAP",
-    "Change",
-    "Origin",
-    "Submodule",
-    "changes_below",
-    "check_class",
-    "check_nothing_added",
-    "copied_origin",
-    "copy_tables",
-    "known_class",
-    "refuse_replicas",
-    "running",
-    "told",
-]

@@ -1,0 +1,285 @@
+"""One call of the module that stands in the place of a submodule, and what the original did in it."""
+
+# The tables of a module have no public names.
+# pyright: reportPrivateUsage=false
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from aotexport_runtime import dtypes, sizes
+from aotexport_runtime.call.signature import Signature
+from aotexport_runtime.engines.codegen import Environment, Function, compile_graph, constant_value
+from aotexport_runtime.errors import NotSupported
+from aotexport_runtime.schema.graph import Graph, ModuleCall, Node
+from aotexport_runtime.schema.program import Parameter
+from aotexport_runtime.schema.trees import Constant, Leaf, Tree
+from aotexport_runtime.schema.trees import Sequence as SequenceTree
+from aotexport_runtime.schema.values import Argument, SizeArgument, TensorMeta, ValueMeta
+from aotexport_runtime.submodules.changes import Change
+from aotexport_runtime.submodules.running import running
+from aotexport_runtime.trees import builder, leaves
+from aotexport_runtime.validate import references
+
+CALL = "submodule::call"
+"""Operator of nodes that call a submodule: its arguments are the values that the call takes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """A value that others use of what a call returns.
+
+    Attributes:
+        name: of the value.
+        leaf: index among the values of the call.
+        meta: what it was at capture.
+        is_computed_with: whether nodes use it; otherwise the program returns it alone.
+        must_be: value that it must be the very tensor of; None: it may be any.
+    """
+
+    name: str
+    leaf: int
+    meta: ValueMeta
+    is_computed_with: bool
+    must_be: str | None
+
+
+@dataclass
+class Part:
+    """What the original did in a call: a graph over what it took, what it found around it, and its own state.
+
+    Attributes:
+        path: path of the submodule.
+        call: the call.
+        arguments: values of the graph that it takes, by leaf.
+        captured: values that it finds around it.
+        own: name below the submodule of each graph input that is its own state.
+        metas: what the values that it takes were at capture, by leaf.
+        graph: its nodes; outputs in the order of `outputs`.
+        outputs: what it returns, by leaf.
+        inputs: what the call takes, by leaf.
+        function: the graph, compiled at its first run.
+    """
+
+    path: str
+    call: ModuleCall
+    arguments: Mapping[int, str]
+    captured: Sequence[str]
+    own: Mapping[str, str]
+    metas: Mapping[int, ValueMeta]
+    graph: Graph
+    outputs: Mapping[int, Argument]
+    inputs: Mapping[int, Argument]
+    function: Function | None = None
+
+    def bound(
+        self, module: nn.Module, captured: Sequence[Any], symbols: dict[str, int], environment: Environment
+    ) -> Callable[..., Any]:
+        """Return what does this part of a running call.
+
+        Args:
+            module: whose state it reads.
+            captured: what it finds around it.
+            symbols: value per symbol.
+            environment: see `compile_graph`.
+        """
+        constant = _constants(environment)
+        assert self.call.arguments is not None
+        assert self.call.result is not None
+        signature = _signature(self.call.arguments, constant)
+        result = builder(self.call.result, constant)
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            leaves: list[Any] = [None] * len(self.call.values)
+            violations = signature.flatten(args, kwargs, leaves)
+            violations += [
+                violation
+                for i, value in self.arguments.items()
+                if (violation := _why_not(leaves[i], self.metas[i], value, symbols)) is not None
+            ]
+            for i, value in self.inputs.items():
+                if isinstance(value, SizeArgument) and leaves[i] != sizes.evaluate(value.value, symbols):
+                    violations.append(f"{leaves[i]} in the place of the size {sizes.evaluate(value.value, symbols)}")
+            if violations:
+                raise NotSupported(
+                    f"`{self.path}` got other arguments by a hook than it takes in this program, which is not right "
+                    "for them:\n" + "\n".join(f"  - {violation}" for violation in violations)
+                )
+            if self.function is None:
+                names = [*self.arguments.values(), *self.captured, *self.own]
+                self.function = compile_graph(self.graph, self.graph.nodes, names, self.graph.outputs, environment)
+            state = [_tensor(module, self.path, leaf, self._meta(name)) for name, leaf in self.own.items()]
+            values = self.function([*(leaves[i] for i in self.arguments), *captured, *state], symbols)
+            for i, value in zip(self.outputs, values, strict=True):
+                leaves[i] = value
+            return result(leaves)
+
+        return run
+
+    def _meta(self, name: str) -> ValueMeta:
+        return next(value.meta for value in self.graph.inputs if value.name == name)
+
+
+class SubmoduleCall:
+    """Calls the module that stands in the place of a submodule."""
+
+    def __init__(
+        self,
+        path: str,
+        change: Change,
+        call: ModuleCall,
+        inputs: Mapping[int, Argument],
+        results: Sequence[Result],
+        part: Part | None,
+        environment: Environment,
+    ) -> None:
+        """Prepare one call.
+
+        Args:
+            path: path of the submodule.
+            change: what changed, with the module that stands there.
+            call: what the original took and returned.
+            inputs: what it takes now, per leaf.
+            results: what others use of what it returns.
+            part: what the original did; None: the module does what its class does.
+            environment: of the program.
+        """
+        assert change.module is not None
+        assert call.arguments is not None
+        assert call.result is not None
+        self._path = path
+        self._how = change.how
+        self._module = change.module
+        self._call = call
+        self._inputs = inputs
+        self._names = [value for value in inputs.values() if isinstance(value, str)]
+        self._results = results
+        self._part = part
+        self._environment = environment
+        constant = _constants(environment)
+        self._build = builder(call.arguments, constant)
+        self._flatten = Signature(
+            (Parameter(name="result", kind="positional_only", tree=call.result),), constant
+        ).flatten
+
+    def __call__(self, symbols: dict[str, int], values: Sequence[Any], captured: Sequence[Any]) -> list[Any]:
+        """Return the values that others use of what the module returns.
+
+        Args:
+            symbols: value per symbol.
+            values: tensors that it takes.
+            captured: what the part finds around it.
+
+        Raises:
+            NotSupported: the module returns what the rest of the program is not right for.
+        """
+        leaves: list[Any] = [None] * len(self._call.values)
+        by_name = dict(zip(self._names, values, strict=True))
+        for i, value in self._inputs.items():
+            leaves[i] = by_name[value] if isinstance(value, str) else _constant_of(value, symbols, self._environment)
+        args, kwargs = self._build(leaves)
+        if self._part is None:
+            returned = self._module(*args, **kwargs)
+        else:
+            run = self._part.bound(self._module, captured, symbols, self._environment)
+            with running(self._module, run):
+                returned = self._module(*args, **kwargs)
+        found: list[Any] = [None] * len(self._call.values)
+        violations = self._flatten((returned,), {}, found)
+        for result in self._results if not violations else ():
+            violation = self._violation(result, found[result.leaf], by_name, symbols)
+            violations += [] if violation is None else [violation]
+        if violations:
+            raise NotSupported(
+                f"`{self._path}` {self._how}, and now returns what the rest of the program is not right for. Return "
+                "what the original did, or change the model and export it again:\n"
+                + "\n".join(f"  - {violation}" for violation in violations)
+            )
+        return [found[result.leaf] for result in self._results]
+
+    def _violation(self, result: Result, value: Any, taken: Mapping[str, Any], symbols: dict[str, int]) -> str | None:
+        if result.must_be is not None and value is not taken.get(result.must_be):
+            return (
+                "the original returned the very tensor that it got, and what the program computes with the one cannot "
+                "be told apart from what it computes with the other"
+            )
+        return _why_not(value, result.meta, "result", symbols) if result.is_computed_with else None
+
+
+def _constants(environment: Environment) -> Callable[[Constant], Any]:
+    return lambda leaf: constant_value(leaf.value, environment)
+
+
+def _constant_of(value: Argument, symbols: dict[str, int], environment: Environment) -> Any:
+    if isinstance(value, SizeArgument):
+        return sizes.evaluate(value.value, symbols)
+    return constant_value(value, environment)
+
+
+def _signature(arguments: Tree, constant: Callable[[Constant], Any]) -> Signature:
+    """Return what takes apart the positional and keyword arguments of a call."""
+    assert isinstance(arguments, SequenceTree)
+    args, kwargs = arguments.items
+    return Signature(
+        (
+            Parameter(name="args", kind="var_positional", tree=args),
+            Parameter(name="kwargs", kind="var_keyword", tree=kwargs),
+        ),
+        constant,
+    )
+
+
+def _why_not(value: Any, meta: ValueMeta, what: str, symbols: dict[str, int]) -> str | None:
+    """Return why `value` is not what a graph computes with; None: it is."""
+    if not isinstance(meta, TensorMeta):
+        return None
+    if not isinstance(value, torch.Tensor):
+        return f"`{what}`: expected a tensor, got {type(value).__name__}"
+    shape = tuple(_size(size, symbols) for size in meta.shape)
+    fits = len(shape) == value.dim() and all(
+        known is None or known == size for known, size in zip(shape, value.shape, strict=True)
+    )
+    if fits and dtypes.name_of(value.dtype) == meta.dtype:
+        return None
+    listed = ", ".join("?" if size is None else str(size) for size in shape)
+    return f"`{what}`: expected {meta.dtype}[{listed}], got {dtypes.name_of(value.dtype)}{list(value.shape)}"
+
+
+def _size(size: Any, symbols: dict[str, int]) -> int | None:
+    try:
+        return None if size is None else sizes.evaluate(size, symbols)
+    except (KeyError, *sizes.UNDEFINED):
+        # A size that only the data know.
+        return None
+
+
+def _tensor(module: nn.Module, path: str, leaf: str, meta: ValueMeta) -> Any:
+    """Return the tensor at `leaf` below a module, as it is now; one that is computed, computed."""
+    *below, name = leaf.split(".")
+    owner = module
+    for part in below:
+        owner = owner._modules[part]
+        assert owner is not None
+    value = owner._parameters.get(name, owner._buffers.get(name))
+    value = getattr(owner, name, None) if value is None else value
+    if (violation := _why_not(value, meta, f"{path}.{leaf}", {})) is not None:
+        raise NotSupported(
+            f"the program is not right for the module's tensors as they are now. {violation}. Replace the whole "
+            "submodule by one of your own, or change the model and export it again"
+        )
+    return value
+
+
+def leaves_of(tree: Tree) -> set[int]:
+    """Return what the leaves of a tree index."""
+    return {leaf.index for _, leaf in leaves(tree) if isinstance(leaf, Leaf)}
+
+
+def operands(node: Node) -> Iterable[str]:
+    """Return the names of the values that a node takes, each as often as it does."""
+    return [name for argument in (*node.args, *node.kwargs.values()) for name in references(argument)]

@@ -1,0 +1,161 @@
+"""Which submodules of a loaded module are no longer what was loaded."""
+
+# The tables of a module have no public names.
+# pyright: reportPrivateUsage=false
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import nn
+
+from aotexport_runtime.errors import NotSupported
+from aotexport_runtime.schema.manifest import Manifest
+from aotexport_runtime.submodules.places import is_below, module_at
+from aotexport_runtime.submodules.submodule import WRAP, Origin, Submodule
+from aotexport_runtime.submodules.tables import HOOKS
+
+
+@dataclass(frozen=True)
+class Change:
+    """A submodule that is no longer what was loaded.
+
+    Attributes:
+        path: its path.
+        module: what stands there now; None: nothing.
+        how: what changed, as the rest of a sentence that begins with the path.
+        keeps_state: whether its parameters, buffers and submodules are those that were loaded.
+        runs_part: whether it still does what the original did, on what it is given and holds now.
+        needs_call: whether only a call of the submodule can follow the change.
+        computes_state: whether nothing changed but how its tensors come about.
+    """
+
+    path: str
+    module: nn.Module | None
+    how: str
+    keeps_state: bool = False
+    runs_part: bool = False
+    needs_call: bool = False
+    computes_state: bool = False
+
+
+def changes_below(module: nn.Module, origin: Origin, mode: bool) -> list[Change]:
+    """Return the submodules of a loaded module that changed, but for those of submodules that were replaced.
+
+    Args:
+        module: the loaded module, or a submodule of it.
+        origin: what it was.
+        mode: whether the whole is in train mode.
+
+    Raises:
+        NotSupported: it has a parameter or buffer that no call would use.
+    """
+    found: list[Change] = []
+    prefix = f"{origin.path}." if origin.path else ""
+    for name, child in origin.submodules.items():
+        now = module._modules.get(name)
+        if now is None:
+            found.append(Change(f"{prefix}{name}", None, "was removed"))
+        elif now is not child:
+            found.append(Change(f"{prefix}{name}", now, f"was replaced by a `{type(now).__name__}`"))
+        elif isinstance(now, Submodule):
+            own: Origin = now.__dict__["_origin"]
+            change = _change(now, own, mode)
+            found += [*([] if change is None else [change]), *changes_below(now, own, mode)]
+    return found
+
+
+def _change(module: Submodule, origin: Origin, mode: bool) -> Change | None:
+    """Return how a submodule itself changed; None: it did not."""
+    path, runs_part = origin.path, not origin.known
+    if type(module) is not origin.type:
+        computed = "parametrizations" in module._modules
+        how = "is parametrized" if computed else "has another class"
+        return Change(path, module, how, runs_part=runs_part, computes_state=computed)
+    tensors = {**module._parameters, **module._buffers}
+    gone = next((name for name in origin.tensors if tensors.get(name) is None), None)
+    if gone is not None:
+        computed = getattr(module, gone, None) is not None
+        how = f"has a `{gone}` that is computed" if computed else f"has no `{gone}` anymore"
+        return Change(path, module, how, runs_part=runs_part, computes_state=computed)
+    if isinstance(module, nn.Sequential) and module._modules.keys() != origin.submodules.keys():
+        return Change(path, module, "has other submodules", needs_call=True)
+    reshaped, attribute = module.reshaped(), module.attributes_changed()
+    if reshaped is not None:
+        return Change(path, module, f"has a `{reshaped}` of another shape or dtype", runs_part=runs_part)
+    if attribute is not None:
+        return Change(path, module, f"has another `{attribute}`", needs_call=True)
+    if "forward" in module.__dict__:
+        return Change(path, module, "has another `forward`", keeps_state=True, runs_part=True)
+    if module.training != mode and origin.known and not module._modules:
+        return Change(path, module, f"is in {'train' if module.training else 'eval'} mode", keeps_state=True)
+    if any(module.__dict__[table] for table in HOOKS):
+        return Change(path, module, "has hooks", keeps_state=True, runs_part=True)
+    check_nothing_added(module, origin)
+    return None
+
+
+def check_nothing_added(module: nn.Module, origin: Origin) -> None:
+    """Refuse parameters and buffers that were not there at export, in a module that is otherwise as it was.
+
+    Raises:
+        NotSupported: names one.
+    """
+    for name in (*module._parameters, *module._buffers):
+        added = module._parameters.get(name, module._buffers.get(name))
+        if added is not None and name not in origin.tensors:
+            path = f"{origin.path}.{name}" if origin.path else name
+            raise NotSupported(f"`{path}` was not there at export, so no call would use it. {WRAP}")
+
+
+def changes_of(whole: nn.Module, origin: Origin, manifest: Manifest) -> list[Change]:
+    """Return the submodules of a loaded module that are no longer what was loaded, each by its first name.
+
+    Args:
+        whole: the loaded module.
+        origin: what it was.
+        manifest: of its bundle.
+
+    Raises:
+        NotSupported: one was changed in a way that no call can follow.
+    """
+    check_nothing_added(whole, origin)
+    found = _without_twins(whole, manifest, changes_below(whole, origin, whole.training))
+    return [*found, *_with_ties(whole, manifest, found)]
+
+
+def _without_twins(whole: nn.Module, manifest: Manifest, found: list[Change]) -> list[Change]:
+    """Return changes of modules that had several names by their first name alone.
+
+    Raises:
+        NotSupported: such a module was replaced by one of its names, and not by the others.
+    """
+    by_path = {change.path: change for change in found}
+    for record in manifest.modules:
+        if record.same_as is None:
+            continue
+        by_path.pop(record.name, None)
+        if module_at(whole, record.name) is not module_at(whole, record.same_as):
+            raise NotSupported(
+                f"`{record.name}` and `{record.same_as}` are one module in the programs, and no longer are. "
+                "Replace it by both names"
+            )
+    return list(by_path.values())
+
+
+def _with_ties(whole: nn.Module, manifest: Manifest, found: list[Change]) -> list[Change]:
+    """Return what else must be called: submodules that share a weight with one that has another one now."""
+    paths = [change.path for change in found if not change.keeps_state]
+    known = {change.path for change in found}
+    more: dict[str, Change] = {}
+    for entry in manifest.state:
+        names = (entry.name, *entry.tied) if entry.tied else ()
+        if not any(is_below(name, path) for name in names for path in paths):
+            continue
+        for name in names:
+            path, _, leaf = name.rpartition(".")
+            module = module_at(whole, path)
+            if isinstance(module, Submodule) and not any(is_below(name, other) for other in known):
+                how = f"shared `{leaf}` with a submodule that changed"
+                more[path] = Change(path, module, how, runs_part=True)
+    return list(more.values())

@@ -1,0 +1,56 @@
+"""Where a tensor or submodule of a loaded module is kept now."""
+
+# The tables of a module have no public names.
+# pyright: reportPrivateUsage=false
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+StateSlot = tuple[dict[str, Any], str]
+"""A table and the key in it at which the current tensor of a name is kept."""
+
+
+class Computed(dict[str, Any]):
+    """Stands for a table of tensors that a module computes when it is asked for them: parametrized, pruned."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self._module = module
+
+    def __getitem__(self, name: str) -> Any:
+        return getattr(self._module, name)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        setattr(self._module, name, value)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """Return the tensor as it is now."""
+        return getattr(self._module, name, default)
+
+
+def is_below(name: str, path: str) -> bool:
+    """Return whether a name is one of something in the submodule at `path`."""
+    return name.startswith(f"{path}.")
+
+
+def module_at(whole: nn.Module, path: str) -> nn.Module | None:
+    """Return what stands at `path` below `whole`; None: nothing."""
+    module: nn.Module | None = whole
+    for part in path.split(".") if path else ():
+        module = None if module is None else module._modules.get(part)
+    return module
+
+
+def slot_of(whole: nn.Module, name: str) -> StateSlot | None:
+    """Return where the tensor `name` below `whole` is kept; None: nowhere."""
+    path, _, leaf = name.rpartition(".")
+    owner = module_at(whole, path)
+    if owner is None:
+        return None
+    for table in (owner._parameters, owner._buffers):
+        if leaf in table:
+            return table, leaf
+    return (Computed(owner), leaf) if hasattr(owner, leaf) else None

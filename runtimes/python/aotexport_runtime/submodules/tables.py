@@ -1,0 +1,78 @@
+"""Tables of a module that tell of changes."""
+
+# The tables of a module have no public names.
+# pyright: reportPrivateUsage=false
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, MutableMapping
+from typing import Any
+
+import torch
+from torch import nn
+
+STATE = ("_parameters", "_buffers")
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+class _Telling:
+    """Mixed into the dicts that a module keeps tensors, submodules and hooks in.
+
+    Setting a tensor in the place of one of the same dtype and shape is no change: calls read it by themselves.
+    """
+
+    changed: Callable[[], None] | None = None
+    check: Callable[[str, Any], None] | None = None
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        before = self.get(key)  # type: ignore[attr-defined]
+        if self.check is not None and key not in self:  # type: ignore[operator]
+            self.check(key, value)
+        super().__setitem__(key, value)  # type: ignore[misc]
+        if self.changed is not None and not _alike(before, value):
+            self.changed()
+
+    def __delitem__(self, key: Any) -> None:
+        super().__delitem__(key)  # type: ignore[misc]
+        if self.changed is not None:
+            self.changed()
+
+    pop = MutableMapping.pop
+    popitem = MutableMapping.popitem
+    clear = MutableMapping.clear
+    update = MutableMapping.update
+    setdefault = MutableMapping.setdefault
+
+    def __ior__(self, other: Any) -> Any:
+        self.update(other)
+        return self
+
+
+class Table(_Telling, dict[str, Any]):  # type: ignore[misc]
+    """Parameters, buffers or submodules of a module."""
+
+
+class HookTable(_Telling, OrderedDict[int, Any]):  # type: ignore[misc]
+    """Hooks of a module."""
+
+
+def _alike(before: Any, value: Any) -> bool:
+    if isinstance(before, torch.Tensor) and isinstance(value, torch.Tensor):
+        return before.dtype == value.dtype and before.shape == value.shape
+    return before is value
+
+
+def told(module: nn.Module, changed: Callable[[], None], check: Callable[[str, Any], None] | None = None) -> None:
+    """Make the tables of a module tell of changes.
+
+    Args:
+        module: changed in place.
+        changed: called after each change.
+        check: called with name and module before a submodule is added; may refuse.
+    """
+    for name in (*STATE, "_modules", *HOOKS):
+        table = (HookTable if name in HOOKS else Table)(module.__dict__[name])
+        table.changed = changed
+        table.check = check if name == "_modules" else None
+        module.__dict__[name] = table
