@@ -521,6 +521,126 @@ def test_change_that_calls_cannot_follow_is_refused_by_the_next(bundle, change, 
     assert str(caught.value) == message
 
 
+# --- a whole that is a list ---------------------------------------------------------------------------------
+
+
+def make_sequence():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))
+
+
+@pytest.fixture(scope="module")
+def sequence_bundle(tmp_path_factory):
+    path = tmp_path_factory.mktemp("changed") / "sequence"
+    aotexport.export(make_sequence(), (torch.randn(5, 4),), output=path, verify=False)
+    return path
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda m: m.__setitem__(2, linear(6, 7)),
+        lambda m: m.__setitem__(-1, nn.Identity()),
+        lambda m: setattr(m, "1", nn.Tanh()),
+        lambda m: m[0].register_forward_hook(scaled_output),
+    ],
+)
+def test_change_of_an_item_of_a_whole_sequential_does_what_it_does_in_eager(sequence_bundle, change):
+    original, loaded = make_sequence(), load(sequence_bundle, products="torch")
+    change(original)
+    change(loaded)
+    assert_same(observed(loaded, torch.ones(5, 4)), observed(original, torch.ones(5, 4)))
+
+
+def test_items_of_a_whole_sequential_are_those_of_the_original(sequence_bundle):
+    original, loaded = make_sequence().eval(), load(sequence_bundle).eval()
+    assert len(loaded) == 3
+    assert [type(item).__name__ for item in loaded] == ["Linear", "ReLU", "Linear"]
+    assert torch.equal(loaded[:2](torch.ones(5, 4)), original[:2](torch.ones(5, 4)))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            lambda m: m.append(nn.Tanh()),
+            f"`3` was not there at export, so no call would use the added submodule. {WRAP}",
+        ),
+        (
+            lambda m: (m.__delitem__(2), m(torch.ones(5, 4))),
+            "`2` was removed, and program `train` calls it. Put a module in its place (`torch.nn.Identity()` passes on "
+            "what it gets)",
+        ),
+    ],
+)
+def test_another_length_of_a_whole_sequential_is_refused(sequence_bundle, change, message):
+    loaded = load(sequence_bundle).train()
+    with pytest.raises(NotSupported) as caught:
+        change(loaded)
+    assert str(caught.value) == message
+
+
+# --- loaded bundles in other modules ------------------------------------------------------------------------
+
+
+class Wrapper(nn.Module):
+    """A loaded bundle without its head, and a head of its own."""
+
+    def __init__(self, base):
+        super().__init__()
+        self.base = base
+        self.base.head = nn.Identity()
+        self.head = linear(6, 10)
+
+    def forward(self, x):
+        return self.head(self.base(x)).log_softmax(dim=1)
+
+
+def export_again(module, path):
+    batch = torch.export.Dim("batch", min=2, max=64)
+    return aotexport.export(module, (torch.randn(5, 4),), output=path, dynamic_shapes=({0: batch},))
+
+
+def test_wrapper_of_a_loaded_bundle_trains_and_is_exported_whole(bundle, tmp_path):
+    original, wrapper = Wrapper(make()), Wrapper(load(bundle, products="torch"))
+    assert_same(wrapper.state_dict(), original.state_dict())
+    x = torch.randn(7, 4)
+    assert_same(observed(wrapper, x), observed(original, x))
+    export_again(wrapper.train(), tmp_path / "whole")
+    again = load(tmp_path / "whole", products="torch")
+    for module in (again, original):
+        module.zero_grad()
+    assert_same(observed(again, x), observed(original, x))
+    again.base.block.inner, original.base.block.inner = Widened(), Widened()
+    again.base.body[2], original.base.body[2] = nn.GELU(), nn.GELU()
+    again.head = original.head = linear(6, 2)
+    assert_same(observed(again, x), observed(original, x))
+
+
+def test_loaded_module_with_another_head_is_exported_whole(bundle, tmp_path):
+    original, loaded = make(), load(bundle).train()
+    original.head, loaded.head = linear(6, 7), linear(6, 7)
+    export_again(loaded, tmp_path / "whole")
+    again = load(tmp_path / "whole", products="torch")
+    assert_same(observed(again, torch.ones(3, 4)), observed(original, torch.ones(3, 4)))
+    save(again, tmp_path / "saved")
+    assert not loaded._calls_submodules
+
+
+def test_loaded_module_is_as_it_was_after_an_export_that_fails(bundle, tmp_path):
+    class Failing(Wrapper):
+        def forward(self, x):
+            super().forward(x)
+            raise ValueError("no")
+
+    wrapper = Failing(load(bundle, products="torch"))
+    with pytest.raises(aotexport.ExportFailed):
+        export_again(wrapper, tmp_path / "failed")
+    original = make()
+    original.head = nn.Identity()
+    assert_same(observed(wrapper.base, torch.ones(3, 4)), observed(original, torch.ones(3, 4)))
+
+
 # --- saving -----------------------------------------------------------------------------------------------
 
 SAVE = (

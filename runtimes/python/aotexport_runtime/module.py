@@ -39,7 +39,7 @@ from aotexport_runtime.submodules.submodule import (
     refuse_replicas,
     switch,
 )
-from aotexport_runtime.submodules.tables import HOOKS, STATE
+from aotexport_runtime.submodules.tables import HOOKS, STATE, refill
 
 
 class BundleModule(WithAttributes):
@@ -235,6 +235,9 @@ class BundleModule(WithAttributes):
         """
         if name == "training":
             self.train(value)
+            return
+        if name in (*STATE, "_modules", *HOOKS) and "_origin" in self.__dict__:
+            refill(self, name, value)
             return
         if name == "__class__":
             check_class(self, value)

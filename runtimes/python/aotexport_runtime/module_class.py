@@ -12,11 +12,14 @@ from keyword import iskeyword
 from types import FunctionType
 from typing import Any
 
+from torch import nn
+
 from aotexport_runtime.bundle import Bundle
 from aotexport_runtime.engines.codegen import Environment, constant_value
 from aotexport_runtime.python_state import ARGUMENT
 from aotexport_runtime.schema import trees
 from aotexport_runtime.schema.program import Parameter, Program
+from aotexport_runtime.submodules.submodule import Sliced
 from aotexport_runtime.trees import builder, keys_of
 
 ValueOf = Callable[[trees.Constant], Any]
@@ -61,7 +64,13 @@ def class_of(base: type[Any], bundle: Bundle, environment: Environment, call: Ca
         elif not hasattr(base, method):
             namespace[method] = _shown(_caller(method, call), method, signature)
     name = bundle.manifest.name
-    return type(name if _is_name(name) else base.__name__, (base,), namespace)
+    return type(name if _is_name(name) else base.__name__, (base, *_lists(bundle)), namespace)
+
+
+def _lists(bundle: Bundle) -> tuple[type[Any], ...]:
+    """Return what else a loaded `Sequential` is of, so that its items have their indices."""
+    is_sequential = any(record.name == "" and record.type == "Sequential" for record in bundle.manifest.modules)
+    return (Sliced, nn.Sequential) if is_sequential else ()
 
 
 def _is_name(text: str) -> bool:

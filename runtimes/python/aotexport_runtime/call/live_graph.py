@@ -11,14 +11,14 @@ A submodule that only got hooks, or whose weights are computed now, does in that
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
 from torch import nn
 
 from aotexport_runtime import dtypes
-from aotexport_runtime.call.submodule_call import Part, Result, SubmoduleCall, leaves_of, operands
+from aotexport_runtime.call.submodule_call import Need, Part, Result, SubmoduleCall, leaves_of, operands
 from aotexport_runtime.engines.codegen import Environment
 from aotexport_runtime.errors import NotSupported
 from aotexport_runtime.schema.graph import Graph, ModuleCall, Node
@@ -27,6 +27,14 @@ from aotexport_runtime.schema.values import Argument, SequenceMeta, ValueMeta
 from aotexport_runtime.submodules.changes import Change
 from aotexport_runtime.submodules.places import StateSlot, is_below, module_at
 from aotexport_runtime.validate import references
+
+_FOR_ALL_SIZES = frozenset(
+    f"aten::{name}.default" for name in ("dropout", "exp", "gelu", "log", "neg", "relu", "sigmoid", "silu", "tanh")
+) | {"aten::log_softmax.int", "aten::softmax.int"}
+"""Operators whose results have the shape of their first argument, and that take no other size."""
+
+_REDUCTIONS = frozenset(("aten::cross_entropy_loss.default",))
+"""Operators whose results have a shape of their own, and that take no size."""
 
 CALL = "submodule::call"
 """Operator of nodes that call a submodule: its arguments are the values that the call takes."""
@@ -258,7 +266,7 @@ class _Outline:
                     name=value if made_inside else f"{value} of {CALL} {len(self._callables)}",
                     leaf=i,
                     meta=self._metas[value],
-                    is_computed_with=any(use < len(self._graph.nodes) for use in later),
+                    needs=self._needs(value, later),
                     # Who uses the result, and who what it was made of in place, cannot be told apart.
                     must_be=same_as if same_as is not None and len(later) > 1 else None,
                 )
@@ -266,6 +274,21 @@ class _Outline:
             if not made_inside:
                 self._names[value] = results[-1].name
         return results
+
+    def _needs(self, value: str, uses: Iterable[int]) -> Need:
+        """Return what of a value must be as at capture, for nodes that use it; see `Result`."""
+        needs: set[Need] = {"nothing"}
+        for use in uses:
+            if use == len(self._graph.nodes):
+                continue
+            node = self._graph.nodes[use]
+            if not node.args or node.args[0] != value or operands(node).count(value) > 1:
+                needs.add("shape")
+            elif node.op in _FOR_ALL_SIZES:
+                needs |= {"rank", self._needs(node.name, self._uses.get(node.name, ()))}
+            else:
+                needs.add("rank" if node.op in _REDUCTIONS else "shape")
+        return next(need for need in ("shape", "rank", "nothing") if need in needs)
 
     def _changed_in_place(self, value: str, inside: range) -> str | None:
         """Return the value from outside that `value` is the very tensor of, changed in place; None: it is its own."""

@@ -5,9 +5,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -30,6 +30,11 @@ CALL = "submodule::call"
 """Operator of nodes that call a submodule: its arguments are the values that the call takes."""
 
 
+Need = Literal["shape", "rank", "nothing"]
+"""What of a value must be as at capture: its `shape` and dtype, where nodes use it in which one of its sizes may stand;
+its `rank` and dtype, where nodes use it that do the same for all sizes; `nothing`, where it is returned alone."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Result:
     """A value that others use of what a call returns.
@@ -38,14 +43,14 @@ class Result:
         name: of the value.
         leaf: index among the values of the call.
         meta: what it was at capture.
-        is_computed_with: whether nodes use it; otherwise the program returns it alone.
+        needs: what of it must be as at capture.
         must_be: value that it must be the very tensor of; None: it may be any.
     """
 
     name: str
     leaf: int
     meta: ValueMeta
-    is_computed_with: bool
+    needs: Need
     must_be: str | None
 
 
@@ -208,7 +213,9 @@ class SubmoduleCall:
                 "the original returned the very tensor that it got, and what the program computes with the one cannot "
                 "be told apart from what it computes with the other"
             )
-        return _why_not(value, result.meta, "result", symbols) if result.is_computed_with else None
+        if result.needs == "nothing":
+            return None
+        return _why_not(value, result.meta, "result", symbols, any_size=result.needs == "rank")
 
 
 def _constants(environment: Environment) -> Callable[[Constant], Any]:
@@ -234,13 +241,13 @@ def _signature(arguments: Tree, constant: Callable[[Constant], Any]) -> Signatur
     )
 
 
-def _why_not(value: Any, meta: ValueMeta, what: str, symbols: dict[str, int]) -> str | None:
+def _why_not(value: Any, meta: ValueMeta, what: str, symbols: dict[str, int], *, any_size: bool = False) -> str | None:
     """Return why `value` is not what a graph computes with; None: it is."""
     if not isinstance(meta, TensorMeta):
         return None
     if not isinstance(value, torch.Tensor):
         return f"`{what}`: expected a tensor, got {type(value).__name__}"
-    shape = tuple(_size(size, symbols) for size in meta.shape)
+    shape = tuple(None if any_size else _size(size, symbols) for size in meta.shape)
     fits = len(shape) == value.dim() and all(
         known is None or known == size for known, size in zip(shape, value.shape, strict=True)
     )
@@ -280,6 +287,6 @@ def leaves_of(tree: Tree) -> set[int]:
     return {leaf.index for _, leaf in leaves(tree) if isinstance(leaf, Leaf)}
 
 
-def operands(node: Node) -> Iterable[str]:
+def operands(node: Node) -> list[str]:
     """Return the names of the values that a node takes, each as often as it does."""
     return [name for argument in (*node.args, *node.kwargs.values()) for name in references(argument)]

@@ -18,7 +18,7 @@ from torch import nn
 from aotexport_runtime.errors import NotSupported
 from aotexport_runtime.python_state import Kept, WithAttributes
 from aotexport_runtime.submodules.running import running_parts
-from aotexport_runtime.submodules.tables import HOOKS, STATE, told
+from aotexport_runtime.submodules.tables import HOOKS, STATE, refill, told
 
 WRAP = (
     "Hold the loaded module and new layers in a module of your own, and export that "
@@ -168,9 +168,7 @@ class Submodule(WithAttributes):
         if name == "training":
             self.train(value)
         elif name in (*STATE, "_modules", *HOOKS):
-            table = self.__dict__[name]
-            table.clear()
-            table.update(value)
+            refill(self, name, value)
         elif name == "__class__":
             _check_class(self, value, origin.path)
             super().__setattr__(name, value)
@@ -270,11 +268,11 @@ def switch(module: nn.Module, mode: bool) -> None:
 @cache
 def known_class(name: str) -> type[Submodule]:
     """Return the class of submodules that are of a class of `torch.nn`."""
-    bases = (Submodule, *([_Sliced] if name in ("Sequential", "ModuleList") else []), getattr(nn, name))
+    bases = (Submodule, *([Sliced] if name in ("Sequential", "ModuleList") else []), getattr(nn, name))
     return type(name, bases, {"__module__": Submodule.__module__})
 
 
-class _Sliced:
+class Sliced:
     """Mixed into lists of modules: a slice is a plain list of the same modules."""
 
     def __getitem__(self, index: Any) -> Any:

@@ -63,6 +63,14 @@ def _alike(before: Any, value: Any) -> bool:
     return before is value
 
 
+def refill(module: nn.Module, name: str, entries: Any) -> None:
+    """Put `entries` into a table of a module in the place of what is in it, where another table was to be set."""
+    table = module.__dict__[name]
+    held = dict(entries)
+    table.clear()
+    table.update(held)
+
+
 def told(module: nn.Module, changed: Callable[[], None], check: Callable[[str, Any], None] | None = None) -> None:
     """Make the tables of a module tell of changes.
 
