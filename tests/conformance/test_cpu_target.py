@@ -22,6 +22,7 @@ from aotexport_runtime.describe import describe
 from aotexport_runtime.engines.cpu import Libraries
 from aotexport_runtime.self_test import rounding, run_vectors
 from tests.cases import all_cases
+from tests.conformance.test_not_a_number import with_nan
 from tests.interpreter.models import bfloat16_extrema, pools
 
 OWN = own_level()
@@ -230,6 +231,13 @@ def test_bundle_without_trust_runs_its_graphs_and_says_so(words, library_calls, 
     with pytest.raises(NotSupported) as caught:
         aotexport_runtime.load(words, target="cpu")
     assert str(caught.value) == f"target `cpu` cannot run here: the bundle has portable, {name}; not {name}: {reason}"
+
+
+def test_nan_that_libraries_lack_fails_the_self_test(words, tmp_path):
+    planted = with_nan(words, tmp_path / "planted", "call 0: output[1]")
+    with pytest.raises(aotexport_runtime.SelfTestFailed) as caught:
+        aotexport_runtime.selftest(planted, target="cpu", trust="native")
+    assert str(caught.value).splitlines()[1:] == ["  train/example (cpu): call 0: output[1]: relative error inf"]
 
 
 def test_auto_with_trust_takes_the_libraries(words, library_calls):
