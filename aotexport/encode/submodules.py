@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
+from typing import Any
+
 from torch import nn
 
 from aotexport.capture.structure import tree_of
 from aotexport.errors import ExportFailed
+from aotexport_runtime.constants import encode_constant, is_constant
 from aotexport_runtime.known_modules import KNOWN, is_own_attribute
 from aotexport_runtime.module import BundleModule
 from aotexport_runtime.schema.manifest import Submodule
-from aotexport_runtime.schema.trees import Tree
+from aotexport_runtime.schema.trees import Constant, Tree
 from aotexport_runtime.submodules.submodule import Submodule as LoadedSubmodule
 
 _OWN = vars(nn.Module()).keys()
@@ -54,14 +58,21 @@ def _class_of(module: nn.Module) -> type[nn.Module]:
     return module.stands_for() if isinstance(module, LoadedSubmodule) else type(module)
 
 
-def settings_of(module: nn.Module | None) -> tuple[str, ...]:
-    """Return the names of attributes of a module that its code may read: its own, and those of its class."""
+def settings_of(module: nn.Module | None) -> dict[str, Constant | None]:
+    """Return the attributes of a module that its code may read, its own and those of its class, with plain values."""
     if module is None:
-        return ()
+        return {}
     if isinstance(module, BundleModule):
         return module.bundle.manifest.settings
     inherited = dir(nn.Module)
     own = [name for name in vars(module) if name not in _OWN]
     shared = [name for name in dir(type(module)) if not callable(getattr(type(module), name, None))]
     found = {name for name in (*own, *shared) if not name.startswith("_") and name not in inherited}
-    return tuple(sorted(found - {*module._parameters, *module._buffers, *module._modules}))
+    names = sorted(found - {*module._parameters, *module._buffers, *module._modules})
+    return {name: _plain(inspect.getattr_static(module, name)) for name in names}
+
+
+def _plain(value: Any) -> Constant | None:
+    """Return a number, flag, None or name; None of other text too, which may hold paths of this machine."""
+    is_text = isinstance(value, str) and not value.isidentifier()
+    return Constant(value=encode_constant(value)) if is_constant(value) and not is_text else None

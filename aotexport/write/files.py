@@ -35,7 +35,7 @@ from aotexport_runtime.schema.manifest import (
 )
 from aotexport_runtime.schema.program import ArgumentInput
 from aotexport_runtime.schema.subclasses import Subclass
-from aotexport_runtime.schema.trees import Tree
+from aotexport_runtime.schema.trees import Constant, Tree
 from aotexport_runtime.schema.versions import format_version, min_reader
 
 
@@ -111,7 +111,7 @@ def write_manifest(
     state: tuple[StateTensor, ...],
     attributes: dict[str, Tree],
     modules: tuple[Submodule, ...],
-    settings: tuple[str, ...],
+    settings: dict[str, Constant | None],
     vectors: tuple[VectorEntry, ...],
     known: Iterable[FileEntry] = (),
 ) -> Manifest:
@@ -147,7 +147,7 @@ def write_manifest(
         state=state,
         attributes=tuple(ModuleAttribute(name=name, value=value) for name, value in attributes.items()),
         modules=modules,
-        settings=tuple(name for name in settings if name not in attributes),
+        settings={name: value for name, value in settings.items() if name not in attributes},
         testvectors=vectors,
         requirements=_requirements(programs, state),
         files=list_files(directory, known),

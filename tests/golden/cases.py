@@ -1003,15 +1003,16 @@ class Submodules(nn.Module):
         self.again = self.block[0]
         self.own = Built(lambda self, x, scale: {"scaled": x * scale, "given": x}, scale=torch.ones(2))
         self.read = nn.Linear(2, 2)
+        self.factor, self.factors = 2.0, [2.0]
 
     def forward(self, x: Tensor) -> Tensor:
-        result = self.own(self.block(x), 2.0)
+        result = self.own(self.block(x), self.factor)
         return self.again(result["scaled"]) + self.read.weight
 
 
 @case
 def submodules() -> Case:
-    """Calls of submodules, nested, twice, with structures; one that is used without a call."""
+    """Calls of submodules, nested, twice, with structures; one that is used without a call; other attributes."""
     return Case(Submodules(), (torch.randn(2, 2),))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
-from torch.optim.swa_utils import SWALR, AveragedModel, get_ema_multi_avg_fn
+from torch.optim.swa_utils import SWALR, AveragedModel, get_ema_multi_avg_fn, update_bn
 from torch.utils.data import DataLoader
 from torchmetrics import MetricCollection
 from torchmetrics.classification import MulticlassAccuracy, MulticlassConfusionMatrix
@@ -43,6 +43,16 @@ def test_averaged_bundle_is_the_averaged_model(classifier, options, use_buffers)
     torch.testing.assert_close(averaged.state_dict(), expected.state_dict(), rtol=1e-4, atol=1e-6)
     images = pixels(256, 320).tensors[0]
     torch.testing.assert_close(averaged.eval()(images), expected.eval()(images), rtol=1e-4, atol=1e-5)
+
+
+def test_batch_norms_of_a_bundle_are_updated_as_those_of_the_model(classifier):
+    model, module = Classifier(), load(classifier)
+    for each in (model, module):
+        torch.manual_seed(1)
+        update_bn(DataLoader(pixels(0, 256), batch_size=64), each)
+
+    assert model[1].running_mean.abs().max() > 0.1
+    torch.testing.assert_close(module.state_dict(), model.state_dict(), rtol=1e-4, atol=1e-6)
 
 
 def test_metrics_of_a_bundle_are_those_of_the_model(classifier):

@@ -155,11 +155,12 @@ def test_tied_weights_are_saved_once_by_a_hook_of_torch_and_loaded(tmp_path):
     def save_once(module, state, prefix, metadata):
         del state["lm_head.weight"]
 
-    for resume in (None, tmp_path / "run" / "checkpoint-4"):
+    for resume in (None, tmp_path / "run" / "checkpoint-4", tmp_path / "model" / "checkpoint-4"):
         module = load(path)
         module.register_state_dict_post_hook(save_once)
         trainer = trained_on_words(module, tmp_path / "run", resume, save_steps=4)
         assert_same_history(trainer, expected)
+        assert trainer.get_decay_parameter_names(module) == expected.get_decay_parameter_names(model)
         assert trainer.model.lm_head.weight is trainer.model.transformer.wte.weight
 
 

@@ -46,8 +46,9 @@ def methods_of(bundle: Bundle, *, variants: bool = False) -> dict[str, list[Prog
 def class_of(base: type[Any], bundle: Bundle, environment: Environment, call: Callable[..., Any]) -> type[Any]:
     """Return a subclass of `base` that looks like the class of the model that the bundle was exported from.
 
-    Its name is the model's, where that is an identifier. It has every method that the bundle has programs of and `base`
-    has not; `forward` is the code of `base` under another signature.
+    Its name is the model's, where that is an identifier. It has every method that the bundle has programs of, and every
+    attribute that the bundle knows the value of, if `base` has not; `forward` is the code of `base` under another
+    signature.
 
     Args:
         base: class of loaded modules.
@@ -56,9 +57,15 @@ def class_of(base: type[Any], bundle: Bundle, environment: Environment, call: Ca
         call: `call(module, method, *args, **kwargs)`, what the methods do.
     """
     namespace: dict[str, Any] = {"__module__": base.__module__, "__doc__": base.__doc__}
+
+    def value_of(leaf: trees.Constant) -> Any:
+        return constant_value(leaf.value, environment)
+
+    settings = {name: leaf for name, leaf in bundle.manifest.settings.items() if leaf is not None}
+    namespace |= {name: value_of(leaf) for name, leaf in settings.items() if not hasattr(base, name)}
     hidden = ARGUMENT if bundle.manifest.attributes else None
     for method, programs in methods_of(bundle, variants=True).items():
-        signature = signature_of(programs, lambda leaf: constant_value(leaf.value, environment), hidden)
+        signature = signature_of(programs, value_of, hidden)
         if method == "forward":
             namespace[method] = _shown(_copy(base.forward), method, signature)
         elif not hasattr(base, method):

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import aotexport
-from aotexport_runtime import load
+from aotexport_runtime import NotSupported, load
 from aotexport_runtime.module import BundleModule
 
 X = torch.ones(3)
@@ -42,6 +42,21 @@ class Open(nn.Module):
 
     def forward(self, *args, **kwargs):
         return open_ended(*args, **kwargs) * self.weight
+
+
+class WithAttributes(nn.Module):
+    main_input_name = "pixels"
+
+    def __init__(self):
+        super().__init__()
+        self.loss_type, self.gain, self.config, self.source = "Mean", 2, {"layers": 1}, "models/file"
+
+    @property
+    def computed(self):
+        raise AssertionError("an export runs no properties")
+
+    def forward(self, x):
+        return x * self.gain
 
 
 class WithMethods(nn.Module):
@@ -122,6 +137,15 @@ def test_methods_have_their_signatures_and_results(exported):
     assert str(inspect.signature(module.forward)) == "(x)"
     assert torch.equal(module.encode(X), model.encode(X))
     assert not hasattr(module, "decode")
+
+
+def test_plain_attributes_of_the_model_are_read_and_not_set(exported):
+    module = exported(WithAttributes(), (X,), programs=["infer"])
+    assert (module.loss_type, module.main_input_name, module.gain) == ("Mean", "pixels", 2)
+    assert not any(hasattr(module, name) for name in ("config", "source", "computed"))
+    with pytest.raises(NotSupported) as caught:
+        module.loss_type = "Sum"
+    assert str(caught.value).startswith("no call looks at the attribute `loss_type` of the loaded module")
 
 
 def test_parameter_that_only_some_programs_have_is_shown_with_a_default(exported):

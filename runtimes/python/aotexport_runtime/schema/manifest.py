@@ -6,7 +6,7 @@ from typing import Literal
 
 from aotexport_runtime.schema.base import Record
 from aotexport_runtime.schema.subclasses import Subclass
-from aotexport_runtime.schema.trees import Tree
+from aotexport_runtime.schema.trees import Constant, Tree
 from aotexport_runtime.schema.values import DType
 
 
@@ -216,7 +216,8 @@ class Manifest(Record, kw_only=True):
         attributes: Python attributes that calls read and change. Every program takes them as the keyword argument
             `self`, a dict in this order, which the reader passes from call to call.
         modules: the module and its submodules, in the module's order. Readers may ignore them.
-        settings: names of the module's other attributes: its code may have read them at export, and calls do not.
+        settings: the module's other attributes, by name: its code may have read them at export, and calls do not. Their
+            values, to be read by the caller; None of what is no number, flag, None or plain name.
         testvectors: recorded calls: the self-test.
         onnx: ONNX models of programs, at most one of each.
         requirements: what a machine needs to run the bundle.
@@ -234,7 +235,7 @@ class Manifest(Record, kw_only=True):
     state: tuple[StateTensor, ...] = ()
     attributes: tuple[ModuleAttribute, ...] = ()
     modules: tuple[Submodule, ...] = ()
-    settings: tuple[str, ...] = ()
+    settings: dict[str, Constant | None] = {}
     testvectors: tuple[VectorEntry, ...] = ()
     onnx: tuple[OnnxModel, ...] = ()
     requirements: Requirements = Requirements()

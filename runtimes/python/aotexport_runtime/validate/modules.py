@@ -37,9 +37,8 @@ def check_submodules(manifest: Manifest, where: str) -> None:
         BundleInvalid: names the path.
     """
     check_unique([record.name for record in manifest.modules], "submodule", where)
-    for name in manifest.settings:
-        check_text(name, "name of an attribute", where)
     state = {name for entry in manifest.state for name in (entry.name, *entry.tied)}
+    _check_settings(manifest, {*state, *(record.name for record in manifest.modules)}, where)
     ended: set[str] = set()
     around: list[str] = []
     for record in manifest.modules:
@@ -55,6 +54,15 @@ def check_submodules(manifest: Manifest, where: str) -> None:
             raise BundleInvalid(f"submodule {record.name[:80]!r} is the same as none before it", where=where)
         _check_attributes(record, where)
         around = parts
+
+
+def _check_settings(manifest: Manifest, others: set[str], where: str) -> None:
+    for name, value in manifest.settings.items():
+        check_text(name, "name of an attribute", where)
+        if name in others or any(name == attribute.name for attribute in manifest.attributes):
+            raise BundleInvalid(f"attribute {name[:80]!r} is listed as something else as well", where=where)
+        if value is not None:
+            check_values(value, 0, where)
 
 
 def _check_attributes(record: Submodule, where: str) -> None:
