@@ -21,6 +21,7 @@ from aotexport_runtime.describe import (
     describe_refused_targets,
     trust_needed,
 )
+from aotexport_runtime.notes import LOUD, notes_of
 from aotexport_runtime.schema.graph import Graph
 from aotexport_runtime.schema.program import Program
 
@@ -45,6 +46,8 @@ def render(bundle: Bundle, *, program: str | None = None, graph: bool = False) -
     """
     if program is None:
         yield from _overview(bundle)
+    for note in notes_of(bundle, program):
+        yield _indented(_line(note.shown(), style="bold yellow" if note.kind in LOUD else "yellow"))
     for name in bundle.program_names if program is None else [program]:
         yield from _program(bundle, bundle.program(name), graph=graph)
 

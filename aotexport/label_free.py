@@ -31,7 +31,7 @@ Results = tuple[Tree, list[int]]
 """Structure of what a call returns, and how many axes each of its tensors has."""
 
 
-def with_label_free(specs: Iterable[ProgramSpec], state: State) -> tuple[list[ProgramSpec], list[str]]:
+def with_label_free(specs: Iterable[ProgramSpec], state: State) -> tuple[list[ProgramSpec], dict[str, list[str]]]:
     """Return what to capture, with a variant for calls without labels of each program that records no gradients.
 
     Labels are the arguments whose default is None, for which the example passes tensors, and without which the model
@@ -43,14 +43,14 @@ def with_label_free(specs: Iterable[ProgramSpec], state: State) -> tuple[list[Pr
         state: the module's state; left as it was.
 
     Returns:
-        The programs, and sentences for the user about labels that no call may leave out.
+        The programs, and sentences for the user about labels that no call may leave out, by the name of the program.
     """
-    found, notes = list(specs), list[str]()
+    found, notes = list(specs), dict[str, list[str]]()
     for spec in list(found):
         if spec.grad or spec.mode == "train" or spec.variant_of is not None:
             continue
         variants = [other for other in found if other.variant_of == spec.name]
-        labels = _labels(spec, state, notes)
+        labels = _labels(spec, state, notes.setdefault(spec.name, []))
         if not labels or any(not _passed(other.call) & set(labels) for other in variants):
             continue
         name = f"{spec.name}.{len(variants) + 2}"

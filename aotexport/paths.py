@@ -23,8 +23,10 @@ def checked_programs(programs: Iterable[EncodedProgram]) -> dict[str, str]:
     }
 
 
-def on_path(directory: Path, checked: dict[str, str], vectors: list[Vector]) -> list[Vector]:
-    """Return the recorded calls that the checks of their program let pass.
+def on_path(
+    directory: Path, checked: dict[str, str], vectors: list[Vector]
+) -> tuple[list[Vector], dict[str, list[str]]]:
+    """Return the recorded calls that the checks of their program let pass, and names of the others, per program.
 
     Args:
         directory: the bundle, without recorded calls.
@@ -36,6 +38,7 @@ def on_path(directory: Path, checked: dict[str, str], vectors: list[Vector]) -> 
     """
     namespaces = open_bundle(directory).manifest.requirements.operator_namespaces
     kept: list[Vector] = []
+    refused: dict[str, list[str]] = {}
     for vector in vectors:
         target = checked.get(vector.record.program)
         error = ""
@@ -50,4 +53,6 @@ def on_path(directory: Path, checked: dict[str, str], vectors: list[Vector]) -> 
                 f"the example call, made {vector.record.calls} times with the same inputs, takes different paths "
                 f"through the code. {error.partition(': ')[2]}"
             )
-    return kept
+        else:
+            refused.setdefault(vector.record.program, []).append(vector.name)
+    return kept, refused

@@ -13,7 +13,6 @@ from typing import Any
 from torch import nn
 
 from aotexport.capture.attributes import ChangedOnFirstCall, PythonStateChanged
-from aotexport.capture.call import ExampleCall
 from aotexport.capture.forward import NotCaptured
 from aotexport.capture.forward_capture import ForwardCapture
 from aotexport.capture.functional import capture_functional_graph
@@ -23,6 +22,7 @@ from aotexport.capture.state import State, collect_state
 from aotexport.capture.triton_kernels import refuse_kernels_without_cpu, refuse_launches
 from aotexport.clock import Clock, Progress
 from aotexport.deep_stack import deep_stack
+from aotexport.encode.notes import Lines
 from aotexport.encode.program import EncodedProgram, encode_program, with_functional
 from aotexport.encode.submodules import encode_submodules, settings_of
 from aotexport.errors import ExportFailed
@@ -37,6 +37,7 @@ from aotexport.lower.cpu.levels import Level
 from aotexport.lower.lowering import lower_programs
 from aotexport.lower.onnx.bundle import add_onnx, check_options
 from aotexport.lower.onnx.options import OnnxOptions
+from aotexport.notes import with_notes
 from aotexport.paths import checked_programs, on_path
 from aotexport.programs import AnyExample, Example, Program, ProgramSpec, choose_programs
 from aotexport.python_state import (
@@ -60,6 +61,7 @@ from aotexport.write.readme import write_readme
 from aotexport.write.weights import SHARD_NBYTES, write_weights
 from aotexport_runtime.arguments import check_type, names_of, path_of
 from aotexport_runtime.errors import first_line
+from aotexport_runtime.notes import BundleNote, listed
 from aotexport_runtime.schema.manifest import Manifest, StateTensor, Submodule, VectorEntry
 from aotexport_runtime.schema.trees import Tree
 
@@ -95,7 +97,7 @@ def export(
             a module that is in train mode or has trainable parameters, else `train` when an input requires grad, else
             `infer`.
         variants: further example calls, with other signatures than `args` and `kwargs` have: a call of the bundle runs
-            the first that it fits. A tuple is positional arguments, a dict keyword arguments, with fixed sizes.
+            the first that it fits. A tuple is positional arguments, a dict keyword arguments.
         dynamic_shapes: which sizes may differ from the example's, as `torch.export.export` takes it.
         label_free: where the example holds labels, capture programs that record no gradients for calls without them
             too, see `with_label_free`.
@@ -141,7 +143,7 @@ def export(
         root = path_of("source_root", source_root or os.getcwd()).absolute()
         started.enter_context(deep_stack())
         fresh = started.enter_context(FreshProcess()) if verify else None
-        specs, notes = with_label_free(specs, state) if label_free else (specs, [])
+        specs, notes = with_label_free(specs, state) if label_free else (specs, {})
         try:
             specs, encoded = _capture_all(specs, state, root, strip, wanted, clock)
         except ChangedOnFirstCall:
@@ -149,6 +151,7 @@ def export(
             run_once(call, state, specs[0].mode)
             state = collect_state(call.module)
             specs, encoded = _capture_all(specs, state, root, strip, wanted, clock)
+        encoded = [replace(p, notes=(*p.notes, *notes.get(p.record.name, ()))) for p in encoded]
         call = specs[0].call
         state, attributes = initial_values(call, state)
         with staged(Path(output), force=force) as stage:
@@ -164,7 +167,7 @@ def export(
                 encoded, wanted, clock.count, kernel_sources=kernel_sources, root=None if strip else root
             )
             report = _write(
-                call,
+                specs,
                 tensors,
                 attributes,
                 () if strip else encode_submodules(call.module),
@@ -176,9 +179,10 @@ def export(
                 fresh,
                 EagerErrors(specs, state, encoded, vectors, stage),
                 options,
+                Lines(root, strip),
                 clock,
             )
-    return replace(report, path=Path(output), seconds=clock.finish(), notes=[*notes, *report.notes])
+    return replace(report, path=Path(output), seconds=clock.finish())
 
 
 def _capture_all(
@@ -264,10 +268,10 @@ def _capture(
         clock.stage(f"{spec.name}: lower to kernels")
     program = with_lowered(program, forward, functional, targets)
     _refuse_lost_launches(program)
-    if spec.without:
-        note = f"calls of program `{spec.variant_of}` may leave out {_quoted(spec.without)}: `{spec.name}` serves them"
-        program = replace(program, notes=(*program.notes, note))
-    return program
+    if not spec.without:
+        return program
+    note = f"calls of program `{spec.variant_of}` may leave out {_quoted(spec.without)}: `{spec.name}` serves them"
+    return replace(program, notes=(*program.notes, note))
 
 
 def _quoted(names: Iterable[str]) -> str:
@@ -323,7 +327,7 @@ def _refuse_lost_backward(program: EncodedProgram, forward: ForwardCapture) -> N
 
 
 def _write(
-    call: ExampleCall,
+    specs: Sequence[ProgramSpec],
     tensors: tuple[StateTensor, ...],
     attributes: dict[str, Tree],
     modules: tuple[Submodule, ...],
@@ -335,9 +339,11 @@ def _write(
     fresh: FreshProcess | None,
     eager: EagerErrors,
     onnx: OnnxOptions | None,
+    lines: Lines,
     clock: Clock,
 ) -> ExportReport:
     comparisons: list[Comparison] = []
+    call, off_path = specs[0].call, dict[str, list[str]]()
     name = call.name if call.module is None else type(call.module).__name__
     clock.stage("write")
     weights = list_files(stage)
@@ -363,7 +369,7 @@ def _write(
 
     if checked := checked_programs(programs):
         finish(programs)
-        vectors = on_path(stage, checked, vectors)
+        vectors, off_path = on_path(stage, checked, vectors)
     records = write_vectors(vectors, stage)
     if fresh is not None:
         clock.stage("verify in a fresh process")
@@ -377,12 +383,18 @@ def _write(
             clock.stage("verify the compiled programs")
             programs, compared = verify_targets(stage, programs, levels, finish, eager)
             comparisons += compared
+    calls = {spec.name: spec.call for spec in specs}
+    programs = [
+        with_notes(p, calls[p.record.name], off_path.get(p.record.name, ()), eager.notes.get(p.record.name), lines)
+        for p in programs
+    ]
     manifest = finish(programs)
     if onnx is not None:
         manifest, found = add_onnx(stage, onnx, verify=fresh is not None, progress=clock.stage)
         comparisons = [*comparisons, *found]
-    notes = [*(note for program in programs for note in program.notes), *shared.notes, *eager.notes.values()]
-    return ExportReport(stage, manifest, programs, comparisons, notes=list(dict.fromkeys(notes)))
+    notes = listed(manifest, [program.record for program in programs])
+    notes += [BundleNote("other", (), text) for text in shared.notes]
+    return ExportReport(stage, manifest, programs, comparisons, notes=notes)
 
 
 def _starts_in_training(module: nn.Module, programs: list[EncodedProgram]) -> bool:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from aotexport.encode.program import EncodedProgram
 from aotexport.verify import Comparison
+from aotexport_runtime.notes import BundleNote
 from aotexport_runtime.schema.manifest import Manifest
 
 
@@ -22,7 +23,7 @@ class ExportReport:
         programs: its programs, as encoded.
         comparisons: verified values with their errors; empty without verification.
         seconds: wall time per stage.
-        notes: sentences about what the bundle does not reproduce.
+        notes: what calls are held to, what a load needs, and what the bundle does not do; each reads as a sentence.
     """
 
     path: Path
@@ -30,7 +31,7 @@ class ExportReport:
     programs: list[EncodedProgram]
     comparisons: list[Comparison] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
+    notes: list[BundleNote] = field(default_factory=list)
 
     def __repr__(self) -> str:
         """Return what the bundle holds, the largest error of the verification, the notes and the time."""
@@ -53,7 +54,7 @@ class ExportReport:
                 yield f"    no {refusal.graph} graph, the forward graph runs instead: {refusal.reason}"
         yield f"  {self._verified()}"
         for note in self.notes:
-            yield f"  note: {note}"
+            yield f"  {note.shown()}"
         yield f"  {sum(self.seconds.values()):.1f} s"
 
     def _verified(self) -> str:

@@ -13,6 +13,7 @@ import sys
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any
 
 import sympy
@@ -27,6 +28,22 @@ from aotexport.torch_internals.tracing import current_tracer
 
 log = logging.getLogger("aotexport")
 _SEED = 20240229
+_CONDITION = "a condition"
+
+
+@dataclass(frozen=True)
+class Decision:
+    """A question that code asked of values, with the example's answer.
+
+    Attributes:
+        fixed: the answer: "`value > 0` is True".
+        is_number: whether it fixes a number, and not a truth about one.
+        stack: where the code asked, as Python formats it.
+    """
+
+    fixed: str
+    is_number: bool
+    stack: str
 
 
 class ExampleValues:
@@ -39,6 +56,8 @@ class ExampleValues:
         self._run: _Run | None = None
         self._known: dict[Any, Any] = {}
         self._sizes: Mapping[Any, Any] = {}
+        self.decisions: list[Decision] = []
+        """What the code asked in the trace that went on last."""
 
     @contextlib.contextmanager
     def followed(self, shape_env: ShapeEnv) -> Iterator[None]:
@@ -54,6 +73,7 @@ class ExampleValues:
     def begin(self) -> None:
         """Note that the code to trace begins to run: its trace is the one that tells values."""
         self._close()
+        self.decisions = []
         self._tracer = current_tracer()
 
     def _close(self) -> None:
@@ -93,8 +113,10 @@ class ExampleValues:
             )
         numbers = {symbol: self._known[symbol] for symbol in expression.free_symbols if symbol in self._known}
         sizes = {symbol: self._sizes[symbol] for symbol in expression.free_symbols - numbers.keys()}
-        message = _message(expression, value, {**numbers, **sizes})
-        add_check(self._tracer.graph, expression, value, message, _user_stack())
+        message, stack = _message(expression, value, {**numbers, **sizes}), _user_stack()
+        add_check(self._tracer.graph, expression, value, message, stack)
+        answer = f"{_question(expression, {**numbers, **sizes})} is {value}"
+        self.decisions.append(Decision(answer, _is_number(expression, value), stack))
 
 
 def _format(tensor: torch.Tensor, spec: str) -> str:
@@ -109,6 +131,20 @@ def _format(tensor: torch.Tensor, spec: str) -> str:
     return object.__format__(tensor, spec)
 
 
+def _question(expression: Any, numbers: dict[Any, Any]) -> str:
+    """Return what the code asks: "`value > 0`"; the numbers are those in it."""
+    names = {symbol: sympy.Symbol(f"value{index or ''}") for index, symbol in enumerate(numbers)}
+    is_condition = expression in [sympy.Eq(symbol, 1) for symbol in numbers]
+    return _CONDITION if is_condition else f"`{expression.xreplace(names)}`"
+
+
+def _is_number(expression: Any, value: Any) -> bool:
+    """Return whether an answer leaves one number alone."""
+    is_equal = isinstance(expression, sympy.Eq) and any(arg.is_number for arg in expression.args)
+    is_condition = is_equal and 1 in expression.args
+    return not value.is_Boolean or (is_equal and not is_condition and value == sympy.true)
+
+
 def _message(expression: Any, value: Any, numbers: dict[Any, Any]) -> str:
     """Return what a call is told that takes another path.
 
@@ -117,12 +153,11 @@ def _message(expression: Any, value: Any, numbers: dict[Any, Any]) -> str:
         value: what it was in the example call.
         numbers: the symbols in it, with their values in the example call.
     """
-    names = {symbol: sympy.Symbol(f"value{index or ''}") for index, symbol in enumerate(numbers)}
+    question = _question(expression, numbers)
     seen = ", ".join(str(number) if number.is_Integer else f"{float(number):.6g}" for number in numbers.values())
-    if expression in [sympy.Eq(symbol, 1) for symbol in numbers]:
-        needed = f"a condition to be {bool(value)}"
-    else:
-        needed = f"`{expression.xreplace(names)}` to be {value}, with {seen} in the example call"
+    needed = f"{question} to be {value}"
+    if question != _CONDITION:
+        needed += f", with {seen} in the example call"
     return (
         "the values of this call lead another way through the code than those of the example call, along which the "
         f"program was captured; export with an example of this kind, or choose with torch.where or torch.cond. It "

@@ -59,7 +59,7 @@ class FakeInputs:
         assert self.mode.shape_env is not None
         with (
             general_sizes_kept(lambda condition: self.assumed.setdefault(condition)),
-            fixed_symbols(self.mode.shape_env, self._fix),
+            fixed_symbols(self.mode.shape_env, self._fix, user_line),
         ):
             yield
 
@@ -154,7 +154,7 @@ def _check_ranges(call: ExampleCall) -> None:
                 continue
             is_tensor = isinstance(leaf, torch.Tensor)
             example = leaf.shape[axis] if is_tensor else leaf
-            low, high = _range(dimension)
+            low, high = range_of(dimension)
             if (low is not None and example < low) or (high is not None and example > high):
                 raise ModelFileInvalid(
                     f"dynamic_shapes: `{place(path, axis if is_tensor else None)}` is {example} in the example inputs, "
@@ -171,12 +171,12 @@ def _bound(call: ExampleCall, fakes: Sequence[Any]) -> None:
                 continue
             size = fake.shape[axis] if is_tensor else fake
             if isinstance(size, torch.SymInt):
-                low, high = _range(dimension)
+                low, high = range_of(dimension)
                 bounds = (-int_oo if low is None else low, int_oo if high is None else high)
                 size.node.shape_env.constrain_symbol_range(size.node.expr, *bounds)
 
 
-def _range(dimension: Any) -> tuple[int | None, int | None]:
+def range_of(dimension: Any) -> tuple[int | None, int | None]:
     """Return the least and greatest value of the user's dimension; None: there is none.
 
     Torch refuses to tell those of a derived dimension below 0, which an integer may have.

@@ -13,11 +13,12 @@ from typing import Any
 import sympy
 import torch
 
+from aotexport.capture.call import ExampleCall
 from aotexport.capture.fakes import place
 from aotexport.capture.forward_capture import ForwardCapture
 from aotexport.encode.sizes import encode_size
 from aotexport.errors import ExportFailed
-from aotexport.torch_internals.names import is_required_dimension
+from aotexport.torch_internals.names import is_dimension, is_required_dimension
 from aotexport_runtime.schema.sizes import Dimension, SizeExpression
 
 _UNBOUNDED = 1 << 62
@@ -111,6 +112,15 @@ def check_not_fixed(forward: ForwardCapture, paths: list[str]) -> None:
         )
     if fixed:
         raise SizeFixed("\n".join(fixed))
+
+
+def fixed_hints(forward: ForwardCapture, call: ExampleCall) -> list[tuple[str, int, str]]:
+    """Return the sizes that hints (`Dim.AUTO`) left open and a trace fixed: where, to what, by the user's line."""
+    return [
+        (str(at), int(at.expression), forward.fakes.fixed_at.get(at.size.node._expr, ""))
+        for at in _places(forward, call.paths)
+        if is_dimension(at.declared) and isinstance(at.size, torch.SymInt) and isinstance(at.expression, sympy.Integer)
+    ]
 
 
 def _guarded(forward: ForwardCapture) -> dict[Any, Any]:

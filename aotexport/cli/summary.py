@@ -13,6 +13,7 @@ from rich.table import Table
 from aotexport.inspect import printable
 from aotexport.report import ExportReport
 from aotexport.verify import Comparison
+from aotexport_runtime.notes import LOUD
 
 _SHOWN = {"output": 8, "gradient": 5, "state": 5}
 _REST = {"output": "outputs", "gradient": "gradients", "state": "buffers and inputs after the call"}
@@ -49,7 +50,7 @@ def summarize(report: ExportReport, seconds: Mapping[str, float], *, verified: b
         ],
         "verified": verified,
         "verification": largest_errors(report.comparisons),
-        "notes": report.notes,
+        "notes": [note.as_json() for note in report.notes],
         "seconds": {stage: round(value, 3) for stage, value in seconds.items()},
     }
 
@@ -107,7 +108,8 @@ def print_summary(console: Console, summary: Mapping[str, Any]) -> None:
     else:
         console.print(verification_table(summary["verification"]))
     for note in summary["notes"]:
-        console.print(f"note: {printable(note)}", style="yellow", soft_wrap=True)
+        style = "bold yellow" if note["kind"] in LOUD else "yellow"
+        console.print(printable(note["sentence"]), style=style, soft_wrap=True)
     seconds = summary["seconds"]
     stages = ", ".join(f"{stage} {value:.1f} s" for stage, value in seconds.items())
     console.print(f"\n{sum(seconds.values()):.1f} s: {printable(stages)}", soft_wrap=True)

@@ -21,13 +21,14 @@ from aotexport.encode.constant_gradients import constant_gradient
 from aotexport.encode.functional import Unsupported, encode_functional, refuse_unsupported
 from aotexport.encode.graph import GraphEncoder
 from aotexport.encode.module_calls import with_calls
+from aotexport.encode.notes import size_lines, trace_notes
 from aotexport.encode.subclasses import encode_subclass
 from aotexport.encode.values import encode_result_meta, encode_tensor_meta
 from aotexport.errors import ExportFailed
 from aotexport.programs import ProgramSpec
 from aotexport.torch_internals.functional import FunctionalCapture
 from aotexport_runtime.allowed import LAUNCH_OPERANDS
-from aotexport_runtime.schema.graph import Graph
+from aotexport_runtime.schema.graph import Graph, SourceLine
 from aotexport_runtime.schema.program import (
     ArgumentInput,
     ForwardGraph,
@@ -60,6 +61,7 @@ class EncodedProgram:
         variant_of: see `ProgramEntry.variant_of`.
         lowered: its lowered forms by target, each with a `record` and `graphs` by file name.
         compiled: names of the targets that it was compiled to libraries for.
+        size_lines: the user's line that narrowed the range of a symbol, by its name.
     """
 
     record: Program
@@ -68,6 +70,7 @@ class EncodedProgram:
     variant_of: str | None = None
     lowered: dict[str, Any] = field(default_factory=dict)
     compiled: tuple[str, ...] = ()
+    size_lines: dict[str, SourceLine] = field(default_factory=dict)
 
     @property
     def launched(self) -> list[str]:
@@ -138,8 +141,10 @@ def encode_program(spec: ProgramSpec, forward: ForwardCapture, *, root: Path | N
         autocast=surrounding_autocast(call),
         differentiated=tuple(index for index, b in enumerate(forward.bindings) if b.is_differentiated),
         forward=ForwardGraph(file=FORWARD_FILE, differentiable=not forward.effects.autograd_functions),
+        notes=trace_notes(call, forward, known, root, strip=strip),
     )
-    return EncodedProgram(program, {FORWARD_FILE: graph}, tuple(forward.effects.notes), spec.variant_of)
+    notes, lines = tuple(forward.effects.notes), size_lines(forward, root, strip=strip)
+    return EncodedProgram(program, {FORWARD_FILE: graph}, notes, spec.variant_of, size_lines=lines)
 
 
 def with_functional(

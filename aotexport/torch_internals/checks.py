@@ -48,6 +48,11 @@ def insert_data_dependent_checks(module: torch.fx.GraphModule, shape_env: ShapeE
             node.args = (condition, f"the program needs `{assumed}` of a number that only the data know")
 
 
+def line_of(guard: Any) -> str | None:
+    """Return the user's line that a guard of a shape environment came from, as `fixed_symbols` noted it."""
+    return guard.sloc.maybe_user_loc
+
+
 class _Answers(dict[Any, Any]):
     """What `ShapeEnv.real_tensor_prop_unbacked_vals` holds, looked up when it is asked for."""
 

@@ -10,6 +10,7 @@ from typing import Any
 import sympy
 import torch
 from torch._decomp import decompositions
+from torch._guards import SLoc
 
 # Sizes that fake kernels do not know.
 from torch._library.fake_impl import FakeImplCtx, set_ctx_getter
@@ -21,8 +22,14 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 
 @contextlib.contextmanager
-def fixed_symbols(shape_env: ShapeEnv, seen: Callable[[sympy.Symbol], None]) -> Iterator[None]:
-    """Call `seen` with every symbol that the shape environment comes to hold to a number, at that moment."""
+def fixed_symbols(shape_env: ShapeEnv, seen: Callable[[sympy.Symbol], None], line: Callable[[], str]) -> Iterator[None]:
+    """Let a shape environment tell where it comes to hold sizes to something.
+
+    Args:
+        shape_env: of the trace.
+        seen: called with every symbol that is held to a number, at that moment.
+        line: gives the running line of the user's, which guards keep, see `line_of`.
+    """
     replace = shape_env._set_replacement
 
     def watched(symbol: sympy.Symbol, value: sympy.Expr, reason: str) -> None:
@@ -31,10 +38,11 @@ def fixed_symbols(shape_env: ShapeEnv, seen: Callable[[sympy.Symbol], None]) -> 
         replace(symbol, value, reason)
 
     shape_env._set_replacement = watched  # type: ignore[method-assign]
+    shape_env._get_sloc = lambda framework_loc=None: SLoc(framework_loc, line())  # type: ignore[method-assign]
     try:
         yield
     finally:
-        del shape_env._set_replacement
+        del shape_env._set_replacement, shape_env._get_sloc
 
 
 @contextlib.contextmanager

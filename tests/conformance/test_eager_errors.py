@@ -102,8 +102,8 @@ def test_bundle_may_be_as_far_from_eager_as_eager_is_from_the_truth(tmp_path):
     assert {comparison.agrees for comparison in report.comparisons} == {True}
     assert max(comparison.error for comparison in report.comparisons) > 1e-3
     first, second = report.notes
-    assert first.startswith("program train is judged by eager's own error: in the recorded call `example`, call ")
-    assert second.startswith("program infer is judged by eager's own error: in the recorded call `example`, call ")
+    assert first.text.startswith("program train is judged by eager's own error: in the recorded call `example`, call ")
+    assert second.text.startswith("program infer is judged by eager's own error: in the recorded call `example`, call ")
     assert model.weight is weight
     assert (weight.dtype, weight.grad) == (torch.float32, None)
     assert torch.equal(weight, before)

@@ -87,8 +87,10 @@ def exported(model, path, *, by_position=False, **options):
     return aotexport.export(model, args, kwargs, dynamic_shapes=sizes, output=path, **options)
 
 
-@pytest.mark.parametrize("by_position", [False, True], ids=["by name", "by position"])
-@pytest.mark.parametrize("make", [Labelled, LastOnly, LossAlone, Positions])
+@pytest.mark.parametrize(
+    ("make", "by_position"),
+    [(Labelled, False), (LastOnly, False), (LastOnly, True), (LossAlone, False), (Positions, True)],
+)
 def test_inference_takes_calls_with_labels_and_without(make, by_position, tmp_path):
     model = make()
     report = exported(model, tmp_path / "bundle", by_position=by_position)
@@ -106,7 +108,8 @@ def test_inference_takes_calls_with_labels_and_without(make, by_position, tmp_pa
 
 def test_note_says_which_arguments_may_be_left_out(tmp_path):
     report = exported(Positions(), tmp_path / "bundle")
-    assert report.notes == ["calls of program `infer` may leave out `start` and `end`: `infer.2` serves them"]
+    (note,) = report.notes
+    assert note.text == "calls of program `infer` may leave out `start` and `end`: `infer.2` serves them"
 
 
 def test_label_free_call_that_does_not_fit_is_told_what_either_expected(tmp_path):
@@ -139,8 +142,8 @@ def test_model_that_fails_without_labels_needs_them_and_says_why(tmp_path):
     args = (torch.randn(5, 4), torch.randint(0, 3, (5,)))
     report = aotexport.export(Demanding(), args, programs="infer", output=tmp_path / "bundle")
     (note,) = report.notes
-    assert note.startswith("calls of program `infer` must pass `labels`: without, the model fails: ")
-    assert "cross_entropy_loss(): argument 'target'" in note
+    assert note.text.startswith("calls of program `infer` must pass `labels`: without, the model fails: ")
+    assert "cross_entropy_loss(): argument 'target'" in note.text
 
 
 class Opaque(Labelled):
@@ -158,8 +161,10 @@ def test_variant_that_cannot_be_captured_is_left_out_with_the_reason(tmp_path):
     report = aotexport.export(Opaque(), args, programs="infer", output=tmp_path / "bundle")
     assert [program.record.name for program in report.programs] == ["infer"]
     (note,) = report.notes
-    assert note.startswith("calls of program `infer` must pass `labels`: ")
-    assert "for calls with that very value alone" in note
+    assert note.text.startswith("calls of program `infer` must pass `labels`: ")
+    assert "for calls with that very value alone" in note.text
+    assert note.source is not None
+    assert note.source.file == "tests/conformance/test_label_free.py"
 
 
 def test_optional_tensor_without_which_results_are_alike_is_no_label(tmp_path):

@@ -44,7 +44,7 @@ def test_attribute_that_changes_nothing_else_is_settled(tmp_path):
     model, x = Prepared(), torch.randn(2, 3)
     report = aotexport.export(model, (x,), output=tmp_path / "bundle")
     assert model.part.prepared_for == "nothing"
-    assert report.notes == [
+    assert list(map(str, report.notes)) == [
         f"the first call sets the attribute `part.prepared_for` of the model to '{mode}', which changes nothing else: "
         "the bundle does what later calls do"
         for mode in ("training", "inference")

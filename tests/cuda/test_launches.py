@@ -116,7 +116,7 @@ def test_bundle_says_that_it_was_not_verified_and_what_runs_it(tmp_path):
     run = triton.runtime.jit.JITFunction.run
     report = exported(scaled, tmp_path)
     assert triton.runtime.jit.JITFunction.run is run
-    assert report.notes == [
+    assert list(map(str, report.notes)) == [
         "program infer is not verified: nothing on this machine runs the Triton kernel `scaling`, which the model "
         "launches itself"
     ]

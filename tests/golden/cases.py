@@ -576,6 +576,25 @@ def dict_read_by_key() -> Case:
 
 
 @case
+def notes() -> Case:
+    """A note of every kind."""
+
+    class Noted(nn.Module):
+        def forward(self, x: Tensor, times: int) -> Tensor:
+            if x.abs().sum() > 0:
+                x = x + len(range(int(x.abs().argmax())))
+            return x[:5] * times if x.shape[0] > 4 else x
+
+        def keep(self, x: Tensor) -> Tensor:
+            self.last = x * 2
+            return x * 3
+
+    keep = aotexport.Program("keep", method="keep", example=(ramp(2),))
+    rows = torch.export.Dim("rows", min=1, max=64)
+    return Case(Noted(), (ramp(6), 2), programs=("infer", keep), dynamic_shapes={"x": {0: rows}, "times": None})
+
+
+@case
 def nested_inputs() -> Case:
     """Every kind of container among the inputs, and constants of every type."""
 

@@ -40,7 +40,7 @@ def exported(name: str, directory: Path, monkeypatch: pytest.MonkeyPatch) -> aot
 @pytest.mark.parametrize("name", EVERY)
 def test_model_on_interpreted_kernels_equals_eager(name, tmp_path, monkeypatch):
     report = exported(name, tmp_path / "bundle", monkeypatch)
-    assert report.notes == []
+    assert not [note for note in report.notes if note.kind == "other"]
 
     found = interpreted(tmp_path / "bundle")
 

@@ -8,6 +8,7 @@ import msgspec
 
 from aotexport_runtime.bundle import Bundle
 from aotexport_runtime.engines.graph_choice import why_forward
+from aotexport_runtime.notes import notes_of
 from aotexport_runtime.python_values import python_value
 from aotexport_runtime.schema.graph import Graph, Node
 from aotexport_runtime.schema.program import (
@@ -51,6 +52,7 @@ def describe(bundle: Bundle, *, program: str | None = None, graph: bool = False)
         graph: with the graphs, one line per node.
     """
     lines = [] if program else _overview(bundle)
+    lines += [f"  {note.shown()}" for note in notes_of(bundle, program)]
     for name in [program] if program else bundle.program_names:
         lines += _program(bundle, bundle.program(name), graph=graph)
     return "\n".join(map(_printable, lines))
@@ -313,4 +315,5 @@ def summary(bundle: Bundle, *, program: str | None = None, graph: bool = False) 
             files = [record.forward.file] + ([record.functional.file] if record.functional else [])
             programs[name]["graphs"] = {file: msgspec.to_builtins(bundle.graph(name, file)) for file in files}
     targets = {name: msgspec.to_builtins(bundle.target(name)) for name in bundle.target_names}
-    return {"manifest": msgspec.to_builtins(bundle.manifest), "programs": programs, "targets": targets}
+    notes = [note.as_json() for note in notes_of(bundle, program)]
+    return {"manifest": msgspec.to_builtins(bundle.manifest), "notes": notes, "programs": programs, "targets": targets}

@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import Literal
 
 from aotexport_runtime.schema.base import Record
+from aotexport_runtime.schema.notes import Note
 from aotexport_runtime.schema.sizes import Dimension, Size, SizeExpression
 from aotexport_runtime.schema.subclasses import Subclass
 from aotexport_runtime.schema.trees import Constant, Key, Tree
@@ -408,6 +409,7 @@ class Program(Record, kw_only=True):
         forward: the graph before autograd.
         functional: the joint or inference graph; None with a reason in `refusals`: the forward graph serves every call.
         refusals: functional graphs that could not be captured, or disagreed with eager execution.
+        notes: what calls are held to, and what the program does not do.
     """
 
     name: str
@@ -428,3 +430,4 @@ class Program(Record, kw_only=True):
     forward: ForwardGraph
     functional: FunctionalGraph | None = None
     refusals: tuple[Refusal, ...] = ()
+    notes: tuple[Note, ...] = ()

@@ -1,0 +1,193 @@
+"""Notes: what a bundle fixed, with the user's line, what a call outside gets, in report, bundle and inspect."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import aotexport
+import aotexport_runtime
+from aotexport_runtime import CallInvalid, CheckFailed
+from aotexport_runtime.describe import describe, summary
+
+D = torch.export.Dim
+TABLE = [torch.tensor(float(index)) for index in range(8)]
+
+
+def by_index(x):
+    return x * TABLE[int(x.argmax())]
+
+
+def branching(x):
+    return x * 2 if x.sum() > 0 else x
+
+
+def comparing(x):
+    return x * 2 if x.max().item() > 0.5 else x
+
+
+def counting(x, count):
+    for _ in range(int(count)):
+        x = x + 1
+    return x
+
+
+def shortened(x):
+    return x[:5] + 1 if x.shape[0] > 4 else x
+
+
+def paired(x):
+    return x[::2] + x[1::2]
+
+
+def repeated(x, times, flag=True):
+    return x.repeat(times) if flag else x
+
+
+def unfixed(x):
+    return x[x > 0].sum() * x.max()
+
+
+def line_of(function, text):
+    lines, first = inspect.getsourcelines(function)
+    return first + next(index for index, line in enumerate(lines) if text in line)
+
+
+VALUES = torch.tensor([1.0, 5.0, 2.0, 0.5])
+BRANCH = "code of the model branches on values of tensors, and the program goes the example's way: "
+NUMBER = "code of the model makes a Python number of a tensor, and the program is for the example's alone: "
+SIZES = "other sizes are refused (CallInvalid)"
+ELSEWHERE = "elsewhere the model fails, does something else, or was not verified"
+
+
+@pytest.mark.parametrize(
+    ("function", "args", "sizes", "kind", "text", "fixed", "at"),
+    [
+        (by_index, (VALUES,), None, "number", f"{NUMBER}`value` is 1", "`value` is 1", "argmax"),
+        (branching, (VALUES,), None, "branch", f"{BRANCH}a condition is True", "a condition is True", "sum"),
+        (comparing, (VALUES,), None, "branch", f"{BRANCH}`value > 0.5` is True", "`value > 0.5` is True", "item"),
+        (counting, (VALUES, torch.tensor(3)), None, "number", f"{NUMBER}`value` is 3", "`value` is 3", "range"),
+        (
+            shortened,
+            (torch.randn(6),),
+            ({0: D("rows", min=1, max=64)},),
+            "size",
+            f"`rows` is in [5:64], and [1:64] was declared: {ELSEWHERE}",
+            "`rows` is in [5:64]",
+            "shape",
+        ),
+        (
+            shortened,
+            (torch.randn(6),),
+            ({0: D.AUTO},),
+            "size",
+            f"`x.shape[0]` is in [5:], and [0:] was declared: {ELSEWHERE}",
+            "`x.shape[0]` is in [5:]",
+            "shape",
+        ),
+        (
+            paired,
+            (torch.randn(6),),
+            ({0: D("rows", min=2)},),
+            "size",
+            "the model holds sizes to `(((1 + rows) // 2) == (rows // 2))`",
+            "`(((1 + rows) // 2) == (rows // 2))`",
+            "::2",
+        ),
+        (repeated, (torch.randn(3), 2), None, "integer", "`times` is 2, as in the example", "`times` is 2", None),
+    ],
+    ids=["index", "truth", "comparison", "count", "range", "range of a hint", "relation", "integer"],
+)
+def test_what_an_export_fixes_is_a_note_with_the_users_line(function, args, sizes, kind, text, fixed, at, tmp_path):
+    report = aotexport.export(function, args, dynamic_shapes=sizes, output=tmp_path / "bundle")
+    (note,) = report.notes
+    assert (note.kind, note.programs, note.text, note.fixed) == (kind, ("infer",), text, fixed)
+    if at is None:
+        assert note.source is None
+    else:
+        assert note.source is not None
+        assert (note.source.file, note.source.function) == ("tests/conformance/test_notes.py", function.__name__)
+        assert note.source.line == line_of(function, at)
+    (stored,) = aotexport_runtime.open_bundle(tmp_path / "bundle").program("infer").notes
+    assert (stored.kind, stored.text, stored.fixed, stored.outside) == (kind, text, fixed, note.outside)
+    assert stored.source == note.source
+
+
+def test_what_notes_say_of_calls_outside_happens(tmp_path):
+    def loaded(function, *args, **options):
+        return aotexport_runtime.load(
+            aotexport.export(function, args, output=tmp_path / "b", force=True, **options).path
+        )
+
+    with pytest.raises(CheckFailed):
+        loaded(by_index, VALUES)(VALUES.flip(0))
+    with pytest.raises(CheckFailed):
+        loaded(branching, VALUES)(-VALUES)
+    with pytest.raises(CallInvalid):
+        loaded(shortened, torch.randn(6), dynamic_shapes=({0: D.AUTO},))(torch.randn(4))
+    with pytest.raises(CallInvalid):
+        loaded(repeated, torch.randn(3), 2)(torch.randn(3), 3)
+
+
+def test_values_that_are_only_computed_with_give_no_note(tmp_path):
+    assert aotexport.export(unfixed, (VALUES,), output=tmp_path / "bundle").notes == []
+
+
+def test_note_says_where_calls_with_other_values_were_refused_at_the_export(tmp_path):
+    def picked(x):
+        return x * TABLE[int(x.argmax() % 8)]
+
+    (note,) = aotexport.export(picked, (torch.arange(64.0).sin(),), output=tmp_path / "bundle").notes
+    assert note.outside == (
+        "a call with another raises CheckFailed, as a call with other values did at the export; keep it a tensor, or "
+        "do outside of the model what needs it"
+    )
+
+
+def test_note_of_several_programs_is_one(tmp_path):
+    model = torch.nn.Linear(4, 4)
+    model.register_forward_hook(lambda module, args, output: branching(output))
+    (note,) = aotexport.export(model, (torch.ones(2, 4),), output=tmp_path / "bundle", verify=False).notes
+    assert note.programs == ("train", "infer")
+
+
+def test_stripped_bundle_has_notes_without_lines(tmp_path):
+    report = aotexport.export(by_index, (VALUES,), output=tmp_path / "bundle", strip=True)
+    assert [note.source for note in report.notes] == [None]
+    assert b"test_notes" not in (tmp_path / "bundle/programs/infer/program.json").read_bytes()
+
+
+def test_notes_are_in_both_inspections_and_in_the_report(tmp_path):
+    report = aotexport.export(by_index, (VALUES,), output=tmp_path / "bundle")
+    bundle = aotexport_runtime.open_bundle(tmp_path / "bundle")
+    where = f"tests/conformance/test_notes.py:{line_of(by_index, 'argmax')} in by_index"
+    (note,) = report.notes
+    shown = f"fixed (infer): {where}: {NUMBER}`value` is 1. A call with another raises CheckFailed"
+    assert note.shown().startswith(shown)
+    assert f"  {note.shown()}\n" in describe(bundle)
+    assert f"  {note.shown()}\n" in f"{report!r}\n"
+    assert summary(bundle)["notes"] == [note.as_json()]
+    command = [sys.executable, "-m", "aotexport", "inspect", "--json", str(tmp_path / "bundle")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout)["notes"] == [note.as_json()]
+
+
+def test_packages_that_a_load_needs_are_a_note(tmp_path):
+    with torch.library._scoped_library("noted", "FRAGMENT") as library:
+        library.define("twice(Tensor x) -> Tensor")
+        library.impl("twice", lambda x: x * 2, "CompositeExplicitAutograd")
+        library.impl("twice", lambda x: torch.empty_like(x), "Meta")
+        report = aotexport.export(
+            lambda x: torch.ops.noted.twice(x), (VALUES,), output=tmp_path / "bundle", verify=False
+        )
+    (note,) = report.notes
+    assert (note.kind, note.programs) == ("package", ())
+    assert str(note) == (
+        "the bundle calls custom operators of `noted`: import what registers them before `load`, and give their names "
+        "as operator_namespaces"
+    )
