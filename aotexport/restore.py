@@ -99,6 +99,7 @@ class Before:
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> Before:
+        """Return what `tensor` is now."""
         alias = None if is_wrapper(tensor) or why_not_held(tensor) else tensor.detach()
         grad = tensor.grad if tensor.is_leaf else None
         return cls(tensor, alias, tensor.is_leaf, tensor.requires_grad, grad)
