@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from aotexport.capture.attributes import attributes_to_put_back
 from aotexport.capture.reach import reached
@@ -35,7 +36,8 @@ def left_alone(target: Any, others: Iterable[Any]) -> Iterator[None]:
     """
     found = reached((target, *others))
     modules = [("", value) for value in found if isinstance(value, nn.Module)]
-    tensors = [_Kept.of(value) for value in found if isinstance(value, torch.Tensor)]
+    # Parameters that are not initialised yet are refused before anything runs, and hold nothing to put back.
+    tensors = [_Kept.of(value) for value in found if isinstance(value, torch.Tensor) and not is_lazy(value)]
     module = target if isinstance(target, nn.Module) else getattr(target, "__self__", None)
     attributes = attributes_to_put_back(modules)
     surroundings = surroundings_to_put_back(target, module if isinstance(module, nn.Module) else None)
