@@ -18,6 +18,7 @@ from aotexport.capture.forward_capture import ForwardCapture
 from aotexport.capture.functional import capture_functional_graph
 from aotexport.capture.hooks import refuse_backward_hooks
 from aotexport.capture.mode import in_mode, refuse_modes_that_change_state
+from aotexport.capture.python_operators import operators_kept
 from aotexport.capture.state import State, collect_state
 from aotexport.capture.triton_kernels import refuse_kernels_without_cpu, refuse_launches
 from aotexport.clock import Clock, Progress
@@ -81,6 +82,7 @@ def export(
     force: bool = False,
     strip: bool = False,
     kernel_sources: bool = True,
+    keep_operators: str | Iterable[str] = (),
     source_root: str | os.PathLike[str] | None = None,
     shard_nbytes: int = SHARD_NBYTES,
     onnx: OnnxOptions | bool = False,
@@ -108,6 +110,8 @@ def export(
         force: replace a bundle at `output`.
         strip: leave source lines and module paths out.
         kernel_sources: keep the sources of kernels for NVIDIA GPUs, so that the bundle can be checked without one.
+        keep_operators: custom operators written in Python, by name (`library::operator`) or namespace (`library`), to
+            keep as operators, whose package a load needs; others are traced through.
         source_root: directory that recorded source files are relative to; None: the working directory.
         shard_nbytes: size above which weights are split in several files.
         onnx: add ONNX models of the programs that record no gradients; options, or True for the defaults.
@@ -134,6 +138,7 @@ def export(
     clock = Clock(progress)
     with contextlib.ExitStack() as started:
         started.enter_context(left_alone(model_or_fn, (args, kwargs, programs, variants)))
+        started.enter_context(operators_kept(names_of("keep_operators", keep_operators)))
         clock.stage("example call")
         specs = choose_programs(model_or_fn, Example(args, kwargs or {}, dynamic_shapes), programs, variants)
         call = specs[0].call

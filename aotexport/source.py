@@ -1,7 +1,7 @@
 """The source of an export: what a model file offers, checked, and the lines to write where it does not.
 
 A model file offers `model` (or another attribute) and `example_inputs`, and may offer `example_kwargs`,
-`dynamic_shapes`, `variants`, `programs` and `custom_ops`.
+`dynamic_shapes`, `variants`, `programs`, `custom_ops` and `keep_operators`.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ class Source:
         programs: see `aotexport.export`; None: the default.
         variants: see `aotexport.export`.
         custom_ops: names of modules that register custom operators.
+        keep_operators: see `aotexport.export`.
         root: directory that source lines, and the file's own imports, are relative to.
     """
 
@@ -49,6 +50,7 @@ class Source:
     programs: tuple[str | Program, ...] | None
     variants: tuple[Example, ...]
     custom_ops: tuple[str, ...]
+    keep_operators: tuple[str, ...]
     root: Path
 
     @property
@@ -79,6 +81,7 @@ def load_source(where: str) -> Source:
             programs=_programs(file),
             variants=_variants(file),
             custom_ops=_custom_ops(file),
+            keep_operators=_keep_operators(file),
             root=file.root,
         )
 
@@ -243,6 +246,16 @@ def _custom_ops(file: ModelFile) -> tuple[str, ...]:
         with user_code(f"importing `{name}`, which `custom_ops` of `{file.name}` names,", file.root):
             importlib.import_module(name)
     return names
+
+
+def _keep_operators(file: ModelFile) -> tuple[str, ...]:
+    value = getattr(file.module, "keep_operators", ())
+    names = [value] if isinstance(value, str) else value
+    if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
+        raise ModelFileInvalid(
+            f'`keep_operators` in `{file.name}` must be a list of names of custom operators, like ["my_ops::scale"]'
+        )
+    return tuple(names)
 
 
 def _kind(value: Any) -> str:

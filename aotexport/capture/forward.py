@@ -28,6 +28,7 @@ from aotexport.capture.identity import asks_identity
 from aotexport.capture.key_order import other_orders
 from aotexport.capture.larger_examples import holds_for, larger_tensors
 from aotexport.capture.module_calls import TracedCalls
+from aotexport.capture.python_operators import traced_operators
 from aotexport.capture.reach import reached_tensors
 from aotexport.capture.reading_values import READING_VALUES
 from aotexport.capture.second_trace import same_in_both_modes
@@ -261,7 +262,7 @@ def _graph(
     flat: FlatCall, make_inputs: Callable[[], list[Any]], fakes: FakeInputs, calls: TracedCalls
 ) -> torch.fx.GraphModule:
     """Return the trace of `flat`, as far above autograd as what the model does allows, and its calls in `calls`."""
-    fixed: Any = {"keeps_frame": is_user_frame, "decompositions": READING_VALUES}
+    fixed: Any = {"keeps_frame": is_user_frame, "decompositions": {**READING_VALUES, **traced_operators()}}
 
     def recorded(*tensors: Any) -> tuple[Any, ...]:
         with calls.recorded(flat.call.module):

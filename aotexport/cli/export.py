@@ -72,6 +72,13 @@ Example, with this model.py:
     show_default=True,
     help="Keep the sources of kernels (target cuda), by which the bundle can be checked without a GPU.",
 )
+@click.option(
+    "--keep-operator",
+    "keep_operators",
+    multiple=True,
+    metavar="NAME",
+    help="Keep a custom operator written in Python (library::operator, or library), instead of tracing through it.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
 def export(
     model: str,
@@ -89,14 +96,15 @@ def export(
     no_verify: bool,
     strip: bool,
     kernel_sources: bool,
+    keep_operators: tuple[str, ...],
     as_json: bool,
 ) -> None:
     """Export MODEL (model.py, model.py:attr or package.module:attr) to a bundle, and verify it against eager.
 
     The file offers `model` (a module, a class or function that makes one, or a function of tensors) and
     `example_inputs` (a tuple of positional arguments, a dict of keyword arguments, or a function that returns either).
-    It may offer `example_kwargs`, `dynamic_shapes`, `variants` (further example calls), `programs`, and `custom_ops`
-    (modules to import).
+    It may offer `example_kwargs`, `dynamic_shapes`, `variants` (further example calls), `programs`, `custom_ops`
+    (modules to import), and `keep_operators` (custom operators that are not to be traced through).
     """
     if not onnx and (opset, onnx_state, translations) != (None, None, None):
         raise click.UsageError("--opset, --onnx-state and --onnx-translations are for --onnx; give both")
@@ -138,6 +146,7 @@ def export(
                 force=force,
                 strip=strip,
                 kernel_sources=kernel_sources,
+                keep_operators=(*source.keep_operators, *keep_operators),
                 source_root=source.root,
                 onnx=options,
                 progress=progress,

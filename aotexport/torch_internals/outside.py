@@ -34,3 +34,16 @@ def record_attribute(tracer: PythonKeyTracer, tensor: torch.Tensor, fake: torch.
 def set_version(tensor: torch.Tensor, version: int) -> None:
     """Give a tensor, and the views that share its count of writes, a version."""
     torch._C._autograd._unsafe_set_version_counter((tensor,), (version,))  # type: ignore[attr-defined]
+
+
+@contextlib.contextmanager
+def fresh_symbols_dropped() -> Iterator[None]:
+    """Forget numbers of data that the block made and let no value have, as a trace does that fails half way."""
+    mode = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
+    environment = None if mode is None else mode.shape_env
+    before = None if environment is None else list(environment.pending_fresh_unbacked_symbols)
+    try:
+        yield
+    finally:
+        if environment is not None:
+            environment.pending_fresh_unbacked_symbols[:] = before

@@ -32,12 +32,12 @@ cubed.register_autograd(lambda ctx, grad: grad * ctx.saved_tensors[0] * 5, setup
 cubed.register_vmap(lambda info, dims, x: (cubed(x), dims[0]))
 
 
-@case(lambda: (leaf(3, 4),))
+@case(lambda: (leaf(3, 4),), keep_operators=[NAMESPACE])
 def operator_with_gradients(x):
     return cubed(x).sin()
 
 
-@case(lambda: (leaf(3, 4),), dynamic_shapes=({0: torch.export.Dim("n")},))
+@case(lambda: (leaf(3, 4),), dynamic_shapes=({0: torch.export.Dim("n")},), keep_operators=[NAMESPACE])
 def operator_under_vmap(x):
     return torch.vmap(cubed)(x).sum(0)
 
@@ -65,7 +65,11 @@ def _(x, others, bias, sizes, mode="sum", scale=1.5, dtype=None, flag=False):
     return torch.empty_like(x, dtype=dtype or x.dtype), x.new_empty(tuple(sizes))
 
 
-@case(lambda: (torch.randn(3, 4), torch.randn(3, 4)), dynamic_shapes=({0: torch.export.Dim("n")},) * 2)
+@case(
+    lambda: (torch.randn(3, 4), torch.randn(3, 4)),
+    dynamic_shapes=({0: torch.export.Dim("n")},) * 2,
+    keep_operators=[NAMESPACE],
+)
 def operator_with_arguments_of_every_kind(x, y):
     first = described(x, [x, y], None, [x.shape[0], 2], "scaled", dtype=torch.float64, flag=True)
     second = described(y, [], x, [3], scale=0.5)
@@ -82,7 +86,7 @@ def _(x):
     return [torch.empty_like(row) for row in x]
 
 
-@case(lambda: (torch.randn(3, 4),))
+@case(lambda: (torch.randn(3, 4),), keep_operators=[NAMESPACE])
 def operator_that_returns_a_list(x):
     return sum(row * index for index, row in enumerate(split_rows(x.sin())))
 
@@ -104,13 +108,17 @@ def _(xs, y, count=2):
     return torch.empty_like(xs[0])
 
 
-@case(lambda: (torch.randn(3, 4), torch.randn(3, 4)))
+@case(lambda: (torch.randn(3, 4), torch.randn(3, 4)), keep_operators=[NAMESPACE])
 def operator_that_writes_to_an_input(x, y):
     scale_(x, y)
     return x * 2
 
 
-@case(lambda: (torch.randn(3, 4), torch.randn(4)), dynamic_shapes=({0: torch.export.Dim("n")}, None))
+@case(
+    lambda: (torch.randn(3, 4), torch.randn(4)),
+    dynamic_shapes=({0: torch.export.Dim("n")}, None),
+    keep_operators=[NAMESPACE],
+)
 def operator_that_writes_to_views_and_lists(x, y):
     z, w = x.sin(), x.cos()
     scale_(z[0], y)
@@ -119,7 +127,7 @@ def operator_that_writes_to_views_and_lists(x, y):
     return z + w, first, second
 
 
-@case(lambda: (torch.randn(3, 4),))
+@case(lambda: (torch.randn(3, 4),), keep_operators=[NAMESPACE])
 class OperatorThatWritesToABuffer(nn.Module):
     def __init__(self):
         super().__init__()
@@ -151,6 +159,6 @@ class _Scaled(torch.autograd.Function):
         return x_grad, None
 
 
-@case(lambda: (leaf(3, 4), torch.randn(3, 4)))
+@case(lambda: (leaf(3, 4), torch.randn(3, 4)), keep_operators=[NAMESPACE])
 def operator_that_writes_in_a_backward(x, y):
     return _Scaled.apply(x, y).sin()

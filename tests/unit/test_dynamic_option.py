@@ -18,7 +18,7 @@ from aotexport.source import Source
 
 
 def source_of(function: Any, *args: Any, dynamic_shapes: Any = None, **kwargs: Any) -> Source:
-    return Source("model.py", function, args, kwargs, dynamic_shapes, None, (), (), Path())
+    return Source("model.py", function, args, kwargs, dynamic_shapes, None, (), (), (), Path())
 
 
 def spelled(dynamic_shapes: Any) -> Any:

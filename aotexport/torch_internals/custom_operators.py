@@ -1,0 +1,103 @@
+"""Custom operators as torch knows them: which are written in Python, and what runs for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+# The functions that define operators, and which keys operators have Python kernels for.
+from torch._library.custom_ops import OPDEFS
+from torch._library.triton import triton_ops_to_kernels
+from torch._library.utils import fill_defaults
+from torch.library import _impls
+
+from aotexport.torch_internals.names import OpOverload
+
+_KEY = torch._C.DispatchKey
+_COMPOSITE, _EXPLICIT = "CompositeImplicitAutograd", "CompositeExplicitAutograd"
+
+
+@dataclass(frozen=True)
+class PythonOperator:
+    """What runs for an operator.
+
+    Attributes:
+        body: takes its arguments, below autograd; None: composite, so that autograd is inside.
+        has_autograd: whether torch makes an autograd function of it.
+        setup_context: what was registered to keep values for backward.
+        backward: what was registered as its backward; None: a backward raises.
+    """
+
+    body: Callable[..., Any] | None
+    has_autograd: bool = False
+    setup_context: Callable[..., Any] | None = None
+    backward: Callable[..., Any] | None = None
+
+
+def python_operators() -> dict[OpOverload, PythonOperator]:
+    """Return the custom operators that are written in Python by now, those of Triton kernels aside."""
+    found: dict[OpOverload, PythonOperator] = {}
+    for name, definition in OPDEFS.items():
+        if name not in triton_ops_to_kernels:
+            kernels = definition._backend_fns
+            body = kernels.get("cpu") or kernels.get(None) or definition._init_fn
+            found[definition._opoverload] = PythonOperator(
+                body, has_autograd=True, setup_context=definition._setup_context_fn, backward=definition._backward_fn
+            )
+    keys: dict[str, set[str]] = {}
+    for implemented in _impls:
+        namespace, name, key = implemented.split("/")
+        keys.setdefault(f"{namespace}::{name}", set()).add(key)
+    for name, of_operator in keys.items():
+        operator = _find(name)
+        if operator is not None and operator not in found and name not in OPDEFS and not _is_torchs(name):
+            described = _of_kernels(operator, of_operator)
+            if described is not None:
+                found[operator] = described
+    return found
+
+
+def _of_kernels(operator: OpOverload, keys: set[str]) -> PythonOperator | None:
+    """Return what runs for an operator that has Python kernels for these keys; None: more than a trace would hold."""
+    if _COMPOSITE in keys:
+        return PythonOperator(None)
+    # What a kernel for autograd does is its own.
+    key = next((key for key in ("CPU", _EXPLICIT) if key in keys), None)
+    if key is None or any(key.startswith("Autograd") for key in keys):
+        return None
+    return PythonOperator(lambda *args, **kwargs: operator._op_dk(getattr(_KEY, key), *args, **kwargs))
+
+
+def _find(name: str) -> OpOverload | None:
+    namespace, _, rest = name.partition("::")
+    base, _, overload = rest.partition(".")
+    packet = getattr(getattr(torch.ops, namespace), base, None)
+    return getattr(packet, overload or "default", None)
+
+
+def _is_torchs(name: str) -> bool:
+    return name.partition("::")[0] in (
+        "aten",
+        "prims",
+        "prim",
+        "inductor",
+        "quantized",
+        "quantized_decomposed",
+        "_test",
+    )
+
+
+def filled(
+    operator: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the arguments of a call with the defaults that it left out."""
+    args, kwargs = fill_defaults(operator._schema, args, kwargs)
+    return tuple(args), dict(kwargs)
+
+
+def whole_composite(operator: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run a composite operator by the operators that it is made of."""
+    return operator.decompose(*args, **kwargs)

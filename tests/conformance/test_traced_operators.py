@@ -1,0 +1,101 @@
+"""Custom operators written in Python: traced through by default, with their gradients and writes, or kept by name."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import aotexport
+import aotexport_runtime
+from aotexport.write.files import custom_operators
+from tests.cases import operators
+from tests.cases.mutations import leaf
+
+NAMESPACE = "aotexport_traced"
+LIBRARY = torch.library.Library(NAMESPACE, "DEF")
+
+
+def _define(name, function, key):
+    LIBRARY.define(f"{name}(Tensor x) -> Tensor")
+    LIBRARY.impl(name, function, key)
+    if "Explicit" in key:
+        torch.library.register_fake(f"{NAMESPACE}::{name}", torch.empty_like, lib=LIBRARY)
+
+
+_define("composite", lambda x: (x * 2).sin(), "CompositeImplicitAutograd")
+_define("explicit", lambda x: x.cos(), "CompositeExplicitAutograd")
+_define("branching", lambda x: x * 2 if x.sum() > 0 else x * 3, "CompositeExplicitAutograd")
+
+
+@torch.library.custom_op(f"{NAMESPACE}::without_backward", mutates_args=())
+def without_backward(x: torch.Tensor) -> torch.Tensor:
+    return x.exp()
+
+
+@torch.library.custom_op(f"{NAMESPACE}::following", mutates_args=())
+def following(x: torch.Tensor) -> torch.Tensor:
+    return x * 2 if x.sum() > 0 else x * 3
+
+
+for _operator in (without_backward, following):
+    _operator.register_fake(torch.empty_like)
+following.register_autograd(lambda ctx, grad: grad * 2)
+TRACED = torch.ops.aotexport_traced
+
+
+@pytest.mark.parametrize(
+    ("function", "args"),
+    [
+        (operators.operator_with_gradients, lambda: (leaf(3, 4),)),
+        (operators.operator_with_arguments_of_every_kind, lambda: (torch.randn(3, 4), torch.randn(3, 4))),
+        (operators.operator_that_returns_a_list, lambda: (torch.randn(3, 4),)),
+        (operators.operator_that_writes_to_an_input, lambda: (torch.randn(3, 4), torch.randn(3, 4))),
+        (operators.operator_that_writes_to_views_and_lists, lambda: (torch.randn(3, 4), torch.randn(4))),
+        (operators.OperatorThatWritesToABuffer(), lambda: (torch.randn(3, 4),)),
+        (operators.operator_that_writes_in_a_backward, lambda: (leaf(3, 4), torch.randn(3, 4))),
+        (lambda x: TRACED.composite(x), lambda: (leaf(3),)),
+        (lambda x: TRACED.explicit(x), lambda: (torch.randn(3),)),
+    ],
+    ids=["gradients", "kinds", "list", "input", "views", "buffer", "backward", "composite", "explicit"],
+)
+def test_operator_is_traced_through_and_equals_eager(function, args, tmp_path):
+    report = aotexport.export(function, args(), output=tmp_path / "b")
+    assert custom_operators(report.programs) == set()
+    assert report.notes == []
+    program = f"import aotexport_runtime; aotexport_runtime.load({str(tmp_path / 'b')!r})"
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_operator_without_a_backward_raises_as_eager_does(tmp_path):
+    aotexport.export(lambda x: without_backward(x) + x, (torch.ones(3),), output=tmp_path / "b", programs=["infer"])
+    module = aotexport_runtime.load(tmp_path / "b")
+    messages = []
+    for function in (module, lambda x: without_backward(x) + x):
+        with pytest.raises(RuntimeError) as caught:
+            function(torch.ones(3, requires_grad=True)).sum().backward()
+        messages.append(str(caught.value))
+    assert messages[0] == messages[1]
+
+
+@pytest.mark.parametrize(
+    ("function", "name"),
+    [(following, "following"), (TRACED.branching, "branching"), (TRACED.explicit, "explicit")],
+    ids=["branches on values", "branches on values, in pieces", "autograd of its own"],
+)
+def test_operator_that_cannot_be_traced_is_kept_with_a_note(function, name, tmp_path):
+    report = aotexport.export(
+        lambda x: function(x) * 2, (leaf(3),), output=tmp_path / "b", verify=False, programs=["infer"]
+    )
+    assert custom_operators(report.programs) == {f"{NAMESPACE}::{name}.default"}
+    assert [note.kind for note in report.notes] == ["package"]
+
+
+@pytest.mark.parametrize("kept", [operators.NAMESPACE, f"{operators.NAMESPACE}::cubed"])
+def test_operator_that_is_asked_for_is_kept(kept, tmp_path):
+    report = aotexport.export(
+        operators.operator_with_gradients, (leaf(3),), output=tmp_path / "b", verify=False, keep_operators=[kept]
+    )
+    assert custom_operators(report.programs) == {f"{operators.NAMESPACE}::cubed.default"}
