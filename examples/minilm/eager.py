@@ -15,6 +15,7 @@ from model import model
 
 sys.path.insert(0, str(Path(__file__).with_name("deploy")))
 
+from classify import fit_classes
 from sentences import SENTENCES, tokenizer
 from train import fit
 
@@ -24,10 +25,11 @@ def main() -> None:
     parser.add_argument("--report", type=Path, help="write embeddings and losses as JSON")
     options = parser.parse_args()
     embeddings = load_model("cpu").encode(list(SENTENCES))
-    losses = fit(model(), tokenizer(get_model_path() / "tokenizer.json"))
-    print(f"last loss {losses[-1]:.6f}")
+    loaded = tokenizer(get_model_path() / "tokenizer.json")
+    losses, class_losses = fit(model(), loaded), fit_classes(model(), loaded)
+    print(f"last losses {losses[-1]:.6f}, {class_losses[-1]:.6f}")
     if options.report:
-        report = {"embeddings": embeddings.tolist(), "losses": losses}
+        report = {"embeddings": embeddings.tolist(), "losses": losses, "class_losses": class_losses}
         options.report.write_text(json.dumps(report), encoding="utf-8")
 
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.utils import fusion, parametrizations, parametrize, prune
+from torch.testing._internal.two_tensor import TwoTensor
 
 import aotexport
 from aotexport_runtime import BundleModule, NotSupported, load, save
@@ -331,6 +332,21 @@ def test_forward_hook_sees_features_of_the_model(bundle):
     assert torch.equal(seen[0][1]["x"], seen[1][1]["x"])
 
 
+def test_weights_of_a_tensor_subclass_are_followed_by_a_layer(bundle):
+    original, loaded = make().eval(), load(bundle).eval()
+    x = torch.randn(7, 4)
+    for module in (original, loaded):
+        weight = module.head.weight.detach()
+        module.head.weight = nn.Parameter(TwoTensor(weight, weight * 2))
+    with torch.no_grad():
+        got, expected = loaded(x), original(x)
+    assert type(got) is TwoTensor
+    assert torch.equal(got.b, expected.b)
+    loaded.read.weight = nn.Parameter(TwoTensor(torch.ones(6, 6), torch.ones(6, 6)))
+    with pytest.raises(NotSupported, match="`read` has a `weight` of another dtype, shape or class"):
+        loaded(x)
+
+
 def test_functional_call_takes_weights_of_other_shapes_for_a_layer(bundle):
     original, loaded = make().eval(), load(bundle).eval()
     weights = {"head.weight": torch.ones(5, 6), "head.bias": torch.ones(5)}
@@ -455,8 +471,9 @@ REFUSED_AT_A_CALL = {
     ),
     "a parameter of another shape that is read": (
         lambda m: setattr(m.read, "weight", nn.Parameter(torch.ones(6, 8))),
-        "`read` has a `weight` of another shape or dtype, and no call can follow: what calls do with it cannot be told "
-        f"apart from the rest (the model's code uses it otherwise than by calling it). {AGAIN}",
+        "`read` has a `weight` of another dtype, shape or class, and no call can follow: what calls do with it cannot "
+        "be told apart from the rest (the model's code uses it otherwise than by calling it). "
+        f"{AGAIN}",
     ),
     "a submodule that is read": (
         lambda m: setattr(m, "read", linear(6, 6)),
@@ -656,7 +673,7 @@ SAVE = (
         ("a parametrized weight", "`head` is parametrized"),
         ("pruning", "`head` has a `weight` that is computed"),
         ("a longer Sequential", "`body` has other submodules"),
-        ("a parameter of another shape", "`head` has a `weight` of another shape or dtype"),
+        ("a parameter of another shape", "`head` has a `weight` of another dtype, shape or class"),
         ("another probability of dropout", "`body.3` has another `p`"),
     ],
 )

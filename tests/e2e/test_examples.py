@@ -48,6 +48,8 @@ def test_minilm_bundle_embeds_and_finetunes_as_the_original_does(example: Exampl
     eager = example.eager()
     torch.testing.assert_close(embeddings, torch.tensor(eager["embeddings"]), rtol=0, atol=1e-5)
     assert relative_difference(tuned["losses"], eager["losses"]) < 1e-5
+    classified = example.alone("classify.py", bundle, tokenizer)
+    assert relative_difference(classified["losses"], eager["class_losses"]) < 1e-5
     tuned_embeddings = torch.tensor(example.alone("embed.py", "tuned", tokenizer)["embeddings"])
     assert not torch.allclose(tuned_embeddings, embeddings, atol=1e-5)
 

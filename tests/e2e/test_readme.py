@@ -16,6 +16,7 @@ from tests.e2e.processes import ROOT, run
 INSTALLED = ("README.md", "docs/getting-started.md")
 """Pages that begin with an install: they run where it was done, from wheels."""
 PAGES = (
+    "docs/another-head.md",
     "docs/model-files.md",
     "docs/onnx.md",
     "docs/performance.md",

@@ -73,7 +73,8 @@ def _check_unchanged(module: BundleModule) -> None:
     """Refuse a module that holds code, which no bundle of weights does."""
     changed = [change for change in module.changes() if not change.keeps_state]
     if changed:
-        listed = ", ".join(f"`{change.path}` {change.how}" for change in changed)
+        listed = ", ".join(f"`{change.path}` {change.how}" for change in changed[:3])
+        listed += f" and {len(changed) - 3} more" if len(changed) > 3 else ""
         raise NotSupported(
             f"{listed}, and `save` writes the programs that were exported, with other weights. Export the loaded "
             "module as it is now (`aotexport.export(module, ...)`), which captures it whole"

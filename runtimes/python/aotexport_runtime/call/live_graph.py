@@ -24,6 +24,7 @@ from aotexport_runtime.errors import NotSupported
 from aotexport_runtime.schema.graph import Graph, ModuleCall, Node
 from aotexport_runtime.schema.program import Program, StateInput
 from aotexport_runtime.schema.values import Argument, SequenceMeta, ValueMeta
+from aotexport_runtime.subclasses import is_wrapper
 from aotexport_runtime.submodules.changes import Change
 from aotexport_runtime.submodules.places import StateSlot, is_below, module_at
 from aotexport_runtime.validate import references
@@ -366,7 +367,14 @@ def check_state_read(graph: Graph, program: Program, live: LiveGraph | None, slo
             continue
         table, key = slot(spec.name)
         tensor = table.get(key)
-        if tensor is None or (dtypes.name_of(tensor.dtype), tuple(tensor.shape)) == (spec.meta.dtype, spec.meta.shape):
+        if tensor is None:
+            continue
+        if is_wrapper(tensor):
+            raise NotSupported(
+                f"`{spec.name}` is a `{type(tensor).__name__}` now, and program `{program.name}` was captured with a "
+                "plain tensor, which it reads otherwise than by calling a layer. Change the model, and export it again"
+            )
+        if (dtypes.name_of(tensor.dtype), tuple(tensor.shape)) == (spec.meta.dtype, spec.meta.shape):
             continue
         raise NotSupported(
             f"`{spec.name}` is {dtypes.name_of(tensor.dtype)}{list(tensor.shape)} now, and program "

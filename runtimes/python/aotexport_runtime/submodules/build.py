@@ -17,7 +17,7 @@ from aotexport_runtime.schema.manifest import Manifest, StateTensor
 from aotexport_runtime.schema.manifest import Submodule as Record
 from aotexport_runtime.schema.trees import Constant
 from aotexport_runtime.submodules.submodule import WRAP, Origin, Submodule, known_class
-from aotexport_runtime.submodules.tables import told
+from aotexport_runtime.submodules.tables import kind_of, told
 from aotexport_runtime.trees import builder
 
 
@@ -107,7 +107,7 @@ def sealed(whole: nn.Module, changed: Callable[[], None]) -> Origin:
     origin = Origin("", type(whole), changed)
     origin.submodules = {name: module for name, module in whole._modules.items() if module is not None}
     tensors = {**whole._parameters, **whole._buffers}
-    origin.tensors = {name: (t.dtype, t.shape) for name, t in tensors.items() if t is not None}
+    origin.tensors = {name: kind_of(t) for name, t in tensors.items() if t is not None}
     tell(whole, origin)
     return origin
 

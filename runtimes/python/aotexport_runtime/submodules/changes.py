@@ -82,7 +82,7 @@ def _change(module: Submodule, origin: Origin, mode: bool) -> Change | None:
         return Change(path, module, "has other submodules", needs_call=True)
     reshaped, attribute = module.reshaped(), module.attributes_changed()
     if reshaped is not None:
-        return Change(path, module, f"has a `{reshaped}` of another shape or dtype", runs_part=runs_part)
+        return Change(path, module, f"has a `{reshaped}` of another dtype, shape or class", runs_part=runs_part)
     if attribute is not None:
         return Change(path, module, f"has another `{attribute}`", needs_call=True)
     if "forward" in module.__dict__:

@@ -18,7 +18,7 @@ from torch import nn
 from aotexport_runtime.errors import NotSupported
 from aotexport_runtime.python_state import Kept, WithAttributes
 from aotexport_runtime.submodules.running import running_parts
-from aotexport_runtime.submodules.tables import HOOKS, STATE, refill, told
+from aotexport_runtime.submodules.tables import HOOKS, STATE, TensorKind, kind_of, refill, told
 
 WRAP = (
     "Hold the loaded module and new layers in a module of your own, and export that "
@@ -36,7 +36,7 @@ class Origin:
         changed: to be called when it changes.
         known: whether its class is one of torch's, so that it can be called alone.
         attributes: of such a class: its attributes beside tensors and submodules.
-        tensors: dtype and shape of its parameters and buffers, by name.
+        tensors: kinds of its parameters and buffers, by name.
         submodules: its submodules, by name.
     """
 
@@ -45,7 +45,7 @@ class Origin:
     changed: Callable[[], None]
     known: bool = False
     attributes: dict[str, Any] = field(default_factory=dict[str, Any])
-    tensors: dict[str, tuple[torch.dtype, torch.Size]] = field(default_factory=dict[str, Any])
+    tensors: dict[str, TensorKind] = field(default_factory=dict[str, TensorKind])
     submodules: dict[str, nn.Module] = field(default_factory=dict[str, nn.Module])
 
 
@@ -66,7 +66,7 @@ class Submodule(WithAttributes):
         origin: Origin = self.__dict__["_origin"]
         origin.type = type(self)
         tensors = {**self._parameters, **self._buffers}
-        origin.tensors = {name: (t.dtype, t.shape) for name, t in tensors.items() if t is not None}
+        origin.tensors = {name: kind_of(t) for name, t in tensors.items() if t is not None}
         origin.submodules = {name: module for name, module in self._modules.items() if module is not None}
         told(self, origin.changed, self.check_added)
 
@@ -121,11 +121,11 @@ class Submodule(WithAttributes):
         return None
 
     def reshaped(self) -> str | None:
-        """Return the name of a parameter or buffer that has another dtype or shape than what was loaded."""
+        """Return the name of a parameter or buffer of another kind than what was loaded."""
         origin: Origin = self.__dict__["_origin"]
         for name, expected in origin.tensors.items():
             tensor = self._parameters.get(name, self._buffers.get(name))
-            if tensor is not None and (tensor.dtype, tensor.shape) != expected:
+            if tensor is not None and kind_of(tensor) != expected:
                 return name
         return None
 
@@ -193,7 +193,7 @@ class Submodule(WithAttributes):
         """Return whether calls look at an attribute that is no tensor and no submodule."""
         origin: Origin = self.__dict__["_origin"]
         kept: Kept | None = self.__dict__.get("_kept")
-        if name == "forward" or name in origin.tensors or name in origin.attributes:
+        if name in ("forward", "extra_repr") or name in origin.tensors or name in origin.attributes:
             return True
         return (kept is not None and name in kept) or isinstance(getattr(type(self), name, None), property)
 

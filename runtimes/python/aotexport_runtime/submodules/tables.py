@@ -12,6 +12,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from aotexport_runtime.subclasses import is_wrapper
+
+TensorKind = tuple[torch.dtype, torch.Size, type | None]
+"""Dtype, shape, and the class of a tensor that wraps others."""
+
 STATE = ("_parameters", "_buffers")
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
@@ -19,7 +24,7 @@ HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_p
 class _Telling:
     """Mixed into the dicts that a module keeps tensors, submodules and hooks in.
 
-    Setting a tensor in the place of one of the same dtype and shape is no change: calls read it by themselves.
+    Setting a tensor in the place of one of the same kind is no change: calls read it by themselves.
     """
 
     changed: Callable[[], None] | None = None
@@ -59,8 +64,13 @@ class HookTable(_Telling, OrderedDict[int, Any]):  # type: ignore[misc]
 
 def _alike(before: Any, value: Any) -> bool:
     if isinstance(before, torch.Tensor) and isinstance(value, torch.Tensor):
-        return before.dtype == value.dtype and before.shape == value.shape
+        return kind_of(before) == kind_of(value)
     return before is value
+
+
+def kind_of(tensor: torch.Tensor) -> TensorKind:
+    """Return what calls depend on of a tensor of the state beside its values."""
+    return tensor.dtype, tensor.shape, type(tensor) if is_wrapper(tensor) else None
 
 
 def refill(module: nn.Module, name: str, entries: Any) -> None:
