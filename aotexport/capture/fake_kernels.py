@@ -1,6 +1,7 @@
 """What operators return, for those whose sizes torch does not tell without running them.
 
-Source: torch 2.13, `aten/src/ATen/native/LossCTC.cpp` and `BatchLinearAlgebra.cpp` (`linalg_lstsq_out_info`).
+Source: torch 2.13, `aten/src/ATen/native/LossCTC.cpp`, `BatchLinearAlgebra.cpp` (`linalg_lstsq_out_info`) and
+`GroupedMMUtils.h` (`create_grouped_gemm_output_tensor`).
 """
 
 from __future__ import annotations
@@ -50,11 +51,32 @@ def _lstsq(
     )
 
 
+def _grouped_mm(
+    left: torch.Tensor, right: torch.Tensor, offs: Any = None, bias: Any = None, out_dtype: torch.dtype | None = None
+) -> torch.Tensor:
+    """Return a product per group, also of dtypes that torch's own function for fake tensors does not take.
+
+    Rows are padded to 16 bytes.
+    """
+    if left.dim() == 2 and right.dim() == 2:
+        shape = (offs.shape[0], left.shape[0], right.shape[1])
+    elif left.dim() == 3 and right.dim() == 3:
+        shape = (left.shape[0], left.shape[1], right.shape[2])
+    else:
+        shape = (left.shape[-2], right.shape[-1])
+    dtype = out_dtype or left.dtype
+    step = 16 // dtype.itemsize
+    padded = (shape[-1] + step - 1) // step * step
+    stride = (padded, 1) if len(shape) == 2 else (shape[1] * padded, padded, 1)
+    return torch.empty_strided(shape, stride, dtype=dtype, device=left.device)
+
+
 FAKE_KERNELS: dict[Any, Callable[..., Any]] = {
     aten._ctc_loss.default: _ctc_loss,
     aten._ctc_loss.Tensor: _ctc_loss,
     aten._ctc_loss_backward.default: _ctc_loss_backward,
     aten._ctc_loss_backward.Tensor: _ctc_loss_backward,
+    aten._grouped_mm.default: _grouped_mm,
     aten.linalg_lstsq.default: _lstsq,
 }
 """Functions of fake tensors, per operator."""

@@ -28,7 +28,7 @@ from aotexport.capture.identity import asks_identity
 from aotexport.capture.key_order import other_orders
 from aotexport.capture.larger_examples import holds_for, larger_tensors
 from aotexport.capture.module_calls import TracedCalls
-from aotexport.capture.python_operators import traced_operators
+from aotexport.capture.python_operators import custom_operators, traced_operators
 from aotexport.capture.reach import reached_tensors
 from aotexport.capture.reading_values import READING_VALUES
 from aotexport.capture.second_trace import same_in_both_modes
@@ -42,7 +42,7 @@ from aotexport.errors import AotExportError, ExportFailed
 from aotexport.quiet import quiet
 from aotexport.torch_internals.checks import insert_data_dependent_checks
 from aotexport.torch_internals.names import FakeTensor, GuardOnDataDependentSymNode, OpOverload
-from aotexport.torch_internals.patches import average_in_tensors, fake_kernels, masks_unread
+from aotexport.torch_internals.patches import average_in_tensors, exporting_hidden, fake_kernels, masks_unread
 from aotexport.torch_internals.subclasses import is_wrap
 from aotexport.torch_internals.tracing import trace_forward
 from aotexport.torch_internals.transforms import has_transforms, raised_in_transform, transforms_left
@@ -86,9 +86,9 @@ def capture_forward(call: ExampleCall, state: State, *, grad: bool = True) -> Fo
         try:
             with quiet(*_LOGGERS), transforms_left(), launches_traced():
                 captured = _trace(call, state, strategy.prepare(call), strategy, grad)
-            if strategy.name == "direct":
-                direct = captured
-            elif direct is not None:
+                if strategy.name == "direct":
+                    captured = direct = _as_in_eager(captured, call, state, strategy, known)
+            if direct is not None and captured is not direct:
                 check_nothing_lost(direct, captured)
             check_not_fixed(captured, call.paths)
             if not captured.function.asks or strategy.reads_code:
@@ -117,6 +117,26 @@ def capture_forward(call: ExampleCall, state: State, *, grad: bool = True) -> Fo
         "Python code that leaves torch, or makes sizes of values, is the usual cause: use torch's operators, "
         "`torch._check` for sizes, or a custom operator (torch.library.custom_op)"
     )
+
+
+def _as_in_eager(
+    captured: ForwardCapture, call: ExampleCall, state: State, strategy: Strategy, known: int
+) -> ForwardCapture:
+    """Return a trace of the code that runs in eager, where the code calls custom operators only while it is traced.
+
+    Libraries put what compilers do not take into operators of their own, and ask `torch.compiler.is_compiling()`.
+    """
+    if not custom_operators(captured.graph):
+        return captured
+    constants = state.entries[known:]
+    del state.entries[known:]
+    # Code that cannot be traced as it runs in eager is why it asks.
+    with contextlib.suppress(Exception), exporting_hidden():
+        other = _trace(call, state, strategy.prepare(call), strategy, captured.function.grad)
+        if not custom_operators(other.graph):
+            return other
+    state.entries[known:] = constants
+    return captured
 
 
 def _trace(call: ExampleCall, state: State, target: Any, strategy: Strategy, grad: bool) -> ForwardCapture:

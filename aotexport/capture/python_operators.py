@@ -46,6 +46,13 @@ def is_kept(operator: OpOverload) -> bool:
     return name in _kept.get() or name.partition("::")[0] in _kept.get()
 
 
+def custom_operators(graph: torch.fx.GraphModule) -> set[str]:
+    """Return the names of the custom operators in a graph that the user did not ask to keep."""
+    found = (node.target for node in graph.graph.nodes if isinstance(node.target, OpOverload))
+    names = {target._schema.name for target in found if not is_kept(target)}
+    return {name for name in names if name.partition("::")[0] not in ("aten", "prims", "prim", "profiler")}
+
+
 def traced_operators() -> Mapping[Any, Callable[..., Any]]:
     """Return what to trace in place of custom operators, by operator; it returns NotImplemented where it stays."""
     found = {operator: _tracing(operator, described) for operator, described in python_operators().items()}

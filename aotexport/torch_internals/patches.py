@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
 from types import CodeType, FunctionType
 from typing import Any
 
@@ -45,9 +46,25 @@ def fixed_symbols(shape_env: ShapeEnv, seen: Callable[[sympy.Symbol], None], lin
         del shape_env._set_replacement, shape_env._get_sloc
 
 
+_as_in_eager: ContextVar[bool] = ContextVar("_as_in_eager", default=False)
+
+
+@contextlib.contextmanager
+def exporting_hidden() -> Iterator[None]:
+    """Let the model see no export while one goes on, so that its code runs as in eager."""
+    token = _as_in_eager.set(True)
+    try:
+        yield
+    finally:
+        _as_in_eager.reset(token)
+
+
 @contextlib.contextmanager
 def exporting() -> Iterator[None]:
     """Let the model see that an export goes on (`torch.compiler.is_exporting()`), as `torch.export` does."""
+    if _as_in_eager.get():
+        yield
+        return
     compiler = torch.compiler
     before = compiler._is_compiling_flag, compiler._is_exporting_flag
     compiler._is_compiling_flag = compiler._is_exporting_flag = True
