@@ -41,7 +41,7 @@ class TracedCall:
     """
 
     path: str
-    begin: int
+    begin: int = 0
     end: int = 0
     arguments: Tree | None = None
     result: Tree | None = None
@@ -84,19 +84,21 @@ class TracedCalls:
                 return original(child, *args, **kwargs)
             annotations = node_annotations()
             before = annotations.get("module")
-            traced = TracedCall(path, self._tick())
+            traced = TracedCall(path)
             if path:
                 self.calls.append(traced)
                 if traces_body():
                     traced.refusal = "it is called in the body of an operator"
+                # A symbolic size becomes a node where it is first asked for: before the call, or before its end.
                 traced.arguments = _structure(traced, (args, kwargs), "an argument")
+            traced.begin = self._tick()
             annotations["module"] = path
             try:
                 result = original(child, *args, **kwargs)
+                traced.result = _structure(traced, result, "a result")
             finally:
                 node_annotations()["module"] = before
                 traced.end = self._tick()
-            traced.result = _structure(traced, result, "a result")
             return result
 
         with (
@@ -108,7 +110,7 @@ class TracedCalls:
         reached.update(path for paths in untold for path in paths())
         called = {call.path for call in self.calls}
         reason = "the model's code uses it otherwise than by calling it"
-        self.calls[:0] = [TracedCall(path, 0, refusal=reason) for path in sorted(reached - called - {""})]
+        self.calls[:0] = [TracedCall(path, refusal=reason) for path in sorted(reached - called - {""})]
 
     def _tick(self) -> int:
         self._time += 1

@@ -749,6 +749,67 @@ def test_shared_module_that_is_replaced_by_one_name_is_refused(tied_bundle):
     )
 
 
+class Positions(nn.Embedding):
+    """Takes and returns sizes, as the position embeddings of Marian do."""
+
+    def forward(self, shape):
+        return super().forward(torch.arange(shape[1])), (shape[1], shape[1] + 1)
+
+
+class Placed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.positions = Positions(16, 6)
+        self.head = nn.Linear(6, 3)
+
+    def forward(self, x):
+        places, (length, longer) = self.positions(x.shape)
+        return self.head(x + places) * length / longer / x.shape[0]
+
+
+def make_placed():
+    torch.manual_seed(0)
+    return Placed()
+
+
+class WidenedPositions(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(6))
+
+    def forward(self, shape):
+        return self.scale * torch.ones(shape[1], 6), (shape[1] + 2, shape[1])
+
+
+def doubled_longer(module, args, output):
+    return output[0], (output[1][0], output[1][1] * 2)
+
+
+SIZES = {
+    "nothing": lambda m: None,
+    "a submodule that takes and returns sizes": lambda m: setattr(m, "positions", WidenedPositions()),
+    "a hook on sizes": lambda m: m.positions.register_forward_hook(doubled_longer),
+}
+
+
+@pytest.fixture(scope="module")
+def placed_bundle(tmp_path_factory):
+    path = tmp_path_factory.mktemp("changed") / "placed"
+    batch, length = torch.export.Dim("batch", min=1), torch.export.Dim("length", min=1, max=16)
+    shapes = ({0: batch, 1: length},)
+    aotexport.export(make_placed(), (torch.randn(3, 5, 6),), output=path, dynamic_shapes=shapes, verify=False)
+    return path
+
+
+@pytest.mark.parametrize("change", SIZES.values(), ids=SIZES)
+def test_change_of_a_module_of_dynamic_sizes_does_what_it_does_in_eager(placed_bundle, change):
+    original, loaded = make_placed(), load(placed_bundle, products="torch")
+    change(original)
+    change(loaded)
+    x = torch.randn(2, 7, 6)
+    assert_same(observed(loaded, x), observed(original, x))
+
+
 def test_bundle_without_calls_of_submodules_refuses_other_modules(tmp_path):
     aotexport.export(make(), (torch.randn(5, 4),), output=tmp_path / "stripped", strip=True, verify=False)
     loaded = load(tmp_path / "stripped").eval()
