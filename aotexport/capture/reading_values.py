@@ -47,7 +47,9 @@ def _ctc_loss(
     """Return the loss by the operator that tells the sizes of its table. Source: torch 2.13, `LossCTC.cpp`."""
     batched = log_probs if log_probs.dim() == 3 else log_probs.unsqueeze(1)
     targets = targets.to(log_probs.device, torch.int64)
-    losses, _ = aten._ctc_loss(batched, targets, input_lengths, target_lengths, blank, zero_infinity)
+    # Where torch itself looks for the overload, it asks how long the tensors are, which fixes a dynamic batch.
+    table = aten._ctc_loss.Tensor if isinstance(input_lengths, torch.Tensor) else aten._ctc_loss.default
+    losses, _ = table(batched, targets, input_lengths, target_lengths, blank, zero_infinity)
     if zero_infinity:
         losses = torch.where(losses == math.inf, losses.new_zeros(()), losses)
     if reduction == 1:

@@ -140,3 +140,13 @@ def resized_image(x):
     half = nn.functional.interpolate(x, scale_factor=0.5, mode="bilinear")
     back = nn.functional.interpolate(half, size=x.shape[-2:], mode="bilinear")
     return back, nn.functional.adaptive_avg_pool2d(x, 1)
+
+
+@case(
+    lambda: (leaf(3, 9, 7), torch.tensor([[1, 2, 0, 4], [5, 0, 0, 1], [6, 2, 3, 2]])),
+    dynamic_shapes=({0: BATCH}, {0: BATCH}),
+)
+def loss_of_labels_without_blanks(logits, labels):
+    labelled = labels != 0
+    lengths, log_probs = torch.full((logits.shape[0],), 9), logits.log_softmax(-1).transpose(0, 1)
+    return nn.functional.ctc_loss(log_probs, labels.masked_select(labelled), lengths, labelled.sum(-1))
