@@ -147,13 +147,17 @@ def write_manifest(
         state=state,
         attributes=tuple(ModuleAttribute(name=name, value=value) for name, value in attributes.items()),
         modules=modules,
-        settings={name: value for name, value in settings.items() if name not in attributes},
+        settings={name: value for name, value in settings.items() if name not in {*attributes, *_names(state)}},
         testvectors=vectors,
         requirements=_requirements(programs, state),
         files=list_files(directory, known),
     )
     (directory / MANIFEST_NAME).write_bytes(encode_record(manifest))
     return manifest
+
+
+def _names(state: tuple[StateTensor, ...]) -> set[str]:
+    return {name for entry in state for name in (entry.name, *entry.tied)}
 
 
 def list_files(directory: Path, known: Iterable[FileEntry] = ()) -> tuple[FileEntry, ...]:

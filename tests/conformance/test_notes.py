@@ -183,7 +183,11 @@ def test_packages_that_a_load_needs_are_a_note(tmp_path):
         library.impl("twice", lambda x: x * 2, "CompositeExplicitAutograd")
         library.impl("twice", lambda x: torch.empty_like(x), "Meta")
         report = aotexport.export(
-            lambda x: torch.ops.noted.twice(x), (VALUES,), output=tmp_path / "bundle", verify=False
+            lambda x: torch.ops.noted.twice(x),
+            (VALUES,),
+            output=tmp_path / "bundle",
+            verify=False,
+            keep_operators="noted",
         )
     (note,) = report.notes
     assert (note.kind, note.programs) == ("package", ())

@@ -10,6 +10,7 @@ from torch import nn
 from aotexport.capture.forward import capture_forward
 from aotexport.capture.functional import Refused, capture_functional_graph
 from aotexport.capture.mode import in_mode
+from aotexport.capture.python_operators import operators_kept
 from aotexport.capture.state import collect_state
 from aotexport.encode.program import encode_program, with_functional
 from aotexport.lower.cuda.program import CudaProgram, lower_program
@@ -22,7 +23,7 @@ def lowered(
     """Return `target`, called with `args`, as it is lowered."""
     spec = choose_programs(target, Example(args, {}, dynamic_shapes), program)[0]
     state = collect_state(spec.call.module)
-    with in_mode(spec.call.module, spec.mode):
+    with in_mode(spec.call.module, spec.mode), operators_kept(["aotexport_cases"]):
         forward = capture_forward(spec.call, state)
         encoded = encode_program(spec, forward, root=None, strip=True)
         functional = capture_functional_graph(forward, grad=spec.grad)

@@ -215,7 +215,9 @@ def test_operators_of_a_module_beside_the_model_file_are_verified(run: Run) -> N
         "@twice.register_fake\ndef _(x):\n    return torch.empty_like(x)\n"
     )
     text = "import torch, beside\ndef model(x):\n    return beside.twice(x)\n"
-    Path("nets/net.py").write_text(text + "example_inputs = torch.ones(3)\ncustom_ops = [beside]\n")
+    Path("nets/net.py").write_text(
+        text + "example_inputs = torch.ones(3)\ncustom_ops = [beside]\nkeep_operators = ['beside']\n"
+    )
     assert run("nets/net.py", "-o", "bundle").exit_code == 0
     refused = run("verify", "bundle")
     assert (refused.exit_code, refused.stdout.count("operator_namespaces=['beside']")) == (1, 4)
