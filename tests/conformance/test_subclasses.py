@@ -115,8 +115,8 @@ def test_saving_weights_of_another_class_is_refused(loaded, tmp_path):
 
     assert str(error.value) == (
         "`linear` has a `weight` of another dtype, shape or class, and `save` writes the programs that were exported, "
-        "with other weights. Export the loaded module as it is now (`aotexport.export(module, ...)`), which captures it "
-        "whole"
+        "with other weights. Export the loaded module as it is now (`aotexport.export(module, ...)`), which captures "
+        "it whole"
     )
 
 
