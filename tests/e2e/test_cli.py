@@ -121,7 +121,7 @@ def test_interrupt_during_verification_leaves_nothing_and_exits_with_130(tmp_pat
         "def _(x):\n    return torch.empty_like(x)\n"
     )
     text = "import torch, my_ops\ndef model(x):\n    return my_ops.double(x)\nexample_inputs = torch.ones(3)\n"
-    (tmp_path / "net.py").write_text(text)
+    (tmp_path / "net.py").write_text(text + "keep_operators = ['interrupted']\n")
     done = in_process_of_its_own("net.py", "-o", "bundle", cwd=tmp_path)
     assert (done.returncode, done.stderr.splitlines()[-1]) == (130, "error: interrupted; nothing was written")
     assert {path.name for path in tmp_path.iterdir()} <= {"net.py", "my_ops.py", "__pycache__"}
