@@ -11,6 +11,7 @@ import copy
 import dataclasses
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,6 @@ from aotexport.vectors.arguments import Arguments
 from aotexport.vectors.eager import SEED, attention_as_traced, observe_eager
 from aotexport.vectors.record import Vector, record_path
 from aotexport_runtime import dtypes
-from aotexport_runtime.engines.impure import random_nodes
 from aotexport_runtime.observe import TOLERANCES, Observation, allowance, compare
 from aotexport_runtime.schema import encode_record
 from aotexport_runtime.schema.graph import Graph
@@ -135,11 +135,11 @@ def eager_errors(call: ExampleCall, state: State, program: Program, forward: Gra
         vector: the recorded call.
 
     Returns:
-        Errors that allow for more than the tolerance. None where float64 tells nothing: of a program that draws random
-        numbers, which float64 draws otherwise, or that computes in 16 bits as well; and none where the copy cannot be
-        made or does not run: of a model whose code asks for float32.
+        Errors that allow for more than the tolerance. None where float64 tells nothing: of a program that draws other
+        random numbers in float64 (`randn`; dropout draws the same), or that computes in 16 bits as well; and none where
+        the copy cannot be made or does not run: of a model whose code asks for float32.
     """
-    if random_nodes(forward) or _has_16_bits(forward):
+    if _has_16_bits(forward):
         return {}
     record = vector.record
     expected = {name: vector.tensors[f"v{index}"] for index, name in enumerate(record.values)}
@@ -152,9 +152,11 @@ def eager_errors(call: ExampleCall, state: State, program: Program, forward: Gra
             others = [_nudged(call, program, vector, generator) for _ in range(_OTHERS)]
     except Exception:  # Whatever a model's code raises in a dtype that it was not written for.
         return {}
-    truth = {name: value.to(expected[name].dtype) for name, value in wide.values.items() if name in expected}
+    if any(other.drawn != wide.drawn for other in others):
+        return {}
+    truth = {name: value.to(expected[name].dtype) for name, value in wide.seen.values.items() if name in expected}
     errors: dict[str, float] = {}
-    for seen in (expected, *(other.values for other in others)):
+    for seen in (expected, *(other.seen.values for other in others)):
         for each in compare(Observation({}, dict(seen)), Observation({}, truth)):
             if each.name in narrow:
                 errors[each.name] = max(errors.get(each.name, 0.0), each.error)
@@ -162,13 +164,24 @@ def eager_errors(call: ExampleCall, state: State, program: Program, forward: Gra
     return {name: error for name, error in rounded.items() if allowance(error) > TOLERANCES[torch.float32]}
 
 
+@dataclass(frozen=True)
+class _Run:
+    """What a caller sees of a run of a copy, and the states of the random generator after its calls.
+
+    Runs whose generator ends alike have drawn the same numbers: a dtype of more bits takes more of the generator.
+    """
+
+    seen: Observation
+    drawn: tuple[bytes, ...]
+
+
 def _has_16_bits(graph: Graph) -> bool:
     metas = [value.meta for value in (*graph.inputs, *graph.nodes)]
     return any(isinstance(m, TensorMeta) and dtypes.dtype(m.dtype) in (torch.float16, torch.bfloat16) for m in metas)
 
 
-def _in_float64(call: ExampleCall, program: Program, vector: Vector) -> Observation:
-    """Return what a caller sees of a recorded call of a copy of the model, with every tensor of float32 in float64."""
+def _in_float64(call: ExampleCall, program: Program, vector: Vector) -> _Run:
+    """Run a recorded call of a copy of the model, with every tensor of float32 in float64."""
     copied, state = _copied(call, program)
     if copied.module is not None:
         copied.module._apply(_to_float64)
@@ -177,17 +190,17 @@ def _in_float64(call: ExampleCall, program: Program, vector: Vector) -> Observat
             table[key] = entry.tensor = _to_float64(table[key])
     tensors = [_to_float64(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in call.tensors]
     stored = {spec.key: _to_float64(vector.tensors[spec.key]) for spec in vector.record.inputs if spec.key}
-    return _observed(dataclasses.replace(copied, tensors=tensors), state, program, vector, stored)
+    return _run(dataclasses.replace(copied, tensors=tensors), state, program, vector, stored)
 
 
-def _nudged(call: ExampleCall, program: Program, vector: Vector, generator: torch.Generator) -> Observation:
-    """Return what a caller sees of such a call with every parameter of float32 changed by up to its last bit."""
+def _nudged(call: ExampleCall, program: Program, vector: Vector, generator: torch.Generator) -> _Run:
+    """Run such a call with every parameter of float32 changed by up to its last bit."""
     copied, state = _copied(call, program)
     for entry in state.entries:
         if entry.role == "parameter" and entry.tensor.dtype == torch.float32:
             by = (torch.rand(entry.tensor.shape, generator=generator) * 2 - 1) * torch.finfo(torch.float32).eps
             entry.tensor.data.mul_(1 + by.to(entry.tensor.device, torch.float64))
-    return _observed(copied, state, program, vector, vector.tensors)
+    return _run(copied, state, program, vector, vector.tensors)
 
 
 def _copied(call: ExampleCall, program: Program) -> tuple[ExampleCall, State]:
@@ -204,11 +217,18 @@ def _copied(call: ExampleCall, program: Program) -> tuple[ExampleCall, State]:
     return dataclasses.replace(call, callable=callable_, settled=[]), collect_state(module)
 
 
-def _observed(
-    call: ExampleCall, state: State, program: Program, vector: Vector, stored: dict[str, torch.Tensor]
-) -> Observation:
+def _run(call: ExampleCall, state: State, program: Program, vector: Vector, stored: dict[str, torch.Tensor]) -> _Run:
+    drawn: list[bytes] = []
+
+    def draw(*args: Any, **kwargs: Any) -> Any:
+        value = call.callable(*args, **kwargs)
+        drawn.append(torch.get_rng_state().numpy().tobytes())
+        return value
+
+    watched = dataclasses.replace(call, callable=draw)
     with attention_as_traced():
-        return observe_eager(call, state, program, Arguments(vector.name, vector.record.inputs, stored))
+        seen = observe_eager(watched, state, program, Arguments(vector.name, vector.record.inputs, stored))
+    return _Run(seen, tuple(drawn))
 
 
 def _to_float64(tensor: torch.Tensor) -> torch.Tensor:

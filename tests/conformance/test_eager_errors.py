@@ -50,7 +50,14 @@ class Float32(Cancelling):
 
 
 class Drawing(Cancelling):
-    """Draws random numbers."""
+    """Draws random numbers of the dtype of its argument, so others in float64."""
+
+    def forward(self, x):
+        return super().forward(x + torch.rand_like(x))
+
+
+class Dropping(Cancelling):
+    """Draws what to drop, which is the same in float64."""
 
     def forward(self, x):
         return super().forward(nn.functional.dropout(x, 0.5, self.training))
@@ -127,6 +134,11 @@ def test_size_of_one_is_judged_so_as_well(tmp_path):
         "infer.batch-is-1",
         "infer.least-sizes",
     ]
+
+
+def test_dropout_is_judged_so_as_well(tmp_path):
+    aotexport.export(Dropping().train(), (example(),), output=tmp_path / "b", programs="train")
+    assert all(errors_of(tmp_path / "b").values())
 
 
 def test_function_is_judged_so_as_well(tmp_path):
