@@ -34,11 +34,12 @@ test: lint ## check style, types and schemas, and run the tests (below 20 minute
 test-full: lint ## the same with the slow tests and the sweeps
 	$(BIN)/python -m pytest
 
-lint: $(VENV)/.dev ## check style, types, and that the generated schemas are fresh
+lint: $(VENV)/.dev ## check style, types, layers, and that the generated schemas are fresh
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/pyright
 	$(BIN)/pyright --project runtimes/python
+	$(BIN)/lint-imports --no-cache
 	$(BIN)/python schemas/tools/diff.py --check
 	$(BIN)/python schemas/tools/generate.py --check
 

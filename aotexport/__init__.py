@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 from aotexport.errors import AotExportError, ExportFailed, ModelFileInvalid, OutputExists, VerificationFailed
 
 if TYPE_CHECKING:
-    from aotexport.lower.onnx.bundle import export_onnx
     from aotexport.lower.onnx.options import OnnxOptions
-    from aotexport.pipeline import export
-    from aotexport.programs import Example, Program
-    from aotexport.report import ExportReport
+    from aotexport.model.programs import Example, Program
+    from aotexport.pipeline.export import export
+    from aotexport.pipeline.onnx import export_onnx
+    from aotexport.verify.report import ExportReport
 
 __version__ = "0.1.0"
 
@@ -41,10 +41,10 @@ def __getattr__(name: str) -> Any:
 
 
 _HOMES = {
-    "Example": "aotexport.programs",
-    "ExportReport": "aotexport.report",
+    "Example": "aotexport.model.programs",
+    "ExportReport": "aotexport.verify.report",
     "OnnxOptions": "aotexport.lower.onnx.options",
-    "Program": "aotexport.programs",
-    "export": "aotexport.pipeline",
-    "export_onnx": "aotexport.lower.onnx.bundle",
+    "Program": "aotexport.model.programs",
+    "export": "aotexport.pipeline.export",
+    "export_onnx": "aotexport.pipeline.onnx",
 }

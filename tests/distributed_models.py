@@ -18,8 +18,8 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 import aotexport
 import aotexport_runtime
-from aotexport_runtime import meshes
-from aotexport_runtime.subclasses import parts
+from aotexport_runtime.values import meshes
+from aotexport_runtime.values.subclasses import parts
 
 meshes.join_alone()
 MESH = dist.device_mesh.init_device_mesh("cpu", (1,), mesh_dim_names=("model",))

@@ -11,44 +11,44 @@ from typing import Any
 
 import torch
 
-from aotexport.capture.agreement import check_nothing_lost
-from aotexport.capture.autocast import other_autocast
-from aotexport.capture.bodies import lift_constants_of_bodies, new_placeholder
-from aotexport.capture.body_gradients import asked_of_arguments, refuse_nested_bodies_that_draw
-from aotexport.capture.call import ExampleCall
-from aotexport.capture.distributed import FromLocal
-from aotexport.capture.example_values import ExampleValues
-from aotexport.capture.fake_kernels import FAKE_KERNELS
-from aotexport.capture.fakes import FakeInputs, fake_inputs
-from aotexport.capture.flat_call import FlatCall
-from aotexport.capture.forward_capture import Binding, ForwardCapture
-from aotexport.capture.grad_mode import insert_regions, make_relative, marked_regions
-from aotexport.capture.hooks import refuse_hooks_on_state
-from aotexport.capture.identity import asks_identity
-from aotexport.capture.key_order import other_orders
-from aotexport.capture.larger_examples import holds_for, larger_tensors
-from aotexport.capture.module_calls import TracedCalls
-from aotexport.capture.python_operators import custom_operators, traced_operators
-from aotexport.capture.reach import reached_tensors
-from aotexport.capture.reading_values import READING_VALUES
-from aotexport.capture.second_trace import same_in_both_modes
-from aotexport.capture.shapes import SizeFixed, check_not_fixed
-from aotexport.capture.sources import described, is_user_frame
-from aotexport.capture.state import State, StateEntry
-from aotexport.capture.strategies import STRATEGIES, Strategy
-from aotexport.capture.training_mode import mode_watched
-from aotexport.capture.triton_kernels import launches_traced
+from aotexport.capture.effects.distributed import FromLocal
+from aotexport.capture.effects.grad_mode import insert_regions, make_relative, marked_regions
+from aotexport.capture.effects.hooks import refuse_hooks_on_state
+from aotexport.capture.effects.identity import asks_identity
+from aotexport.capture.effects.module_calls import TracedCalls
+from aotexport.capture.effects.training_mode import mode_watched
+from aotexport.capture.effects.triton_kernels import launches_traced
+from aotexport.capture.passes.agreement import check_nothing_lost
+from aotexport.capture.passes.subgraph_gradients import asked_of_arguments, refuse_nested_bodies_that_draw
+from aotexport.capture.passes.subgraphs import lift_constants_of_bodies, new_placeholder
+from aotexport.capture.trace.autocast import other_autocast
+from aotexport.capture.trace.example_values import ExampleValues
+from aotexport.capture.trace.fake_kernels import FAKE_KERNELS
+from aotexport.capture.trace.fakes import FakeInputs, fake_inputs
+from aotexport.capture.trace.flat_call import FlatCall
+from aotexport.capture.trace.forward_capture import Binding, ForwardCapture
+from aotexport.capture.trace.key_order import other_orders
+from aotexport.capture.trace.larger_examples import holds_for, larger_tensors
+from aotexport.capture.trace.python_operators import custom_operators, traced_operators
+from aotexport.capture.trace.reading_values import READING_VALUES
+from aotexport.capture.trace.second_trace import same_in_both_modes
+from aotexport.capture.trace.shapes import SizeFixed, check_not_fixed
+from aotexport.capture.trace.strategies import STRATEGIES, Strategy
 from aotexport.errors import AotExportError, ExportFailed
-from aotexport.quiet import quiet
+from aotexport.model.call import ExampleCall
+from aotexport.model.reach import reached_tensors
+from aotexport.model.source_lines import described, is_user_frame
+from aotexport.model.state import State, StateEntry
+from aotexport.process.quiet import quiet
 from aotexport.torch_internals.checks import insert_data_dependent_checks
 from aotexport.torch_internals.names import FakeTensor, GuardOnDataDependentSymNode, OpOverload
 from aotexport.torch_internals.patches import average_in_tensors, exporting_hidden, fake_kernels, masks_unread
 from aotexport.torch_internals.subclasses import is_wrap
 from aotexport.torch_internals.tracing import trace_forward
 from aotexport.torch_internals.transforms import has_transforms, raised_in_transform, transforms_left
-from aotexport_runtime import meshes
-from aotexport_runtime.subclasses import inner_tensor
-from aotexport_runtime.trees import arrays_in
+from aotexport_runtime.values import meshes
+from aotexport_runtime.values.subclasses import inner_tensor
+from aotexport_runtime.values.trees import arrays_in
 
 _LOGGERS = ("torch.export", "torch._dynamo", "torch.fx", "torch._subclasses")
 """Of what torch says while it traces; what fails, the export says itself."""

@@ -22,7 +22,7 @@ from aotexport.cli.inspect import inspect
 from aotexport.cli.onnx import onnx
 from aotexport.cli.verify import verify
 from aotexport.errors import AotExportError, ModelFileInvalid, OutputExists
-from aotexport.inspect import printable
+from aotexport.inspection.inspect import printable
 from aotexport_runtime.errors import ArgumentInvalid
 
 _INTERRUPTED = 130

@@ -10,9 +10,9 @@ import click
 from rich.table import Table
 
 from aotexport.cli.output import print_json, stdout
-from aotexport.diff import Change, diff_bundles
-from aotexport.inspect import printable
-from aotexport_runtime.bundle import open_bundle
+from aotexport.inspection.diff import Change, diff_bundles
+from aotexport.inspection.inspect import printable
+from aotexport_runtime.bundle.read import open_bundle
 
 _EXAMPLE = """\b
 Example:

@@ -17,12 +17,12 @@ from typing import Any
 import torch
 from torch.export import Dim
 
-from aotexport.capture.call import ExampleCall, example_call
 from aotexport.errors import ModelFileInvalid
-from aotexport.source import Source
+from aotexport.model.call import ExampleCall, example_call
+from aotexport.model.source import Source
 from aotexport_runtime.schema.trees import Constant, Leaf, Mapping, NamedFields, Tree
 from aotexport_runtime.schema.trees import Sequence as SequenceTree
-from aotexport_runtime.trees import keys_of, leaves
+from aotexport_runtime.values.trees import keys_of, leaves
 
 _OPTION = re.compile(
     r"(?P<input>.+?)(?::(?P<axis>-?\d+))?\s*=\s*"

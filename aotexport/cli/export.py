@@ -14,8 +14,8 @@ from aotexport.cli.output import DTYPES, print_json, stdout
 from aotexport.cli.progress import Progress
 
 if TYPE_CHECKING:
-    from aotexport.programs import Program
-    from aotexport.source import Source
+    from aotexport.model.programs import Program
+    from aotexport.model.source import Source
 
 _EXAMPLE = """\b
 Example, with this model.py:
@@ -114,13 +114,13 @@ def export(
         progress("import torch")
         import torch
 
-        from aotexport.cast import cast
         from aotexport.cli.dynamic import merge_dynamic
         from aotexport.cli.summary import print_summary, summarize
-        from aotexport.model_file import importable
-        from aotexport.pipeline import export as run_export
-        from aotexport.source import load_source
-        from aotexport.targets import check_targets
+        from aotexport.lower.targets import check_targets
+        from aotexport.model.cast import cast
+        from aotexport.model.model_file import importable
+        from aotexport.model.source import load_source
+        from aotexport.pipeline.export import export as run_export
         from aotexport.write.files import check_output
 
         # Before the model is built, which may take long.

@@ -7,9 +7,9 @@ from pathlib import Path
 import click
 
 from aotexport.cli.output import print_json, stdout
-from aotexport.inspect import render
-from aotexport_runtime.bundle import Bundle, open_bundle
-from aotexport_runtime.describe import summary
+from aotexport.inspection.inspect import render
+from aotexport_runtime.bundle.read import Bundle, open_bundle
+from aotexport_runtime.commands.describe import summary
 
 _EXAMPLE = """\b
 Example:
@@ -41,7 +41,7 @@ def inspect(bundle: Path, program: str | None, graph: bool, kernels: bool, as_js
 
 
 def _show_kernels(bundle: Bundle, program: str | None, *, as_json: bool) -> None:
-    from aotexport import kernels
+    from aotexport.inspection import kernels
 
     facts = kernels.kernel_facts(bundle, program)
     if as_json:

@@ -13,8 +13,8 @@ import click
 from aotexport.cli.output import print_json, stdout
 from aotexport.cli.progress import Progress
 from aotexport.errors import ModelFileInvalid
-from aotexport.inspect import printable
-from aotexport_runtime.arguments import imported
+from aotexport.inspection.inspect import printable
+from aotexport_runtime.values.arguments import imported
 
 if TYPE_CHECKING:
     from aotexport.lower.onnx.options import OnnxOptions
@@ -54,8 +54,8 @@ def read_options(
     Raises:
         ModelFileInvalid: one is wrong, or a package that ONNX models need is missing.
     """
-    from aotexport.lower.onnx.bundle import check_options
     from aotexport.lower.onnx.options import OnnxOptions
+    from aotexport.pipeline.onnx import check_options
 
     given: dict[str, Any] = {"opset": opset, "state": state, "programs": programs}
     given["translations"] = _read_translations(translations) if translations else None
@@ -65,7 +65,7 @@ def read_options(
 
 
 def _read_translations(where: str) -> Mapping[Any, Any]:
-    from aotexport.model_file import open_model_file
+    from aotexport.model.model_file import open_model_file
 
     file = open_model_file(where)
     found = getattr(file.module, file.attribute, None)
@@ -105,7 +105,7 @@ def onnx(
     elsewhere = contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext()
     with elsewhere, Progress() as progress:
         progress("import torch")
-        from aotexport.lower.onnx.bundle import export_onnx
+        from aotexport.pipeline.onnx import export_onnx
 
         for name in imports:
             imported(name)

@@ -10,10 +10,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from aotexport.inspect import printable
-from aotexport.report import ExportReport
-from aotexport.verify import Comparison
-from aotexport_runtime.notes import LOUD
+from aotexport.inspection.inspect import printable
+from aotexport.verify.comparison import Comparison
+from aotexport.verify.report import ExportReport
+from aotexport_runtime.bundle.notes import LOUD
 
 _SHOWN = {"output": 8, "gradient": 5, "state": 5}
 _REST = {"output": "outputs", "gradient": "gradients", "state": "buffers and inputs after the call"}

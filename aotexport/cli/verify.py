@@ -13,12 +13,12 @@ from rich.table import Table
 
 from aotexport.cli.output import DTYPES, print_json, stdout
 from aotexport.cli.progress import Progress
-from aotexport.inspect import printable
-from aotexport_runtime.arguments import imported
-from aotexport_runtime.bundle import Bundle, open_bundle
+from aotexport.inspection.inspect import printable
+from aotexport_runtime.bundle.read import Bundle, open_bundle
+from aotexport_runtime.values.arguments import imported
 
 if TYPE_CHECKING:
-    from aotexport.verify import Comparison
+    from aotexport.verify.comparison import Comparison
 
 _SHOWN_PER_CALL = 5
 _EXAMPLE = """\b
@@ -93,7 +93,7 @@ def verify(
 def _run_recorded(
     bundle: Path, imports: tuple[str, ...], namespaces: tuple[str, ...], types: tuple[str, ...]
 ) -> list[dict[str, Any]]:
-    from aotexport.verify import TARGETS, run_selftest
+    from aotexport.verify.bundles import TARGETS, run_selftest
 
     options = [option for name in imports for option in ("--import", name)]
     options += [option for name in namespaces for option in ("--operator-namespace", name)]
@@ -102,7 +102,7 @@ def _run_recorded(
 
 
 def _run_kernels(bundle: Bundle) -> list[dict[str, Any]]:
-    from aotexport.interpret.run import interpret
+    from aotexport.verify.interpret.run import interpret
 
     found = interpret(bundle)
     if found.drawing:
@@ -116,11 +116,11 @@ def _run_against(
 ) -> list[dict[str, Any]]:
     import torch
 
-    from aotexport.against import compare_with_model
-    from aotexport.cast import cast
-    from aotexport.model_file import importable
-    from aotexport.source import load_source
-    from aotexport.verify import TARGETS
+    from aotexport.model.cast import cast
+    from aotexport.model.model_file import importable
+    from aotexport.model.source import load_source
+    from aotexport.verify.against import compare_with_model
+    from aotexport.verify.bundles import TARGETS
 
     source = load_source(against)
     with importable(source.root):
@@ -139,7 +139,7 @@ def _counts(bundle: Bundle, result: dict[str, Any]) -> bool:
 
 
 def _print(results: list[dict[str, Any]]) -> None:
-    from aotexport.verify import comparisons
+    from aotexport.verify.comparison import comparisons
 
     console = stdout()
     if not results:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from aotexport_runtime.engines.halves import descendants
+from aotexport_runtime.engines.partition import descendants
 from aotexport_runtime.schema.graph import Graph, Node
 from aotexport_runtime.schema.program import Gradients
 from aotexport_runtime.schema.values import Argument, TensorMeta

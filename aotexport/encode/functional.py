@@ -13,10 +13,9 @@ from typing import Any
 
 import torch
 
-from aotexport.encode.sizes import encode_size
+from aotexport.encode.partition import saved_values
 from aotexport.encode.values import encode_result_meta
 from aotexport.encode.views import encode_views, is_of_several_views
-from aotexport.partition import saved_values
 from aotexport.torch_internals.functional import FunctionalCapture, tangent_descriptor
 from aotexport.torch_internals.names import (
     InputAliasInfo,
@@ -28,6 +27,7 @@ from aotexport.torch_internals.names import (
     ViewAndMutationMeta,
 )
 from aotexport.torch_internals.tracing import UNCHECKED
+from aotexport.values.sizes import encode_size
 from aotexport_runtime.schema.graph import Graph
 from aotexport_runtime.schema.program import (
     FreshOutput,

@@ -11,16 +11,15 @@ from typing import Any
 
 import torch
 
-from aotexport.capture.autograd_functions import apply_function
-from aotexport.capture.checkpoints import enter_checkpoint, exit_checkpoint
-from aotexport.capture.distributed import FromLocal
-from aotexport.capture.hooks import apply_hook
-from aotexport.capture.mutating_operators import call_body
-from aotexport.capture.sources import source_of
-from aotexport.capture.triton_kernels import launch_arguments, launched
-from aotexport.encode.subclasses import encode_subclass
+from aotexport.capture.effects.autograd_functions import apply_function
+from aotexport.capture.effects.checkpoints import enter_checkpoint, exit_checkpoint
+from aotexport.capture.effects.distributed import FromLocal
+from aotexport.capture.effects.hooks import apply_hook
+from aotexport.capture.functional.mutating_operators import call_body
+from aotexport.capture.passes.launches import launch_arguments, launched
 from aotexport.encode.values import encode_argument, encode_meta
 from aotexport.errors import ExportFailed
+from aotexport.model.source_lines import source_of
 from aotexport.torch_internals.launches import is_launch
 from aotexport.torch_internals.names import (
     ENTER_AUTOCAST,
@@ -30,12 +29,13 @@ from aotexport.torch_internals.names import (
     OpOverload,
 )
 from aotexport.torch_internals.subclasses import is_wrap
-from aotexport_runtime import meshes
-from aotexport_runtime.allowed import BODY_OPERANDS, FLOAT_FUNCTIONS, allowed_aten_operators
+from aotexport.values.subclasses import encode_subclass
+from aotexport_runtime.allowed.operators import BODY_OPERANDS, FLOAT_FUNCTIONS, allowed_aten_operators
 from aotexport_runtime.schema.graph import Graph, GraphInput, Node, SourceLine
 from aotexport_runtime.schema.subclasses import Subclass
 from aotexport_runtime.schema.values import DeviceArgument, SubgraphArgument
-from aotexport_runtime.subclasses import inner_tensor
+from aotexport_runtime.values import meshes
+from aotexport_runtime.values.subclasses import inner_tensor
 
 _BUILTINS: dict[Any, str] = {
     operator.getitem: "python::getitem",

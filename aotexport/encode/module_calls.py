@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 import torch
 
-from aotexport.capture.forward_capture import ForwardCapture
-from aotexport.capture.module_calls import CLOCK, TracedCall
+from aotexport.capture.effects.module_calls import CLOCK, TracedCall
+from aotexport.capture.trace.forward_capture import ForwardCapture
 from aotexport.encode.values import encode_argument
 from aotexport.errors import ExportFailed
 from aotexport_runtime.errors import first_line

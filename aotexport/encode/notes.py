@@ -7,20 +7,20 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from aotexport.capture.call import ExampleCall
-from aotexport.capture.example_values import Decision
-from aotexport.capture.forward_capture import ForwardCapture
-from aotexport.capture.shapes import fixed_hints
-from aotexport.capture.sources import relative_path, source_of
-from aotexport.encode.sizes import encode_size
+from aotexport.capture.trace.example_values import Decision
+from aotexport.capture.trace.forward_capture import ForwardCapture
+from aotexport.capture.trace.shapes import fixed_hints
+from aotexport.model.call import ExampleCall
+from aotexport.model.source_lines import relative_path, source_of
 from aotexport.torch_internals.checks import line_of
+from aotexport.values.sizes import encode_size
 from aotexport_runtime.schema.graph import SourceLine
 from aotexport_runtime.schema.notes import Note
 from aotexport_runtime.schema.program import Parameter
 from aotexport_runtime.schema.sizes import Dimension, SizeExpression
 from aotexport_runtime.schema.trees import Constant
-from aotexport_runtime.sizes import describe, symbols_of
-from aotexport_runtime.trees import leaves
+from aotexport_runtime.values.sizes import describe, symbols_of
+from aotexport_runtime.values.trees import leaves
 
 OTHER_SIZES = "other sizes are refused (CallInvalid)"
 

@@ -11,23 +11,23 @@ from typing import Any
 import msgspec
 import torch
 
-from aotexport.capture.autocast import surrounding_autocast
-from aotexport.capture.call import ExampleCall
-from aotexport.capture.forward_capture import Binding, ForwardCapture
-from aotexport.capture.functional import Refused
-from aotexport.capture.key_order import with_any_order
-from aotexport.capture.shapes import assumptions, dimensions, guards
+from aotexport.capture.functional.capture import Refused
+from aotexport.capture.trace.autocast import surrounding_autocast
+from aotexport.capture.trace.forward_capture import Binding, ForwardCapture
+from aotexport.capture.trace.key_order import with_any_order
+from aotexport.capture.trace.shapes import assumptions, dimensions, guards
 from aotexport.encode.constant_gradients import constant_gradient
 from aotexport.encode.functional import Unsupported, encode_functional, refuse_unsupported
 from aotexport.encode.graph import GraphEncoder
 from aotexport.encode.module_calls import with_calls
 from aotexport.encode.notes import size_lines, trace_notes
-from aotexport.encode.subclasses import encode_subclass
 from aotexport.encode.values import encode_result_meta, encode_tensor_meta
 from aotexport.errors import ExportFailed
-from aotexport.programs import ProgramSpec
+from aotexport.model.call import ExampleCall
+from aotexport.model.programs import ProgramSpec
 from aotexport.torch_internals.functional import FunctionalCapture
-from aotexport_runtime.allowed import LAUNCH_OPERANDS
+from aotexport.values.subclasses import encode_subclass
+from aotexport_runtime.allowed.operators import LAUNCH_OPERANDS
 from aotexport_runtime.schema.graph import Graph, SourceLine
 from aotexport_runtime.schema.program import (
     ArgumentInput,
@@ -44,8 +44,8 @@ from aotexport_runtime.schema.program import (
 )
 from aotexport_runtime.schema.trees import Constant, Leaf, Tree
 from aotexport_runtime.schema.values import StringArgument, TensorMeta
-from aotexport_runtime.subclasses import inner_tensors, is_wrapper, parts
 from aotexport_runtime.validate.subclasses import count_parts
+from aotexport_runtime.values.subclasses import inner_tensors, is_wrapper, parts
 
 FORWARD_FILE = "forward.json"
 

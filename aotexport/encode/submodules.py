@@ -7,14 +7,14 @@ from typing import Any
 
 from torch import nn
 
-from aotexport.capture.structure import tree_of
 from aotexport.errors import ExportFailed
-from aotexport_runtime.constants import encode_constant, is_constant
-from aotexport_runtime.known_modules import KNOWN, is_own_attribute
-from aotexport_runtime.module import BundleModule
+from aotexport.model.structure import tree_of
+from aotexport_runtime.allowed.modules import KNOWN, is_own_attribute
+from aotexport_runtime.module.bundle_module import BundleModule
 from aotexport_runtime.schema.manifest import Submodule
 from aotexport_runtime.schema.trees import Constant, Tree
 from aotexport_runtime.submodules.submodule import Submodule as LoadedSubmodule
+from aotexport_runtime.values.constants import encode_constant, is_constant
 
 _OWN = vars(nn.Module()).keys()
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")

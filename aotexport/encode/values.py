@@ -8,10 +8,9 @@ from typing import Any
 import msgspec
 import torch
 
-from aotexport.encode.sizes import encode_size
 from aotexport.errors import ExportFailed
 from aotexport.torch_internals.checks import is_data_dependent
-from aotexport_runtime.constants import encode_constant, is_constant
+from aotexport.values.sizes import encode_size
 from aotexport_runtime.schema.values import (
     Argument,
     NothingMeta,
@@ -22,6 +21,7 @@ from aotexport_runtime.schema.values import (
     TensorMeta,
     ValueMeta,
 )
+from aotexport_runtime.values.constants import encode_constant, is_constant
 
 
 def encode_argument(value: Any, name_of: Mapping[torch.fx.Node, Argument], where: str) -> Argument:

@@ -15,8 +15,8 @@ from typing import Any
 import torch.fx
 
 from aotexport.torch_internals.names import OpOverload
-from aotexport_runtime.constants import encode_constant, is_constant
 from aotexport_runtime.schema.program import ViewStep
+from aotexport_runtime.values.constants import encode_constant, is_constant
 
 _HEADER = 3
 

@@ -7,10 +7,10 @@ import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from aotexport.capture.forward_capture import ForwardCapture
-from aotexport.capture.functional import Refused
+from aotexport.capture.functional.capture import Refused
+from aotexport.capture.trace.forward_capture import ForwardCapture
 from aotexport.encode.program import EncodedProgram
-from aotexport.targets import Targets
+from aotexport.lower.targets import Targets
 from aotexport.torch_internals.functional import FunctionalCapture
 from aotexport_runtime.schema import encode_record
 

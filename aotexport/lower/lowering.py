@@ -9,11 +9,11 @@ from pathlib import Path
 import msgspec
 import torch
 
+from aotexport.eager.arguments import symbols_of
 from aotexport.encode.program import EncodedProgram
-from aotexport.lower.cpu.half import NotLowered
 from aotexport.lower.cpu.levels import Level
+from aotexport.lower.cpu.partition import NotLowered
 from aotexport.lower.cpu.program import lower_program, with_partition
-from aotexport.vectors.arguments import symbols_of
 from aotexport.vectors.record import Vector
 from aotexport.write.files import custom_operators
 from aotexport_runtime.schema import encode_record

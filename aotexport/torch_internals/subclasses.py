@@ -13,7 +13,7 @@ from torch._export import wrappers
 from torch.fx.experimental import proxy_tensor
 from torch.utils._pytree import tree_leaves
 
-from aotexport_runtime.subclasses import inner_tensor, inner_tensors, is_wrapper, parts, protocol
+from aotexport_runtime.values.subclasses import inner_tensor, inner_tensors, is_wrapper, parts, protocol
 
 
 def is_wrap(target: Any) -> bool:

@@ -35,7 +35,7 @@ from aotexport.torch_internals.names import OpOverload
 from aotexport.torch_internals.patches import convolution_choice_unguarded, exporting
 from aotexport.torch_internals.subclasses import adopt, subclasses_tracked
 from aotexport.torch_internals.transforms import load_forward_mode
-from aotexport_runtime.subclasses import is_wrapper
+from aotexport_runtime.values.subclasses import is_wrapper
 
 
 @contextlib.contextmanager

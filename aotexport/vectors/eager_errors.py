@@ -19,23 +19,23 @@ import msgspec
 import torch
 from torch import nn
 
-from aotexport.capture.attributes import attributes_restored
-from aotexport.capture.call import ExampleCall
-from aotexport.capture.mode import in_mode
-from aotexport.capture.state import State, collect_state
+from aotexport.eager.arguments import Arguments
+from aotexport.eager.run import SEED, attention_as_traced, observe_eager
 from aotexport.encode.program import FORWARD_FILE, EncodedProgram
-from aotexport.programs import ProgramSpec
-from aotexport.quiet import quiet
-from aotexport.restore import restored
-from aotexport.vectors.arguments import Arguments
-from aotexport.vectors.eager import SEED, attention_as_traced, observe_eager
+from aotexport.model.attributes import attributes_restored
+from aotexport.model.call import ExampleCall
+from aotexport.model.mode import in_mode
+from aotexport.model.programs import ProgramSpec
+from aotexport.model.restore import restored
+from aotexport.model.state import State, collect_state
+from aotexport.process.quiet import quiet
 from aotexport.vectors.record import Vector, record_path
-from aotexport_runtime import dtypes
-from aotexport_runtime.observe import TOLERANCES, Observation, allowance, compare
 from aotexport_runtime.schema import encode_record
 from aotexport_runtime.schema.graph import Graph
 from aotexport_runtime.schema.program import Program
 from aotexport_runtime.schema.values import TensorMeta
+from aotexport_runtime.values import dtypes
+from aotexport_runtime.values.observe import TOLERANCES, Observation, allowance, compare
 
 _DIGITS = 3
 _OTHERS = 4

@@ -10,14 +10,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from aotexport.capture.attributes import attributes_restored
-from aotexport.capture.call import ExampleCall
-from aotexport.capture.mode import in_mode
-from aotexport.capture.sources import described
-from aotexport.capture.state import State
-from aotexport.errors import ExportFailed
-from aotexport.restore import restored
-from aotexport.vectors.arguments import (
+from aotexport.eager.arguments import (
     Arguments,
     beginning_at,
     example_arguments,
@@ -26,7 +19,14 @@ from aotexport.vectors.arguments import (
     resized_arguments,
     small_arguments,
 )
-from aotexport.vectors.eager import CALLS, SEED, attention_as_traced, dropped_gradients, observe_eager
+from aotexport.eager.run import CALLS, SEED, attention_as_traced, dropped_gradients, observe_eager
+from aotexport.errors import ExportFailed
+from aotexport.model.attributes import attributes_restored
+from aotexport.model.call import ExampleCall
+from aotexport.model.mode import in_mode
+from aotexport.model.restore import restored
+from aotexport.model.source_lines import described
+from aotexport.model.state import State
 from aotexport_runtime.schema import encode_record
 from aotexport_runtime.schema.manifest import VectorEntry
 from aotexport_runtime.schema.program import Program, SizeInput

@@ -14,12 +14,11 @@ import torch
 
 import aotexport
 from aotexport.encode.program import EncodedProgram
-from aotexport.encode.subclasses import types_of
 from aotexport.errors import OutputExists
 from aotexport.torch_internals.names import custom_operator_module
-from aotexport_runtime.allowed import NAMESPACES
-from aotexport_runtime.arguments import why_not_written
-from aotexport_runtime.bundle import MANIFEST_NAME
+from aotexport.values.subclasses import types_of
+from aotexport_runtime.allowed.operators import NAMESPACES
+from aotexport_runtime.bundle.read import MANIFEST_NAME
 from aotexport_runtime.schema import CALLING_CONVENTION, FORMAT_VERSION, encode_record
 from aotexport_runtime.schema.graph import Graph
 from aotexport_runtime.schema.manifest import (
@@ -37,6 +36,7 @@ from aotexport_runtime.schema.program import ArgumentInput
 from aotexport_runtime.schema.subclasses import Subclass
 from aotexport_runtime.schema.trees import Constant, Tree
 from aotexport_runtime.schema.versions import format_version, min_reader
+from aotexport_runtime.values.arguments import why_not_written
 
 
 @contextlib.contextmanager

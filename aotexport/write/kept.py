@@ -10,11 +10,11 @@ from typing import BinaryIO
 
 import torch
 
-from aotexport.capture.state import State
-from aotexport.kept_memory import KeptMemory, bytes_of, copied, in_file, spans_of
+from aotexport.model.kept_memory import KeptMemory, bytes_of, copied, in_file, spans_of
+from aotexport.model.state import State
+from aotexport_runtime.bundle.weights import parts_of
 from aotexport_runtime.schema.manifest import StateTensor, StoredPart
-from aotexport_runtime.subclasses import parts
-from aotexport_runtime.weights import parts_of
+from aotexport_runtime.values.subclasses import parts
 
 _LENGTH_NBYTES = 8
 """A safetensors file begins with the length of its header."""

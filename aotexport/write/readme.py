@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from aotexport.encode.program import EncodedProgram
-from aotexport_runtime.describe import describe_inputs, describe_outputs
+from aotexport_runtime.commands.describe import describe_inputs, describe_outputs
 from aotexport_runtime.schema.program import Program
 
 

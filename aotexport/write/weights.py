@@ -16,13 +16,13 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from aotexport.capture.state import State, StateEntry
-from aotexport.capture.tensor_kinds import is_plain_class
-from aotexport.encode.subclasses import encode_subclass
 from aotexport.errors import ExportFailed
+from aotexport.model.state import State, StateEntry
+from aotexport.model.tensor_kinds import is_plain_class
+from aotexport.values.subclasses import encode_subclass
 from aotexport_runtime.schema.manifest import StateTensor, StoredPart
-from aotexport_runtime.subclasses import inner_tensors, is_wrapper
 from aotexport_runtime.validate.subclasses import count_parts
+from aotexport_runtime.values.subclasses import inner_tensors, is_wrapper
 
 SHARD_NBYTES = 5 * 1000**3
 """Size above which weights are split, Hugging Face's default."""

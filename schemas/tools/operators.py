@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-LIST = Path(__file__).parents[2] / "runtimes/python/aotexport_runtime/operators/aten.txt"
+LIST = Path(__file__).parents[2] / "runtimes/python/aotexport_runtime/allowed/aten.txt"
 
 HEADER = "# Operators of aten that a bundle may call; written by schemas/tools/operators.py.\n"
 

@@ -11,7 +11,7 @@ import pytest
 
 import aotexport
 import aotexport_runtime
-from aotexport_runtime.subclasses import type_name
+from aotexport_runtime.values.subclasses import type_name
 from tests.cases import Case, all_cases
 from tests.cases.operators import NAMESPACE
 from tests.cases.subclasses import TYPES

@@ -189,8 +189,8 @@ def test_bundle_with_a_label_free_variant_is_compared_with_its_model_file(tmp_pa
         "model = Net()\n"
         "example_inputs = (torch.randn(2, 4), torch.randn(2, 3))\n"
     )
-    from aotexport.against import compare_with_model
-    from aotexport.source import load_source
+    from aotexport.model.source import load_source
+    from aotexport.verify.against import compare_with_model
 
     source = load_source(str(file))
     aotexport.export(source.target, source.args, output=tmp_path / "bundle")

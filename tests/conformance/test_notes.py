@@ -13,7 +13,7 @@ import torch
 import aotexport
 import aotexport_runtime
 from aotexport_runtime import CallInvalid, CheckFailed
-from aotexport_runtime.describe import describe, summary
+from aotexport_runtime.commands.describe import describe, summary
 
 D = torch.export.Dim
 TABLE = [torch.tensor(float(index)) for index in range(8)]

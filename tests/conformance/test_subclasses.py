@@ -14,7 +14,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 import aotexport
 import aotexport_runtime
 from aotexport_runtime import CallInvalid, NotSupported
-from aotexport_runtime.subclasses import parts
+from aotexport_runtime.values.subclasses import parts
 from tests.cases.subclasses import TYPES, two
 from tests.scaled import Block, Recipe, ScaledInt8
 

@@ -8,13 +8,13 @@ from typing import Any
 from torch import nn
 
 from aotexport.capture.forward import capture_forward
-from aotexport.capture.functional import Refused, capture_functional_graph
-from aotexport.capture.mode import in_mode
-from aotexport.capture.python_operators import operators_kept
-from aotexport.capture.state import collect_state
+from aotexport.capture.functional.capture import Refused, capture_functional_graph
+from aotexport.capture.trace.python_operators import operators_kept
 from aotexport.encode.program import encode_program, with_functional
 from aotexport.lower.cuda.program import CudaProgram, lower_program
-from aotexport.programs import Example, choose_programs
+from aotexport.model.mode import in_mode
+from aotexport.model.programs import Example, choose_programs
+from aotexport.model.state import collect_state
 
 
 def lowered(

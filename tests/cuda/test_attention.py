@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from aotexport_runtime.sizes import evaluate, symbols_of
+from aotexport_runtime.values.sizes import evaluate, symbols_of
 from tests.cuda.lowered import lowered, operators
 
 

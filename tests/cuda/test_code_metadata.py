@@ -12,7 +12,7 @@ import triton
 from aotexport.lower.cuda.compile import Job, compile_kernels
 from aotexport.lower.cuda.library import parameter_of
 from aotexport.lower.cuda.sources import Candidate, KernelSource
-from aotexport.targets import check_targets
+from aotexport.lower.targets import check_targets
 from aotexport_runtime.schema.kernels import PointerParameter
 
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"

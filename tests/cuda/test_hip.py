@@ -8,7 +8,7 @@ import torch
 import aotexport
 from aotexport.errors import ModelFileInvalid
 from aotexport.lower.cuda import compile as compilation
-from aotexport.targets import check_targets
+from aotexport.lower.targets import check_targets
 from aotexport_runtime import NotSupported, load, open_bundle
 from aotexport_runtime.engines.cuda.choice import architectures_for
 

@@ -15,11 +15,11 @@ from torch import nn
 
 import aotexport
 from aotexport.cli.inspect import inspect
-from aotexport.cubin import resources
-from aotexport.kernels import kernel_facts
+from aotexport.inspection.cubin import resources
+from aotexport.inspection.kernels import kernel_facts
 from aotexport.lower.cuda import compile as compilation
 from aotexport.lower.cuda.compile import compile_kernels
-from aotexport.targets import CUDA_ARCHITECTURES
+from aotexport.lower.targets import CUDA_ARCHITECTURES
 from aotexport_runtime import open_bundle
 from tests.cuda.test_compile import DOUBLED
 

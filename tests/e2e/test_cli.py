@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 
 import aotexport_runtime
 from aotexport.cli import app
-from aotexport.inspect import printable
+from aotexport.inspection.inspect import printable
 from aotexport.lower.cpu.levels import own_level
 
 NET = """

@@ -12,10 +12,11 @@ import jsonschema
 import pytest
 
 import aotexport_runtime
-from aotexport.lower.onnx.check import check_model
 from aotexport.lower.onnx.options import OnnxOptions
-from aotexport_runtime import self_test
-from aotexport_runtime.bundle import Bundle
+from aotexport.verify.onnx.check import check_model
+from aotexport_runtime.bundle.read import Bundle
+from aotexport_runtime.commands import self_test
+from aotexport_runtime.commands.self_test import describe_failures, run_vectors
 from aotexport_runtime.errors import BundleTooNew
 from aotexport_runtime.schema import Graph, Manifest, Program, decode_record, encode_record
 from aotexport_runtime.schema.compiled import Target
@@ -23,7 +24,6 @@ from aotexport_runtime.schema.kernels import KernelLibrary
 from aotexport_runtime.schema.targets import LoweredProgram
 from aotexport_runtime.schema.vectors import Vector
 from aotexport_runtime.schema.versions import FORMAT_VERSION, format_version, parse_version
-from aotexport_runtime.self_test import describe_failures, run_vectors
 from tests.golden.arms import all_arms, arms_of
 from tests.golden.cases import CASES, TYPES
 from tests.golden.regenerate import regenerate, text_of

@@ -12,10 +12,10 @@ from click.testing import CliRunner
 
 import aotexport
 from aotexport.cli import app
-from aotexport.interpret.run import Interpreted, interpret
 from aotexport.lower.cuda import compile as compilation
-from aotexport.verify import failures
-from aotexport_runtime.bundle import open_bundle
+from aotexport.verify.comparison import failures
+from aotexport.verify.interpret.run import Interpreted, interpret
+from aotexport_runtime.bundle.read import open_bundle
 from tests.hostile.crafted import Crafted
 from tests.interpreter.models import QUICK, SLOW
 

@@ -10,7 +10,7 @@ import pytest
 
 LOOK = """
 import aotexport_runtime
-from aotexport_runtime.describe import describe
+from aotexport_runtime.commands.describe import describe
 text = describe(aotexport_runtime.open_bundle({path!r}), graph=True)
 assert "aten::linear.default" in text
 """
@@ -55,4 +55,4 @@ def test_looking_at_a_bundle_imports_no_torch(tiny):
 def test_loading_and_training_bring_no_compiler_and_no_model_code(tiny, brought_by_torch):
     brought = modules_after(TRAIN.format(path=str(tiny))) - brought_by_torch
     assert forbidden(brought) == []
-    assert "aotexport_runtime.module" in brought
+    assert "aotexport_runtime.module.bundle_module" in brought

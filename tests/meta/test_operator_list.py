@@ -6,7 +6,7 @@ import operators
 import pytest
 import torch
 
-from aotexport_runtime.allowed import allowed_aten_operators
+from aotexport_runtime.allowed.operators import allowed_aten_operators
 
 WRITTEN_WITH = "2.13"
 

@@ -14,7 +14,7 @@ from catalogue import attribute_docs, records
 from torch import nn
 
 import aotexport
-from aotexport_runtime.bundle import open_bundle
+from aotexport_runtime.bundle.read import open_bundle
 
 ROOT = Path(__file__).parents[2]
 VALIDATORS = {

@@ -10,12 +10,12 @@ import pytest
 
 from aotexport.encode.functional import FIELDS
 from aotexport.torch_internals.names import ViewAndMutationMeta
-from aotexport_runtime import allowed
-from aotexport_runtime.observe import SAMPLE, TOLERANCES
+from aotexport_runtime.allowed import operators
 from aotexport_runtime.schema.codec import MAX_DEPTH, MAX_JSON_NBYTES
 from aotexport_runtime.schema.versions import CALLING_CONVENTION, FORMAT_VERSION, format_version
-from aotexport_runtime.sizes import MAX_TERMS, OPERATORS
 from aotexport_runtime.validate.bounds import MAX_AXES, MAX_NODES
+from aotexport_runtime.values.observe import SAMPLE, TOLERANCES
+from aotexport_runtime.values.sizes import MAX_TERMS, OPERATORS
 
 SCHEMAS = Path(__file__).parents[2] / "schemas"
 PROSE = (SCHEMAS / "README.md").read_text(encoding="utf-8")
@@ -48,19 +48,19 @@ def test_metadata_table_says_one_of_three_things_of_each_field():
 def test_builtins_table_has_every_builtin():
     rows = table("builtin | arguments | result")
 
-    assert names([row[0] for row in rows], "python::") == set(allowed.BUILTIN_OPERANDS)
+    assert names([row[0] for row in rows], "python::") == set(operators.BUILTIN_OPERANDS)
 
 
 def test_effects_table_has_every_effect():
     rows = table("effect | arguments | what it does; result")
 
-    assert names([row[0] for row in rows]) == set(allowed.EFFECT_OPERANDS)
+    assert names([row[0] for row in rows]) == set(operators.EFFECT_OPERANDS)
 
 
 def test_table_has_every_operator_with_bodies_and_launches():
     rows = table("operator | arguments | result")
 
-    assert {name for row in rows for name in names([row[0]])} == {*allowed.BODY_OPERANDS, *allowed.LAUNCH_OPERANDS}
+    assert {name for row in rows for name in names([row[0]])} == {*operators.BODY_OPERANDS, *operators.LAUNCH_OPERANDS}
 
 
 def test_size_operators_table_has_every_operator():
@@ -72,7 +72,7 @@ def test_size_operators_table_has_every_operator():
 def test_prose_lists_the_operators_of_view_steps():
     _, _, rest = PROSE.partition("these operators of `aten`: ")
 
-    assert names([rest.split(".")[0]]) == allowed.VIEWS
+    assert names([rest.split(".")[0]]) == operators.VIEWS
 
 
 def test_prose_and_history_are_of_the_current_versions():
@@ -114,6 +114,6 @@ def test_tables_of_tensor_subclasses_have_every_operator():
     rows = table("subclass operator | arguments | result") + table("distributed operator | arguments | result")
 
     assert {name for row in rows for name in names([row[0]])} == {
-        *allowed.SUBCLASS_OPERANDS,
-        *allowed.DISTRIBUTED_OPERANDS,
+        *operators.SUBCLASS_OPERANDS,
+        *operators.DISTRIBUTED_OPERANDS,
     }

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import aotexport
-from aotexport.interrupts import uninterrupted
+from aotexport.process.interrupts import uninterrupted
 from tests.cases import CASES, all_cases
 from tests.snapshots import changes, snapshot
 from tests.sweeps import zoo
@@ -26,6 +26,14 @@ SLICE = (
     *("counted_checkpoint_with_dropout", "subclass_weight", "spectral_normed"),
     *("three_programs", "ring_of_states", "custom_function_of_subclasses", "non_contiguous_state"),
 )
+
+
+@pytest.fixture(autouse=True)
+def interrupts():
+    """Heed interrupts, which a process that a shell started in the background ignores."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 def _changes(export, *roots):

@@ -9,7 +9,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aotexport_runtime.constants import encode_constant
 from aotexport_runtime.engines.codegen import Environment, constant_value
 from aotexport_runtime.schema import Graph, decode_record, encode_record
 from aotexport_runtime.schema.codec import max_depth
@@ -25,6 +24,7 @@ from aotexport_runtime.schema.values import (
     StringArgument,
     SubgraphArgument,
 )
+from aotexport_runtime.values.constants import encode_constant
 from tests.property.profile import quick
 
 text = st.text(max_size=12)

@@ -26,10 +26,10 @@ from torch.utils._sympy.functions import (
     Where,
 )
 
-from aotexport.encode.sizes import encode_expression
+from aotexport.values.sizes import encode_expression
 from aotexport_runtime import BundleInvalid
 from aotexport_runtime.schema.sizes import SizeExpression
-from aotexport_runtime.sizes import MAX_NBITS, SCOPE, UNDEFINED, check_size, evaluate, source, symbols_of
+from aotexport_runtime.values.sizes import MAX_NBITS, SCOPE, UNDEFINED, check_size, evaluate, source, symbols_of
 from tests.property.profile import quick
 
 NAMES = ("a", "b")

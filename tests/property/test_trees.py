@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from aotexport_runtime.call.signature import Signature
 from aotexport_runtime.schema.program import Parameter
 from aotexport_runtime.schema.trees import Constant, Leaf, Mapping, NamedFields, Sequence, Tree
-from aotexport_runtime.trees import builder, check_tree, leaves
+from aotexport_runtime.values.trees import builder, check_tree, leaves
 from tests.property.profile import quick
 
 names = st.from_regex(r"[a-z][a-z0-9_]{0,5}", fullmatch=True).map(lambda name: f"f_{name}")

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import aotexport
 from aotexport_runtime import CallInvalid, load
-from aotexport_runtime.self_test import run_vectors
+from aotexport_runtime.commands.self_test import run_vectors
 from tests.property.profile import exported
 
 NEW: dict[str, Callable[[Tensor, Tensor], Tensor]] = {

@@ -7,7 +7,7 @@ import torch
 
 import aotexport
 import aotexport_runtime
-from aotexport_runtime.describe import describe
+from aotexport_runtime.commands.describe import describe
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ import aotexport
 import aotexport_runtime
 from aotexport.cli.dynamic import DynamicSize, merge_dynamic, parse_dynamic
 from aotexport.errors import ModelFileInvalid
-from aotexport.source import Source
+from aotexport.model.source import Source
 
 
 def source_of(function: Any, *args: Any, dynamic_shapes: Any = None, **kwargs: Any) -> Source:

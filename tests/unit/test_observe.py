@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from aotexport_runtime.observe import Inputs, Observation, compare, observe
+from aotexport_runtime.values.observe import Inputs, Observation, compare, observe
 
 
 def seen(tensor: torch.Tensor) -> Observation:

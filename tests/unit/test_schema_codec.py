@@ -7,7 +7,6 @@ import struct
 
 import pytest
 
-from aotexport_runtime.constants import encode_constant
 from aotexport_runtime.engines.codegen import Environment, constant_value
 from aotexport_runtime.errors import BundleInvalid
 from aotexport_runtime.schema import Graph, GraphInput, Manifest, Node, Program, decode_record, encode_record
@@ -26,6 +25,7 @@ from aotexport_runtime.schema.values import (
     StringArgument,
     TensorMeta,
 )
+from aotexport_runtime.values.constants import encode_constant
 
 TENSOR = TensorMeta(dtype="float32", shape=(2, "s0"), stride=(SizeExpression(op="add", args=("s0", 1)), 1))
 NODE = Node(

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from aotexport_runtime import bundle
+from aotexport_runtime.bundle import read as bundle
 from aotexport_runtime.errors import BundleInvalid, BundleTooNew
 from aotexport_runtime.schema import decode_record, versions
 from aotexport_runtime.schema.manifest import Manifest

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import nn
 
-from aotexport.cast import cast
 from aotexport.errors import ModelFileInvalid
-from aotexport.programs import Example
-from aotexport.source import load_source
+from aotexport.model.cast import cast
+from aotexport.model.programs import Example
+from aotexport.model.source import load_source
 
 NET = """
 import torch

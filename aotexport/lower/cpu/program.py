@@ -10,11 +10,10 @@ from pathlib import Path
 import msgspec
 
 from aotexport.encode.program import EncodedProgram
-from aotexport.lower.cpu.half import NotLowered, Piece, least_sizes, lower_half
 from aotexport.lower.cpu.levels import Level
-from aotexport_runtime.engines import halves
-from aotexport_runtime.engines.halves import StraightLine
+from aotexport.lower.cpu.partition import NotLowered, Piece, least_sizes, lower_half
 from aotexport_runtime.engines.impure import impure_nodes
+from aotexport_runtime.engines.partition import StraightLine, cut, with_tangents
 from aotexport_runtime.engines.saved import views_recomputed
 from aotexport_runtime.errors import first_line
 from aotexport_runtime.schema.compiled import CompiledProgram
@@ -100,6 +99,6 @@ def _lines(graph: Graph, functional: FunctionalGraph, undefined: Sequence[int]) 
     if gradients is None:
         return [StraightLine([value.name for value in graph.inputs], list(graph.nodes), graph.outputs)]
     needed = [index is not None for index in gradients.of_inputs]
-    cut = halves.cut(graph, functional, gradients.partitions[-1], needed, impure_nodes(graph))
+    halves = cut(graph, functional, gradients.partitions[-1], needed, impure_nodes(graph))
     defined = [index not in undefined for index in range(len(gradients.tangents))]
-    return [cut.forward, halves.with_tangents(graph, cut.backward, defined)]
+    return [halves.forward, with_tangents(graph, halves.backward, defined)]

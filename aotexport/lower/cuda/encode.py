@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-from aotexport.encode.sizes import encode_size
 from aotexport.encode.values import encode_argument, encode_meta
 from aotexport.errors import ExportFailed
 from aotexport.lower.cuda.layout import inverse, memory_order
@@ -17,7 +16,8 @@ from aotexport.lower.cuda.lowering import Half
 from aotexport.lower.cuda.retarget import CannotLower, check_on_gpu
 from aotexport.lower.cuda.wrapper import launch
 from aotexport.torch_internals.names import OpOverload
-from aotexport_runtime.allowed import allowed_aten_operators
+from aotexport.values.sizes import encode_size
+from aotexport_runtime.allowed.operators import allowed_aten_operators
 from aotexport_runtime.schema.graph import Graph, GraphInput, Node
 from aotexport_runtime.schema.values import (
     Argument,

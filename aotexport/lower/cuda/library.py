@@ -8,10 +8,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from aotexport.capture.sources import source_of
 from aotexport.lower.cuda.compile import PTX_ARCHITECTURE, Compiled, Job, compiler_version
 from aotexport.lower.cuda.retarget import CannotLower
 from aotexport.lower.cuda.sources import KernelSource
+from aotexport.model.source_lines import source_of
 from aotexport_runtime.schema import encode_record
 from aotexport_runtime.schema.kernels import (
     Kernel,

@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
-from aotexport.capture.fake_kernels import FAKE_KERNELS
+from aotexport.capture.trace.fake_kernels import FAKE_KERNELS
 from aotexport.lower.cuda.retarget import CannotLower, retarget
 from aotexport.lower.cuda.sources import KernelSource, kernel_source
 from aotexport.lower.cuda.wrapper import capturing, launch
-from aotexport.quiet import quiet
+from aotexport.process.quiet import quiet
 from aotexport.torch_internals.inductor import (
     compile_half,
     joint_passes,

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from aotexport.capture.forward_capture import ForwardCapture
-from aotexport.capture.mutating_operators import call_body
-from aotexport.capture.shapes import guards
+from aotexport.capture.functional.mutating_operators import call_body
+from aotexport.capture.trace.forward_capture import ForwardCapture
+from aotexport.capture.trace.shapes import guards
 from aotexport.lower.cuda.encode import encode_half, tensors_among
 from aotexport.lower.cuda.lowering import LoweredGraphs, lower
 from aotexport.lower.cuda.recapture import captured_for_gpu

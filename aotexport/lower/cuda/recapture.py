@@ -14,12 +14,12 @@ import torch
 from torch.nn import functional
 
 from aotexport.capture.forward import ForwardCapture
-from aotexport.capture.functional import Refused, capture_functional_graph
-from aotexport.capture.mutating_operators import call_body
-from aotexport.capture.triton_kernels import launched
+from aotexport.capture.functional.capture import Refused, capture_functional_graph
+from aotexport.capture.functional.mutating_operators import call_body
+from aotexport.capture.passes.launches import launched
 from aotexport.lower.cuda.layout import laid_out_in
 from aotexport.lower.cuda.retarget import CannotLower
-from aotexport.quiet import quiet
+from aotexport.process.quiet import quiet
 from aotexport.torch_internals.functional import FunctionalCapture
 from aotexport.torch_internals.launches import DeviceModel, triton_target
 from aotexport.torch_internals.names import runs_triton

@@ -15,8 +15,7 @@ from aotexport.lower.onnx.form import NoForm
 from aotexport.lower.onnx.forms import FORMS
 from aotexport.lower.onnx.provenance import location, trace, where
 from aotexport.lower.onnx.symbols import Symbols
-from aotexport_runtime import ops
-from aotexport_runtime.engines import checkpoint
+from aotexport_runtime.engines import checkpoint, ops
 from aotexport_runtime.engines.codegen import Environment, constant_value
 from aotexport_runtime.engines.higher_order import EFFECTS
 from aotexport_runtime.schema.graph import Graph, Node

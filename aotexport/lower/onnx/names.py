@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from aotexport_runtime.schema.program import Program, StateInput
 from aotexport_runtime.schema.trees import Leaf
-from aotexport_runtime.trees import leaves
+from aotexport_runtime.values.trees import leaves
 
 _STEP = re.compile(r"\[(?:'([^']*)'|\"([^\"]*)\"|(-?\w+))\]")
 

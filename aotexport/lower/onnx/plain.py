@@ -13,13 +13,13 @@ import msgspec
 import torch
 
 from aotexport.errors import ExportFailed
-from aotexport_runtime.allowed import DISTRIBUTED_OPERANDS, SUBCLASS_OPERANDS
-from aotexport_runtime.bundle import Bundle
+from aotexport_runtime.allowed.operators import DISTRIBUTED_OPERANDS, SUBCLASS_OPERANDS
+from aotexport_runtime.bundle.read import Bundle
+from aotexport_runtime.bundle.weights import load_parts, parts_of
 from aotexport_runtime.schema.graph import Graph
 from aotexport_runtime.schema.manifest import StateTensor, StoredPart
 from aotexport_runtime.schema.program import ArgumentInput, FreshOutput, InputSpec, Program, SizeInput, StateInput
 from aotexport_runtime.schema.subclasses import Subclass
-from aotexport_runtime.weights import load_parts, parts_of
 
 
 @dataclass(frozen=True)

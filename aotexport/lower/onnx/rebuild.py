@@ -15,10 +15,10 @@ import torch.fx.traceback
 from torch import fx, nn
 
 from aotexport.lower.onnx.body import Body
-from aotexport_runtime import dtypes
 from aotexport_runtime.schema.graph import Graph
 from aotexport_runtime.schema.program import Program, SizeInput, StateInput
 from aotexport_runtime.schema.values import TensorMeta
+from aotexport_runtime.values import dtypes
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from torch import fx
 from aotexport.lower.onnx.form import Call, Metas, NoForm
 from aotexport_runtime.schema.sizes import Size
 from aotexport_runtime.schema.values import TensorMeta
-from aotexport_runtime.sizes import UNDEFINED, evaluate, symbols_of
+from aotexport_runtime.values.sizes import UNDEFINED, evaluate, symbols_of
 
 aten = torch.ops.aten
 

@@ -10,12 +10,12 @@ import torch
 from aotexport.errors import ExportFailed
 from aotexport.lower.onnx.options import OnnxOptions
 from aotexport.lower.onnx.plain import plain
-from aotexport_runtime.bundle import Bundle
+from aotexport_runtime.bundle.read import Bundle
+from aotexport_runtime.commands.self_test import read_vector
 from aotexport_runtime.engines.codegen import Environment
-from aotexport_runtime.observe import make_inputs
 from aotexport_runtime.schema.program import Program, StateInput
 from aotexport_runtime.schema.vectors import Vector
-from aotexport_runtime.self_test import read_vector
+from aotexport_runtime.values.observe import make_inputs
 
 Trace = tuple[Program, Any, Any]
 """A program in plain tensors, its graph rebuilt, and what `torch.export` makes of it."""

@@ -13,14 +13,14 @@ from torch.export import Dim, ExportedProgram
 from aotexport.errors import ExportFailed
 from aotexport.lower.onnx.provenance import provenance
 from aotexport.lower.onnx.rebuild import Rebuilt
-from aotexport.quiet import quiet
+from aotexport.process.quiet import quiet
 from aotexport.torch_internals.names import OpOverload
 from aotexport.torch_internals.patches import sizes_of_any_value
-from aotexport_runtime import dtypes
 from aotexport_runtime.errors import first_line
 from aotexport_runtime.schema.program import ArgumentInput, Program, StateInput
 from aotexport_runtime.schema.sizes import Size, SizeExpression
-from aotexport_runtime.sizes import evaluate
+from aotexport_runtime.values import dtypes
+from aotexport_runtime.values.sizes import evaluate
 
 OPSETS = range(18, 24)
 """Operator sets that torch's exporter has translations for."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from aotexport_runtime.bundle import Bundle, open_bundle
+from aotexport_runtime.bundle.read import Bundle, open_bundle
 from aotexport_runtime.errors import (
     AotExportError,
     ArgumentInvalid,
@@ -20,24 +20,24 @@ from aotexport_runtime.errors import (
 )
 
 if TYPE_CHECKING:
+    from aotexport_runtime.call.onnx.module import OnnxModule
+    from aotexport_runtime.commands.saving import save
+    from aotexport_runtime.commands.self_test import selftest
     from aotexport_runtime.engines.cuda.options import CudaRuntime
-    from aotexport_runtime.engines.onnx.module import OnnxModule
     from aotexport_runtime.engines.onnx.session import OnnxRuntime
-    from aotexport_runtime.loading import load
-    from aotexport_runtime.module import BundleModule
-    from aotexport_runtime.saving import save
-    from aotexport_runtime.self_test import selftest
+    from aotexport_runtime.module.bundle_module import BundleModule
+    from aotexport_runtime.module.loading import load
 
 __version__ = "0.1.0"
 
 _LATER = {
-    "BundleModule": "module",
+    "BundleModule": "module.bundle_module",
     "CudaRuntime": "engines.cuda.options",
-    "OnnxModule": "engines.onnx.module",
+    "OnnxModule": "call.onnx.module",
     "OnnxRuntime": "engines.onnx.session",
-    "load": "loading",
-    "save": "saving",
-    "selftest": "self_test",
+    "load": "module.loading",
+    "save": "commands.saving",
+    "selftest": "commands.self_test",
 }
 """Names by the module that they are in, which most callers need not import, or which imports torch."""
 
@@ -71,7 +71,7 @@ def __getattr__(name: str) -> Any:
     import importlib
 
     if name in _WITH_TORCH:
-        from aotexport_runtime.arguments import check_torch
+        from aotexport_runtime.values.arguments import check_torch
 
         check_torch(f"`aotexport_runtime.{name}`")
     return getattr(importlib.import_module(f"aotexport_runtime.{_LATER[name]}"), name)

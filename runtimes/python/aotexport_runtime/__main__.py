@@ -7,8 +7,8 @@ import json
 import sys
 from typing import Any
 
-from aotexport_runtime.arguments import check_torch, imported
 from aotexport_runtime.errors import AotExportError, ArgumentInvalid
+from aotexport_runtime.values.arguments import check_torch, imported
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -38,8 +38,8 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _inspect(options: Any) -> int:
-    from aotexport_runtime.bundle import open_bundle
-    from aotexport_runtime.describe import describe, summary
+    from aotexport_runtime.bundle.read import open_bundle
+    from aotexport_runtime.commands.describe import describe, summary
 
     bundle = open_bundle(options.bundle)
     if options.json:
@@ -53,10 +53,10 @@ def _selftest(options: Any) -> int:
     check_torch("a self-test")
     for name in options.imports:
         imported(name)
-    from aotexport_runtime import meshes
-    from aotexport_runtime.bundle import open_bundle
+    from aotexport_runtime.bundle.read import open_bundle
     from aotexport_runtime.call.engines import words
-    from aotexport_runtime.self_test import describe_failures, run_vectors
+    from aotexport_runtime.commands.self_test import describe_failures, run_vectors
+    from aotexport_runtime.values import meshes
 
     types = {name: class_named(name) for name in options.tensor_type}
     if meshes.DTENSOR in types:

@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import nn
 
-from aotexport.capture import functional
 from aotexport.capture.forward import capture_forward
-from aotexport.capture.functional import capture_functional_graph
-from aotexport.capture.retrace import without_memory_of_others
-from aotexport.capture.state import collect_state
-from aotexport.programs import Program, choose_programs
+from aotexport.capture.functional import capture as functional
+from aotexport.capture.functional.capture import capture_functional_graph
+from aotexport.capture.functional.retrace import without_memory_of_others
+from aotexport.model.programs import Program, choose_programs
+from aotexport.model.state import collect_state
 
 
 def chain(w, x):

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from aotexport.deep_stack import NBYTES, deep_stack
+from aotexport.process.deep_stack import NBYTES, deep_stack
 
 resource = pytest.importorskip("resource", reason="limits of a Unix process")
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from aotexport.capture.state import collect_state
-from aotexport.forward_graphs import ForwardGraphs
-from aotexport.programs import Program, choose_programs
+from aotexport.capture.programs.forward_graphs import ForwardGraphs
+from aotexport.model.programs import Program, choose_programs
+from aotexport.model.state import collect_state
 
 
 class Plain(nn.Module):

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import nn
 
-from aotexport.capture.state import State, collect_state
-from aotexport.kept_memory import spans_of
-from aotexport.restore import UNCHANGED, restored
-from aotexport.vectors.eager import dropped_gradients
+from aotexport.eager.run import dropped_gradients
+from aotexport.model.kept_memory import spans_of
+from aotexport.model.restore import UNCHANGED, restored
+from aotexport.model.state import State, collect_state
 from aotexport.write.kept import kept_in_files
 from aotexport.write.weights import write_weights
 

@@ -13,14 +13,14 @@ from torch import nn
 
 import aotexport
 import aotexport_runtime
-from aotexport.capture.state import collect_state
 from aotexport.errors import ExportFailed
+from aotexport.model.state import collect_state
 from aotexport.write.files import list_files
 from aotexport.write.weights import write_weights
-from aotexport_runtime.bundle import Bundle
+from aotexport_runtime.bundle.read import Bundle
+from aotexport_runtime.bundle.weights import load_tensors
 from aotexport_runtime.engines.codegen import Environment
 from aotexport_runtime.schema.manifest import Manifest, Producer, ProgramEntry
-from aotexport_runtime.weights import load_tensors
 
 DTYPES = [
     *(torch.bool, torch.uint8, torch.uint16, torch.uint32, torch.uint64),

@@ -14,10 +14,10 @@ import torch
 from torch import nn
 
 import aotexport
-from aotexport_runtime import loading
 from aotexport_runtime.engines.cuda.engine import with_graphs
 from aotexport_runtime.engines.cuda.graphs import MAX_GRAPHS, WARM_UPS
 from aotexport_runtime.engines.cuda.trial import portable_form
+from aotexport_runtime.module import loading
 
 
 class Net(nn.Module):

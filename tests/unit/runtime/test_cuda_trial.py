@@ -9,8 +9,9 @@ import torch
 from torch import nn
 
 import aotexport
-from aotexport_runtime import NotSupported, loading
+from aotexport_runtime import NotSupported
 from aotexport_runtime.engines.cuda.trial import Trial, portable_form
+from aotexport_runtime.module import loading
 
 
 class Net(nn.Module):

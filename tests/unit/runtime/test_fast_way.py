@@ -10,7 +10,7 @@ from torch import nn
 
 import aotexport
 from aotexport_runtime import load
-from aotexport_runtime.call.fast_way import fast_way
+from aotexport_runtime.call.fast_path import fast_way
 
 TURNED_AWAY = object()
 

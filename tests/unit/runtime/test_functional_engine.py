@@ -7,10 +7,10 @@ import torch
 
 from aotexport_runtime.engines import reuse
 from aotexport_runtime.engines.codegen import Environment, compile_graph
-from aotexport_runtime.engines.halves import StraightLine
+from aotexport_runtime.engines.ops import direct, resolve
+from aotexport_runtime.engines.partition import StraightLine
 from aotexport_runtime.engines.reuse import reusing
 from aotexport_runtime.engines.simplify import simplified
-from aotexport_runtime.ops import direct, resolve
 from aotexport_runtime.schema.graph import Graph, GraphInput, Node
 from aotexport_runtime.schema.values import SequenceMeta, TensorMeta
 

@@ -10,7 +10,7 @@ from torch import nn
 
 import aotexport
 from aotexport_runtime import NotSupported, load
-from aotexport_runtime.module import BundleModule
+from aotexport_runtime.module.bundle_module import BundleModule
 
 X = torch.ones(3)
 

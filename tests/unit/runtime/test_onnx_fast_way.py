@@ -11,9 +11,9 @@ from torch.export import Dim
 
 import aotexport
 import aotexport_runtime
-from aotexport_runtime.bundle import open_bundle
-from aotexport_runtime.engines.onnx.fast_way import fast_way
-from aotexport_runtime.engines.onnx.plan import OnnxPlan
+from aotexport_runtime.bundle.read import open_bundle
+from aotexport_runtime.call.onnx.fast_path import fast_way
+from aotexport_runtime.call.onnx.plan import OnnxPlan
 
 TURNED_AWAY = object()
 ROWS = Dim("rows", min=2, max=5)

@@ -6,10 +6,17 @@ import pytest
 import torch
 
 from aotexport_runtime import BundleInvalid, NotSupported
-from aotexport_runtime.allowed import BUILTIN_OPERANDS, BUILTINS, EFFECT_OPERANDS, INFIX, VIEWS, allowed_aten_operators
+from aotexport_runtime.allowed.operators import (
+    BUILTIN_OPERANDS,
+    BUILTINS,
+    EFFECT_OPERANDS,
+    INFIX,
+    VIEWS,
+    allowed_aten_operators,
+)
 from aotexport_runtime.engines import checkpoint
 from aotexport_runtime.engines.higher_order import EFFECTS
-from aotexport_runtime.ops import is_compatible, resolve
+from aotexport_runtime.engines.ops import is_compatible, resolve
 
 NOWHERE: frozenset[str] = frozenset()
 

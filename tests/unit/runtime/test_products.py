@@ -8,14 +8,14 @@ import pytest
 import torch
 
 from aotexport_runtime import NotSupported
-from aotexport_runtime.engines.products import choice, measured, onednn, stand_ins
-from aotexport_runtime.engines.products.kept import Kept
-from aotexport_runtime.engines.products.modes import mode_of
-from aotexport_runtime.engines.products.stand_ins import EverySize, FirstCall
-from aotexport_runtime.engines.products.trial import clearly_faster
+from aotexport_runtime.engines.matmul import choice, measured, onednn, operators
+from aotexport_runtime.engines.matmul.kept import Kept
+from aotexport_runtime.engines.matmul.modes import mode_of
+from aotexport_runtime.engines.matmul.operators import EverySize, FirstCall
+from aotexport_runtime.engines.matmul.trial import clearly_faster
+from aotexport_runtime.engines.user_cache import cache_folder
 from aotexport_runtime.schema.graph import Node
 from aotexport_runtime.schema.values import TensorMeta
-from aotexport_runtime.user_cache import cache_folder
 
 needs_onednn = pytest.mark.skipif(not onednn.available(), reason="this torch has no oneDNN")
 
@@ -150,7 +150,7 @@ def test_without_onednn_switched_on_torchs_is_chosen(monkeypatch):
 def decisions(monkeypatch):
     """Return a list that grows with each product that is measured; the measurement finds for oneDNN."""
     asked: list[str] = []
-    monkeypatch.setattr(stand_ins, "faster_by_onednn", lambda product, ours, torchs: [asked.append(product)] != [])
+    monkeypatch.setattr(operators, "faster_by_onednn", lambda product, ours, torchs: [asked.append(product)] != [])
     return asked
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from aotexport_runtime.schema.sizes import SizeExpression
-from aotexport_runtime.sizes import describe, evaluate, source, symbols_of
+from aotexport_runtime.values.sizes import describe, evaluate, source, symbols_of
 
 
 def size(op, *args):

@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree  # noqa: TID251
 
 from aotexport_runtime import BundleInvalid, NotSupported
 from aotexport_runtime.schema.trees import Constant, Leaf, Mapping, NamedFields, Sequence
-from aotexport_runtime.trees import builder, leaves
+from aotexport_runtime.values.trees import builder, leaves
 
 ITEMS = (Leaf(index=1), Constant(value=None), Leaf(index=0))
 

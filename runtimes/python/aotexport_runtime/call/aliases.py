@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 import torch
 from msgspec.structs import replace
 
-from aotexport_runtime import ops
 from aotexport_runtime.call.holder import unwrap
-from aotexport_runtime.call.tangents import flowless_outputs
+from aotexport_runtime.engines import ops
 from aotexport_runtime.engines.codegen import Environment, constant_value
+from aotexport_runtime.engines.tangents import flowless_outputs
 from aotexport_runtime.schema.graph import Graph
 from aotexport_runtime.schema.program import (
     FreshOutput,

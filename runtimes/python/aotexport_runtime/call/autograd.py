@@ -13,11 +13,11 @@ from typing import Any
 
 import torch
 
-from aotexport_runtime.call import transforms
-from aotexport_runtime.call.again import Again
+from aotexport_runtime.call.double_backward import Again
 from aotexport_runtime.call.inner import refuse_unseen_gradients
 from aotexport_runtime.call.joint import JointProgram, Pattern
 from aotexport_runtime.call.versions import check_versions
+from aotexport_runtime.engines import transforms
 from aotexport_runtime.engines.lowered import LeasedResults
 from aotexport_runtime.errors import NotSupported
 

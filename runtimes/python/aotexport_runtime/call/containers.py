@@ -8,7 +8,7 @@ from typing import Any
 
 from aotexport_runtime.schema.program import ContainerChange
 from aotexport_runtime.schema.trees import Constant
-from aotexport_runtime.trees import Builder, builder, key_of
+from aotexport_runtime.values.trees import Builder, builder, key_of
 
 
 class Containers:

@@ -12,9 +12,7 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from aotexport_runtime import sizes
-from aotexport_runtime.call.tensors import Array, is_tensor
-from aotexport_runtime.engines.halves import reached_in_part
+from aotexport_runtime.engines.partition import reached_in_part
 from aotexport_runtime.errors import NotSupported
 from aotexport_runtime.schema.graph import Graph
 from aotexport_runtime.schema.program import (
@@ -26,7 +24,9 @@ from aotexport_runtime.schema.program import (
     StateInput,
 )
 from aotexport_runtime.schema.sizes import Dimension, Size
-from aotexport_runtime.subclasses import Form, is_wrapper, parts
+from aotexport_runtime.values import sizes
+from aotexport_runtime.values.subclasses import Form, is_wrapper, parts
+from aotexport_runtime.values.tensors import Array, is_tensor
 
 if TYPE_CHECKING:
     import torch
@@ -63,7 +63,7 @@ class Guards:
         # Imports torch, which calls with arrays do without.
         import torch
 
-        from aotexport_runtime import dtypes
+        from aotexport_runtime.values import dtypes
 
         expected = [
             (index, dtypes.dtype(spec.meta.dtype), tuple(spec.meta.shape), self._device_type(spec.meta.device))

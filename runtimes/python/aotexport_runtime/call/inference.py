@@ -9,8 +9,8 @@ from aotexport_runtime.call.engines import LIBRARY_FAILED, PORTABLE, Engines
 from aotexport_runtime.engines.codegen import Environment, Function
 from aotexport_runtime.engines.cpu import Libraries
 from aotexport_runtime.engines.functional import compile_functional
-from aotexport_runtime.engines.halves import StraightLine
 from aotexport_runtime.engines.lowered import Lowered
+from aotexport_runtime.engines.partition import StraightLine
 from aotexport_runtime.schema.graph import Graph
 
 

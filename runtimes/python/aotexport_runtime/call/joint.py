@@ -9,13 +9,11 @@ from typing import Any, NamedTuple
 
 import torch
 
-from aotexport_runtime import dtypes, sizes
-from aotexport_runtime.call import transforms
 from aotexport_runtime.call.engines import LIBRARY_FAILED, PORTABLE, Engines
 from aotexport_runtime.call.holder import Held
 from aotexport_runtime.call.inner import InnerOutput
-from aotexport_runtime.call.tangents import LayOut, flowless_outputs, layout, with_zeros, without
-from aotexport_runtime.engines import halves
+from aotexport_runtime.engines import partition as halves
+from aotexport_runtime.engines import transforms
 from aotexport_runtime.engines.codegen import Environment, Function
 from aotexport_runtime.engines.cpu import Libraries
 from aotexport_runtime.engines.functional import compile_functional
@@ -23,9 +21,11 @@ from aotexport_runtime.engines.impure import impure_nodes, random_nodes
 from aotexport_runtime.engines.lowered import Lowered
 from aotexport_runtime.engines.recompute import computed_late, within_budget
 from aotexport_runtime.engines.saved import base_of, views_recomputed
+from aotexport_runtime.engines.tangents import LayOut, flowless_outputs, layout, with_zeros, without
 from aotexport_runtime.schema.graph import Graph
 from aotexport_runtime.schema.program import FreshOutput, FunctionalGraph
 from aotexport_runtime.schema.values import SizeMeta, TensorMeta
+from aotexport_runtime.values import dtypes, sizes
 
 Pattern = tuple[bool, ...]
 """Of gradients, or of tangents: which there are."""

@@ -17,17 +17,17 @@ from dataclasses import dataclass
 import msgspec
 from torch import nn
 
-from aotexport_runtime import dtypes
 from aotexport_runtime.call.submodule_call import Need, Part, Result, SubmoduleCall, leaves_of, operands
 from aotexport_runtime.engines.codegen import Environment
 from aotexport_runtime.errors import NotSupported
 from aotexport_runtime.schema.graph import Graph, ModuleCall, Node
 from aotexport_runtime.schema.program import Program, StateInput
 from aotexport_runtime.schema.values import Argument, SequenceMeta, ValueMeta
-from aotexport_runtime.subclasses import is_wrapper
 from aotexport_runtime.submodules.changes import Change
 from aotexport_runtime.submodules.places import StateSlot, is_below, module_at
 from aotexport_runtime.validate import references
+from aotexport_runtime.values import dtypes
+from aotexport_runtime.values.subclasses import is_wrapper
 
 _FOR_ALL_SIZES = frozenset(
     f"aten::{name}.default" for name in ("dropout", "exp", "gelu", "log", "neg", "relu", "sigmoid", "silu", "tanh")

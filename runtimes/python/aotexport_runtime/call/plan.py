@@ -14,14 +14,12 @@ from typing import Any
 
 import torch
 
-from aotexport_runtime.autocast import autocast_dtype, device_type_of
-from aotexport_runtime.bundle import Bundle
-from aotexport_runtime.call import transforms
+from aotexport_runtime.bundle.read import Bundle
 from aotexport_runtime.call.aliases import regenerators
 from aotexport_runtime.call.autograd import run_joint
 from aotexport_runtime.call.containers import ContainerChanges
 from aotexport_runtime.call.engines import AUTOGRAD, PORTABLE, WHOLE, Engines
-from aotexport_runtime.call.fast_way import Served, StateSlot, Way, fast_way
+from aotexport_runtime.call.fast_path import Served, StateSlot, Way, fast_way
 from aotexport_runtime.call.guards import Guards, SoftGuards
 from aotexport_runtime.call.inference import Inference
 from aotexport_runtime.call.inner import InnerOutput, has_hooks, inner_outputs, watch
@@ -30,6 +28,8 @@ from aotexport_runtime.call.live_graph import LiveGraph
 from aotexport_runtime.call.mutations import Mutations
 from aotexport_runtime.call.signature import Bound, Signature
 from aotexport_runtime.call.versions import node_of, remember_versions
+from aotexport_runtime.engines import transforms
+from aotexport_runtime.engines.autocast import autocast_dtype, device_type_of
 from aotexport_runtime.engines.codegen import Environment, Function, compile_graph, constant_value
 from aotexport_runtime.engines.cpu import Libraries
 from aotexport_runtime.engines.graph_choice import why_forward
@@ -39,9 +39,9 @@ from aotexport_runtime.errors import CallInvalid, NotSupported
 from aotexport_runtime.schema.manifest import StateTensor
 from aotexport_runtime.schema.program import FunctionalGraph, Program, SizeInput, StateInput
 from aotexport_runtime.schema.trees import Constant
-from aotexport_runtime.subclasses import parts
-from aotexport_runtime.trees import builder
 from aotexport_runtime.validate.subclasses import taken_apart
+from aotexport_runtime.values.subclasses import parts
+from aotexport_runtime.values.trees import builder
 
 log = logging.getLogger("aotexport_runtime")
 

@@ -14,10 +14,10 @@ from collections.abc import Mapping as MappingABC
 from typing import Any, NamedTuple
 
 from aotexport_runtime.call.containers import Containers
-from aotexport_runtime.call.tensors import is_torch_tensor, size_type
 from aotexport_runtime.schema.program import Parameter
 from aotexport_runtime.schema.trees import Constant, Instance, Leaf, Mapping, NamedFields, Sequence, Tree
-from aotexport_runtime.trees import SETS, arrays_in, keys_of, steps
+from aotexport_runtime.values.tensors import is_torch_tensor, size_type
+from aotexport_runtime.values.trees import SETS, arrays_in, keys_of, steps
 
 _MISSING = object()
 Report = Callable[[str], None]
@@ -176,7 +176,7 @@ class Signature:
 
 def _tensor(array: Any, known: Any, path: str, report: Report) -> Any:
     """Return the tensor with the memory of an array: `known`, where that is one already; reports what is none."""
-    from aotexport_runtime.arrays import known_array, tensor_of, why_not
+    from aotexport_runtime.values.arrays import known_array, tensor_of, why_not
 
     if (reason := why_not(array)) is not None:
         report(f"`{path}`: expected an array, as at capture; {_describe(array)} {reason}")

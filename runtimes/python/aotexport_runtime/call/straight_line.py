@@ -10,10 +10,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from aotexport_runtime import sizes
 from aotexport_runtime.engines.source import define
 from aotexport_runtime.schema.program import ArgumentInput, Program, SizeInput
 from aotexport_runtime.schema.sizes import Dimension, Size
+from aotexport_runtime.values import sizes
 
 Call = Callable[[tuple[Any, ...], dict[str, Any]], Any]
 """`(args, kwargs) -> what the call returns`."""

@@ -12,7 +12,6 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from aotexport_runtime import dtypes, sizes
 from aotexport_runtime.call.signature import Signature
 from aotexport_runtime.engines.codegen import Environment, Function, compile_graph, constant_value
 from aotexport_runtime.errors import NotSupported
@@ -23,8 +22,9 @@ from aotexport_runtime.schema.trees import Sequence as SequenceTree
 from aotexport_runtime.schema.values import Argument, SizeArgument, TensorMeta, ValueMeta
 from aotexport_runtime.submodules.changes import Change
 from aotexport_runtime.submodules.running import running
-from aotexport_runtime.trees import builder, leaves
 from aotexport_runtime.validate import references
+from aotexport_runtime.values import dtypes, sizes
+from aotexport_runtime.values.trees import builder, leaves
 
 CALL = "submodule::call"
 """Operator of nodes that call a submodule: its arguments are the values that the call takes."""

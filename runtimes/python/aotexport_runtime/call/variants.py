@@ -9,7 +9,7 @@ from aotexport_runtime.call.signature import Bound
 from aotexport_runtime.errors import CallInvalid
 from aotexport_runtime.schema.program import Program, StateInput
 from aotexport_runtime.schema.trees import Leaf
-from aotexport_runtime.trees import leaves
+from aotexport_runtime.values.trees import leaves
 
 
 class Plan(Protocol):

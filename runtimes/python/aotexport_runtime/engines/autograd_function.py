@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
-from aotexport_runtime.call import transforms
+from aotexport_runtime.engines import transforms
 from aotexport_runtime.errors import NotSupported
 
 Body = Callable[[list[Any], dict[str, int]], tuple[Any, ...]]

@@ -15,7 +15,7 @@ import msgspec
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 
-from aotexport_runtime.autocast import autocast_of_now
+from aotexport_runtime.engines.autocast import autocast_of_now
 from aotexport_runtime.schema.graph import Graph, GraphInput, Node
 from aotexport_runtime.schema.values import Argument, SequenceMeta, SubgraphArgument, ValueMeta
 from aotexport_runtime.validate import references

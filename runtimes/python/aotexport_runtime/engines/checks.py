@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from aotexport_runtime.allowed import INFIX
+from aotexport_runtime.allowed.operators import INFIX
 from aotexport_runtime.errors import CheckFailed
 from aotexport_runtime.schema.graph import Graph, Node
 

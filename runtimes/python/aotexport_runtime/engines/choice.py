@@ -6,7 +6,7 @@ import logging
 
 import torch
 
-from aotexport_runtime.bundle import Bundle
+from aotexport_runtime.bundle.read import Bundle
 from aotexport_runtime.engines.codegen import Environment
 from aotexport_runtime.engines.cpu import Libraries, unfit
 from aotexport_runtime.errors import NotSupported

@@ -14,16 +14,14 @@ from typing import Any
 
 import torch
 
-from aotexport_runtime import dtypes, meshes, ops, sizes
-from aotexport_runtime.allowed import INFIX
-from aotexport_runtime.engines import attention, checks, higher_order, impure, profile
+from aotexport_runtime.allowed.operators import INFIX
+from aotexport_runtime.engines import attention, checks, higher_order, impure, ops, profile
 from aotexport_runtime.engines.checkpoint import outlined
 from aotexport_runtime.engines.detached import without_base
-from aotexport_runtime.engines.products.modes import Mode
-from aotexport_runtime.engines.products.stand_ins import StandIn
+from aotexport_runtime.engines.matmul.modes import Mode
+from aotexport_runtime.engines.matmul.operators import StandIn
 from aotexport_runtime.engines.source import define
 from aotexport_runtime.errors import BundleInvalid
-from aotexport_runtime.python_values import python_value
 from aotexport_runtime.schema.graph import Graph, Node
 from aotexport_runtime.schema.subclasses import Subclass
 from aotexport_runtime.schema.trees import PythonValue
@@ -40,9 +38,11 @@ from aotexport_runtime.schema.values import (
     StringArgument,
     SubgraphArgument,
 )
-from aotexport_runtime.subclasses import Form, TensorTypes, inner_tensor
 from aotexport_runtime.validate import references
 from aotexport_runtime.validate.lowered import KERNEL
+from aotexport_runtime.values import dtypes, meshes, sizes
+from aotexport_runtime.values.python_values import python_value
+from aotexport_runtime.values.subclasses import Form, TensorTypes, inner_tensor
 
 _DISTRIBUTED = {"distributed::to_local": meshes.to_local, "distributed::redistribute": meshes.redistribute}
 

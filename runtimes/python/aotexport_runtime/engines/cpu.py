@@ -15,19 +15,19 @@ from typing import Any
 
 import torch
 
-from aotexport_runtime import sizes
-from aotexport_runtime.bundle import Bundle
+from aotexport_runtime.bundle.read import Bundle
 from aotexport_runtime.engines import profile
 from aotexport_runtime.engines.codegen import Environment, Function, constant_value
 from aotexport_runtime.engines.detached import without_base
-from aotexport_runtime.engines.halves import StraightLine
 from aotexport_runtime.engines.library import load_library
-from aotexport_runtime.engines.products.library import ChoosingRunner
+from aotexport_runtime.engines.matmul.library import ChoosingRunner
+from aotexport_runtime.engines.partition import StraightLine
 from aotexport_runtime.errors import BundleInvalid, first_line
 from aotexport_runtime.schema.compiled import CompiledHalf, CpuRequirements
 from aotexport_runtime.schema.graph import Graph
 from aotexport_runtime.schema.program import Partition, Program
 from aotexport_runtime.schema.values import Argument, SizeArgument, SizeMeta
+from aotexport_runtime.values import sizes
 
 log = logging.getLogger("aotexport_runtime")
 

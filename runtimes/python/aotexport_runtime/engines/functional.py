@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from aotexport_runtime.engines.codegen import Environment, Function, compile_graph
-from aotexport_runtime.engines.halves import StraightLine
-from aotexport_runtime.engines.products.choice import stand_ins
+from aotexport_runtime.engines.matmul.choice import stand_ins
+from aotexport_runtime.engines.partition import StraightLine
 from aotexport_runtime.engines.reuse import possible_views, reusing
 from aotexport_runtime.engines.simplify import simplified
 from aotexport_runtime.schema.graph import Graph

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from aotexport_runtime.bundle import Bundle
+from aotexport_runtime.bundle.read import Bundle
 from aotexport_runtime.schema.graph import Graph
 from aotexport_runtime.schema.program import Program
 from aotexport_runtime.schema.values import SequenceMeta, TensorMeta, ValueMeta

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from aotexport_runtime.call import transforms
+from aotexport_runtime.engines import transforms
 from aotexport_runtime.engines.autograd_function import apply_function
 from aotexport_runtime.engines.checkpoint import checkpoint
 from aotexport_runtime.engines.redrawn import redrawn

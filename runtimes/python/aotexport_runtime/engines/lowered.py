@@ -9,12 +9,12 @@ from typing import Any, Protocol
 
 import torch
 
-from aotexport_runtime import sizes
-from aotexport_runtime.bundle import Bundle
+from aotexport_runtime.bundle.read import Bundle
 from aotexport_runtime.engines.codegen import Environment, Function, compile_graph
 from aotexport_runtime.schema.program import Program
 from aotexport_runtime.schema.sizes import SizeExpression
 from aotexport_runtime.validate import references
+from aotexport_runtime.values import sizes
 
 ALIGNMENT = 16
 """What kernels assume of the address of every tensor that they are given, in bytes."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from aotexport_runtime.engines.halves import StraightLine
+from aotexport_runtime.engines.partition import StraightLine
 from aotexport_runtime.schema.graph import Node
 from aotexport_runtime.schema.values import Argument, SequenceMeta, TensorMeta
 from aotexport_runtime.validate import references

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from aotexport_runtime.engines.halves import StraightLine, rename, renamed
+from aotexport_runtime.engines.partition import StraightLine, rename, renamed
 from aotexport_runtime.schema.graph import Node
 from aotexport_runtime.schema.values import Argument, TensorMeta, ValueMeta
 from aotexport_runtime.validate import references

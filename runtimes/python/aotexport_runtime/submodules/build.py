@@ -11,14 +11,14 @@ from typing import Any
 import torch
 from torch import nn
 
+from aotexport_runtime.allowed.modules import KNOWN
 from aotexport_runtime.errors import NotSupported
-from aotexport_runtime.known_modules import KNOWN
 from aotexport_runtime.schema.manifest import Manifest, StateTensor
 from aotexport_runtime.schema.manifest import Submodule as Record
 from aotexport_runtime.schema.trees import Constant
 from aotexport_runtime.submodules.submodule import WRAP, Origin, Submodule, known_class
 from aotexport_runtime.submodules.tables import kind_of, told
-from aotexport_runtime.trees import builder
+from aotexport_runtime.values.trees import builder
 
 
 def build(

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from aotexport_runtime.errors import NotSupported
-from aotexport_runtime.python_state import Kept, WithAttributes
+from aotexport_runtime.submodules.python_state import Kept, WithAttributes
 from aotexport_runtime.submodules.running import running_parts
 from aotexport_runtime.submodules.tables import HOOKS, STATE, TensorKind, kind_of, refill, told
 

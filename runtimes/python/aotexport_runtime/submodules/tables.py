@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from aotexport_runtime.subclasses import is_wrapper
+from aotexport_runtime.values.subclasses import is_wrapper
 
 TensorKind = tuple[torch.dtype, torch.Size, type | None]
 """Dtype, shape, and the class of a tensor that wraps others."""

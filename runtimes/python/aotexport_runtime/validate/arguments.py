@@ -16,8 +16,8 @@ from aotexport_runtime.schema.values import (
     TensorMeta,
     ValueMeta,
 )
-from aotexport_runtime.sizes import INT64_MAX, check_size, symbols_of
 from aotexport_runtime.validate.bounds import MAX_AXES
+from aotexport_runtime.values.sizes import INT64_MAX, check_size, symbols_of
 
 DEVICES = frozenset(("cpu", "cuda", "xpu", "mps", "hpu", "mtia", "xla", "npu"))
 """Device classes that hold memory of their own. `meta` has none: its tensors pass bounds checks and lead nowhere."""

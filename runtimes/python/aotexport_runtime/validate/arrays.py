@@ -8,7 +8,7 @@ from aotexport_runtime.errors import BundleInvalid
 from aotexport_runtime.schema.program import ArgumentInput, Program
 from aotexport_runtime.schema.trees import Leaf, Tree
 from aotexport_runtime.schema.values import TensorMeta
-from aotexport_runtime.trees import arrays_in, leaves
+from aotexport_runtime.values.trees import arrays_in, leaves
 
 _DTYPES = frozenset(
     (

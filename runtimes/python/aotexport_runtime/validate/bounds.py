@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from aotexport_runtime.errors import BundleInvalid
-from aotexport_runtime.sizes import INT64_MAX
+from aotexport_runtime.values.sizes import INT64_MAX
 
 MAX_NODES = 1_000_000
 MAX_AXES = 64

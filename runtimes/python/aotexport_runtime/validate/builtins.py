@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from aotexport_runtime.allowed import (
+from aotexport_runtime.allowed.operators import (
     BODY_OPERANDS,
     DISTRIBUTED_OPERANDS,
     LAUNCH_OPERANDS,
@@ -15,7 +15,6 @@ from aotexport_runtime.allowed import (
     SUBCLASS_OPERANDS,
 )
 from aotexport_runtime.errors import BundleInvalid
-from aotexport_runtime.meshes import DTENSOR
 from aotexport_runtime.schema.graph import Node
 from aotexport_runtime.schema.subclasses import Subclass
 from aotexport_runtime.schema.values import (
@@ -34,8 +33,9 @@ from aotexport_runtime.schema.values import (
     TensorMeta,
     ValueMeta,
 )
-from aotexport_runtime.sizes import MAX_EXPONENT, MAX_NBITS
 from aotexport_runtime.validate.subclasses import count_parts
+from aotexport_runtime.values.meshes import DTENSOR
+from aotexport_runtime.values.sizes import MAX_EXPONENT, MAX_NBITS
 
 _NUMBER_NBITS = 64
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from aotexport_runtime.errors import BundleInvalid
-from aotexport_runtime.python_values import check_python_value
 from aotexport_runtime.schema.program import ContainerChange, Program
 from aotexport_runtime.schema.trees import Constant, Leaf, Mapping, NamedFields, PythonValue, Sequence, Tree
-from aotexport_runtime.trees import check_tree, leaves, steps
 from aotexport_runtime.validate.arguments import check_constant
 from aotexport_runtime.validate.bounds import check_text, check_unique
 from aotexport_runtime.validate.subclasses import check_plain
+from aotexport_runtime.values.python_values import check_python_value
+from aotexport_runtime.values.trees import check_tree, leaves, steps
 
 
 def check_values(tree: Tree, count: int, where: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from keyword import iskeyword
 
-from aotexport_runtime.allowed import NAMESPACES, OPERANDS, allowed_aten_operators
+from aotexport_runtime.allowed.operators import NAMESPACES, OPERANDS, allowed_aten_operators
 from aotexport_runtime.errors import BundleInvalid
 from aotexport_runtime.schema.graph import Graph, Node
 from aotexport_runtime.schema.values import ValueMeta

@@ -6,9 +6,9 @@ import re
 
 from aotexport_runtime.errors import BundleInvalid
 from aotexport_runtime.schema.kernels import Kernel, KernelCandidate, KernelLibrary, NumberParameter
-from aotexport_runtime.sizes import INT64_MAX, check_size
 from aotexport_runtime.validate.bounds import check_index, check_text, check_unique
 from aotexport_runtime.validate.manifest import check_relative_path
+from aotexport_runtime.values.sizes import INT64_MAX, check_size
 
 MAX_PACK_NBYTES = 1 << 30
 MAX_SHARED_NBYTES = 1 << 20

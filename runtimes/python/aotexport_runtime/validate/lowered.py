@@ -10,10 +10,10 @@ from aotexport_runtime.schema.kernels import Kernel, NumberParameter
 from aotexport_runtime.schema.program import Program
 from aotexport_runtime.schema.targets import LoweredProgram
 from aotexport_runtime.schema.values import NothingMeta, SizeArgument, TensorMeta, ValueMeta
-from aotexport_runtime.sizes import check_size
 from aotexport_runtime.validate.bounds import check_index, check_plain_name
 from aotexport_runtime.validate.graph import check_graph
 from aotexport_runtime.validate.subclasses import taken_apart
+from aotexport_runtime.values.sizes import check_size
 
 KERNEL = "kernel::"
 MAX_SAVED = 1_000_000

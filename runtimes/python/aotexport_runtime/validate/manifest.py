@@ -7,11 +7,11 @@ import re
 from aotexport_runtime.errors import BundleInvalid
 from aotexport_runtime.schema.manifest import Manifest, StateTensor, StoredPart
 from aotexport_runtime.schema.versions import CALLING_CONVENTION, OLDEST_CALLING_CONVENTION
-from aotexport_runtime.trees import arrays_in
 from aotexport_runtime.validate.bounds import MAX_TEXT, check_plain_name, check_span, check_text, check_unique
 from aotexport_runtime.validate.containers import check_values
 from aotexport_runtime.validate.modules import check_path, check_submodules
 from aotexport_runtime.validate.subclasses import check_subclass, check_type_name, count_parts
+from aotexport_runtime.values.trees import arrays_in
 
 WHERE = "bundle.json"
 _DIGEST = re.compile(r"[0-9a-f]{64}")

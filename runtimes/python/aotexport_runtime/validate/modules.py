@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from keyword import iskeyword
 
+from aotexport_runtime.allowed.modules import is_own_attribute
 from aotexport_runtime.errors import BundleInvalid
-from aotexport_runtime.known_modules import is_own_attribute
 from aotexport_runtime.schema.graph import Graph, ModuleCall
 from aotexport_runtime.schema.manifest import Manifest, Submodule
 from aotexport_runtime.schema.trees import Leaf, Mapping, Sequence, Tree
-from aotexport_runtime.trees import keys_of, leaves
 from aotexport_runtime.validate.arguments import check_argument, references
 from aotexport_runtime.validate.bounds import MAX_NODES, check_index, check_text, check_unique
 from aotexport_runtime.validate.containers import check_values
+from aotexport_runtime.values.trees import keys_of, leaves
 
 MAX_PARTS = 64
 

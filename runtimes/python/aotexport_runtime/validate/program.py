@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from keyword import iskeyword
 
-from aotexport_runtime.allowed import VIEWS
+from aotexport_runtime.allowed.operators import VIEWS
 from aotexport_runtime.errors import BundleInvalid
 from aotexport_runtime.schema.manifest import Manifest, StateTensor
 from aotexport_runtime.schema.program import (
@@ -25,13 +25,13 @@ from aotexport_runtime.schema.program import (
 )
 from aotexport_runtime.schema.sizes import Dimension
 from aotexport_runtime.schema.trees import Mapping, Sequence
-from aotexport_runtime.sizes import INT64_MAX, check_size
 from aotexport_runtime.validate.arguments import check_constant, check_meta, introduced
 from aotexport_runtime.validate.arrays import check_arrays
 from aotexport_runtime.validate.bounds import MAX_NODES, check_index, check_plain_name, check_text, check_unique
 from aotexport_runtime.validate.containers import check_container_changes, check_values
 from aotexport_runtime.validate.graph import check_allowed
 from aotexport_runtime.validate.subclasses import check_subclass, count_parts, taken_apart
+from aotexport_runtime.values.sizes import INT64_MAX, check_size
 
 _RANKS = {"channels_last": 4, "channels_last_3d": 5}
 

@@ -7,7 +7,6 @@ import re
 import msgspec
 
 from aotexport_runtime.errors import BundleInvalid
-from aotexport_runtime.python_values import check_python_value
 from aotexport_runtime.schema.program import InputSpec, Program, SizeInput
 from aotexport_runtime.schema.subclasses import Subclass
 from aotexport_runtime.schema.trees import (
@@ -20,10 +19,11 @@ from aotexport_runtime.schema.trees import (
     Sequence,
     Tree,
 )
-from aotexport_runtime.sizes import check_size
-from aotexport_runtime.trees import check_tree
 from aotexport_runtime.validate.arguments import check_constant
 from aotexport_runtime.validate.bounds import MAX_AXES, MAX_TEXT, check_unique
+from aotexport_runtime.values.python_values import check_python_value
+from aotexport_runtime.values.sizes import check_size
+from aotexport_runtime.values.trees import check_tree
 
 MAX_PARTS = 1000
 _TYPE_NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.([A-Za-z_]\w*|<locals>))*", re.ASCII)

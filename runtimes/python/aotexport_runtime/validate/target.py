@@ -8,8 +8,8 @@ from aotexport_runtime.schema.graph import Graph
 from aotexport_runtime.schema.manifest import Manifest
 from aotexport_runtime.schema.program import Program
 from aotexport_runtime.schema.values import TensorMeta
-from aotexport_runtime.sizes import check_size
 from aotexport_runtime.validate.bounds import check_plain_name, check_text, check_unique
+from aotexport_runtime.values.sizes import check_size
 
 
 def check_target(target: Target, manifest: Manifest, *, name: str, where: str) -> None:

@@ -7,9 +7,9 @@ import math
 from aotexport_runtime.errors import BundleInvalid
 from aotexport_runtime.schema.program import Program, StateInput
 from aotexport_runtime.schema.vectors import Vector
-from aotexport_runtime.sizes import INT64_MAX
 from aotexport_runtime.validate.bounds import check_index, check_span, check_text, check_unique
 from aotexport_runtime.validate.subclasses import check_subclass, count_parts
+from aotexport_runtime.values.sizes import INT64_MAX
 
 MAX_CALLS = 100
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from aotexport_runtime.bundle import Bundle
+from aotexport_runtime.bundle.read import Bundle
 from aotexport_runtime.engines.codegen import Environment, Function
 from aotexport_runtime.engines.cuda.capture import TorchCapture
 from aotexport_runtime.engines.cuda.choice import Choice, architectures_for, choose
@@ -23,8 +23,8 @@ from aotexport_runtime.engines.cuda.packs import TARGET, code_of, kernels_of, un
 from aotexport_runtime.engines.cuda.trial import Trial
 from aotexport_runtime.engines.cuda.tuning import TunedKernel, Tuner
 from aotexport_runtime.engines.cuda.winners import Winners, default_directory, key_of
-from aotexport_runtime.engines.halves import forward_returns
 from aotexport_runtime.engines.lowered import Lowered, lowered_graphs
+from aotexport_runtime.engines.partition import forward_returns
 from aotexport_runtime.errors import NotSupported
 from aotexport_runtime.schema.kernels import Kernel, KernelBinary
 from aotexport_runtime.schema.program import Program, StateInput

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from aotexport_runtime import dtypes, sizes
 from aotexport_runtime.engines.cuda.driver import Driver, ParameterBlock
 from aotexport_runtime.engines.cuda.modules import Modules
 from aotexport_runtime.errors import NotSupported
@@ -19,6 +18,7 @@ from aotexport_runtime.schema.kernels import (
     KernelParameter,
     PointerParameter,
 )
+from aotexport_runtime.values import dtypes, sizes
 
 WARP = 32
 MAX_GRID = ((1 << 31) - 1, (1 << 16) - 1, (1 << 16) - 1)

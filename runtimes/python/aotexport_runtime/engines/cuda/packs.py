@@ -6,7 +6,7 @@ import hashlib
 import zlib
 from collections import Counter
 
-from aotexport_runtime.bundle import Bundle
+from aotexport_runtime.bundle.read import Bundle
 from aotexport_runtime.errors import BundleInvalid
 from aotexport_runtime.schema.kernels import Kernel, KernelBinary
 from aotexport_runtime.validate.lowered import KERNEL

@@ -9,17 +9,17 @@ from typing import Any
 
 import torch
 
-from aotexport_runtime.allowed import LAUNCH_OPERANDS
-from aotexport_runtime.bundle import Bundle
-from aotexport_runtime.call.tangents import layout
+from aotexport_runtime.allowed.operators import LAUNCH_OPERANDS
+from aotexport_runtime.bundle.read import Bundle
 from aotexport_runtime.engines.codegen import Environment
 from aotexport_runtime.engines.functional import compile_functional
-from aotexport_runtime.engines.halves import StraightLine, cut, forward_returns
 from aotexport_runtime.engines.impure import impure_nodes, random_nodes
 from aotexport_runtime.engines.lowered import Lowered
+from aotexport_runtime.engines.partition import StraightLine, cut, forward_returns
+from aotexport_runtime.engines.tangents import layout
 from aotexport_runtime.errors import NotSupported, first_line
-from aotexport_runtime.observe import Observation, compare
 from aotexport_runtime.schema.program import FunctionalGraph, Program
+from aotexport_runtime.values.observe import Observation, compare
 
 log = logging.getLogger("aotexport_runtime")
 

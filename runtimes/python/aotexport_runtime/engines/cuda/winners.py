@@ -7,8 +7,8 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from aotexport_runtime.engines.user_cache import cache_folder, write_whole
 from aotexport_runtime.schema.kernels import KernelBinary
-from aotexport_runtime.user_cache import cache_folder, write_whole
 
 
 def default_directory() -> Path | None:

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from aotexport_runtime.bundle import Bundle
-from aotexport_runtime.call.tensors import is_torch_tensor
+from aotexport_runtime.bundle.read import Bundle
 from aotexport_runtime.errors import BundleInvalid, NotSupported, first_line
 from aotexport_runtime.schema.manifest import OnnxModel
+from aotexport_runtime.values.tensors import is_torch_tensor
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,203 @@
+"""Python's functions of numbers, on symbolic ones, while a model runs under tracing.
+
+`len`, `max` and others must return a number, or compare numbers, where a trace has symbols; Python would ask for the
+example's value and hold every call to it. They are exchanged in the model's own modules, `math` in all.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import functools
+import math
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from aotexport.model.source_lines import is_user_file
+from aotexport.model.tensor_kinds import class_of
+from aotexport.torch_internals.names import MATH_FUNCTIONS, tensor_of_numbers
+
+_SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+_STAND_INS: dict[type, tuple[type, ...]] = {
+    int: (torch.SymInt, torch.SymBool),
+    bool: (torch.SymBool,),
+    float: (torch.SymFloat,),
+}
+
+
+@contextlib.contextmanager
+def symbolic_arithmetic(
+    target: nn.Module | Callable[..., Any], module: nn.Module | None, asked: Callable[[], None] = lambda: None
+) -> Iterator[None]:
+    """Let the code of a model compute with symbolic sizes and integers as if they were numbers.
+
+    Args:
+        target: what is traced.
+        module: the module that it is of; None: a plain function.
+        asked: called where the model's own code asks for the value of a symbolic number (`int(size)`), which nobody
+            can exchange: calls are held to the example's.
+    """
+    with contextlib.ExitStack() as stack:
+        for namespace in _namespaces(target, module):
+            for name, function in _BUILTINS.items():
+                if name not in namespace:
+                    namespace[name] = function
+                    stack.callback(namespace.pop, name)
+        for owner, name, function in (*_attributes(), *_conversions(asked)):
+            stack.callback(_put_back, owner, name, vars(owner).get(name))
+            setattr(owner, name, function)
+        yield
+
+
+def _put_back(owner: Any, name: str, original: Any) -> None:
+    if original is None:
+        delattr(owner, name)
+    else:
+        setattr(owner, name, original)
+
+
+def _namespaces(target: Any, module: nn.Module | None) -> list[dict[str, Any]]:
+    """Return the globals of the model's own modules, and of the packages that they are of."""
+    classes = {base for child in (module.modules() if module is not None else ()) for base in type(child).__mro__}
+    functions = [value for cls in classes for value in vars(cls).values()] + [target, getattr(target, "__func__", None)]
+    own = {id(space): space for function in functions if (space := getattr(function, "__globals__", None)) is not None}
+    own = {key: space for key, space in own.items() if is_user_file(space.get("__file__") or "")}
+    packages = {str(space.get("__name__", "")).partition(".")[0] for space in own.values()}
+    for name, loaded in list(sys.modules.items()):
+        if name.partition(".")[0] in packages and is_user_file(getattr(loaded, "__file__", None) or ""):
+            own[id(vars(loaded))] = vars(loaded)
+    return list(own.values())
+
+
+def _len(value: Any) -> Any:
+    if isinstance(value, torch.Tensor) and value.dim():
+        return value.shape[0]
+    return len(value)
+
+
+def _isinstance(value: Any, types: Any) -> bool:
+    if isinstance(value, types) or (isinstance(value, torch.Tensor) and issubclass(class_of(value), types)):
+        return True
+    if not isinstance(value, _SYMBOLIC):
+        return False
+    listed = types if isinstance(types, tuple) else (types,)
+    return any(type(value) in _STAND_INS.get(type_, ()) for type_ in listed if isinstance(type_, type))
+
+
+def _divmod(a: Any, b: Any) -> Any:
+    return (a // b, a % b) if _symbolic(a, b) else divmod(a, b)
+
+
+def _extreme(symbolic: Callable[[Any, Any], Any], original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def extreme(*args: Any, **kwargs: Any) -> Any:
+        values = args[0] if len(args) == 1 and isinstance(args[0], list | tuple) else args
+        # A tensor among them is compared by its value.
+        if kwargs or not _are_numbers(*values) or not _symbolic(*values):
+            return original(*args, **kwargs)
+        return functools.reduce(symbolic, values)
+
+    return extreme
+
+
+def _symbolic(*values: Any) -> bool:
+    return any(isinstance(value, _SYMBOLIC) for value in values)
+
+
+_BUILTINS: dict[str, Callable[..., Any]] = {
+    "len": _len,
+    "isinstance": _isinstance,
+    "divmod": _divmod,
+    "max": _extreme(torch.sym_max, max),
+    "min": _extreme(torch.sym_min, min),
+}
+
+
+def _attributes() -> Iterator[tuple[Any, str, Any]]:
+    """Yield what stands in for functions and methods, as `(owner, name, function)`."""
+    for name, symbolic in MATH_FUNCTIONS.items():
+        yield math, name, _one_of(getattr(math, name), symbolic)
+    power = math.pow
+    yield math, "pow", lambda a, b: torch.sym_float(a) ** torch.sym_float(b) if _symbolic(a, b) else power(a, b)
+    yield math, "log", _logarithm(math.log)
+    yield torch, "tensor", _tensor(torch.tensor)
+    yield torch, "linspace", _linspace(torch.linspace)
+    for name in ("__repr__", "__format__"):
+        yield torch.SymInt, name, _text(name)
+
+
+def _one_of(original: Callable[[Any], Any], symbolic: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    @functools.wraps(original)
+    def function(value: Any) -> Any:
+        return symbolic(value) if _symbolic(value) else original(value)
+
+    return function
+
+
+def _tensor(original: Callable[..., Any]) -> Callable[..., Any]:
+    def tensor(data: Any, **options: Any) -> Any:
+        return tensor_of_numbers(data, **options) if _holds_symbol(data) else original(data, **options)
+
+    return tensor
+
+
+def _logarithm(original: Callable[..., float]) -> Callable[..., Any]:
+    def logarithm(value: Any, base: Any = math.e) -> Any:
+        if not _symbolic(value, base):
+            return original(value) if base is math.e else original(value, base)
+        return MATH_FUNCTIONS["log2"](value) / (MATH_FUNCTIONS["log2"](base) if _symbolic(base) else math.log2(base))
+
+    return logarithm
+
+
+def _linspace(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    def linspace(start: Any, end: Any, steps: Any = 100, *, dtype: Any = None, **options: Any) -> torch.Tensor:
+        """Return what `torch.linspace` gives, whose operator takes no symbolic number of steps."""
+        if not _symbolic(steps) or not _are_numbers(start, end):
+            return original(start, end, steps, dtype=dtype, **options)
+        dtype = torch.get_default_dtype() if dtype is None else dtype
+        index = torch.arange(steps, **options)
+        step = (end - start) / torch.sym_max(steps - 1, 1)
+        first, second = start + step * index.to(dtype), end - step * (steps - 1 - index).to(dtype)
+        return torch.where(index < steps / 2, first, second)
+
+    return linspace
+
+
+def _are_numbers(*values: Any) -> bool:
+    return all(isinstance(value, int | float | torch.SymInt | torch.SymFloat) for value in values)
+
+
+def _conversions(asked: Callable[[], None]) -> Iterator[tuple[Any, str, Any]]:
+    """Yield stand-ins for the methods by which Python asks for the value of a symbolic number."""
+    for type_, name in ((torch.SymInt, "__int__"), (torch.SymFloat, "__int__"), (torch.SymInt, "__index__")):
+        yield type_, name, _watched(getattr(type_, name), asked)
+
+
+def _watched(original: Callable[[Any], int], asked: Callable[[], None]) -> Callable[[Any], int]:
+    def convert(self: Any) -> int:
+        if self.node.maybe_as_int() is None and is_user_file(sys._getframe(1).f_code.co_filename):
+            asked()
+        return original(self)
+
+    return convert
+
+
+def _holds_symbol(data: Any) -> bool:
+    return _symbolic(data) or (isinstance(data, list | tuple) and any(map(_holds_symbol, data)))
+
+
+def _text(name: str) -> Callable[..., str]:
+    original = getattr(torch.SymInt, name)
+
+    def text(self: torch.SymInt, *spec: str) -> str:
+        """Hold calls to the example's value where the model's own code makes text of a number, which may be a key."""
+        if is_user_file(sys._getframe(1).f_code.co_filename):
+            return getattr(builtins.int, name)(int(self), *spec)
+        return original(self, *spec)
+
+    return text

@@ -1,0 +1,93 @@
+"""Conversions between tensors and NumPy arrays, put in place while a model is traced; see `arrays`."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from aotexport.capture.effects import grad_mode
+from aotexport.capture.effects.record import Effects
+from aotexport.errors import ExportFailed
+from aotexport.model.arrays import is_stand_in, stand_in, tensor_made_of
+from aotexport.model.source_lines import user_line
+from aotexport.torch_internals.names import FakeTensor
+
+
+def replacements(effects: Effects) -> list[tuple[Any, str, Any]]:
+    """Return what stands in for functions that make tensors of arrays, and methods that make arrays of tensors."""
+    shared, asarray, original = torch.from_numpy, torch.asarray, torch.Tensor.numpy
+
+    def numpy(self: torch.Tensor, *, force: bool = False) -> Any:
+        if not isinstance(self, FakeTensor):
+            return original(self, force=force)
+        # The mode of a trace is the call's own but in regions of the model and in custom autograd functions.
+        recording = grad_mode.is_grad_enabled() and (grad_mode.within_region() or effects.grad)
+        if self.requires_grad and recording and not force:
+            raise ExportFailed(
+                f"{user_line()}the model calls `Tensor.numpy` on a tensor that requires grad, which torch refuses. Use "
+                "`tensor.detach().numpy()`, or leave out programs with gradients (`programs=('infer',)`)"
+            )
+        # Where a call's tensor requires grad that did not at capture, the array is refused when it is given back.
+        return stand_in(self.detach().resolve_conj().resolve_neg() if force else self.view_as(self))
+
+    def as_array(data: Any, *, copy: bool | None = None, requires_grad: bool = False, **kwargs: Any) -> torch.Tensor:
+        if not is_stand_in(data):
+            return asarray(data, copy=copy, requires_grad=requires_grad, **kwargs)
+        tensor = _converted(data, copy=bool(copy), **kwargs)
+        return tensor.requires_grad_() if requires_grad else tensor
+
+    read, write = torch.Tensor.__getitem__, torch.Tensor.__setitem__
+
+    def read_at(self: torch.Tensor, index: Any) -> Any:
+        return read(self, _index(index))
+
+    def write_at(self: torch.Tensor, index: Any, value: Any) -> None:
+        write(self, _index(index), tensor_made_of(value) if is_stand_in(value) else value)
+
+    return [
+        (torch.Tensor, "__getitem__", read_at),
+        (torch.Tensor, "__setitem__", write_at),
+        (torch, "from_numpy", lambda array: tensor_made_of(array) if is_stand_in(array) else shared(array)),
+        (torch, "as_tensor", taking_arrays(torch.as_tensor, copy=False)),
+        (torch, "asarray", as_array),
+        (torch.Tensor, "numpy", numpy),
+    ]
+
+
+def taking_arrays(function: Callable[..., torch.Tensor], *, copy: bool) -> Callable[..., torch.Tensor]:
+    """Return a function that makes a tensor of data, as one that also takes stand-ins for arrays.
+
+    Args:
+        function: `torch.tensor` or one with its parameters.
+        copy: whether it copies arrays.
+    """
+
+    @functools.wraps(function)
+    def make(data: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+        if not is_stand_in(data):
+            return function(data, *args, **kwargs)
+        return _converted(data, *args, copy=copy, **kwargs)
+
+    return make
+
+
+def _index(index: Any) -> Any:
+    """Return an index of a tensor with tensors for arrays."""
+    if type(index) is tuple:
+        return tuple(map(_index, index))
+    return tensor_made_of(index) if is_stand_in(index) else index
+
+
+def _converted(
+    array: Any,
+    dtype: torch.dtype | None = None,
+    device: Any = None,
+    *,
+    copy: bool,
+    pin_memory: bool = False,
+) -> torch.Tensor:
+    tensor = tensor_made_of(array)
+    return tensor.to(device=device or tensor.device, dtype=dtype or tensor.dtype, copy=copy)

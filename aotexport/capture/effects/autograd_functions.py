@@ -1,0 +1,400 @@
+"""Custom autograd functions as nodes with bodies: what they compute, and the backward that their authors wrote.
+
+Where the model applies one, its `forward` and `backward` are traced to graphs of their own, and one node that holds
+both takes the place of the operators. Run, the node applies an autograd function again, so that autograd sees what
+it saw.
+
+Source: torch 2.13, `torch/csrc/autograd/python_function.cpp` (`THPFunction_apply`, `PyNode::apply`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import itertools
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.autograd.function import FunctionCtx, once_differentiable
+
+from aotexport.capture.effects.grad_mode import make_relative, outside_of_regions
+from aotexport.capture.effects.materialized import materialized
+from aotexport.capture.effects.patches import replaced
+from aotexport.errors import ExportFailed
+from aotexport.model.source_lines import is_user_file, is_user_frame
+from aotexport.torch_internals.names import REQUIRES_GRAD
+from aotexport.torch_internals.tracing import (
+    UNCHECKED,
+    annotate_values,
+    lift_tensors,
+    record_call,
+    trace_body,
+    tracing_paused,
+)
+
+_MAX_PATTERNS = 8
+"""How many patterns of undefined gradients a function that wants to see them is traced for."""
+
+_MAX_ORDER = 2
+"""Derivatives of which order are kept; a function whose backward applies itself has them without end."""
+
+_order: ContextVar[int] = ContextVar("_order", default=0)
+"""How many backwards are being traced, one within the other."""
+
+
+@dataclass(frozen=True)
+class AppliedFunction:
+    """What `apply_function` needs to know beside bodies and operands; see `schemas/README.md`, `autograd_function`."""
+
+    outputs: int
+    saved: int
+    dirty: list[int]
+    nondifferentiable: list[int]
+    materializes: bool
+    once: bool
+
+    def flat(self) -> tuple[Any, ...]:
+        """Return the fields in the order of the node's operands."""
+        return self.outputs, self.saved, self.dirty, self.nondifferentiable, self.materializes, self.once
+
+
+def apply_function(
+    forward: torch.fx.GraphModule,
+    backwards: Sequence[torch.fx.GraphModule | None],
+    operands: Sequence[torch.Tensor],
+    additional: Sequence[Any],
+    *fields: Any,
+) -> list[torch.Tensor]:
+    """Apply the autograd function that the bodies describe: the target of its nodes."""
+    function = AppliedFunction(*fields)
+
+    class Applied(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, *tensors: torch.Tensor) -> tuple[Any, ...]:
+            results = torch.fx.Interpreter(forward).run(*tensors, *additional)
+            outputs, rest = results[: function.outputs], results[function.outputs :]
+            ctx.mark_dirty(*[tensors[index] for index in function.dirty])
+            ctx.mark_non_differentiable(*[outputs[index] for index in function.nondifferentiable])
+            ctx.set_materialize_grads(False)
+            ctx.metas = [(output.shape, output.dtype, output.device) for output in outputs]
+            ctx.save_for_backward(*rest[: function.saved])
+            ctx.stashed = rest[function.saved :]
+            annotate_values([value for value in ctx.stashed if isinstance(value, torch.Tensor)], UNCHECKED)
+            return tuple(outputs)
+
+        @staticmethod
+        def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[Any, ...]:
+            body = backwards[0]
+            if function.materializes:
+                given = materialized(grads, ctx.metas)
+            else:
+                tangents = [grad for i, grad in enumerate(grads) if i not in function.nondifferentiable]
+                body = backwards[_pattern_number([grad is not None for grad in tangents])]
+                given = [grad for grad in tangents if grad is not None]
+            if body is None:
+                raise ExportFailed("a custom autograd function has no backward for these gradients")
+            return tuple(torch.fx.Interpreter(body).run(*given, *ctx.saved_tensors, *ctx.stashed, *additional))
+
+    return list(Applied.apply(*operands))
+
+
+def _pattern_number(defined: Sequence[bool]) -> int:
+    """Return the place of a pattern of defined gradients in a node's bodies: a binary number, first gradient first."""
+    return sum(1 << place for place, is_defined in enumerate(defined) if is_defined)
+
+
+class NotRepresentable(Exception):
+    """A custom function that a node cannot hold; the message says why."""
+
+
+class _Context(FunctionCtx):
+    """The `ctx` of a traced function: plain attributes."""
+
+    to_save: tuple[torch.Tensor | None, ...] = ()
+    dirty_tensors: tuple[torch.Tensor, ...] = ()
+    non_differentiable: tuple[torch.Tensor, ...] = ()
+    materialize_grads: bool = True
+
+    def __init__(self, function: type, needs_input_grad: tuple[bool, ...]) -> None:
+        self.needs_input_grad = needs_input_grad
+        self._forward_cls = function
+
+    @property
+    def saved_tensors(self) -> tuple[torch.Tensor | None, ...]:
+        return self.to_save
+
+
+def _stashed(context: _Context) -> list[Any]:
+    """Return tensors and sizes among the attributes of a context that are not saved by `save_for_backward`."""
+    own = {id(value) for value in context.to_save}
+    found: dict[int, Any] = {}
+    hidden = ("to_save", "dirty_tensors", "non_differentiable")
+    for value in _leaves([value for name, value in vars(context).items() if name not in hidden], depth=4):
+        if isinstance(value, torch.Tensor | torch.SymInt) and id(value) not in own:
+            found[id(value)] = value
+    return list(found.values())
+
+
+def _leaves(value: Any, depth: int) -> Iterator[Any]:
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list | tuple | set) and depth:
+        for item in value:
+            yield from _leaves(item, depth - 1)
+    else:
+        yield value
+
+
+@dataclass
+class _Recording:
+    """One application being recorded.
+
+    Attributes:
+        function: the user's class.
+        args: arguments of `apply`, defaults bound.
+        has_setup: whether the class defines `setup_context`.
+    """
+
+    function: Any
+    args: tuple[Any, ...]
+    has_setup: bool
+    result: Any = None
+    outputs: list[torch.Tensor] = field(default_factory=list)
+    saved: list[torch.Tensor] = field(default_factory=list)
+    stashed: list[Any] = field(default_factory=list)
+    bodies: list[torch.fx.GraphModule | None] = field(default_factory=list)
+    described: AppliedFunction | None = None
+
+    @property
+    def operands(self) -> list[torch.Tensor]:
+        return [arg for arg in self.args if isinstance(arg, torch.Tensor)]
+
+    def trace(self, ctx: Any) -> Any:
+        """Trace all bodies, tell the real context what the function told its own, and return its result."""
+        differentiable = tuple(
+            isinstance(arg, torch.Tensor) and (arg.is_floating_point() or arg.is_complex()) for arg in self.args
+        )
+        context = _Context(self.function, differentiable)
+        self.bodies = [trace_body(lambda *_: self._run_forward(context), self.operands, keeps_frame=is_user_frame)]
+        for tensor in context.dirty_tensors:
+            if not any(tensor is operand for operand in self.operands):
+                raise NotRepresentable("it marks a tensor as dirty that is no input")
+        ctx.mark_dirty(*context.dirty_tensors)
+        ctx.mark_non_differentiable(*context.non_differentiable)
+        self.described = self._describe(context)
+        self.bodies += self._trace_backwards(context, self.described)
+        return self.result
+
+    def _run_forward(self, context: _Context) -> list[Any]:
+        if self.has_setup:
+            self.result = self.function.forward(*self.args)
+            self.function.setup_context(context, self.args, self.result)
+        else:
+            self.result = self.function.forward(context, *self.args)
+        results = self.result if isinstance(self.result, tuple) else (self.result,)
+        self.outputs = [value for value in results if isinstance(value, torch.Tensor)]
+        self.saved = [value for value in context.to_save if value is not None]
+        self.stashed = _stashed(context)
+        return [*self.outputs, *self.saved, *self.stashed]
+
+    def _describe(self, context: _Context) -> AppliedFunction:
+        def marked(values: Sequence[Any], marks: Sequence[Any]) -> list[int]:
+            return [index for index, value in enumerate(values) if any(value is mark for mark in marks)]
+
+        discrete = [value for value in self.outputs if not (value.is_floating_point() or value.is_complex())]
+        return AppliedFunction(
+            outputs=len(self.outputs),
+            saved=len(self.saved),
+            dirty=marked(self.operands, context.dirty_tensors),
+            nondifferentiable=marked(self.outputs, [*context.non_differentiable, *discrete]),
+            materializes=context.materialize_grads,
+            once=_is_once_differentiable(self._backward()),
+        )
+
+    def _backward(self) -> Callable[..., Any]:
+        inherited = torch.autograd.Function.vjp
+        return self.function.backward if self.function.vjp is inherited else self.function.vjp
+
+    def _trace_backwards(self, context: _Context, described: AppliedFunction) -> list[torch.fx.GraphModule | None]:
+        grads = [torch.empty_like(output) for output in self.outputs]
+        places = [index for index in range(len(grads)) if index not in described.nondifferentiable]
+        if _order.get() == _MAX_ORDER:
+            return [None] * (1 if described.materializes else 1 << len(places))
+        if described.materializes:
+            return [self._trace_backward(context, grads)]
+        if 1 << len(places) > _MAX_PATTERNS:
+            raise NotRepresentable(f"it takes undefined gradients of {len(places)} outputs")
+        bodies: list[torch.fx.GraphModule | None] = []
+        # The first output's gradient is the lowest bit.
+        for pattern in itertools.product((False, True), repeat=len(places)):
+            defined = {place for place, is_defined in zip(reversed(places), pattern, strict=True) if is_defined}
+            given = [grad if index in defined else None for index, grad in enumerate(grads)]
+            try:
+                bodies.append(self._trace_backward(context, given))
+            except Exception:
+                # A backward that cannot do without a gradient raises in eager execution, and so does a missing body.
+                if len(defined) == len(places):
+                    raise
+                bodies.append(None)
+        return bodies
+
+    def _trace_backward(self, context: _Context, grads: Sequence[torch.Tensor | None]) -> torch.fx.GraphModule:
+        results = self.result if isinstance(self.result, tuple) else (self.result,)
+        own = iter(grads)
+        full = [next(own) if isinstance(value, torch.Tensor) else None for value in results]
+
+        def run(*_: Any) -> list[Any]:
+            returned = self._backward()(context, *full)
+            returned = returned if isinstance(returned, tuple) else (returned,)
+            surplus = returned[len(self.args) :]
+            if len(returned) < len(self.args) or any(gradient is not None for gradient in surplus):
+                raise NotRepresentable(f"its backward returns {len(returned)} gradients for {len(self.args)} inputs")
+            pairs = zip(self.args, returned[: len(self.args)], strict=True)
+            return [gradient for arg, gradient in pairs if isinstance(arg, torch.Tensor)]
+
+        given = [grad for grad in grads if grad is not None]
+        token = _order.set(_order.get() + 1)
+        try:
+            return traced_backward(run, given, [*self.saved, *self.stashed], self.outputs[0].device)
+        finally:
+            _order.reset(token)
+
+
+def traced_backward(
+    function: Callable[..., list[Any]], grads: Sequence[torch.Tensor], further: Sequence[Any], device: torch.device
+) -> torch.fx.GraphModule:
+    """Trace what runs in a backward: it takes gradients and further values, in whatever region of the model it is.
+
+    Args:
+        function: returns a list of values.
+        grads: gradients.
+        further: tensors and sizes.
+        device: where it runs.
+    """
+    with outside_of_regions(), _as_in_a_backward(grads), torch.autocast(device.type, enabled=False):
+        return trace_body(function, [*grads, *further], keeps_frame=is_user_frame)
+
+
+@contextlib.contextmanager
+def _as_in_a_backward(grads: Sequence[torch.Tensor]) -> Iterator[None]:
+    """Let a backward run as it will run at every call, however its gradients lie in memory.
+
+    To `is_contiguous` of a gradient the answer is no, for what follows makes it so; `contiguous` is recorded, whatever
+    it copies. Functions that compute their forward again differentiate it here, which the trace then holds.
+    """
+    tensor, differentiate = torch.Tensor, torch.autograd.grad
+    read_is_contiguous, read_stride = tensor.is_contiguous, tensor.stride
+
+    def contiguous(self: torch.Tensor, memory_format: torch.memory_format = torch.contiguous_format) -> torch.Tensor:
+        return torch.ops.aten.contiguous.default(self, memory_format=memory_format)
+
+    def is_contiguous(self: torch.Tensor, *args: Any, **kwargs: Any) -> bool:
+        return not any(self is grad for grad in grads) and read_is_contiguous(self, *args, **kwargs)
+
+    def stride(self: torch.Tensor, *args: Any) -> Any:
+        if any(self is grad for grad in grads) and is_user_file(sys._getframe(1).f_code.co_filename):
+            raise NotRepresentable("its backward reads the strides of a gradient")
+        return read_stride(self, *args)
+
+    def grad(*args: Any, create_graph: bool = False, **kwargs: Any) -> Any:
+        with torch.set_grad_enabled(create_graph):
+            return differentiate(*args, create_graph=create_graph, **kwargs)
+
+    with contextlib.ExitStack() as patches:
+        for owner, replacement in (
+            (tensor, contiguous),
+            (tensor, is_contiguous),
+            (tensor, stride),
+            (torch.autograd, grad),
+        ):
+            patches.enter_context(replaced(owner, replacement.__name__, replacement))
+        patches.enter_context(replaced(tensor, "requires_grad_", REQUIRES_GRAD))
+        yield
+
+
+def _is_once_differentiable(backward: Any) -> bool:
+    """Return whether `once_differentiable` is among a function's decorators."""
+    while hasattr(backward, "__wrapped__"):
+        if backward.__code__ is _ONCE:
+            return True
+        backward = backward.__wrapped__
+    return False
+
+
+_ONCE = once_differentiable(lambda ctx: None).__code__
+
+
+def function_of_bodies(
+    forward: torch.fx.GraphModule, backward: torch.fx.GraphModule, described: dict[str, Any]
+) -> type[torch.autograd.Function]:
+    """Return the custom function that Dynamo took apart, in code that torch compiles.
+
+    Args:
+        forward: returns outputs and saved values.
+        backward: takes gradients and saved values.
+        described: torch's further arguments of `autograd_function_apply`.
+    """
+
+    class Taken(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, *args: Any) -> Any:
+            outputs, ctx.values = torch.fx.Interpreter(forward).run(*args)
+            results = outputs if isinstance(outputs, tuple | list) else (outputs,)
+            ctx.mark_dirty(*[results[index] for index in described.get("dirty_idx", ())])
+            ctx.mark_non_differentiable(*[results[index] for index in described["non_differentiable_idx"]])
+            ctx.save_for_backward(*[ctx.values[index] for index in described["saved_for_backward_idx"]])
+            return outputs if isinstance(outputs, torch.Tensor) else tuple(outputs)
+
+        @staticmethod
+        def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+            returned = torch.fx.Interpreter(backward).run(*grads, *ctx.values)
+            return tuple(returned) if isinstance(returned, list) else returned
+
+    return Taken
+
+
+def record_application(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Record the application of a custom function as one node of the trace that goes on; return its result.
+
+    Args:
+        function: the user's class.
+        args: arguments of its `apply`.
+        kwargs: keyword arguments of its `apply`.
+
+    Raises:
+        NotRepresentable: a node cannot hold it; nothing was recorded.
+    """
+    has_setup = function.setup_context is not torch.autograd.Function.setup_context
+    if has_setup:
+        bound = inspect.signature(function.forward).bind(*args, **kwargs)
+        bound.apply_defaults()
+        args, kwargs = bound.args, bound.kwargs
+    if kwargs:
+        raise NotRepresentable("it takes keyword arguments")
+    recording = _Recording(function, args, has_setup)
+    recorded = type(function.__name__, (torch.autograd.Function,), {"forward": staticmethod(_forward_of(recording))})
+    with tracing_paused() as tracer:
+        result = recorded.apply(*args)
+        results = result if isinstance(result, tuple) else (result,)
+        outputs = [value for value in results if isinstance(value, torch.Tensor)]
+        bodies = recording.bodies
+        additional = lift_tensors([body for body in bodies if body is not None])
+        for body in bodies:
+            if body is not None:
+                make_relative(body.graph)
+                body.recompile()
+        assert recording.described is not None
+        operands = (recording.operands, additional, *recording.described.flat())
+        record_call(tracer, apply_function, (bodies[0], bodies[1:], *operands), outputs)
+    return result
+
+
+def _forward_of(recording: _Recording) -> Callable[..., Any]:
+    def forward(ctx: Any, *args: Any) -> Any:
+        return recording.trace(ctx)
+
+    return forward

@@ -1,0 +1,127 @@
+"""Checkpoints (`torch.utils.checkpoint`): nodes that begin and end them in forward graphs.
+
+The trace runs what a checkpoint surrounds as it would run without. A forward graph marks where it begins and ends, and
+a runtime computes its values anew in backward; a joint graph says itself what backward computes anew. Gradients are the
+same, with two exceptions that eager has: a reentrant checkpoint none of whose arguments requires grad records nothing;
+and what the surrounded part writes, eager writes once more when it computes it anew in backward.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from aotexport.errors import ExportFailed
+from aotexport.model.source_lines import user_line
+from aotexport.torch_internals.subgraphs import checkpoints
+from aotexport.torch_internals.tracing import (
+    annotate_values,
+    current_tracer,
+    nodes_annotated,
+    record_mark,
+    traces_functional,
+)
+
+PART = "checkpoint"
+"""Annotation of nodes: which checkpointed part they belong to, and whether that draws the same numbers again."""
+
+ARGUMENT = "checkpoint_argument"
+"""Metadata of nodes of a joint graph: a checkpointed part was called with the value."""
+
+
+def enter_checkpoint(arguments: Sequence[torch.Tensor], repeats_draws: bool) -> None:
+    """Begin a checkpointed part: the target of nodes.
+
+    Args:
+        arguments: tensors that it is called with.
+        repeats_draws: whether backward draws the random numbers of the call again.
+    """
+    annotate_values(arguments, ARGUMENT)
+
+
+def exit_checkpoint(entered: None) -> None:
+    """End the part that a node began: the target of nodes."""
+
+
+def is_mark(node: torch.fx.Node) -> bool:
+    """Return whether a node begins or ends a checkpointed part."""
+    return node.target in (enter_checkpoint, exit_checkpoint)
+
+
+class Checkpoints:
+    """Stand-ins for both kinds."""
+
+    def __init__(self, module: nn.Module | None) -> None:
+        """Watch the state of `module`; None: a function."""
+        self._module = module
+        self._numbers = itertools.count()
+        self._inside = False
+
+    def replacements(self) -> list[tuple[Any, str, Any]]:
+        """Return what stands in for torch's functions, as `(module, name, attribute)`."""
+        return [(checkpoints, "_checkpoint_without_reentrant_generator", self._around)]
+
+    def reentrant(self, function: Callable[..., Any], preserve_rng_state: bool, *args: Any) -> Any:
+        """Stand for the application of `CheckpointFunction`."""
+        records = any(isinstance(arg, torch.Tensor) and arg.requires_grad for arg in args)
+        if not records:
+            with torch.no_grad():
+                return function(*args)
+        with self._unwritten(args), self._marked(args, preserve_rng_state):
+            return function(*args)
+
+    def _around(
+        self,
+        function: Any,
+        preserve_rng_state: Any = True,
+        context_fn: Any = None,
+        determinism_check: Any = None,
+        debug: Any = False,
+        early_stop: Any = True,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Iterator[None]:
+        """Stand for the generator that surrounds a call without reentrance."""
+        with self._unwritten((*args, *kwargs.values())), self._marked(args, preserve_rng_state):
+            yield
+
+    @contextlib.contextmanager
+    def _marked(self, args: Sequence[Any], preserves: bool) -> Iterator[None]:
+        """Mark a part in the trace; one within another is a part of that."""
+        if self._inside or not torch.is_grad_enabled() or current_tracer() is None:
+            yield
+            return
+        tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
+        begin = None
+        if traces_functional():
+            enter_checkpoint(tensors, preserves)
+        else:
+            begin = record_mark(enter_checkpoint, tensors, preserves)
+        self._inside = True
+        try:
+            with nodes_annotated({PART: (next(self._numbers), preserves)}):
+                yield
+        finally:
+            self._inside = False
+        if begin is not None:
+            record_mark(exit_checkpoint, begin)
+
+    @contextlib.contextmanager
+    def _unwritten(self, args: Any) -> Iterator[None]:
+        """Refuse what writes to the state of the model, or to its arguments, while gradients are recorded."""
+        tensors = {f"argument {index}": arg for index, arg in enumerate(args) if isinstance(arg, torch.Tensor)}
+        if self._module is not None:
+            tensors |= {**dict(self._module.named_parameters()), **dict(self._module.named_buffers())}
+        before = {name: tensor._version for name, tensor in tensors.items()}
+        yield
+        for name, tensor in tensors.items():
+            if tensor._version != before[name] and torch.is_grad_enabled():
+                raise ExportFailed(
+                    f"{user_line()}a checkpointed part of the model writes to `{name}`, and eager writes again when it "
+                    "computes the part anew in backward, which a bundle does not. Take it out of the checkpoint"
+                )

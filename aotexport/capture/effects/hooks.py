@@ -1,0 +1,256 @@
+"""Hooks that the model registers on tensors, as nodes with a body: what a hook makes of a gradient.
+
+Run, the node registers a hook on the tensor again, so that autograd calls it when it called that of the model. What
+else a hook does, in Python, no graph holds.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import BuiltinMethodType, FunctionType, MethodType
+from typing import Any
+
+import torch
+from torch import nn
+
+from aotexport.capture.effects.autograd_functions import traced_backward
+from aotexport.capture.effects.grad_mode import make_relative
+from aotexport.errors import ExportFailed
+from aotexport.model.containers import snapshots
+from aotexport.model.source_lines import is_user_file, user_line
+from aotexport.torch_internals.tracing import lift_tensors, record_call, tracing_paused
+
+REGISTER_HOOK = torch.Tensor.register_hook
+"""Torch's own method, whatever stands in for it."""
+
+
+def apply_hook(body: torch.fx.GraphModule, tensor: torch.Tensor, additional: Sequence[Any]) -> list[Any]:
+    """Register the hook that a body describes: the target of its nodes."""
+    if tensor.requires_grad:
+        REGISTER_HOOK(tensor, lambda grad: torch.fx.Interpreter(body).run(grad, *additional)[0])
+    return []
+
+
+class Handle:
+    """What the model gets for a hook; a hook that is taken away again would have to be one for a part of the call."""
+
+    def remove(self) -> None:
+        """Refuse.
+
+        Raises:
+            ExportFailed: always.
+        """
+        raise ExportFailed(
+            f"{user_line()}the model removes a hook that it registered in the call, which a bundle cannot hold. Leave "
+            "the hook out, or let it return gradients as they are where it should do nothing"
+        )
+
+    def __enter__(self) -> Handle:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.remove()
+
+
+def refuse_backward_hooks(module: nn.Module | None) -> None:
+    """Refuse a module whose submodules have hooks on their gradients; these hang on nodes of eager's graph.
+
+    Raises:
+        ExportFailed: there is one.
+    """
+    for path, child in module.named_modules() if module is not None else ():
+        if child._backward_hooks or child._backward_pre_hooks:
+            name = f"`{path}`" if path else "the module"
+            raise ExportFailed(
+                f"{name} has backward hooks, which a bundle cannot hold. Remove them for the export, and register them "
+                "on the loaded module, or let the model call `register_hook` on its tensors"
+            )
+
+
+def record_hook(tensor: torch.Tensor, hook: Callable[[torch.Tensor], Any]) -> Handle:
+    """Record that the model registers `hook` on `tensor`, as a node of the trace that goes on.
+
+    Args:
+        tensor: requires grad.
+        hook: returns the gradient to go on with, or None: as it is.
+
+    Raises:
+        ExportFailed: the hook does what no graph holds.
+    """
+    where = user_line()
+    with tracing_paused() as tracer:
+        before = _PythonState.of(hook)
+        try:
+            grads = [torch.empty_like(tensor)]
+            body = traced_backward(lambda grad: [_checked(hook(grad))], grads, [], tensor.device)
+        except Exception as error:
+            reason = str(error).strip().partition("\n")[0]
+            raise ExportFailed(f"{where}a hook of the model cannot be captured as a graph: {reason}") from error
+        for path in before.changed():
+            raise ExportFailed(
+                f"{where}a hook of the model changes `{path}`, and a bundle has no Python state. Register it on what "
+                "the loaded bundle takes and returns, or write to buffers in place"
+            )
+        additional = lift_tensors([body])
+        make_relative(body.graph)
+        body.recompile()
+        if _does_something(body):
+            record_call(tracer, apply_hook, (body, tensor, additional), [])
+        # Gradients that the model takes itself are in the trace, and go through the hook there.
+        REGISTER_HOOK(tensor, hook)
+    return Handle()
+
+
+def _checked(returned: Any) -> torch.Tensor | None:
+    if returned is not None and not isinstance(returned, torch.Tensor):
+        raise ExportFailed(f"it returns a value of type `{type(returned).__name__}`")
+    return returned
+
+
+def _does_something(body: torch.fx.GraphModule) -> bool:
+    return body.graph.output_node().args[0] != [None] or _has_effects(body.graph)
+
+
+def _has_effects(body: torch.fx.Graph) -> bool:
+    return any(node.op == "call_function" and node.is_impure() for node in body.nodes)
+
+
+def refuse_hooks_on_state(graph: torch.fx.Graph, state: Mapping[str, str]) -> None:
+    """Refuse hooks on the model's own tensors, to which every call would add another.
+
+    Args:
+        graph: a forward graph.
+        state: names of state tensors, by that of their placeholder.
+
+    Raises:
+        ExportFailed: names the tensor.
+    """
+    for node in graph.find_nodes(op="call_function", target=apply_hook):
+        name = state.get(node.args[1].name)
+        if name is not None:
+            raise ExportFailed(
+                f"the model registers a hook on its own `{name}` in the call, and every call would add one. Register "
+                "it on the loaded module's parameter"
+            )
+
+
+def unfit_hook(graph: torch.fx.Graph) -> str | None:
+    """Return why the functional graph of a forward graph would not do what its hooks do; None: it does.
+
+    Args:
+        graph: the forward graph of a program with gradients.
+    """
+    for node in graph.find_nodes(op="call_function", target=apply_hook):
+        body, tensor, _ = node.args
+        if tensor.op == "placeholder":
+            return "the model registers a hook on an input, whose gradient others add to"
+        if not _is_linear(getattr(graph.owning_module, body.target).graph):
+            return "a hook of the model is no linear function of gradients, and sees parts of them when differentiated"
+    return None
+
+
+_LINEAR = frozenset(
+    (
+        *("_to_copy", "alias", "clone", "contiguous", "expand", "mean", "neg", "permute", "reshape", "select", "slice"),
+        *("squeeze", "sum", "t", "to", "transpose", "unsqueeze", "view", "zeros_like"),
+    )
+)
+"""Base names of operators that are linear in their first operand."""
+
+_BILINEAR = frozenset(("bmm", "linear", "matmul", "mm", "mul"))
+"""Base names of operators that are linear in each of their first two operands."""
+
+
+def _is_linear(body: torch.fx.Graph) -> bool:
+    """Return whether a hook is known to be linear: it makes of a sum of gradients the sum of what it makes of each."""
+    (grad, *_), output = body.find_nodes(op="placeholder"), body.output_node()
+    derived = {grad}
+    for node in body.nodes:
+        operands = [operand in derived for operand in node.args]
+        if node.op != "call_function" or not any(operand in derived for operand in node.all_input_nodes):
+            continue
+        base = str(node.target).removeprefix("aten.").partition(".")[0]
+        if base.startswith("sym_"):
+            continue
+        first = operands[0] and sum(operands) == 1
+        linear = first and (base in _LINEAR or base in _BILINEAR or base == "div")
+        bilinear = base in _BILINEAR and operands[:2] == [False, True]
+        addition = base in ("add", "sub") and operands == [True, True]
+        if not (linear or bilinear or addition) or node.is_impure():
+            return False
+        derived.add(node)
+    return all(node in derived for node in output.all_input_nodes) and not _has_effects(body)
+
+
+# --- what a hook can reach in Python ----------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _PythonState:
+    """The values that a hook can reach by name, and the items of the containers among them."""
+
+    hook: Any
+    values: dict[str, Any]
+    containers: list[Any]
+
+    @classmethod
+    def of(cls, hook: Any) -> _PythonState:
+        values = dict(_reachable(hook, "", set()))
+        return cls(hook, values, [taken for path, value in values.items() for taken in snapshots(value, path)])
+
+    def changed(self) -> Iterator[str]:
+        """Yield where something else is now."""
+        for taken in self.containers:
+            yield from (change.path for change in taken.changes())
+        after = dict(_reachable(self.hook, "", set()))
+        for path, value in after.items():
+            old = self.values.get(path)
+            if value is not old and not (isinstance(value, int | float | str) and value == old):
+                yield path
+
+
+def _reachable(value: Any, path: str, seen: set[int]) -> Iterator[tuple[str, Any]]:
+    """Yield what the code of a hook can name: closed-over values, globals, and attributes of objects among them."""
+    if id(value) in seen:
+        return
+    seen.add(id(value))
+    prefix = f"{path}." if path else ""
+    if isinstance(value, functools.partial):
+        for part in (value.func, *value.args, *value.keywords.values()):
+            yield from _reachable(part, path, seen)
+    elif isinstance(value, BuiltinMethodType):
+        yield f"{prefix}{value.__name__}", value.__self__
+    elif isinstance(value, MethodType):
+        yield from _reachable(value.__func__, path, seen)
+        yield from _reachable(value.__self__, f"{prefix}self", seen)
+    elif isinstance(value, FunctionType):
+        if is_user_file(value.__code__.co_filename):
+            for name, item in _names(value):
+                yield f"{prefix}{name}", item
+                yield from _reachable(item, f"{prefix}{name}", seen)
+    elif not isinstance(value, torch.Tensor | type) and hasattr(value, "__dict__") and _is_users(value):
+        for name, item in vars(value).items():
+            yield f"{prefix}{name}", item
+            if not isinstance(item, nn.Module):
+                yield from _reachable(item, f"{prefix}{name}", seen)
+        call = vars(type(value)).get("__call__")
+        if isinstance(call, FunctionType):
+            yield from _reachable(call, path, seen)
+
+
+def _is_users(value: Any) -> bool:
+    return isinstance(value, nn.Module) or not type(value).__module__.startswith(("torch", "builtins"))
+
+
+def _names(function: FunctionType) -> Iterator[tuple[str, Any]]:
+    code = function.__code__
+    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+        try:
+            yield name, cell.cell_contents
+        except ValueError:
+            continue
+    for name in code.co_names:
+        if name in function.__globals__:
+            yield name, function.__globals__[name]

@@ -1,0 +1,33 @@
+"""Python code that asks whether two of its variables are one object (`x is y`): tracing does not see the question."""
+
+from __future__ import annotations
+
+import dis
+from collections.abc import Callable
+from types import CodeType
+from typing import Any
+
+from torch import nn
+
+from aotexport.capture.effects.own_code import own_code
+
+_VARIABLE = ("LOAD_FAST", "LOAD_DEREF")
+
+
+def asks_identity(target: nn.Module | Callable[..., Any], module: nn.Module | None) -> bool:
+    """Return whether the model's own code, as far as its names tell what it calls, compares variables by `is`.
+
+    Args:
+        target: what is traced.
+        module: the module that it is of; None: a plain function.
+    """
+    return any(map(_compares, own_code(target, module)))
+
+
+def _compares(code: CodeType) -> bool:
+    names = [instruction.opname for instruction in dis.get_instructions(code)]
+    return any(
+        # Newer Pythons load two variables by one instruction.
+        last == "IS_OP" and second.startswith(_VARIABLE) and (second.count("LOAD_") == 2 or first.startswith(_VARIABLE))
+        for first, second, last in zip(names, names[1:], names[2:], strict=False)
+    )

@@ -1,0 +1,74 @@
+"""Zeros for the gradients of a custom function's outputs that a backward pass does not come from.
+
+A trace has a gradient for every output that it uses, and a call may have fewer. Eager gives a function zeros for the
+others, where any is defined; so each is a sum with zeros that are made of the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.autograd.function import FunctionCtx
+
+from aotexport.capture.effects.patches import replaced
+
+
+def materialized(grads: Sequence[torch.Tensor | None], metas: Sequence[tuple[Any, ...]]) -> list[torch.Tensor]:
+    """Return the gradients with zeros for undefined ones, which they are where any of the others is defined.
+
+    Where tangents are undefined, the sums leave the zeros, and nothing where all of them are.
+
+    Args:
+        grads: one per output.
+        metas: shape, dtype and device of each output.
+    """
+    defined = [grad for grad in grads if grad is not None]
+    found: list[torch.Tensor] = []
+    for grad, (shape, dtype, device) in zip(grads, metas, strict=True):
+        zeros = [other.new_zeros(shape, dtype=dtype, device=device) for other in defined if other is not grad]
+        terms = zeros if grad is None else [grad, *zeros]
+        found.append(sum(terms[1:], terms[0]) if terms else torch.zeros(shape, dtype=dtype, device=device))
+    return found
+
+
+def apply_materializing(apply: Callable[..., Any], function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Apply a custom function where a joint graph is traced, so that its backward gets such gradients.
+
+    Args:
+        apply: `torch.autograd.Function.apply`, with the class as the first argument.
+        function: the user's class.
+        args: arguments of its `apply`.
+        kwargs: keyword arguments of its `apply`.
+    """
+    if getattr(function, "boxed_grads_call", False):
+        return apply(function, *args, **kwargs)
+    differentiable: list[int] = []
+    materializes = [True]
+    name = "backward" if function.vjp is torch.autograd.Function.vjp else "vjp"
+    own = getattr(function, name)
+
+    def set_materialize_grads(ctx: Any, value: bool) -> None:
+        materializes.append(value)
+        _set_materialize_grads(ctx, value)
+
+    def backward(ctx: Any, *grads: Any) -> Any:
+        given = [grads[place] for place in differentiable]
+        if not materializes[-1] or any(grad is None for grad in given):
+            return own(ctx, *grads)
+        found = materialized(given, [(grad.shape, grad.dtype, grad.device) for grad in given])
+        filled = dict(zip(differentiable, found, strict=True))
+        return own(ctx, *[filled.get(place, grad) for place, grad in enumerate(grads)])
+
+    materializing = type(function.__name__, (function,), {name: staticmethod(backward)})
+    with replaced(FunctionCtx, "set_materialize_grads", set_materialize_grads):
+        results = apply(materializing, *args, **kwargs)
+    outputs = results if isinstance(results, tuple) else (results,)
+    differentiable += [
+        place for place, output in enumerate(outputs) if isinstance(output, torch.Tensor) and output.requires_grad
+    ]
+    return results
+
+
+_set_materialize_grads = FunctionCtx.set_materialize_grads

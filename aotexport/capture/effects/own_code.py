@@ -1,0 +1,43 @@
+"""The model's own code, for questions that tracing does not see it ask."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from types import CodeType, FunctionType
+from typing import Any
+
+from torch import nn
+
+from aotexport.model.source_lines import is_user_file
+
+
+def own_code(target: nn.Module | Callable[..., Any], module: nn.Module | None) -> Iterator[CodeType]:
+    """Yield what the model's own code compiles to, as far as its names tell what it calls.
+
+    Args:
+        target: what is traced.
+        module: the module that it is of; None: a plain function.
+    """
+    children = () if module is None else module.modules()
+    pending = [(getattr(target, "__func__", target), type(module))]
+    pending += [(getattr(type(child), "forward", None), type(child)) for child in children]
+    seen: set[Any] = set()
+    while pending:
+        function, owner = pending.pop()
+        if not isinstance(function, FunctionType) or (function, owner) in seen:
+            continue
+        seen.add((function, owner))
+        if not is_user_file(function.__code__.co_filename):
+            continue
+        for code in _codes(function.__code__):
+            yield code
+            called = [vars(base)[name] for name in code.co_names for base in owner.__mro__ if name in vars(base)]
+            called += [function.__globals__[name] for name in code.co_names if name in function.__globals__]
+            pending += [(callee, owner) for callee in called]
+
+
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _codes(constant)

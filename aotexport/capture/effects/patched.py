@@ -1,0 +1,371 @@
+"""Stand-ins for what torch does outside of its operators: put in place while a model is traced.
+
+Each makes the call visible to the trace, as operators that mean the same; or notes that it happened; or refuses it,
+since a program without it would be silently wrong.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.utils.rnn import PackedSequence
+
+from aotexport.capture.effects import array_conversions, distributed, grad_mode
+from aotexport.capture.effects.autograd_functions import function_of_bodies, record_application
+from aotexport.capture.effects.hooks import REGISTER_HOOK, record_hook
+from aotexport.capture.effects.record import Effects
+from aotexport.errors import ExportFailed
+from aotexport.model.source_lines import is_user_file, user_line
+from aotexport.torch_internals.names import AutogradFunctionApply, tree_leaves
+from aotexport.torch_internals.subclasses import within_subclass
+from aotexport.torch_internals.subgraphs import Print, marks_inlined
+from aotexport.torch_internals.tracing import (
+    is_functionalised,
+    record_call,
+    traces_above_autograd,
+    tracing_paused,
+)
+from aotexport.torch_internals.transforms import FoldedGraphModule
+from aotexport_runtime.values.subclasses import is_wrapper
+
+_LAYERS = str(Path(nn.__file__).parent)
+"""Torch's own layers are the model's code; what operators do while fake tensors run is not."""
+_AUTOCAST = str(Path(torch.amp.__file__).parent)
+"""Regions ask there, and custom autograd functions (`torch.amp.custom_fwd`)."""
+
+
+def replacements(effects: Effects) -> list[tuple[Any, str, Any]]:
+    """Return what stands in for methods that tracing does not see, as `(class, name, attribute)`."""
+    tensor = torch.Tensor
+    original_requires_grad = tensor.requires_grad_
+    original_contiguous, is_contiguous = tensor.contiguous, tensor.is_contiguous
+
+    def requires_grad_(self: torch.Tensor, requires_grad: bool = True) -> torch.Tensor:
+        if not is_user_file(sys._getframe(1).f_code.co_filename):
+            return original_requires_grad(self, requires_grad)
+        return set_requires_grad(self, requires_grad)
+
+    def apply_bodies(operator: Any, forward: Any, backward: Any, *args: Any, **described: Any) -> Any:
+        function = function_of_bodies(forward, backward, described)
+        if traces_above_autograd():
+            return record_application(function, args, {})
+        if not effects.above_autograd:
+            effects.lost("of code that torch compiles", "a function transform is beside it")
+        # Torch runs bodies several times to see what they return; one of these runs is recorded.
+        return function.apply(*args)
+
+    def set_requires_grad(self: torch.Tensor, requires_grad: bool) -> torch.Tensor:
+        effects.sets_requires_grad = True
+        return torch.ops.aten.requires_grad_.default(self, requires_grad)
+
+    def contiguous(self: torch.Tensor, memory_format: torch.memory_format = torch.contiguous_format) -> torch.Tensor:
+        # Python returns a contiguous tensor as it is, and a trace does not see the call.
+        own = _is_the_models(sys._getframe(1).f_code.co_filename) and not within_subclass()
+        if not own or isinstance(self, nn.Parameter) or not is_contiguous(self, memory_format=memory_format):
+            return original_contiguous(self, memory_format=memory_format)
+        twin = _recorded_contiguous(self, memory_format)
+        if twin is None:
+            effects.reads.add("layout")
+        return self if twin is None else twin
+
+    def register_hook(self: torch.Tensor, hook: Callable[[torch.Tensor], Any]) -> Any:
+        if not self.requires_grad or is_functionalised(self):
+            return REGISTER_HOOK(self, hook)
+        if not traces_above_autograd():
+            raise ExportFailed(
+                f"{user_line()}the model calls `Tensor.register_hook`, which a bundle cannot hold beside function "
+                f"transforms. {hooks}"
+            )
+        return record_hook(self, hook)
+
+    def is_grad_enabled() -> bool:
+        # Outside of the model's own regions the mode is that of the call.
+        if not is_user_file(sys._getframe(1).f_code.co_filename) or grad_mode.within_region():
+            return grad_mode.is_grad_enabled()
+        effects.reads.add("grad_mode")
+        return effects.grad
+
+    hooks = "Register hooks on the loaded bundle's parameters, inputs or outputs instead"
+    seeds = "Seed outside of the model"
+    draws = "Draw outside of the model, and pass the numbers"
+    return [
+        (torch, "manual_seed", _refused("torch.manual_seed", seeds)),
+        (torch.random, "manual_seed", _refused("torch.manual_seed", seeds)),
+        *[(torch, name, _refused(f"torch.{name}", seeds)) for name in ("seed", "initial_seed")],
+        (torch, "set_rng_state", _refused_to_users("set_rng_state", draws)),
+        (torch.random, "set_rng_state", _refused_to_users("set_rng_state", draws)),
+        (torch.random, "fork_rng", _refused_to_users("fork_rng", draws)),
+        *_factories(set_requires_grad),
+        *array_conversions.replacements(effects),
+        (torch, "is_grad_enabled", is_grad_enabled),
+        (tensor, "data", property(_data, _set_data)),
+        (tensor, "requires_grad_", requires_grad_),
+        (tensor, "contiguous", contiguous),
+        *[(tensor, name, _watched_method(name, effects)) for name in ("stride", "storage_offset", "is_contiguous")],
+        *[(tensor, name, _watched_property(name, effects)) for name in ("requires_grad", "is_leaf")],
+        *_asking_for_dtypes(effects),
+        (tensor, "grad_fn", property(functools.partial(_node, effects, tensor.grad_fn))),
+        (tensor, "register_hook", register_hook),
+        (tensor, "register_post_accumulate_grad_hook", _refused("Tensor.register_post_accumulate_grad_hook", hooks)),
+        (AutogradFunctionApply, "__call__", apply_bodies),
+        (tensor, "backward", _refused("Tensor.backward", "Return the loss, and call `backward` outside of the model")),
+        (torch.autograd, "grad", functools.partial(_grad, effects)),
+        (FoldedGraphModule, "run_folding", functools.partialmethod(_fold, effects)),
+        (nn.Module, "_apply", _apply),
+        *_inference_mode(),
+        *distributed.replacements(),
+        *_unheld_kinds(),
+        *[(kind, "forward", _of_padded_sequences(kind.forward)) for kind in (nn.RNN, nn.LSTM, nn.GRU)],
+        *marks_inlined(),
+        (Print, "__call__", functools.partialmethod(_print, effects)),
+    ]
+
+
+def _is_the_models(file: str) -> bool:
+    return is_user_file(file) or file.startswith(_LAYERS)
+
+
+def _data(self: torch.Tensor) -> torch.Tensor:
+    """Stand for `self.data`: the same memory, and writes that give `self` no new version."""
+    return self.detach() if is_wrapper(self) else torch.ops.aten.data.default(self)
+
+
+def _set_data(self: torch.Tensor, new: torch.Tensor) -> None:
+    """Stand for `self.data = new`: `self` takes the memory of `new`, and keeps its version."""
+    if new.dtype is not self.dtype or new.device != self.device:
+        _refused("Tensor.data = ...` with another dtype or device, `", "Convert the model, or return the new tensor")()
+    torch.ops.aten.set_data.default(self, new)
+
+
+def _apply(self: nn.Module, function: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> nn.Module:
+    """Stand for conversions of a module (`to`, `float`, `cpu`): those that change nothing are none."""
+    for name, tensor in (*self.named_parameters(recurse=recurse), *self.named_buffers(recurse=recurse)):
+        new = function(tensor)
+        if (new.dtype, new.device, new.shape, new.stride()) != (
+            tensor.dtype,
+            tensor.device,
+            tensor.shape,
+            tensor.stride(),
+        ):
+            _refused(f"Module.to` (or the like), which changes `{name}`, `", "Convert the module before the export")()
+    return self
+
+
+def _print(operator: Any, effects: Effects, *args: Any, **kwargs: Any) -> None:
+    """Stand for torch's operator that prints: a bundle prints nothing, as with Python's own `print`."""
+    effects.notes.append("the model prints, and the bundle does not")
+
+
+_gradients = torch.autograd.grad
+
+
+def _grad(effects: Effects, outputs: Any, inputs: Any, *args: Any, create_graph: bool = False, **kwargs: Any) -> Any:
+    """Stand for `torch.autograd.grad`: its operators are part of the trace, so results without a graph lose theirs."""
+    effects.takes_gradients = True
+    effects.reads |= {"identity", "inference_mode"}
+    effects.differentiated += tree_leaves(inputs)
+    found = _gradients(outputs, inputs, *args, create_graph=create_graph, **kwargs)
+    return found if create_graph else tuple(None if tensor is None else tensor.detach() for tensor in found)
+
+
+_folded = FoldedGraphModule.run_folding
+
+
+def _fold(linear: FoldedGraphModule, effects: Effects) -> None:
+    """Stand for what `torch.func.linearize` does first, refusing where eager makes parameters of its constants."""
+    _folded(linear)
+    if effects.grad and any(constant.requires_grad for constant in linear.parameters()):
+        raise ExportFailed(
+            f"{user_line()}the model calls `torch.func.linearize` on tensors that require grad; what its function "
+            "returns would require grad, and lead to no gradients. Use `torch.func.jvp`, or detach the tensors"
+        )
+
+
+def _inference_mode() -> list[tuple[Any, str, Any]]:
+    """Return what stands in for `torch.inference_mode`, which tracing does not see: `torch.no_grad`."""
+    region = torch.inference_mode
+
+    def enter(self: Any) -> None:
+        self._region = torch.no_grad() if self.mode else torch.enable_grad()
+        self._region.__enter__()
+
+    def leave(self: Any, *exception: Any) -> None:
+        self._region.__exit__(*exception)
+
+    return [(region, "__enter__", enter), (region, "__exit__", leave)]
+
+
+def _unheld_kinds() -> list[tuple[Any, str, Any]]:
+    """Return what stands in for functions that make tensors of kinds that no graph holds."""
+    jagged = "Compute on values and offsets, or pad"
+    masked = "Keep values and mask as two tensors"
+    nested = ("as_nested_tensor", "narrow", "nested_tensor", "nested_tensor_from_jagged")
+    return [
+        *[(torch.nested, name, _refused(f"torch.nested.{name}", jagged)) for name in nested],
+        *[(torch.masked, n, _refused(f"torch.masked.{n}", masked)) for n in ("as_masked_tensor", "masked_tensor")],
+    ]
+
+
+def _of_padded_sequences(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """Return what stands in for a recurrent layer, which packed sequences are refused by: values are their sizes."""
+
+    def checked(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if any(isinstance(value, PackedSequence) for value in (*args, *kwargs.values())):
+            raise ExportFailed(
+                f"{user_line()}a recurrent layer takes a packed sequence, whose sizes are values of tensors, and which "
+                "a bundle cannot hold. Give it the padded sequences, and read each result at its own length, as in "
+                "`output[torch.arange(len(lengths)), lengths - 1]`"
+            )
+        return forward(self, *args, **kwargs)
+
+    return checked
+
+
+_FACTORIES = (
+    *("arange", "empty", "empty_like", "eye", "full", "full_like", "linspace", "logspace", "ones", "ones_like", "rand"),
+    *("rand_like", "randint", "randint_like", "randn", "randn_like", "tensor", "zeros", "zeros_like"),
+)
+
+
+def _factories(set_requires_grad: Callable[[torch.Tensor, bool], torch.Tensor]) -> list[tuple[Any, str, Any]]:
+    """Return what stands in for torch's factories: `requires_grad=True` becomes a call that a trace sees."""
+
+    def watched(original: Any) -> Any:
+        @functools.wraps(original)
+        def make(*args: Any, requires_grad: bool = False, **kwargs: Any) -> torch.Tensor:
+            if original.__name__ == "randint_like":
+                # Python calls it below autograd, which does not differentiate it.
+                args = (args[0].detach(), *args[1:])
+            if not requires_grad:
+                return original(*args, **kwargs)
+            if not _is_the_models(sys._getframe(1).f_code.co_filename):
+                return original(*args, requires_grad=True, **kwargs)
+            return set_requires_grad(original(*args, **kwargs), True)
+
+        return make
+
+    originals = {name: getattr(torch, name) for name in _FACTORIES}
+    originals["tensor"] = array_conversions.taking_arrays(torch.tensor, copy=True)
+    return [(torch, name, watched(original)) for name, original in originals.items()]
+
+
+def _refused_to_users(name: str, way_out: str) -> Any:
+    """Return a stand-in for a function of `torch.random` that refuses calls by the model; torch's own pass."""
+    original = getattr(torch.random, name)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if is_user_file(sys._getframe(1).f_code.co_filename):
+            _refused(f"torch.random.{name}", way_out)()
+        return original(*args, **kwargs)
+
+    return call
+
+
+def _recorded_contiguous(tensor: torch.Tensor, memory_format: torch.memory_format) -> torch.Tensor | None:
+    """Record that a contiguous tensor is made contiguous, for the calls in which it is not.
+
+    Returns:
+        Another tensor with the same memory, as what it is in those calls must not be taken for the first in the trace;
+        None where no forward graph is traced, or it does not know the tensor.
+    """
+    if not traces_above_autograd() or is_wrapper(tensor):
+        return None
+    with tracing_paused() as tracer:
+        twin = tensor.view_as(tensor)
+        try:
+            record_call(tracer, torch.ops.aten.contiguous.default, (tensor,), twin, memory_format=memory_format)
+        except LookupError:
+            return None
+    return twin
+
+
+def _is_models_own(tensor: torch.Tensor) -> bool:
+    """Return whether the model's code reads `tensor`, two frames up; what code of its class reads, it reads again."""
+    is_users = is_user_file(sys._getframe(2).f_code.co_filename)
+    return is_users and not isinstance(tensor, nn.Parameter) and not within_subclass()
+
+
+def _watched_method(name: str, effects: Effects) -> Any:
+    """Return a stand-in for a method that reads the layout of a tensor, noting the model's own reads."""
+    original = getattr(torch.Tensor, name)
+
+    def read(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        if _is_models_own(self):
+            effects.reads.add("layout")
+        return original(self, *args, **kwargs)
+
+    return read
+
+
+def _asking_for_dtypes(effects: Effects) -> list[tuple[Any, str, Any]]:
+    """Return what stands in for what tells the model which dtypes its operators compute in, noting that it asks."""
+    original: Any = torch.Tensor.dtype
+
+    def read(self: torch.Tensor) -> torch.dtype:
+        if not effects.asks_dtypes and _is_the_models(sys._getframe(1).f_code.co_filename):
+            effects.asks_dtypes = not isinstance(self, nn.Parameter)
+        return original.__get__(self)
+
+    def noting(function: Any) -> Any:
+        @functools.wraps(function)
+        def call(*args: Any) -> Any:
+            file = sys._getframe(1).f_code.co_filename
+            effects.asks_dtypes |= _is_the_models(file) or file.startswith(_AUTOCAST)
+            return function(*args)
+
+        return call
+
+    asked = ("is_autocast_enabled", "get_autocast_dtype", "is_autocast_cpu_enabled", "get_autocast_cpu_dtype")
+    return [(torch.Tensor, "dtype", property(read)), *[(torch, name, noting(getattr(torch, name))) for name in asked]]
+
+
+class _Node:
+    """A node of autograd's graph as the model sees it: a trace knows no hooks on nodes."""
+
+    def __init__(self, node: Any) -> None:
+        self._node = node
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._node, name)
+
+    def register_hook(self, hook: Any) -> Any:
+        """Refuse: see the class."""
+        return _refused("Node.register_hook", "Register hooks on tensors instead")()
+
+    def register_prehook(self, hook: Any) -> Any:
+        """Refuse: see the class."""
+        return _refused("Node.register_prehook", "Register hooks on tensors instead")()
+
+
+def _node(effects: Effects, original: Any, self: torch.Tensor) -> Any:
+    """Stand for `self.grad_fn`, noting the model's own reads."""
+    node = original.__get__(self)
+    if not _is_models_own(self):
+        return node
+    effects.reads.add("requires_grad")
+    return None if node is None else _Node(node)
+
+
+def _watched_property(name: str, effects: Effects) -> Any:
+    """Return a stand-in for a property that autograd gives a tensor, noting the model's own reads."""
+    original = getattr(torch.Tensor, name)
+
+    def read(self: torch.Tensor) -> Any:
+        if _is_models_own(self):
+            effects.reads.add("requires_grad")
+        return original.__get__(self)
+
+    return property(read, original.__set__ if hasattr(original, "__set__") else None)
+
+
+def _refused(what: str, way_out: str) -> Any:
+    def refuse(*args: Any, **kwargs: Any) -> Any:
+        raise ExportFailed(f"{user_line()}the model calls `{what}`, which a bundle cannot hold. {way_out}")
+
+    return refuse

@@ -1,0 +1,75 @@
+"""What tracing would lose, seen while the model runs, and noted or refused."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from aotexport.capture.effects.autograd_functions import record_application
+from aotexport.capture.effects.checkpoints import Checkpoints
+from aotexport.capture.effects.materialized import apply_materializing
+from aotexport.model.source_lines import user_line
+from aotexport.torch_internals.subclasses import within_subclass
+from aotexport.torch_internals.subgraphs import CheckpointFunction
+from aotexport.torch_internals.tracing import current_tracer, traces_above_autograd
+
+
+@dataclass
+class Effects:
+    """What was seen while the model ran.
+
+    Attributes:
+        above_autograd: whether the trace sees what autograd does, see `trace_forward`.
+        autograd_functions: names of custom autograd functions whose backward the forward graph does not hold.
+        takes_gradients: whether the model calls `torch.autograd.grad`.
+        differentiated: with regard to which tensors it does.
+        sets_requires_grad: whether the model calls `requires_grad_`, which functional graphs do not hold.
+        grad: whether the calls that the program is for record gradients.
+        reads: what Python code read, see `Program.fixed`.
+        asks_dtypes: whether Python code asked for the dtype of a tensor, or for that of autocast.
+        stored: paths of attributes in which the call stores something, perhaps for later calls.
+        notes: sentences for the user about what the bundle does not reproduce.
+        checkpoints: stand for those of the model.
+    """
+
+    above_autograd: bool = True
+    autograd_functions: list[str] = field(default_factory=list)
+    takes_gradients: bool = False
+    differentiated: list[Any] = field(default_factory=list)
+    sets_requires_grad: bool = False
+    grad: bool = True
+    reads: set[Literal["layout", "requires_grad", "grad_mode", "inference_mode", "identity", "autocast"]] = field(
+        default_factory=set
+    )
+    asks_dtypes: bool = False
+    stored: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    checkpoints: Checkpoints = field(default_factory=lambda: Checkpoints(None))
+
+    def applied(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], apply: Any) -> Any:
+        """Apply a custom autograd function, recording it with its backward where that can be done."""
+        if function is CheckpointFunction:
+            return self.checkpoints.reentrant(*args)
+        # Operators with bodies, and custom ones, have functions of their own; their nodes hold the whole operator. And
+        # what runs while a trace pauses is held by the node that is recorded for it.
+        owners = ("torch._higher_order_ops", "torch._dynamo", "torch._library", "aotexport.")
+        if function.__module__.startswith(owners) or current_tracer() is None:
+            return apply(function, *args, **kwargs)
+        reason = "a function transform surrounds it"
+        if within_subclass():
+            reason = "a tensor subclass applies it"
+        elif traces_above_autograd():
+            try:
+                return record_application(function, args, kwargs)
+            except Exception as error:
+                reason = f"{user_line(error)}{error}"
+        self.lost(function.__qualname__, reason)
+        return apply_materializing(apply, function, args, kwargs)
+
+    def lost(self, name: str, reason: str) -> None:
+        """Note that the forward graph does not hold the backward of a custom autograd function."""
+        if name not in self.autograd_functions:
+            self.autograd_functions.append(name)
+            self.notes.append(
+                f"the backward of the custom autograd function `{name}` is in joint graphs alone: {reason}"
+            )

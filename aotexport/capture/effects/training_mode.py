@@ -1,0 +1,61 @@
+"""Whether a model's code asks for its mode: a trace of code that does not is the same in both."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+from torch.fx import graph_module
+
+from aotexport.capture.effects.own_code import own_code
+from aotexport.capture.effects.patches import replaced
+from aotexport.model.mode import has_own_switches
+
+
+@dataclass
+class ModeReads:
+    """What was seen of a model's code.
+
+    Attributes:
+        asked: whether it may have asked for `training`.
+    """
+
+    asked: bool
+
+
+@contextlib.contextmanager
+def mode_watched(target: nn.Module | Callable[..., Any], module: nn.Module | None) -> Iterator[ModeReads]:
+    """Watch whether code in this block asks modules for their mode.
+
+    Args:
+        target: what is traced.
+        module: the model that it is of; None: a function.
+    """
+    reads = ModeReads(asked=module is not None and any(map(_has_modes_of_its_own, module.modules())))
+    # Those who read an object's namespace go past its properties.
+    reads.asked |= any({"__dict__", "vars"} & set(code.co_names) for code in own_code(target, module))
+
+    def read(self: nn.Module) -> bool:
+        # Modules around traced graphs take over the mode of the tracer's own.
+        reads.asked |= sys._getframe(1).f_code.co_filename != graph_module.__file__
+        if "training" not in self.__dict__:
+            raise AttributeError(f"'{type(self).__name__}' object has no attribute 'training'")
+        return self.__dict__["training"]
+
+    def write(self: nn.Module, mode: bool) -> None:
+        self.__dict__["training"] = mode
+
+    # A property of the class comes before what an object has under its name.
+    with replaced(nn.Module, "training", property(read, write)):
+        yield reads
+
+
+def _has_modes_of_its_own(module: nn.Module) -> bool:
+    """Return whether a change of the mode may change more than `training`, or is read in another way."""
+    kind = type(module)
+    before = kind.__mro__[: kind.__mro__.index(nn.Module)]
+    return has_own_switches(module) or any("training" in vars(each) for each in before)

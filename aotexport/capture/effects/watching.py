@@ -1,0 +1,42 @@
+"""The model watched while it runs under tracing: stand-ins in place of what tracing loses."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+from torch import nn
+
+from aotexport.capture.effects.attributes import attributes_kept
+from aotexport.capture.effects.checkpoints import Checkpoints
+from aotexport.capture.effects.patched import replacements
+from aotexport.capture.effects.patches import replaced
+from aotexport.capture.effects.record import Effects
+from aotexport.torch_internals.patches import applied_functions
+
+
+@contextlib.contextmanager
+def observed(module: nn.Module | None, *, above_autograd: bool = True, grad: bool = True) -> Iterator[Effects]:
+    """Watch the model run under tracing.
+
+    Args:
+        module: the model; None: a function.
+        above_autograd: see `Effects`.
+        grad: see `Effects`.
+
+    Yields:
+        What was seen, complete once the block has ended.
+
+    Raises:
+        ExportFailed: the model did something that tracing loses.
+    """
+    effects = Effects(
+        above_autograd=above_autograd,
+        grad=grad,
+        checkpoints=Checkpoints(module),
+    )
+    with attributes_kept(module, effects), contextlib.ExitStack() as patches:
+        patches.enter_context(applied_functions(effects.applied))
+        for owner, name, replacement in (*replacements(effects), *effects.checkpoints.replacements()):
+            patches.enter_context(replaced(owner, name, replacement))
+        yield effects

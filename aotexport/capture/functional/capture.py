@@ -1,0 +1,163 @@
+"""The functional graph: the joint of forward and backward, or the inference graph, through AOTAutograd."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import torch
+
+from aotexport.capture.effects.grad_mode import marked_regions
+from aotexport.capture.effects.hooks import unfit_hook
+from aotexport.capture.functional.mutating_operators import nest_mutating_calls
+from aotexport.capture.functional.overlapping_views import contiguous_tangents
+from aotexport.capture.functional.recomputed import compute_checkpoints_anew
+from aotexport.capture.functional.retrace import Analysis, Retrace, without_memory_of_others
+from aotexport.capture.functional.shared_casts import shared_casts
+from aotexport.capture.passes.launches import launched_kernels, name_launches
+from aotexport.capture.trace.autocast import surrounding_autocast
+from aotexport.capture.trace.fake_kernels import FAKE_KERNELS
+from aotexport.capture.trace.forward_capture import ForwardCapture
+from aotexport.model.source_lines import described
+from aotexport.torch_internals.checks import insert_data_dependent_checks, unchecked_assumption
+from aotexport.torch_internals.functional import FunctionalCapture, capture_functional
+from aotexport.torch_internals.launches import DeviceModel, triton_target
+from aotexport.torch_internals.patches import dropout_between_layers, onednn_disabled
+from aotexport.torch_internals.tracing import current_tracer, node_meta_preserved
+
+
+@dataclass(frozen=True)
+class Refused:
+    """Why there is no functional graph; the program then runs its forward graph."""
+
+    reason: str
+
+
+def capture_functional_graph(
+    forward: ForwardCapture,
+    *,
+    grad: bool,
+    instead: Mapping[Any, Callable[..., Any]] = MappingProxyType({}),
+    launches: bool = False,
+) -> FunctionalCapture | Refused:
+    """Capture the functional graph of a traced program.
+
+    Args:
+        forward: the program before autograd, the source of the functional graph.
+        grad: joint graph; False: inference graph.
+        instead: what to trace in place of operators of the forward graph; called with the operator's result in that
+            graph, a fake tensor, before the arguments.
+        launches: for torch's compiler: take operators of Triton kernels apart, see `capture_functional`, and leave
+            launches, and calls of custom operators that write to their arguments, as that compiler takes them.
+    """
+    inputs = forward.inputs
+    grad = grad and any(fake.requires_grad for fake in inputs if isinstance(fake, torch.Tensor))
+    if surrounding_autocast(forward.function.call) is not None:
+        return Refused(
+            "autocast surrounds the capture; for a graph of its operators, have its region inside of the model"
+        )
+    if forward.effects.sets_requires_grad:
+        return Refused("the model calls `requires_grad_`")
+    detached = [node.args[0] for node in _calls(forward, torch.ops.aten.detach_.default)]
+    if any(isinstance(node, torch.fx.Node) and node.op == "placeholder" for node in detached):
+        return Refused("the model calls `detach_` on an input")
+    if grad and (reason := unfit_hook(forward.graph.graph)) is not None:
+        return Refused(reason)
+    if grad and (name := _phase_checked(forward)):
+        return Refused(
+            f"eager's backward of `{name}` checks that the loss does not depend on the phase of eigenvectors"
+        )
+    try:
+        # Below autograd, where a joint graph is traced, grad mode is off: torch would pick recurrent kernels that eager
+        # training does not use and whose backward lacks gradients, and guard on sizes to pick a convolution kernel.
+        kernels = onednn_disabled() if grad else contextlib.nullcontext()
+        # What a kernel writes to is seen in its code, which Triton reads for a device.
+        target = triton_target(DeviceModel()) if launched_kernels(forward) else contextlib.nullcontext()
+        with forward.fakes.tracing(), kernels, dropout_between_layers(), target, contiguous_tangents():
+            twins, mode = forward.fakes.twins(inputs), forward.fakes.mode
+            captured = capture_functional(
+                _traced(forward, instead, grad=grad), twins, mode, kernels=FAKE_KERNELS, grad=grad, launches=launches
+            )
+            if not launches:
+                nest_mutating_calls(captured.module, mode)
+                name_launches(captured.module)
+            assumed = _checked(forward, captured)
+            unfit = compute_checkpoints_anew(captured) if grad else None
+    except Exception as error:
+        return Refused(described(error))
+    if unfit is not None:
+        return Refused(unfit)
+    return captured if assumed is None else Refused(f"it assumes `{assumed}`, which the forward graph does not check")
+
+
+def _phase_checked(forward: ForwardCapture) -> str | None:
+    """Return the operator whose backward, traced, leaves out what eager's checks in values; None: there is none.
+
+    Source: torch 2.13, torch/csrc/autograd/FunctionsManual.cpp, `linalg_eig_backward`.
+    """
+    for operator in (torch.ops.aten.linalg_eig.default, torch.ops.aten.linalg_eigh.default):
+        for node in _calls(forward, operator):
+            vectors = [user for user in node.users if user.args[1:] == (1,)]
+            if vectors and node.meta["val"][1].is_complex():
+                return operator.__name__.partition(".")[0]
+    return None
+
+
+def _checked(forward: ForwardCapture, captured: FunctionalCapture) -> Any | None:
+    """See that the functional graph checks all numbers that only the data know; return an assumption that it does not.
+
+    Traced from the forward graph it has that one's checks, traced from the code it has none yet.
+    """
+    environment = forward.fakes.mode.shape_env
+    assert environment is not None
+    if forward.effects.autograd_functions:
+        insert_data_dependent_checks(captured.module, environment)
+        return None
+    return unchecked_assumption(forward.graph, captured.module, environment)
+
+
+def _calls(forward: ForwardCapture, operator: Any) -> list[torch.fx.Node]:
+    return list(forward.graph.graph.find_nodes(op="call_function", target=operator))
+
+
+def _traced(forward: ForwardCapture, instead: Mapping[Any, Callable[..., Any]], *, grad: bool) -> Callable[..., Any]:
+    """Return the function to capture: the forward graph, or the code itself where only that has the backward."""
+    if forward.effects.autograd_functions:
+        return _reordered(forward)
+    graph = forward.graph
+    for node in graph.graph.nodes:
+        node.meta["custom"] = {**(node.meta.get("custom") or {}), "origin": node.name}
+    new = without_memory_of_others(forward, instead, grad=grad)
+    casts = shared_casts(forward) if grad else {}
+
+    def run(*inputs: Any) -> Any:
+        if current_tracer() is None:
+            return Analysis(graph, instead, new).run(*inputs)
+        with node_meta_preserved():
+            return Retrace(graph, instead, casts).run(*inputs)
+
+    return run
+
+
+def _reordered(forward: ForwardCapture) -> Callable[..., Any]:
+    """Return the flat Python function, on the forward graph's inputs."""
+    flat = forward.function
+    entries = {id(entry): index for index, entry in enumerate(flat.state.entries)}
+    own = [index for index in range(len(flat.call.tensors)) if index not in flat.shared]
+
+    def run(*inputs: Any) -> Any:
+        arguments: list[Any] = forward.fakes.twins(forward.fakes.state[: len(entries)])
+        arguments += [None] * len(own)
+        for binding, value in zip(forward.bindings, inputs, strict=True):
+            if binding.entry is None:
+                assert binding.argument is not None
+                arguments[len(entries) + own.index(binding.argument)] = value
+            elif id(binding.entry) in entries:
+                arguments[entries[id(binding.entry)]] = value
+        with marked_regions():
+            return flat(*arguments)
+
+    return run

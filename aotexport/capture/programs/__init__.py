@@ -1,0 +1,1 @@
+"""Programs of one model: forward graphs that several programs share."""

@@ -1,0 +1,86 @@
+"""The forward graph of each program; programs share a trace where nothing in the model's code tells them apart."""
+
+from __future__ import annotations
+
+from aotexport.capture.forward import capture_forward
+from aotexport.capture.trace.forward_capture import ForwardCapture
+from aotexport.eager.first_call import note, settle
+from aotexport.eager.python_state import depends_on
+from aotexport.model.attributes import AttributeChanged, PythonStateChanged
+from aotexport.model.call import ExampleCall
+from aotexport.model.mode import in_mode
+from aotexport.model.programs import ProgramSpec
+from aotexport.model.state import State
+
+
+class ForwardGraphs:
+    """Captures forward graphs over one state."""
+
+    def __init__(self, state: State) -> None:
+        """Begin with nothing captured.
+
+        Args:
+            state: the module's state; constants that traces find are added.
+        """
+        self._state = state
+        self._shared: list[tuple[ProgramSpec, ForwardCapture]] = []
+
+    def capture(self, spec: ProgramSpec) -> ForwardCapture:
+        """Return the forward graph of a program.
+
+        Raises:
+            ExportFailed: it cannot be captured; says why.
+            PythonStateChanged: the call stores in attributes what later calls read.
+        """
+        for earlier, forward in self._shared:
+            if _serves(earlier, spec):
+                return forward
+        known = len(self._state.entries)
+        forward = self._trace(spec)
+        if _tells_nothing_apart(forward) and len(self._state.entries) == known:
+            self._shared.append((spec, forward))
+        return forward
+
+    def _trace(self, spec: ProgramSpec) -> ForwardCapture:
+        while True:
+            try:
+                with in_mode(spec.call.module, spec.mode, spec.call.settled):
+                    forward = capture_forward(spec.call, self._state, grad=spec.grad)
+            except AttributeChanged as change:
+                if not settle(spec.call, self._state, spec.mode, change):
+                    raise PythonStateChanged([change.name], str(change)) from change
+            else:
+                if (stored := forward.effects.stored) and depends_on(spec, self._state):
+                    names = ", ".join(f"`{name}`" for name in dict.fromkeys(stored))
+                    raise PythonStateChanged(stored, f"the call stores what later calls read in {names} of the model")
+                forward.effects.notes += note(spec.call)
+                return forward
+
+
+def _tells_nothing_apart(forward: ForwardCapture) -> bool:
+    """Return whether the model's code does the same in every mode, and its capture serves several functional graphs.
+
+    What functional graphs assume of sizes is kept with the sizes of their own forward graph.
+    """
+    effects, environment = forward.effects, forward.fakes.mode.shape_env
+    assert environment is not None
+    seen = effects.reads or effects.autograd_functions or effects.takes_gradients or effects.sets_requires_grad
+    seen = seen or effects.stored or effects.notes or not effects.above_autograd
+    return not (forward.asks_modes or seen or environment.var_to_range) and forward.strategy == "direct"
+
+
+def _serves(earlier: ProgramSpec, spec: ProgramSpec) -> bool:
+    """Return whether a program calls what an earlier one calls, which must hold for gradients if it does."""
+    return (earlier.grad or not spec.grad) and _is_same(earlier.call, spec.call)
+
+
+def _is_same(one: ExampleCall, other: ExampleCall) -> bool:
+    """Return whether two calls are of one callable with the very same arguments, of static sizes."""
+    values = [*zip(one.args, other.args, strict=False), *zip(one.tensors, other.tensors, strict=False)]
+    values += [(value, other.kwargs.get(key)) for key, value in one.kwargs.items()]
+    return (
+        one.callable == other.callable
+        and (len(one.args), [*one.kwargs], one.paths) == (len(other.args), [*other.kwargs], other.paths)
+        and all(first is second for first, second in values)
+        and not any((*one.axes, *other.axes, *one.settled, *other.settled))
+    )

@@ -1,0 +1,4 @@
+"""Python to a forward graph: the example call runs on fake tensors under a tracer.
+
+In comes an `ExampleCall`, out goes a `ForwardCapture`. Nothing is known here of autograd's joint graphs and of records.
+"""

@@ -1,0 +1,27 @@
+"""Autocast around the call, at capture: no part of the model, and not to be seen in what is captured of it."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+
+from aotexport.model.call import ExampleCall
+from aotexport_runtime.engines.autocast import autocast_dtype, under_autocast
+
+
+def surrounding_autocast(call: ExampleCall) -> Any:
+    """Return the dtype of the autocast that surrounds a capture; None: none does."""
+    return autocast_dtype(_device_type(call))
+
+
+def other_autocast(call: ExampleCall) -> AbstractContextManager[Any]:
+    """Return a context with autocast, or, where it surrounds the capture, without."""
+    return under_autocast(_device_type(call), "bfloat16" if surrounding_autocast(call) is None else None)
+
+
+def _device_type(call: ExampleCall) -> str:
+    found = [tensor for tensor in call.tensors if isinstance(tensor, torch.Tensor)]
+    state = call.module.state_dict(keep_vars=True).values() if call.module is not None else ()
+    return next((tensor.device.type for tensor in (*found, *state)), "cpu")

@@ -1,0 +1,226 @@
+"""The example's values of the numbers that traced code branches on.
+
+A trace sees tensors without values. Where Python code asks for one (`if x.sum() > 0:`, `range(n.item())`), the graph
+that was traced so far runs on copies of the example's tensors, the code goes the way that the value tells, and a check
+in the graph refuses calls whose values would lead another way. Nothing runs for code that asks for none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sys
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import sympy
+import torch
+
+from aotexport.capture.effects.patches import replaced
+from aotexport.errors import ExportFailed
+from aotexport.model.source_lines import is_user_file, user_line
+from aotexport.torch_internals.checks import add_check, branches_follow, find_symbol, is_float_of_tensors, number_at
+from aotexport.torch_internals.names import ShapeEnv
+from aotexport.torch_internals.tracing import current_tracer
+
+log = logging.getLogger("aotexport")
+_SEED = 20240229
+_CONDITION = "a condition"
+
+
+@dataclass(frozen=True)
+class Decision:
+    """A question that code asked of values, with the example's answer.
+
+    Attributes:
+        fixed: the answer: "`value > 0` is True".
+        is_number: whether it fixes a number, and not a truth about one.
+        stack: where the code asked, as Python formats it.
+    """
+
+    fixed: str
+    is_number: bool
+    stack: str
+
+
+class ExampleValues:
+    """Values of data-dependent numbers in the example call, for as long as its trace goes on."""
+
+    def __init__(self, inputs: Sequence[Any]) -> None:
+        """Take the example's tensors, one per graph input; they are copied when the first value is asked for."""
+        self._inputs = inputs
+        self._tracer: Any = None
+        self._run: _Run | None = None
+        self._known: dict[Any, Any] = {}
+        self._sizes: Mapping[Any, Any] = {}
+        self.decisions: list[Decision] = []
+        """What the code asked in the trace that went on last."""
+
+    @contextlib.contextmanager
+    def followed(self, shape_env: ShapeEnv) -> Iterator[None]:
+        """Let the trace that goes on in the block follow the example."""
+        self._sizes = shape_env.backed_var_to_val
+        try:
+            formatted = replaced(torch.Tensor, "__format__", _format)
+            with branches_follow(shape_env, self._get, self._decided), formatted:
+                yield
+        finally:
+            self._close()
+
+    def begin(self) -> None:
+        """Note that the code to trace begins to run: its trace is the one that tells values."""
+        self._close()
+        self.decisions = []
+        self._tracer = current_tracer()
+
+    def _close(self) -> None:
+        if self._run is not None:
+            self._run.close()
+        self._run = None
+        self._known = {}
+
+    def _get(self, symbol: Any) -> Any:
+        """Return what a data-dependent symbol is in the example call; None: the trace does not tell."""
+        if symbol in self._known or self._tracer is None:
+            return self._known.get(symbol)
+        found = find_symbol(self._tracer.graph, symbol)
+        if found is None:
+            return None
+        if self._run is None:
+            self._run = _Run(self._tracer, self._inputs)
+        node, path = found
+        try:
+            self._known[symbol] = number_at(self._run.value(node), path)
+        except Exception as error:
+            log.info("the example's value of %s: %s: %s", node, type(error).__name__, error)
+            return None
+        return self._known[symbol]
+
+    def _decided(self, expression: Any, value: Any) -> None:
+        """Write the check into the graph that `expression`, on which the code branches, is `value` again.
+
+        Raises:
+            ExportFailed: it is a float, which no other call will have again.
+        """
+        if is_float_of_tensors(expression, value):
+            raise ExportFailed(
+                f"{user_line()}the model turns the value of a tensor into a Python float ({float(value):.6g} in the "
+                "example call), and the program would hold for calls with that very value alone. Keep it a tensor, or "
+                "use what `Tensor.item()` returns in tensor operators alone"
+            )
+        numbers = {symbol: self._known[symbol] for symbol in expression.free_symbols if symbol in self._known}
+        sizes = {symbol: self._sizes[symbol] for symbol in expression.free_symbols - numbers.keys()}
+        message, stack = _message(expression, value, {**numbers, **sizes}), _user_stack()
+        add_check(self._tracer.graph, expression, value, message, stack)
+        answer = f"{_question(expression, {**numbers, **sizes})} is {value}"
+        self.decisions.append(Decision(answer, _is_number(expression, value), stack))
+
+
+def _format(tensor: torch.Tensor, spec: str) -> str:
+    """Format a tensor as eager does where it is an integer, which is how code names things by their numbers.
+
+    A float stays without a value: it is for messages, and would hold the program to calls with that very value.
+    """
+    if tensor.dim() == 0 and tensor.dtype == torch.bool:
+        return format(bool(tensor.item()), spec)
+    if tensor.dim() == 0 and not (tensor.is_floating_point() or tensor.is_complex()):
+        return format(int(tensor.item()), spec)
+    return object.__format__(tensor, spec)
+
+
+def _question(expression: Any, numbers: dict[Any, Any]) -> str:
+    """Return what the code asks: "`value > 0`"; the numbers are those in it."""
+    names = {symbol: sympy.Symbol(f"value{index or ''}") for index, symbol in enumerate(numbers)}
+    is_condition = expression in [sympy.Eq(symbol, 1) for symbol in numbers]
+    return _CONDITION if is_condition else f"`{expression.xreplace(names)}`"
+
+
+def _is_number(expression: Any, value: Any) -> bool:
+    """Return whether an answer leaves one number alone."""
+    is_equal = isinstance(expression, sympy.Eq) and any(arg.is_number for arg in expression.args)
+    is_condition = is_equal and 1 in expression.args
+    return not value.is_Boolean or (is_equal and not is_condition and value == sympy.true)
+
+
+def _message(expression: Any, value: Any, numbers: dict[Any, Any]) -> str:
+    """Return what a call is told that takes another path.
+
+    Args:
+        expression: what the code branches on.
+        value: what it was in the example call.
+        numbers: the symbols in it, with their values in the example call.
+    """
+    question = _question(expression, numbers)
+    seen = ", ".join(str(number) if number.is_Integer else f"{float(number):.6g}" for number in numbers.values())
+    needed = f"{question} to be {value}"
+    if question != _CONDITION:
+        needed += f", with {seen} in the example call"
+    return (
+        "the values of this call lead another way through the code than those of the example call, along which the "
+        f"program was captured; export with an example of this kind, or choose with torch.where or torch.cond. It "
+        f"needs {needed}"
+    )
+
+
+class _Run:
+    """The run of a graph that is being traced, on copies of the example's tensors, in a thread of its own.
+
+    The thread has none of the trace's modes, and its own grad mode and autocast regions.
+    """
+
+    def __init__(self, tracer: Any, inputs: Sequence[Any]) -> None:
+        self._graph: torch.fx.Graph = tracer.graph
+        self._root: Any = tracer.root
+        self._inputs = iter(inputs)
+        self._values: dict[torch.fx.Node, Any] = {}
+        self._random_state = torch.Generator().manual_seed(_SEED).get_state()
+        self._thread = ThreadPoolExecutor(max_workers=1)
+
+    def close(self) -> None:
+        self._thread.shutdown()
+
+    def value(self, node: torch.fx.Node) -> Any:
+        if node not in self._values:
+            self._thread.submit(self._advance, node).result()
+        return self._values[node]
+
+    @torch.no_grad()
+    def _advance(self, last: torch.fx.Node) -> None:
+        before = torch.get_rng_state()
+        torch.set_rng_state(self._random_state)
+        try:
+            for node in self._graph.nodes:
+                if node not in self._values:
+                    self._values[node] = self._evaluate(node)
+                if node is last:
+                    return
+        finally:
+            self._random_state = torch.get_rng_state()
+            torch.set_rng_state(before)
+
+    def _evaluate(self, node: torch.fx.Node) -> Any:
+        if node.op == "placeholder":
+            return _copy(next(self._inputs))
+        if node.op == "get_attr":
+            return _copy(getattr(self._root, str(node.target)))
+        args, kwargs = torch.fx.map_arg((node.args, node.kwargs), self._values.__getitem__)
+        assert callable(node.target)
+        return node.target(*args, **kwargs)
+
+
+def _copy(value: Any) -> Any:
+    """Return a tensor with the values and layout of another, in memory of its own; anything else as it is."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    span = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
+    overlaps = any(step == 0 and size > 1 for size, step in zip(value.shape, value.stride(), strict=True))
+    return value.detach().clone() if overlaps else span.copy_(value.detach())
+
+
+def _user_stack() -> str:
+    """Return the user's frames of the running stack, as Python formats them."""
+    frames = traceback.extract_stack(sys._getframe(1))
+    return "".join(traceback.StackSummary.from_list([f for f in frames if is_user_file(f.filename)]).format())

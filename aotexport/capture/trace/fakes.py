@@ -1,0 +1,288 @@
+"""Fake tensors that stand for the inputs of a trace, with symbols for the user's dynamic sizes."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.export import Dim
+
+from aotexport.errors import ExportFailed, ModelFileInvalid
+from aotexport.model.call import ExampleCall
+from aotexport.model.source_lines import user_line
+from aotexport.model.state import State
+from aotexport.model.tensor_kinds import dress
+from aotexport.torch_internals.names import (
+    FakeTensorMode,
+    int_oo,
+    is_dimension,
+    is_required_dimension,
+    make_fake_inputs,
+)
+from aotexport.torch_internals.patches import fixed_symbols, general_sizes_kept, zero_and_one_symbolic
+from aotexport.values.subclasses import encode_subclass
+from aotexport_runtime.errors import first_line
+from aotexport_runtime.values.subclasses import inner_tensors, is_wrapper, protocol
+
+
+@dataclass
+class FakeInputs:
+    """The fake world of one program.
+
+    Attributes:
+        mode: its fake mode, with the shape environment.
+        state: one fake per entry of the state; grows with constants that tracing finds.
+        arguments: one fake per argument tensor, one symbolic integer per dynamic integer.
+        equalities: what the user said about equal and derived dimensions.
+        axes: the user's dimension per axis, per argument tensor.
+        assumed: what traces took for granted and did not guard on, see `general_sizes_kept`; without repetitions.
+        fixed_at: the user's line that held a symbol to a number, by symbol.
+        larger: what the arguments' fakes were made of, see `fake_inputs`.
+    """
+
+    mode: FakeTensorMode
+    state: list[torch.Tensor]
+    arguments: list[Any]
+    equalities: Any
+    axes: list[dict[int, Any] | None] = field(default_factory=list)
+    assumed: dict[Any, None] = field(default_factory=dict)
+    fixed_at: dict[Any, str] = field(default_factory=dict)
+    larger: Sequence[Any] | None = None
+
+    @contextlib.contextmanager
+    def tracing(self) -> Iterator[None]:
+        """Let torch assume as little as it can about sizes, and keep what it does assume."""
+        assert self.mode.shape_env is not None
+        with (
+            general_sizes_kept(lambda condition: self.assumed.setdefault(condition)),
+            fixed_symbols(self.mode.shape_env, self._fix, user_line),
+        ):
+            yield
+
+    def taken_for_granted(self) -> tuple[Any, ...]:
+        """Return what is assumed about sizes by now, to compare."""
+        environment = self.mode.shape_env
+        assert environment is not None
+        guards = {guard.expr for guard in environment.guards}
+        return guards, dict(environment.var_to_range), set(self.fixed_at), set(self.assumed)
+
+    def _fix(self, symbol: Any) -> None:
+        self.fixed_at.setdefault(symbol, user_line())
+
+    def fake(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return the fake of a tensor with fixed sizes."""
+        return dress(self.mode.from_tensor(tensor, static_shapes=True), tensor)
+
+    def twins(self, fakes: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Return fresh fakes with the metadata of `fakes`: a trace may change those that it is given."""
+        with self.mode:
+            return [dress(_twin(fake), fake) if isinstance(fake, torch.Tensor) else fake for fake in fakes]
+
+
+class _Arguments(nn.Module):
+    def forward(self, *args: Any) -> None:
+        """Stand for a callable of flat tensors, for torch's checks of dynamic shapes."""
+
+
+def fake_inputs(call: ExampleCall, state: State, larger: Sequence[Any] | None = None) -> FakeInputs:
+    """Return fakes for the example call and the state.
+
+    Args:
+        call: the example call.
+        state: the module's state.
+        larger: what to make the arguments' fakes of instead of the call's tensors, see `larger_tensors`.
+
+    Raises:
+        ModelFileInvalid: the dynamic dimensions contradict the example inputs.
+        ExportFailed: an argument is a tensor subclass whose context is no data, or with dynamic sizes.
+    """
+    for path, tensor, axes in zip(call.paths, call.tensors, call.axes, strict=True):
+        encode_subclass(tensor, f"`{path}`")
+        if is_wrapper(tensor) and any(map(is_dimension, (axes or {}).values())):
+            raise ExportFailed(
+                f"`{path}` is a `{type(tensor).__name__}`, and the sizes of tensor subclasses are fixed in a bundle: "
+                "what sizes their parts have is for their class to say. Leave them static, or export variants"
+            )
+    specs = [
+        axes if isinstance(leaf, torch.Tensor) or axes is None else integer_hint(axes[0])
+        for leaf, axes in zip(call.tensors, call.axes, strict=True)
+    ]
+    _check_ranges(call)
+    dynamic_shapes = {"args": tuple(specs)} if any(spec is not None for spec in specs) else None
+    try:
+        with zero_and_one_symbolic(symbolic=larger is None and _is_small(call)):
+            made = make_fake_inputs(_Arguments(), tuple(larger or call.tensors), {}, dynamic_shapes)
+        mode, arguments, _, equalities, _, _ = made
+        _bound(call, arguments)
+        _relate_sizes(call, arguments)
+    except ModelFileInvalid:
+        raise
+    except Exception as error:
+        raise ModelFileInvalid(f"dynamic_shapes do not fit the example inputs: {first_line(error)}") from error
+    fakes = FakeInputs(mode, [], list(arguments), equalities, call.axes, larger=larger)
+    fakes.state = [fakes.fake(entry.tensor) for entry in state.entries]
+    return fakes
+
+
+def _is_small(call: ExampleCall) -> bool:
+    """Return whether a size of the example that is declared dynamic is 0 or 1."""
+    return any(
+        isinstance(leaf, torch.Tensor) and leaf.shape[axis] < 2 and is_dimension(dimension)
+        for leaf, axes in zip(call.tensors, call.axes, strict=True)
+        for axis, dimension in (axes or {}).items()
+    )
+
+
+def integer_hint(dimension: Any) -> Any:
+    """Return what torch takes for a dynamic integer in place of the user's dimension: it knows no named ones."""
+    return Dim.DYNAMIC if is_required_dimension(dimension) else Dim.AUTO
+
+
+def _check_ranges(call: ExampleCall) -> None:
+    """Refuse ranges that the example is outside of.
+
+    Raises:
+        ModelFileInvalid: names the size, or the integer.
+    """
+    for leaf, axes, path in zip(call.tensors, call.axes, call.paths, strict=True):
+        for axis, dimension in (axes or {}).items():
+            if not is_dimension(dimension):
+                continue
+            is_tensor = isinstance(leaf, torch.Tensor)
+            example = leaf.shape[axis] if is_tensor else leaf
+            low, high = range_of(dimension)
+            if (low is not None and example < low) or (high is not None and example > high):
+                raise ModelFileInvalid(
+                    f"dynamic_shapes: `{place(path, axis if is_tensor else None)}` is {example} in the example inputs, "
+                    f"outside of [{'' if low is None else low}:{'' if high is None else high}]"
+                )
+
+
+def _bound(call: ExampleCall, fakes: Sequence[Any]) -> None:
+    """Give symbols the ranges that torch does not take from the user: of integers, and of hints."""
+    for fake, leaf, axes in zip(fakes, call.tensors, call.axes, strict=True):
+        for axis, dimension in (axes or {}).items():
+            is_tensor = isinstance(leaf, torch.Tensor)
+            if not is_dimension(dimension) or (is_tensor and hasattr(dimension, "__name__")):
+                continue
+            size = fake.shape[axis] if is_tensor else fake
+            if isinstance(size, torch.SymInt):
+                low, high = range_of(dimension)
+                bounds = (-int_oo if low is None else low, int_oo if high is None else high)
+                size.node.shape_env.constrain_symbol_range(size.node.expr, *bounds)
+
+
+def range_of(dimension: Any) -> tuple[int | None, int | None]:
+    """Return the least and greatest value of the user's dimension; None: there is none.
+
+    Torch refuses to tell those of a derived dimension below 0, which an integer may have.
+    """
+    root = getattr(dimension, "root", dimension)
+    bounds = (getattr(root, bound, None) for bound in ("min", "max"))
+    known = (int(bound) if isinstance(bound, int) else None for bound in bounds)
+    low, high = known if root is dimension else (None if bound is None else dimension.fn(bound) for bound in known)
+    return low, high
+
+
+def place(path: str, axis: int | None) -> str:
+    """Return how a size (an integer, with no axis) of the call is written in Python."""
+    return path if axis is None else f"{path}.shape[{axis}]"
+
+
+@dataclass(frozen=True)
+class _Size:
+    """A size that the user named: `factor * root + offset`."""
+
+    factor: int
+    offset: int
+    size: Any
+    example: int
+    where: str
+
+    def derived_from(self, other: _Size, size: Any) -> Any:
+        """Return what this size is when `other` is `size`."""
+        if (self.factor, self.offset) == (other.factor, other.offset):
+            return size
+        return self.factor * ((size - other.offset) // other.factor) + self.offset
+
+
+def _relate_sizes(call: ExampleCall, fakes: Sequence[Any]) -> None:
+    """Let the shape environment assume what the user's names say: equal where equal, `2 * half` where derived.
+
+    Calls are held to these relations even where the model does not need them.
+
+    Raises:
+        ModelFileInvalid: the example breaks a relation.
+    """
+    for name, (first, *others) in _named_sizes(call, fakes).items():
+        torch._check((first.size - first.offset) % first.factor == 0)
+        for other in others:
+            expected = other.derived_from(first, first.example)
+            if other.example != expected:
+                raise ModelFileInvalid(
+                    f"dynamic_shapes: {first.where} is {first.example} in the example inputs, so with the dimension "
+                    f"`{name}` {other.where} must be {expected}; it is {other.example}"
+                )
+            torch._check(other.size == other.derived_from(first, first.size))
+
+
+def _named_sizes(call: ExampleCall, fakes: Sequence[Any]) -> dict[str, list[_Size]]:
+    """Return the named sizes by the name of their root, roots themselves before what derives from them."""
+    found: dict[str, list[_Size]] = {}
+    for fake, tensor, axes, path in zip(fakes, call.tensors, call.axes, call.paths, strict=True):
+        for axis, dimension in (axes or {}).items():
+            root = getattr(dimension, "root", dimension)
+            # Hints (`Dim.AUTO`) and fixed sizes have no name.
+            if not hasattr(root, "__name__"):
+                continue
+            offset, at_one = (0, 1) if root is dimension else (dimension.fn(0), dimension.fn(1))
+            if isinstance(tensor, torch.Tensor):
+                value, example, where = fake.shape[axis], tensor.shape[axis], f"axis {axis} of `{path}`"
+            else:
+                value, example, where = fake, tensor, f"`{path}`"
+            size = _Size(at_one - offset, offset, value, example, where)
+            found.setdefault(root.__name__, []).append(size)
+    return {name: sorted(sizes, key=lambda s: (s.factor, abs(s.offset))) for name, sizes in found.items()}
+
+
+def _twin(fake: torch.Tensor) -> torch.Tensor:
+    return _like(_wrapped_twin(fake) if is_wrapper(fake) else _plain_twin(fake), fake)
+
+
+def _wrapped_twin(fake: torch.Tensor) -> torch.Tensor:
+    make = protocol(type(fake))
+    twins = {name: _twin(value) for name, value in inner_tensors(fake).items()}
+    return make.unflatten(twins, make.place(fake), fake.size(), fake.stride())
+
+
+def _plain_twin(fake: torch.Tensor) -> torch.Tensor:
+    size, stride, offset = fake.size(), fake.stride(), fake.storage_offset()
+    if isinstance(offset, int) and offset == 0:
+        twin = torch.empty_strided(size, stride, dtype=fake.dtype, device=fake.device)
+    else:
+        room: Any = 1 + offset + sum((n - 1) * s for n, s in zip(size, stride, strict=True))
+        room = torch.sym_max(room, offset)
+        base = torch.empty(room, dtype=fake.dtype, device=fake.device)
+        twin = torch.empty(0, dtype=fake.dtype, device=fake.device)
+        twin.set_(base.untyped_storage(), offset, size, stride)
+    return twin
+
+
+def _like(twin: torch.Tensor, fake: torch.Tensor) -> torch.Tensor:
+    """Return `twin` as autograd knows `fake`: whether it requires grad, is a leaf, is a parameter."""
+    if fake.requires_grad:
+        twin.requires_grad_(True)
+        if not fake.is_leaf:
+            memory = None if is_wrapper(twin) else twin.untyped_storage()
+            with torch.enable_grad():
+                twin = twin.clone()
+            if memory is not None:
+                with torch.no_grad():
+                    twin.set_(memory, fake.storage_offset(), fake.size(), fake.stride())
+    if isinstance(fake, nn.Parameter):
+        twin = nn.Parameter(twin, requires_grad=fake.requires_grad)
+    return twin

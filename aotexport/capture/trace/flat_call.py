@@ -1,0 +1,133 @@
+"""The example call as a function of flat tensors, which a trace runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from aotexport.capture.effects.arithmetic import symbolic_arithmetic
+from aotexport.capture.effects.record import Effects
+from aotexport.capture.effects.watching import observed
+from aotexport.capture.trace.example_values import ExampleValues
+from aotexport.capture.trace.fakes import FakeInputs
+from aotexport.capture.trace.key_order import KeyOrder
+from aotexport.capture.trace.outside_tensors import OutsideTensors
+from aotexport.errors import ExportFailed
+from aotexport.model.arguments import container_changes, containers
+from aotexport.model.arrays import is_stand_in, tensor_within
+from aotexport.model.call import ExampleCall
+from aotexport.model.globals import surroundings_kept
+from aotexport.model.state import State, StateEntry, swapped
+from aotexport.model.structure import tree_of
+from aotexport_runtime.schema.program import ContainerChange
+from aotexport_runtime.schema.trees import Tree
+
+
+@dataclass
+class FlatCall:
+    """The callable on flat tensors: state entries first, then the arguments that are no state.
+
+    A call returns flat tensors, and notes what else the callable did.
+
+    Attributes:
+        call: the example call.
+        target: what is called, as the strategy prepares it.
+        state: state of the module.
+        shared: entry of the state that an argument is, by the argument's index.
+        values: values of the example, for traces that follow them.
+        grad: whether grad mode is on.
+        fakes: the fake world that it is called in.
+        outside: tensors that the code may have from elsewhere than the arguments and the modules' tables.
+        key_order: another order of the keys of dicts in the call; None: the example's.
+        output_tree: structure of what was returned; its leaves are indices of the flat tensors.
+        rebinds: entries that the call replaces, and the index of the new tensor.
+        container_changes: what the call did to lists and dicts of its caller.
+        effects: what the code asked for and did beside computing.
+        differentiated: indices of tensors with regard to which the code takes gradients.
+        recorded: entries to which the call writes values that require grad.
+        above_autograd: whether the trace sees operators before autograd does.
+        asks: whether the code asked for the value of a size (`int(size)`).
+    """
+
+    call: ExampleCall
+    target: Any
+    state: State
+    shared: dict[int, int]
+    values: ExampleValues
+    grad: bool
+    fakes: FakeInputs
+    outside: Sequence[torch.Tensor]
+    key_order: KeyOrder | None = None
+    output_tree: Tree | None = None
+    rebinds: list[tuple[StateEntry, int]] = field(default_factory=list)
+    container_changes: list[ContainerChange] = field(default_factory=list)
+    effects: Effects = field(default_factory=Effects)
+    differentiated: set[int] = field(default_factory=set)
+    recorded: list[StateEntry] = field(default_factory=list)
+    above_autograd: bool = True
+    asks: bool = False
+
+    def _ask(self) -> None:
+        self.asks = True
+
+    def __call__(self, *tensors: Any) -> tuple[Any, ...]:
+        self.values.begin()
+        count = len(self.state.entries)
+        own = iter(tensors[count:])
+        indices_of_arguments = range(len(self.call.tensors))
+        arguments = [tensors[self.shared[i]] if i in self.shared else next(own) for i in indices_of_arguments]
+        args, kwargs = self.call.rebuild(arguments)
+        if self.key_order is not None:
+            kwargs = self.key_order.put(self.call, args, kwargs)
+        known = [entry.tensor for entry in self.state.entries]
+        outside = OutsideTensors(self.fakes, self.outside, zip(known, tensors, strict=False))
+        outputs: list[Any] = []
+        indices: dict[int, int] = {}
+
+        def leaf_index(value: Any, path: str) -> int | None:
+            if type(value) is int:
+                return None
+            value = tensor_within(value) if is_stand_in(value) else outside.given(value)
+            if id(value) not in indices:
+                indices[id(value)] = len(outputs)
+                outputs.append(value)
+            return indices[id(value)]
+
+        with (
+            symbolic_arithmetic(self.target, self.call.module, self._ask),
+            observed(
+                self.call.module,
+                above_autograd=self.above_autograd,
+                grad=self.grad,
+            ) as self.effects,
+            swapped(self.state, list(tensors[:count]), self.target) as replaced,
+            surroundings_kept(self.target, self.call.module),
+            outside,
+        ):
+            held = containers(self.call, args, kwargs)
+            result = self.target(*args, **kwargs)
+        ids = {id(tensor) for tensor in self.effects.differentiated}
+        self.differentiated = {index for index, tensor in enumerate(tensors) if id(tensor) in ids}
+        self.recorded = [
+            entry
+            for entry, tensor in zip(self.state.entries, tensors[:count], strict=True)
+            if tensor.requires_grad and not entry.tensor.requires_grad
+        ]
+        self.output_tree = tree_of(result, "output", leaf_index, what="output")
+        self.container_changes = container_changes(self.call, held, leaf_index)
+        if any(isinstance(value, torch.Tensor) and value.retains_grad for value in outputs):
+            raise ExportFailed(
+                "the model calls `retain_grad` on what it returns, which a bundle cannot hold. Call it on what the "
+                "loaded module returns"
+            )
+        self.rebinds = [(entry, _required(leaf_index(new, ""), entry)) for entry, new in replaced]
+        return tuple(outputs)
+
+
+def _required(index: int | None, entry: StateEntry) -> int:
+    if index is None:
+        raise ExportFailed(f"the call replaces the tensor `{entry.names[0]}` by something that is no tensor")
+    return index

@@ -1,0 +1,65 @@
+"""What the capture of a forward graph gives."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from aotexport.capture.effects.module_calls import TracedCall
+from aotexport.capture.effects.record import Effects
+from aotexport.capture.trace.fakes import FakeInputs
+from aotexport.model.state import StateEntry
+from aotexport_runtime.schema.program import ContainerChange
+from aotexport_runtime.schema.trees import Tree
+
+
+@dataclass(frozen=True)
+class Binding:
+    """What a graph input is: state (`entry`), argument tensor `argument`, or both when they are one tensor.
+
+    Attributes:
+        entry: the state.
+        argument: which tensor of the call.
+        is_differentiated: whether the model takes gradients with regard to it.
+    """
+
+    entry: StateEntry | None = None
+    argument: int | None = None
+    is_differentiated: bool = False
+
+
+@dataclass
+class ForwardCapture:
+    """A traced forward graph.
+
+    Attributes:
+        graph: its module; placeholders in the order of `bindings`, outputs flat.
+        bindings: what each placeholder is.
+        inputs: fakes per placeholder, untouched by the trace.
+        output_tree: structure of the returned value.
+        rebinds: state entries that the call replaces, with the index of the output that replaces them.
+        container_changes: what the call changes in containers of its caller; leaves index the graph's outputs.
+        effects: what was seen.
+        fakes: the fake world; its shape environment collects guards.
+        function: the traced function on flat inputs in the order of `bindings`, for a direct joint capture.
+        strategy: which strategy gave it.
+        calls: calls of submodules, in the order in which they began.
+        asks_modes: whether the model's code may have asked whether it trains, or whether gradients are on.
+        any_order: paths of dicts of the call whose keys may come in any order.
+    """
+
+    graph: torch.fx.GraphModule
+    bindings: list[Binding]
+    inputs: list[torch.Tensor]
+    output_tree: Tree
+    rebinds: list[tuple[StateEntry, int]]
+    container_changes: list[ContainerChange]
+    effects: Effects
+    fakes: FakeInputs
+    function: Any
+    strategy: str
+    calls: list[TracedCall] = field(default_factory=list[TracedCall])
+    asks_modes: bool = True
+    any_order: frozenset[str] = frozenset()

@@ -1,0 +1,86 @@
+"""Tensors that the model's code has from elsewhere than its tables: attributes of plain objects, closures, globals.
+
+A trace would run operators of autograd on the tensors themselves: a write under grad mode leaves them with a history.
+So torch's functions are given stand-ins of them, and the tensors stay as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from aotexport.capture.trace.fakes import FakeInputs
+from aotexport.torch_internals.outside import record_attribute, without_modes
+from aotexport.torch_internals.tracing import current_tracer
+
+_TENSOR = torch.Tensor
+_READS = frozenset(
+    (
+        *(_TENSOR.item, _TENSOR.tolist, _TENSOR.numpy, _TENSOR.data_ptr, _TENSOR.__repr__, _TENSOR.__format__),
+        *(_TENSOR.__bool__, _TENSOR.__int__, _TENSOR.__float__, _TENSOR.__index__, _TENSOR.__complex__),
+        *(_TENSOR.__array__, _TENSOR.__deepcopy__),
+    )
+)
+"""What gives values to Python: of the tensor itself, as long as the call has not written to it."""
+
+
+class OutsideTensors(TorchFunctionMode):
+    """Gives torch's functions stand-ins of tensors, one for each, for the time of a trace."""
+
+    def __init__(
+        self,
+        fakes: FakeInputs,
+        outside: Iterable[torch.Tensor],
+        known: Iterable[tuple[torch.Tensor, torch.Tensor]],
+    ) -> None:
+        """Begin with what is known.
+
+        Args:
+            fakes: the fake world of the trace.
+            outside: tensors to make stand-ins of, where they are used.
+            known: tensors, with what stands for them already.
+        """
+        super().__init__()
+        self._fakes = fakes
+        self._tracer = current_tracer()
+        self._outside = {id(tensor): tensor for tensor in outside}
+        self._found = {id(tensor): (fake, fake._version) for tensor, fake in known if id(tensor) in self._outside}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call `func` on stand-ins; see `torch.overrides`."""
+        kwargs = kwargs or {}
+        if self._takes_outside(args) or (kwargs and self._takes_outside(kwargs.values())):
+            if func in _READS and not self._is_written(args[0]):
+                return func(*args, **kwargs)
+            args = self.given(args)
+            kwargs = {name: self.given(value) for name, value in kwargs.items()}
+        return func(*args, **kwargs)
+
+    def _takes_outside(self, values: Iterable[Any]) -> bool:
+        outside = self._outside
+        return any(
+            self._takes_outside(value) if type(value) in (list, tuple) else id(value) in outside for value in values
+        )
+
+    def given(self, value: Any) -> Any:
+        """Return a value with stand-ins in place of the tensors in it."""
+        if type(value) in (list, tuple):
+            return type(value)(map(self.given, value))
+        return self._stand_in(value) if id(value) in self._outside else value
+
+    def _stand_in(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return what stands for a tensor; made, and recorded in the trace, where it is seen first."""
+        if id(tensor) not in self._found:
+            with without_modes():
+                fake = self._fakes.twins([self._fakes.fake(tensor)])[0]
+            if self._tracer is not None:
+                record_attribute(self._tracer, tensor, fake)
+            self._found[id(tensor)] = fake, fake._version
+        return self._found[id(tensor)][0]
+
+    def _is_written(self, tensor: torch.Tensor) -> bool:
+        fake, version = self._found.get(id(tensor), (None, 0))
+        return fake is not None and fake._version != version

@@ -1,0 +1,176 @@
+"""Custom operators written in Python: traced through, so that a bundle holds what they compute, and not their names.
+
+An operator of `torch.library.custom_op` becomes a custom autograd function, with the backward that was registered for
+it; without one, a backward raises as eager's does. One that writes to its arguments, or that was defined and
+implemented piece by piece, is traced where autograd has no part in it. What cannot be traced (compiled code, sizes and
+branches of values) stays an operator, and a load needs its package.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+
+from aotexport.capture.effects.autograd_functions import record_application
+from aotexport.model.source_lines import is_user_frame
+from aotexport.torch_internals.custom_operators import (
+    PythonOperator,
+    filled,
+    python_operators,
+    whole_composite,
+)
+from aotexport.torch_internals.names import OpOverload, tree_leaves
+from aotexport.torch_internals.outside import fresh_symbols_dropped
+from aotexport.torch_internals.tracing import trace_body, traces_above_autograd, tracing_paused
+
+_kept: ContextVar[tuple[str, ...]] = ContextVar("_kept", default=())
+
+
+@contextlib.contextmanager
+def operators_kept(names: Iterable[str]) -> Iterator[None]:
+    """Leave operators whole in the block, by their names (`library::operator`) or namespaces (`library`)."""
+    token = _kept.set(tuple(names))
+    try:
+        yield
+    finally:
+        _kept.reset(token)
+
+
+def is_kept(operator: OpOverload) -> bool:
+    """Return whether the user asked to keep an operator."""
+    name = operator._schema.name
+    return name in _kept.get() or name.partition("::")[0] in _kept.get()
+
+
+def custom_operators(graph: torch.fx.GraphModule) -> set[str]:
+    """Return the names of the custom operators in a graph that the user did not ask to keep."""
+    found = (node.target for node in graph.graph.nodes if isinstance(node.target, OpOverload))
+    names = {target._schema.name for target in found if not is_kept(target)}
+    return {name for name in names if name.partition("::")[0] not in ("aten", "prims", "prim", "profiler")}
+
+
+def traced_operators() -> Mapping[Any, Callable[..., Any]]:
+    """Return what to trace in place of custom operators, by operator; it returns NotImplemented where it stays."""
+    found = {operator: _tracing(operator, described) for operator, described in python_operators().items()}
+    return {operator: function for operator, function in found.items() if not is_kept(operator)}
+
+
+def _tracing(operator: OpOverload, described: PythonOperator) -> Callable[..., Any]:
+    def trace(*args: Any, **kwargs: Any) -> Any:
+        if described.body is None:
+            return whole_composite(operator, args, kwargs) if _is_traceable(operator, None, args, kwargs) else _STAYS
+        args, kwargs = filled(operator, args, kwargs)
+        if not traces_above_autograd():
+            # Run, the graph is seen by autograd again, which would differentiate the body.
+            return _STAYS
+        if described.has_autograd and not operator._schema.is_mutable:
+            return _as_function(operator, described, args, kwargs)
+        if _is_differentiated((args, kwargs)) or not _is_traceable(operator, described.body, args, kwargs):
+            return _STAYS
+        with torch.no_grad():
+            return described.body(*args, **kwargs)
+
+    return trace
+
+
+_STAYS = NotImplemented
+
+
+def _as_function(operator: OpOverload, described: PythonOperator, args: tuple[Any, ...], kwargs: Any) -> Any:
+    """Record an operator as the custom autograd function that torch makes of it: of flat tensors.
+
+    Source: torch 2.13, torch/_library/autograd.py (`make_autograd_impl`, `supports_tensorlist`).
+    """
+    body, setup, backward = described.body, described.setup_context, described.backward
+    assert body is not None
+    form: list[Any] = []
+
+    class Traced(torch.autograd.Function):
+        @staticmethod
+        def forward(*leaves: Any) -> Any:
+            result = body(*_nested(leaves, args), **kwargs)
+            form[:] = [result]
+            return tuple(_flat(result if isinstance(result, tuple) else (result,)))
+
+        @staticmethod
+        def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+            if setup is not None:
+                more = {"keyword_only_inputs": kwargs} if kwargs else {}
+                setup(ctx=ctx, inputs=_nested(inputs, args), output=form[0], **more)
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Any) -> Any:
+            if backward is None:
+                torch.ops.aten._assert_async.msg(
+                    torch.zeros((), dtype=torch.bool, device=grads[0].device),
+                    f"Trying to backward through {operator} but no autograd formula was registered. "
+                    "Please use register_autograd to add one.",
+                )
+                return (None,) * len(_flat(args))
+            results = form[0] if isinstance(form[0], tuple) else (form[0],)
+            ctx.needs_input_grad = _nested(ctx.needs_input_grad, args)
+            found = backward(ctx, *_nested(grads, results))
+            return tuple(_flat(found if isinstance(found, tuple) else (found,)))
+
+    Traced.__name__ = operator._schema.name
+    with fresh_symbols_dropped():
+        try:
+            outputs = record_application(Traced, tuple(_flat(args)), {})
+        except Exception:
+            return _STAYS
+    results = _nested(outputs, form[0] if isinstance(form[0], tuple) else (form[0],))
+    return results if isinstance(form[0], tuple) else results[0]
+
+
+def _flat(values: Iterable[Any]) -> list[Any]:
+    """Return values with the items of lists of tensors, or of their gradients, in place of the lists."""
+    return [item for value in values for item in (value if _is_list_of_tensors(value) else [value])]
+
+
+def _nested(leaves: Iterable[Any], like: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return leaves as `_flat` takes them, in lists where `like` has lists of tensors."""
+    own = iter(leaves)
+    return tuple([next(own) for _ in value] if _is_list_of_tensors(value) else next(own) for value in like)
+
+
+def _is_list_of_tensors(value: Any) -> bool:
+    return isinstance(value, list) and all(item is None or isinstance(item, torch.Tensor) for item in value)
+
+
+def _is_traceable(operator: OpOverload, body: Callable[..., Any] | None, args: tuple[Any, ...], kwargs: Any) -> bool:
+    """Return whether a body can be traced: it is, and the trace is thrown away."""
+    operands = _tensors((args, kwargs))
+
+    def run(*_: Any) -> list[Any]:
+        twins = {id(tensor): tensor.clone() for tensor in operands}
+        given = _replaced((args, kwargs), twins)
+        result = whole_composite(operator, *given) if body is None else body(*given[0], **given[1])
+        return _tensors(result)
+
+    with tracing_paused(), fresh_symbols_dropped():
+        try:
+            with torch.no_grad():
+                trace_body(run, operands, keeps_frame=is_user_frame)
+        except Exception:
+            return False
+    return True
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+
+
+def _replaced(value: Any, twins: dict[int, torch.Tensor]) -> Any:
+    if isinstance(value, list | tuple):
+        return type(value)(_replaced(item, twins) for item in value)
+    if isinstance(value, dict):
+        return {key: _replaced(item, twins) for key, item in value.items()}
+    return twins.get(id(value), value)
+
+
+def _is_differentiated(value: Any) -> bool:
+    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in _tensors(value))

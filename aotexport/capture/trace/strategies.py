@@ -1,0 +1,151 @@
+"""Ways to make a model's Python code traceable, tried in order until one gives a forward graph.
+
+1. *direct*: run the code itself on fake tensors. Takes most; keeps leaves and non-leaves apart.
+2. *export*: `torch.export`'s non-strict front end, for code that only it can follow.
+3. *dynamo*: full-graph bytecode capture, for code that takes numbers off tensors (`int(n)`) in a way that tracing
+   cannot see.
+4. *dynamo with custom functions*: the same, for models with custom autograd functions, whose backward 2 and 3 lose.
+5. *example's path*: like direct, and where the code branches on the values of tensors, it goes the way of the example;
+   see `example_values`. It comes last, since the others hold for all values.
+
+Each gives a module that is called in place of the original; tracing then goes the same way for all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from aotexport.capture.effects.arithmetic import symbolic_arithmetic
+from aotexport.capture.effects.patches import replaced
+from aotexport.capture.trace.fakes import integer_hint
+from aotexport.errors import ExportFailed
+from aotexport.model.call import ExampleCall
+from aotexport.torch_internals.names import AutogradFunctionApply, export_to_torch_operators, tree_map
+from aotexport.torch_internals.patches import applied_functions, forward_mode_rules_hidden
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """A named way.
+
+    Attributes:
+        name: shown to the user.
+        takes_arrays: whether it traces arrays of NumPy among the arguments.
+        reads_code: follows Python's bytecode, so that `int(size)` need not ask for the size.
+        prepare: returns a callable with the parameters of the call's, for the state collected anew from it.
+        follows_values: whether code may branch on values; then it is for calls that nothing but such branches stopped.
+    """
+
+    name: str
+    prepare: Callable[[ExampleCall], nn.Module | Callable[..., Any]]
+    follows_values: bool = False
+    reads_code: bool = False
+    takes_arrays: bool = False
+
+
+def _direct(call: ExampleCall) -> nn.Module | Callable[..., Any]:
+    return call.callable
+
+
+def _exported(strict: bool) -> Callable[[ExampleCall], nn.Module]:
+    def prepare(call: ExampleCall) -> nn.Module:
+        module = call.callable if isinstance(call.callable, nn.Module) else _FunctionModule(call)
+        shapes = _dynamic_shapes(call)
+        arithmetic = contextlib.nullcontext() if strict else symbolic_arithmetic(call.callable, call.module)
+        with _silent(), _without_functions(), _without_hooks(), arithmetic:
+            program = torch.export.export(module, call.args, call.kwargs, dynamic_shapes=shapes, strict=strict)
+        # Guards of the export on dynamic sizes become guards of the trace that follows.
+        return program.module(check_guards=shapes is not None)
+
+    return prepare
+
+
+def _with_functions(call: ExampleCall) -> nn.Module:
+    module = call.callable if isinstance(call.callable, nn.Module) else _FunctionModule(call)
+    # Dynamo takes no function with a rule of forward-mode AD, which a bundle does not hold anyway.
+    with _silent(), _without_hooks(), forward_mode_rules_hidden():
+        return export_to_torch_operators(module, call.args, call.kwargs, dynamic_shapes=_dynamic_shapes(call))
+
+
+@contextlib.contextmanager
+def _silent() -> Iterator[None]:
+    """Keep what a strategy prints and logs to itself: where it fails, its error is what the user is told."""
+    disabled = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+            yield
+    finally:
+        logging.disable(disabled)
+
+
+@contextlib.contextmanager
+def _without_functions() -> Iterator[None]:
+    """Refuse custom autograd functions: `torch.export` keeps their forward, and autograd would differentiate that."""
+
+    def refuse(name: str) -> None:
+        raise ExportFailed(f"the custom autograd function `{name}` would lose its backward")
+
+    def apply(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], original: Any) -> Any:
+        if not function.__module__.startswith("torch."):
+            refuse(function.__qualname__)
+        return original(function, *args, **kwargs)
+
+    def apply_bodies(operator: Any, *args: Any, **described: Any) -> Any:
+        refuse("taken apart by Dynamo")
+
+    with applied_functions(apply), replaced(AutogradFunctionApply, "__call__", apply_bodies):
+        yield
+
+
+@contextlib.contextmanager
+def _without_hooks() -> Iterator[None]:
+    """Refuse hooks on tensors: `torch.export` registers them on tensors of its own, and keeps none."""
+
+    def refuse(self: torch.Tensor, hook: Callable[[torch.Tensor], Any]) -> Any:
+        raise ExportFailed("a hook that the model registers on a tensor would be lost")
+
+    with replaced(torch.Tensor, "register_hook", refuse):
+        yield
+
+
+class _FunctionModule(nn.Module):
+    def __init__(self, call: ExampleCall) -> None:
+        super().__init__()
+        self.owner = call.module
+        self.forward = call.callable  # type: ignore[method-assign]
+
+
+@dataclass(frozen=True)
+class _Spec:
+    value: Any
+
+
+def _dynamic_shapes(call: ExampleCall) -> Any:
+    """Return the call's dynamic dimensions as `torch.export.export` takes them."""
+    if not any(call.axes):
+        return None
+    specs = [
+        _Spec(axes if isinstance(leaf, torch.Tensor) or axes is None else integer_hint(axes[0]))
+        for leaf, axes in zip(call.tensors, call.axes, strict=True)
+    ]
+    args, kwargs = tree_map(lambda leaf: leaf.value if isinstance(leaf, _Spec) else None, call.rebuild(specs))
+    names = [parameter.name for parameter in call.parameters]
+    return {**dict(zip(names, args, strict=False)), **kwargs}
+
+
+STRATEGIES = (
+    Strategy("direct", _direct, takes_arrays=True),
+    Strategy("torch.export", _exported(strict=False)),
+    Strategy("dynamo", _exported(strict=True), reads_code=True),
+    Strategy("dynamo with custom functions", _with_functions),
+    Strategy("example's path", _direct, follows_values=True, takes_arrays=True),
+)

@@ -1,0 +1,242 @@
+"""Which calls are recorded: the example's arguments, others of the same kind, and those of other sizes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import torch
+
+from aotexport.model.call import ExampleCall
+from aotexport.values.subclasses import encode_subclass
+from aotexport_runtime.schema.program import ArgumentInput, Program, SizeInput, StateInput
+from aotexport_runtime.schema.sizes import Dimension
+from aotexport_runtime.schema.vectors import VectorInput, VectorPart
+from aotexport_runtime.values.sizes import UNDEFINED, evaluate
+from aotexport_runtime.values.subclasses import parts
+
+_MAX_NUMEL = 1 << 26
+_MAX_INTEGER = 1 << 12
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """Arguments of a call to record: what they are, and the spans of storage they are made of."""
+
+    name: str
+    specs: tuple[VectorInput, ...]
+    stored: dict[str, torch.Tensor]
+
+
+def example_arguments(call: ExampleCall, program: Program) -> Arguments:
+    """Return the arguments of the example call; those that share storage do so when they are made again."""
+    by_path = dict(zip(call.paths, call.tensors, strict=True))
+    stored: dict[str, torch.Tensor] = {}
+    keys: dict[int, str] = {}
+    specs: list[VectorInput] = []
+    for spec in program.inputs:
+        if isinstance(spec, StateInput):
+            continue
+        if isinstance(spec, SizeInput):
+            specs.append(VectorInput(path=spec.path, value=by_path[spec.path]))
+            continue
+        tensor = by_path[spec.path]
+        own = [_span(part, stored, keys) for part in parts(tensor)]
+        flags = {"path": spec.path, "requires_grad": tensor.requires_grad, "is_leaf": tensor.is_leaf}
+        subclass = encode_subclass(tensor, f"`{spec.path}`")
+        if subclass is None:
+            specs.append(VectorInput(**flags, **own[0]))
+        else:
+            specs.append(VectorInput(**flags, subclass=subclass, parts=tuple(VectorPart(**span) for span in own)))
+    return Arguments("example", tuple(specs), stored)
+
+
+def _span(tensor: torch.Tensor, stored: dict[str, torch.Tensor], keys: dict[int, str]) -> dict[str, Any]:
+    """Store the storage of a plain tensor, once; return where in it the tensor is."""
+    pointer = tensor.untyped_storage().data_ptr()
+    key = keys.setdefault(pointer if pointer else -len(keys) - 1, f"input{len(keys)}")
+    if key not in stored:
+        stored[key] = _whole_storage(tensor)
+    return {
+        "key": key,
+        "shape": tuple(tensor.shape),
+        "stride": tuple(tensor.stride()),
+        "offset": int(tensor.storage_offset()),
+        "is_complex": tensor.is_complex(),
+    }
+
+
+def _whole_storage(tensor: torch.Tensor) -> torch.Tensor:
+    count = tensor.untyped_storage().nbytes() // tensor.element_size()
+    flat = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+    return flat.set_(tensor.detach().untyped_storage(), 0, (count,), (1,)).cpu().clone()
+
+
+def random_arguments(example: Arguments, generator: torch.Generator) -> Arguments:
+    """Return other values of the example's kind and sizes."""
+    stored = {key: _shuffled(tensor, generator) for key, tensor in example.stored.items()}
+    return Arguments("random", example.specs, stored)
+
+
+def _shuffled(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """Return other values of the same kind: a permutation, and for floats a little noise of the same scale.
+
+    Ascending integers stay: kernels trust that offsets, lengths and positions are in order.
+    """
+    counts = not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool)
+    if counts and bool((tensor.to(torch.int64).diff() >= 0).all()):
+        return tensor.clone()
+    values = tensor[torch.randperm(tensor.numel(), generator=generator)]
+    if not values.is_floating_point() or values.numel() < 2:
+        return values
+    wide = values.to(torch.float64)
+    noisy = wide + 0.1 * wide.std() * torch.randn(values.shape, generator=generator, dtype=torch.float64)
+    # Values that the model may rely on (probabilities, masks) keep their range.
+    return noisy.clamp(wide.min(), wide.max()).to(values.dtype)
+
+
+def small_arguments(
+    program: Program, example: Arguments, dimension: Dimension, size: int, generator: torch.Generator
+) -> Arguments | None:
+    """Return arguments with `dimension` at `size` and the others beyond 1; None: the program takes no such call."""
+    symbols = {**_generic_sizes(program, example), dimension.symbol: size}
+    if not _keeps_guards(program, symbols):
+        return None
+    return _resized(f"{_plain(dimension.name)}-is-{size}", program, example, symbols, generator)
+
+
+def _plain(name: str) -> str:
+    """Return the name of a dimension as part of a file's name: `x.shape[0]` is `x-shape-0`."""
+    return re.sub(r"\W+", "-", name, flags=re.ASCII).strip("-")[:40]
+
+
+def _keeps_guards(program: Program, symbols: dict[str, int]) -> bool:
+    try:
+        return all(evaluate(guard, symbols) for guard in program.guards)
+    except UNDEFINED:
+        return False
+
+
+def other_integers(program: Program, example: Arguments) -> Iterator[Arguments]:
+    """Yield the example's arguments with other values of each dynamic integer, those among them that branches tell."""
+    known = symbols_of(program, example.specs)
+    for dimension in program.dimensions:
+        if not isinstance(program.inputs[dimension.input_index], SizeInput):
+            continue
+        low, high = dimension.min, dimension.max
+        here = known[dimension.symbol]
+        for value in dict.fromkeys((0, 1, -1, here + 1, low, high)):
+            if value is None or value == here or abs(value) > _MAX_INTEGER:
+                continue
+            if (low is not None and value < low) or (high is not None and value > high):
+                continue
+            symbols = {**known, dimension.symbol: value}
+            if _keeps_guards(program, symbols) and _fits_shapes(program, example, symbols):
+                name = f"{_plain(dimension.name)}-is-{value}".replace("--", "-minus-")
+                yield Arguments(name, _with_integers(program, example.specs, symbols), example.stored)
+
+
+def symbols_of(program: Program, inputs: Sequence[VectorInput]) -> dict[str, int]:
+    """Return the value of each symbol in a call with these inputs."""
+    arguments = [index for index, spec in enumerate(program.inputs) if not isinstance(spec, StateInput)]
+    specs = dict(zip(arguments, inputs, strict=True))
+    symbols: dict[str, int] = {}
+    for dimension in program.dimensions:
+        spec = specs[dimension.input_index]
+        size = spec.shape[dimension.axis] if spec.value is None else spec.value
+        symbols[dimension.symbol] = (size - dimension.offset) // dimension.factor
+    return symbols
+
+
+def _fits_shapes(program: Program, example: Arguments, symbols: dict[str, int]) -> bool:
+    """Return whether the tensors of the example are what the program takes for these values of its symbols."""
+    metas = [spec.meta for spec in program.inputs if isinstance(spec, ArgumentInput)]
+    shapes = [spec.shape for spec in example.specs if spec.value is None]
+    return all(
+        tuple(evaluate(size, symbols) for size in meta.shape) == shape
+        for meta, shape in zip(metas, shapes, strict=True)
+    )
+
+
+def _with_integers(
+    program: Program, specs: tuple[VectorInput, ...], symbols: dict[str, int]
+) -> tuple[VectorInput, ...]:
+    values = {spec.path: symbols[spec.symbol] for spec in program.inputs if isinstance(spec, SizeInput)}
+    return tuple(
+        spec if spec.value is None else msgspec.structs.replace(spec, value=values[spec.path]) for spec in specs
+    )
+
+
+def beginning_at(program: Program, symbol: str, least: int) -> Program:
+    """Return the program with `least`, or the greatest value where that is less, as the least value of `symbol`."""
+    dimensions = [
+        msgspec.structs.replace(d, min=least if d.max is None else min(least, d.max)) if d.symbol == symbol else d
+        for d in program.dimensions
+    ]
+    return msgspec.structs.replace(program, dimensions=tuple(dimensions))
+
+
+def _generic_sizes(program: Program, example: Arguments) -> dict[str, int]:
+    """Return a value per symbol that is no special one, where the range has such; integers stay as in the example."""
+    known = symbols_of(program, example.specs)
+    integers = {spec.symbol for spec in program.inputs if isinstance(spec, SizeInput)}
+    return {
+        d.symbol: known[d.symbol]
+        if d.symbol in integers
+        else min(max(d.min or 0, 5 + 2 * i), d.max if d.max is not None else 1 << 30)
+        for i, d in enumerate(program.dimensions)
+    }
+
+
+def resized_arguments(program: Program, example: Arguments, generator: torch.Generator) -> list[Arguments]:
+    """Return arguments with every dynamic dimension at its least size, and with each at a size of its own."""
+    if not program.dimensions:
+        return []
+    generic = _generic_sizes(program, example)
+    least = {d.symbol: generic[d.symbol] if d.min is None else d.min for d in program.dimensions}
+    candidates = {"least-sizes": least, "other-sizes": generic}
+    return [
+        arguments
+        for name, symbols in candidates.items()
+        if _keeps_guards(program, symbols)
+        and (arguments := _resized(name, program, example, symbols, generator)) is not None
+    ]
+
+
+def _resized(
+    name: str, program: Program, example: Arguments, symbols: dict[str, int], generator: torch.Generator
+) -> Arguments | None:
+    metas = iter([spec.meta for spec in program.inputs if isinstance(spec, ArgumentInput)])
+    specs: list[VectorInput] = []
+    stored: dict[str, torch.Tensor] = {}
+    for index, spec in enumerate(_with_integers(program, example.specs, symbols)):
+        if spec.value is not None:
+            specs.append(spec)
+            continue
+        meta = next(metas)
+        shape = tuple(evaluate(size, symbols) for size in meta.shape)
+        stride = tuple(evaluate(step, symbols) for step in meta.stride)
+        count = 1 + sum((n - 1) * s for n, s in zip(shape, stride, strict=True)) if all(shape) else 0
+        source = example.stored.get(spec.key)
+        # What sizes the parts of a tensor subclass have is for its class to say.
+        if source is None:
+            return None
+        if count > _MAX_NUMEL or not source.numel():
+            return None
+        key = f"input{index}"
+        stored[key] = source[torch.randint(source.numel(), (count,), generator=generator)]
+        specs.append(
+            VectorInput(
+                path=spec.path,
+                key=key,
+                shape=shape,
+                stride=stride,
+                requires_grad=spec.requires_grad,
+                is_leaf=spec.is_leaf,
+                is_complex=spec.is_complex,
+            )
+        )
+    return Arguments(name, tuple(specs), stored)

@@ -1,0 +1,45 @@
+"""Models that fail on their example by themselves: refused with their own error, and not with that of a trace."""
+
+from __future__ import annotations
+
+import traceback
+
+import torch
+from torch import nn
+
+from aotexport.eager.run import run_once
+from aotexport.errors import ExportFailed
+from aotexport.model.attributes import attributes_restored
+from aotexport.model.programs import ProgramSpec
+from aotexport.model.source_lines import described
+from aotexport.model.state import State
+
+
+def refuse_failing_example(spec: ProgramSpec, state: State) -> None:
+    """Refuse a call that the model fails on by itself, with its own error and the user's line.
+
+    Args:
+        spec: the program whose capture failed.
+        state: the module's state; left as it was.
+
+    Raises:
+        ExportFailed: the model fails.
+    """
+    try:
+        with torch.set_grad_enabled(spec.grad), attributes_restored(spec.call.module):
+            run_once(spec.call, state, spec.mode)
+    except Exception as error:
+        mode = f" in {spec.mode} mode" if spec.call.module is not None else ""
+        hint = ""
+        if spec.call.module is None and _makes_a_module(error):
+            hint = (
+                f". `{spec.call.name}` seems to make the model, and has required arguments: give it these "
+                "(`functools.partial`), or export what it returns"
+            )
+        raise ExportFailed(f"the model fails on the example inputs{mode}: {described(error)}{hint}") from error
+
+
+def _makes_a_module(error: Exception) -> bool:
+    """Return whether the error comes from the constructor of a module."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return any(f.f_code.co_name == "__init__" and isinstance(f.f_locals.get("self"), nn.Module) for f in frames)

@@ -1,0 +1,101 @@
+"""Attributes that the first call sets for good: flags such as `self.prepared = True`.
+
+A bundle has no Python state, so it does what all calls but the first do, where the first does the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from aotexport.model.attributes import AttributeChanged, attributes_restored
+from aotexport.model.call import ExampleCall
+from aotexport.model.mode import Attribute, in_mode
+from aotexport.model.programs import Mode
+from aotexport.model.reach import reached_tensors
+from aotexport.model.restore import restored
+from aotexport.model.state import State
+from aotexport.model.structure import tree_of
+
+
+def settle(call: ExampleCall, state: State, mode: Mode, change: AttributeChanged) -> bool:
+    """Add to `call.settled` an attribute that a call changes, if the call is the same once it is changed.
+
+    The example is called with the attribute as it was and as the call leaves it: outputs and state must be equal in
+    every bit, and the second call must leave the attribute alone.
+
+    Args:
+        call: the example call.
+        state: the module's state; left as it was.
+        mode: mode that the module is put in.
+        change: what a trace saw.
+
+    Returns:
+        Whether it is so.
+    """
+    path, _, name = change.name.rpartition(".")
+    if call.module is None or any(change.name == _path(call.module, known) for known in call.settled):
+        return False
+    owner = call.module.get_submodule(path)
+    first, value = _outcome(call, state, mode, (owner, name, change.old))
+    later, same = _outcome(call, state, mode, (owner, name, change.new))
+    if not (value == same == change.new and _equal(first, later)):
+        return False
+    call.settled.append((owner, name, change.new))
+    return True
+
+
+def note(call: ExampleCall) -> list[str]:
+    """Return a sentence per settled attribute, for the user."""
+    assert call.module is not None or not call.settled
+    return [
+        f"the first call sets the attribute `{_path(call.module, known)}` of the model to {known[2]!r}, which changes "
+        "nothing else: the bundle does what later calls do"
+        for known in call.settled
+        if call.module is not None
+    ]
+
+
+def _path(module: nn.Module, attribute: Attribute) -> str:
+    owner, name, _ = attribute
+    path = next(path for path, child in module.named_modules() if child is owner)
+    return f"{path}.{name}" if path else name
+
+
+def _outcome(call: ExampleCall, state: State, mode: Mode, attribute: Attribute) -> tuple[list[Any], Any]:
+    """Return outputs, inputs and changed state after a call for real with an attribute, and what it leaves in that."""
+    tensors = [
+        leaf.detach().clone().requires_grad_(leaf.requires_grad) if isinstance(leaf, torch.Tensor) else leaf
+        for leaf in call.tensors
+    ]
+    args, kwargs = call.rebuild(tensors)
+    values: list[Any] = []
+
+    def keep(value: Any, path: str) -> int:
+        values.append(value)
+        return len(values) - 1
+
+    with (
+        attributes_restored(call.module),
+        in_mode(call.module, mode, [*call.settled, attribute]),
+        restored(state, reached_tensors((call.callable, call.module))) as changes,
+    ):
+        torch.manual_seed(0)
+        tree_of(call.callable(*args, **kwargs), "output", keep, what="output")
+        values = [value.detach().clone() if isinstance(value, torch.Tensor) else value for value in (*values, *tensors)]
+        return [*values, *changes()], getattr(*attribute[:2])
+
+
+def _equal(first: Sequence[Any], later: Sequence[Any]) -> bool:
+    return len(first) == len(later) and all(
+        _same(a, b) if isinstance(a, torch.Tensor) else a == b for a, b in zip(first, later, strict=True)
+    )
+
+
+def _same(a: torch.Tensor, b: Any) -> bool:
+    """Return whether two tensors have the same metadata and the same bits, or NaN in the same places."""
+    alike = isinstance(b, torch.Tensor) and (a.dtype, a.shape, a.stride()) == (b.dtype, b.shape, b.stride())
+    return alike and bool(((a == b) | ((a != a) & (b != b))).all())

@@ -1,0 +1,139 @@
+"""Calls without labels: the variant of an inference program that takes no argument which only a loss needs.
+
+An example that holds labels gives a program that demands them. What a model can be called without, it is captured
+without as well.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Collection, Iterable
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from aotexport.eager.run import run_once
+from aotexport.model.attributes import attributes_restored
+from aotexport.model.call import ExampleCall, example_call, signature_of
+from aotexport.model.programs import ProgramSpec
+from aotexport.model.source_lines import described
+from aotexport.model.state import State
+from aotexport.model.structure import tree_of
+from aotexport_runtime.schema.trees import Leaf, Tree
+from aotexport_runtime.values.trees import leaves
+
+_USUAL_NAMES = ("label", "target")
+"""What the names of arguments hold that users expect to leave out."""
+
+Results = tuple[Tree, list[int]]
+"""Structure of what a call returns, and how many axes each of its tensors has."""
+
+
+def with_label_free(specs: Iterable[ProgramSpec], state: State) -> tuple[list[ProgramSpec], dict[str, list[str]]]:
+    """Return what to capture, with a variant for calls without labels of each program that records no gradients.
+
+    Labels are the arguments whose default is None, for which the example passes tensors, and without which the model
+    returns something of another structure: no loss, or logits alone. A mask without which it returns the like is none.
+    The variant leaves out all labels together. There is none where another variant of the program already does.
+
+    Args:
+        specs: what to capture, each program before its variants.
+        state: the module's state; left as it was.
+
+    Returns:
+        The programs, and sentences for the user about labels that no call may leave out, by the name of the program.
+    """
+    found, notes = list(specs), dict[str, list[str]]()
+    for spec in list(found):
+        if spec.grad or spec.mode == "train" or spec.variant_of is not None:
+            continue
+        variants = [other for other in found if other.variant_of == spec.name]
+        labels = _labels(spec, state, notes.setdefault(spec.name, []))
+        if not labels or any(not _passed(other.call) & set(labels) for other in variants):
+            continue
+        name = f"{spec.name}.{len(variants) + 2}"
+        last = max(found.index(other) for other in (spec, *variants))
+        free = replace(spec, name=name, call=_without(spec.call, labels), variant_of=spec.name, without=tuple(labels))
+        found.insert(last + 1, free)
+    return found, notes
+
+
+def _labels(spec: ProgramSpec, state: State, notes: list[str]) -> list[str]:
+    """Return the names of the labels; add to `notes` why one that a user may leave out elsewhere is needed here."""
+    optional = sorted(_passed(spec.call), key=[parameter.name for parameter in spec.call.parameters].index)
+    if not optional:
+        return []
+    try:
+        whole = _results(spec, spec.call, state)
+    except Exception:
+        # The capture says why the model does not run.
+        return []
+    labels, needed = list[str](), dict[str, Exception]()
+    for name in optional:
+        try:
+            if _results(spec, _without(spec.call, [name]), state) != whole:
+                labels.append(name)
+        except Exception as error:
+            needed[name] = error
+    for pair in itertools.combinations(needed, 2):
+        # The beginning and the end of an answer: one of them alone is none.
+        with contextlib.suppress(Exception):
+            if _results(spec, _without(spec.call, pair), state) != whole:
+                labels += pair
+    labels = [name for name in optional if name in labels]
+    for name in needed:
+        if name not in labels and any(word in name for word in _USUAL_NAMES):
+            notes.append(f"calls of program `{spec.name}` must pass `{name}`: {_why(needed[name])}")
+    if len(labels) > 1:
+        try:
+            _results(spec, _without(spec.call, labels), state)
+        except Exception as error:
+            names = ", ".join(f"`{name}`" for name in labels)
+            notes.append(f"calls of program `{spec.name}` must pass one of {names}: {_why(error)}")
+            return []
+    return labels
+
+
+def _why(error: Exception) -> str:
+    return f"without, the model fails: {described(error)}"
+
+
+def _passed(call: ExampleCall) -> set[str]:
+    """Return the arguments whose default is None, and for which the example passes tensors."""
+    parameters = signature_of(call.callable).parameters
+    return {
+        own.name
+        for own in call.parameters
+        if own.kind in ("positional_only", "positional_or_keyword", "keyword_only")
+        and parameters[own.name].default is None
+        and any(_is_tensor(leaf, call) for _, leaf in leaves(own.tree))
+    }
+
+
+def _is_tensor(leaf: Any, call: ExampleCall) -> bool:
+    return isinstance(leaf, Leaf) and isinstance(call.tensors[leaf.index], torch.Tensor)
+
+
+def _without(call: ExampleCall, names: Collection[str]) -> ExampleCall:
+    """Return the call with None for some arguments."""
+    positional = [p.name for p in call.parameters if p.kind in ("positional_only", "positional_or_keyword")]
+    args = [None if name in names else arg for name, arg in zip(positional, call.args, strict=False)]
+    kwargs = {name: value for name, value in call.kwargs.items() if name not in names}
+    sizes = {name: spec for name, spec in call.dynamic_shapes.items() if name not in names}
+    return example_call(call.callable, (*args, *call.args[len(args) :]), kwargs, sizes)
+
+
+def _results(spec: ProgramSpec, call: ExampleCall, state: State) -> Results:
+    ranks: list[int] = []
+
+    def index(value: Any, path: str) -> int | None:
+        if type(value) is int:
+            return None
+        ranks.append(value.dim() if isinstance(value, torch.Tensor) else 0)
+        return len(ranks) - 1
+
+    with attributes_restored(call.module), torch.set_grad_enabled(spec.grad):
+        tree = tree_of(run_once(call, state, spec.mode), "output", index, what="output")
+    return tree, ranks

@@ -1,0 +1,323 @@
+"""Attributes of modules that calls read and change (counters, caches, the last result), as an argument of the call.
+
+A bundle keeps them in a dict, which every call passes to its program as the keyword argument `self`. So calls are held
+to what the attributes were in the example, integers among them may be dynamic, and what the call changes is a change of
+a container of its caller. Where another state leads another way through the code, a variant of the program serves it.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import inspect
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.export import Dim
+
+from aotexport.eager.run import attention_as_traced
+from aotexport.errors import ExportFailed
+from aotexport.model.attributes import attributes_restored
+from aotexport.model.call import ExampleCall, example_call
+from aotexport.model.mode import in_mode
+from aotexport.model.programs import ProgramSpec
+from aotexport.model.restore import restored
+from aotexport.model.source_lines import user_line
+from aotexport.model.state import State
+from aotexport.model.structure import tree_of
+from aotexport_runtime.call.guards import Guards
+from aotexport_runtime.call.signature import Signature
+from aotexport_runtime.engines.codegen import Environment, constant_value
+from aotexport_runtime.schema.program import Program
+from aotexport_runtime.schema.trees import Tree
+from aotexport_runtime.submodules.python_state import ARGUMENT
+from aotexport_runtime.values.subclasses import is_wrapper
+
+MAX_CALLS = 8
+"""How many calls in a row are followed for the states that they leave."""
+_CALLS_BEFORE = 4
+"""After how many calls it is looked whether a call gives something else."""
+_MISSING = object()
+
+
+def with_attributes(spec: ProgramSpec, names: Iterable[str]) -> ProgramSpec:
+    """Return what to capture with attributes of the module as an argument.
+
+    Args:
+        spec: what to capture, perhaps with other attributes as an argument already.
+        names: paths of attributes: `calls`, `encoder.cache`.
+
+    Raises:
+        ExportFailed: an attribute holds what a bundle cannot.
+    """
+    call, known = spec.call, attributes_of(spec.call)
+    assert call.module is not None
+    callable_ = getattr(call.callable, "without_attributes", call.callable)
+    values = {name: _value(call.module, name) for name in (*known, *names)}
+    return dataclasses.replace(spec, call=_call(_taking(callable_, call.module, values), call, values))
+
+
+def attributes_of(call: ExampleCall) -> dict[str, Any]:
+    """Return the attributes that are an argument of the call, by path; the example's own."""
+    return call.kwargs.get(ARGUMENT, {}) if hasattr(call.callable, "without_attributes") else {}
+
+
+def _call(callable_: Callable[..., Any], like: ExampleCall, values: dict[str, Any]) -> ExampleCall:
+    """Return a call with these attributes, integers among them dynamic, and the other dynamic sizes of `like`."""
+    kwargs = {**like.kwargs, ARGUMENT: values}
+    made = example_call(callable_, like.args, kwargs, {ARGUMENT: _dynamic(values)})
+    made.settled = like.settled
+    for path, sizes in zip(like.paths, like.axes, strict=True):
+        if path in made.paths and not path.startswith(f"{ARGUMENT}["):
+            made.axes[made.paths.index(path)] = sizes
+    return made
+
+
+def _dynamic(value: Any) -> Any:
+    """Return the dynamic integers in a value, as `dynamic_shapes` has them."""
+    if type(value) is int:
+        return Dim.AUTO
+    if isinstance(value, dict):
+        return {key: _dynamic(item) for key, item in value.items()}
+    return [_dynamic(item) for item in value] if type(value) in (list, tuple) and len(value) else None
+
+
+def _slot(module: nn.Module, name: str) -> tuple[dict[str, Any], str]:
+    owner, attribute = _owner(module, name), name.rpartition(".")[2]
+    return (owner._buffers if attribute in owner._buffers else vars(owner)), attribute
+
+
+def _value(module: nn.Module, name: str) -> Any:
+    table, attribute = _slot(module, name)
+    if attribute in table:
+        return table[attribute]
+    # A counter may begin as an attribute of the class.
+    return getattr(_owner(module, name), attribute, None)
+
+
+def _owner(module: nn.Module, name: str) -> nn.Module:
+    """Return the part of a module that has the attribute `name`."""
+    return module.get_submodule(name.rpartition(".")[0])
+
+
+def _taking(callable_: Callable[..., Any], module: nn.Module, names: Iterable[str]) -> Callable[..., Any]:
+    """Return `callable_` with a keyword argument of attributes: set for the call, and read after it."""
+    slots = {name: _slot(module, name) for name in names}
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        values = kwargs.pop(ARGUMENT)
+        before = {name: table.get(key, _MISSING) for name, (table, key) in slots.items()}
+        try:
+            for name, (table, key) in slots.items():
+                table[key] = values[name]
+            result = callable_(*args, **kwargs)
+            for name, (table, key) in slots.items():
+                values[name] = table.get(key)
+            return result
+        finally:
+            for name, (table, key) in slots.items():
+                if before[name] is _MISSING:
+                    table.pop(key, None)
+                else:
+                    table[key] = before[name]
+
+    parameters = list(inspect.signature(getattr(callable_, "forward", callable_)).parameters.values())
+    last = len(parameters) - any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+    parameters.insert(last, inspect.Parameter(ARGUMENT, inspect.Parameter.KEYWORD_ONLY))
+    as_any: Any = call
+    as_any.__self__, as_any.without_attributes = module, callable_
+    as_any.__name__ = type(module).__name__ if isinstance(callable_, nn.Module) else callable_.__name__
+    as_any.__module__ = type(module).__module__
+    as_any.__signature__ = inspect.Signature(parameters)
+    return as_any
+
+
+# --- states that calls leave ------------------------------------------------------------------------------
+
+
+def depends_on(spec: ProgramSpec, state: State) -> bool:
+    """Return whether a call gives something else, or fails, once calls with other inputs have changed attributes.
+
+    What calls compute anew from the same sizes, such as tables, makes no difference.
+
+    Args:
+        spec: what is captured.
+        state: the module's state; left as it was, as are the attributes.
+
+    Raises:
+        ExportFailed: the model fails on its example, so that this cannot be told.
+    """
+    call = spec.call
+    try:
+        (tree, first), _ = _run(call, state, spec)
+    except Exception as error:
+        raise ExportFailed(
+            "the call stores something in attributes of the model, and whether later calls read it cannot be told, "
+            f"since the model fails on its example: {user_line(error)}{type(error).__name__}: {error}"
+        ) from error
+    with attributes_restored(call.module):
+        change = _with_other_inputs if _runs(_with_other_inputs(call), state, spec) else _as_it_is
+        for _ in range(_CALLS_BEFORE):
+            try:
+                _, after = _run_for_good(change(call), state, spec)
+                call = _call(call.callable, call, after) if after else call
+                (other, later), _ = _run(call, state, spec)
+            except Exception:
+                # It does not fail before others have run.
+                return True
+            if tree != other or not all(map(_equal, first, later)):
+                return True
+    return False
+
+
+def _runs(call: ExampleCall, state: State, spec: ProgramSpec) -> bool:
+    """Return whether the model takes these inputs."""
+    try:
+        _run(call, state, spec)
+    except Exception:
+        return False
+    return True
+
+
+def _as_it_is(call: ExampleCall) -> ExampleCall:
+    return call
+
+
+def _with_other_inputs(call: ExampleCall) -> ExampleCall:
+    """Return a call with the same attributes and other elements in its tensors: smaller, or in another order."""
+
+    def other(leaf: Any, path: str) -> Any:
+        if not isinstance(leaf, torch.Tensor) or is_wrapper(leaf) or path.startswith(f"{ARGUMENT}["):
+            return leaf
+        if leaf.is_complex() or (leaf.is_floating_point() and leaf.element_size() > 1):
+            return (leaf.detach() * 0.75).requires_grad_(leaf.requires_grad)
+        return leaf.flatten().roll(1).reshape(leaf.shape)
+
+    return dataclasses.replace(call, tensors=[other(*pair) for pair in zip(call.tensors, call.paths, strict=True)])
+
+
+def later_states(spec: ProgramSpec, state: State) -> Iterator[ProgramSpec]:
+    """Yield what to capture for the states that calls leave, one after the other, until one comes again.
+
+    Args:
+        spec: the program, with attributes as an argument.
+        state: the module's state; left as it was.
+    """
+    call, seen = spec.call, [attributes_of(spec.call)]
+    for _ in range(MAX_CALLS):
+        _, after = _run(call, state, spec)
+        try:
+            call = _call(call.callable, call, after)
+        except ExportFailed as error:
+            raise ExportFailed(f"the call leaves in attributes of the model what later calls find: {error}") from error
+        if any(_same_value(after, before) for before in seen):
+            return
+        seen.append(after)
+        yield dataclasses.replace(spec, call=call)
+
+
+def _run(call: ExampleCall, state: State, spec: ProgramSpec) -> tuple[tuple[Tree, list[Any]], dict[str, Any]]:
+    """Return what a call for real gives, as its structure and tensors with changed state; and its attributes then."""
+    with attributes_restored(call.module):
+        return _run_for_good(call, state, spec)
+
+
+def _run_for_good(call: ExampleCall, state: State, spec: ProgramSpec) -> tuple[tuple[Tree, list[Any]], dict[str, Any]]:
+    """Do as `_run`, and leave in the module what the call stores in attributes that are no argument."""
+    tensors = [
+        leaf.detach().clone().requires_grad_(leaf.requires_grad) if isinstance(leaf, torch.Tensor) else leaf
+        for leaf in call.tensors
+    ]
+    args, kwargs = call.rebuild(tensors)
+    given: list[Any] = []
+
+    def keep(value: Any, path: str) -> int | None:
+        if type(value) is int:
+            return None
+        given.append(value)
+        return len(given) - 1
+
+    with in_mode(call.module, spec.mode, call.settled), restored(state) as changes, attention_as_traced():
+        torch.manual_seed(0)
+        with torch.set_grad_enabled(spec.grad):
+            tree = tree_of(call.callable(*args, **kwargs), "output", keep, what="output")
+        given = [value.detach().clone() if isinstance(value, torch.Tensor) else value for value in given]
+        given += changes()
+    return (tree, given), _detached(kwargs.get(ARGUMENT, {}))
+
+
+def _detached(value: Any) -> Any:
+    """Return a value with copies of its tensors that know nothing of what they were computed from."""
+    memo: dict[int, Any] = {}
+
+    def visit(value: Any) -> None:
+        if isinstance(value, torch.Tensor) and not isinstance(value, nn.Parameter):
+            memo[id(value)] = value.detach().clone()
+        for item in (*_items(value), *getattr(value, "__dict__", {}).values()):
+            if id(item) not in memo and not isinstance(item, type | nn.Module):
+                memo.setdefault(id(item), item) if isinstance(item, nn.Parameter) else visit(item)
+
+    visit(value)
+    return copy.deepcopy(value, memo)
+
+
+def _items(value: Any) -> Iterable[Any]:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list | tuple) or type(value).__name__ == "deque" else ()
+
+
+def _equal(one: Any, other: Any) -> bool:
+    if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor):
+        return one == other
+    alike = (one.dtype, one.shape, one.stride()) == (other.dtype, other.shape, other.stride())
+    return alike and bool(((one == other) | ((one != one) & (other != other))).all())
+
+
+def _same_value(one: Any, other: Any) -> bool:
+    """Return whether two states are the same for a program: of tensors the metadata, of all else the values."""
+
+    def described(value: Any) -> Tree:
+        def index(leaf: Any, path: str) -> int | None:
+            if type(leaf) is int:
+                return None
+            metas.append((leaf.dtype, leaf.shape, leaf.stride(), leaf.requires_grad))
+            return len(metas) - 1
+
+        return tree_of(value, ARGUMENT, index, what="input")
+
+    metas: list[Any] = []
+    first, of_first = described(one), metas
+    metas = []
+    return (first, of_first) == (described(other), metas)
+
+
+def fits(program: Program, call: ExampleCall) -> bool:
+    """Return whether a program serves a call."""
+    environment = Environment()
+    signature = Signature(program.parameters, lambda leaf: constant_value(leaf.value, environment))
+    leaves: list[Any] = [None] * len(program.inputs)
+    if signature.flatten(call.args, call.kwargs, leaves):
+        return False
+    return not Guards(program, None).check(leaves)[1]
+
+
+def initial_values(call: ExampleCall, state: State) -> tuple[State, dict[str, Tree]]:
+    """Return the attributes that are an argument, by path, as trees over the tensors of a state, and that state.
+
+    Args:
+        call: an example call.
+        state: the module's state.
+    """
+    whole = State(list(state.entries))
+
+    def index(value: Any, path: str) -> int | None:
+        if type(value) is int:
+            return None
+        entry = whole.add_constant(value)
+        return next(i for i, known in enumerate(whole.entries) if known is entry)
+
+    trees = {name: tree_of(value, name, index, what="input") for name, value in attributes_of(call).items()}
+    return whole, trees

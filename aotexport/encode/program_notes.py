@@ -1,0 +1,80 @@
+"""The notes of programs, complete: with the ranges of sizes that an export ends with, and what a bundle does not do."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+
+from aotexport.capture.trace.fakes import range_of
+from aotexport.encode.notes import OTHER_SIZES, Lines
+from aotexport.encode.program import EncodedProgram
+from aotexport.model.call import ExampleCall
+from aotexport.torch_internals.names import is_dimension
+from aotexport_runtime.schema.notes import Note
+from aotexport_runtime.schema.program import Program, SizeInput, StateInput
+from aotexport_runtime.schema.sizes import Dimension
+from aotexport_runtime.values.sizes import describe_range
+
+_SEEN = ", as a call with other values did at the export"
+
+
+def with_notes(
+    program: EncodedProgram, call: ExampleCall, off_path: Collection[str], judged: str | None, lines: Lines
+) -> EncodedProgram:
+    """Return the program with all of its notes in its record.
+
+    Args:
+        program: a program as it is written.
+        call: its example call.
+        off_path: names of recorded calls that its checks refused.
+        judged: how its verification was judged otherwise than usual; None: it was not.
+        lines: what source lines the bundle has.
+    """
+    notes = [_seen(note) if off_path else note for note in program.record.notes]
+    notes += _of_ranges(program, call)
+    texts = program.notes if judged is None else (*program.notes, judged)
+    notes += [Note(kind="other", text=text, source=line) for text, line in map(lines.apart, texts)]
+    return replace(program, record=msgspec.structs.replace(program.record, notes=tuple(dict.fromkeys(notes))))
+
+
+def _seen(note: Note) -> Note:
+    if note.kind not in ("branch", "number") or note.outside is None:
+        return note
+    what, _, rest = note.outside.partition(";")
+    return msgspec.structs.replace(note, outside=f"{what}{_SEEN};{rest}")
+
+
+def _of_ranges(program: EncodedProgram, call: ExampleCall) -> list[Note]:
+    """Return a note per dimension whose range is narrower than what was declared."""
+    found: list[Note] = []
+    for dimension in program.record.dimensions:
+        declared = _declared(program.record, dimension, call)
+        if declared is None or not _is_narrower(dimension, declared):
+            continue
+        own, wide = describe_range(dimension.min, dimension.max), describe_range(*declared)
+        fixed = f"`{dimension.name}` is in {own}"
+        text = f"{fixed}, and {wide} was declared: elsewhere the model fails, does something else, or was not verified"
+        line = program.size_lines.get(dimension.symbol)
+        found.append(Note(kind="size", text=text, fixed=fixed, outside=OTHER_SIZES, source=line))
+    return found
+
+
+def _declared(program: Program, dimension: Dimension, call: ExampleCall) -> tuple[int | None, int | None] | None:
+    """Return the range that the user declared for a dimension; None: it derives from another."""
+    spec = program.inputs[dimension.input_index]
+    if isinstance(spec, StateInput) or spec.path not in call.paths or (dimension.factor, dimension.offset) != (1, 0):
+        return None
+    declared: Any = (call.axes[call.paths.index(spec.path)] or {}).get(dimension.axis)
+    if not is_dimension(declared):
+        return None
+    low, high = range_of(declared)
+    return (low if isinstance(spec, SizeInput) else low or 0), high
+
+
+def _is_narrower(dimension: Dimension, declared: tuple[int | None, int | None]) -> bool:
+    low, high = declared
+    higher = dimension.min is not None and (low is None or dimension.min > low)
+    return higher or (dimension.max is not None and (high is None or dimension.max < high))

@@ -1,0 +1,150 @@
+"""A bundle for a person to read in a terminal: tables around `aotexport_runtime.commands.describe`. No torch."""
+
+from __future__ import annotations
+
+import collections
+import math
+from collections.abc import Iterator
+
+from rich.console import RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from aotexport_runtime.bundle.notes import LOUD, notes_of
+from aotexport_runtime.bundle.read import Bundle
+from aotexport_runtime.commands.describe import (
+    describe_changes,
+    describe_graph,
+    describe_inputs,
+    describe_outputs,
+    describe_preference,
+    describe_refused_targets,
+    trust_needed,
+)
+from aotexport_runtime.schema.graph import Graph
+from aotexport_runtime.schema.program import Program
+
+_SHOWN_OPERATORS = 8
+
+
+def printable(text: str) -> str:
+    """Return `text` without control characters but line breaks: names in a bundle are not to steer a terminal."""
+    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
+
+
+def render(bundle: Bundle, *, program: str | None = None, graph: bool = False) -> Iterator[RenderableType]:
+    """Yield what `inspect` shows, piece by piece.
+
+    Args:
+        bundle: an open bundle.
+        program: only this program.
+        graph: with the graphs, one line per operator call.
+
+    Raises:
+        BundleInvalid: no such program, or a record of the bundle is invalid.
+    """
+    if program is None:
+        yield from _overview(bundle)
+    for note in notes_of(bundle, program):
+        yield _indented(_line(note.shown(), style="bold yellow" if note.kind in LOUD else "yellow"))
+    for name in bundle.program_names if program is None else [program]:
+        yield from _program(bundle, bundle.program(name), graph=graph)
+
+
+def _overview(bundle: Bundle) -> Iterator[RenderableType]:
+    manifest = bundle.manifest
+    parameters = [entry for entry in manifest.state if entry.role == "parameter"]
+    others = collections.Counter(entry.role for entry in manifest.state if entry.role != "parameter")
+    yield _line(f"{manifest.name} ({manifest.kind})", style="bold")
+    facts = Table.grid(padding=(0, 2))
+    elements = sum(math.prod(entry.shape) for entry in parameters)
+    nbytes = sum(entry.nbytes for entry in manifest.files)
+    rows = {
+        "format": f"{manifest.format}, readable from format {manifest.min_reader}",
+        "written by": f"aotexport {manifest.producer.aotexport} with torch {manifest.producer.torch}",
+        "parameters": f"{len(parameters)} ({elements:,} elements)",
+        **{f"{role}s": str(count) for role, count in sorted(others.items())},
+        "tied": "; ".join(" = ".join((entry.name, *entry.tied)) for entry in manifest.state if entry.tied),
+        "custom operators of": ", ".join(manifest.requirements.operator_namespaces),
+        "trust needed": trust_needed(bundle),
+        "recorded calls": str(len(manifest.testvectors)),
+        "size": f"{nbytes:,} bytes in {len(manifest.files)} files",
+    }
+    for name, value in rows.items():
+        if value:
+            facts.add_row(name, printable(value))
+    yield _indented(facts)
+    files = Table("sha256", "bytes", "file", box=None, pad_edge=False)
+    files.columns[1].justify = "right"
+    for entry in manifest.files:
+        files.add_row(entry.sha256[:12], f"{entry.nbytes:,}", printable(entry.path))
+    yield _indented(files)
+
+
+def _program(bundle: Bundle, program: Program, *, graph: bool) -> Iterator[RenderableType]:
+    entry = next(entry for entry in bundle.manifest.programs if entry.name == program.name)
+    yield ""
+    yield _line(f"program {program.name} ({program.mode} mode), targets: {', '.join(entry.targets)}", style="bold")
+    yield _indented(_section("inputs", describe_inputs(program) or ["none"]))
+    outputs = describe_outputs(program, bundle.graph(program.name, program.forward.file))
+    yield _indented(_section("outputs", outputs or ["none"]))
+    changes = describe_changes(program)
+    if changes:
+        yield _indented(_section("changes", changes))
+    yield _indented(_graphs(bundle, program))
+    for line in describe_preference(bundle, program):
+        yield _indented(_line(line))
+    for refusal in program.refusals:
+        yield _indented(
+            _line(f"no {refusal.graph} graph, the forward graph runs instead: {refusal.reason}", style="yellow")
+        )
+    for line in describe_refused_targets(bundle, program.name):
+        yield _indented(_line(line, style="yellow"))
+    if not program.forward.differentiable:
+        yield _indented(
+            _line("the forward graph is not differentiable: the module has custom autograd functions", style="yellow")
+        )
+    names = {dimension.symbol: dimension.name for dimension in program.dimensions}
+    for file in graph_files(program) if graph else ():
+        yield _line(f"\n{program.name}/{file}", style="bold")
+        yield _line("\n".join(describe_graph(bundle.graph(program.name, file), names)))
+
+
+def _section(title: str, lines: list[str]) -> Table:
+    table = Table.grid(padding=(0, 2))
+    for index, line in enumerate(lines):
+        table.add_row("" if index else title, printable(line))
+    return table
+
+
+def _graphs(bundle: Bundle, program: Program) -> Table:
+    table = Table("graph", "operators", "most frequent", box=None, pad_edge=False)
+    table.columns[1].justify = "right"
+    for file in graph_files(program):
+        graph = bundle.graph(program.name, file)
+        counts = operator_counts(graph).most_common(_SHOWN_OPERATORS)
+        frequent = ", ".join(f"{count} {name.removeprefix('aten::')}" for name, count in counts)
+        table.add_row(printable(file), f"{len(graph.nodes):,}", printable(frequent))
+    return table
+
+
+def graph_files(program: Program) -> list[str]:
+    """Return the names of the program's graph files, the forward graph first."""
+    return [program.forward.file] + ([program.functional.file] if program.functional else [])
+
+
+def operator_counts(graph: Graph) -> collections.Counter[str]:
+    """Return how often `graph`, with its subgraphs, calls each operator, by full name."""
+    counts = collections.Counter(node.op for node in graph.nodes)
+    for subgraph in graph.subgraphs.values():
+        counts.update(operator_counts(subgraph))
+    return counts
+
+
+def _line(text: str, style: str = "") -> Text:
+    return Text(printable(text), style=style)
+
+
+def _indented(content: RenderableType) -> Padding:
+    return Padding(content, (0, 0, 0, 2), expand=False)

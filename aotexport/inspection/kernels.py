@@ -1,0 +1,132 @@
+"""The kernels of a bundle, as `aotexport inspect --kernels` shows them. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rich.console import RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from aotexport.inspection.cubin import Resources, resources
+from aotexport.inspection.inspect import printable
+from aotexport_runtime.bundle.read import Bundle
+from aotexport_runtime.engines.cuda.packs import TARGET, code_of, launches_of, unpacked
+from aotexport_runtime.schema.kernels import Kernel
+
+
+@dataclass(frozen=True, kw_only=True)
+class CodeFacts:
+    """Compiled code of a kernel for one architecture.
+
+    Attributes:
+        architecture: see `KernelBinary.architecture`.
+        nbytes: of all candidates.
+        shared_nbytes: shared memory of a block, of the first candidate.
+        resources: of a thread, of the first candidate; None: of text nobody knows before a driver compiles it.
+    """
+
+    architecture: str
+    nbytes: int
+    shared_nbytes: int
+    resources: Resources | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelFacts:
+    """A kernel.
+
+    Attributes:
+        name: its name.
+        operators: what was fused in it.
+        lines: `file:line` of the user's code that it came from.
+        launches: how many, per `program/half`.
+        candidates: how many there are.
+        code: per architecture.
+    """
+
+    name: str
+    operators: tuple[str, ...]
+    lines: tuple[str, ...]
+    launches: dict[str, int]
+    candidates: int
+    code: tuple[CodeFacts, ...]
+
+
+def kernel_facts(bundle: Bundle, program: str | None = None) -> list[KernelFacts]:
+    """Return what there is to know of the kernels of a bundle, or of one program.
+
+    Raises:
+        BundleInvalid: a pack is damaged.
+    """
+    programs = [name for name in ([program] if program else bundle.program_names) if bundle.has_target(TARGET, name)]
+    if not programs:
+        return []
+    library = bundle.kernels(TARGET)
+    packs = {pack.architecture: unpacked(bundle, pack.architecture) for pack in library.packs}
+    counts = {f"{name}/{half}": counter for name in programs for half, counter in launches_of(bundle, name).items()}
+    facts = [_facts(kernel, counts, packs) for kernel in library.kernels]
+    return [kernel for kernel in facts if kernel.launches]
+
+
+def _facts(kernel: Kernel, counts: Mapping[str, Mapping[str, int]], packs: Mapping[str, bytes]) -> KernelFacts:
+    return KernelFacts(
+        name=kernel.name,
+        operators=kernel.operators,
+        lines=tuple(f"{line.file}:{line.line}" for line in kernel.lines),
+        launches={half: counter[kernel.name] for half, counter in counts.items() if counter.get(kernel.name)},
+        candidates=len(kernel.candidates),
+        code=tuple(_code(kernel, packs)),
+    )
+
+
+def _code(kernel: Kernel, packs: Mapping[str, bytes]) -> Iterator[CodeFacts]:
+    for architecture, pack in packs.items():
+        binaries = [
+            binary
+            for candidate in kernel.candidates
+            for binary in candidate.binaries
+            if binary.architecture == architecture
+        ]
+        if binaries:
+            yield CodeFacts(
+                architecture=architecture,
+                nbytes=sum(binary.nbytes for binary in binaries),
+                shared_nbytes=binaries[0].shared_nbytes,
+                resources=resources(code_of(binaries[0], pack)),
+            )
+
+
+def as_json(facts: list[KernelFacts]) -> list[dict[str, Any]]:
+    """Return kernels as `--json` prints them."""
+    return [asdict(kernel) for kernel in facts]
+
+
+def render(facts: list[KernelFacts]) -> Iterator[RenderableType]:
+    """Yield what `inspect --kernels` shows, piece by piece."""
+    if not facts:
+        yield Text("no kernels")
+    for kernel in facts:
+        yield Text(printable(kernel.name), style="bold")
+        table = Table.grid(padding=(0, 2))
+        launches = ", ".join(f"{count} in {half}" for half, count in kernel.launches.items())
+        rows = {
+            "operators": ", ".join(name.removeprefix("aten::") for name in kernel.operators) or "not recorded",
+            "lines": ", ".join(kernel.lines) or "not recorded",
+            "launches": launches,
+            "candidates": str(kernel.candidates),
+        }
+        for name, value in rows.items():
+            table.add_row(name, printable(value))
+        yield Padding(table, (0, 0, 0, 2), expand=False)
+        code = Table("code", "bytes", "registers", "stack", "shared", box=None, pad_edge=False)
+        for column in code.columns[1:]:
+            column.justify = "right"
+        for each in kernel.code:
+            taken = each.resources
+            known = ("", "") if taken is None else (f"{taken.registers}", f"{taken.stack_nbytes:,}")
+            code.add_row(each.architecture, f"{each.nbytes:,}", *known, f"{each.shared_nbytes:,}")
+        yield Padding(code, (0, 0, 0, 2), expand=False)

@@ -1,0 +1,108 @@
+"""Attributes of a model, put back as they were, and the refusals of calls that change them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from torch import nn
+
+from aotexport.errors import ExportFailed
+from aotexport.model.containers import Snapshot, snapshots
+from aotexport_runtime.submodules.python_state import INTERNAL, WithAttributes
+
+
+class ChangedOnFirstCall(ExportFailed):
+    """The call changed the model as a first call may: once it has run for real, the next need not."""
+
+
+class PythonStateChanged(ExportFailed):
+    """The call changed attributes that later calls read, or may read.
+
+    Attributes:
+        names: the attributes' paths.
+    """
+
+    def __init__(self, names: Iterable[str], message: str) -> None:
+        super().__init__(message)
+        self.names = tuple(dict.fromkeys(names))
+
+
+class AttributeChanged(ExportFailed):
+    """The call changed a number, flag or string of the model.
+
+    Attributes:
+        name: the attribute's path.
+        old: what it was.
+        new: what the call made of it.
+    """
+
+    def __init__(self, name: str, old: Any, new: Any) -> None:
+        super().__init__(
+            f"the call changes the attribute `{name}` of the model from {old!r} to {new!r}, and a bundle has no "
+            "Python state. Keep it as a buffer (`register_buffer`) and change it in place, or outside of the call"
+        )
+        self.name, self.old, self.new = name, old, new
+
+
+@contextlib.contextmanager
+def attributes_restored(module: nn.Module | None) -> Iterator[None]:
+    """Put the attributes of the model, and what is in them, back after the block, whatever it did."""
+    put_back = attributes_to_put_back(named_modules(module))
+    try:
+        yield
+    finally:
+        put_back()
+
+
+def attributes_to_put_back(modules: Iterable[tuple[str, nn.Module]]) -> Callable[[], None]:
+    """Return what puts the attributes of modules, and what is in them, back as they are now.
+
+    Args:
+        modules: each with its path; their parts are not looked at.
+    """
+    modules = list(modules)
+    before = [(path, child, own_attributes(child)) for path, child in modules]
+    containers = containers_of(modules)
+
+    def put_back() -> None:
+        for snapshot in containers:
+            snapshot.restore()
+        restore(before)
+
+    return put_back
+
+
+def named_modules(module: nn.Module | None) -> list[tuple[str, nn.Module]]:
+    """Return the modules of a model, each with its path; of a function none."""
+    return [] if module is None else list(module.named_modules())
+
+
+def own_attributes(module: nn.Module) -> dict[str, Any]:
+    """Return the attributes of a module; of a loaded bundle without what its calls keep for themselves."""
+    hidden = INTERNAL if isinstance(module, WithAttributes) else ()
+    return {name: value for name, value in vars(module).items() if name not in hidden}
+
+
+def containers_of(modules: Iterable[tuple[str, nn.Module]]) -> list[Snapshot]:
+    """Return the containers that the attributes of modules hold, torch's own tables of their state among them."""
+    found: list[Snapshot] = []
+    for path, child in modules:
+        for name, value in own_attributes(child).items():
+            found += snapshots(value, f"{path}.{name}" if path else name)
+    return found
+
+
+def restore(before: list[tuple[str, nn.Module, dict[str, Any]]]) -> list[tuple[str, Any, Any]]:
+    """Put every attribute back; return the changed ones as `(name, old, new)`."""
+    changes: list[tuple[str, Any, Any]] = []
+    for path, child, old in before:
+        new = own_attributes(child)
+        for key in {**old, **new}:
+            if old.get(key) is not new.get(key):
+                changes.append((f"{path}.{key}" if path else key, old.get(key), new.get(key)))
+        for key in new:
+            del vars(child)[key]
+        vars(child).update(old)
+    return changes

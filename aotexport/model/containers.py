@@ -1,0 +1,123 @@
+"""Python containers, and what a call changes in them: lists, dicts and sets are no tensors, and tracing loses them."""
+
+from __future__ import annotations
+
+import sys
+from collections import OrderedDict, deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from aotexport.model.source_lines import is_user_file
+from aotexport.model.structure import is_plain_object
+
+Container = list[Any] | dict[Any, Any] | set[Any] | deque[Any]
+
+
+@dataclass(frozen=True)
+class Change:
+    """An item that a call added, replaced or removed.
+
+    Attributes:
+        path: where the item stands, in Python's notation.
+        old: what was there; None where nothing was.
+        new: what is there now; None where nothing is.
+        is_attribute: whether the item is an attribute of an object.
+    """
+
+    path: str
+    old: Any
+    new: Any
+    is_attribute: bool = False
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A container and its items at a time; the items themselves are not copied. Of an object: its attributes."""
+
+    path: str
+    container: Container
+    items: Container
+    of_object: bool = False
+
+    def changes(self) -> Iterator[Change]:
+        """Yield what differs now."""
+        before, after = _by_key(self.items), _by_key(self.container)
+        for key in {**before, **after}:
+            old, new = before.get(key), after.get(key)
+            if key not in before or key not in after or not same_item(old, new):
+                yield Change(f"{self.path}[{key!r}]", old, new, self.of_object)
+
+    def restore(self) -> None:
+        """Give the container the items that it had."""
+        if not any(True for _ in self.changes()):
+            return
+        self.container.clear()
+        if isinstance(self.container, dict | set):
+            self.container.update(self.items)  # type: ignore[arg-type]
+        else:
+            self.container.extend(self.items)
+
+
+def snapshot(value: Any, path: str) -> Snapshot | None:
+    """Return a snapshot of a container, without those in it; None: `value` is none."""
+    return Snapshot(path, value, _copy(value)) if isinstance(value, list | dict | set | deque) else None
+
+
+def snapshots(value: Any, path: str) -> list[Snapshot]:
+    """Return a snapshot of every container in `value`, itself included, through tuples as well."""
+    found: list[Snapshot] = []
+    seen: set[int] = set()
+
+    def visit(value: Any, path: str) -> None:
+        if id(value) in seen:
+            return
+        if isinstance(value, list | dict | set | deque):
+            seen.add(id(value))
+            found.append(Snapshot(path, value, _copy(value)))
+        if is_plain_object(value) and is_user_class(type(value)) and id(value) not in seen:
+            seen.add(id(value))
+            table = getattr(value, "__dict__", {})
+            found.append(Snapshot(path, table, dict(table), of_object=True))
+            items: Any = list(table.items())
+        elif isinstance(value, dict):
+            items = _stored(value).items()
+        elif isinstance(value, list | tuple | deque):
+            items = enumerate(value)
+        else:
+            return
+        for key, item in list(items):
+            visit(item, f"{path}[{key!r}]")
+
+    visit(value, path)
+    return found
+
+
+def is_user_class(type_: type) -> bool:
+    """Return whether a class is of the user's own files."""
+    return is_user_file(getattr(sys.modules.get(type_.__module__), "__file__", None) or "<built-in>")
+
+
+def _copy(container: Container) -> Container:
+    if isinstance(container, dict):
+        return _stored(container)
+    return set(container) if isinstance(container, set) else list(container)
+
+
+def _stored(table: dict[Any, Any]) -> dict[Any, Any]:
+    """Return what a dict stores; a class of it may give something else (a new object per look)."""
+    keys = OrderedDict.__iter__(table) if isinstance(table, OrderedDict) else dict.__iter__(table)
+    return {key: dict.__getitem__(table, key) for key in keys}
+
+
+def _by_key(container: Container) -> dict[Any, Any]:
+    if isinstance(container, dict):
+        return _stored(container)
+    if isinstance(container, set):
+        return {repr(item): item for item in container}
+    return dict(enumerate(container))
+
+
+def same_item(old: Any, new: Any) -> bool:
+    """Return whether an item is what it was: the same object, or an equal number or string."""
+    return old is new or (type(old) is type(new) and isinstance(old, bool | int | float | str) and old == new)

@@ -1,0 +1,87 @@
+"""The caller's model, arguments and random generators: as an export found them, however it ends.
+
+Captures and recorded calls put back what they change themselves. This is the frame around all of them: it sees to what
+torch leaves on tensors (marks, versions), to what code of the caller's did that was never traced, and to interrupts.
+The values of tensors are put back where they are changed, by `restored`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from aotexport.model.attributes import attributes_to_put_back
+from aotexport.model.globals import surroundings_to_put_back
+from aotexport.model.reach import reached
+from aotexport.model.restore import Before
+from aotexport.process.interrupts import uninterrupted
+from aotexport.torch_internals.outside import set_version
+
+
+@contextlib.contextmanager
+def left_alone(target: Any, others: Iterable[Any]) -> Iterator[None]:
+    """Put everything that the block changes back.
+
+    Args:
+        target: the model, a method of it, or a function.
+        others: arguments, and what else holds tensors of the caller.
+    """
+    found = reached((target, *others))
+    modules = [("", value) for value in found if isinstance(value, nn.Module)]
+    # Parameters that are not initialised yet are refused before anything runs, and hold nothing to put back.
+    tensors = [_Kept.of(value) for value in found if isinstance(value, torch.Tensor) and not is_lazy(value)]
+    module = target if isinstance(target, nn.Module) else getattr(target, "__self__", None)
+    attributes = attributes_to_put_back(modules)
+    surroundings = surroundings_to_put_back(target, module if isinstance(module, nn.Module) else None)
+    generators = _generators()
+    try:
+        yield
+    finally:
+        with uninterrupted():
+            attributes()
+            surroundings()
+            for tensor in tensors:
+                tensor.put_back()
+            for put_back, state in generators:
+                put_back(state)
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """A tensor with its attributes, and how often it was written to: its version."""
+
+    before: Before
+    attributes: dict[str, Any]
+    version: int | None
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> _Kept:
+        return cls(Before.of(tensor), dict(vars(tensor)), None if tensor.is_inference() else tensor._version)
+
+    def put_back(self) -> None:
+        tensor = self.before.tensor
+        self.before.put_back()
+        vars(tensor).clear()
+        vars(tensor).update(self.attributes)
+        # The bytes are those of that version again, so that a backward from before the export finds what it saved.
+        if self.version is not None and tensor._version != self.version:
+            set_version(tensor, self.version)
+
+
+def _generators() -> list[tuple[Any, Any]]:
+    """Return what sets the state of each random generator, and its state."""
+    states: list[tuple[Any, Any]] = [(torch.set_rng_state, torch.get_rng_state()), (random.setstate, random.getstate())]
+    if torch.cuda.is_initialized():
+        states.append((torch.cuda.set_rng_state_all, torch.cuda.get_rng_state_all()))
+    if "numpy" in sys.modules:
+        numpy = sys.modules["numpy"].random
+        states.append((numpy.set_state, numpy.get_state()))
+    return states

@@ -1,0 +1,94 @@
+"""Training and evaluation mode of a module, and attributes of its parts, set for a while."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
+
+from torch import nn
+
+from aotexport.errors import ExportFailed
+from aotexport.model.attributes import attributes_restored
+from aotexport.model.restore import UNCHANGED, restored
+from aotexport.model.state import State
+
+Mode = Literal["train", "eval", "function"]
+
+Attribute = tuple[nn.Module, str, Any]
+"""A module, the name of an attribute of it, and a value."""
+
+
+@contextlib.contextmanager
+def in_mode(module: nn.Module | None, mode: Mode, attributes: Sequence[Attribute] = ()) -> Iterator[None]:
+    """Put `module` in `mode`, and every submodule back in its own mode afterwards.
+
+    A module that is in this mode already is left alone: submodules that the user froze stay frozen.
+
+    Args:
+        module: the module; None: a function.
+        mode: the mode.
+        attributes: what else to set, and to put back.
+    """
+    if module is None:
+        yield
+        return
+    before = [(child, "training", child.training) for child in module.modules()]
+    before += [(child, name, getattr(child, name)) for child, name, _ in attributes]
+    with _switched(module, mode == "train"):
+        for child, name, value in attributes:
+            setattr(child, name, value)
+        try:
+            yield
+        finally:
+            for child, name, value in before:
+                setattr(child, name, value)
+
+
+@contextlib.contextmanager
+def _switched(module: nn.Module, training: bool) -> Iterator[None]:
+    """Switch the mode, unless it is this one; put back attributes that the user's own `train` sets."""
+    if module.training == training:
+        yield
+        return
+    with attributes_restored(module) if _any_has_own_switches(module) else contextlib.nullcontext():
+        # What `torch.export` makes has the one mode that it was made in, and says so.
+        with contextlib.suppress(NotImplementedError):
+            module.train() if training else module.eval()
+        yield
+
+
+def has_own_switches(module: nn.Module) -> bool:
+    """Return whether a module, its parts aside, has a `train` or `eval` of its own."""
+    return any(
+        getattr(type(module), name) is not getattr(nn.Module, name) or name in vars(module)
+        for name in ("train", "eval")
+    )
+
+
+def _any_has_own_switches(module: nn.Module) -> bool:
+    return any(map(has_own_switches, module.modules()))
+
+
+def refuse_modes_that_change_state(module: nn.Module | None, mode: Mode, state: State) -> None:
+    """Refuse a module whose own `train` or `eval` changes its tensors: merged weights, for one.
+
+    Args:
+        module: the module, which is left as it was; None: a function.
+        mode: mode of a program.
+        state: its state.
+
+    Raises:
+        ExportFailed: names the tensor.
+    """
+    if module is None or module.training == (mode == "train") or not _any_has_own_switches(module):
+        return
+    with restored(state) as changes, in_mode(module, mode):
+        entries = [entry for entry in state.entries for _ in entry.slots]
+        for entry, change in zip(entries, changes(), strict=True):
+            if change is not UNCHANGED:
+                raise ExportFailed(
+                    f"`{mode}()` of the model changes its `{entry.names[0]}`, and a bundle has one set of tensors for "
+                    "all modes. Export the programs of one mode, with the model in that mode (`model.eval()`, then "
+                    "`programs=('infer',)`)"
+                )

@@ -1,0 +1,209 @@
+"""Which programs an export captures: by default, by name, or as the user describes them, with their example calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from aotexport.errors import ModelFileInvalid
+from aotexport.model.call import ExampleCall, example_call, signature_of, sizes_by_name
+from aotexport.model.mode import Mode
+from aotexport_runtime.validate.bounds import PLAIN_NAME
+from aotexport_runtime.values.arguments import check_type
+
+
+@dataclass(frozen=True)
+class Example:
+    """An example call.
+
+    Attributes:
+        args: positional arguments.
+        kwargs: keyword arguments.
+        dynamic_shapes: which sizes may differ from the example's, as `torch.export.export` takes it; None: those of the
+            export, by the names of the arguments; {}: none.
+    """
+
+    args: Sequence[Any] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    dynamic_shapes: Any = None
+
+
+AnyExample = Example | tuple[Any, ...] | Mapping[str, Any]
+"""An example call; a tuple is its positional arguments, a mapping its keyword arguments."""
+
+
+@dataclass(frozen=True)
+class Program:
+    """A program to capture.
+
+    Attributes:
+        name: letters, digits, `_`, `.`, `-`, at most 64, beginning with a letter or digit.
+        mode: mode that the module is put in.
+        grad: capture it for calls that record gradients (the joint graph); False: for those that do not.
+        method: method of the module to capture; a loaded bundle has it as a method too.
+        example: its example call; None: that of the export.
+        variants: further example calls, whose signatures (structure, dtypes, ranks, constants) the first does not fit.
+    """
+
+    name: str
+    mode: Literal["train", "eval"] = "eval"
+    grad: bool = False
+    method: str = "forward"
+    example: AnyExample | None = None
+    variants: Iterable[AnyExample] = ()
+
+
+@dataclass(frozen=True)
+class ProgramSpec:
+    """One capture: a program, or a variant of one.
+
+    Attributes:
+        name: name in the bundle.
+        mode: mode that the module is put in; `function` without a module.
+        grad: capture the joint graph; False: the inference graph.
+        method: method of the module that is captured.
+        call: the example call.
+        variant_of: the program that this is a further signature of.
+        without: arguments of that program that this leaves out; nobody asked for it, and it is left out itself where it
+            cannot be captured.
+    """
+
+    name: str
+    mode: Mode
+    grad: bool
+    method: str
+    call: ExampleCall
+    variant_of: str | None = None
+    without: tuple[str, ...] = ()
+
+
+NAMED = {
+    "train": Program("train", mode="train", grad=True),
+    "infer": Program("infer"),
+    "eval-joint": Program("eval-joint", grad=True),
+}
+"""The programs that a name alone describes."""
+
+
+def choose_programs(
+    target: nn.Module | Callable[..., Any],
+    example: AnyExample,
+    programs: str | Program | Iterable[str | Program] | None = None,
+    variants: Iterable[AnyExample] = (),
+) -> list[ProgramSpec]:
+    """Return what to capture, each program before its variants.
+
+    Args:
+        target: module or function of tensors.
+        example: the example call.
+        programs: names among `NAMED` and descriptions; None: `train` and `infer` for a module that is in train mode
+            or has trainable parameters, else `train` when an input requires grad, else `infer`.
+        variants: further example calls of every program of `forward` that has no example of its own.
+
+    Raises:
+        ModelFileInvalid: an unknown name, a name twice, no such method, or an example that does not fit.
+        ExportFailed: an argument that a bundle cannot hold.
+    """
+    check_type("programs", programs, (str, Program, Iterable, type(None)), "names of programs")
+    check_type("variants", variants, Iterable, "a list of example calls")
+    example, further = as_example(example), list(variants)
+    if programs is None:
+        programs = _default(_call(target, example, Program("forward"), {}))
+    specs: list[ProgramSpec] = []
+    for program in map(_described, [programs] if isinstance(programs, str | Program) else programs):
+        first = example if program.example is None else as_example(program.example)
+        if program.example is not None and first.dynamic_shapes is None:
+            sizes = _sizes(target, "forward", example)
+        else:
+            sizes = _sizes(target, program.method, first)
+        examples = [first, *program.variants]
+        if program.example is None and program.method == "forward":
+            examples += further
+        for index, each in enumerate(examples):
+            call = _call(target, as_example(each), program, sizes)
+            mode = program.mode if call.module is not None else "function"
+            spec = ProgramSpec(program.name, mode, program.grad, program.method, call)
+            specs.append(replace(spec, name=f"{spec.name}.{index + 1}", variant_of=spec.name) if index else spec)
+    _check_names([spec.name for spec in specs])
+    return specs
+
+
+def as_example(example: AnyExample) -> Example:
+    """Return an example call as its record.
+
+    Raises:
+        ModelFileInvalid: it is no tuple, mapping or `Example`.
+    """
+    if isinstance(example, Example):
+        return example
+    if isinstance(example, Mapping):
+        return Example(kwargs=example)
+    if isinstance(example, tuple):
+        return Example(example)
+    raise ModelFileInvalid(
+        f"an example call must be a tuple of positional arguments, a dict of keyword arguments, or an "
+        f"`aotexport.Example`, got {type(example).__name__}"
+    )
+
+
+def _sizes(target: Any, method: str, example: Example) -> dict[str, Any]:
+    """Return the dynamic sizes of an example, by the name of the argument."""
+    if example.dynamic_shapes is None:
+        return {}
+    return sizes_by_name(list(signature_of(_of(target, method)).parameters), example.dynamic_shapes)
+
+
+def _of(target: Any, method: str) -> Any:
+    if method == "forward":
+        return target
+    if not isinstance(target, nn.Module) or not callable(getattr(target, method, None)):
+        raise ModelFileInvalid(f"`{type(target).__name__}` has no method `{method}`")
+    return getattr(target, method)
+
+
+def _call(target: Any, example: Example, program: Program, shared: Mapping[str, Any]) -> ExampleCall:
+    target = _of(target, program.method)
+    try:
+        return example_call(target, example.args, dict(example.kwargs), example.dynamic_shapes, shared=shared)
+    except ModelFileInvalid as error:
+        if example.dynamic_shapes is not None or not shared:
+            raise
+        raise ModelFileInvalid(
+            f"program `{program.name}`: {error}. An example without dynamic_shapes takes those of the export, by the "
+            "names of its arguments; give it its own, `aotexport.Example(args, dynamic_shapes=...)`, `{}` for fixed "
+            "sizes"
+        ) from error
+
+
+def _default(call: ExampleCall) -> list[str]:
+    trainable = call.module is not None and any(parameter.requires_grad for parameter in call.module.parameters())
+    input_grad = any(isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in call.tensors)
+    if call.module is not None and (trainable or input_grad or call.module.training):
+        return ["train", "infer"]
+    return ["train"] if input_grad else ["infer"]
+
+
+def _described(program: Any) -> Program:
+    if isinstance(program, Program):
+        if program.mode not in ("train", "eval"):
+            raise ModelFileInvalid(f"program `{program.name}`: no mode {program.mode!r}; there are train and eval")
+        return program
+    if program not in NAMED:
+        raise ModelFileInvalid(f"no program `{program}`; there are {', '.join(NAMED)}, and `aotexport.Program`")
+    return NAMED[program]
+
+
+def _check_names(names: list[str]) -> None:
+    if not names:
+        raise ModelFileInvalid("no programs were asked for")
+    for index, name in enumerate(names):
+        if not isinstance(name, str) or not PLAIN_NAME.fullmatch(name):
+            raise ModelFileInvalid(
+                f"program name {name!r}: use letters, digits, `_`, `.` and `-`, at most 64, a letter or digit first"
+            )
+        if name in names[:index]:
+            raise ModelFileInvalid(f"two programs are called `{name}`")

@@ -1,0 +1,64 @@
+"""What a model's code can reach beside its tables of state: attributes of plain objects, closures, globals."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterable, Iterator
+from types import BuiltinFunctionType, CodeType, FrameType, FunctionType, ModuleType
+from typing import Any
+
+import torch
+from torch import nn
+
+from aotexport.model.source_lines import is_user_file
+
+_NOT_ENTERED = (type, ModuleType, CodeType, FrameType, BuiltinFunctionType, str, bytes, bool, int, float, type(None))
+
+
+def reached_tensors(roots: Iterable[Any]) -> list[torch.Tensor]:
+    """Return the plain tensors that can be reached from models, functions or arguments, each once; see `reached`."""
+    tensors = (value for value in reached(roots) if isinstance(value, torch.Tensor))
+    return [tensor for tensor in tensors if type(tensor) in (torch.Tensor, nn.Parameter)]
+
+
+def reached(roots: Iterable[Any]) -> list[torch.Tensor | nn.Module]:
+    """Return the tensors and modules that can be reached from models, functions or arguments, each once.
+
+    Functions are followed to what they close over and to the globals that they name; classes are not entered, but for
+    the attributes of those of modules.
+
+    Args:
+        roots: where to begin.
+    """
+    found: list[torch.Tensor | nn.Module] = []
+    pending = list(roots)
+    # What is seen is kept, so that no other object gets its id.
+    seen: dict[int, Any] = {}
+    while pending:
+        value = pending.pop()
+        if isinstance(value, _NOT_ENTERED) or id(value) in seen:
+            continue
+        seen[id(value)] = value
+        if isinstance(value, torch.Tensor):
+            found.append(value)
+        elif isinstance(value, FunctionType):
+            pending += _of_function(value) if is_user_file(value.__code__.co_filename) else ()
+        else:
+            pending += gc.get_referents(value)
+            if isinstance(value, nn.Module):
+                found.append(value)
+                pending += [item for base in type(value).__mro__[:-1] for item in vars(base).values()]
+    return found
+
+
+def _of_function(function: FunctionType) -> Iterator[Any]:
+    yield from function.__closure__ or ()
+    yield function.__defaults__
+    yield function.__kwdefaults__
+    for name in _names(function.__code__):
+        yield function.__globals__.get(name)
+
+
+def _names(code: CodeType) -> set[str]:
+    nested = [_names(constant) for constant in code.co_consts if isinstance(constant, CodeType)]
+    return set(code.co_names).union(*nested)

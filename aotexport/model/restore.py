@@ -1,0 +1,128 @@
+"""The state of a model, put back as it was after a call for real."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Container, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from aotexport.model.kept_memory import KeptMemory, copied, spans_of
+from aotexport.model.state import State
+from aotexport.model.tensor_kinds import why_not_held
+from aotexport.process.interrupts import uninterrupted
+from aotexport_runtime.values.subclasses import is_wrapper, parts
+
+UNCHANGED = "unchanged"
+"""Stands for what a call has left as it was."""
+
+
+@contextlib.contextmanager
+def restored(state: State, outside: Iterable[torch.Tensor] = ()) -> Iterator[Callable[[], list[Any]]]:
+    """Give the state back as it was: data, metadata, gradients, places, and the random generator.
+
+    Args:
+        state: a model's.
+        outside: further tensors that calls may change, of which data and metadata are given back.
+
+    Yields:
+        A function that returns what is in the places of the state now: `UNCHANGED`, or a copy of what is there instead.
+    """
+    before = [
+        Before.of(tensor)
+        for entry in state.entries
+        for tensor in (entry.tensor, *(parts(entry.tensor) if is_wrapper(entry.tensor) else ()))
+    ]
+    known = {id(kept.tensor) for kept in before}
+    others = [Before.of(tensor) for tensor in outside if id(tensor) not in known]
+    memory = state.kept if state.kept is not None else kept_as_copies(state)
+    copies = [copied(span) for span in spans_of(other.alias for other in others if other.alias is not None)]
+    slots = [(table, key, table[key]) for entry in state.entries for table, key in entry.slots]
+    random_state = torch.get_rng_state()
+    grad_mode = torch.is_grad_enabled()
+    for entry in state.entries:
+        if entry.tensor.is_leaf:
+            entry.tensor.grad = None
+    try:
+        yield lambda: _changes(before, memory, slots)
+    finally:
+        with uninterrupted():
+            torch.set_grad_enabled(grad_mode)
+            torch.set_rng_state(random_state)
+            for table, key, tensor in slots:
+                table[key] = tensor
+            for span in (*memory, *copies):
+                span.put_back()
+            for tensor in (*before, *others):
+                tensor.put_back()
+
+
+def kept_as_copies(state: State) -> list[KeptMemory]:
+    """Return the memory of the state, with a copy of it."""
+    return [copied(span) for span in spans_of(part for entry in state.entries for part in parts(entry.tensor))]
+
+
+def _changes(
+    before: list[Before], memory: list[KeptMemory], slots: list[tuple[dict[str, Any], str, torch.Tensor]]
+) -> list[Any]:
+    written = {span.memory.untyped_storage().data_ptr() for span in memory if not span.is_unchanged()}
+    known = {id(kept.tensor): kept for kept in before}
+
+    def is_same(value: torch.Tensor, was: torch.Tensor) -> bool:
+        if is_wrapper(was):
+            return value is was and all(is_same(part, part) for part in parts(was))
+        kept = known.get(id(was))
+        return kept is not None and kept.is_equal(value, written)
+
+    def look(value: Any, was: torch.Tensor) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        return UNCHANGED if is_same(value, was) else value.detach().clone()
+
+    return [look(table[key], tensor) for table, key, tensor in slots]
+
+
+@dataclass(frozen=True)
+class Before:
+    """A tensor as it was: an alias of its memory with its sizes and strides, and what autograd knew.
+
+    A tensor subclass has no memory of its own; its parts are kept beside it.
+    """
+
+    tensor: torch.Tensor
+    alias: torch.Tensor | None
+    is_leaf: bool
+    requires_grad: bool
+    grad: torch.Tensor | None
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> Before:
+        """Return what `tensor` is now."""
+        alias = None if is_wrapper(tensor) or why_not_held(tensor) else tensor.detach()
+        grad = tensor.grad if tensor.is_leaf else None
+        return cls(tensor, alias, tensor.is_leaf, tensor.requires_grad, grad)
+
+    def is_equal(self, value: torch.Tensor, written: Container[int]) -> bool:
+        """Return whether `value` is what the tensor was.
+
+        Args:
+            value: a tensor.
+            written: addresses of storages that have changed since.
+        """
+        was = self.alias
+        if was is None or is_wrapper(value) or was.untyped_storage().data_ptr() in written:
+            return False
+        alike = (value.dtype, value.shape, value.stride()) == (was.dtype, was.shape, was.stride())
+        return alike and (value.is_set_to(was) or bool((value == was).all()))
+
+    def put_back(self) -> None:
+        """Undo what was done to the tensor since; its memory is put back apart."""
+        if self.alias is not None and not self.tensor.is_set_to(self.alias):
+            self.tensor.data = self.alias
+        if self.is_leaf and not self.tensor.is_leaf and not self.tensor._is_view():
+            self.tensor.detach_()
+        if self.tensor.is_leaf:
+            self.tensor.requires_grad_(self.requires_grad)
+            self.tensor.grad = self.grad

@@ -1,0 +1,262 @@
+"""The source of an export: what a model file offers, checked, and the lines to write where it does not.
+
+A model file offers `model` (or another attribute) and `example_inputs`, and may offer `example_kwargs`,
+`dynamic_shapes`, `variants`, `programs`, `custom_ops` and `keep_operators`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import reduce
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import nn
+
+from aotexport.errors import ModelFileInvalid
+from aotexport.model.model_file import ModelFile, importable, open_model_file, user_code
+from aotexport.model.programs import Example, Program, as_example
+
+_MISSING = object()
+
+
+@dataclass(frozen=True)
+class Source:
+    """A model with its example call.
+
+    Attributes:
+        name: the model file, as the user wrote it.
+        target: a module, or a function of tensors.
+        args: positional example arguments.
+        kwargs: keyword example arguments.
+        dynamic_shapes: see `aotexport.export`; None: all sizes are fixed.
+        programs: see `aotexport.export`; None: the default.
+        variants: see `aotexport.export`.
+        custom_ops: names of modules that register custom operators.
+        keep_operators: see `aotexport.export`.
+        root: directory that source lines, and the file's own imports, are relative to.
+    """
+
+    name: str
+    target: nn.Module | Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    dynamic_shapes: Any
+    programs: tuple[str | Program, ...] | None
+    variants: tuple[Example, ...]
+    custom_ops: tuple[str, ...]
+    keep_operators: tuple[str, ...]
+    root: Path
+
+    @property
+    def example(self) -> Example:
+        """The example call."""
+        return Example(self.args, self.kwargs, self.dynamic_shapes)
+
+
+def load_source(where: str) -> Source:
+    """Run a model file and return what it offers.
+
+    Args:
+        where: `model.py`, `model.py:attr` or `package.module:attr`.
+
+    Raises:
+        ModelFileInvalid: the file is not there, its code raises, or something that it must offer is missing or wrong.
+    """
+    file = open_model_file(where)
+    with importable(file.root):
+        target = _target(file)
+        args, kwargs = _example(file, target)
+        return Source(
+            name=file.name,
+            target=target,
+            args=args,
+            kwargs=kwargs,
+            dynamic_shapes=_dynamic_shapes(file),
+            programs=_programs(file),
+            variants=_variants(file),
+            custom_ops=_custom_ops(file),
+            keep_operators=_keep_operators(file),
+            root=file.root,
+        )
+
+
+# --- the model --------------------------------------------------------------------------------------------
+
+
+def _target(file: ModelFile) -> nn.Module | Callable[..., Any]:
+    found = reduce(lambda owner, name: getattr(owner, name, _MISSING), file.attribute.split("."), file.module)
+    if found is _MISSING:
+        raise ModelFileInvalid(_no_model(file))
+    if isinstance(found, nn.Module):
+        return found
+    if isinstance(found, type) and not issubclass(found, nn.Module):
+        raise ModelFileInvalid(f"`{file.attribute}` in `{file.name}` is a class, and no nn.Module")
+    if not callable(found):
+        raise ModelFileInvalid(
+            f"`{file.attribute}` in `{file.name}` is of type {_kind(found)}; it must be an nn.Module, a class or "
+            "function without required arguments that returns one, or a function of tensors"
+        )
+    return _made(file, found)
+
+
+def _made(file: ModelFile, callable_: Callable[..., Any]) -> nn.Module | Callable[..., Any]:
+    """Return the module that a class or factory makes, or the function itself where it is one of tensors.
+
+    What can be called without arguments and returns a module is a factory; everything else is a function of tensors.
+    """
+    try:
+        parameters = list(inspect.signature(callable_).parameters.values())
+    except (ValueError, TypeError):
+        return callable_
+    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    required = [p.name for p in parameters if p.default is inspect.Parameter.empty and p.kind not in variadic]
+    shown = file.attribute
+    if required:
+        if isinstance(callable_, type):
+            arguments = ", ".join(f"{name}=..." for name in required)
+            raise ModelFileInvalid(
+                f"`{shown}` in `{file.name}` needs the arguments {', '.join(required)}. Add the line\n\n"
+                f"    model = {callable_.__name__}({arguments})"
+            )
+        return callable_
+    doing = f"calling `{shown}()` of `{file.name}`, to see whether it makes a module,"
+    with user_code(doing, file.root):
+        made = callable_()
+    if isinstance(made, nn.Module):
+        return made
+    if made is None and not parameters:
+        raise ModelFileInvalid(f"`{shown}()` in `{file.name}` returned None; it must return an nn.Module")
+    return callable_
+
+
+def _no_model(file: ModelFile) -> str:
+    values = vars(file.module).items()
+    classes = [name for name, value in values if _is_own_class(value, file.module)]
+    others = [name for name, value in values if isinstance(value, nn.Module)] + classes
+    line = f"    {file.attribute} = {classes[0] if classes else 'MyModule'}()"
+    also = f"\n\nor name what it has: {', '.join(f'{file.name}:{name}' for name in others)}" if others else ""
+    return f"`{file.name}` has no `{file.attribute}`. Add the line\n\n{line}{also}"
+
+
+def _is_own_class(value: Any, module: ModuleType) -> bool:
+    return isinstance(value, type) and issubclass(value, nn.Module) and value.__module__ == module.__name__
+
+
+# --- the example ------------------------------------------------------------------------------------------
+
+
+def _example(file: ModelFile, target: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    inputs = getattr(file.module, "example_inputs", _MISSING)
+    kwargs = _keywords("example_kwargs", file, getattr(file.module, "example_kwargs", None) or {})
+    if inputs is _MISSING and kwargs:
+        return (), kwargs
+    if inputs is _MISSING:
+        raise ModelFileInvalid(
+            f"`{file.name}` has no `example_inputs`. Add the arguments of one call, for example\n\n"
+            f"    {_example_line(target)}\n\n"
+            "as a dict of keyword arguments, a tuple of positional ones, or a function that returns either"
+        )
+    if callable(inputs):
+        with user_code(f"calling `example_inputs()` of `{file.name}`", file.root):
+            inputs = inputs()
+    if isinstance(inputs, torch.Tensor):
+        return (inputs,), kwargs
+    if isinstance(inputs, tuple):
+        return tuple(inputs), kwargs
+    if isinstance(inputs, Mapping):
+        twice = sorted(set(inputs) & set(kwargs))
+        if twice:
+            raise ModelFileInvalid(f"`{file.name}`: `{twice[0]}` is in example_inputs and in example_kwargs")
+        return (), {**_keywords("example_inputs", file, inputs), **kwargs}
+    raise ModelFileInvalid(
+        f"`example_inputs` in `{file.name}` is of type {_kind(inputs)}; it must be a tuple of positional arguments, a "
+        "dict of keyword arguments, or a function that returns either. For one argument, write\n\n"
+        "    example_inputs = (value,)"
+    )
+
+
+def _example_line(target: Any) -> str:
+    try:
+        signature = inspect.signature(target.forward if isinstance(target, nn.Module) else target)
+    except (ValueError, TypeError):
+        return "example_inputs = (torch.randn(2, 8),)"
+    empty = inspect.Parameter.empty
+    names = [p.name for p in signature.parameters.values() if p.default is empty and p.kind.name.endswith("KEYWORD")]
+    names = [name for name in names if signature.parameters[name].kind.name != "VAR_KEYWORD"]
+    if not names:
+        return "example_inputs = (torch.randn(2, 8),)" if signature.parameters else "example_inputs = ()"
+    return "example_inputs = {" + ", ".join(f'"{name}": torch.randn(2, 8)' for name in names) + "}"
+
+
+def _keywords(name: str, file: ModelFile, value: Any) -> dict[str, Any]:
+    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+        raise ModelFileInvalid(f"`{name}` in `{file.name}` must be a dict from parameter names to values")
+    return dict(value)
+
+
+# --- the rest ---------------------------------------------------------------------------------------------
+
+
+def _dynamic_shapes(file: ModelFile) -> Any:
+    value = getattr(file.module, "dynamic_shapes", None)
+    if value is not None and not isinstance(value, dict | tuple | list):
+        raise ModelFileInvalid(
+            f"`dynamic_shapes` in `{file.name}` is of type {_kind(value)}; it must be a dict nested like the "
+            "arguments. For example\n\n"
+            '    dynamic_shapes = {"x": {0: torch.export.Dim("batch", min=1, max=64)}}'
+        )
+    return value
+
+
+def _programs(file: ModelFile) -> tuple[str | Program, ...] | None:
+    value = getattr(file.module, "programs", None)
+    programs = (value,) if isinstance(value, str | Program) else value
+    if programs is None:
+        return None
+    if not isinstance(programs, Iterable) or not all(isinstance(item, str | Program) for item in programs):
+        raise ModelFileInvalid(
+            f'`programs` in `{file.name}` must be a list of names, like ["train", "infer"], and of `aotexport.Program`'
+        )
+    return tuple(programs)
+
+
+def _variants(file: ModelFile) -> tuple[Example, ...]:
+    value = getattr(file.module, "variants", ())
+    if not isinstance(value, list | tuple):
+        raise ModelFileInvalid(
+            f"`variants` in `{file.name}` is of type {_kind(value)}; it must be a list of further example calls, each "
+            "a tuple of positional arguments, a dict of keyword arguments, or an `aotexport.Example`"
+        )
+    return tuple(map(as_example, value))
+
+
+def _custom_ops(file: ModelFile) -> tuple[str, ...]:
+    value = getattr(file.module, "custom_ops", ())
+    items = [value] if isinstance(value, str | ModuleType) else value
+    if not isinstance(items, Iterable) or not all(isinstance(item, str | ModuleType) for item in items):
+        raise ModelFileInvalid(f'`custom_ops` in `{file.name}` must be a list of modules to import, like ["my_ops"]')
+    names = tuple(item.__name__ if isinstance(item, ModuleType) else item for item in items)
+    for name in names:
+        with user_code(f"importing `{name}`, which `custom_ops` of `{file.name}` names,", file.root):
+            importlib.import_module(name)
+    return names
+
+
+def _keep_operators(file: ModelFile) -> tuple[str, ...]:
+    value = getattr(file.module, "keep_operators", ())
+    names = [value] if isinstance(value, str) else value
+    if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
+        raise ModelFileInvalid(
+            f'`keep_operators` in `{file.name}` must be a list of names of custom operators, like ["my_ops::scale"]'
+        )
+    return tuple(names)
+
+
+def _kind(value: Any) -> str:
+    return type(value).__name__

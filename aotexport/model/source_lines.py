@@ -1,0 +1,94 @@
+"""The user's source lines: of the running frame, and of recorded stack traces."""
+
+from __future__ import annotations
+
+import functools
+import re
+import sys
+import sysconfig
+from pathlib import Path
+from types import FrameType
+
+import torch
+
+from aotexport_runtime.errors import first_line
+from aotexport_runtime.schema.graph import SourceLine
+
+_TORCH = str(Path(torch.__file__).parent)
+_HERE = str(Path(__file__).parents[1])
+_EXPORT = str(Path(__file__).parents[1] / "pipeline" / "export.py")
+_STDLIB = sysconfig.get_paths()["stdlib"]
+_SITE = tuple(sorted({sysconfig.get_paths()["purelib"], sysconfig.get_paths()["platlib"]}))
+_TRITON = tuple(f"{site}/triton/" for site in _SITE)
+_TYPED = ("<stdin>", "<string>", "<ipython-input", "<python-input")
+_FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>\S+)')
+
+
+@functools.cache
+def is_user_file(file: str) -> bool:
+    """Return whether `file` is not of torch, Triton, Python or this package; a user may type code as well."""
+    if file.startswith((_TORCH, _HERE, *_TRITON, "<")):
+        return file.startswith(_TYPED)
+    return not file.startswith(_STDLIB) or file.startswith(_SITE)
+
+
+def is_user_frame(frame: FrameType) -> bool:
+    """Return whether `frame` runs code of the user's.
+
+    Code that a user types is in a module without a file. Libraries make code of text too: torch's has no module, and
+    that of dataclasses has one with a file.
+    """
+    file, names = frame.f_code.co_filename, frame.f_globals
+    return is_user_file(file) and (not file.startswith(_TYPED) or ("__name__" in names and "__file__" not in names))
+
+
+def user_line(error: BaseException | None = None) -> str:
+    """Return `file:line: in function: ` of the innermost user frame, or an empty string.
+
+    Args:
+        error: look in its traceback; None: in the running stack, below the export.
+    """
+    found: tuple[str, int, str] | None = None
+    if error is not None:
+        trace = error.__traceback__
+        while trace is not None:
+            code = trace.tb_frame.f_code
+            if is_user_frame(trace.tb_frame):
+                found = (code.co_filename, trace.tb_lineno, code.co_name)
+            trace = trace.tb_next
+    else:
+        frame = sys._getframe(1)
+        while frame is not None and found is None and frame.f_code.co_filename != _EXPORT:
+            if is_user_frame(frame):
+                found = (frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
+            frame = frame.f_back  # type: ignore[assignment]
+    return f"{found[0]}:{found[1]}: in {found[2]}: " if found else ""
+
+
+def described(error: BaseException) -> str:
+    """Return an error in one line: the user's line, its type, and the first line of its message."""
+    return f"{user_line(error)}{type(error).__name__}: {first_line(error)}"
+
+
+def source_of(stack_trace: str | None, root: Path | None) -> SourceLine | None:
+    """Return the innermost user line of a recorded stack trace.
+
+    Args:
+        stack_trace: text as Python formats it.
+        root: directory that the exported model's own files are relative to.
+    """
+    if not stack_trace:
+        return None
+    frames = [match for match in _FRAME.finditer(stack_trace) if is_user_file(match["file"])]
+    if not frames:
+        return None
+    frame = frames[-1]
+    return SourceLine(file=relative_path(frame["file"], root), line=int(frame["line"]), function=frame["function"])
+
+
+def relative_path(file: str, root: Path | None) -> str:
+    """Return `file` without anything of this machine: below `root`, below site-packages, or its bare name."""
+    for base in (*(() if root is None else (str(root),)), *_SITE):
+        if file.startswith(base.rstrip("/") + "/"):
+            return file[len(base.rstrip("/")) + 1 :]
+    return Path(file).name

@@ -1,0 +1,178 @@
+"""The module's state: parameters, buffers and tensor attributes, each tensor object once.
+
+A tensor that is an attribute but no buffer is *constant* state: the call may read it and may replace it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from aotexport.errors import ExportFailed
+from aotexport.model.kept_memory import KeptMemory
+from aotexport.model.tensor_kinds import why_not_held
+from aotexport.values.subclasses import encode_subclass
+
+_BASE_ATTRIBUTES = frozenset(vars(nn.Module()))
+
+Slot = tuple[dict[str, Any], str]
+
+
+@dataclass
+class StateEntry:
+    """One tensor of the state.
+
+    Attributes:
+        tensor: the tensor object.
+        names: FQNs under which it is found; several when tied.
+        role: see `StateTensor.role`.
+        persistent: whether `state_dict` holds it.
+        slots: tables and keys where the module keeps it.
+    """
+
+    tensor: torch.Tensor
+    names: list[str]
+    role: Literal["parameter", "buffer", "constant"]
+    persistent: bool = True
+    slots: list[Slot] = field(default_factory=list)
+
+
+@dataclass
+class State:
+    """The state of a module (empty for a function), in the module's order.
+
+    Attributes:
+        entries: its tensors.
+        kept: their memory as it is between calls, while that is kept elsewhere than in copies that a call makes.
+    """
+
+    entries: list[StateEntry] = field(default_factory=list)
+    kept: list[KeptMemory] | None = None
+
+    def add_constant(self, tensor: torch.Tensor) -> StateEntry:
+        """Return the entry of a tensor that the code closes over; made on first sight."""
+        for entry in self.entries:
+            if entry.tensor is tensor:
+                return entry
+        taken = {name for entry in self.entries for name in entry.names}
+        count = sum(entry.role == "constant" for entry in self.entries)
+        name = next(
+            name for index in range(count, count + len(taken) + 1) if (name := f"constant.{index}") not in taken
+        )
+        entry = StateEntry(tensor, [name], "constant", persistent=False)
+        self.entries.append(entry)
+        return entry
+
+
+def collect_state(module: nn.Module | None) -> State:
+    """Return the state of `module`.
+
+    Raises:
+        ExportFailed: a parameter is not initialised yet, or is a tensor that a bundle cannot hold, or a module is
+            TorchScript.
+    """
+    state = State()
+    if module is None:
+        return state
+    by_id: dict[int, StateEntry] = {}
+    seen_tables: set[int] = set()
+    for path, child in module.named_modules(remove_duplicate=False):
+        if isinstance(child, torch.jit.ScriptModule):
+            raise ExportFailed(
+                f"{f'`{path}`' if path else 'the model'} is TorchScript, whose code a trace does not see; export the "
+                "Python module that it was made from"
+            )
+        prefix = f"{path}." if path else ""
+        tables: list[tuple[Literal["parameter", "buffer", "constant"], dict[str, Any]]] = [
+            ("parameter", child._parameters),
+            ("buffer", child._buffers),
+            ("constant", vars(child)),
+        ]
+        for role, table in tables:
+            first = id(table) not in seen_tables
+            seen_tables.add(id(table))
+            for key, tensor in table.items():
+                if not isinstance(tensor, torch.Tensor) or key in _BASE_ATTRIBUTES:
+                    continue
+                _check(tensor, prefix + key)
+                entry = by_id.get(id(tensor))
+                if entry is None:
+                    entry = by_id[id(tensor)] = StateEntry(tensor, [], "constant", persistent=False)
+                    state.entries.append(entry)
+                if entry.role == "constant" and role != "constant":
+                    entry.role, entry.names = role, []
+                    entry.persistent = role == "parameter" or key not in child._non_persistent_buffers_set
+                if role != "constant" or entry.role == "constant":
+                    entry.names.append(prefix + key)
+                if first:
+                    entry.slots.append((table, key))
+    order = {"parameter": 0, "buffer": 1, "constant": 2}
+    state.entries.sort(key=lambda entry: order[entry.role])
+    return state
+
+
+def _check(tensor: torch.Tensor, name: str) -> None:
+    if isinstance(tensor, nn.UninitializedParameter | nn.UninitializedBuffer):
+        raise ExportFailed(f"`{name}` is not initialised yet; call the module once before exporting it")
+    if tensor._backward_hooks or getattr(tensor, "_post_accumulate_grad_hooks", None):
+        raise ExportFailed(
+            f"`{name}` has hooks, which a bundle cannot hold. Remove them, and register them on the loaded module's "
+            "parameter"
+        )
+    if tensor.is_meta:
+        raise ExportFailed(f"`{name}` is on the meta device, and has no values; give it some before exporting it")
+    reason = why_not_held(tensor)
+    if reason is not None:
+        raise ExportFailed(f"`{name}` {reason}")
+    encode_subclass(tensor, f"`{name}`")
+
+
+@contextlib.contextmanager
+def swapped(state: State, tensors: list[Any], holder: Any = None) -> Iterator[list[tuple[StateEntry, Any]]]:
+    """Put `tensors` where the module keeps its state, and put everything back afterwards.
+
+    Args:
+        state: the state.
+        tensors: one stand-in per entry.
+        holder: a module of another make that holds the same tensors.
+
+    Yields:
+        A list that, once the block has ended, holds the entries that the block replaced, with the new tensors.
+    """
+    replaced: list[tuple[StateEntry, Any]] = []
+    others = _slots_in(holder)
+    slots = [[*entry.slots, *others.get(id(entry.tensor), ())] for entry in state.entries]
+    before = [(table, key, table[key]) for places in slots for table, key in places]
+    for places, tensor in zip(slots, tensors, strict=True):
+        for table, key in places:
+            table[key] = tensor
+    try:
+        yield replaced
+        for entry, tensor in zip(state.entries, tensors, strict=True):
+            new = [table.get(key) for table, key in entry.slots]
+            changed = [value for value in new if value is not tensor]
+            if len(changed) not in (0, len(new)) or any(value is not changed[0] for value in changed):
+                names = ", ".join(f"`{name}`" for name in entry.names)
+                raise ExportFailed(f"the call replaces one tensor, {names}, by several, and the next call finds those")
+            if changed:
+                replaced.append((entry, changed[0]))
+    finally:
+        for table, key, tensor in before:
+            table[key] = tensor
+
+
+def _slots_in(holder: Any) -> dict[int, list[Slot]]:
+    """Return where the modules of `holder` keep tensors, by the tensors' ids."""
+    found: dict[int, list[Slot]] = {}
+    for module in holder.modules() if isinstance(holder, nn.Module) else ():
+        tables: tuple[dict[str, Any], ...] = (module._parameters, module._buffers, vars(module))
+        for table in tables:
+            for key, value in table.items():
+                if isinstance(value, torch.Tensor):
+                    found.setdefault(id(value), []).append((table, key))
+    return found

@@ -1,0 +1,282 @@
+"""Nested Python values to trees and flat leaves."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import enum
+from collections.abc import Callable
+from collections.abc import Mapping as MappingABC
+from keyword import iskeyword
+from types import FunctionType, MethodType, ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from aotexport.errors import ExportFailed
+from aotexport.model.arrays import is_scalar, is_stand_in
+from aotexport.torch_internals.names import SUPPORTED_NODES
+from aotexport_runtime.schema.trees import Constant, Leaf, Mapping, NamedFields, Sequence, Tree
+from aotexport_runtime.values.constants import (
+    encode_constant,
+    encode_key,
+    encode_python_value,
+    is_constant,
+    is_key,
+    is_python_value,
+)
+from aotexport_runtime.values.trees import FACTORIES, SETS
+
+LeafIndex = Callable[[Any, str], int | None]
+"""Gives the index of a leaf value by the value and its path; None: not a leaf but a constant."""
+
+_HEAP_TYPE = 1 << 9
+"""Flag of types that Python code made."""
+
+
+def tree_of(value: Any, path: str, leaf_index: LeafIndex, *, what: str) -> Tree:
+    """Return the tree of `value`.
+
+    Args:
+        value: nested containers of tensors, sizes and constants.
+        path: where `value` stands, for errors and for `leaf_index`.
+        leaf_index: called for every tensor, array and symbolic integer (and every plain int, which may be dynamic).
+        what: `input` or `output`, for errors.
+
+    Raises:
+        ExportFailed: a value that is no tensor, constant or known container.
+    """
+    above: list[int] = []
+
+    def visit(value: Any, path: str) -> Tree:
+        if id(value) in above:
+            raise ExportFailed(f"{what} `{path}` holds itself; a bundle holds trees of values")
+        above.append(id(value))
+        try:
+            return visit_once(value, path)
+        finally:
+            above.pop()
+
+    def visit_once(value: Any, path: str) -> Tree:
+        is_integer = type(value) is int and is_constant(value)
+        if isinstance(value, torch.Tensor | torch.SymInt | torch.SymFloat | torch.SymBool) or is_integer:
+            index = leaf_index(value, path)
+            if index is not None:
+                return Leaf(index=index)
+        if is_scalar(value):
+            raise ExportFailed(
+                f"{what} `{path}` is a NumPy scalar that the call computes, which a bundle cannot hold. Return an "
+                "array or a tensor (`torch.as_tensor`)"
+            )
+        if is_stand_in(value) or (type(value) is np.ndarray and what == "input"):
+            index = leaf_index(value, path)
+            assert index is not None
+            return Leaf(index=index, array=True)
+        if is_constant(value):
+            return Constant(value=encode_constant(value))
+        if is_python_value(value):
+            return Constant(value=encode_python_value(value))
+        if isinstance(value, torch.Size):
+            # Of an argument's sizes none is dynamic: torch has no place for a dimension in them.
+            sizes = (
+                visit(item, f"{path}[{i}]") if what == "output" else Constant(value=item)
+                for i, item in enumerate(value)
+            )
+            return Sequence(type="size", items=tuple(sizes))
+        if type(value) in SETS.values():
+            return _set(value, path)
+        if isinstance(value, tuple | list | collections.deque):
+            return _sequence(value, path)
+        if isinstance(value, dict) or (isinstance(value, collections.UserDict) and what == "input"):
+            return _mapping(value, path)
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            return _fields("dataclass", type(value).__name__, dataclass_attributes(value, _is_kept), path)
+        if attributes := _value_attributes(value):
+            # None of them may be dynamic: the object itself is what the code gets.
+            known = tuple(Constant(value=encode_constant(item)) for item in attributes.values())
+            return NamedFields(type="dataclass", name=type(value).__name__, fields=tuple(attributes), items=known)
+        if type(value) in SUPPORTED_NODES and what == "output":
+            children = _registered_children(value)
+            return _fields("dataclass", type(value).__name__, children, path)
+        if is_plain_object(value):
+            attributes = object_attributes(value)
+            if what == "output":
+                attributes = {name: item for name, item in attributes.items() if _is_kept(item)}
+            if attributes:
+                return _fields("object", type(value).__name__, attributes, path)
+        raise ExportFailed(
+            f"{what} `{path}` is {_kind(value)}, which a bundle cannot hold. "
+            f"{'Pass' if what == 'input' else 'Return'} {_instead(value)}"
+        )
+
+    def _is_kept(item: Any) -> bool:
+        # What a model returns comes back as a plain record, without what only its class knows what to do with.
+        return what == "input" or is_constant(item) or isinstance(item, torch.SymInt) or _holds_tensor(item, depth=4)
+
+    def _set(value: Any, path: str) -> Tree:
+        for item in value:
+            if not is_constant(item) or isinstance(item, slice):
+                raise ExportFailed(
+                    f"{what} `{path}` is a set with {_kind(item)}; sets may hold numbers, strings, None and dtypes"
+                )
+        items = tuple(Constant(value=encode_constant(item)) for item in sorted(value, key=repr))
+        return Sequence(type="set" if type(value) is set else "frozenset", items=items)
+
+    def _sequence(value: tuple[Any, ...] | list[Any] | collections.deque[Any], path: str) -> Tree:
+        if type(value).__module__ == "torch.return_types":
+            fields: tuple[str, ...] = getattr(type(value), "__match_args__", ())
+            return _fields("return_type", type(value).__name__, dict(zip(fields, value, strict=True)), path)
+        names: tuple[str, ...] | None = getattr(value, "_fields", None)
+        if isinstance(value, tuple) and names is not None:
+            return _fields("namedtuple", type(value).__name__, dict(zip(names, value, strict=True)), path)
+        own = type(value) not in (tuple, list, torch.Size, collections.deque)
+        if own and not _is_plain_sequence(value):
+            raise ExportFailed(
+                f"{what} `{path}` is a `{type(value).__name__}`, a subclass of a sequence with a constructor, items or "
+                "attributes of its own; use a plain one"
+            )
+        items = tuple(visit(item, f"{path}[{index}]") for index, item in enumerate(value))
+        if isinstance(value, collections.deque):
+            return Sequence(type="deque", items=items, max_items=value.maxlen)
+        name = type(value).__name__ if own else None
+        return Sequence(type="list" if isinstance(value, list) else "tuple", items=items, name=name)
+
+    def _mapping(value: MappingABC[Any, Any], path: str) -> Tree:
+        if dataclasses.is_dataclass(value):
+            return _fields("model_output", type(value).__name__, dict(value), path)
+        if what == "output" and type(value) in (collections.defaultdict, collections.Counter):
+            return _counting(value, path)
+        own = [name for name in getattr(value, "__dict__", {}) if name != "data" and not name.startswith("_")]
+        if own and what == "input":
+            raise ExportFailed(
+                f"{what} `{path}` is a `{type(value).__name__}` with the attribute `{own[0]}` beside its items, which "
+                "a bundle does not look at. Pass a plain dict, and the attribute as an argument of its own"
+            )
+        _check_keys(value, path)
+        items = tuple(visit(item, f"{path}[{key!r}]") for key, item in value.items())
+        kind = "ordered_dict" if isinstance(value, collections.OrderedDict) else "dict"
+        return Mapping(type=kind, keys=tuple(map(encode_key, value)), items=items)
+
+    def _check_keys(value: MappingABC[Any, Any], path: str) -> None:
+        for key in value:
+            if not is_key(key):
+                raise ExportFailed(
+                    f"{what} `{path}` has the key {key!r}; keys may be strings, numbers, bytes, booleans, None or "
+                    "tuples of these"
+                )
+
+    def _counting(value: Any, path: str) -> Tree:
+        _check_keys(value, path)
+        keys = tuple(map(encode_key, value))
+        items = tuple(visit(item, f"{path}[{key!r}]") for key, item in value.items())
+        if isinstance(value, collections.Counter):
+            return Mapping(type="counter", keys=keys, items=items)
+        factory: Any = next((name for name, type_ in FACTORIES.items() if type_ is value.default_factory), None)
+        if factory is None and value.default_factory is not None:
+            raise ExportFailed(
+                f"{what} `{path}` is a defaultdict whose missing values code of the model makes, which a bundle cannot "
+                "hold. Return a plain dict"
+            )
+        return Mapping(type="default_dict", keys=keys, items=items, factory=factory)
+
+    def _fields(kind: Any, name: str, fields: dict[str, Any], path: str) -> Tree:
+        items = tuple(visit(item, f"{path}.{field}") for field, item in fields.items())
+        odd = [field for field in fields if not field.isidentifier() or iskeyword(field) or field.startswith("__")]
+        if odd:
+            raise ExportFailed(f"{what} `{path}` has the attribute {odd[0]!r}, no name that a bundle can hold")
+        return NamedFields(type=kind, name=name, fields=tuple(fields), items=items)
+
+    return visit(value, path)
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, int):
+        return "an integer of more than 64 bits"
+    if isinstance(value, str):
+        return f"the string {value!r}, no Unicode text"
+    return f"a `{type(value).__module__}.{type(value).__qualname__}`"
+
+
+def _instead(value: Any) -> str:
+    if isinstance(value, np.ndarray):
+        return "a tensor (`torch.from_numpy`)"
+    if isinstance(value, np.generic):
+        return "a number (`.item()`) or a tensor"
+    if isinstance(value, nn.Module):
+        return "tensors. Of a function that makes a module, export what it returns"
+    return "tensors, numbers, strings, None, or tuples, lists, dicts, named tuples or dataclasses of them"
+
+
+def _is_plain_sequence(value: Any) -> bool:
+    """Return whether a list or tuple of a class of its own is what its items are, however its class is made."""
+    base = list if isinstance(value, list) else tuple
+    if not isinstance(value, list | tuple) or getattr(value, "__dict__", None):
+        return False
+    names = ("__new__", "__init__", "__iter__", "__getitem__", "__len__")
+    return all(getattr(type(value), name) is getattr(base, name) for name in names)
+
+
+def _value_attributes(value: Any) -> dict[str, Any]:
+    """Return what a member of an enumeration is known by; empty for anything else.
+
+    A call must pass an object with equal attributes: the runtime does not have the classes of enumerations.
+    """
+    if isinstance(value, enum.Enum) and isinstance(value.name, str):
+        return {"name": value.name, **({"value": value.value} if is_constant(value.value) else {})}
+    return {}
+
+
+def is_plain_object(value: Any) -> bool:
+    """Return whether `value` is an object of a class of Python's, with attributes and no state besides."""
+    kinds = (type, torch.Tensor, nn.Module, list, tuple, dict, set, frozenset, collections.deque, np.ndarray, enum.Enum)
+    if isinstance(value, (*kinds, FunctionType, MethodType, ModuleType, collections.UserDict)):
+        return False
+    written_in_python = type(value).__flags__ & _HEAP_TYPE or isinstance(value, SimpleNamespace)
+    return bool(written_in_python) and (hasattr(value, "__dict__") or bool(_slots(value)))
+
+
+def object_attributes(value: Any) -> dict[str, Any]:
+    """Return the attributes of an object, those in slots too."""
+    slots = {name: getattr(value, name) for name in _slots(value) if hasattr(value, name)}
+    return {**slots, **getattr(value, "__dict__", {})}
+
+
+def dataclass_attributes(value: Any, is_kept: Callable[[Any], bool] = lambda item: True) -> dict[str, Any]:
+    """Return the fields of a dataclass, and those of its further attributes that `is_kept` says."""
+    names = [field.name for field in dataclasses.fields(value)]
+    fields = {name: getattr(value, name) for name in names if hasattr(value, name)}
+    others = object_attributes(value).items()
+    return fields | {name: item for name, item in others if name not in fields and is_kept(item)}
+
+
+def _slots(value: Any) -> list[str]:
+    declared = [vars(base).get("__slots__", ()) for base in reversed(type(value).__mro__)]
+    names = [name for slots in declared for name in ((slots,) if isinstance(slots, str) else slots)]
+    return [name for name in names if not name.startswith("__")]
+
+
+def _holds_tensor(value: Any, depth: int) -> bool:
+    if isinstance(value, torch.Tensor):
+        return True
+    if depth == 0 or isinstance(value, type):
+        return False
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+    return any(_holds_tensor(item, depth - 1) for item in (*items, *getattr(value, "__dict__", {}).values()))
+
+
+def _registered_children(value: Any) -> dict[str, Any]:
+    """Return the children of a container that is registered with torch's tree utilities, by field name."""
+    node = SUPPORTED_NODES[type(value)]
+    if node.flatten_with_keys_fn is not None:
+        pairs, _ = node.flatten_with_keys_fn(value)
+        names = [str(key).strip("[].'\"") for key, _ in pairs]
+        children = [child for _, child in pairs]
+    else:
+        children, _ = node.flatten_fn(value)
+        names = [f"item_{index}" for index in range(len(children))]
+    return {
+        name if name.isidentifier() else f"item_{i}": child
+        for i, (name, child) in enumerate(zip(names, children, strict=True))
+    }

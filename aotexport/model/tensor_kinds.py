@@ -1,0 +1,69 @@
+"""Kinds of tensors: those that a bundle has no form for, and the classes of parameters that are but names."""
+
+from __future__ import annotations
+
+import inspect
+
+import torch
+from torch import nn
+
+from aotexport_runtime.values.subclasses import is_wrapper
+
+_SEEN = "_aotexport_seen"
+"""Attribute of fake tensors: class and attributes of what they stand for."""
+
+
+def is_plain_class(type_: type) -> bool:
+    """Return whether torch's operators do not tell tensors of a class from plain ones; parameters may be of many."""
+    return type_ in (torch.Tensor, nn.Parameter, nn.Buffer) or (
+        issubclass(type_, nn.Parameter)
+        and type_.__torch_function__ is nn.Parameter.__torch_function__
+        and not _has_own_dispatch(type_)
+    )
+
+
+def dress(fake: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+    """Return `fake` with what the model's code can see of a state tensor beside its values: attributes and class.
+
+    Args:
+        fake: stands for the tensor.
+        tensor: the tensor, or another that stands for it.
+    """
+    if _SEEN in vars(tensor):
+        vars(fake)[_SEEN] = vars(tensor)[_SEEN]
+    elif is_plain_class(type(tensor)):
+        vars(fake)[_SEEN] = type(tensor), dict(vars(tensor))
+    for name, value in vars(fake).get(_SEEN, (None, {}))[1].items():
+        vars(fake).setdefault(name, value)
+    return fake
+
+
+def class_of(value: torch.Tensor) -> type:
+    """Return the class of the tensor that a fake one stands for, as far as it is known."""
+    return vars(value).get(_SEEN, (type(value),))[0]
+
+
+def why_not_held(tensor: torch.Tensor) -> str | None:
+    """Return why a bundle cannot hold a tensor, and what to do; None: it can."""
+    if tensor.is_meta:
+        return "is on the meta device, and has no values. Make it on a real one"
+    if tensor.is_nested:
+        return "is a nested tensor, which a bundle cannot hold. Pass its values and offsets, or pad it"
+    if tensor.layout is not torch.strided:
+        return f"has layout {tensor.layout}; a bundle holds strided tensors. Convert it first (`to_dense()`)"
+    if tensor.is_quantized:
+        return "is a quantized tensor, which a bundle cannot hold. Pass its integers and scales, or `dequantize()` it"
+    if is_wrapper(tensor):
+        return None
+    if _has_own_dispatch(type(tensor)):
+        return (
+            f"is a `{type(tensor).__name__}`, a class of tensors without `__tensor_flatten__`, which a bundle cannot "
+            "hold. Give the class that method, or pass the tensors that it is made of"
+        )
+    return None
+
+
+def _has_own_dispatch(type_: type) -> bool:
+    """Return whether a class has code of its own below autograd."""
+    name = "__torch_dispatch__"
+    return inspect.getattr_static(type_, name) is not inspect.getattr_static(torch.Tensor, name)

@@ -1,0 +1,230 @@
+"""`add_onnx`: ONNX models of a bundle's programs, from their forward graphs, beside the weights that are there."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+from collections.abc import Callable, Collection, Iterable
+from pathlib import Path
+
+import msgspec
+import torch
+
+import aotexport
+from aotexport.errors import ExportFailed, ModelFileInvalid
+from aotexport.lower.onnx.options import OnnxOptions
+from aotexport.lower.onnx.plain import stored_parts
+from aotexport.lower.onnx.trace import Trace, traced
+from aotexport.verify.comparison import Comparison
+from aotexport.write.files import list_files, staged
+from aotexport_runtime import open_bundle
+from aotexport_runtime.bundle.read import MANIFEST_NAME, Bundle
+from aotexport_runtime.schema import encode_record
+from aotexport_runtime.schema.manifest import Manifest, OnnxModel
+from aotexport_runtime.schema.program import Program
+from aotexport_runtime.values.arguments import check_type
+from aotexport_runtime.values.trees import arrays_in
+
+TARGET = "onnx"
+
+
+def export_onnx(
+    path: str | os.PathLike[str],
+    options: OnnxOptions | None = None,
+    *,
+    verify: bool = True,
+    progress: Callable[[str], None] = lambda stage: None,
+) -> tuple[Manifest, list[Comparison]]:
+    """Add ONNX models to the bundle at `path`, from its forward graphs, without the model's code.
+
+    The bundle is replaced whole when all went well; else it stays as it is.
+
+    Args:
+        path: directory of a bundle.
+        options: see there; None: the defaults.
+        verify: compare ONNX Runtime with the recorded calls and with the forward graph.
+        progress: called with the name of each stage as it begins.
+
+    Returns:
+        The new manifest, and every comparison.
+
+    Raises:
+        BundleInvalid: not a bundle, or broken.
+        ExportFailed: a program has no ONNX form; names the operator or construct, with the user's line.
+        ModelFileInvalid: an option is wrong, or a package is missing.
+        VerificationFailed: ONNX Runtime disagrees; names the first value that differs.
+    """
+    options = options or OnnxOptions()
+    check_options(options)
+    bundle = open_bundle(path)
+    with staged(Path(path), force=True) as stage:
+        for entry in (*bundle.manifest.files, None):
+            name = MANIFEST_NAME if entry is None else entry.path
+            target = stage.joinpath(*name.split("/"))
+            target.parent.mkdir(parents=True, exist_ok=True)
+            _link(bundle.root.joinpath(*name.split("/")), target)
+        return add_onnx(stage, options, verify=verify, progress=progress)
+
+
+def _link(source: Path, target: Path) -> None:
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)
+
+
+def add_onnx(
+    root: Path, options: OnnxOptions, *, verify: bool = True, progress: Callable[[str], None] = lambda stage: None
+) -> tuple[Manifest, list[Comparison]]:
+    """Write ONNX models to the bundle in directory `root`, and list them in its manifest.
+
+    Args:
+        root: directory of a bundle; written to. Models of an earlier call are replaced.
+        options: see there.
+        verify: compare ONNX Runtime with the recorded calls and with the forward graph.
+        progress: called with the name of each stage as it begins.
+
+    Returns:
+        The new manifest, and every comparison.
+
+    Raises:
+        ExportFailed: a program has no ONNX form; names the operator or construct, with the user's line.
+        ModelFileInvalid: an option is wrong, or a package is missing.
+        VerificationFailed: ONNX Runtime disagrees; names the first value that differs.
+    """
+    check_options(options)
+    bundle = open_bundle(root, check_digests=False)
+    programs = choose(bundle, options)
+    for model in bundle.manifest.onnx:
+        (root / model.file).unlink(missing_ok=True)
+        constants_file(root, model.program).unlink(missing_ok=True)
+    traces: list[Trace] = []
+    for program in programs:
+        progress(f"{program.name}: ONNX graph")
+        traces.append(traced(bundle, program, options))
+    changing = _changing(bundle, traces)
+    models: list[OnnxModel] = []
+    for trace in traces:
+        progress(f"{trace[0].name}: ONNX model")
+        name = "model.onnx" if not models else f"model.{trace[0].name}.onnx"
+        models.append(_write_model(bundle, trace, name, changing, options))
+    manifest = _write_manifest(bundle, root, models)
+    comparisons: list[Comparison] = []
+    if verify:
+        from aotexport.verify.onnx.check import check_model
+
+        written = open_bundle(root, check_digests=False)
+        for program, model in zip(programs, models, strict=True):
+            progress(f"{program.name}: verify in ONNX Runtime")
+            comparisons += check_model(written, program, model, options)
+    return manifest, comparisons
+
+
+def check_options(options: OnnxOptions) -> None:
+    """Refuse wrong options before anything is done.
+
+    Raises:
+        ModelFileInvalid: names the option or the missing package.
+    """
+    check_type("options", options, OnnxOptions, "`OnnxOptions`")
+    missing = [name for name in ("onnx", "onnxscript", "onnx_ir", "onnxruntime") if not importlib.util.find_spec(name)]
+    if missing:
+        raise ModelFileInvalid(f"ONNX needs {', '.join(missing)}: `pip install 'aotexport[onnx]'`")
+    from aotexport.lower.onnx.translate import OPSETS
+
+    if options.opset not in OPSETS:
+        raise ModelFileInvalid(f"no operator set {options.opset}; there are {OPSETS[0]} to {OPSETS[-1]}")
+    if options.state not in ("refuse", "outputs"):
+        raise ModelFileInvalid(f"no way {options.state!r} for state in ONNX; there are refuse, outputs")
+
+
+def choose(bundle: Bundle, options: OnnxOptions) -> list[Program]:
+    """Return the programs to translate.
+
+    Raises:
+        ModelFileInvalid: an unknown name.
+        ExportFailed: the bundle has no program that fits.
+    """
+    unknown = [name for name in options.programs if name not in bundle.program_names]
+    if unknown:
+        raise ModelFileInvalid(f"no program `{unknown[0]}`; the bundle has {', '.join(bundle.program_names)}")
+    programs = [bundle.program(name) for name in options.programs or bundle.program_names]
+    chosen = programs if options.programs else [program for program in programs if not program.grad]
+    if not chosen:
+        raise ExportFailed(
+            f"ONNX models are forward only, and the bundle has only {', '.join(bundle.program_names)}, which record "
+            "gradients. Export a program `infer` as well"
+        )
+    for program in chosen:
+        if arrays_in([*(parameter.tree for parameter in program.parameters), program.output_tree]):
+            raise ExportFailed(
+                f"program `{program.name}` takes or returns arrays of NumPy, and ONNX models are made of programs of "
+                "tensors. Take and return tensors; an ONNX model takes arrays for them"
+            )
+    return chosen
+
+
+def _changing(bundle: Bundle, traces: Iterable[Trace]) -> frozenset[str]:
+    """Return the state tensors that a call of some model changes or replaces."""
+    changed: set[str] = set()
+    for program, rebuilt, _ in traces:
+        changed |= {*rebuilt.updates, *(rebind.name for rebind in program.rebinds)}
+    return frozenset(entry.name for entry in bundle.manifest.state if entry.name in changed)
+
+
+def _write_model(bundle: Bundle, trace: Trace, file: str, changing: Collection[str], options: OnnxOptions) -> OnnxModel:
+    import onnx_ir as ir
+
+    from aotexport.lower.onnx.finish import finish
+    from aotexport.lower.onnx.names import check_names, input_names, output_names, update_names
+    from aotexport.lower.onnx.translate import translate
+    from aotexport.lower.onnx.weights import attach_constants, attach_state
+
+    program, rebuilt, exported = trace
+    model = translate(program, exported, rebuilt, opset=options.opset, translations=options.translations)
+    inputs = input_names(program)
+    outputs = output_names(program, inputs)
+    outputs += update_names(rebuilt.updates, [*inputs, *outputs])
+    outputs += check_names(len(rebuilt.checks), [*inputs, *outputs])
+    entries = {name: part for entry in bundle.manifest.state for name, part in stored_parts(entry).items()}
+    finish(model, inputs, outputs, reserved=entries, state=rebuilt.state)
+    state_inputs = attach_state(model, rebuilt.state, entries, bundle.root, changing=changing)
+    attach_constants(model, f"targets/onnx/{program.name}.safetensors", bundle.root)
+    model.producer_name, model.producer_version = "aotexport", aotexport.__version__
+    model.metadata_props.clear()
+    model.metadata_props["aotexport.bundle"] = bundle.manifest.name
+    model.metadata_props["aotexport.program"] = program.name
+    model.metadata_props["aotexport.torch"] = str(torch.__version__)
+    data = ir.to_proto(model).SerializeToString(deterministic=True)
+    (bundle.root / file).write_bytes(data)
+    return OnnxModel(
+        program=program.name,
+        file=file,
+        opset=options.opset,
+        inputs=tuple(inputs),
+        outputs=tuple(outputs),
+        updates=rebuilt.updates,
+        state_inputs=state_inputs,
+        checks=rebuilt.checks,
+    )
+
+
+def _write_manifest(bundle: Bundle, root: Path, models: list[OnnxModel]) -> Manifest:
+    having = {model.program for model in models}
+    programs = tuple(
+        msgspec.structs.replace(
+            entry, targets=(*(t for t in entry.targets if t != TARGET), *((TARGET,) if entry.name in having else ()))
+        )
+        for entry in bundle.manifest.programs
+    )
+    manifest = msgspec.structs.replace(bundle.manifest, programs=programs, onnx=tuple(models), files=list_files(root))
+    # A new file, not new content: this one may be a link to another bundle's.
+    (root / MANIFEST_NAME).unlink()
+    (root / MANIFEST_NAME).write_bytes(encode_record(manifest))
+    return manifest
+
+
+def constants_file(root: Path, program: str) -> Path:
+    """Return where the constants of a program's model are stored, if it has large ones."""
+    return root / "targets" / "onnx" / f"{program}.safetensors"

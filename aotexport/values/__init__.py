@@ -1,0 +1,1 @@
+"""Sizes and tensor subclasses of torch as records of the schema. Nothing is known here of graphs."""

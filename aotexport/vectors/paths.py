@@ -1,0 +1,58 @@
+"""Recorded calls of programs that hold for one path through the code: those that take another are not kept."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from aotexport.encode.program import FORWARD_FILE, EncodedProgram
+from aotexport.errors import ExportFailed
+from aotexport.vectors.record import Vector
+from aotexport_runtime.bundle.read import open_bundle
+from aotexport_runtime.commands.self_test import run_vector
+from aotexport_runtime.engines.checks import CHECK
+from aotexport_runtime.errors import CheckFailed
+
+
+def checked_programs(programs: Iterable[EncodedProgram]) -> dict[str, str]:
+    """Return the names of the programs that check values, each with the target that runs every call of it."""
+    return {
+        program.record.name: "autograd" if program.record.forward.differentiable else "portable"
+        for program in programs
+        if any(node.op == CHECK for node in program.graphs[FORWARD_FILE].nodes)
+    }
+
+
+def on_path(
+    directory: Path, checked: dict[str, str], vectors: list[Vector]
+) -> tuple[list[Vector], dict[str, list[str]]]:
+    """Return the recorded calls that the checks of their program let pass, and names of the others, per program.
+
+    Args:
+        directory: the bundle, without recorded calls.
+        checked: as `checked_programs` returns them.
+        vectors: the calls.
+
+    Raises:
+        ExportFailed: the example itself, called again, takes another path.
+    """
+    namespaces = open_bundle(directory).manifest.requirements.operator_namespaces
+    kept: list[Vector] = []
+    refused: dict[str, list[str]] = {}
+    for vector in vectors:
+        target = checked.get(vector.record.program)
+        error = ""
+        if target is not None:
+            error = run_vector(
+                directory, vector.name, vector.record, vector.tensors, target=target, operator_namespaces=namespaces
+            ).error
+        if not error.startswith(f"{CheckFailed.__name__}: "):
+            kept.append(vector)
+        elif vector.name == "example":
+            raise ExportFailed(
+                f"the example call, made {vector.record.calls} times with the same inputs, takes different paths "
+                f"through the code. {error.partition(': ')[2]}"
+            )
+        else:
+            refused.setdefault(vector.record.program, []).append(vector.name)
+    return kept, refused

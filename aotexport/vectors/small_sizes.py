@@ -1,0 +1,161 @@
+"""Dynamic sizes of 0 and 1: traces assume others, so that verification says whether the graphs hold for these too.
+
+A named dimension was declared with its least size, and a model that does something else there fails the export. A hint
+(`Dim.DYNAMIC`) leaves it open: its range keeps what agrees.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from aotexport.eager.arguments import beginning_at, symbols_of
+from aotexport.encode.program import EncodedProgram
+from aotexport.model.call import ExampleCall
+from aotexport.torch_internals.names import is_dimension
+from aotexport_runtime.bundle.read import Bundle, open_bundle
+from aotexport_runtime.schema.manifest import VectorEntry
+from aotexport_runtime.schema.program import ArgumentInput, Program, SizeInput
+from aotexport_runtime.schema.sizes import SizeExpression
+from aotexport_runtime.schema.vectors import Vector
+
+Results = Sequence[dict[str, Any]]
+"""Results of the self-test, as it prints them."""
+
+
+def begun_at_zero(program: Program, call: ExampleCall) -> Program:
+    """Return the program with 0 as the least value of sizes that hints without a least one declare dynamic."""
+    declared = dict(zip(call.paths, call.axes, strict=True))
+    for dimension in program.dimensions:
+        spec = program.inputs[dimension.input_index]
+        hint: Any = (declared.get(spec.path) or {}).get(dimension.axis) if isinstance(spec, ArgumentInput) else None
+        if dimension.min == 2 and is_dimension(hint) and not hasattr(hint, "__name__") and hint.min is None:
+            program = beginning_at(program, dimension.symbol, 0)
+    return program
+
+
+def without_small_sizes(
+    directory: Path, programs: Sequence[EncodedProgram], wrong: Iterable[str], results: Results
+) -> list[EncodedProgram]:
+    """Return the programs, those that are wrong only for 0 or 1 of the sizes of hints beginning at 2.
+
+    Args:
+        directory: the bundle.
+        programs: its programs.
+        wrong: names of those whose forward graph disagrees.
+        results: see `small_sizes`.
+    """
+    wrong = set(wrong)
+    return [_beginning_at_two(directory, p, results) if p.record.name in wrong else p for p in programs]
+
+
+def _beginning_at_two(directory: Path, program: EncodedProgram, results: Results) -> EncodedProgram:
+    record = program.record
+    small = _small_calls(directory, [record.name], results)
+    names = _blamed(small)
+    if not names or "example" in small or any(name.isidentifier() for name in names):
+        return program
+    for dimension in record.dimensions:
+        if dimension.name in names:
+            record = beginning_at(record, dimension.symbol, 2)
+    note = (
+        f"the model does something else where {_listed(names)} is 0 or 1, which program {record.name} refuses: declare "
+        f"{_listed(names, _declaration)} to say so"
+    )
+    return replace(program, record=record, notes=(*program.notes, note))
+
+
+def beyond_ranges(directory: Path, programs: Sequence[EncodedProgram]) -> set[tuple[str, str]]:
+    """Return the recorded calls of a bundle, as program and name, with sizes that its programs no longer take."""
+    bundle = open_bundle(directory, check_digests=False)
+    least = {p.record.name: {d.symbol: d.min for d in p.record.dimensions if d.min is not None} for p in programs}
+    found: set[tuple[str, str]] = set()
+    for entry in bundle.manifest.testvectors:
+        sizes = symbols_of(bundle.program(entry.program), bundle.record(entry.record, Vector).inputs)
+        if any(sizes[symbol] < low for symbol, low in least[entry.program].items()):
+            found.add((entry.program, entry.name))
+    return found
+
+
+def with_functional_of_larger_sizes(
+    directory: Path, program: EncodedProgram, results: Results
+) -> EncodedProgram | None:
+    """Return the program with its functional graph for sizes beyond 1 alone, if it disagrees only for others.
+
+    Args:
+        directory: the bundle.
+        program: one whose functional graph disagrees.
+        results: see `small_sizes`, of the functional graph.
+
+    Returns:
+        The program; None: the functional graph disagrees for other sizes as well.
+    """
+    record = program.record
+    small = _small_calls(directory, [record.name], results)
+    if not small or "example" in small or record.functional is None:
+        return None
+    names = _blamed(small)
+    if any(sizes.isdisjoint(names) for sizes in small.values()):
+        return None
+    symbols = [dimension.symbol for dimension in record.dimensions if dimension.name in names]
+    larger = tuple(SizeExpression(op="le", args=(2, symbol)) for symbol in symbols)
+    functional = msgspec.structs.replace(record.functional, guards=(*record.functional.guards, *larger))
+    return replace(program, record=msgspec.structs.replace(record, functional=functional))
+
+
+def small_sizes(directory: Path, programs: Sequence[str], results: Results) -> str | None:
+    """Return the way out where of some programs only calls with a dynamic size of 0 or 1 disagree.
+
+    Args:
+        directory: the bundle.
+        programs: names of programs that disagree.
+        results: of the self-test: program, name of the recorded call, whether it agrees.
+    """
+    small = _small_calls(directory, programs, results)
+    if not small:
+        return None
+    declared = _listed(_blamed(small), _declaration)
+    larger = ", and give an example that is so large" if "example" in small else ""
+    return f"the model does something else for sizes 0 and 1, which a graph does not hold: declare {declared}{larger}"
+
+
+def _listed(names: Iterable[str], word: Callable[[str], str] = "`{}`".format) -> str:
+    return ", ".join(map(word, names))
+
+
+def _declaration(name: str) -> str:
+    return f"Dim('{name}', min=2)" if name.isidentifier() else f"Dim.DYNAMIC(min=2) for `{name}`"
+
+
+def _small_calls(directory: Path, programs: Sequence[str], results: Results) -> dict[str, set[str]]:
+    """Return the sizes that are 0 or 1 per recorded call that disagrees; empty if one without such disagrees."""
+    failing = {(r["program"], r["vector"]) for r in results if r["program"] in programs and not r["agrees"]}
+    bundle = open_bundle(directory, check_digests=False)
+    small: dict[str, set[str]] = {}
+    for entry in bundle.manifest.testvectors:
+        if (entry.program, entry.name) in failing:
+            small.setdefault(entry.name, set()).update(_small(bundle, entry))
+            if not _small(bundle, entry):
+                return {}
+    return small
+
+
+def _blamed(small: dict[str, set[str]]) -> list[str]:
+    """Return the sizes that calls disagree for: of the calls that were made to try one, where there are such."""
+    tried = [sizes for name, sizes in small.items() if name.endswith(("-is-0", "-is-1"))]
+    return sorted(set().union(*(tried or small.values())))
+
+
+def _small(bundle: Bundle, entry: VectorEntry) -> set[str]:
+    """Return the names of the dynamic sizes of tensors that are 0 or 1 in a recorded call."""
+    program = bundle.program(entry.program)
+    symbols = symbols_of(program, bundle.record(entry.record, Vector).inputs)
+    return {
+        dimension.name
+        for dimension in program.dimensions
+        if symbols[dimension.symbol] in (0, 1) and not isinstance(program.inputs[dimension.input_index], SizeInput)
+    }

@@ -1,0 +1,251 @@
+"""What autograd counts: by how much a call raises the versions of inputs, and on which of them its backward relies.
+
+A functional graph writes a change once, and saves what its own backward needs; its epilogues owe the caller the
+versions of eager, and its backward the same refusals. Both are seen in one call of the eager model.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
+from typing import Any, Literal
+
+import msgspec
+import torch
+
+from aotexport.eager.run import watch_example
+from aotexport.encode.program import EncodedProgram, counts_of_parts
+from aotexport.model.call import ExampleCall
+from aotexport.model.state import State
+from aotexport.torch_internals.names import tree_leaves
+from aotexport.torch_internals.saved_tensors import watched
+from aotexport_runtime.allowed.operators import VIEWS
+from aotexport_runtime.call.given import given_tree
+from aotexport_runtime.commands.self_test import flat_outputs
+from aotexport_runtime.schema.graph import Graph
+from aotexport_runtime.schema.program import (
+    FunctionalGraph,
+    Gradients,
+    IntermediateAlias,
+    Program,
+    Tangent,
+    VersionCheck,
+    VersionRise,
+)
+from aotexport_runtime.schema.trees import Leaf
+from aotexport_runtime.validate import references
+from aotexport_runtime.values.subclasses import is_wrapper
+from aotexport_runtime.values.trees import leaves
+
+Visible = tuple[Literal["input", "output"], int]
+"""An input or output of a program: what its caller can change."""
+
+
+@dataclass
+class _Seen:
+    """What was seen of plain tensors among inputs and outputs.
+
+    Attributes:
+        rises: by how much the version rose, per index of the program's inputs.
+        saves: whether such a backward pass reads anything, so that it cannot be repeated.
+        saved: per tensor that the caller can change, the tangents of which eager reads its memory in backward; None:
+            that is not known, as the model itself runs backward passes.
+    """
+
+    rises: dict[int, int] = field(default_factory=dict)
+    saves: bool = True
+    saved: dict[Visible, set[int]] | None = None
+
+
+def with_versions(call: ExampleCall, state: State, program: EncodedProgram) -> EncodedProgram:
+    """Return the program with what autograd counts in a call of the eager model.
+
+    Args:
+        call: the example call.
+        state: the module's state; left as it was.
+        program: the program with its functional graph, if it has one.
+    """
+    functional = program.record.functional
+    if functional is None:
+        return program
+    watch = functools.partial(_watch, program.record, functional)
+    try:
+        seen = watch_example(call, state, program.record, functools.partial(watch, hooks=watched))
+    except RuntimeError:
+        # Function transforms in the model bear no such hooks, nor do backward passes.
+        seen = watch_example(call, state, program.record, functools.partial(watch, hooks=contextlib.nullcontext))
+    graph = program.graphs[functional.file]
+    functional = _counted(functional, seen, counts_of_parts(program.record), graph)
+    return replace(program, record=msgspec.structs.replace(program.record, functional=functional))
+
+
+def _watch(
+    program: Program, functional: FunctionalGraph, run: Callable[[], Any], inputs: Sequence[Any], hooks: Any
+) -> _Seen:
+    plain = {i: t for i, t in enumerate(inputs) if _is_plain(t)}
+    before = {index: tensor._version for index, tensor in plain.items()}
+    with hooks() as saved:
+        left = run()
+    seen = _Seen(saves=saved is None or bool(saved.addresses()) or not _repeats(left, inputs))
+    for index, tensor in plain.items():
+        seen.rises[index] = tensor._version - before[index]
+    if saved is not None and functional.gradients is not None:
+        outputs = _outputs(program, left)
+        read = saved.behind([_roots(t, functional, inputs, outputs) for t in functional.gradients.tangents])
+        seen.saved = {
+            which: {index for index, addresses in enumerate(read) if address in addresses}
+            for which, address in _visible(plain, outputs)
+        }
+    return seen
+
+
+def _visible(inputs: dict[int, torch.Tensor], outputs: dict[int, Any]) -> Iterator[tuple[Visible, int]]:
+    """Yield what a caller can change, with the address of its memory: inputs, and outputs that share no memory."""
+    addresses: set[int] = {0}
+    for index, tensor in inputs.items():
+        addresses.add(tensor.untyped_storage().data_ptr())
+        yield ("input", index), tensor.untyped_storage().data_ptr()
+    for index, value in outputs.items():
+        if _is_plain(value) and (address := value.untyped_storage().data_ptr()) not in addresses:
+            addresses.add(address)
+            yield ("output", index), address
+
+
+def _is_plain(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and not is_wrapper(value) and value.layout is torch.strided
+
+
+def _outputs(program: Program, left: Any) -> dict[int, Any]:
+    """Return the outputs among what a call returned, by their index; what it put elsewhere is not among them."""
+    tree = given_tree(program)
+    indices = [leaf.index for _, leaf in leaves(tree) if isinstance(leaf, Leaf)]
+    values = [value for _, value in flat_outputs(tree, left)]
+    return dict(zip(indices, values, strict=True))
+
+
+def _roots(
+    tangent: Tangent, functional: FunctionalGraph, inputs: Sequence[Any], outputs: dict[int, Any]
+) -> list[torch.Tensor]:
+    """Return the tensors of a call that gradients come from where a tangent is defined.
+
+    What takes the place of state is not among the outputs that are returned; such a gradient may come from anywhere.
+    """
+    if tangent.of == "mutation":
+        found = [inputs[functional.mutations[tangent.index].input_index]]
+    elif tangent.of == "output":
+        found = [outputs[tangent.index]] if tangent.index in outputs else list(outputs.values())
+    else:
+        specs = enumerate(functional.outputs)
+        views = [i for i, s in specs if isinstance(s, IntermediateAlias) and s.base_index == tangent.index]
+        found = [outputs[index] for index in views if index in outputs] or list(outputs.values())
+    return [value for value in found if isinstance(value, torch.Tensor)]
+
+
+def _repeats(left: Any, inputs: Sequence[Any]) -> bool:
+    """Return whether two backward passes can be made; no hook tells of numbers that autograd saves as tensors."""
+    roots = [value for value in tree_leaves(left) if isinstance(value, torch.Tensor) and value.requires_grad]
+    leaves = [value for value in inputs if isinstance(value, torch.Tensor) and value.requires_grad and value.is_leaf]
+    try:
+        for _ in range(2):
+            torch.autograd.backward(roots, [torch.ones_like(root) for root in roots])
+            for leaf in leaves:
+                leaf.grad = None
+    except RuntimeError:
+        return False
+    return bool(roots)
+
+
+def _counted(functional: FunctionalGraph, seen: _Seen, counts: Sequence[int], graph: Graph) -> FunctionalGraph:
+    """Return the calling convention with what was seen; its indices count the parts of tensor subclasses."""
+    firsts = [0, *accumulate(counts)]
+    risen = {firsts[index]: by for index, by in seen.rises.items()}
+    own = {m.input_index: m.data + m.metadata + m.storage for m in functional.mutations}
+    rises = tuple(VersionRise(input_index=index, by=by) for index, by in risen.items() if by != own.get(index, 0))
+    gradients = functional.gradients
+    if gradients is not None:
+        written = {mutation.input_index for mutation in functional.mutations if mutation.data}
+        moved = {index for index, by in risen.items() if by} - written
+        if seen.saved is not None:
+            saved = {(of, firsts[i] if of == "input" else i): by for (of, i), by in seen.saved.items()}
+            gradients = _checked(gradients, saved, set(own) | moved, len(functional.mutations), graph)
+        gradients = _unversioned(gradients, [graph.inputs[index].name for index in moved], graph)
+        gradients = msgspec.structs.replace(gradients, saves_nothing=not seen.saves)
+    return msgspec.structs.replace(functional, version_rises=rises, gradients=gradients)
+
+
+def _checked(
+    gradients: Gradients, saved: dict[Any, set[int]], changed: set[int], mutations: int, graph: Graph
+) -> Gradients:
+    """Return the gradients with what backward checks: what eager reads, and what the graph does.
+
+    Torch checks, in every pass, what the graph itself saves of inputs and outputs. Where that is right there is nothing
+    to add; else the check is ours, and torch's is not made. The new value of a changed input is another tensor than
+    what is saved of it.
+    """
+    (partition,) = gradients.partitions
+    versioned = [name for name in partition.saved if name not in partition.unchecked]
+    own = _read_for(graph, versioned, len(gradients.of_inputs))
+    every = set(range(len(gradients.tangents)))
+    checks: list[VersionCheck] = []
+    loose: list[str] = []
+    for (of, index), tangents in sorted(saved.items()):
+        value = graph.inputs[index].name if of == "input" else graph.outputs[mutations + index]
+        names = set(_bases(references(value), graph).values())
+        is_changed = of == "input" and index in changed
+        is_saved = not names.isdisjoint(own)
+        tangents = tangents.union(*(own.get(name, ()) for name in names if not is_changed))
+        if tangents == (every if is_saved else set()) and not is_changed:
+            continue
+        if not is_changed:
+            loose += names
+        if tangents:
+            checks.append(VersionCheck(of=of, index=index, tangents=tuple(sorted(tangents))))
+    return _unversioned(msgspec.structs.replace(gradients, checks=tuple(checks)), loose, graph)
+
+
+def _read_for(graph: Graph, saved: Sequence[str], inputs: int) -> dict[str, set[int]]:
+    """Return, per value whose memory is saved, the tangents for which the backward half reads it.
+
+    Args:
+        graph: a joint graph.
+        saved: names of saved values.
+        inputs: how many of the graph's inputs are no tangents.
+    """
+    bases = _bases(saved, graph)
+    found: dict[str, set[int]] = {base: set() for base in bases.values()}
+    tangents = {value.name: {index} for index, value in enumerate(graph.inputs[inputs:])}
+    read = {name: {base} for name, base in bases.items()}
+    for node in graph.nodes:
+        operands = [name for argument in (*node.args, *node.kwargs.values()) for name in references(argument)]
+        memory = set[str]().union(*(read.get(name, ()) for name in operands))
+        sources = set[int]().union(*(tangents.get(name, ()) for name in operands))
+        if sources:
+            tangents[node.name] = sources
+            for base in memory:
+                found[base] |= sources
+        elif memory and node.name not in bases:
+            # Not saved: backward computes it from what is.
+            read[node.name] = memory
+    return found
+
+
+def _unversioned(gradients: Gradients, values: Sequence[str], graph: Graph) -> Gradients:
+    """Return the gradients with what is saved of some values among what torch does not check."""
+    (partition,) = gradients.partitions
+    bases = _bases(partition.saved, graph)
+    unchecked = tuple(n for n in partition.saved if n in partition.unchecked or bases[n] in values)
+    partition = msgspec.structs.replace(partition, unchecked=unchecked)
+    return msgspec.structs.replace(gradients, partitions=(partition,))
+
+
+def _bases(names: Iterable[str], graph: Graph) -> dict[str, str]:
+    """Return, per name, the value whose memory and version it shares: itself, or what it is a view of."""
+    of: dict[str, str] = {}
+    for node in graph.nodes:
+        base = node.args[0] if node.args else None
+        if node.op.removeprefix("aten::").partition(".")[0] in VIEWS and isinstance(base, str):
+            of[node.name] = of.get(base, base)
+    return {name: of.get(name, name) for name in names}

@@ -1,0 +1,224 @@
+"""Verification: the written bundle, in a fresh process without the exporter, against recorded eager results."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from aotexport.errors import VerificationFailed
+from aotexport.lower.lowering import without_program, write_target
+from aotexport.vectors.small_sizes import (
+    beyond_ranges,
+    small_sizes,
+    with_functional_of_larger_sizes,
+    without_small_sizes,
+)
+from aotexport.verify.comparison import Comparison, comparisons, failures
+from aotexport.verify.fresh import FreshProcess
+from aotexport_runtime.bundle.read import open_bundle
+from aotexport_runtime.engines.cpu import unfit
+from aotexport_runtime.schema.manifest import Manifest, Requirements
+
+if TYPE_CHECKING:
+    from aotexport.encode.program import EncodedProgram
+    from aotexport.lower.cpu.levels import Level
+    from aotexport.vectors.eager_errors import EagerErrors
+
+TIMEOUT_S = 3600
+TARGETS = ("autograd", "portable")
+
+
+def verify_bundle(
+    directory: Path,
+    programs: list[EncodedProgram],
+    rewrite: Callable[[list[EncodedProgram]], Manifest],
+    fresh: FreshProcess,
+    eager: EagerErrors,
+) -> tuple[list[EncodedProgram], list[Comparison]]:
+    """Compare a written bundle with its recorded calls, by the functional graphs and by the forward graphs.
+
+    A functional graph that disagrees is dropped, with the reason in the program's record, or kept for the sizes for
+    which it agrees; the forward graph, which is the program's meaning, must agree, but for sizes of 0 and 1 that the
+    user left open, which the program then refuses.
+
+    Args:
+        directory: the bundle.
+        programs: its programs.
+        rewrite: writes programs and manifest to the directory.
+        fresh: where the bundle runs, but for one whose own modules have to be imported before.
+        eager: judges what differs by eager's own errors.
+
+    Returns:
+        The programs, possibly without some functional graphs or sizes, and every comparison of what remains.
+
+    Raises:
+        VerificationFailed: the forward graph disagrees.
+    """
+    results = _run(directory, rewrite(programs).requirements, fresh=fresh)
+    results = eager.judged(results, lambda: rewrite(programs))
+    if wrong := _wrong(programs, results):
+        programs = without_small_sizes(directory, programs, wrong, results)
+        refused = beyond_ranges(directory, programs)
+        results = [r for r in results if (r["program"], r["vector"]) not in refused]
+    if wrong := _wrong(programs, results):
+        report = failures([result for result in results if result["program"] in wrong])
+        way_out = small_sizes(directory, wrong, results)
+        what = "the bundle disagrees with eager execution; nothing was written"
+        if way_out is not None:
+            report, what = report[:8], f"{way_out}. Nothing was written; the calls disagreed with eager execution"
+        raise VerificationFailed("\n".join([f"{what}:", *report[:40]]), report)
+    kept: list[dict[str, Any]] = []
+    served: list[EncodedProgram] = []
+    for program in programs:
+        forward, functional = (_own(results, program, target) for target in TARGETS)
+        if _verdict(program, results) == "functional":
+            served.append(program)
+            kept += functional
+            continue
+        larger = with_functional_of_larger_sizes(directory, program, functional)
+        served.append(larger or program.without_functional(_disagreement(failures(functional))))
+        kept += forward
+    return served, [comparison for result in kept for comparison in comparisons(result)]
+
+
+def _own(results: list[dict[str, Any]], program: EncodedProgram, target: str) -> list[dict[str, Any]]:
+    return [r for r in results if (r["program"], r["target"]) == (program.record.name, target)]
+
+
+def _wrong(programs: list[EncodedProgram], results: list[dict[str, Any]]) -> list[str]:
+    return [program.record.name for program in programs if _verdict(program, results) == "wrong"]
+
+
+def verify_targets(
+    directory: Path,
+    programs: list[EncodedProgram],
+    levels: Sequence[Level],
+    rewrite: Callable[[list[EncodedProgram]], Manifest],
+    eager: EagerErrors,
+) -> tuple[list[EncodedProgram], list[Comparison]]:
+    """Compare compiled programs with their recorded calls, for each level that this machine has.
+
+    A program that disagrees is dropped from the target, with the reason in the target's record.
+
+    Args:
+        directory: the bundle.
+        programs: its programs, lowered.
+        levels: what they were lowered for.
+        rewrite: writes programs and manifest to the directory.
+        eager: judges what differs by eager's own errors.
+
+    Returns:
+        The programs, possibly with fewer targets, and every comparison of what remains.
+    """
+    found: list[Comparison] = []
+    for level in levels:
+        manifest = rewrite(programs)
+        having = [program.record.name for program in programs if level.target in program.compiled]
+        target = open_bundle(directory, check_digests=False).target(level.target)
+        if not having or unfit(target.requirements) is not None:
+            continue
+        results = _run(directory, manifest.requirements, [level.target])
+        own = [result for result in results if result["program"] in having]
+        results = eager.judged(own, functools.partial(rewrite, programs))
+        wrong = {result["program"]: result for result in reversed(results) if not result["agrees"]}
+        for name, result in wrong.items():
+            target = without_program(target, name, _disagreement(failures([result])))
+        write_target(target, directory)
+        programs = [
+            dataclasses.replace(program, compiled=tuple(t for t in program.compiled if t != level.target))
+            if program.record.name in wrong
+            else program
+            for program in programs
+        ]
+        found += [c for result in results if result["program"] not in wrong for c in comparisons(result)]
+    return programs, found
+
+
+def _verdict(program: EncodedProgram, results: list[dict[str, Any]]) -> Literal["functional", "forward", "wrong"]:
+    """Return which graph serves the program.
+
+    The forward graph must agree wherever it can be run: it serves the calls that the functional graph does not.
+    """
+    record = program.record
+
+    def agrees(target: str) -> bool:
+        return all(r["agrees"] for r in _own(results, program, target))
+
+    if not agrees("autograd") and (record.forward.differentiable or not record.grad):
+        return "wrong"
+    if agrees("portable"):
+        return "functional"
+    return "forward" if record.functional is not None and record.forward.differentiable else "wrong"
+
+
+def _run(
+    directory: Path,
+    requirements: Requirements,
+    targets: Sequence[str] = TARGETS,
+    fresh: FreshProcess | None = None,
+) -> list[dict[str, Any]]:
+    """Run the self-test, in a fresh process unless custom operators exist only in this one (`__main__`)."""
+    namespaces, modules = requirements.operator_namespaces, requirements.operator_modules
+    types = requirements.tensor_types
+    unnamed = any(name.startswith("__main__:") or "<locals>" in name for name in types)
+    if unnamed or (namespaces and (not modules or "__main__" in modules)):
+        from aotexport.values.subclasses import CLASSES
+        from aotexport_runtime.commands.self_test import run_vectors
+
+        own = {name: CLASSES[name] for name in types}
+        found = [
+            run_vectors(directory, target=target, operator_namespaces=namespaces, tensor_types=own, trust="native")
+            for target in targets
+        ]
+        return [{**dataclasses.asdict(r), "agrees": r.agrees} for results in found for r in results]
+    options = [option for name in namespaces for option in ("--operator-namespace", name)]
+    options += [option for name in modules for option in ("--import", name)]
+    options += [option for name in types for option in ("--tensor-type", name)]
+    return run_selftest(directory, targets, [*options, "--trust", "native"], fresh)
+
+
+def run_selftest(
+    directory: Path, targets: Sequence[str], options: Sequence[str] = (), fresh: FreshProcess | None = None
+) -> list[dict[str, Any]]:
+    """Run the bundle's self-test in a fresh process that has only the runtime; return its results as JSON.
+
+    Args:
+        directory: the bundle.
+        targets: engines to run it with.
+        options: further options of the self-test.
+        fresh: the process, if one waits; unused where modules have to be imported that only this one finds.
+
+    Raises:
+        VerificationFailed: the process failed.
+    """
+    arguments = ["selftest", str(directory), "--json", *options]
+    for target in targets:
+        arguments += ["--target", target]
+    if "--import" in options or "--tensor-type" in options:
+        command = [sys.executable, "-m", "aotexport_runtime", *arguments]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+        process = subprocess.run(
+            command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False, env=environment
+        )
+    else:
+        with contextlib.ExitStack() as started:
+            fresh = fresh or started.enter_context(FreshProcess())
+            process = fresh.run(arguments, TIMEOUT_S)
+    try:
+        return json.loads(process.stdout.splitlines()[-1])
+    except (IndexError, ValueError):
+        tail = process.stderr.strip()[-2000:] or f"exit code {process.returncode}"
+        raise VerificationFailed(f"the fresh process that verifies the bundle failed:\n{tail}", [tail]) from None
+
+
+def _disagreement(lines: list[str]) -> str:
+    first = lines[0].split(": ", 1)[1] if lines else ""
+    return f"it disagreed with eager execution when it was verified: {first}"[:300]

@@ -1,0 +1,63 @@
+"""What verification compares: a quantity of a recorded call, as eager gave it and as the bundle does."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One compared quantity of one recorded call.
+
+    Attributes:
+        program: name of the program.
+        vector: name of the recorded call.
+        target: engine that ran it.
+        name: what was compared.
+        error: largest difference, relative to the largest expected magnitude.
+        absolute: largest absolute difference.
+        agrees: whether it is within tolerance.
+        detail: for what is no number: what eager gave and what the bundle gave.
+    """
+
+    program: str
+    vector: str
+    target: str
+    name: str
+    error: float
+    absolute: float
+    agrees: bool
+    detail: str = ""
+
+
+def comparisons(result: dict[str, Any]) -> list[Comparison]:
+    """Return the compared quantities of one result."""
+    base = {key: result[key] for key in ("program", "vector", "target")}
+    if result["error"]:
+        return [
+            Comparison(**base, name="call", error=math.inf, absolute=math.inf, agrees=False, detail=result["error"])
+        ]
+    return [
+        Comparison(
+            **base,
+            name=d["name"],
+            error=d["error"],
+            absolute=d["absolute"],
+            agrees=d["agrees"],
+            detail=f"expected {d['expected']}, got {d['got']}" if d["expected"] or d["got"] else "",
+        )
+        for d in result["differences"]
+    ]
+
+
+def failures(results: Sequence[dict[str, Any]]) -> list[str]:
+    """Return one line per quantity that differs."""
+    return [
+        f"  {c.program}/{c.vector} ({c.target}): {c.name}: {c.detail or f'relative error {c.error:.2e}'}"
+        for result in results
+        for c in comparisons(result)
+        if not c.agrees
+    ]

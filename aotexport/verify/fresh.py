@@ -1,0 +1,51 @@
+"""A process that has the runtime alone, started while the export still works: importing torch takes its time."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+_WAIT = """
+import json, sys
+import torch
+import aotexport_runtime.commands.self_test
+from aotexport_runtime.__main__ import main
+
+torch.ones((), requires_grad=True).backward()  # imports what torch imports then
+arguments = sys.stdin.readline()
+sys.exit(main(json.loads(arguments)) if arguments else 0)
+"""
+
+
+class FreshProcess:
+    """Runs one command of `python -m aotexport_runtime`; ends with the block."""
+
+    def __init__(self) -> None:
+        # Without `-P`, a file `inspect.py` in the working directory would stand in for Python's.
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-c", _WAIT],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def __enter__(self) -> FreshProcess:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        if self._process.poll() is None:
+            self._process.kill()
+        self._process.communicate()
+
+    def run(self, arguments: Sequence[str], timeout_s: float) -> subprocess.CompletedProcess[str]:
+        """Run the command and wait for its end.
+
+        Raises:
+            subprocess.TimeoutExpired: it takes longer.
+        """
+        output, errors = self._process.communicate(json.dumps(list(arguments)) + "\n", timeout=timeout_s)
+        return subprocess.CompletedProcess(self._process.args, self._process.returncode, output, errors)

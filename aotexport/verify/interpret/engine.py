@@ -1,0 +1,98 @@
+"""Lowered programs whose kernels are interpreted on the CPU, from their sources."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from aotexport.errors import VerificationFailed
+from aotexport.torch_internals.kernel_helpers import replace_device_functions
+from aotexport.verify.interpret.libdevice import Libdevice
+from aotexport_runtime.bundle.read import Bundle
+from aotexport_runtime.engines.codegen import Environment
+from aotexport_runtime.engines.cuda.launch import grid_of, pack_number
+from aotexport_runtime.engines.cuda.packs import TARGET, kernels_of
+from aotexport_runtime.engines.lowered import Lowered, lowered_graphs
+from aotexport_runtime.errors import NotSupported
+from aotexport_runtime.schema.kernels import Kernel, PointerParameter
+from aotexport_runtime.schema.program import Program
+
+
+class InterpreterEngine:
+    """Gives lowered programs whose kernels are interpreted.
+
+    Args:
+        candidate: which configuration of each kernel; the last, where a kernel has fewer.
+
+    Attributes:
+        launches: how often each kernel was launched, by `name/candidate`.
+    """
+
+    def __init__(self, candidate: int) -> None:
+        replace_device_functions(Libdevice())
+        self._candidate = candidate
+        self.launches: Counter[str] = Counter()
+
+    def check(self, place: torch.device | None) -> None:
+        """Take every device."""
+
+    def __call__(self, bundle: Bundle, program: Program, environment: Environment) -> Lowered:
+        """Return `program` on interpreted kernels.
+
+        Raises:
+            NotSupported: it has none.
+        """
+        if not bundle.has_target(TARGET, program.name):
+            raise NotSupported("the bundle has no kernels of this program")
+        kernels = {kernel.name: self._launcher(bundle, kernel) for kernel in kernels_of(bundle, program.name)}
+        return lowered_graphs(bundle, TARGET, program, environment, kernels)
+
+    def _launcher(self, bundle: Bundle, kernel: Kernel) -> Any:
+        index = min(self._candidate, len(kernel.candidates) - 1)
+        candidate = kernel.candidates[index]
+        function = _function(bundle.file(f"targets/{TARGET}/kernels/{kernel.source}"), kernel.name)
+        constants = {constant.name: constant.value for constant in candidate.constants}
+
+        def launch(**arguments: Any) -> None:
+            _check_assumptions(kernel, arguments)
+            grid = grid_of(kernel, candidate, arguments)
+            given = {name: value for name, value in arguments.items() if name not in kernel.grid_arguments}
+            fixed = {name: value for name, value in constants.items() if name in function.arg_names}
+            self.launches[f"{kernel.name}/{index}"] += 1
+            if 0 not in grid:
+                function[grid](**given, **fixed)
+
+        return launch
+
+
+def _check_assumptions(kernel: Kernel, arguments: dict[str, Any]) -> None:
+    """Check what compiled code assumes of its arguments, which interpreted code does not need.
+
+    Raises:
+        VerificationFailed: compiled code would do something else.
+    """
+    for parameter in kernel.parameters:
+        value = arguments[parameter.name]
+        if isinstance(parameter, PointerParameter):
+            fits = isinstance(value, torch.Tensor) and value.data_ptr() % parameter.alignment == 0
+        else:
+            pack_number(parameter.type, value)
+            fits = parameter.multiple_of == 1 or value % parameter.multiple_of == 0
+        if not fits:
+            raise VerificationFailed(f"kernel {kernel.name}: `{parameter.name}` is not what the code assumes", [])
+
+
+def _function(path: Path, name: str) -> Any:
+    """Return the function of a kernel's source file."""
+    specification = importlib.util.spec_from_file_location(name, path)
+    assert specification is not None
+    assert specification.loader is not None
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    if hasattr(module, "libdevice"):
+        module.__dict__["libdevice"] = Libdevice()
+    return getattr(module, name)

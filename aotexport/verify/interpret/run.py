@@ -1,0 +1,61 @@
+"""Comparison of interpreted kernels with recorded calls, in a process of its own."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+from aotexport.errors import VerificationFailed
+from aotexport_runtime.bundle.read import Bundle
+from aotexport_runtime.engines.cuda.packs import TARGET
+from aotexport_runtime.errors import NotSupported
+
+
+@dataclass(frozen=True)
+class Interpreted:
+    """What interpreting a bundle's kernels gave.
+
+    Attributes:
+        results: one per recorded call of the compared programs, as the self-test prints them.
+        drawing: programs that have kernels and draw random numbers, others than eager: nothing to compare.
+        launches: how often each kernel was launched, by `name/candidate`.
+    """
+
+    results: list[dict[str, Any]]
+    drawing: list[str]
+    launches: dict[str, int]
+
+
+def interpret(bundle: Bundle, candidate: int = 0) -> Interpreted:
+    """Run the recorded calls of a bundle with its kernels interpreted: slow, and without a GPU.
+
+    This runs Python code of the bundle, the sources of its kernels.
+
+    Args:
+        bundle: an open bundle.
+        candidate: which configuration of each kernel; the last, where a kernel has fewer.
+
+    Raises:
+        NotSupported: the bundle has no kernels, or not their sources, or Triton is not installed.
+        VerificationFailed: the process failed.
+    """
+    if not any(bundle.has_target(TARGET, name) for name in bundle.program_names):
+        raise NotSupported("the bundle has no kernels. Export it with `--target cuda`")
+    if any(kernel.source is None for kernel in bundle.kernels(TARGET).kernels):
+        raise NotSupported("the bundle has its kernels without their sources, which are what can be interpreted")
+    if importlib.util.find_spec("triton") is None:
+        raise NotSupported("kernels are interpreted by Triton: pip install 'aotexport[cuda]'")
+    # Triton reads the variable when it is imported.
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    command = [sys.executable, "-P", "-m", "aotexport.verify.interpret", str(bundle.root), str(candidate)]
+    process = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    try:
+        return Interpreted(**json.loads(process.stdout.splitlines()[-1]))
+    except (IndexError, ValueError):
+        tail = process.stderr.strip()[-2000:] or f"exit code {process.returncode}"
+        raise VerificationFailed(f"the process that interprets the kernels failed:\n{tail}", [tail]) from None

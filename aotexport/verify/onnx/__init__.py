@@ -1,0 +1,1 @@
+"""Verification of ONNX models: ONNX Runtime beside recorded calls and beside the forward graph."""

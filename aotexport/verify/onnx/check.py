@@ -1,0 +1,170 @@
+"""Verification of an ONNX model: ONNX Runtime against what eager execution gave, and against the forward graph."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from aotexport.errors import VerificationFailed
+from aotexport.lower.onnx.options import OnnxOptions
+from aotexport.verify.comparison import Comparison
+from aotexport.verify.onnx.calls import Calls, changed_names, outputs_of, random_calls, recorded, run_call
+from aotexport.verify.onnx.widen import is_narrow, write_wide
+from aotexport_runtime import OnnxRuntime
+from aotexport_runtime.bundle.read import Bundle
+from aotexport_runtime.call.onnx.plan import OnnxPlan
+from aotexport_runtime.commands.self_test import rounding
+from aotexport_runtime.errors import NotSupported, first_line
+from aotexport_runtime.schema.manifest import Manifest, OnnxModel
+from aotexport_runtime.schema.program import Program
+from aotexport_runtime.values.observe import Observation, compare
+
+TARGET = "onnx"
+_SEED = 20240229
+_MAX_NUMEL = 1 << 24
+_CALLS = 2
+_AFTER, _STATE = " afterwards", "state "
+
+
+def check_model(bundle: Bundle, program: Program, model: OnnxModel, options: OnnxOptions) -> list[Comparison]:
+    """Compare an ONNX model with the recorded calls, and with the forward graph on random calls of other sizes.
+
+    Args:
+        bundle: with the model in it.
+        program: its program.
+        model: its entry in the manifest.
+        options: how it was made.
+
+    Returns:
+        Every compared output.
+
+    Raises:
+        VerificationFailed: it disagrees, or ONNX Runtime does not run it; names the first value that differs.
+    """
+    with tempfile.TemporaryDirectory() as directory:
+        subject = _opened(bundle, program, model, Path(directory))
+        return _check(bundle, program, model, options, subject)
+
+
+@dataclass(frozen=True)
+class _Subject:
+    """A model, opened, and the state that its calls change."""
+
+    plan: OnnxPlan
+    state: dict[str, Any]
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        return self.plan(args, kwargs)
+
+
+def _opened(bundle: Bundle, program: Program, model: OnnxModel, directory: Path) -> _Subject:
+    """Open a model; where ONNX Runtime lacks kernels of bfloat16, one of float32 in its place."""
+    state: dict[str, Any] = {}
+    try:
+        return _Subject(OnnxPlan(bundle, program, model, OnnxRuntime(), state), state)
+    except NotSupported as error:
+        if is_narrow(bundle.file(model.file)):
+            with contextlib.suppress(NotSupported):
+                wide = write_wide(bundle.file(model.file), directory)
+                replaced = _Replaced(bundle.root, bundle.manifest, model.file, wide)
+                return _Subject(OnnxPlan(replaced, program, model, OnnxRuntime(), state), state)
+        from aotexport.verify.onnx.locate import origin
+
+        found = origin(bundle.file(model.file), str(error))
+        where = f". {found}" if found else ""
+        raise VerificationFailed(
+            f"program `{program.name}`: {error}{where}. `--no-verify` writes the model as it is", [str(error)]
+        ) from None
+
+
+class _Replaced(Bundle):
+    """A bundle with another file in the place of one of its own."""
+
+    def __init__(self, root: Path, manifest: Manifest, file: str, other: Path) -> None:
+        super().__init__(root, manifest)
+        self._file, self._other = file, other
+
+    def intact_file(self, path: str) -> Path:
+        return self._other if path == self._file else super().intact_file(path)
+
+
+def _check(
+    bundle: Bundle, program: Program, model: OnnxModel, options: OnnxOptions, subject: _Subject
+) -> list[Comparison]:
+    found: list[Comparison] = []
+    for calls in [*recorded(bundle, program, model), *random_calls(bundle, program, model)]:
+        comparisons = _compare(bundle, program, model, subject, calls)
+        if not all(comparison.agrees for comparison in comparisons):
+            from aotexport.verify.onnx.locate import first_difference, origin
+
+            lines = [_line(comparison) for comparison in comparisons if not comparison.agrees]
+            raised = origin(bundle.file(model.file), lines[0])
+            where = f"  {raised}" if raised else first_difference(bundle, program, model, options, calls.values)
+            raise VerificationFailed(
+                "ONNX Runtime disagrees with eager execution; nothing was written:\n" + "\n".join([*lines, where]),
+                lines,
+            )
+        found += comparisons
+    return found
+
+
+def _line(comparison: Comparison) -> str:
+    what = comparison.detail or (
+        f"largest absolute difference {comparison.absolute:.2e}, relative to the largest value {comparison.error:.2e}"
+    )
+    return f"  {comparison.program}/{comparison.vector} (onnx): {comparison.name}: {what}"
+
+
+def _compare(bundle: Bundle, program: Program, model: OnnxModel, subject: _Subject, calls: Calls) -> list[Comparison]:
+    """Return how ONNX Runtime's results of consecutive calls compare with what is expected of them."""
+    base = {"program": program.name, "vector": calls.name, "target": TARGET}
+    if calls.refused:
+        name = f"not compared at {calls.name}: {calls.refused}"
+        return [Comparison(**base, name=name, error=0.0, absolute=0.0, agrees=True, detail=calls.refused)]
+    subject.state.clear()
+    got = Observation()
+    try:
+        for number in range(calls.count):
+            where, changed = f"call {number}: ", changed_names(program, model)
+            run_call(got, where, program, changed, subject.run, calls.values, lambda: subject.state)
+    except Exception as error:
+        detail = f"raises {first_line(error)}"
+        return [Comparison(**base, name="call", error=math.inf, absolute=math.inf, agrees=False, detail=detail)]
+    found = [
+        Comparison(
+            **base,
+            name=difference.name,
+            error=difference.error,
+            absolute=difference.absolute,
+            agrees=difference.agrees,
+            detail=f"expected {difference.expected}, got {difference.got}" if difference.expected else "",
+        )
+        for difference in compare(
+            calls.expected, got, least=rounding(bundle, program.name), eager_errors=calls.eager_errors
+        )
+    ]
+    if model.updates or all(comparison.agrees for comparison in found):
+        return found
+    outputs = outputs_of(program, subject.run, calls.values, {})
+    return [_tie(bundle, program, calls, outputs, one) for one in found]
+
+
+def _tie(
+    bundle: Bundle, program: Program, calls: Calls, outputs: Mapping[str, Any], comparison: Comparison
+) -> Comparison:
+    """Return the comparison, as one that agrees where indices differ of values that are equal."""
+    path = comparison.name.partition(": ")[2].removesuffix(" norm")
+    if comparison.agrees or comparison.detail or path not in outputs:
+        return comparison
+    from aotexport.verify.onnx.ties import is_tie
+
+    if not is_tie(bundle, program, calls.values, path, outputs[path]):
+        return comparison
+    same = {"error": 0.0, "absolute": 0.0, "agrees": True, "detail": "other indices, of equal values"}
+    return dataclasses.replace(comparison, name=f"{comparison.name} (of equal values)", **same)

@@ -1,0 +1,66 @@
+"""What an export did, as a record that reads as text."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from aotexport.encode.program import EncodedProgram
+from aotexport.verify.comparison import Comparison
+from aotexport_runtime.bundle.notes import BundleNote
+from aotexport_runtime.schema.manifest import Manifest
+
+
+@dataclass(repr=False)
+class ExportReport:
+    """What an export did; printed, it is some lines of text.
+
+    Attributes:
+        path: where the bundle is.
+        manifest: its manifest.
+        programs: its programs, as encoded.
+        comparisons: verified values with their errors; empty without verification.
+        seconds: wall time per stage.
+        notes: what calls are held to, what a load needs, and what the bundle does not do; each reads as a sentence.
+    """
+
+    path: Path
+    manifest: Manifest
+    programs: list[EncodedProgram]
+    comparisons: list[Comparison] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=dict)
+    notes: list[BundleNote] = field(default_factory=list)
+
+    def __repr__(self) -> str:
+        """Return what the bundle holds, the largest error of the verification, the notes and the time."""
+        return "\n".join(self._lines())
+
+    def _lines(self) -> Iterator[str]:
+        manifest = self.manifest
+        sizes = [math.prod(entry.shape) for entry in manifest.state if entry.role == "parameter"]
+        nbytes = sum(entry.nbytes for entry in manifest.files)
+        yield (
+            f"{self.path}: {manifest.name} ({manifest.kind}), {len(sizes)} parameters ({sum(sizes):,} elements), "
+            f"{nbytes:,} bytes in {len(manifest.files)} files"
+        )
+        targets = {entry.name: entry.targets for entry in manifest.programs}
+        for program in self.programs:
+            record = program.record
+            counts = ", ".join(f"{len(g.nodes)} {file.removesuffix('.json')}" for file, g in program.graphs.items())
+            yield f"  {record.name} ({record.mode} mode): {', '.join(targets[record.name])}; operators: {counts}"
+            for refusal in record.refusals:
+                yield f"    no {refusal.graph} graph, the forward graph runs instead: {refusal.reason}"
+        yield f"  {self._verified()}"
+        for note in self.notes:
+            yield f"  {note.shown()}"
+        yield f"  {sum(self.seconds.values()):.1f} s"
+
+    def _verified(self) -> str:
+        if not self.comparisons:
+            return "not verified"
+        worst = max(self.comparisons, key=lambda comparison: comparison.error)
+        where = f" ({worst.program}: {worst.name})" if worst.error else ""
+        values = f"{len(self.comparisons):,} values compared with eager"
+        return f"{values}: the largest relative error is {worst.error:.1e}{where}"

@@ -1,0 +1,157 @@
+"""The names that a graph may call, and with how many operands. No torch.
+
+`aten` operators must be on the list in `allowed/aten.txt`, which `schemas/tools/operators.py` writes; `python::` and
+`torch::` names are in the tables below; every other namespace is the caller's to allow.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+
+@cache
+def allowed_aten_operators() -> frozenset[str]:
+    """Return the `aten` operators that a bundle may call, as `base.overload`."""
+    # Not at the top: it takes milliseconds, and ONNX models start without the list.
+    from importlib import resources
+
+    text = resources.files("aotexport_runtime").joinpath("allowed/aten.txt").read_text(encoding="ascii")
+    return frozenset(line for line in text.splitlines() if line and not line.startswith("#"))
+
+
+INFIX: dict[str, str] = {
+    "python::add": "+",
+    "python::sub": "-",
+    "python::mul": "*",
+    "python::truediv": "/",
+    "python::floordiv": "//",
+    "python::mod": "%",
+    "python::pow": "**",
+    "python::eq": "==",
+    "python::ne": "!=",
+    "python::lt": "<",
+    "python::le": "<=",
+    "python::gt": ">",
+    "python::ge": ">=",
+    "python::and": "&",
+    "python::or": "|",
+    "python::xor": "^",
+    "python::lshift": "<<",
+    "python::rshift": ">>",
+}
+"""Builtins on two numbers, by the sign that generated code writes for them."""
+
+FLOAT_FUNCTIONS = ("sqrt", "log2", "cos", "cosh", "sin", "sinh", "tan", "tanh", "acos", "asin", "atan")
+"""Functions of `math` from a number to a float."""
+
+BUILTINS: dict[str, Callable[..., Any]] = {
+    "python::getitem": operator.getitem,
+    "python::neg": operator.neg,
+    "python::not": operator.not_,
+    "python::sym_sum": sum,
+    "python::sym_max": max,
+    "python::sym_min": min,
+    "python::sym_int": int,
+    "python::sym_float": float,
+    "python::sym_ite": lambda condition, yes, no: yes if condition else no,
+    "python::abs": abs,
+    "python::floor": math.floor,
+    "python::ceil": math.ceil,
+    "python::round": round,
+    "python::round_digits": round,
+    **{f"python::{name}": getattr(math, name) for name in FLOAT_FUNCTIONS},
+}
+"""Builtins that generated code calls."""
+
+SUBCLASS_OPERANDS: dict[str, int] = {"subclass::inner": 2, "subclass::wrap": 2}
+"""How many operands each operator on tensors of wrapper subclasses takes."""
+
+DISTRIBUTED_OPERANDS: dict[str, int] = {
+    "distributed::from_local": 3,
+    "distributed::to_local": 2,
+    "distributed::redistribute": 4,
+}
+"""How many operands each step into distributed tensors, out of them, and to other placements takes."""
+
+BUILTIN_OPERANDS: dict[str, int] = {
+    **dict.fromkeys(INFIX, 2),
+    "python::getitem": 2,
+    "python::neg": 1,
+    "python::not": 1,
+    "python::sym_sum": 1,
+    "python::sym_max": 2,
+    "python::sym_min": 2,
+    "python::sym_int": 1,
+    "python::sym_float": 1,
+    "python::sym_ite": 3,
+    "python::abs": 1,
+    "python::floor": 1,
+    "python::ceil": 1,
+    "python::round": 1,
+    "python::round_digits": 2,
+    **{f"python::{name}": 1 for name in FLOAT_FUNCTIONS},
+}
+"""How many operands each builtin takes."""
+
+EFFECT_OPERANDS: dict[str, int] = {
+    "torch::is_grad_enabled": 0,
+    "torch::set_grad_enabled": 1,
+    "torch::enter_autocast": 4,
+    "torch::exit_autocast": 1,
+    "torch::enter_checkpoint": 2,
+    "torch::exit_checkpoint": 1,
+}
+"""How many operands each change of interpreter state takes."""
+
+BODY_OPERANDS: dict[str, int] = {
+    "higher_order::cond": 4,
+    "higher_order::while_loop": 4,
+    "higher_order::while_loop_stack_output": 4,
+    "higher_order::scan": 4,
+    "higher_order::map_impl": 3,
+    "higher_order::invoke_subgraph": 2,
+    "higher_order::register_hook": 3,
+    "higher_order::autograd_function": 10,
+}
+"""How many operands each operator with bodies takes."""
+
+LAUNCH_OPERANDS: dict[str, int] = {"higher_order::triton_kernel": 2}
+"""How many operands the launch of a kernel of the model takes."""
+
+OPERANDS: dict[str, int] = {
+    **BUILTIN_OPERANDS,
+    **EFFECT_OPERANDS,
+    **BODY_OPERANDS,
+    **LAUNCH_OPERANDS,
+    **SUBCLASS_OPERANDS,
+    **DISTRIBUTED_OPERANDS,
+}
+"""How many operands everything takes that is no operator of torch."""
+
+NAMESPACES = frozenset(name.partition("::")[0] for name in OPERANDS)
+"""Namespaces of `OPERANDS`, which no custom operator may be in."""
+
+VIEWS = frozenset(
+    (
+        *(
+            "_conj",
+            "_neg_view",
+            "alias",
+            "as_strided",
+            "detach",
+            "diagonal",
+            "expand",
+            "permute",
+            "select",
+            "slice",
+            "squeeze",
+            "t",
+        ),
+        *("transpose", "unfold", "unsqueeze", "view", "view_as_complex", "view_as_real"),
+    )
+)
+"""Base names of the operators that an output may be regenerated by: views of their first argument."""

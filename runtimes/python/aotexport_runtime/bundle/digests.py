@@ -1,0 +1,48 @@
+"""Digests compared while something else is done: hashing leaves the interpreter to others."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import mmap
+import threading
+from collections.abc import Generator
+from pathlib import Path
+
+from aotexport_runtime.bundle.read import TAMPERED, Bundle
+from aotexport_runtime.errors import BundleInvalid
+
+
+@contextlib.contextmanager
+def digests_compared(bundle: Bundle) -> Generator[None, None, None]:
+    """Compare the SHA-256 of every file of `bundle` with the manifest while the body runs.
+
+    Raises:
+        BundleInvalid: names the first file that differs, at the end of the body, whether that succeeded or not.
+    """
+    wrong: list[Exception] = []
+    thread = threading.Thread(target=_compare, args=(bundle, wrong), name="aotexport digests", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join()
+        if wrong:
+            raise wrong[0] from None
+
+
+def _compare(bundle: Bundle, wrong: list[Exception]) -> None:
+    try:
+        for entry in bundle.manifest.files:
+            if _sha256(bundle.file(entry.path)) != entry.sha256:
+                raise BundleInvalid(TAMPERED, where=entry.path)
+    except Exception as error:
+        wrong.append(error)
+
+
+def _sha256(path: Path) -> str:
+    """Return the digest of a file in one step: each one has to wait for the interpreter."""
+    if not path.stat().st_size:
+        return hashlib.sha256().hexdigest()
+    with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        return hashlib.sha256(data).hexdigest()

@@ -1,0 +1,99 @@
+"""The notes of a bundle in one list: those of its programs, and the packages that a load needs. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from aotexport_runtime.bundle.read import Bundle
+from aotexport_runtime.schema.graph import SourceLine
+from aotexport_runtime.schema.manifest import Manifest
+from aotexport_runtime.schema.notes import Note
+from aotexport_runtime.schema.program import Program
+
+_ORDER = ("number", "branch", "size", "integer", "package", "other")
+LOUD = ("number", "branch")
+"""Kinds of notes on what makes calls fail that look like the example."""
+
+
+class BundleNote(NamedTuple):
+    """A note with the programs that it is of.
+
+    Attributes:
+        kind: that of a `Note`, or `package`: a load needs one.
+        programs: names; empty: of the whole bundle.
+        text: see `Note`, like the others.
+        fixed: what was fixed.
+        outside: what a call outside of it gets.
+        source: the user's line.
+    """
+
+    kind: str
+    programs: tuple[str, ...]
+    text: str
+    fixed: str | None = None
+    outside: str | None = None
+    source: SourceLine | None = None
+
+    def __str__(self) -> str:
+        """Return it as a sentence: the user's line, what it says, what a call outside of it gets."""
+        line = self.source
+        where = "" if line is None else f"{line.file}:{line.line} in {line.function}: "
+        outside = "" if self.outside is None else f". {self.outside[:1].upper()}{self.outside[1:]}"
+        return f"{where}{self.text}{outside}"
+
+    def shown(self) -> str:
+        """Return it as a line of a list, with its programs where its sentence does not say them."""
+        of = f" ({', '.join(self.programs)})" if self.programs and self.kind != "other" else ""
+        return f"{'fixed' if self.kind in LOUD else 'note'}{of}: {self}"
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it as plain data."""
+        line = self.source
+        source = None if line is None else {"file": line.file, "line": line.line, "function": line.function}
+        return {**self._asdict(), "programs": list(self.programs), "source": source, "sentence": self.shown()}
+
+
+def notes_of(bundle: Bundle, program: str | None = None) -> list[BundleNote]:
+    """Return the notes of a bundle.
+
+    Args:
+        bundle: an open bundle.
+        program: only those of this program, and of the whole bundle.
+    """
+    names = bundle.program_names if program is None else [program]
+    return listed(bundle.manifest, map(bundle.program, names))
+
+
+def listed(manifest: Manifest, programs: Iterable[Program]) -> list[BundleNote]:
+    """Return the notes of programs, a note of several programs once, and those of their bundle.
+
+    Args:
+        manifest: that of the bundle.
+        programs: the records of some of its programs.
+    """
+    found: dict[Note, list[str]] = {}
+    for program in programs:
+        for note in program.notes:
+            found.setdefault(note, []).append(program.name)
+    notes = [BundleNote(n.kind, tuple(of), n.text, n.fixed, n.outside, n.source) for n, of in found.items()]
+    return sorted([*notes, *_packages(manifest)], key=lambda note: _ORDER.index(note.kind))
+
+
+def _packages(manifest: Manifest) -> list[BundleNote]:
+    needs = manifest.requirements
+    found: list[BundleNote] = []
+    if needs.operator_namespaces:
+        names = ", ".join(f"`{name}`" for name in needs.operator_namespaces)
+        text = (
+            f"the bundle calls custom operators of {names}: import what registers them before `load`, and give their "
+            "names as operator_namespaces"
+        )
+        found.append(BundleNote("package", (), text))
+    if needs.tensor_types:
+        names = ", ".join(f"`{name}`" for name in needs.tensor_types)
+        found.append(BundleNote("package", (), f"the bundle makes tensors of {names}: give `load` the tensor_types"))
+    return found
+
+
+__all__ = ["LOUD", "BundleNote", "listed", "notes_of"]

@@ -1,0 +1,308 @@
+"""A bundle on disk: opened, contained and checked. No torch.
+
+Invariant: no path outside the bundle's directory is ever read, no file that the manifest does not list, and no
+byte of a listed file before its size was compared.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from functools import cached_property
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from aotexport_runtime import schema
+from aotexport_runtime.errors import BundleInvalid
+from aotexport_runtime.schema import versions
+from aotexport_runtime.schema.base import Record
+from aotexport_runtime.schema.codec import MAX_JSON_NBYTES, MAX_MESSAGE, check_depth
+from aotexport_runtime.schema.compiled import CompiledProgram, Target
+from aotexport_runtime.schema.graph import Graph
+from aotexport_runtime.schema.kernels import KernelLibrary
+from aotexport_runtime.schema.manifest import FileEntry, Manifest
+from aotexport_runtime.schema.program import Program
+from aotexport_runtime.schema.targets import LoweredProgram
+from aotexport_runtime.validate import (
+    check_compiled,
+    check_forward_graph,
+    check_functional_graph,
+    check_graph,
+    check_kernels,
+    check_lowered,
+    check_lowered_graph,
+    check_manifest,
+    check_program,
+    check_target,
+)
+from aotexport_runtime.values.arguments import path_of
+
+MANIFEST_NAME = "bundle.json"
+T = TypeVar("T", bound=Record)
+
+
+def open_bundle(path: str | os.PathLike[str], *, check_digests: bool = True) -> Bundle:
+    """Open the bundle in directory `path` without torch.
+
+    Args:
+        path: directory that holds `bundle.json`.
+        check_digests: compare the SHA-256 of every file with the manifest now. Sizes are always compared.
+
+    Returns:
+        The opened bundle; its programs and graphs are read when asked for.
+
+    Raises:
+        ArgumentInvalid: `path` is no path.
+        BundleInvalid: not a bundle, broken, truncated, tampered with, or hostile.
+        BundleTooNew: written for a newer runtime.
+    """
+    root = path_of("path", path)
+    if root.is_file():
+        raise BundleInvalid(f"`{path}` is a file, and a bundle is a directory")
+    if not root.is_dir():
+        raise BundleInvalid(f"no directory `{path}`")
+    manifest_path = root / MANIFEST_NAME
+    if manifest_path.is_symlink() or not manifest_path.is_file():
+        raise BundleInvalid(f"`{path}` is no bundle: it has no file `{MANIFEST_NAME}`")
+    if manifest_path.stat().st_size > MAX_JSON_NBYTES:
+        raise BundleInvalid(f"larger than the {MAX_JSON_NBYTES} bytes of JSON that are read", where=MANIFEST_NAME)
+    # Programs are read later: from this directory, also where the path is a link that leads elsewhere by then.
+    bundle = Bundle(root.resolve(), read_manifest(manifest_path.read_bytes()))
+    bundle.check_files(digests=check_digests)
+    return bundle
+
+
+def read_manifest(data: bytes) -> Manifest:
+    """Return the manifest in `data`: envelope, version gate, upgrades, strict decode, then consistency.
+
+    Raises:
+        BundleInvalid: see `open_bundle`.
+    """
+    check_depth(data, MANIFEST_NAME)
+    try:
+        envelope = msgspec.json.decode(data, type=versions.Envelope)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        reason = str(error)[:MAX_MESSAGE]
+        raise BundleInvalid(f"not the manifest of a bundle: {reason}", where=MANIFEST_NAME) from None
+    written = versions.check_readable(envelope)
+    manifest = schema.decode_record(data, Manifest, where=MANIFEST_NAME, written=written)
+    check_manifest(manifest)
+    return manifest
+
+
+class Bundle:
+    """An open bundle.
+
+    Attributes:
+        root: its directory, absolute and without links.
+        manifest: its manifest, checked.
+    """
+
+    def __init__(self, root: Path, manifest: Manifest) -> None:
+        self.root = root
+        self.manifest = manifest
+        self._programs: dict[str, Program] = {}
+        self._graphs: dict[str, Graph] = {}
+        self._kernels: dict[str, KernelLibrary] = {}
+        self._targets: dict[str, Target] = {}
+
+    @cached_property
+    def _entries(self) -> dict[str, FileEntry]:
+        return {entry.path: entry for entry in self.manifest.files}
+
+    def file(self, path: str) -> Path:
+        """Return the absolute path of a listed file, after its containment and size were checked.
+
+        Raises:
+            BundleInvalid: not listed, missing, not a regular file inside the bundle, or of another size.
+        """
+        entry = self._entries.get(path)
+        if entry is None:
+            raise BundleInvalid("not listed in the manifest", where=path)
+        full = self.root.joinpath(*path.split("/"))
+        if not full.is_file():
+            raise BundleInvalid("missing", where=path)
+        if not full.resolve().is_relative_to(self.root.resolve()):
+            raise BundleInvalid("leads outside the bundle", where=path)
+        if full.stat().st_size != entry.nbytes:
+            raise BundleInvalid(f"expected {entry.nbytes} bytes, got {full.stat().st_size}", where=path)
+        return full
+
+    def read(self, path: str) -> bytes:
+        """Return the bytes of a listed JSON file, their digest compared.
+
+        Raises:
+            BundleInvalid: see `file`; or the digest differs.
+        """
+        full = self.file(path)
+        if self._entries[path].nbytes > MAX_JSON_NBYTES:
+            raise BundleInvalid(f"larger than the {MAX_JSON_NBYTES} bytes of JSON that are read", where=path)
+        data = full.read_bytes()
+        if hashlib.sha256(data).hexdigest() != self._entries[path].sha256:
+            raise BundleInvalid(TAMPERED, where=path)
+        return data
+
+    def record(self, path: str, type_: type[T]) -> T:
+        """Return the record in a listed JSON file, upgraded from the bundle's format.
+
+        Raises:
+            BundleInvalid: see `read`; or the file is no such record.
+        """
+        written = versions.parse_version(self.manifest.format)
+        return schema.decode_record(self.read(path), type_, where=path, written=written)
+
+    def check_files(self, *, digests: bool = True) -> None:
+        """Compare size and (optionally) digest of every listed file.
+
+        Raises:
+            BundleInvalid: names the first file that differs.
+        """
+        for entry in self.manifest.files:
+            full = self.file(entry.path)
+            if not digests:
+                continue
+            with full.open("rb") as stream:
+                if hashlib.file_digest(stream, "sha256").hexdigest() != entry.sha256:
+                    raise BundleInvalid(TAMPERED, where=entry.path)
+
+    @property
+    def program_names(self) -> tuple[str, ...]:
+        """Names of the programs, in order of preference."""
+        return tuple(entry.name for entry in self.manifest.programs)
+
+    def program(self, name: str) -> Program:
+        """Return the record of program `name`, checked.
+
+        Raises:
+            BundleInvalid: no such program, or its record is invalid.
+        """
+        if name not in self._programs:
+            if name not in self.program_names:
+                raise BundleInvalid(f"no program {str(name)[:80]!r}; the bundle has {', '.join(self.program_names)}")
+            where = f"programs/{name}/program.json"
+            program = self.record(where, Program)
+            check_program(program, self.manifest, name=name, where=where)
+            self._programs[name] = program
+        return self._programs[name]
+
+    def graph(self, program: str, file: str) -> Graph:
+        """Return graph `file` of `program`, checked.
+
+        Raises:
+            BundleInvalid: missing or invalid.
+        """
+        where = f"programs/{program}/{file}"
+        if where not in self._graphs:
+            graph = self.record(where, Graph)
+            self._check_graph(graph, self.program(program), file, where)
+            self._graphs[where] = graph
+        return self._graphs[where]
+
+    @property
+    def target_names(self) -> tuple[str, ...]:
+        """Names of the targets that the bundle has beside its graphs, sorted."""
+        found = (_TARGET.fullmatch(entry.path) for entry in self.manifest.files)
+        return tuple(sorted(match[1] for match in found if match is not None))
+
+    def target(self, name: str) -> Target:
+        """Return the record of target `name`, checked.
+
+        Raises:
+            BundleInvalid: no such target, or its record is invalid.
+        """
+        if name not in self._targets:
+            where = f"targets/{name}/target.json"
+            target = self.record(where, Target)
+            check_target(target, self.manifest, name=name, where=where)
+            self._targets[name] = target
+        return self._targets[name]
+
+    def compiled(self, target: str, program: str) -> CompiledProgram | None:
+        """Return `program` as `target` has it, checked; None: it does not have it.
+
+        Raises:
+            BundleInvalid: no such target or program, or their records are invalid.
+        """
+        found = next((compiled for compiled in self.target(target).programs if compiled.program == program), None)
+        record = self.program(program)
+        if found is not None:
+            functional = record.functional
+            graph = None if functional is None else self.graph(program, functional.file)
+            check_compiled(found, record, graph, where=f"targets/{target}/target.json")
+        return found
+
+    def intact_file(self, path: str) -> Path:
+        """Return the absolute path of a listed file, its digest compared now.
+
+        Raises:
+            BundleInvalid: see `file`; or the digest differs.
+        """
+        full = self.file(path)
+        with full.open("rb") as stream:
+            if hashlib.file_digest(stream, "sha256").hexdigest() != self._entries[path].sha256:
+                raise BundleInvalid(TAMPERED, where=path)
+        return full
+
+    def _check_graph(self, graph: Graph, program: Program, file: str, where: str) -> None:
+        symbols = {dimension.symbol for dimension in program.dimensions}
+        check_graph(graph, symbols, set(self.manifest.requirements.operator_namespaces), where=where)
+        if file == program.forward.file:
+            check_forward_graph(graph, program, where=where)
+        if program.functional is not None and file == program.functional.file:
+            check_functional_graph(graph, program, program.functional, where=where)
+
+    # --- targets ------------------------------------------------------------------------------------------
+
+    def has_target(self, target: str, program: str) -> bool:
+        """Return whether the bundle holds `program` lowered for `target`."""
+        return any(entry.name == program and target in entry.targets for entry in self.manifest.programs)
+
+    def lowered(self, target: str, program: str) -> LoweredProgram:
+        """Return the record of `program` lowered for `target`, checked.
+
+        Raises:
+            BundleInvalid: there is none, or it is invalid.
+        """
+        where = f"targets/{target}/programs/{program}/lowered.json"
+        record = self.record(where, LoweredProgram)
+        check_lowered(record, self.program(program), where=where)
+        return record
+
+    def lowered_graph(self, target: str, program: str, *, backward: bool) -> Graph:
+        """Return the forward or backward graph of `program` lowered for `target`, checked.
+
+        Raises:
+            BundleInvalid: there is none, or it is invalid.
+        """
+        record = self.lowered(target, program)
+        file = record.backward if backward else record.forward
+        where = f"targets/{target}/programs/{program}/{file}"
+        graph = self.record(where, Graph)
+        kernels = {kernel.name: kernel for kernel in self.kernels(target).kernels}
+        namespaces = self.manifest.requirements.operator_namespaces
+        check_lowered_graph(graph, record, self.program(program), kernels, namespaces, backward=backward, where=where)
+        return graph
+
+    def kernels(self, target: str) -> KernelLibrary:
+        """Return the kernels of `target`, checked; their code is not read.
+
+        Raises:
+            BundleInvalid: there are none, or their record is invalid.
+        """
+        if target not in self._kernels:
+            where = f"targets/{target}/kernels/kernels.json"
+            library = self.record(where, KernelLibrary)
+            check_kernels(library, where=where)
+            self._kernels[target] = library
+        return self._kernels[target]
+
+
+_TARGET = re.compile(r"targets/([^/]+)/target\.json")
+
+TAMPERED = (
+    "its SHA-256 differs from the manifest's: the file was changed or damaged after export. "
+    "Copy the bundle again, or export it again"
+)

@@ -1,0 +1,47 @@
+"""What a call gives its caller, as one value: its result, and what it puts into the caller's containers."""
+
+from __future__ import annotations
+
+import operator
+from collections import UserDict, deque
+from collections.abc import Callable
+from typing import Any
+
+from aotexport_runtime.call.signature import Signature
+from aotexport_runtime.engines.codegen import Environment, constant_value
+from aotexport_runtime.schema.program import ContainerChange, Program
+from aotexport_runtime.schema.trees import Sequence, Tree
+from aotexport_runtime.values.trees import key_of
+
+
+def given_tree(program: Program) -> Tree:
+    """Return the structure of what a call of `program` gives: of its result, where it changes no containers."""
+    if not program.container_changes:
+        return program.output_tree
+    put = [tuple(item for item in change.items if item is not None) for change in program.container_changes]
+    return Sequence(type="tuple", items=(program.output_tree, *(Sequence(type="tuple", items=items) for items in put)))
+
+
+def giving(program: Program, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `function`, which does what `program` does, so that it returns everything that it gives."""
+    if not program.container_changes:
+        return function
+    environment = Environment()
+    paths = [change.path for change in program.container_changes]
+    signature = Signature(program.parameters, lambda leaf: constant_value(leaf.value, environment), paths)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        containers: dict[str, Any] = {}
+        signature.flatten(args, kwargs, [None] * len(program.inputs), containers)
+        value = function(*args, **kwargs)
+        return (value, *(_put(change, containers[change.path]) for change in program.container_changes))
+
+    return call
+
+
+def _put(change: ContainerChange, container: Any) -> tuple[Any, ...]:
+    keys = [key_of(key) for key, item in zip(change.keys, change.items, strict=True) if item is not None]
+    if isinstance(container, set):
+        return tuple(container)
+    read: Any = operator.getitem if isinstance(container, list | deque | dict | UserDict) else getattr
+    return tuple(read(container, key) for key in keys)

@@ -1,0 +1,92 @@
+"""What a call through ONNX Runtime changes: models return new values, which go to where the program writes them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from aotexport_runtime.engines.onnx.session import as_complex
+from aotexport_runtime.errors import BundleInvalid, NotSupported
+from aotexport_runtime.schema.manifest import OnnxModel
+from aotexport_runtime.schema.program import Program, StateInput
+from aotexport_runtime.values.tensors import is_torch_tensor
+
+
+class Changes:
+    """The changes of one program: state for the calls to come, and arguments of its caller."""
+
+    def __init__(self, program: Program, model: OnnxModel, state: dict[str, Any]) -> None:
+        """Prepare the changes that `model` returns.
+
+        Args:
+            program: its program.
+            model: its entry in the manifest.
+            state: values of changed state tensors by name; shared by the programs of a bundle, written to by calls.
+
+        Raises:
+            BundleInvalid: it changes what is no argument, and no state of the program.
+        """
+        self._state = state
+        self._inputs = model.state_inputs
+        self._rebinds = [(rebind.output_index, rebind.name) for rebind in program.rebinds]
+        self._paths = [spec.path for spec in program.inputs if not isinstance(spec, StateInput)]
+        names = {spec.name for spec in program.inputs if isinstance(spec, StateInput)}
+        self._updates = [(name, self._paths.index(name) if name in self._paths else None) for name in model.updates]
+        for name, index in self._updates:
+            if (index is None) == (name not in names):
+                raise BundleInvalid(f"the model changes {name[:80]!r}, which is no one input", where=model.file)
+        self._written = [index for _, index in self._updates if index is not None]
+
+    def state(self) -> tuple[list[str], list[Any]]:
+        """Return the names of the model's inputs for changed state tensors, and their values."""
+        held = {name: self._state[key] for key, name in self._inputs.items() if key in self._state}
+        return list(held), list(held.values())
+
+    def check(self, arguments: list[Any]) -> None:
+        """Refuse arguments that cannot be written to, before anything was done.
+
+        Raises:
+            NotSupported: names the argument.
+        """
+        for index in self._written:
+            value = arguments[index]
+            if isinstance(value, np.ndarray) and not value.flags.writeable:
+                raise NotSupported(f"the program changes `{self._paths[index]}`, which is a read-only array")
+            for other, path in zip(arguments, self._paths, strict=True):
+                if path != self._paths[index] and _share(value, other):
+                    raise NotSupported(
+                        f"the program changes `{self._paths[index]}`, which shares memory with `{path}`, and the "
+                        "model does not know. Pass a copy, or load target `portable`"
+                    )
+
+    def apply(self, arguments: list[Any], outputs: list[Any]) -> None:
+        """Write what a call changed.
+
+        Args:
+            arguments: of the call; written to.
+            outputs: what the model returned: the program's outputs, then its updates.
+        """
+        for index, name in self._rebinds:
+            self._state[name] = outputs[index]
+        for (name, index), value in zip(self._updates, outputs[len(outputs) - len(self._updates) :], strict=True):
+            if index is None:
+                self._state[name] = value
+            else:
+                _write(arguments[index], value)
+
+
+def _share(a: Any, b: Any) -> bool:
+    if is_torch_tensor(a) and is_torch_tensor(b):
+        return a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
+    return isinstance(a, np.ndarray) and isinstance(b, np.ndarray) and np.may_share_memory(a, b)
+
+
+def _write(argument: Any, value: Any) -> None:
+    if not is_torch_tensor(argument):
+        argument[...] = as_complex(value) if argument.dtype.kind == "c" else value
+        return
+    import torch
+
+    with torch.no_grad():
+        argument.copy_(as_complex(value) if argument.is_complex() else value)

@@ -1,0 +1,125 @@
+"""A bundle loaded for inference through ONNX Runtime. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from aotexport_runtime.bundle.read import Bundle
+from aotexport_runtime.call.explain import Explanation, ProgramExplanation
+from aotexport_runtime.call.onnx.plan import OnnxPlan
+from aotexport_runtime.call.straight_line import Call
+from aotexport_runtime.call.variants import Variants
+from aotexport_runtime.engines.onnx.session import OnnxRuntime
+from aotexport_runtime.errors import NotSupported
+
+
+class OnnxModule:
+    """A bundle whose programs run in ONNX Runtime: called like the exported module in evaluation mode.
+
+    Arrays of numpy give arrays of numpy, tensors of torch give tensors of torch.
+
+    Attributes:
+        bundle: the open bundle.
+        state: values of the state tensors that calls have changed, by name, as the models have them; empty at first.
+            What is removed from it is again as in the bundle.
+    """
+
+    def __init__(self, bundle: Bundle, options: OnnxRuntime) -> None:
+        """Open the model of the bundle's first program; use `aotexport_runtime.load(path, target="onnx")`.
+
+        Raises:
+            NotSupported: the bundle has no ONNX models, or ONNX Runtime cannot run the first.
+        """
+        if not bundle.manifest.onnx:
+            raise NotSupported("the bundle has no ONNX models; add them with `aotexport onnx`, or load another target")
+        self.bundle = bundle
+        self.state: dict[str, Any] = {}
+        self._options = options
+        self._models = {model.program: model for model in bundle.manifest.onnx}
+        self._composed: dict[str, OnnxPlan] = {}
+        self._plans: dict[str, OnnxPlan | Variants] = {}
+        self._methods: dict[str, str] = {}
+        for entry in bundle.manifest.programs:
+            if entry.variant_of is None and entry.name in self._models:
+                self._methods.setdefault(bundle.program(entry.name).method, entry.name)
+        self._forward: Call | None = None
+        if "forward" in self._methods:
+            plan = self._plan(self._methods["forward"])
+            self._forward = plan.call if isinstance(plan, OnnxPlan) else plan
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the module.
+
+        Raises:
+            CallInvalid: the call does not fit the program.
+            NotSupported: the bundle has no ONNX model of `forward`, or the call needs gradients.
+        """
+        if self._forward is None:
+            return self._call("forward", *args, **kwargs)
+        return self._forward(args, kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        """Return a method that the bundle has an ONNX model of."""
+        if name in self.__dict__.get("_methods", ()):
+            return partial(self._call, name)
+        raise AttributeError(f"a bundle loaded for ONNX Runtime has no attribute {name!r}")
+
+    def program(self, name: str) -> Callable[..., Any]:
+        """Return program `name` as a function of its inputs.
+
+        Raises:
+            NotSupported: the bundle has no ONNX model of it.
+        """
+        plan = self._plan(name)
+        return lambda *args, **kwargs: plan(args, kwargs)
+
+    def session(self, name: str) -> Any:
+        """Return the `onnxruntime.InferenceSession` of program `name`.
+
+        Raises:
+            NotSupported: the bundle has no ONNX model of it.
+        """
+        return self._compose(name).session
+
+    def explain(self) -> Explanation:
+        """Return which programs ONNX Runtime runs, by which providers, and why not the others."""
+        return Explanation("onnx", tuple(map(self._explain, self.bundle.program_names)))
+
+    def _explain(self, name: str) -> ProgramExplanation:
+        try:
+            providers = ", ".join(self._compose(name).session.get_providers())
+            return ProgramExplanation(name, providers, ("onnx",))
+        except NotSupported as error:
+            return ProgramExplanation(name, refused=str(error))
+
+    def eval(self) -> OnnxModule:
+        """Return the module itself, which is always in evaluation mode."""
+        return self
+
+    def _call(self, method: str, /, *args: Any, **kwargs: Any) -> Any:
+        if method not in self._methods:
+            raise NotSupported(f"the bundle has no ONNX model of `{method}`; it has one of {', '.join(self._models)}")
+        return self._plan(self._methods[method])(args, kwargs)
+
+    def _plan(self, name: str) -> OnnxPlan | Variants:
+        plan = self._plans.get(name)
+        if plan is None:
+            programs = self.bundle.manifest.programs
+            variants = [entry.name for entry in programs if entry.variant_of == name and entry.name in self._models]
+            plan = (
+                Variants([*map(self.bundle.program, [name, *variants])], self._compose)
+                if variants
+                else self._compose(name)
+            )
+            self._plans[name] = plan
+        return plan
+
+    def _compose(self, name: str) -> OnnxPlan:
+        if name not in self._models:
+            raise NotSupported(f"the bundle has no ONNX model of `{name}`; it has one of {', '.join(self._models)}")
+        if name not in self._composed:
+            program, model = self.bundle.program(name), self._models[name]
+            self._composed[name] = OnnxPlan(self.bundle, program, model, self._options, self.state)
+        return self._composed[name]

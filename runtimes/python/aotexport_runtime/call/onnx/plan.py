@@ -1,0 +1,146 @@
+"""A call of a program through ONNX Runtime: the same guards and the same structure as by any other engine."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+
+from aotexport_runtime.bundle.read import Bundle
+from aotexport_runtime.call.guards import Guards
+from aotexport_runtime.call.onnx.changes import Changes
+from aotexport_runtime.call.onnx.fast_path import Way, fast_way
+from aotexport_runtime.call.signature import Bound, Signature
+from aotexport_runtime.engines.onnx.session import OnnxRuntime, as_complex, open_session, run_session
+from aotexport_runtime.errors import BundleInvalid, CallInvalid, CheckFailed, NotSupported
+from aotexport_runtime.schema.manifest import OnnxModel
+from aotexport_runtime.schema.program import Program, StateInput
+from aotexport_runtime.schema.trees import Constant
+from aotexport_runtime.values.tensors import Array, is_torch_tensor
+from aotexport_runtime.values.trees import builder
+
+
+class OnnxPlan:
+    """A program with an ONNX model, ready to be called.
+
+    Attributes:
+        program: its record.
+        session: the `onnxruntime.InferenceSession`.
+    """
+
+    def __init__(
+        self, bundle: Bundle, program: Program, model: OnnxModel, options: OnnxRuntime, state: dict[str, Any]
+    ) -> None:
+        """Open the model; `state` holds what calls have changed, and takes what this one does.
+
+        Raises:
+            BundleInvalid: its inputs and outputs are not the program's.
+            NotSupported: ONNX Runtime cannot run it.
+        """
+        arguments = [index for index, spec in enumerate(program.inputs) if not isinstance(spec, StateInput)]
+        counts = len(arguments), len(program.outputs) + len(model.updates) + len(model.checks)
+        if (len(model.inputs), len(model.outputs)) != counts:
+            raise BundleInvalid(
+                f"{len(model.inputs)} inputs and {len(model.outputs)} outputs, and program `{program.name}` has "
+                f"{counts[0]} and {counts[1]}",
+                where=model.file,
+            )
+        self.program = program
+        self._model = model
+        self._signature = Signature(program.parameters, constant)
+        self._guards = Guards(program, None)
+        self._unchecked = counts[1] - len(model.checks)
+        self._changes = Changes(program, model, state)
+        self._arguments = arguments
+        self._sizes = [index for index, meta in enumerate(program.outputs) if meta is None]
+        self._complex = [
+            index for index, meta in enumerate(program.outputs) if meta is not None and meta.dtype.startswith("complex")
+        ]
+        self._unflatten = builder(program.output_tree, constant)
+        self.session = open_session(bundle, model, options)
+        self.way = Way(
+            program=program,
+            model=model,
+            signature=self._signature,
+            session=self.session,
+            unflatten=self._unflatten,
+            otherwise=self._check_and_run,
+        )
+        """What the fast way passes."""
+        self.call = fast_way(self.way)
+        """`__call__`, without this detour."""
+
+    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call the program.
+
+        Raises:
+            CallInvalid: the call does not fit; lists every violation.
+            CheckFailed: what the program needs of values does not hold; nothing was changed.
+            NotSupported: the call needs gradients, or changes what it cannot write to.
+        """
+        return self.call(args, kwargs)
+
+    def _check_and_run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        call = self.bind(args, kwargs)
+        if call.violations:
+            raise CallInvalid(self.program.name, call.violations)
+        return self.run(call)
+
+    def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Bound:
+        """Return the call, bound to the program."""
+        inputs: list[Any] = [None] * len(self.program.inputs)
+        violations = self._signature.flatten(args, kwargs, inputs)
+        if violations:
+            return Bound(inputs, {}, violations, {})
+        for index, value in enumerate(inputs):
+            if isinstance(value, np.ndarray):
+                inputs[index] = Array(value)
+        symbols, violations = self._guards.check(inputs)
+        return Bound(inputs, symbols, violations, {})
+
+    def run(self, call: Bound) -> Any:
+        """Run the model on a call without violations; return what the call returns."""
+        values = [call.inputs[index] for index in self._arguments]
+        _refuse_gradients(self.program.name, values)
+        arrays = [value.value if isinstance(value, Array) else value for value in values]
+        self._changes.check(arrays)
+        names, held = self._changes.state()
+        outputs = run_session(
+            self.session,
+            [*self._model.inputs, *names],
+            [*arrays, *held],
+            self._model.outputs,
+            with_torch=any(map(is_torch_tensor, arrays)),
+        )
+        outputs, passed = outputs[: self._unchecked], outputs[self._unchecked :]
+        for message, holds in zip(self._model.checks, passed, strict=True):
+            if not holds:
+                raise CheckFailed(message)
+        self._changes.apply(arrays, outputs)
+        for index in self._sizes:
+            outputs[index] = int(outputs[index])
+        for index in self._complex:
+            outputs[index] = as_complex(outputs[index])
+        return self._unflatten(outputs[: len(self.program.outputs)])
+
+
+def _refuse_gradients(name: str, values: list[Any]) -> None:
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.is_grad_enabled():
+        return
+    if any(is_torch_tensor(value) and value.requires_grad for value in values):
+        raise NotSupported(
+            f"an input of program `{name}` requires grad, and ONNX models record no gradients. Call it under "
+            "`torch.no_grad()`, or load target `portable`"
+        )
+
+
+def constant(leaf: Constant) -> Any:
+    """Return the value of a constant leaf; torch is imported only for what is torch's own."""
+    value = leaf.value
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    from aotexport_runtime.engines.codegen import Environment, constant_value
+
+    return constant_value(value, Environment())

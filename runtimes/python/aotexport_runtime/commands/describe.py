@@ -1,0 +1,319 @@
+"""A bundle in words, and as JSON for tools. No torch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from aotexport_runtime.bundle.notes import notes_of
+from aotexport_runtime.bundle.read import Bundle
+from aotexport_runtime.engines.graph_choice import why_forward
+from aotexport_runtime.schema.graph import Graph, Node
+from aotexport_runtime.schema.program import (
+    ArgumentInput,
+    FreshOutput,
+    InputAlias,
+    InputItself,
+    InputMutation,
+    IntermediateAlias,
+    OutputAlias,
+    OutputSpec,
+    Program,
+    StateInput,
+)
+from aotexport_runtime.schema.subclasses import Subclass
+from aotexport_runtime.schema.trees import Constant, NumpyNumber, PythonValue
+from aotexport_runtime.schema.values import (
+    Argument,
+    ComplexArgument,
+    DeviceArgument,
+    FloatArgument,
+    ScalarMeta,
+    SizeArgument,
+    SizeMeta,
+    SliceArgument,
+    SubgraphArgument,
+    TensorMeta,
+    ValueMeta,
+)
+from aotexport_runtime.values.python_values import python_value
+from aotexport_runtime.values.sizes import describe as describe_size
+from aotexport_runtime.values.sizes import describe_range, type_of
+from aotexport_runtime.values.trees import leaves
+
+
+def describe(bundle: Bundle, *, program: str | None = None, graph: bool = False) -> str:
+    """Return the text that `inspect` shows; characters that a terminal would obey are escaped.
+
+    Args:
+        bundle: an open bundle.
+        program: only this program.
+        graph: with the graphs, one line per node.
+    """
+    lines = [] if program else _overview(bundle)
+    lines += [f"  {note.shown()}" for note in notes_of(bundle, program)]
+    for name in [program] if program else bundle.program_names:
+        lines += _program(bundle, bundle.program(name), graph=graph)
+    return "\n".join(map(_printable, lines))
+
+
+def _printable(line: str) -> str:
+    return line if line.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line)
+
+
+def _overview(bundle: Bundle) -> list[str]:
+    manifest = bundle.manifest
+    parameters = [entry for entry in manifest.state if entry.role == "parameter"]
+    count = sum(_numel(entry.shape) for entry in parameters)
+    nbytes = sum(entry.nbytes for entry in manifest.files)
+    lines = [
+        f"{manifest.name} ({manifest.kind}), format {manifest.format}, readable from format {manifest.min_reader}",
+        f"  written by aotexport {manifest.producer.aotexport} with torch {manifest.producer.torch}",
+        f"  {len(parameters)} parameters ({count:,} elements), {len(manifest.state) - len(parameters)} buffers and "
+        f"constants, {len(manifest.files)} files, {nbytes:,} bytes",
+        f"  trust needed: {trust_needed(bundle)}; recorded calls: {len(manifest.testvectors)}",
+    ]
+    tied = [entry for entry in manifest.state if entry.tied]
+    lines += [f"  tied: {entry.name} = {' = '.join(entry.tied)}" for entry in tied]
+    namespaces = manifest.requirements.operator_namespaces
+    if namespaces:
+        lines.append(f"  needs custom operators of: {', '.join(namespaces)}")
+    types = manifest.requirements.tensor_types
+    if types:
+        lines.append(f"  needs classes of tensors: {', '.join(types)}")
+    wrapped = [(entry.name, entry.subclass) for entry in manifest.state if entry.subclass is not None]
+    lines += [f"  {name} is a {describe_subclass(subclass)}" for name, subclass in wrapped]
+    lines.append("  files:")
+    lines += [f"    {entry.sha256[:12]}  {entry.nbytes:>12,}  {entry.path}" for entry in manifest.files]
+    return lines
+
+
+def _numel(shape: tuple[int, ...]) -> int:
+    count = 1
+    for size in shape:
+        count *= size
+    return count
+
+
+def _program(bundle: Bundle, program: Program, *, graph: bool) -> list[str]:
+    entry = next(entry for entry in bundle.manifest.programs if entry.name == program.name)
+    what = f"{program.mode} mode" + (f" of `{program.method}`" if program.method != "forward" else "")
+    what += f", a variant of `{entry.variant_of}`" if entry.variant_of else ""
+    lines = ["", f"program {program.name} ({what}), targets: {', '.join(entry.targets)}", "  inputs:"]
+    lines += [f"    {line}" for line in describe_inputs(program)] or ["    none"]
+    lines.append("  outputs:")
+    lines += [f"    {line}" for line in describe_outputs(program, _forward(bundle, program))] or ["    none"]
+    lines += [f"  {line}" for line in describe_changes(program)]
+    files = [program.forward.file] + ([program.functional.file] if program.functional else [])
+    for file in files:
+        loaded = bundle.graph(program.name, file)
+        lines.append(f"  graph {file}: {len(loaded.nodes)} operators")
+        if graph:
+            lines += [f"    {line}" for line in describe_graph(loaded, _names(program))]
+    lines += [f"  {line}" for line in describe_preference(bundle, program)]
+    for refusal in program.refusals:
+        lines.append(f"  no {refusal.graph} graph, the forward graph runs instead: {refusal.reason}")
+    lines += [f"  {line}" for line in describe_refused_targets(bundle, program.name)]
+    if not program.forward.differentiable:
+        lines.append("  the forward graph is not differentiable: the module has custom autograd functions")
+    return lines
+
+
+def trust_needed(bundle: Bundle) -> str:
+    """Return the tier of trust that the bundle needs, and what for where that is more than data."""
+    native = [name for name in bundle.target_names if bundle.target(name).programs]
+    return f"data; native for {', '.join(native)}" if native else "data"
+
+
+def describe_preference(bundle: Bundle, program: Program) -> list[str]:
+    """Return a line that says so, where target `auto` runs the forward graph though there is another."""
+    reason = why_forward(bundle, program)
+    return [] if reason is None else [f"under target auto the forward graph runs: {reason}"]
+
+
+def describe_refused_targets(bundle: Bundle, program: str) -> list[str]:
+    """Return one line per target that lacks `program`."""
+    targets = [bundle.target(name) for name in bundle.target_names]
+    return [
+        f"not for {target.name}: {refusal.reason}"
+        for target in targets
+        for refusal in target.refusals
+        if refusal.program == program
+    ]
+
+
+def _forward(bundle: Bundle, program: Program) -> Graph:
+    return bundle.graph(program.name, program.forward.file)
+
+
+def _names(program: Program) -> dict[str, str]:
+    return {dimension.symbol: dimension.name for dimension in program.dimensions}
+
+
+def describe_inputs(program: Program) -> list[str]:
+    """Return one line per argument of the call, and per dynamic dimension and guard."""
+    names = _names(program)
+    lines: list[str] = []
+    for parameter in program.parameters:
+        for path, leaf in leaves(parameter.tree, parameter.name):
+            if isinstance(leaf, Constant):
+                optional = ", may be left out" if parameter.optional else ""
+                lines.append(f"{path}: fixed to {_argument(leaf.value)}{optional}")
+                continue
+            spec = program.inputs[leaf.index]
+            if isinstance(spec, ArgumentInput):
+                grad = ", requires grad" if spec.meta.requires_grad else ""
+                again = f", the same tensor as {spec.path}" if spec.path != path else ""
+                of = "" if spec.subclass is None else f" of {describe_subclass(spec.subclass)}"
+                lines.append(f"{path}: {_tensor(spec.meta, names)}{of}{grad}{again}")
+            elif isinstance(spec, StateInput):
+                lines.append(f"{path}: the module's own {spec.name}")
+            else:
+                lines.append(f"{path}: int {names.get(spec.symbol, spec.symbol)}")
+    for dimension in program.dimensions:
+        lines.append(f"dimension {dimension.name} in {describe_range(dimension.min, dimension.max)}")
+    lines += [f"only where {describe_size(guard, names)}" for guard in program.guards]
+    return lines
+
+
+def describe_outputs(program: Program, forward: Graph) -> list[str]:
+    """Return one line per output leaf, with its alias story.
+
+    Args:
+        program: a program.
+        forward: its forward graph, which knows the types of numbers.
+    """
+    names = _names(program)
+    metas = {value.name: value.meta for value in (*forward.inputs, *forward.nodes)}
+    specs = program.functional.outputs if program.functional else ()
+    lines: list[str] = []
+    for path, leaf in leaves(program.output_tree, "output"):
+        if isinstance(leaf, Constant):
+            lines.append(f"{path}: {_argument(leaf.value)}")
+            continue
+        meta = program.outputs[leaf.index]
+        what = _tensor(meta, names) if meta is not None else _number(forward.outputs[leaf.index], metas)
+        story = _story(specs[leaf.index], program) if specs else ""
+        lines.append(f"{path}: {what}{story}")
+    return lines
+
+
+def _number(output: Argument, metas: dict[str, ValueMeta]) -> str:
+    """Return the Python type of an output that is a number."""
+    if isinstance(output, FloatArgument):
+        return "float"
+    meta = metas.get(output) if isinstance(output, str) else None
+    if isinstance(meta, ScalarMeta):
+        return meta.type
+    return type_of(meta.value) if isinstance(meta, SizeMeta) else type(output).__name__
+
+
+def describe_subclass(record: Subclass) -> str:
+    """Return the class of a tensor subclass with its inner tensors: `TwoTensor(a, b)`."""
+    inner = [
+        name if of is None else f"{name}: {describe_subclass(of)}"
+        for name, of in zip(record.attributes, record.inner, strict=True)
+    ]
+    return f"{record.type.partition(':')[2]}({', '.join(inner)})"
+
+
+def _story(spec: OutputSpec, program: Program) -> str:
+    if isinstance(spec, FreshOutput):
+        return ", differentiable" if spec.requires_grad else ""
+    if isinstance(spec, InputItself):
+        return f", is the input {_input_name(program, spec.input_index)} itself"
+    if isinstance(spec, InputAlias):
+        return f", a view of the input {_input_name(program, spec.input_index)}"
+    if isinstance(spec, OutputAlias):
+        return f", a view of output {spec.output_index}"
+    assert isinstance(spec, IntermediateAlias)
+    return f", a view of an intermediate (base {spec.base_index})"
+
+
+def _input_name(program: Program, index: int) -> str:
+    spec = program.inputs[index]
+    return spec.name if isinstance(spec, StateInput) else spec.path
+
+
+def describe_changes(program: Program) -> list[str]:
+    """Return one line per input or state tensor that a call changes."""
+    lines = [f"replaces {rebind.name}" for rebind in program.rebinds]
+    lines += [f"changes what is in {change.path}" for change in program.container_changes]
+    for mutation in program.functional.mutations if program.functional else ():
+        lines.append(f"changes {_change(mutation)} of {_input_name(program, mutation.input_index)}")
+    return lines
+
+
+def _change(mutation: InputMutation) -> str:
+    parts = ["the values"] * mutation.data + ["the shape or strides"] * mutation.metadata
+    return " and ".join(parts + ["the storage"] * mutation.storage)
+
+
+def _tensor(meta: TensorMeta, names: dict[str, str]) -> str:
+    return f"{meta.dtype}[{', '.join(describe_size(size, names) for size in meta.shape)}]"
+
+
+def describe_graph(graph: Graph, names: dict[str, str]) -> list[str]:
+    """Return one line per node: result, operator, arguments, metadata, source."""
+    lines = [f"{value.name}: {_meta(value.meta, names)}" for value in graph.inputs]
+    lines += [_node(node, graph, names) for node in graph.nodes]
+    lines += [f"structure {i}: {describe_subclass(record)}" for i, record in enumerate(graph.subclasses)]
+    lines.append("return " + ", ".join(_argument(output) for output in graph.outputs))
+    return lines
+
+
+def _node(node: Node, graph: Graph, names: dict[str, str]) -> str:
+    arguments = [_argument(argument) for argument in node.args]
+    arguments += [f"{key}={_argument(value)}" for key, value in node.kwargs.items()]
+    source = graph.sources[node.source] if node.source is not None else None
+    where = f"  # {source.file}:{source.line}" if source else ""
+    return f"{node.name} = {node.op}({', '.join(arguments)}): {_meta(node.meta, names)}{where}"
+
+
+def _meta(meta: ValueMeta, names: dict[str, str]) -> str:
+    return _tensor(meta, names) if isinstance(meta, TensorMeta) else str(meta.__struct_config__.tag)
+
+
+def _argument(argument: Argument | PythonValue) -> str:
+    if isinstance(argument, NumpyNumber):
+        return f"numpy.{argument.dtype}({_argument(argument.value)})"
+    if isinstance(argument, PythonValue):
+        return repr(python_value(argument))
+    if isinstance(argument, list):
+        return f"[{', '.join(_argument(item) for item in argument)}]"
+    if isinstance(argument, SizeArgument):
+        return describe_size(argument.value)
+    if isinstance(argument, ComplexArgument):
+        return f"({_argument(argument.real)} + {_argument(argument.imag)}j)"
+    if isinstance(argument, SliceArgument):
+        return f"{_argument(argument.start)}:{_argument(argument.stop)}:{_argument(argument.step)}"
+    if isinstance(argument, DeviceArgument):
+        return argument.type
+    if isinstance(argument, SubgraphArgument):
+        return argument.name
+    if isinstance(argument, FloatArgument):
+        return argument.value
+    value = getattr(argument, "value", argument)
+    return repr(value) if argument.__class__.__name__ == "StringArgument" else str(value)
+
+
+def summary(bundle: Bundle, *, program: str | None = None, graph: bool = False) -> dict[str, Any]:
+    """Return what `inspect --json` prints: the records, and one line per input, output and change."""
+    names = (program,) if program else bundle.program_names
+    programs: dict[str, Any] = {}
+    for name in names:
+        record = bundle.program(name)
+        programs[name] = {
+            "record": msgspec.to_builtins(record),
+            "inputs": describe_inputs(record),
+            "outputs": describe_outputs(record, _forward(bundle, record)),
+            "changes": describe_changes(record),
+            "preference": describe_preference(bundle, record),
+        }
+        if graph:
+            files = [record.forward.file] + ([record.functional.file] if record.functional else [])
+            programs[name]["graphs"] = {file: msgspec.to_builtins(bundle.graph(name, file)) for file in files}
+    targets = {name: msgspec.to_builtins(bundle.target(name)) for name in bundle.target_names}
+    notes = [note.as_json() for note in notes_of(bundle, program)]
+    return {"manifest": msgspec.to_builtins(bundle.manifest), "notes": notes, "programs": programs, "targets": targets}

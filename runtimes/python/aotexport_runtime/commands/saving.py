@@ -1,0 +1,228 @@
+"""`save`: tuned weights as a new bundle that shares everything else with the one they came from."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import struct
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from safetensors.torch import save_file
+
+from aotexport_runtime import schema
+from aotexport_runtime.bundle.read import MANIFEST_NAME, Bundle
+from aotexport_runtime.bundle.weights import load_parts, parts_of
+from aotexport_runtime.commands.saved_attributes import FILE, SavedAttributes, saved_attributes
+from aotexport_runtime.commands.self_test import record_again
+from aotexport_runtime.errors import ArgumentInvalid, NotSupported
+from aotexport_runtime.module.bundle_module import BundleModule
+from aotexport_runtime.schema.manifest import FileEntry, StateTensor, StoredPart
+from aotexport_runtime.values import dtypes
+from aotexport_runtime.values.arguments import path_of, why_not_written
+from aotexport_runtime.values.subclasses import is_wrapper, parts
+
+
+def save(module: BundleModule, path: str | os.PathLike[str], *, force: bool = False) -> Path:
+    """Write the current weights of `module`, and what calls left in its attributes, as a new bundle at `path`.
+
+    Graphs and programs are hard links to the files of the loaded bundle where the file system allows, else copies.
+    The recorded calls are recorded anew, from the forward graphs with the new weights.
+
+    Args:
+        module: a loaded bundle.
+        path: directory to write; made with a temporary sibling, so that a crash leaves nothing half-written.
+        force: replace a bundle at `path`.
+
+    Returns:
+        The directory.
+
+    Raises:
+        ArgumentInvalid: `module` is no loaded bundle, or `path` no path.
+        NotSupported: submodules of `module` were changed, `path` exists, nothing can be written there, tensors that are
+            tied in the programs no longer are, a tensor no longer has the dtype or shape that the programs were
+            captured with, or an attribute holds what a bundle cannot.
+    """
+    _check_module(module)
+    _check_unchanged(module)
+    output = path_of("path", path)
+    if reason := why_not_written(output, force=force):
+        raise NotSupported(reason)
+    output = output.absolute()
+    module.check_ties()
+    tensors = {name: tensor.detach() for name, tensor in module.state_tensors().items()}
+    attributes = saved_attributes(module)
+    for entry in attributes.known:
+        _check_tensor(entry, tensors[entry.name], module)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    stage = Path(tempfile.mkdtemp(prefix=f".{output.name}.", dir=output.parent))
+    try:
+        _write(module, tensors, attributes, stage)
+        _open_modes(stage)
+        _move(stage, output)
+    finally:
+        shutil.rmtree(stage, ignore_errors=True)
+    return output
+
+
+def _check_unchanged(module: BundleModule) -> None:
+    """Refuse a module that holds code, which no bundle of weights does."""
+    changed = [change for change in module.changes() if not change.keeps_state]
+    if changed:
+        listed = ", ".join(f"`{change.path}` {change.how}" for change in changed[:3])
+        listed += f" and {len(changed) - 3} more" if len(changed) > 3 else ""
+        raise NotSupported(
+            f"{listed}, and `save` writes the programs that were exported, with other weights. Export the loaded "
+            "module as it is now (`aotexport.export(module, ...)`), which captures it whole"
+        )
+
+
+def _check_module(module: Any) -> None:
+    """Refuse what is no loaded bundle: only an export makes one of a model."""
+    if isinstance(module, BundleModule):
+        return
+    children = module.named_modules() if isinstance(module, torch.nn.Module) else ()
+    inside = next((name for name, child in children if isinstance(child, BundleModule)), None)
+    way_out = "To make a bundle of a model, export it (`aotexport.export`)"
+    if inside:
+        way_out = f"It holds one as `{inside}`: save that one, or export the whole (`aotexport.export`)"
+    raise ArgumentInvalid(f"`module`: expected a loaded bundle, got {type(module).__name__}. {way_out}")
+
+
+def _check_tensor(entry: StateTensor, tensor: torch.Tensor, module: BundleModule) -> None:
+    reason = None
+    if entry.subclass is not None:
+        reason = module.form(entry.subclass).why_not(tensor)
+    elif is_wrapper(tensor):
+        reason = f"expected a plain tensor, got a `{type(tensor).__name__}`"
+    if reason is not None:
+        raise NotSupported(f"`{entry.name}`: {reason}. Save with what the programs were captured with, or export again")
+    for record, part in zip(parts_of(entry), parts(tensor), strict=True):
+        _check_part(entry.name, record, part)
+
+
+def _check_part(name: str, entry: StateTensor | StoredPart, tensor: torch.Tensor) -> None:
+    if dtypes.name_of(tensor.dtype) != entry.dtype or tuple(tensor.shape) != entry.shape:
+        raise NotSupported(
+            f"`{name}` is {dtypes.name_of(tensor.dtype)}{list(tensor.shape)}, and the programs were captured "
+            f"with {entry.dtype}{list(entry.shape)}. Save with the original dtypes and shapes, or export again"
+        )
+
+
+def _write(module: BundleModule, tensors: dict[str, torch.Tensor], attributes: SavedAttributes, stage: Path) -> None:
+    bundle = module.bundle
+    current = module.state_tensors()
+    stored = [
+        (record, part)
+        for entry in attributes.known
+        for record, part in zip(parts_of(entry), parts(tensors[entry.name]), strict=True)
+    ]
+    rewritten = {record.file for record, _ in stored}
+    rewritten |= {file for vector in bundle.manifest.testvectors for file in (vector.record, vector.tensors)}
+    constants = {f"targets/onnx/{model.program}.safetensors" for model in bundle.manifest.onnx}
+    # Files of tensors that were in attributes alone.
+    left = {part.file for entry in bundle.manifest.state for part in parts_of(entry)} - rewritten
+    kept = [entry for entry in bundle.manifest.files if entry.path not in left]
+    for entry in kept:
+        target = stage.joinpath(*entry.path.split("/"))
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if entry.path in constants:
+            # Readers of ONNX models refuse external data that has other names.
+            shutil.copyfile(bundle.file(entry.path), target)
+        elif entry.path not in rewritten:
+            _link(bundle.file(entry.path), target)
+    for file in sorted({record.file for record, _ in stored}):
+        held = [(record, part) for record, part in stored if record.file == file]
+        _write_as_before(_stored(bundle, held), bundle.file(file), stage.joinpath(*file.split("/")))
+    manifest = msgspec.structs.replace(
+        bundle.manifest,
+        training=module.training,
+        state=(
+            *(
+                msgspec.structs.replace(entry, requires_grad=current[entry.name].requires_grad)
+                for entry in attributes.known
+            ),
+            *attributes.found,
+        ),
+        attributes=attributes.attributes,
+    )
+    again = module.over(manifest, {**tensors, **attributes.tensors}) if manifest.attributes else module
+    for vector in bundle.manifest.testvectors:
+        record, values = record_again(again, vector)
+        stage.joinpath(*vector.record.split("/")).write_bytes(schema.encode_record(record))
+        save_file(values, stage.joinpath(*vector.tensors.split("/")))
+    files = [_entry(e.path, stage) if e.path in rewritten else e for e in kept]
+    if attributes.stored:
+        stage.joinpath(*FILE.split("/")).parent.mkdir(exist_ok=True)
+        save_file(attributes.stored, stage.joinpath(*FILE.split("/")), metadata={"format": "pt"})
+        files.append(_entry(FILE, stage))
+    manifest = msgspec.structs.replace(manifest, files=tuple(sorted(files, key=lambda entry: entry.path)))
+    (stage / MANIFEST_NAME).write_bytes(schema.encode_record(manifest))
+
+
+def _stored(bundle: Bundle, held: list[tuple[StateTensor | StoredPart, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    """Return what a safetensors file holds now, by key."""
+    stored: dict[str, torch.Tensor] = {}
+    spans = [(record, tensor) for record, tensor in held if not record.whole]
+    before = load_parts(bundle, [record for record, _ in spans], mapped=False)
+    for (record, tensor), span in zip(spans, before, strict=True):
+        span.copy_(tensor)
+        stored[record.key] = torch.empty(0, dtype=span.dtype).set_(span.untyped_storage())
+    for record, tensor in held:
+        if record.whole:
+            stored[record.key] = tensor.cpu().resolve_conj().resolve_neg().contiguous()
+    return {
+        key: (torch.view_as_real(tensor) if tensor.is_complex() else tensor).clone()
+        for key, tensor in sorted(stored.items())
+    }
+
+
+def _write_as_before(tensors: dict[str, torch.Tensor], before: Path, path: Path) -> None:
+    """Write a safetensors file with the header of `before`: ONNX models refer to the places of tensors in it."""
+    with before.open("rb") as stream, path.open("wb") as target:
+        start = stream.read(8)
+        header = stream.read(struct.unpack("<Q", start)[0])
+        target.write(start + header)
+        begin, places = target.tell(), json.loads(header)
+        target.truncate(before.stat().st_size)
+        for key, tensor in tensors.items():
+            target.seek(begin + places[key]["data_offsets"][0])
+            target.write(tensor.reshape(-1).view(torch.uint8).numpy().data)
+
+
+def _open_modes(stage: Path) -> None:
+    """Give files and directories the modes of ordinary new ones; temporary and safetensors files begin private."""
+    mask = os.umask(0)
+    os.umask(mask)
+    for path in (stage, *stage.rglob("*")):
+        if path.is_dir() or path.stat().st_nlink == 1:
+            path.chmod((0o777 if path.is_dir() else 0o666) & ~mask)
+
+
+def _link(source: Path, target: Path) -> None:
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)
+
+
+def _entry(path: str, stage: Path) -> FileEntry:
+    full = stage.joinpath(*path.split("/"))
+    with full.open("rb") as stream:
+        digest = hashlib.file_digest(stream, "sha256").hexdigest()
+    return FileEntry(path=path, nbytes=full.stat().st_size, sha256=digest)
+
+
+def _move(stage: Path, output: Path) -> None:
+    if not output.exists():
+        os.replace(stage, output)
+        return
+    old = Path(tempfile.mkdtemp(prefix=f".{output.name}.old.", dir=output.parent))
+    os.replace(output, old / "bundle")
+    os.replace(stage, output)
+    shutil.rmtree(old)

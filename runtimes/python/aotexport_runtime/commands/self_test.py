@@ -1,0 +1,389 @@
+"""The self-test: a loaded bundle against the results that were recorded from eager execution."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import os
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import msgspec
+import torch
+
+from aotexport_runtime.bundle.read import Bundle, open_bundle
+from aotexport_runtime.bundle.weights import read_tensors
+from aotexport_runtime.call.engines import HalfRun, is_native, is_of, words
+from aotexport_runtime.call.explain import ProgramExplanation
+from aotexport_runtime.call.given import given_tree, giving
+from aotexport_runtime.engines.autocast import device_type_of, under_autocast
+from aotexport_runtime.engines.codegen import Environment, constant_value
+from aotexport_runtime.errors import BundleInvalid, NotSupported, SelfTestFailed
+from aotexport_runtime.module.bundle_module import BundleModule
+from aotexport_runtime.module.loading import check_target, load
+from aotexport_runtime.schema.manifest import VectorEntry
+from aotexport_runtime.schema.program import ArgumentInput, Program, SizeInput, StateInput
+from aotexport_runtime.schema.trees import Leaf, Tree
+from aotexport_runtime.schema.values import TensorMeta
+from aotexport_runtime.schema.vectors import Vector
+from aotexport_runtime.validate import check_vector
+from aotexport_runtime.validate.bounds import span_end
+from aotexport_runtime.values import dtypes
+from aotexport_runtime.values.observe import TOLERANCES, Difference, Observation, compare, make_inputs, observe, spans
+from aotexport_runtime.values.trees import builder, keys_of
+
+_LARGE_NBYTES = 64 << 20
+"""Weights from this size on are given back before more are loaded."""
+
+
+@dataclass(frozen=True)
+class VectorResult:
+    """One recorded call, run again.
+
+    Attributes:
+        program: name of the program.
+        vector: name of the recorded call.
+        target: engine that ran it.
+        differences: every compared quantity.
+        error: what the call raised, if it raised, or that the target that was asked for ran none of it.
+        device: where it ran.
+        ran: the halves of the program that ran, and what ran them.
+    """
+
+    program: str
+    vector: str
+    target: str
+    differences: list[Difference]
+    error: str = ""
+    device: str = ""
+    ran: tuple[HalfRun, ...] = ()
+
+    @property
+    def agrees(self) -> bool:
+        """Whether everything is within tolerance."""
+        return not self.error and all(difference.agrees for difference in self.differences)
+
+
+def selftest(
+    path: str | os.PathLike[str],
+    *,
+    device: Any = None,
+    target: str = "auto",
+    trust: Literal["data", "native"] = "data",
+    operator_namespaces: Iterable[str] = (),
+    tensor_types: Iterable[type] | Mapping[str, type] = (),
+) -> list[VectorResult]:
+    """Run every recorded call of the bundle at `path` and compare.
+
+    Args:
+        path: directory of the bundle.
+        device: see `load`.
+        target: see `load`.
+        trust: see `load`.
+        operator_namespaces: see `load`.
+        tensor_types: see `load`.
+
+    Returns:
+        One result per recorded call, all in agreement.
+
+    Raises:
+        SelfTestFailed: a result differs; the message lists what.
+    """
+    results = run_vectors(
+        path,
+        device=device,
+        target=target,
+        trust=trust,
+        operator_namespaces=operator_namespaces,
+        tensor_types=tensor_types,
+    )
+    failures = [line for result in results for line in describe_failures(result)]
+    if failures:
+        raise SelfTestFailed("the bundle disagrees with eager execution:\n" + "\n".join(failures))
+    return results
+
+
+def describe_failures(result: VectorResult) -> list[str]:
+    """Return one line per quantity that differs."""
+    where = f"  {result.program}/{result.vector} ({result.target}): "
+    if result.error:
+        return [f"{where}raised {result.error}"]
+    lines: list[str] = []
+    for difference in result.differences:
+        if difference.agrees:
+            continue
+        if difference.expected or difference.got:
+            lines.append(f"{where}{difference.name}: expected {difference.expected}, got {difference.got}")
+        else:
+            lines.append(f"{where}{difference.name}: relative error {difference.error:.2e}")
+    return lines
+
+
+def run_vectors(
+    path: str | os.PathLike[str] | Bundle,
+    *,
+    device: Any = None,
+    target: str = "auto",
+    trust: Literal["data", "native"] = "data",
+    operator_namespaces: Iterable[str] = (),
+    tensor_types: Iterable[type] | Mapping[str, type] = (),
+) -> list[VectorResult]:
+    """Run every recorded call, of a bundle at `path` or an open one, whether it agrees or not."""
+    bundle = path if isinstance(path, Bundle) else open_bundle(path)
+    if target == "onnx":
+        raise NotSupported("the self-test runs programs by torch; `aotexport onnx` compares ONNX models with them")
+    check_target(bundle, target, trust, device)
+    namespaces = tuple(operator_namespaces)
+    results: list[VectorResult] = []
+    for entry in bundle.manifest.testvectors:
+        recorded = read_vector(bundle, entry)
+        results.append(run_vector(bundle, entry.name, *recorded, device, target, namespaces, tensor_types, trust))
+        compiled = [bundle.compiled(name, entry.program) for name in bundle.target_names]
+        if target not in ("portable", "autograd") and any(c is not None and c.undefined_tangents for c in compiled):
+            name = f"{entry.name}, backward from the loss"
+            results.append(
+                run_vector(bundle, name, *recorded, device, target, namespaces, tensor_types, trust, loss=True)
+            )
+    return [without_target(result, results) for result in results]
+
+
+def without_target(result: VectorResult, results: Iterable[VectorResult]) -> VectorResult:
+    """Return a result as one that fails where the native target that was asked for ran nothing of its program.
+
+    Args:
+        result: one of `results`.
+        results: of all recorded calls of the bundle.
+    """
+    own = [other for other in results if other.program == result.program]
+    missed = is_native(result.target) and not any(is_of(run.engine, result.target) for o in own for run in o.ran)
+    if result.error or not missed:
+        return result
+    said = f"target `{result.target}` ran nothing of program `{result.program}`: {words(result.ran) or 'nothing ran'}"
+    return dataclasses.replace(result, error=said)
+
+
+def run_vector(
+    path: str | os.PathLike[str] | Bundle,
+    name: str,
+    vector: Vector,
+    stored: dict[str, torch.Tensor],
+    device: Any = None,
+    target: str = "auto",
+    operator_namespaces: Iterable[str] = (),
+    tensor_types: Iterable[type] | Mapping[str, type] = (),
+    trust: Literal["data", "native"] = "data",
+    *,
+    loss: bool = False,
+) -> VectorResult:
+    """Run a recorded call, of the bundle's own or another, with the bundle loaded afresh.
+
+    Args:
+        path: directory of the bundle, or the open bundle.
+        name: name of the recorded call.
+        vector: its record.
+        stored: its tensors.
+        device: see `load`.
+        target: see `load`.
+        operator_namespaces: see `load`.
+        tensor_types: see `load`.
+        trust: see `load`.
+        loss: compare a backward pass from the loss alone, which the record does not have, with that of the graph.
+    """
+    expected = Observation(dict(vector.facts), {n: stored[f"v{i}"] for i, n in enumerate(vector.values)})
+
+    def loaded() -> BundleModule:
+        return load(
+            path,
+            device=device,
+            target=target,
+            trust=trust,
+            operator_namespaces=operator_namespaces,
+            tensor_types=tensor_types,
+            check_digests=False,
+        )
+
+    try:
+        own, got, nbytes, engines = _observe_afresh(loaded, vector, stored, loss=loss)
+        # Asked for by name, graphs give what eager gives. Other kernels, or those of the machine that `auto` finds,
+        # round elsewhere, which shows in results of finer dtypes as well.
+        least = 0.0 if target in ("portable", "autograd") else rounding(path, vector.program)
+    except Exception as error:
+        return VectorResult(vector.program, name, target, [], f"{type(error).__name__}: {error}")
+    if nbytes > _LARGE_NBYTES:
+        # The module refers to itself: it and its gradients would wait for the collector, beside those of the next. What
+        # nodes of autograd refer to is found once these are gone.
+        for _ in range(2):
+            gc.collect()
+    errors = {} if loss else vector.eager_errors
+    differences = compare(own or expected, got, least=least, eager_errors=errors)
+    return VectorResult(vector.program, name, target, differences, device=engines.device, ran=engines.has_run or ())
+
+
+def rounding(path: str | os.PathLike[str] | Bundle, program: str) -> float:
+    """Return the tolerance of the coarsest dtype that `program` computes in."""
+    bundle = path if isinstance(path, Bundle) else open_bundle(path, check_digests=False)
+    nodes = bundle.graph(program, bundle.program(program).forward.file).nodes
+    computed = {dtypes.dtype(node.meta.dtype) for node in nodes if isinstance(node.meta, TensorMeta)}
+    return max((TOLERANCES.get(dtype, 0.0) for dtype in computed), default=0.0)
+
+
+def _observe_afresh(
+    loaded: Callable[[], BundleModule], vector: Vector, stored: dict[str, torch.Tensor], *, loss: bool
+) -> tuple[Observation | None, Observation, int, ProgramExplanation]:
+    """Return what to expect of a backward pass from the loss alone, what was seen, the bytes of the state, what ran."""
+    module = loaded()
+    expected = _observe(module.twin(target="portable"), vector, stored, loss=True) if loss else None
+    got = _observe(module, vector, stored, loss=loss)
+    nbytes = sum(tensor.nbytes for tensor in module.state_tensors().values())
+    return expected, got, nbytes, module.explain_program(vector.program)
+
+
+def read_vector(bundle: Bundle, entry: VectorEntry) -> tuple[Vector, dict[str, torch.Tensor]]:
+    """Return a recorded call with its stored tensors.
+
+    Raises:
+        BundleInvalid: the record is invalid, or does not fit the stored tensors.
+    """
+    vector = bundle.record(entry.record, Vector)
+    check_vector(vector, bundle.program(entry.program), where=entry.record)
+    stored = read_tensors(bundle.file(entry.tensors), where=entry.tensors)
+    for spec in vector.inputs:
+        for part in spans(spec):
+            if span_end(part.shape, part.stride, part.offset) > _numel(stored, part.key):
+                raise BundleInvalid(f"argument {spec.path!r} reaches past the end of {part.key!r}", where=entry.record)
+    for key in {part.key for spec in vector.inputs for part in spans(spec) if part.is_complex}:
+        stored[key] = torch.view_as_complex(stored[key])
+    missing = [name for index, name in enumerate(vector.values) if f"v{index}" not in stored]
+    if missing:
+        raise BundleInvalid(f"no tensor of {missing[0]!r}", where=entry.tensors)
+    return vector, stored
+
+
+def _numel(stored: dict[str, torch.Tensor], key: str) -> int:
+    return len(stored[key]) if key in stored else 0
+
+
+def record_again(module: BundleModule, entry: VectorEntry) -> tuple[Vector, dict[str, torch.Tensor]]:
+    """Return a recorded call with what `module` gives now, by its forward graph where that is differentiable.
+
+    Args:
+        module: a loaded bundle; left as it is.
+        entry: which recorded call of its bundle.
+    """
+    vector, stored = read_vector(module.bundle, entry)
+    program = module.bundle.program(vector.program)
+    reference = "autograd" if program.forward.differentiable or not vector.backward else "portable"
+    seen = _observe(module.twin(target=reference), vector, stored)
+    inputs = {
+        part.key: torch.view_as_real(stored[part.key]) if part.is_complex else stored[part.key]
+        for spec in vector.inputs
+        for part in spans(spec)
+    }
+    record = msgspec.structs.replace(vector, facts=seen.facts, values=tuple(seen.values))
+    return record, {**inputs, **{f"v{index}": value for index, value in enumerate(seen.values.values())}}
+
+
+def _observe(
+    module: BundleModule, vector: Vector, stored: dict[str, torch.Tensor], *, loss: bool = False
+) -> Observation:
+    program = module.bundle.program(vector.program)
+    module.train(program.mode == "train")
+    function = giving(program, module.program(vector.program))
+    arguments = arguments_of(program)
+    device = next((tensor.device for tensor in module.state_tensors().values()), module.device)
+
+    def call(values: list[Any]) -> Any:
+        args, kwargs = arguments(values, module.state_tensors())
+        return function(*args, **kwargs)
+
+    with under_autocast(device_type_of(program, device), program.autocast):
+        return observe(
+            call,
+            lambda: make_inputs(vector.inputs, stored, device, module.form),
+            [spec.path for spec in vector.inputs],
+            module.state_tensors,
+            lambda value: flat_outputs(given_tree(program), value),
+            seed=vector.seed,
+            calls=vector.calls,
+            backward=vector.backward,
+            loss=loss,
+            dropped=vector.dropped_gradients,
+        )
+
+
+def arguments_of(program: Program) -> Any:
+    """Return a function from the flat tensors of a call, and the state, to the call's `(args, kwargs)`."""
+    positions = [i for i, spec in enumerate(program.inputs) if isinstance(spec, ArgumentInput | SizeInput)]
+    environment = Environment()
+    builders = [
+        (parameter, builder(parameter.tree, lambda leaf: constant_value(leaf.value, environment)))
+        for parameter in program.parameters
+    ]
+
+    def arguments(values: list[Any], state: dict[str, torch.Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        flat: list[Any] = [state[spec.name] if isinstance(spec, StateInput) else None for spec in program.inputs]
+        for position, value in zip(positions, values, strict=True):
+            flat[position] = value
+        args: list[Any] = []
+        kwargs: dict[str, Any] = {}
+        for parameter, build in builders:
+            value = build(flat)
+            if parameter.kind == "var_positional":
+                args.extend(value)
+            elif parameter.kind == "var_keyword":
+                kwargs.update(value)
+            elif parameter.kind == "keyword_only":
+                kwargs[parameter.name] = value
+            else:
+                args.append(value)
+        return tuple(args), kwargs
+
+    return arguments
+
+
+def flat_outputs(tree: Tree, value: Any, path: str = "output") -> list[tuple[str, Any]]:
+    """Return the tensor and size leaves of a returned value, walked by its tree, with their paths.
+
+    Raises:
+        NotSupported: the tree has an array where the value has none.
+    """
+    found: list[tuple[str, Any]] = []
+    made: dict[int, torch.Tensor] = {}
+
+    def visit(tree: Tree, value: Any, path: str) -> None:
+        if isinstance(tree, Leaf):
+            found.append((path, _tensor_of(value, path, made) if tree.array else value))
+            return
+        items = getattr(tree, "items", None)
+        if items is None:
+            return
+        for (name, item), child in zip(_children(tree, value), items, strict=True):
+            visit(child, item, path + name)
+
+    visit(tree, value, path)
+    return found
+
+
+def _tensor_of(array: Any, path: str, made: dict[int, torch.Tensor]) -> torch.Tensor:
+    """Return a tensor with the memory of an array: the one that it was made of where there is one, one per array."""
+    from aotexport_runtime.values.arrays import known_array, why_not
+
+    if (reason := why_not(array)) is not None:
+        raise NotSupported(f"`{path}`, a `{type(array).__name__}`, {reason}")
+    base = array.base
+    if isinstance(base, torch.Tensor) and known_array(base) is array:
+        return base
+    return made.setdefault(id(array), torch.from_numpy(array))
+
+
+def _children(tree: Any, value: Any) -> list[tuple[str, Any]]:
+    if hasattr(tree, "keys"):
+        return [(f"[{key!r}]", value[key]) for key in keys_of(tree)]
+    if hasattr(tree, "fields"):
+        if isinstance(value, dict):
+            return [(f".{name}", value[name]) for name in tree.fields]
+        if isinstance(value, tuple):
+            return [(f".{name}", item) for name, item in zip(tree.fields, value, strict=True)]
+        return [(f".{name}", getattr(value, name)) for name in tree.fields]
+    return [(f"[{index}]", item) for index, item in enumerate(value)]

@@ -1,0 +1,119 @@
+"""Products inside of a shared library: noted by its first call, decided, and computed so from then on.
+
+The other side is `aotexport/lower/cpu/products.h`. A library without that table runs as torch runs it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+
+from aotexport_runtime.engines.library import loader_name
+from aotexport_runtime.engines.matmul import onednn
+from aotexport_runtime.engines.matmul.measured import described, faster_by_onednn
+from aotexport_runtime.engines.matmul.modes import Mode
+from aotexport_runtime.errors import NotSupported
+
+Run = Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]
+
+_CAPACITY = 128
+_MODES: tuple[Mode | None, ...] = (None, "fastest", "onednn", "torch")
+"""By number in the table."""
+
+
+class _Product(ctypes.Structure):
+    _fields_ = (("is_", ctypes.c_int64 * 8), ("by_onednn", ctypes.c_int64))
+
+
+class _Products(ctypes.Structure):
+    _fields_ = (
+        ("mode", ctypes.c_int64),
+        ("count", ctypes.c_int64),
+        ("is_closed", ctypes.c_int64),
+        ("products", _Product * _CAPACITY),
+    )
+
+
+class ChoosingRunner:
+    """Runs a library; its products are decided before its first results are given out.
+
+    Attributes:
+        run: takes the library's inputs, returns its results.
+    """
+
+    run: Run
+
+    def __init__(self, path: Path, run: Run, mode: Mode) -> None:
+        """Run the library at `path`, which is loaded already, by `run`.
+
+        Args:
+            path: of a library that the caller trusts.
+            run: calls it; the same inputs and random state give the same results.
+            mode: which library computes products.
+
+        Raises:
+            NotSupported: the process has the library loaded in another mode, and its products are decided only once.
+        """
+        self._run = run
+        self._mode: Mode = mode
+        self._lock = threading.Lock()
+        table = table_of(path)
+        if table is None:
+            self.run = run
+            return
+        other = _MODES[table.mode]
+        if other not in (None, mode):
+            raise NotSupported(
+                f"this process has the library `{path.name}` loaded with products=`{other}`; for products=`{mode}`, "
+                "load it in another process"
+            )
+        table.mode = _MODES.index(mode)
+        table.is_closed = table.is_closed or mode == "torch"
+        self._table = table
+        self.run = run if table.is_closed else self._first_run
+
+    def _first_run(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        with self._lock:
+            random_state = torch.get_rng_state()
+            results = self._run(inputs)
+            if not self._table.is_closed and self._decide(self._table):
+                torch.set_rng_state(random_state)
+                results = self._run(inputs)
+            self.run = self._run
+            return results
+
+    def _decide(self, table: _Products) -> bool:
+        """Close the table of products; return whether any of them is computed in another way from now on."""
+        for product in table.products[: table.count]:
+            product.by_onednn = onednn.available() and self._prefers_onednn(list(product.is_))
+        table.is_closed = True
+        return any(product.by_onednn for product in table.products[: table.count])
+
+    def _prefers_onednn(self, product: Sequence[int]) -> bool:
+        if self._mode == "onednn":
+            return True
+        has_bias, rows, depth, columns, *strides = product
+        # Of the layout that the library computes with; numbers do not matter.
+        left = torch.ones(rows * depth).as_strided((rows, depth), strides[:2])
+        right = torch.ones(depth * columns).as_strided((depth, columns), strides[2:])
+        args = (torch.ones(columns), left, right) if has_bias else (left, right)
+        op = "aten::addmm.default" if has_bias else "aten::mm.default"
+        torchs = torch.addmm if has_bias else torch.mm
+        return faster_by_onednn(
+            described(op, args), functools.partial(onednn.PRODUCTS[op], *args), functools.partial(torchs, *args)
+        )
+
+
+def table_of(path: Path) -> _Products | None:
+    """Return the table of products of a loaded library, in its own memory; None: it has none."""
+    try:
+        given = ctypes.CDLL(loader_name(path)).aotexport_products
+    except (OSError, AttributeError):
+        return None
+    given.restype = ctypes.POINTER(_Products)
+    return given().contents

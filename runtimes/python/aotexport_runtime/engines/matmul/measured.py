@@ -1,0 +1,63 @@
+"""Which library is the faster one for a product: measured once per process, and kept for the next."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from aotexport_runtime.engines.matmul import onednn
+from aotexport_runtime.engines.matmul.kept import Kept
+from aotexport_runtime.engines.matmul.trial import clearly_faster
+from aotexport_runtime.engines.user_cache import cache_folder
+
+log = logging.getLogger("aotexport_runtime")
+
+_BUDGET_S = 0.3
+"""How long a process measures at most, in seconds."""
+
+_lock = threading.Lock()
+_known: dict[int, dict[str, bool]] = {}
+"""By number of threads: whether oneDNN was clearly faster, by product."""
+_left_s = _BUDGET_S
+
+
+def described(op: str, args: Sequence[Any]) -> str:
+    """Return what products are measured once for: sizes and strides, and whether something is added."""
+    bias, rows, matrix = onednn.operands(op, args)
+    columns = matrix.t() if op == "aten::linear.default" else matrix
+    return " ".join(("mm" if bias is None else "addmm", _layout(rows), _layout(columns)))
+
+
+def _layout(matrix: torch.Tensor) -> str:
+    return f"{'x'.join(map(str, matrix.shape))}@{','.join(map(str, matrix.stride()))}"
+
+
+def faster_by_onednn(product: str, ours: Callable[[], object], torchs: Callable[[], object]) -> bool:
+    """Return whether oneDNN computes `product` clearly faster than torch does otherwise; one answer per process.
+
+    Args:
+        product: sizes and layouts.
+        ours: computes it by oneDNN.
+        torchs: computes it as torch does.
+    """
+    global _left_s
+    threads = torch.get_num_threads()
+    with _lock:
+        kept = Kept(cache_folder("products"), torch.__version__, threads)
+        known = _known.get(threads)
+        if known is None:
+            known = _known[threads] = kept.read()
+        if product not in known:
+            start = time.perf_counter()
+            found = clearly_faster(ours, torchs, _left_s)
+            _left_s -= time.perf_counter() - start
+            log.debug("product %s: oneDNN clearly faster: %s", product, found)
+            known[product] = bool(found)
+            if found is not None:
+                kept.add(product, found)
+        return known[product]

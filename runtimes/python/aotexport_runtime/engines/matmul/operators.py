@@ -1,0 +1,127 @@
+"""What stands for a product in generated code until, or whenever, there is something to choose."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch
+
+from aotexport_runtime.engines import ops
+from aotexport_runtime.engines.matmul import onednn
+from aotexport_runtime.engines.matmul.measured import described, faster_by_onednn
+from aotexport_runtime.engines.matmul.modes import Mode, is_worth_choosing
+
+Run = Callable[..., Any]
+
+_SIZES = 16
+"""How many sizes of a product that changes are looked at; oneDNN takes 0.7 ms to prepare itself for each."""
+
+
+class StandIn(Protocol):
+    """Stands for one product of a graph."""
+
+    def stands_in(self, scope: dict[str, Any], name: str) -> None:
+        """Put what computes the product into `scope` as `name`, now or once it is chosen."""
+        ...
+
+
+class FirstCall:
+    """Stands for a product until it is called with tensors, and then puts the function that was chosen in its place."""
+
+    def __init__(self, op: str, mode: Mode) -> None:
+        """Stand for an operator of `onednn.PRODUCTS` on tensors of known sizes."""
+        self._op = op
+        self._mode: Mode = mode
+        self._torchs = _torchs(op)
+        self._put: Callable[[Run], None] | None = None
+
+    def stands_in(self, scope: dict[str, Any], name: str) -> None:
+        """Put what is chosen into `scope` as `name`, and this until then."""
+        scope[name] = self
+        self._put = functools.partial(scope.__setitem__, name)
+
+    def __call__(self, *args: Any) -> Any:
+        """Return the product."""
+        if not _are_plain(args):
+            return self._torchs(*args)
+        prefers = _prefers_onednn(self._op, args, self._mode, described(self._op, args))
+        chosen = onednn.PRODUCTS[self._op] if prefers else self._torchs
+        if self._put is not None:
+            self._put(chosen)
+        return chosen(*args)
+
+
+class EverySize:
+    """Stands for a product whose sizes change from call to call: each is decided when it is met for the first time.
+
+    Sizes that change are measured for all of them up to the next power of two. Those met after the first few run as
+    torch runs them, since oneDNN prepares itself for each.
+    """
+
+    def __init__(self, op: str, mode: Mode, known: Sequence[bool]) -> None:
+        """Stand for an operator of `onednn.PRODUCTS`; `known`: whether its rows, depth and columns stay the same."""
+        self._op = op
+        self._mode: Mode = mode
+        self._known = known
+        self._torchs = _torchs(op)
+
+    def stands_in(self, scope: dict[str, Any], name: str) -> None:
+        """Put a function that chooses into `scope` as `name`."""
+        chosen: dict[Any, Run] = {}
+        torchs, rows = self._torchs, 1 if self._op == "aten::addmm.default" else 0
+
+        def product(*args: Any) -> Any:
+            sizes = args[rows].shape, args[rows + 1].shape
+            run = chosen.get(sizes)
+            if run is None:
+                if len(chosen) == _SIZES or not _are_plain(args):
+                    return torchs(*args)
+                run = chosen[sizes] = self._chosen(args)
+            return run(*args)
+
+        scope[name] = product
+
+    def _chosen(self, args: Sequence[Any]) -> Run:
+        bias, rows, matrix = onednn.operands(self._op, args)
+        matrix = matrix.t() if self._op == "aten::linear.default" else matrix
+        sizes = *rows.shape, matrix.shape[1]
+        if not is_worth_choosing(self._mode, rows.shape[0], rows.shape[1], matrix.shape[1]):
+            return self._torchs
+        m, k, n = (
+            str(size) if known else f"<={_next_power(size)}" for size, known in zip(sizes, self._known, strict=True)
+        )
+        kind = "mm" if bias is None else "addmm"
+        product = f"{kind} {m}x{k}@{_order(rows)} {k}x{n}@{_order(matrix)}"
+        prefers = _prefers_onednn(self._op, args, self._mode, product)
+        return onednn.PRODUCTS[self._op] if prefers else self._torchs
+
+
+def _torchs(op: str) -> Run:
+    return ops.direct(op) or ops.resolve(op, None, frozenset())
+
+
+def _are_plain(args: Sequence[Any]) -> bool:
+    """Return whether these are tensors that take time: not those of tracers and transforms."""
+    return all(type(arg) in (torch.Tensor, torch.nn.Parameter) for arg in args if arg is not None)
+
+
+def _prefers_onednn(op: str, args: Sequence[Any], mode: Mode, product: str) -> bool:
+    _, rows, matrix = onednn.operands(op, args)
+    if not onednn.available() or rows.device.type != "cpu" or not onednn.takes(matrix, matrix.t()):
+        return False
+    if mode == "onednn":
+        return True
+    return faster_by_onednn(
+        product, functools.partial(onednn.PRODUCTS[op], *args), functools.partial(_torchs(op), *args)
+    )
+
+
+def _next_power(size: int) -> int:
+    return 1 << (size - 1).bit_length()
+
+
+def _order(matrix: torch.Tensor) -> str:
+    """Return how a matrix lies in memory, whatever its sizes are."""
+    return "rows" if matrix.is_contiguous() else "columns" if matrix.t().is_contiguous() else "apart"

@@ -1,0 +1,234 @@
+"""Operators by name: resolution in the running torch, and whether a call fits their schema.
+
+Threat: a bundle names an operator that reads a file, touches memory unchecked, or runs code. Defence: `aten`
+operators must be on the list in `allowed/aten.txt`; other namespaces only as the caller of `load` names them;
+`python::` builtins only from the table in `allowed.py`; and every argument is of the kind that the operator's schema
+asks for, since torch takes any integer for a dtype and looks it up unchecked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from types import BuiltinFunctionType, MethodDescriptorType
+from typing import Any, NamedTuple
+
+import torch
+
+from aotexport_runtime.allowed.operators import BUILTINS, allowed_aten_operators
+from aotexport_runtime.errors import BundleInvalid, NotSupported
+from aotexport_runtime.schema.values import (
+    Argument,
+    DeviceArgument,
+    DTypeArgument,
+    LayoutArgument,
+    MemoryFormatArgument,
+)
+
+_OVERLOAD = type(torch.ops.aten.add.Tensor)
+
+
+def resolve(name: str, captured_schema: str | None, namespaces: frozenset[str]) -> Callable[..., Any]:
+    """Return the callable of operator `name` in the running torch.
+
+    Args:
+        name: full operator name, `namespace::base.overload`.
+        captured_schema: the schema it was captured with; None: not compared.
+        namespaces: namespaces beside `aten` that the caller of `load` allowed.
+
+    Raises:
+        BundleInvalid: `name` is not on the allow-list.
+        NotSupported: this torch lacks the operator, or has it with another signature.
+    """
+    namespace, _, rest = name.partition("::")
+    base, _, overload = rest.partition(".")
+    check_allowed(name, namespaces)
+    if namespace == "python":
+        return BUILTINS[name]
+    packet = getattr(getattr(torch.ops, namespace), base, None)
+    function = getattr(packet, overload or "default", None)
+    if not isinstance(function, _OVERLOAD):
+        raise NotSupported(_missing(name, namespace))
+    current = str(function._schema)  # pyright: ignore[reportPrivateUsage] (there is no public name)
+    if captured_schema is not None and current != captured_schema and not is_compatible(captured_schema, current):
+        raise NotSupported(
+            f"operator `{name}` has another signature in torch {torch.__version__}.\n"
+            f"  captured: {captured_schema}\n  here:     {current}\n"
+            "Run the bundle with the torch it was exported with, or export it again"
+        )
+    return function
+
+
+_DIRECT = frozenset(
+    f"aten::{name}"
+    for name in (
+        *("abs.default", "add.Tensor", "add_.Tensor", "addmm.default", "amax.default", "argmax.default"),
+        *("baddbmm.default", "batch_norm.default", "bmm.default", "cat.default", "chunk.default", "clamp.default"),
+        *("clone.default", "conv1d.default", "conv2d.default", "convolution.default", "cos.default"),
+        *("detach.default", "div.Tensor", "div_.Tensor", "dropout.default", "embedding.default", "eq.Scalar"),
+        *("eq.Tensor", "exp.default", "expand.default", "flatten.using_ints", "gather.default", "gelu.default"),
+        *("index_select.default", "layer_norm.default", "linear.default", "log.default", "log_softmax.int"),
+        *("masked_fill.Scalar", "matmul.default", "max.dim", "max_pool2d.default", "maximum.default"),
+        *("mean.default", "mean.dim", "minimum.default", "mm.default", "mul.Tensor", "mul_.Tensor"),
+        *("native_layer_norm.default", "neg.default", "permute.default", "pow.Tensor_Scalar", "relu.default"),
+        *("relu_.default", "reshape.default", "rsqrt.default", "scaled_dot_product_attention.default"),
+        *("select.int", "sigmoid.default", "sin.default", "softmax.int", "sqrt.default", "squeeze.dim"),
+        *("stack.default", "sub.Tensor", "sum.default", "sum.dim_IntList", "t.default", "tanh.default"),
+        *("tanh_.default", "transpose.int", "unbind.int", "unsqueeze.default", "view.default", "where.self"),
+    )
+)
+"""Operators that functions of torch call with the same arguments, at half the cost of a call by schema."""
+
+_BUILT_IN = (BuiltinFunctionType, MethodDescriptorType)
+
+
+@cache
+def direct(name: str) -> Callable[..., Any] | None:
+    """Return the function or tensor method of torch that calls operator `name`; None: there is none."""
+    if name not in _DIRECT:
+        return None
+    base = name.removeprefix("aten::").partition(".")[0]
+    found = (getattr(owner, base, None) for owner in (torch, torch.Tensor, torch.nn.functional))
+    # Of a name in Python, another release may have made a function with a meaning of its own.
+    return next((function for function in found if isinstance(function, _BUILT_IN)), None)
+
+
+def check_allowed(name: str, namespaces: frozenset[str]) -> None:
+    """Refuse an operator that the bundle may not call.
+
+    Raises:
+        BundleInvalid: not an allowed `aten` operator or builtin.
+        NotSupported: in a namespace that the caller did not name.
+    """
+    namespace, _, rest = name.partition("::")
+    if namespace == "aten":
+        if rest not in allowed_aten_operators():
+            raise BundleInvalid(f"operator `{name[:80]}` is not on the list of operators that a bundle may call")
+    elif namespace == "python":
+        if name not in BUILTINS:
+            raise BundleInvalid(f"unknown builtin `{name[:80]}`")
+    elif namespace not in namespaces:
+        raise NotSupported(
+            f"operator `{name[:80]}` is in namespace `{namespace[:40]}`, which the caller did not allow. Import the "
+            f"package that registers it and pass `operator_namespaces=['{namespace[:40]}']` to `load`"
+        )
+
+
+def _missing(name: str, namespace: str) -> str:
+    if namespace == "aten":
+        return (
+            f"torch {torch.__version__} has no operator `{name}`; install the torch that the bundle was exported with"
+        )
+    return (
+        f"operator `{name}` is not registered: import the package that registers namespace `{namespace}` before loading"
+    )
+
+
+# --- calls ------------------------------------------------------------------------------------------------
+
+
+class _Parameter(NamedTuple):
+    """A parameter of an operator's schema; `kind` is the record that its argument must be, if it is an enumeration."""
+
+    name: str
+    keyword_only: bool
+    required: bool
+    kind: type[Any] | None
+    optional: bool
+
+
+_KINDS: dict[str, type[Any]] = {
+    "ScalarType": DTypeArgument,
+    "Layout": LayoutArgument,
+    "MemoryFormat": MemoryFormatArgument,
+    "Device": DeviceArgument,
+}
+
+
+def check_call(op: str, function: Any, args: Sequence[Argument], kwargs: Mapping[str, Argument]) -> None:
+    """Refuse a call with arguments that the operator's schema does not have, or enumerations given as numbers.
+
+    Args:
+        op: full operator name, for errors.
+        function: what `resolve` returned.
+        args: positional arguments, as recorded.
+        kwargs: keyword arguments, as recorded.
+
+    Raises:
+        BundleInvalid: names the argument.
+    """
+    if not hasattr(function, "_schema"):
+        return
+    parameters = _parameters(function)
+    positional = [parameter for parameter in parameters if not parameter.keyword_only]
+    if len(args) > len(positional):
+        raise BundleInvalid(f"operator `{op}` takes {len(positional)} positional arguments, got {len(args)}")
+    given: dict[str, Argument] = {parameter.name: arg for parameter, arg in zip(positional, args, strict=False)}
+    for name, argument in kwargs.items():
+        if name in given or not any(parameter.name == name for parameter in parameters):
+            raise BundleInvalid(f"operator `{op}` takes no keyword argument {name[:40]!r} here")
+        given[name] = argument
+    for parameter in parameters:
+        if parameter.name not in given:
+            if parameter.required:
+                raise BundleInvalid(f"operator `{op}` lacks its argument `{parameter.name}`")
+        elif parameter.kind is not None:
+            argument = given[parameter.name]
+            if not isinstance(argument, parameter.kind) and not (argument is None and parameter.optional):
+                raise BundleInvalid(f"argument `{parameter.name}` of operator `{op}` is no {parameter.kind.__name__}")
+
+
+@cache
+def _parameters(function: Any) -> tuple[_Parameter, ...]:
+    return tuple(_parameter(argument) for argument in function._schema.arguments)
+
+
+def _parameter(argument: Any) -> _Parameter:
+    type_ = str(argument.real_type)
+    inner = type_.removeprefix("Optional[").removesuffix("]") if type_.startswith("Optional[") else type_
+    required = not argument.has_default_value()
+    return _Parameter(argument.name, argument.kwarg_only, required, _KINDS.get(inner), inner != type_)
+
+
+# --- schemas ----------------------------------------------------------------------------------------------
+
+
+def is_compatible(captured: str, current: str) -> bool:
+    """Return whether a call made for schema `captured` means the same under `current`.
+
+    True when `current` only adds arguments with defaults, after the positional ones or among the keywords, and
+    nothing else differs.
+    """
+    old, new = _split_schema(captured), _split_schema(current)
+    if old is None or new is None or old.returns != new.returns:
+        return False
+    count = len(old.positional)
+    if new.positional[:count] != old.positional:
+        return False
+    by_keyword = [*new.positional[count:], *new.keyword_only]
+    added = [argument for argument in by_keyword if argument not in old.keyword_only]
+    return set(old.keyword_only) <= set(by_keyword) and all("=" in argument for argument in added)
+
+
+class _Schema(NamedTuple):
+    positional: list[str]
+    keyword_only: list[str]
+    returns: str
+
+
+def _split_schema(schema: str) -> _Schema | None:
+    """Return the parts of `ns::op.overload(arguments) -> returns`; None: it is no schema."""
+    _, _, rest = schema.partition("(")
+    depth, current, arguments = 1, "", list[str]()
+    for index, character in enumerate(rest):
+        depth += (character in "([") - (character in ")]")
+        if depth == 0 or (character == "," and depth == 1):
+            arguments.append(current.strip())
+            current = ""
+        else:
+            current += character
+        if depth == 0:
+            cut = arguments.index("*") if "*" in arguments else len(arguments)
+            positional = [argument for argument in arguments[:cut] if argument]
+            return _Schema(positional, arguments[cut + 1 :], rest[index + 1 :].strip())
+    return None

@@ -1,0 +1,451 @@
+"""A loaded bundle as an `nn.Module` with the original names."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import dataclasses
+from collections.abc import Callable, Generator, Mapping
+from typing import Any, NoReturn, Self
+
+import torch
+from torch import nn
+
+from aotexport_runtime.bundle.read import Bundle
+from aotexport_runtime.call.engines import PORTABLE, Engines
+from aotexport_runtime.call.explain import Explanation, ProgramExplanation, explained
+from aotexport_runtime.call.live_graph import LiveGraph, check_state_read, graph_of_calls, live_graph
+from aotexport_runtime.call.plan import Plan
+from aotexport_runtime.call.straight_line import Call
+from aotexport_runtime.call.variants import Variants
+from aotexport_runtime.engines.autocast import device_type_of
+from aotexport_runtime.engines.choice import libraries_of
+from aotexport_runtime.engines.codegen import Environment, constant_value
+from aotexport_runtime.errors import NotSupported
+from aotexport_runtime.module.module_class import class_of, methods_of
+from aotexport_runtime.schema.manifest import Manifest
+from aotexport_runtime.schema.program import Program
+from aotexport_runtime.schema.subclasses import Subclass
+from aotexport_runtime.submodules.build import at, build, sealed, tell
+from aotexport_runtime.submodules.changes import Change, changes_of
+from aotexport_runtime.submodules.places import StateSlot, slot_of
+from aotexport_runtime.submodules.python_state import Kept, PythonState, WithAttributes
+from aotexport_runtime.submodules.submodule import (
+    check_class,
+    copied_origin,
+    copy_tables,
+    refuse_replicas,
+    switch,
+)
+from aotexport_runtime.submodules.tables import HOOKS, STATE, refill
+from aotexport_runtime.values import dtypes
+from aotexport_runtime.values.subclasses import Form
+
+
+class BundleModule(WithAttributes):
+    """A bundle, loaded: called, trained and saved like the module that it was exported from.
+
+    Parameters and buffers have their original names, tied ones are tied. `train()` and `eval()` choose the program.
+    Methods that the bundle has programs of are methods of the module.
+
+    Attributes:
+        bundle: the open bundle.
+    """
+
+    def __new__(cls, bundle: Bundle, *args: Any, environment: Environment, **kwargs: Any) -> Self:
+        """Make an object of a class of its own, which shows the signatures of the bundle's programs."""
+        own: type[Any] = class_of(cls, bundle, environment, cls._call) if cls is BundleModule else cls
+        return super().__new__(own)
+
+    def __init__(
+        self,
+        bundle: Bundle,
+        tensors: dict[str, torch.Tensor],
+        *,
+        target: str,
+        environment: Environment,
+        compiled: str | None = None,
+        why_not: Mapping[str, str] | None = None,
+    ) -> None:
+        """Build the module; use `aotexport_runtime.load`.
+
+        Args:
+            bundle: an open bundle.
+            tensors: its state, by name; owned by the module from now on.
+            target: engine to run, see `load`.
+            environment: namespaces and device.
+            compiled: compiled target to run where it has a program, whose native files the caller trusts; None: none.
+            why_not: why other engines do not run, by name; None: they do.
+        """
+        super().__init__()
+        self.bundle = bundle
+        self._environment = environment
+        self._target = target
+        self._compiled = compiled
+        self._why_not = dict(why_not or {})
+        self._constants: dict[str, torch.Tensor] = {}
+        self._plans: dict[str, Plan | Variants] = {}
+        self._served: dict[tuple[bool, bool], Call] = {}
+        self._methods = methods_of(bundle)
+        self._fixed = frozenset(bundle.manifest.settings)
+        self._changes: list[Change] | None = None
+        self._calls_submodules = False
+        self._untold: set[str] = set()
+        # Last, since a name of the user's may equal one of ours, and can then no longer be assigned to.
+        self._constants.update(
+            build(self, bundle.manifest, tensors, self.changed, lambda leaf: constant_value(leaf.value, environment))
+        )
+        # Past `__setattr__`, which keeps names of the user's.
+        self.__dict__["_python_state"] = PythonState(bundle.manifest.attributes, [*self.state_tensors().values()])
+        self._keep_attributes()
+        self.__dict__["_origin"] = sealed(self, self.changed)
+        self.train(bundle.manifest.training)
+
+    def _keep_attributes(self) -> None:
+        """Let the module and its submodules take attributes that calls change from the Python state."""
+        for attribute in self.bundle.manifest.attributes:
+            path = attribute.name.rpartition(".")[0]
+            owner = at(self, path.split(".") if path else [], self.changed)
+            assert isinstance(owner, WithAttributes)
+            owner.keep(Kept(self.python_state, path))
+
+    @property
+    def device(self) -> torch.device | None:
+        """Where the bundle was loaded to; None: where it was captured."""
+        return self._environment.device
+
+    @property
+    def python_state(self) -> PythonState:
+        """What calls change in attributes of the module."""
+        return self.__dict__["_python_state"]
+
+    def form(self, record: Subclass) -> Form:
+        """Return the structure of a tensor subclass with its class, which the caller of `load` gave."""
+        return self._environment.form(record)
+
+    # --- state --------------------------------------------------------------------------------------------
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any, **kwargs: Any) -> None:
+        """Load state in which tied tensors may have one of their names alone, as files of safetensors have them."""
+        current = {name: slot[0].get(slot[1]) for name in self._tied_names() if (slot := self._find(name)) is not None}
+        for entry in self.bundle.manifest.state:
+            same = [name for name in entry.tied if current.get(name) is current.get(entry.name)]
+            names = [prefix + name for name in (entry.name, *same)]
+            known = next((state_dict[name] for name in names if name in state_dict), None)
+            for name in names if known is not None else ():
+                state_dict.setdefault(name, known)
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+
+    def _tied_names(self) -> list[str]:
+        return [name for entry in self.bundle.manifest.state if entry.tied for name in (entry.name, *entry.tied)]
+
+    def changed(self) -> None:
+        """Compose the programs anew at their next call, with the submodules as they are then."""
+        # Past `__setattr__`, which keeps names of the user's.
+        self.__dict__["_changes"] = None
+        self.__dict__["_plans"].clear()
+        self.__dict__["_served"].clear()
+
+    def changes(self) -> list[Change]:
+        """Return the submodules that are no longer what was loaded.
+
+        Raises:
+            NotSupported: one was changed in a way that no call can follow.
+        """
+        found: list[Change] | None = self.__dict__["_changes"]
+        if found is None:
+            found = self.__dict__["_changes"] = changes_of(self, self.__dict__["_origin"], self.bundle.manifest)
+        return found
+
+    def _find(self, name: str) -> StateSlot | None:
+        """Return where the current tensor of a name of the state is kept; None: nowhere."""
+        return (self._constants, name) if name in self._constants else slot_of(self, name)
+
+    def _slot(self, name: str) -> StateSlot:
+        """Return where the current tensor of state `name` is kept (it may be replaced between calls).
+
+        Raises:
+            NotSupported: nowhere.
+        """
+        slot = self._find(name)
+        if slot is None:
+            raise NotSupported(
+                f"the module's `{name}` is gone, and the programs read it. Put a tensor of its dtype and shape in its "
+                "place, or change the model and export it again"
+            )
+        return slot
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> BundleModule:
+        for dtype in {tensor.dtype for tensor in self._present().values()}:
+            converted = fn(torch.empty(0, dtype=dtype)).dtype
+            if converted != dtype:
+                raise NotSupported(
+                    f"the programs were captured with weights of {dtypes.name_of(dtype)}, and do not hold for "
+                    f"{dtypes.name_of(converted)}. Convert the model and its example inputs, and export again"
+                )
+        before = self._present()
+        super()._apply(fn, recurse)
+        for name, tensor in self._constants.items():
+            self._constants[name] = fn(tensor)
+        moved = {id(before[name]): tensor for name, tensor in self._present().items()}
+        self.python_state.values = self.python_state.replaced(lambda tensor: moved.get(id(tensor), fn(tensor)))
+        tensors = (*self.parameters(), *self.buffers(), *self._constants.values())
+        devices = {tensor.device for tensor in tensors}
+        if len(devices) == 1:
+            self.__dict__["_environment"] = dataclasses.replace(self._environment, device=devices.pop())
+            self.changed()
+        return self
+
+    def _present(self) -> dict[str, torch.Tensor]:
+        """Return the tensors of the state that are kept somewhere now, by name."""
+        slots = {entry.name: self._find(entry.name) for entry in self.bundle.manifest.state}
+        found = {name: slot[0].get(slot[1]) for name, slot in slots.items() if slot is not None}
+        return {name: tensor for name, tensor in found.items() if isinstance(tensor, torch.Tensor)}
+
+    def state_tensors(self) -> dict[str, torch.Tensor]:
+        """Return the current tensor of every entry of the manifest's state, by its first name; not copied."""
+        slots = {entry.name: self._slot(entry.name) for entry in self.bundle.manifest.state}
+        return {name: table[key] for name, (table, key) in slots.items()}
+
+    def check_ties(self) -> None:
+        """Refuse a module whose tied tensors no longer are: its programs, and a bundle, have one tensor for them.
+
+        Raises:
+            NotSupported: names them.
+        """
+        for entry in self.bundle.manifest.state:
+            if entry.role == "constant":
+                continue
+            table, key = self._slot(entry.name)
+            tied = [self._slot(name) for name in entry.tied]
+            if any(other.get(name) is not table[key] for other, name in tied):
+                names = ", ".join(f"`{name}`" for name in (entry.name, *entry.tied))
+                raise NotSupported(f"{names} are one tensor in the programs, and no longer are in the module")
+
+    def train(self, mode: bool = True) -> BundleModule:
+        """Choose the programs of train mode, or those of evaluation mode."""
+        switch(self, mode)
+        return self
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set a tensor, a submodule or an attribute; `training` as `train()` does, since a bundle has one mode.
+
+        Raises:
+            NotSupported: the model's code may have read the attribute at export, and no call reads it now.
+        """
+        if name == "training":
+            self.train(value)
+            return
+        if name in (*STATE, "_modules", *HOOKS) and "_origin" in self.__dict__:
+            refill(self, name, value)
+            return
+        if name == "__class__":
+            check_class(self, value)
+        elif name in self.__dict__.get("_fixed", ()) and not isinstance(value, nn.Module | torch.Tensor):
+            raise NotSupported(
+                f"no call looks at the attribute `{name}` of the loaded module: what the model's code read of it was "
+                "fixed at export. Set it before the export"
+            )
+        super().__setattr__(name, value)
+
+    def _replicate_for_data_parallel(self) -> NoReturn:
+        refuse_replicas()
+
+    # --- calls --------------------------------------------------------------------------------------------
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the program of the current mode.
+
+        Raises:
+            CallInvalid: the call does not fit the program.
+            NotSupported: the bundle has no program for this mode.
+        """
+        served = self._served.get((self.training, torch.is_grad_enabled()))
+        if served is None:
+            plan = self._plan(self._select("forward"))
+            served = plan.call if isinstance(plan, Plan) else plan
+            self._served[self.training, torch.is_grad_enabled()] = served
+        return served(args, self.python_state.passed_with(kwargs))
+
+    def program(self, name: str) -> Callable[..., Any]:
+        """Return program `name` as a function of its inputs, whatever the mode of the module.
+
+        Raises:
+            BundleInvalid: no such program.
+        """
+        self._plan(name)
+        return lambda *args, **kwargs: self._plan(name)(args, self.python_state.passed_with(kwargs))
+
+    def _call(self, method: str, /, *args: Any, **kwargs: Any) -> Any:
+        return self._plan(self._select(method))(args, self.python_state.passed_with(kwargs))
+
+    def _select(self, method: str) -> str:
+        programs = self._methods.get(method, [])
+        if not programs:
+            raise NotSupported(
+                f"the bundle has no program of `{method}`, only of {', '.join(f'`{name}`' for name in self._methods)}"
+            )
+        mode = "train" if self.training else "eval"
+        fitting = [program for program in programs if program.mode in (mode, "function")]
+        if not fitting:
+            names = ", ".join(f"`{program.name}` ({program.mode} mode)" for program in programs)
+            raise NotSupported(
+                f"the module is in {mode} mode, and the bundle has only {names}. Call "
+                f"`.{'eval' if self.training else 'train'}()` first, or export a program for {mode} mode"
+            )
+        grad = torch.is_grad_enabled()
+        return next((program.name for program in fitting if program.grad == grad), fitting[0].name)
+
+    def _plan(self, name: str) -> Plan | Variants:
+        plan = self._plans.get(name)
+        if plan is None:
+            variants = [entry.name for entry in self.bundle.manifest.programs if entry.variant_of == name]
+            plan = (
+                Variants([*map(self.bundle.program, [name, *variants])], self._compose)
+                if variants
+                else self._compose(name)
+            )
+            self._plans[name] = plan
+        return plan
+
+    def _compose(self, name: str) -> Plan:
+        program = self.bundle.program(name)
+        live = self._live(program)
+        device = self._environment.device or device_type_of(program, None)
+        engines = Engines(name, str(device), self._why_not)
+        libraries = None
+        if live is not None:
+            compiled = [] if self._compiled is None else [self._compiled]
+            engines.why_not |= dict.fromkeys((PORTABLE, "cuda", *compiled), ", ".join(live.reasons))
+        elif not self._calls_submodules:
+            libraries = libraries_of(self.bundle, self._compiled, program, self._environment, engines.why_not)
+        return Plan(
+            self.bundle,
+            program,
+            self._slot,
+            self._environment,
+            target="autograd" if self._calls_submodules else self._target,
+            engines=engines,
+            libraries=libraries,
+            live=live,
+        )
+
+    def _live(self, program: Program) -> LiveGraph | None:
+        """Return the forward graph of `program` with the submodules that changed; None: it calls none of them.
+
+        Raises:
+            NotSupported: a change that calls cannot follow.
+        """
+        changes = self.changes()
+        if not changes and not self._calls_submodules:
+            return None
+        graph = self.bundle.graph(program.name, program.forward.file)
+        names = {entry.name: (entry.name, *entry.tied) for entry in self.bundle.manifest.state}
+        if self._calls_submodules:
+            live, untold = graph_of_calls(self, graph, program, changes, names, self._environment)
+            self._untold.update(untold)
+        else:
+            live = live_graph(graph, program, changes, names, self._environment)
+        check_state_read(graph, program, live, self._slot)
+        return live
+
+    @contextlib.contextmanager
+    def submodules_called(self) -> Generator[set[str], None, None]:
+        """Let calls run forward graphs, and in these every submodule by a call of its own, as a trace wants to see.
+
+        Yields:
+            The paths of submodules that a call does not show; complete after the call.
+        """
+        untold = self.__dict__["_untold"] = set[str]()
+        self.__dict__["_calls_submodules"] = True
+        self.changed()
+        try:
+            yield untold
+        finally:
+            self.__dict__["_calls_submodules"] = False
+            self.changed()
+
+    def explain(self) -> Explanation:
+        """Return which engines run each program, on which device, why the others do not, and what has run so far.
+
+        `print(module.explain())` shows it. Programs that no call has reached are prepared for it, as a call would do.
+        """
+        return Explanation(self._target, tuple(map(self.explain_program, self.bundle.program_names)))
+
+    def explain_program(self, name: str) -> ProgramExplanation:
+        """Return what `explain` says of program `name`."""
+        entry = next(entry for entry in self.bundle.manifest.programs if entry.name == name)
+        try:
+            plan = self._plan(entry.variant_of or name)
+            return explained(plan.engines if isinstance(plan, Plan) else plan.plan(name).engines)
+        except NotSupported as error:
+            return ProgramExplanation(name, refused=str(error))
+
+    # --- copies -------------------------------------------------------------------------------------------
+
+    def twin(self, *, target: str | None = None, memo: dict[int, Any] | None = None) -> BundleModule:
+        """Return an independent copy.
+
+        Args:
+            target: engine of the copy; None: the same.
+            memo: of `copy.deepcopy`.
+
+        Raises:
+            NotSupported: tensors that are tied in the programs no longer are in the module.
+        """
+        memo = {} if memo is None else memo
+        twin = nn.Module.__new__(type(self))
+        memo[id(self)] = twin
+        twin.__dict__.update({name: {} for name in (*STATE, "_modules")})
+        shared = ("bundle", "_environment", "_methods", "_fixed")
+        for name, value in self.__dict__.items():
+            if name in shared:
+                twin.__dict__[name] = value
+            elif name in ("_plans", "_served"):
+                twin.__dict__[name] = {}
+            elif name == "_changes":
+                twin.__dict__[name] = None
+            elif name == "_origin":
+                twin.__dict__[name] = copied_origin(value, memo)
+            elif name not in (*STATE, "_modules", *HOOKS, "_python_state", "_kept"):
+                twin.__dict__[name] = copy.deepcopy(value, memo)
+        copy_tables(self, twin, memo)
+        tell(twin, twin.__dict__["_origin"])
+        twin.__dict__["_python_state"] = copy.copy(self.python_state)
+        twin.python_state.values = self.python_state.copied(memo)
+        twin._keep_attributes()
+        if target is not None:
+            twin.__dict__ |= {"_target": target, "_compiled": None, "_why_not": {}}
+        return twin
+
+    def over(self, manifest: Manifest, tensors: dict[str, torch.Tensor]) -> BundleModule:
+        """Return a module of the same programs over other state.
+
+        Args:
+            manifest: that of the bundle, with other state and attributes.
+            tensors: its state, by name, detached; shared.
+        """
+        bundle = Bundle(self.bundle.root, manifest)
+        other = BundleModule(bundle, tensors, target=self._target, environment=self._environment)
+        return other.train(self.training)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> BundleModule:
+        twin = memo[id(self)] = self.twin(memo=memo)
+        return twin
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise NotSupported(
+            "a loaded bundle is not pickled: save it with `aotexport_runtime.save(module, path)`, "
+            "or its weights alone with `module.state_dict()`"
+        )
+
+    def _get_name(self) -> str:
+        return BundleModule.__name__
+
+    def extra_repr(self) -> str:
+        """Return what `repr` shows: name and programs."""
+        programs = ", ".join(self.bundle.program_names)
+        return f"{self.bundle.manifest.name}, programs: {programs}, from {str(self.bundle.root)!r}"
+
+
+__all__ = ["BundleModule"]

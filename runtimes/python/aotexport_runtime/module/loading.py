@@ -1,0 +1,290 @@
+"""`load`: from a directory to a module."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import logging
+import os
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
+
+from aotexport_runtime.bundle.digests import digests_compared
+from aotexport_runtime.bundle.read import Bundle, open_bundle
+from aotexport_runtime.errors import NotSupported, first_line
+from aotexport_runtime.module.freed_memory import keep_freed_memory
+from aotexport_runtime.schema.manifest import Requirements
+from aotexport_runtime.values.arguments import check_torch, check_type, names_of
+from aotexport_runtime.values.subclasses import TensorTypes
+
+if TYPE_CHECKING:
+    import torch
+
+    from aotexport_runtime.call.onnx.module import OnnxModule
+    from aotexport_runtime.engines.cuda.options import CudaRuntime
+    from aotexport_runtime.engines.lowered import LoweringEngine
+    from aotexport_runtime.engines.onnx.session import OnnxRuntime
+    from aotexport_runtime.module.bundle_module import BundleModule
+
+log = logging.getLogger("aotexport_runtime")
+
+ENGINES = {
+    "cpu": "the functional graphs as shared libraries, where the bundle has them; needs trust='native'",
+    "portable": "the functional graphs as operator calls of torch, on any device",
+    "autograd": "the forward graph under eager autograd; the reference",
+    "cuda": "precompiled kernels for NVIDIA GPUs; needs trust='native'",
+    "onnx": "ONNX models of programs that record no gradients, through ONNX Runtime, without torch",
+}
+"""Engines by target name, in order of preference of `auto`."""
+
+
+@overload
+def load(
+    path: str | os.PathLike[str] | Bundle,
+    *,
+    target: Literal["onnx"],
+    check_digests: bool = True,
+    onnx: OnnxRuntime | None = None,
+    device: None = None,
+    trust: Literal["data", "native"] = "data",
+) -> OnnxModule: ...
+
+
+@overload
+def load(
+    path: str | os.PathLike[str] | Bundle,
+    *,
+    device: torch.device | str | None = None,
+    target: str = "auto",
+    trust: Literal["data", "native"] = "data",
+    mapped: bool = True,
+    memory_budget: float = 1,
+    products: Literal["fastest", "onednn", "torch"] | None = None,
+    check_digests: bool = True,
+    operator_namespaces: str | Iterable[str] = (),
+    tensor_types: Iterable[type] | Mapping[str, type] = (),
+    cuda: CudaRuntime | None = None,
+) -> BundleModule: ...
+
+
+def load(
+    path: str | os.PathLike[str] | Bundle,
+    *,
+    device: torch.device | str | None = None,
+    target: str = "auto",
+    trust: Literal["data", "native"] = "data",
+    mapped: bool = True,
+    memory_budget: float = 1,
+    products: Literal["fastest", "onednn", "torch"] | None = None,
+    check_digests: bool = True,
+    operator_namespaces: str | Iterable[str] = (),
+    tensor_types: Iterable[type] | Mapping[str, type] = (),
+    cuda: CudaRuntime | None = None,
+    onnx: OnnxRuntime | None = None,
+) -> BundleModule | OnnxModule:
+    """Load the bundle at `path` as a module that behaves like the exported one.
+
+    Args:
+        path: directory of the bundle; or the open bundle, whose records are then read once for all that load it.
+        device: where to put parameters, buffers and new tensors; None: where the bundle was captured.
+        target: `auto`, or the name of an engine (`cpu`, `portable`, `autograd`, `cuda`, `onnx`), or of
+            a compiled target of the bundle (`cpu-x86_64-v3`).
+        trust: `data`: nothing but data is read, and only operators of the allow-list run. `native`: native files whose
+            digest matches the manifest may be loaded as well.
+        mapped: map weights into memory (private pages); False: read them, for network disks.
+        memory_budget: of programs that record gradients: the part of the memory of their saved tensors to keep to, from
+            0 to 1; backward computes the rest again, as far as it can. Below 1 they run as `portable`.
+        products: how matrices of float32 are multiplied on processors. `fastest`: by the library that is the faster one
+            for a product, measured at its first call and kept in the user's cache folder; `torch`: as operators of
+            torch do, bit by bit; `onednn`: always by oneDNN, where it can. None: what the environment variable
+            `AOTEXPORT_PRODUCTS` says, else `fastest`.
+        check_digests: compare every file with its SHA-256 in the manifest.
+        operator_namespaces: namespaces of custom operators that the bundle may call; the packages that register
+            them must be imported.
+        tensor_types: classes of tensors (with `__tensor_flatten__`), and of objects in their contexts, that the bundle
+            may make; or classes by the names that the bundle has for them, `module:qualified.name`.
+        cuda: how kernels run on NVIDIA GPUs: tuning, CUDA graphs, comparison on the first call; None: the defaults.
+        onnx: of target `onnx`: providers, threads and session options; None: the CPU, as ONNX Runtime chooses.
+
+    Returns:
+        The module, in the mode that the original was in at export; of target `onnx`, which `auto` chooses where torch
+        is not installed, a callable that is in evaluation mode and no `nn.Module`.
+
+    Raises:
+        ArgumentInvalid: an argument is of a wrong type.
+        BundleInvalid: not a bundle, broken, tampered with, or hostile.
+        BundleTooNew: written for a newer runtime.
+        NotSupported: needs an operator, dtype, device or target that is not here, or torch, and it is not installed.
+    """
+    check_type("target", target, str, "the name of a target")
+    check_type("memory_budget", memory_budget, (int, float), "a number from 0 to 1")
+    if target == "hip":
+        raise NotSupported(
+            "target `hip` is experimental: bundles can hold its kernels, and there is no launcher of them. Load target "
+            "`portable`, which runs on AMD GPUs by torch's own operators"
+        )
+    _check_name(target)
+    if trust not in ("data", "native"):
+        raise NotSupported(f"no trust tier `{trust}`; there are data and native")
+    if not 0 <= memory_budget <= 1:
+        raise NotSupported(f"no memory budget {memory_budget}; it is a part of what is saved otherwise, from 0 to 1")
+    bundle = path if isinstance(path, Bundle) else open_bundle(path, check_digests=False)
+    if target == "onnx" or (target == "auto" and bundle.manifest.onnx and importlib.util.find_spec("torch") is None):
+        with digests_compared(bundle) if check_digests else contextlib.nullcontext():
+            return _load_onnx(bundle, device, onnx)
+    check_torch(f"target `{target}`")
+    if check_digests:
+        bundle.check_files()
+    if onnx is not None:
+        raise NotSupported(f"`onnx` is for target `onnx`, not `{target}`")
+    from aotexport_runtime.bundle.weights import load_tensors
+    from aotexport_runtime.engines.codegen import Environment
+    from aotexport_runtime.engines.matmul.modes import mode_of
+    from aotexport_runtime.module.bundle_module import BundleModule
+
+    namespaces = frozenset(names_of("operator_namespaces", operator_namespaces))
+    _check_namespaces(bundle.manifest.requirements, namespaces)
+    types = TensorTypes(tensor_types)
+    _check_types(bundle.manifest.requirements, types)
+    place, lowering, compiled, why_not = _resolved(bundle, target, trust, device, cuda)
+    environment = Environment(
+        namespaces, place, types, lowering, memory_budget=memory_budget, products=mode_of(products)
+    )
+    tensors = load_tensors(bundle, bundle.manifest.state, environment.form, mapped=mapped)
+    keep_freed_memory()
+    module = BundleModule(bundle, tensors, target=target, environment=environment, compiled=compiled, why_not=why_not)
+    if place is not None:
+        module.to(place)
+    for name in bundle.program_names:
+        program = bundle.program(name)
+        for refusal in program.refusals:
+            log.info("program %s runs its forward graph: no %s graph (%s)", name, refusal.graph, refusal.reason)
+    return module
+
+
+def check_target(bundle: Bundle, target: str, trust: str, device: torch.device | str | None) -> None:
+    """Refuse a target that was asked for and cannot run here; nothing is loaded. Arguments as of `load`.
+
+    Raises:
+        NotSupported: says why.
+    """
+    _check_name(target)
+    _resolved(bundle, target, trust, device, None)
+
+
+def _check_name(target: str) -> None:
+    if target not in ("auto", *ENGINES) and not target.startswith("cpu-"):
+        raise NotSupported(f"no target `{target}`; there are auto, {', '.join(ENGINES)}")
+
+
+class _Resolved(NamedTuple):
+    """What `load` was asked for, on this machine.
+
+    Attributes:
+        place: the device; None: where the bundle was captured.
+        lowering: gives lowered programs; None: functional graphs run.
+        compiled: the compiled target that runs; None: none does.
+        why_not: why others do not run, by name.
+    """
+
+    place: torch.device | None
+    lowering: LoweringEngine | None
+    compiled: str | None
+    why_not: dict[str, str]
+
+
+def _resolved(
+    bundle: Bundle, target: str, trust: str, device: torch.device | str | None, cuda: CudaRuntime | None
+) -> _Resolved:
+    from aotexport_runtime.engines.choice import choose_compiled
+
+    obstacle = _no_kernels(bundle, target, trust)
+    if target == "cuda":
+        if obstacle is not None:
+            raise NotSupported(obstacle)
+        device = "cuda" if device is None else device
+    try:
+        place = _place(device)
+    except NotSupported as error:
+        raise NotSupported(f"target `cuda` cannot run: {error}" if target == "cuda" else str(error)) from None
+    lowering = _lowering(obstacle, cuda)
+    if target == "cuda" and lowering is not None:
+        lowering.check(place)
+    compiled, why_not = choose_compiled(bundle, target, trust, place)
+    return _Resolved(place, lowering, compiled, why_not if obstacle is None else {"cuda": obstacle, **why_not})
+
+
+def _no_kernels(bundle: Bundle, target: str, trust: str) -> str | None:
+    """Return why no program runs on kernels; None: they may, where the device is one for them."""
+    if not any("cuda" in entry.targets for entry in bundle.manifest.programs):
+        return "the bundle has no kernels. Export it with `--target cuda`"
+    if target not in ("auto", "cuda"):
+        return f"target `{target}` was asked for"
+    return None if trust == "native" else "kernels are native code, which runs only with `trust='native'`"
+
+
+def _lowering(obstacle: str | None, options: CudaRuntime | None) -> LoweringEngine | None:
+    """Return what gives programs on kernels; None: none may run."""
+    if obstacle is not None:
+        return None
+    from aotexport_runtime.engines.cuda.engine import CudaEngine
+    from aotexport_runtime.engines.cuda.options import CudaRuntime
+
+    check_type("cuda", options, (CudaRuntime, type(None)), "a CudaRuntime")
+    return CudaEngine(options or CudaRuntime())
+
+
+def _load_onnx(bundle: Bundle, device: Any, options: OnnxRuntime | None) -> OnnxModule:
+    if device is not None:
+        raise NotSupported("target `onnx` takes no device: choose providers, `onnx=OnnxRuntime(providers=[...])`")
+    from aotexport_runtime.call.onnx.module import OnnxModule
+    from aotexport_runtime.engines.onnx.session import OnnxRuntime
+
+    check_type("onnx", options, (OnnxRuntime, type(None)), "an OnnxRuntime")
+    return OnnxModule(bundle, options or OnnxRuntime())
+
+
+def _place(device: torch.device | str | None) -> torch.device | None:
+    """Return `device` with its index.
+
+    Raises:
+        NotSupported: it is not here.
+    """
+    if device is None:
+        return None
+    import torch
+
+    try:
+        return torch.empty(0, device=torch.device(device)).device
+    except TypeError:
+        check_type("device", device, (str, int, torch.device), "the name of a device")
+        raise
+    except (RuntimeError, AssertionError) as error:
+        reason = first_line(error)
+        raise NotSupported(f"no device `{device}` here: {reason}") from None
+
+
+def _check_namespaces(requirements: Requirements, allowed: frozenset[str]) -> None:
+    missing = [name for name in requirements.operator_namespaces if name not in allowed]
+    if not missing:
+        return
+    listed = ", ".join(f"`{name}`" for name in missing)
+    imports = "; ".join(f"import {module}" for module in requirements.operator_modules)
+    how = f"Write `{imports}`" if imports else "Import the package that registers them"
+    raise NotSupported(
+        f"the bundle calls custom operators of {listed}, which the caller did not allow. {how} first, and pass "
+        f"`operator_namespaces={missing}` to `load`"
+    )
+
+
+def _check_types(requirements: Requirements, types: TensorTypes) -> None:
+    missing = types.missing(requirements.tensor_types)
+    if not missing:
+        return
+    imports = "; ".join(f"from {m} import {q.partition('.')[0]}" for m, _, q in (n.partition(":") for n in missing))
+    names = ", ".join(name.partition(":")[2] for name in missing)
+    listed = ", ".join(f"`{name}`" for name in missing)
+    raise NotSupported(
+        f"the bundle holds tensors of {listed}, which the caller did not give. Write `{imports}`, and pass "
+        f"`tensor_types=[{names}]` to `load`"
+    )

@@ -1,0 +1,164 @@
+"""What Python shows of a loaded module: a class with the model's name, and methods with the captured signatures.
+
+Trainers read both: which arguments a model takes, and which of them are labels. What a call may pass is decided by
+`call/signature.py`; this is its picture for `inspect.signature`, `help` and editors, and costs a call nothing.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from keyword import iskeyword
+from types import FunctionType
+from typing import Any
+
+from torch import nn
+
+from aotexport_runtime.bundle.read import Bundle
+from aotexport_runtime.engines.codegen import Environment, constant_value
+from aotexport_runtime.schema import trees
+from aotexport_runtime.schema.program import Parameter, Program
+from aotexport_runtime.submodules.python_state import ARGUMENT
+from aotexport_runtime.submodules.submodule import Sliced
+from aotexport_runtime.values.trees import builder, keys_of
+
+ValueOf = Callable[[trees.Constant], Any]
+"""The value of a constant leaf."""
+
+_EMPTY = inspect.Parameter.empty
+
+
+def methods_of(bundle: Bundle, *, variants: bool = False) -> dict[str, list[Program]]:
+    """Return the programs per method.
+
+    Args:
+        bundle: an open bundle.
+        variants: also programs that are variants of others.
+    """
+    methods: dict[str, list[Program]] = {}
+    for entry in bundle.manifest.programs:
+        if variants or entry.variant_of is None:
+            program = bundle.program(entry.name)
+            methods.setdefault(program.method, []).append(program)
+    return methods
+
+
+def class_of(base: type[Any], bundle: Bundle, environment: Environment, call: Callable[..., Any]) -> type[Any]:
+    """Return a subclass of `base` that looks like the class of the model that the bundle was exported from.
+
+    Its name is the model's, where that is an identifier. It has every method that the bundle has programs of, and every
+    attribute that the bundle knows the value of, if `base` has not; `forward` is the code of `base` under another
+    signature.
+
+    Args:
+        base: class of loaded modules.
+        bundle: an open bundle.
+        environment: gives the values of defaults.
+        call: `call(module, method, *args, **kwargs)`, what the methods do.
+    """
+    namespace: dict[str, Any] = {"__module__": base.__module__, "__doc__": base.__doc__}
+
+    def value_of(leaf: trees.Constant) -> Any:
+        return constant_value(leaf.value, environment)
+
+    settings = {name: leaf for name, leaf in bundle.manifest.settings.items() if leaf is not None}
+    namespace |= {name: value_of(leaf) for name, leaf in settings.items() if not hasattr(base, name)}
+    hidden = ARGUMENT if bundle.manifest.attributes else None
+    for method, programs in methods_of(bundle, variants=True).items():
+        signature = signature_of(programs, value_of, hidden)
+        if method == "forward":
+            namespace[method] = _shown(_copy(base.forward), method, signature)
+        elif not hasattr(base, method):
+            namespace[method] = _shown(_caller(method, call), method, signature)
+    name = bundle.manifest.name
+    return type(name if _is_name(name) else base.__name__, (base, *_lists(bundle)), namespace)
+
+
+def _lists(bundle: Bundle) -> tuple[type[Any], ...]:
+    """Return what else a loaded `Sequential` is of, so that its items have their indices."""
+    is_sequential = any(record.name == "" and record.type == "Sequential" for record in bundle.manifest.modules)
+    return (Sliced, nn.Sequential) if is_sequential else ()
+
+
+def _is_name(text: str) -> bool:
+    return text.isidentifier() and not iskeyword(text)
+
+
+def _copy(function: Any) -> FunctionType:
+    copied = FunctionType(function.__code__, function.__globals__, closure=function.__closure__)
+    copied.__doc__ = function.__doc__
+    return copied
+
+
+def _caller(method: str, call: Callable[..., Any]) -> Any:
+    def caller(self: Any, /, *args: Any, **kwargs: Any) -> Any:
+        return call(self, method, *args, **kwargs)
+
+    caller.__doc__ = f"Call the program of `{method}` of the current mode."
+    return caller
+
+
+def _shown(function: Any, name: str, signature: inspect.Signature) -> Any:
+    parameters = list(signature.parameters.values())
+    of_module = "_module" if "self" in signature.parameters else "self"
+    kind = parameters[0].kind if parameters else inspect.Parameter.POSITIONAL_OR_KEYWORD
+    kind = min(kind, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    function.__name__ = function.__qualname__ = name
+    function.__signature__ = inspect.Signature([inspect.Parameter(of_module, kind), *parameters])
+    return function
+
+
+def signature_of(programs: Sequence[Program], value_of: ValueOf, hidden: str | None = None) -> inspect.Signature:
+    """Return what calls of a method may pass, by the parameters of its programs.
+
+    Names and kinds are those of the user's code. In place of `**kwargs` stand the keywords that the example passed by
+    it, since a call can pass no others; `*args` is left out where the example passed none. A default is the user's,
+    also where calls must pass something; it is `...` where the bundle does not know it, or some programs lack the
+    parameter.
+
+    Args:
+        programs: at least one.
+        value_of: value of a constant leaf.
+        hidden: name of a parameter that no caller passes.
+    """
+    shown: dict[str, list[inspect.Parameter]] = {}
+    for program in programs:
+        for parameter in program.parameters:
+            for each in _parameters(parameter, value_of):
+                if each.name != hidden:
+                    shown.setdefault(each.name, []).append(each)
+    merged = [_merged(alike, len(programs)) for alike in shown.values()]
+    return inspect.Signature(_with_defaults(sorted(merged, key=lambda parameter: parameter.kind)))
+
+
+def _parameters(parameter: Parameter, value_of: ValueOf) -> list[inspect.Parameter]:
+    """Return what a parameter is shown as."""
+    if isinstance(parameter.tree, trees.Mapping) and parameter.kind == "var_keyword":
+        names = [key for key in keys_of(parameter.tree) if isinstance(key, str) and _is_name(key)]
+        return [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in names]
+    kind = getattr(inspect.Parameter, parameter.kind.upper())
+    if isinstance(parameter.tree, trees.Sequence) and parameter.kind == "var_positional":
+        return [inspect.Parameter(parameter.name, kind)] if parameter.tree.items else []
+    default = parameter.tree if parameter.optional else parameter.default
+    value = _EMPTY if default is None else builder(default, value_of)([])
+    return [inspect.Parameter(parameter.name, kind, default=value)]
+
+
+def _merged(alike: list[inspect.Parameter], programs: int) -> inspect.Parameter:
+    """Return one parameter for those of several programs: with a default, where one of them has one or lacks it."""
+    merged = next((parameter for parameter in alike if parameter.default is not _EMPTY), alike[0])
+    if merged.default is not _EMPTY or merged.kind is inspect.Parameter.VAR_POSITIONAL or len(alike) == programs:
+        return merged
+    return merged.replace(default=...)
+
+
+def _with_defaults(parameters: list[inspect.Parameter]) -> list[inspect.Parameter]:
+    """Give positional parameters that follow one with a default one as well, as Python wants it."""
+    result: list[inspect.Parameter] = []
+    has_default = False
+    for parameter in parameters:
+        positional = parameter.kind <= inspect.Parameter.POSITIONAL_OR_KEYWORD
+        has_default = positional and (has_default or parameter.default is not _EMPTY)
+        needs = has_default and parameter.default is _EMPTY
+        result.append(parameter.replace(default=...) if needs else parameter)
+    return result

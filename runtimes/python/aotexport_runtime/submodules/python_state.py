@@ -1,0 +1,134 @@
+"""Attributes of the exported module that calls read and change: counters, caches, the last result.
+
+A program takes them as one more argument, a dict by path, and changes it as it changes containers of its caller.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from aotexport_runtime.engines.codegen import Environment, constant_value
+from aotexport_runtime.schema.manifest import ModuleAttribute
+from aotexport_runtime.schema.trees import Tree
+from aotexport_runtime.values.structure import IndexOf, take_apart
+from aotexport_runtime.values.trees import builder
+
+ARGUMENT = "self"
+"""Name of the argument; no method has another of this name."""
+
+
+class PythonState:
+    """The attributes of a loaded module, from call to call.
+
+    Attributes:
+        values: what they are now, by path.
+    """
+
+    def __init__(self, attributes: Iterable[ModuleAttribute], tensors: Sequence[torch.Tensor]) -> None:
+        """Begin with what they were at export.
+
+        Args:
+            attributes: their records.
+            tensors: the state of the module, in the order of the manifest.
+        """
+        self.values = _built({each.name: each.value for each in attributes}, tensors)
+
+    def passed_with(self, kwargs: dict[str, Any]) -> dict[str, Any]:
+        """Return the keyword arguments of a call with the attributes; those that the caller passes go first."""
+        return {ARGUMENT: self.values, **kwargs} if self.values else kwargs
+
+    def trees(self, index_of: IndexOf) -> dict[str, Tree]:
+        """Return what the attributes are now as trees, by path; see `take_apart`."""
+        return {name: take_apart(value, name, index_of) for name, value in self.values.items()}
+
+    def replaced(self, function: Callable[[torch.Tensor], torch.Tensor]) -> dict[str, Any]:
+        """Return what the attributes are now, with what `function` makes of each of their tensors in its place."""
+        positions: dict[int, int] = {}
+        tensors: list[torch.Tensor] = []
+
+        def index_of(tensor: torch.Tensor, path: str) -> int:
+            if id(tensor) not in positions:
+                positions[id(tensor)] = len(tensors)
+                tensors.append(function(tensor))
+            return positions[id(tensor)]
+
+        return _built(self.trees(index_of), tensors)
+
+    def copied(self, memo: dict[int, Any]) -> dict[str, Any]:
+        """Return a copy of what the attributes are now; of tensors without what they were computed from.
+
+        Args:
+            memo: of `copy.deepcopy`.
+        """
+
+        def copied(tensor: torch.Tensor) -> torch.Tensor:
+            if tensor.is_leaf or id(tensor) in memo:
+                return copy.deepcopy(tensor, memo)
+            return memo.setdefault(id(tensor), tensor.detach().clone().requires_grad_(tensor.requires_grad))
+
+        return self.replaced(copied)
+
+
+def _built(trees: dict[str, Tree], tensors: Sequence[torch.Tensor]) -> dict[str, Any]:
+    environment, leaves = Environment(), list(tensors)
+    return {
+        name: builder(tree, lambda leaf: constant_value(leaf.value, environment))(leaves)
+        for name, tree in trees.items()
+    }
+
+
+class Kept:
+    """The attributes of one module of a loaded bundle, by name."""
+
+    def __init__(self, state: PythonState, path: str) -> None:
+        """Look into `state` for the attributes of the module at `path`; empty: of the whole."""
+        self._state = state
+        self._prefix = f"{path}." if path else ""
+
+    def __contains__(self, name: str) -> bool:
+        return f"{self._prefix}{name}" in self._state.values
+
+    def __getitem__(self, name: str) -> Any:
+        return self._state.values[f"{self._prefix}{name}"]
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        self._state.values[f"{self._prefix}{name}"] = value
+
+
+INTERNAL = frozenset(
+    (
+        *("_calls_submodules", "_changes", "_compiled", "_constants", "_environment", "_fixed", "_kept", "_methods"),
+        *("_origin", "_plans", "_served", "_target", "_untold", "_why_not", "bundle"),
+    )
+)
+"""Attributes of a loaded module and its submodules that its calls keep for themselves."""
+
+
+class WithAttributes(nn.Module):
+    """A module whose attributes that calls change are read and set as the original's."""
+
+    def keep(self, kept: Kept) -> None:
+        """Take the attributes of this module from `kept`."""
+        # Past `__setattr__`, which keeps names of the user's.
+        self.__dict__["_kept"] = kept
+
+    def __getattr__(self, name: str) -> Any:
+        """Return what a call left in an attribute, or a parameter, buffer or submodule."""
+        kept: Kept | None = self.__dict__.get("_kept")
+        return kept[name] if kept is not None and name in kept else super().__getattr__(name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Let the next call find `value`, where calls read the attribute; else do as any module."""
+        kept: Kept | None = self.__dict__.get("_kept")
+        if kept is not None and name in kept:
+            kept[name] = value
+        else:
+            super().__setattr__(name, value)
+
+
+__all__ = ["ARGUMENT", "Kept", "PythonState", "WithAttributes"]

@@ -1,0 +1,406 @@
+"""What a caller can see of a call: values, gradients, metadata, identity, aliasing, mutation.
+
+The exporter observes eager execution with this, the self-test a loaded bundle; both must see the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from aotexport_runtime.schema.subclasses import Subclass
+from aotexport_runtime.schema.vectors import VectorInput, VectorPart
+from aotexport_runtime.values.subclasses import Form, inner_tensors, is_wrapper, parts, protocol
+
+SAMPLE = 4096
+"""Elements of a tensor that are kept at most; the rest is covered by its norm."""
+
+_NORM = " norm"
+_PART = 1 << 16
+"""Elements that are widened at a time: a wide copy of a large tensor would not fit, and freed blocks much larger than
+what is kept between them stay unused."""
+
+
+@dataclass
+class Observation:
+    """What was seen.
+
+    Attributes:
+        facts: by name, as text.
+        values: by name, as flat tensors of at most `SAMPLE` elements, followed by `... norm` scalars.
+    """
+
+    facts: dict[str, str] = field(default_factory=dict)
+    values: dict[str, torch.Tensor] = field(default_factory=dict)
+
+    def tensor(self, name: str, tensor: torch.Tensor | None) -> None:
+        """Note the value and metadata of a tensor, or that there is none."""
+        if tensor is None:
+            self.facts[name] = "None"
+            return
+        if tensor.layout is not torch.strided:
+            self.tensor(name, tensor.detach().to_dense())
+            self.facts[f"{name} layout"] = str(tensor.layout).removeprefix("torch.")
+            return
+        steps = [step for step, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1]
+        self.facts[name] = f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)} strides {steps}"
+        if is_wrapper(tensor):
+            self.facts[name] += f" of {type(tensor).__name__}"
+            for attribute, inner in inner_tensors(tensor.detach()).items():
+                self.tensor(f"{name}.{attribute}", inner)
+            return
+        flat = tensor.detach().resolve_conj().resolve_neg().reshape(-1).cpu()
+        flat = torch.view_as_real(flat).reshape(-1) if flat.is_complex() else flat
+        if flat.numel() > SAMPLE:
+            self.values[f"{name}{_NORM}"] = _norm(flat).reshape(1)
+            flat = flat[:: -(-flat.numel() // SAMPLE)]
+        self.values[name] = flat.contiguous().clone()
+
+
+def _norm(flat: torch.Tensor) -> torch.Tensor:
+    """Return the 2-norm in float64."""
+    parts = flat.split(_PART)
+    # One block for all: small results between freed large ones keep an allocator from using those again.
+    wide = torch.empty(len(parts[0]), dtype=torch.float64, device=flat.device)
+    norms = torch.empty(len(parts), dtype=torch.float64, device=flat.device)
+    for index, part in enumerate(parts):
+        norms[index] = torch.linalg.vector_norm(wide[: len(part)].copy_(part))
+    return torch.linalg.vector_norm(norms)
+
+
+def make_inputs(
+    specs: Sequence[VectorInput],
+    stored: Mapping[str, torch.Tensor],
+    device: Any,
+    form: Callable[[Subclass], Form],
+) -> Inputs:
+    """Return fresh arguments for a recorded call.
+
+    Args:
+        specs: what they are.
+        stored: spans of storage, by key.
+        device: where to put them; None: the CPU.
+        form: gives the structure of a tensor subclass with its class.
+    """
+    keys = dict.fromkeys(span.key for spec in specs for span in spans(spec))
+    memory = {key: stored[key].to(device).clone() for key in keys}
+    roots = _views_made_differentiable(specs, memory)
+    values: list[Any] = []
+    leaves: list[Any] = []
+    for spec in specs:
+        if spec.value is not None:
+            values.append(spec.value)
+            leaves.append(None)
+        elif spec.requires_grad and not spec.is_leaf and spec.key in roots:
+            with torch.enable_grad():
+                values.append(memory[spec.key].as_strided(spec.shape, spec.stride, spec.offset))
+            leaves.append(roots[spec.key])
+        else:
+            leaf = _tensor(spec, memory, form).requires_grad_(spec.requires_grad)
+            with torch.enable_grad():
+                values.append(leaf if spec.is_leaf or not spec.requires_grad else leaf.clone())
+            leaves.append(leaf if spec.requires_grad else None)
+    return Inputs(values, leaves)
+
+
+def spans(spec: VectorInput) -> tuple[VectorInput | VectorPart, ...]:
+    """Return what of an argument of a recorded call is stored: itself, the parts of a tensor subclass, or nothing."""
+    if spec.value is not None:
+        return ()
+    return (spec,) if spec.subclass is None else spec.parts
+
+
+def _tensor(spec: VectorInput, memory: Mapping[str, torch.Tensor], form: Callable[[Subclass], Form]) -> torch.Tensor:
+    found: list[torch.Tensor] = []
+    for part in spans(spec):
+        base = memory[part.key]
+        tensor = torch.empty(0, dtype=base.dtype, device=base.device)
+        found.append(tensor.set_(base.untyped_storage(), part.offset, part.shape, part.stride))
+    return found[0] if spec.subclass is None else form(spec.subclass).make(iter(found), {})
+
+
+def _views_made_differentiable(
+    specs: Sequence[VectorInput], memory: dict[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """Make spans that hold several tensors, or a part of one, non-leaves where one in them is; return their leaves.
+
+    Such tensors are views: gradients go through what they share.
+    """
+    roots: dict[str, torch.Tensor] = {}
+    for spec in specs:
+        if not spec.key or not spec.requires_grad or spec.is_leaf or spec.key in roots:
+            continue
+        alone = sum(other.key == spec.key for other in specs) == 1
+        if alone and math.prod(spec.shape) == memory[spec.key].numel():
+            continue
+        roots[spec.key] = memory[spec.key].requires_grad_(True)
+        with torch.enable_grad():
+            memory[spec.key] = roots[spec.key].clone()
+    return roots
+
+
+@dataclass
+class Inputs:
+    """Arguments of a call; `leaves` are the tensors that gradients accumulate in, None where there are none."""
+
+    values: list[Any]
+    leaves: list[Any]
+
+
+@contextlib.contextmanager
+def _random_state_kept() -> Generator[None, None, None]:
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    with torch.random.fork_rng(devices):
+        yield
+
+
+@_random_state_kept()
+def observe(
+    call: Callable[[list[Any]], Any],
+    make: Callable[[], Inputs],
+    paths: Sequence[str],
+    state: Callable[[], Mapping[str, torch.Tensor]],
+    flatten: Callable[[Any], list[tuple[str, Any]]],
+    *,
+    seed: int,
+    calls: int,
+    backward: bool,
+    loss: bool = False,
+    dropped: Collection[str] = (),
+) -> Observation:
+    """Call several times and return what a caller can see; the random state stays as it is.
+
+    Args:
+        call: takes the flat arguments.
+        make: makes the arguments of one call; they are changed as the call changes them.
+        paths: name per argument.
+        state: gives the current state tensors by name.
+        flatten: the leaves of a returned value, with their paths.
+        seed: for `torch.manual_seed`.
+        calls: how often to call.
+        backward: run a backward pass from all differentiable outputs after each call.
+        loss: run it from the first of them that is a number alone.
+        dropped: names of state tensors whose gradients are dropped after each call.
+    """
+    seen = Observation()
+    torch.manual_seed(seed)
+    before = {name: _snapshot(tensor) for name, tensor in state().items()}
+    for number in range(calls):
+        inputs = make()
+        with torch.set_grad_enabled(backward):
+            result = call(inputs.values)
+        outputs = flatten(result)
+        where = f"call {number}: "
+        _look_at_outputs(seen, where, outputs, inputs.values, paths, state())
+        if backward:
+            _backward(seen, where, outputs, loss)
+        for path, value, leaf in zip(paths, inputs.values, inputs.leaves, strict=True):
+            if isinstance(value, torch.Tensor):
+                seen.tensor(f"{where}{path} afterwards", value)
+                seen.facts[f"{where}{path} afterwards requires_grad"] = str(value.requires_grad)
+            if leaf is not None and backward:
+                seen.tensor(f"{where}gradient of {path}", leaf.grad)
+        for name, tensor in state().items():
+            if tensor.requires_grad and tensor.is_leaf and backward:
+                seen.tensor(f"{where}gradient of {name}", tensor.grad)
+                if name in dropped:
+                    tensor.grad = None
+            # Kernels write running statistics without a new version, so what is no parameter is always looked at.
+            if not tensor.requires_grad or _changed(before[name], tensor):
+                seen.tensor(f"{where}state {name}", tensor)
+    return seen
+
+
+def _snapshot(tensor: torch.Tensor) -> tuple[torch.Tensor, int, int]:
+    return tensor, tensor._version, _address(tensor)
+
+
+def _changed(before: tuple[torch.Tensor, int, int], tensor: torch.Tensor) -> bool:
+    """Return whether the tensor is another, has a new version, or, which its version does not tell, other memory."""
+    return before[0] is not tensor or before[1:] != (tensor._version, _address(tensor))
+
+
+def _address(tensor: torch.Tensor) -> int:
+    return 0 if is_wrapper(tensor) else tensor.data_ptr()
+
+
+def _look_at_outputs(
+    seen: Observation,
+    where: str,
+    outputs: list[tuple[str, Any]],
+    inputs: Sequence[Any],
+    paths: Sequence[str],
+    state: Mapping[str, torch.Tensor],
+) -> None:
+    seen.facts[f"{where}outputs"] = ", ".join(path for path, _ in outputs)
+    known: list[tuple[str, torch.Tensor]] = [
+        (path, value) for path, value in zip(paths, inputs, strict=True) if isinstance(value, torch.Tensor)
+    ]
+    known += list(state.items())
+    for path, value in outputs:
+        name = f"{where}{path}"
+        if not isinstance(value, torch.Tensor):
+            seen.facts[name] = repr(value)
+            continue
+        seen.tensor(name, value)
+        seen.facts[f"{name} requires_grad"] = str(value.requires_grad)
+        same = [other for other, tensor in known if tensor is value]
+        shared = [other for other, tensor in known if _share(tensor, value)]
+        if same:
+            seen.facts[f"{name} is"] = same[0]
+        if shared:
+            seen.facts[f"{name} shares memory with"] = ", ".join(shared)
+        known.append((path, value))
+
+
+def _share(a: torch.Tensor, b: torch.Tensor) -> bool:
+    if a.device != b.device:
+        return False
+    pointers = {part.untyped_storage().data_ptr() for part in parts(a)} - {0}
+    return any(part.untyped_storage().data_ptr() in pointers for part in parts(b))
+
+
+def _backward(seen: Observation, where: str, outputs: list[tuple[str, Any]], loss: bool) -> None:
+    """Run a backward pass with fixed cotangents from every differentiable output, or from the loss."""
+    roots: list[torch.Tensor] = []
+    for _, value in outputs:
+        differentiable = isinstance(value, torch.Tensor) and value.requires_grad and value.grad_fn is not None
+        if differentiable and not any(value is root for root in roots):
+            roots.append(value)
+    if loss:
+        roots = [root for root in roots if not root.dim()][:1]
+    if not roots:
+        return
+    try:
+        torch.autograd.backward(roots, [_cotangent(root) for root in roots])
+    except RuntimeError as error:
+        seen.facts[f"{where}backward"] = f"raises {type(error).__name__}"
+
+
+def _cotangent(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a fixed, generic cotangent: cosines of the element numbers, of the tensor's class where it can be."""
+    if is_wrapper(tensor) and all(part.is_floating_point() for part in parts(tensor)):
+        make, inner = protocol(type(tensor)), inner_tensors(tensor.detach())
+        cotangents = {name: torch.empty_like(value).copy_(_cotangent(value)) for name, value in inner.items()}
+        return make.unflatten(cotangents, make.place(tensor), tensor.size(), tensor.stride())
+    numbers = torch.arange(tensor.numel(), dtype=torch.float64, device=tensor.device)
+    return torch.cos(numbers * 0.7 + 0.3).reshape(tensor.shape).to(tensor.dtype)
+
+
+TOLERANCES: dict[torch.dtype, float] = {
+    torch.float64: 1e-7,
+    torch.float32: 1e-4,
+    torch.float16: 2e-2,
+    torch.bfloat16: 4e-2,
+}
+"""Largest accepted error per dtype, relative to the largest magnitude of the expected tensor."""
+
+EAGER_ERRORS, MOST = 2.0, 1e-2
+"""How many times eager's own error a value may be off, and the most that this allows: two values that are as far from
+the truth as eager is are twice as far from each other."""
+
+_GRADIENT = "gradient of "
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A compared quantity.
+
+    Attributes:
+        name: what was compared.
+        error: largest absolute difference over the largest expected magnitude (for gradients at least a tenth of the
+            call's largest gradient); infinite for facts that differ, and where one side alone is no number (NaN).
+        absolute: largest absolute difference; infinite where `error` is.
+        agrees: whether it is within tolerance.
+        expected: for facts, what eager gave.
+        got: for facts, what the bundle gave.
+    """
+
+    name: str
+    error: float
+    absolute: float
+    agrees: bool
+    expected: str = ""
+    got: str = ""
+
+
+def allowance(eager_error: float) -> float:
+    """Return the error that a value may have since eager's own, of float32 beside float64, is `eager_error`."""
+    return min(EAGER_ERRORS * eager_error, MOST)
+
+
+def compare(
+    expected: Observation, got: Observation, *, least: float = 0.0, eager_errors: Mapping[str, float] = {}
+) -> list[Difference]:
+    """Compare two observations: facts exactly, values within the tolerance of their dtype.
+
+    Args:
+        expected: of eager execution.
+        got: what is judged.
+        least: tolerance of values whose dtype has a smaller one.
+        eager_errors: by name of a value, eager's own error, which allows for more than the tolerance.
+    """
+    differences: list[Difference] = []
+    for name in {**expected.facts, **got.facts}:
+        a, b = expected.facts.get(name, "nothing"), got.facts.get(name, "nothing")
+        if a != b:
+            differences.append(Difference(name, float("inf"), float("inf"), False, a, b))
+    floors = _gradient_floors(expected.values)
+    for name, a in expected.values.items():
+        b = got.values.get(name)
+        if b is not None and b.shape == a.shape and b.dtype == a.dtype:
+            floor = floors.get(_call_of_gradient(name), 0.0)
+            tolerance = max(least, _tolerance(name, expected.values), allowance(eager_errors.get(name, 0.0)))
+            differences.append(_compare_values(name, a, b, tolerance, floor))
+    return differences
+
+
+def _call_of_gradient(name: str) -> str:
+    """Return what stands before the word in the name of a gradient; it tells the call."""
+    call, found, _ = name.partition(_GRADIENT)
+    return call if found else ""
+
+
+def _gradient_floors(values: Mapping[str, torch.Tensor]) -> dict[str, float]:
+    """Return, per call, the least scale of its gradients: a tenth of the largest.
+
+    Gradients that are zero but for rounding (a bias before a softmax, or before batch norm) carry the rounding of the
+    large ones, and two runs of eager may differ in it.
+    """
+    floors: dict[str, float] = {}
+    for name, tensor in values.items():
+        call = _call_of_gradient(name)
+        if call and tensor.dtype.is_floating_point and not name.endswith(_NORM):
+            floors[call] = max(floors.get(call, 0.0), 0.1 * _magnitude(tensor))
+    return floors
+
+
+def _magnitude(tensor: torch.Tensor) -> float:
+    finite = tensor[tensor.isfinite()].abs()
+    return float(finite.max()) if finite.numel() else 0.0
+
+
+def _tolerance(name: str, values: Mapping[str, torch.Tensor]) -> float:
+    """Return the tolerance of a value; a norm is kept as float64, and is no more exact than what it is the norm of."""
+    tensor = values.get(name.removesuffix(_NORM), values[name])
+    dtype = tensor.dtype if tensor.dtype.is_floating_point else values[name].dtype
+    return TOLERANCES.get(dtype, 0.13)
+
+
+def _compare_values(name: str, expected: torch.Tensor, got: torch.Tensor, tolerance: float, floor: float) -> Difference:
+    if not expected.dtype.is_floating_point:
+        wrong = int((expected != got).sum())
+        return Difference(name, float(wrong > 0), float(wrong), wrong == 0)
+    a, b = expected.to(torch.float64), got.to(torch.float64)
+    same = (a == b) | (a.isnan() & b.isnan())
+    # An error that is NaN would be neither within a limit nor beyond it, and `max` would lose it.
+    gap = torch.where(same, 0.0, (a - b).abs()).nan_to_num(nan=math.inf, posinf=math.inf)
+    absolute = float(gap.max()) if gap.numel() else 0.0
+    scale = max(_magnitude(a), floor, 1e-6 if tolerance < 1e-6 else 1e-3)
+    error = absolute / scale
+    return Difference(name, error, absolute, bool(error <= tolerance))

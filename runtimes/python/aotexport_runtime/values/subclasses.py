@@ -1,0 +1,245 @@
+"""Tensors of wrapper subclasses: taken apart into plain ones, and made again by classes that the caller of `load` gave.
+
+Threat: a bundle names a class whose construction runs code. Defence: names of a bundle are looked up among the classes
+that the caller gave, and nothing is imported; what a class is given is data.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from aotexport_runtime.errors import BundleInvalid, NotSupported
+from aotexport_runtime.schema import trees
+from aotexport_runtime.schema.subclasses import Subclass
+from aotexport_runtime.schema.trees import Constant, Instance, Tree
+from aotexport_runtime.schema.values import StringArgument
+from aotexport_runtime.values import meshes, sizes
+from aotexport_runtime.values.arguments import check_type
+from aotexport_runtime.values.tensors import is_torch_tensor
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Protocol(NamedTuple):
+    """How tensors of a class are taken apart and made.
+
+    Attributes:
+        inner: returns the inner tensors by name, themselves and no copies.
+        flatten: returns these, and the context.
+        unflatten: makes a tensor of inner tensors, context, size and stride; some classes take further options.
+        live: returns what `unflatten` takes for a context, as it was recorded; runs once per structure.
+        place: returns what `unflatten` takes to make a tensor like the one that is given.
+    """
+
+    inner: Callable[[Any], dict[str, torch.Tensor]]
+    flatten: Callable[[Any], tuple[dict[str, torch.Tensor], Any]]
+    unflatten: Callable[..., torch.Tensor]
+    live: Callable[[Any], Any]
+    place: Callable[[Any], Any]
+
+
+def is_wrapper(value: Any) -> bool:
+    """Return whether `value` is a tensor of a class that wraps other tensors."""
+    type_ = type(value)
+    return hasattr(type_, "__tensor_flatten__") and hasattr(type_, "__tensor_unflatten__") and is_torch_tensor(value)
+
+
+def type_name(type_: type) -> str:
+    """Return the name of a class in a bundle."""
+    return f"{type_.__module__}:{type_.__qualname__}"
+
+
+def protocol(type_: type) -> Protocol:
+    """Return how tensors of `type_` are taken apart and made."""
+    if type_name(type_) == meshes.DTENSOR:
+        return Protocol(meshes.inner, meshes.flatten, meshes.unflatten, meshes.live, meshes.place)
+    unflatten = type_.__tensor_unflatten__  # pyright: ignore[reportAttributeAccessIssue]
+    return Protocol(_inner, _flatten, unflatten, lambda context: context, lambda tensor: _flatten(tensor)[1])
+
+
+def _inner(tensor: Any) -> dict[str, torch.Tensor]:
+    return _flatten(tensor)[0]
+
+
+def _flatten(tensor: Any) -> tuple[dict[str, torch.Tensor], Any]:
+    names, context = tensor.__tensor_flatten__()
+    return {name: getattr(tensor, name) for name in names}, context
+
+
+def flatten(tensor: torch.Tensor) -> tuple[dict[str, torch.Tensor], Any]:
+    """Return the inner tensors of a wrapper by name, themselves and no copies, and its context."""
+    return protocol(type(tensor)).flatten(tensor)
+
+
+def inner_tensors(tensor: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Return the inner tensors of a wrapper by name, themselves and no copies; empty of a plain tensor."""
+    return protocol(type(tensor)).inner(tensor) if is_wrapper(tensor) else {}
+
+
+def parts(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """Return the plain tensors that `tensor` is made of, depth first; `[tensor]` of a plain one."""
+    if not is_wrapper(tensor):
+        return [tensor]
+    return [part for inner in inner_tensors(tensor).values() for part in parts(inner)]
+
+
+def inner_tensor(tensor: torch.Tensor, name: str) -> torch.Tensor:
+    """Return the inner tensor `name` of a wrapper.
+
+    Raises:
+        BundleInvalid: it has none of this name.
+    """
+    inner = inner_tensors(tensor)
+    if name not in inner:
+        raise BundleInvalid(f"a value of type `{type(tensor).__name__}` has no inner tensor {name[:80]!r}")
+    return inner[name]
+
+
+class TensorTypes:
+    """Classes that the caller of `load` gave, by the names that bundles have for them."""
+
+    def __init__(self, types: Iterable[type] | Mapping[str, type] = ()) -> None:
+        """Take the classes.
+
+        Args:
+            types: classes, under their own names; or classes by name, where a bundle knows them by others.
+        """
+        check_type("tensor_types", types, Iterable, "a list of classes")
+        classes = types.values() if isinstance(types, Mapping) else (types := tuple(types))
+        for class_ in classes:
+            check_type("tensor_types", class_, type, "a list of classes")
+        named = types.items() if isinstance(types, Mapping) else [(type_name(type_), type_) for type_ in types]
+        self._types = dict(named)
+
+    def missing(self, names: Iterable[str]) -> list[str]:
+        """Return those of `names` that were not given."""
+        return [name for name in names if name not in self._types]
+
+    def get(self, name: str) -> type:
+        """Return the class that a bundle calls `name`.
+
+        Raises:
+            NotSupported: it was not given.
+        """
+        if name not in self._types:
+            module = name.partition(":")[0]
+            raise NotSupported(
+                f"the bundle holds objects of the class `{name}`, which the caller did not give. Import it from "
+                f"`{module}`, and pass it to `load` in `tensor_types`"
+            )
+        return self._types[name]
+
+
+class Form:
+    """The structure of a wrapper with its class and context: makes tensors, and compares them."""
+
+    def __init__(self, record: Subclass, types: TensorTypes, constant: Callable[[Constant], Any]) -> None:
+        """Prepare.
+
+        Args:
+            record: the structure, checked.
+            types: the classes that the caller gave.
+            constant: value of a constant of the context.
+
+        Raises:
+            NotSupported: a class is missing, or is no wrapper here.
+            BundleInvalid: the context does not fit its classes.
+        """
+        self.type = types.get(record.type)
+        if not hasattr(self.type, "__tensor_unflatten__"):
+            raise NotSupported(f"`{record.type}` is here no class that wraps tensors (`__tensor_unflatten__`)")
+        self._record = record
+        self._protocol = protocol(self.type)
+        self._context = _object(record.context, types, constant)
+        self._live = self._protocol.live(self._context)
+        self._inner = [None if inner is None else Form(inner, types, constant) for inner in record.inner]
+        self._static = all(isinstance(size, int) for size in (*record.shape, *record.stride))
+
+    def make(self, parts: Iterator[torch.Tensor], symbols: Mapping[str, int], *options: Any) -> torch.Tensor:
+        """Return the tensor that is made of `parts`.
+
+        Args:
+            parts: plain tensors, depth first; as many as are needed are taken.
+            symbols: value per symbol of the sizes.
+            options: further arguments that the class takes, see `Protocol.unflatten`.
+        """
+        inner = {
+            name: next(parts) if form is None else form.make(parts, symbols)
+            for name, form in zip(self._record.attributes, self._inner, strict=True)
+        }
+        shape: Any = self._record.shape
+        stride: Any = self._record.stride
+        if not self._static:
+            shape = [sizes.evaluate(size, symbols) for size in shape]
+            stride = [sizes.evaluate(step, symbols) for step in stride]
+        import torch
+
+        return self._protocol.unflatten(inner, self._live, torch.Size(shape), tuple(stride), *options)
+
+    def why_not(self, tensor: Any) -> str | None:
+        """Return how `tensor` differs in structure (`expected ..., got ...`), or None when it does not."""
+        if type(tensor) is not self.type:
+            return f"expected a `{self.type.__name__}`, as at capture, got a `{type(tensor).__name__}`"
+        inner, context = self._protocol.flatten(tensor)
+        if tuple(inner) != self._record.attributes:
+            expected, got = ", ".join(self._record.attributes), ", ".join(inner)
+            return f"expected a `{self.type.__name__}` of the tensors {expected}, got one of {got}"
+        if context is not self._context and context != self._context:
+            name = self.type.__name__
+            return f"expected a `{name}` with {_shown(self._context)}, as at capture, got one with {_shown(context)}"
+        for (name, value), form in zip(inner.items(), self._inner, strict=True):
+            if form is None and not is_wrapper(value):
+                continue
+            got = f"expected a plain tensor, as at capture, got a `{type(value).__name__}`"
+            reason = got if form is None else form.why_not(value)
+            if reason is not None:
+                return f"inner tensor `{name}`: {reason}"
+        return None
+
+
+def _shown(context: Any) -> str:
+    text = repr(context)
+    return text if len(text) <= 200 else f"{text[:200]}..."
+
+
+def _object(tree: Tree, types: TensorTypes, constant: Callable[[Constant], Any]) -> Any:
+    """Return the object that the tree of a context describes."""
+    if isinstance(tree, Constant):
+        return constant(tree)
+    if isinstance(tree, Instance):
+        return _instance(tree, types, constant)
+    if isinstance(tree, trees.Sequence):
+        import torch
+
+        items = [_object(item, types, constant) for item in tree.items]
+        return {"list": list, "tuple": tuple, "size": torch.Size}[tree.type](items)
+    if isinstance(tree, trees.Mapping) and tree.type == "dict":
+        return {key: _object(item, types, constant) for key, item in zip(tree.keys, tree.items, strict=True)}
+    raise BundleInvalid("a context holds what no context has")
+
+
+def _instance(tree: Instance, types: TensorTypes, constant: Callable[[Constant], Any]) -> Any:
+    type_: Any = types.get(tree.type)
+    fields = {name: _object(item, types, constant) for name, item in zip(tree.fields, tree.items, strict=True)}
+    if tree.form == "enum" and issubclass(type_, enum.Enum):
+        (name,) = tree.items
+        value = name.value if isinstance(name, Constant) else None
+        member = type_.__members__.get(value.value) if isinstance(value, StringArgument) else None
+        if member is not None:
+            return member
+    elif tree.form == "namedtuple" and getattr(type_, "_fields", None) == tree.fields:
+        return type_(**fields)
+    elif tree.form == "dataclass" and dataclasses.is_dataclass(type_):
+        known = {field.name: field.init for field in dataclasses.fields(type_)}
+        if set(known) == set(fields):
+            make: Any = type_
+            made = make(**{name: value for name, value in fields.items() if known[name]})
+            for name, value in fields.items():
+                if not known[name]:
+                    object.__setattr__(made, name, value)
+            return made
+    raise NotSupported(f"`{tree.type}` is here no {tree.form} with {', '.join(tree.fields)} as at capture")
