@@ -7,7 +7,7 @@ else a hook does, in Python, no graph holds.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import BuiltinMethodType, FunctionType, MethodType
 from typing import Any
@@ -115,25 +115,6 @@ def _does_something(body: torch.fx.GraphModule) -> bool:
 
 def _has_effects(body: torch.fx.Graph) -> bool:
     return any(node.op == "call_function" and node.is_impure() for node in body.nodes)
-
-
-def refuse_hooks_on_state(graph: torch.fx.Graph, state: Mapping[str, str]) -> None:
-    """Refuse hooks on the model's own tensors, to which every call would add another.
-
-    Args:
-        graph: a forward graph.
-        state: names of state tensors, by that of their placeholder.
-
-    Raises:
-        ExportFailed: names the tensor.
-    """
-    for node in graph.find_nodes(op="call_function", target=apply_hook):
-        name = state.get(node.args[1].name)
-        if name is not None:
-            raise ExportFailed(
-                f"the model registers a hook on its own `{name}` in the call, and every call would add one. Register "
-                "it on the loaded module's parameter"
-            )
 
 
 def unfit_hook(graph: torch.fx.Graph) -> str | None:

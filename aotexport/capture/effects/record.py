@@ -13,6 +13,9 @@ from aotexport.torch_internals.subclasses import within_subclass
 from aotexport.torch_internals.subgraphs import CheckpointFunction
 from aotexport.torch_internals.tracing import current_tracer, traces_above_autograd
 
+Read = Literal["layout", "requires_grad", "grad_mode", "inference_mode", "identity", "autocast"]
+"""What Python code, or what torch makes of it, depends on beside values, see `Program.fixed`."""
+
 
 @dataclass
 class Effects:
@@ -38,9 +41,7 @@ class Effects:
     differentiated: list[Any] = field(default_factory=list)
     sets_requires_grad: bool = False
     grad: bool = True
-    reads: set[Literal["layout", "requires_grad", "grad_mode", "inference_mode", "identity", "autocast"]] = field(
-        default_factory=set
-    )
+    reads: set[Read] = field(default_factory=set[Read])
     asks_dtypes: bool = False
     stored: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)

@@ -66,7 +66,7 @@ def _tells_nothing_apart(forward: ForwardCapture) -> bool:
     assert environment is not None
     seen = effects.reads or effects.autograd_functions or effects.takes_gradients or effects.sets_requires_grad
     seen = seen or effects.stored or effects.notes or not effects.above_autograd
-    return not (forward.asks_modes or seen or environment.var_to_range) and forward.strategy == "direct"
+    return not (forward.asks_modes or seen or environment.var_to_range) and forward.strategy.is_direct
 
 
 def _serves(earlier: ProgramSpec, spec: ProgramSpec) -> bool:

@@ -35,7 +35,7 @@ class FakeInputs:
 
     Attributes:
         mode: its fake mode, with the shape environment.
-        state: one fake per entry of the state; grows with constants that tracing finds.
+        state: one fake per entry of the state.
         arguments: one fake per argument tensor, one symbolic integer per dynamic integer.
         equalities: what the user said about equal and derived dimensions.
         axes: the user's dimension per axis, per argument tensor.

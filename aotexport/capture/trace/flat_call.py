@@ -70,6 +70,15 @@ class FlatCall:
     above_autograd: bool = True
     asks: bool = False
 
+    @property
+    def own(self) -> list[int]:
+        """Indices of the arguments that are no state."""
+        return [index for index in range(len(self.call.tensors)) if index not in self.shared]
+
+    def inputs(self) -> list[Any]:
+        """Return its fake inputs, in order."""
+        return [*self.fakes.state, *[self.fakes.arguments[index] for index in self.own]]
+
     def _ask(self) -> None:
         self.asks = True
 

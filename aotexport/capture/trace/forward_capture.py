@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,6 +10,7 @@ import torch
 from aotexport.capture.effects.module_calls import TracedCall
 from aotexport.capture.effects.record import Effects
 from aotexport.capture.trace.fakes import FakeInputs
+from aotexport.capture.trace.strategies import Strategy
 from aotexport.model.state import StateEntry
 from aotexport_runtime.schema.program import ContainerChange
 from aotexport_runtime.schema.trees import Tree
@@ -30,7 +31,7 @@ class Binding:
     is_differentiated: bool = False
 
 
-@dataclass
+@dataclass(frozen=True, kw_only=True)
 class ForwardCapture:
     """A traced forward graph.
 
@@ -38,13 +39,14 @@ class ForwardCapture:
         graph: its module; placeholders in the order of `bindings`, outputs flat.
         bindings: what each placeholder is.
         inputs: fakes per placeholder, untouched by the trace.
+        constants: state entries of tensors that the code closes over, not known before.
         output_tree: structure of the returned value.
         rebinds: state entries that the call replaces, with the index of the output that replaces them.
         container_changes: what the call changes in containers of its caller; leaves index the graph's outputs.
         effects: what was seen.
         fakes: the fake world; its shape environment collects guards.
         function: the traced function on flat inputs in the order of `bindings`, for a direct joint capture.
-        strategy: which strategy gave it.
+        strategy: which one gave it.
         calls: calls of submodules, in the order in which they began.
         asks_modes: whether the model's code may have asked whether it trains, or whether gradients are on.
         any_order: paths of dicts of the call whose keys may come in any order.
@@ -53,13 +55,14 @@ class ForwardCapture:
     graph: torch.fx.GraphModule
     bindings: list[Binding]
     inputs: list[torch.Tensor]
+    constants: list[StateEntry]
     output_tree: Tree
     rebinds: list[tuple[StateEntry, int]]
     container_changes: list[ContainerChange]
     effects: Effects
     fakes: FakeInputs
     function: Any
-    strategy: str
-    calls: list[TracedCall] = field(default_factory=list[TracedCall])
-    asks_modes: bool = True
-    any_order: frozenset[str] = frozenset()
+    strategy: Strategy
+    calls: list[TracedCall]
+    asks_modes: bool
+    any_order: frozenset[str]

@@ -42,6 +42,7 @@ class Strategy:
         reads_code: follows Python's bytecode, so that `int(size)` need not ask for the size.
         prepare: returns a callable with the parameters of the call's, for the state collected anew from it.
         follows_values: whether code may branch on values; then it is for calls that nothing but such branches stopped.
+        runs_own_code: whether it runs the model's code as eager does, so that what it refuses, a bundle cannot hold.
     """
 
     name: str
@@ -49,6 +50,12 @@ class Strategy:
     follows_values: bool = False
     reads_code: bool = False
     takes_arrays: bool = False
+    runs_own_code: bool = False
+
+    @property
+    def is_direct(self) -> bool:
+        """Whether a trace shows all that the model does, for all values."""
+        return self.runs_own_code and not self.follows_values
 
 
 def _direct(call: ExampleCall) -> nn.Module | Callable[..., Any]:
@@ -143,9 +150,9 @@ def _dynamic_shapes(call: ExampleCall) -> Any:
 
 
 STRATEGIES = (
-    Strategy("direct", _direct, takes_arrays=True),
+    Strategy("direct", _direct, takes_arrays=True, runs_own_code=True),
     Strategy("torch.export", _exported(strict=False)),
     Strategy("dynamo", _exported(strict=True), reads_code=True),
     Strategy("dynamo with custom functions", _with_functions),
-    Strategy("example's path", _direct, follows_values=True, takes_arrays=True),
+    Strategy("example's path", _direct, follows_values=True, takes_arrays=True, runs_own_code=True),
 )

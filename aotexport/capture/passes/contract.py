@@ -1,0 +1,69 @@
+"""What a pass is: a named step from draft to draft, with what must hold before it and what holds after it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from aotexport.capture.passes.draft import Draft
+
+
+class Fact(StrEnum):
+    """What one pass guarantees of a draft and later ones rely on."""
+
+    BODIES_CLOSED = "bodies of operators close over no tensors"
+    TENSORS_ARE_INPUTS = "every tensor that the graph uses is an input"
+    GRAD_MODES_RELATIVE = "grad-mode regions end in the mode that the call began in"
+    NUMBERS_CHECKED = "the graph checks what its trace assumed of numbers that only the data know"
+    CODE_USED = "every node is used, or has an effect"
+    STATE_USED = "every input that is no argument is used"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pass:
+    """A step of the way from a traced graph to a forward graph.
+
+    Attributes:
+        name: of its function.
+        run: returns the renewed draft, or raises `ExportFailed` for what a bundle cannot hold.
+        requires: what earlier passes must have guaranteed.
+        guarantees: what holds from then on.
+        only_grad: whether it runs for programs that record gradients alone.
+    """
+
+    name: str
+    run: Callable[[Draft], Draft]
+    requires: frozenset[Fact]
+    guarantees: frozenset[Fact]
+    only_grad: bool
+
+
+def graph_pass(
+    *, requires: Iterable[Fact] = (), guarantees: Iterable[Fact] = (), only_grad: bool = False
+) -> Callable[[Callable[[Draft], Draft]], Pass]:
+    """Make a pass of a function from draft to draft; see `Pass` for the arguments."""
+
+    def decorate(run: Callable[[Draft], Draft]) -> Pass:
+        return Pass(
+            name=run.__name__,
+            run=run,
+            requires=frozenset(requires),
+            guarantees=frozenset(guarantees),
+            only_grad=only_grad,
+        )
+
+    return decorate
+
+
+def ordered(*passes: Pass) -> tuple[Pass, ...]:
+    """Return the passes in the order given.
+
+    Raises:
+        ValueError: a pass requires what none before it guarantees for every program that it runs for.
+    """
+    for index, each in enumerate(passes):
+        before = [earlier.guarantees for earlier in passes[:index] if each.only_grad or not earlier.only_grad]
+        for fact in sorted(each.requires.difference(*before)):
+            raise ValueError(f"pass `{each.name}` requires that {fact}, which no pass before it guarantees")
+    return passes

@@ -1,0 +1,26 @@
+"""Programs whose gradients go through a `while_loop` are held to what its backward in torch asks of arguments."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from aotexport.capture.passes.contract import Fact, graph_pass
+from aotexport.capture.passes.draft import Draft
+from aotexport.capture.passes.subgraph_gradients import differentiable_operators, draws, operator_name
+from aotexport.capture.passes.subgraphs import bodies
+
+
+@graph_pass(requires=[Fact.TENSORS_ARE_INPUTS, Fact.CODE_USED], only_grad=True)
+def fix_gradients_of_loops(draft: Draft) -> Draft:
+    """Fix what gradients that go through a `while_loop` depend on in torch, beside values; see `Program.fixed`.
+
+    Values that begin without requiring grad carry none from step to step (`WhileLoopAutogradOp`), and where the loop
+    draws, its backward draws for contiguous ones.
+    """
+    loops = [n for n in differentiable_operators(draft.graph, draft.inputs) if operator_name(n) == "while_loop"]
+    reads = draft.reads
+    if loops:
+        reads |= {"requires_grad"}
+    if any(draws(body) for loop in loops for body in bodies(draft.graph, loop)):
+        reads |= {"layout"}
+    return replace(draft, reads=reads)

@@ -1,0 +1,44 @@
+"""The passes that turn a traced graph into a forward graph, in order."""
+
+from __future__ import annotations
+
+from aotexport.capture.passes.contract import ordered
+from aotexport.capture.passes.draft import Draft
+from aotexport.capture.passes.drop_unused_state import drop_unused_state
+from aotexport.capture.passes.eliminate_dead_code import eliminate_dead_code
+from aotexport.capture.passes.fix_gradients_of_loops import fix_gradients_of_loops
+from aotexport.capture.passes.insert_data_checks import insert_data_checks
+from aotexport.capture.passes.lift_constants import lift_constants
+from aotexport.capture.passes.lift_constants_of_bodies import lift_constants_of_bodies
+from aotexport.capture.passes.make_grad_modes_relative import make_grad_modes_relative
+from aotexport.capture.passes.refuse_computed_state import refuse_computed_state
+from aotexport.capture.passes.refuse_history_by_views import refuse_history_by_views
+from aotexport.capture.passes.refuse_hooks_on_state import refuse_hooks_on_state
+from aotexport.capture.passes.refuse_nested_draws import refuse_nested_draws
+
+PASSES = ordered(
+    lift_constants_of_bodies,
+    lift_constants,
+    refuse_hooks_on_state,
+    make_grad_modes_relative,
+    insert_data_checks,
+    eliminate_dead_code,
+    drop_unused_state,
+    refuse_computed_state,
+    refuse_history_by_views,
+    refuse_nested_draws,
+    fix_gradients_of_loops,
+)
+
+
+def run_passes(draft: Draft) -> Draft:
+    """Return a traced draft after all passes that its program needs; its graph can run.
+
+    Raises:
+        ExportFailed: the graph holds what a bundle cannot.
+    """
+    for each in PASSES:
+        if draft.grad or not each.only_grad:
+            draft = each.run(draft)
+    draft.graph.recompile()
+    return draft

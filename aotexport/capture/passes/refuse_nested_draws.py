@@ -1,0 +1,49 @@
+"""Random numbers drawn in a branch or loop inside of another are refused in programs with gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from aotexport.capture.passes.contract import Fact, graph_pass
+from aotexport.capture.passes.draft import Draft
+from aotexport.capture.passes.subgraph_gradients import differentiable_operators, draws, operator_name
+from aotexport.capture.passes.subgraphs import bodies, is_operator
+from aotexport.errors import ExportFailed
+from aotexport.model.source_lines import source_of
+
+# `torch._higher_order_ops`, torch 2.13: their backward runs the forward function once more, without its generator's
+# state (`aotexport_runtime/engines/redrawn.py`). `scan` keeps what its forward computed.
+_DRAWN_ANEW = ("cond", "while_loop", "map_impl")
+
+
+@graph_pass(requires=[Fact.TENSORS_ARE_INPUTS, Fact.CODE_USED], only_grad=True)
+def refuse_nested_draws(draft: Draft) -> Draft:
+    """Refuse gradients through draws of a branch or loop inside of another, whose order in backward torch decides.
+
+    Raises:
+        ExportFailed: names the operator and the user's line.
+    """
+    for node in differentiable_operators(draft.graph, draft.inputs):
+        inner = next((inner for body in bodies(draft.graph, node) for inner in _nested(body, node)), None)
+        if inner is None:
+            continue
+        line = source_of(node.meta.get("stack_trace"), None)
+        where = f"{line.file}:{line.line}: in {line.function}: " if line else ""
+        raise ExportFailed(
+            f"{where}`{operator_name(inner)}` inside of `{operator_name(node)}` draws random numbers on the way to "
+            "gradients; its backward in torch draws others, in an order that a bundle cannot keep. Draw before it, and "
+            "pass the numbers in"
+        )
+    return draft
+
+
+def _nested(body: torch.fx.GraphModule, outer: torch.fx.Node) -> Iterator[torch.fx.Node]:
+    """Yield what `body` runs that has bodies and draws, where torch's backward of it or of `outer` draws anew."""
+    for node in body.graph.nodes:
+        if is_operator(node) and any(map(draws, bodies(body, node))):
+            if not {outer.target.name(), node.target.name()}.isdisjoint(_DRAWN_ANEW):  # type: ignore[union-attr]
+                yield node
+            for inner in bodies(body, node):
+                yield from _nested(inner, node)

@@ -1,0 +1,120 @@
+"""Second traces of a call, in another grad mode, under another autocast, with the keys of dicts in another order.
+
+Where the model does the same there, calls are not held to what its code asked for: most code that asks whether
+gradients are on asks something else besides.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch.fx.node import map_arg
+
+from aotexport.capture.effects.checkpoints import is_mark
+from aotexport.capture.effects.identity import asks_identity
+from aotexport.capture.effects.module_calls import TracedCalls
+from aotexport.capture.effects.record import Read
+from aotexport.capture.trace.autocast import other_autocast
+from aotexport.capture.trace.fakes import fake_inputs
+from aotexport.capture.trace.flat_call import FlatCall
+from aotexport.capture.trace.key_order import other_orders
+from aotexport.capture.trace.trace import Trace, trace_graph
+
+
+def reads_of(trace: Trace) -> frozenset[Read]:
+    """Return what of its surroundings the model's code depends on; see `Program.fixed`."""
+    flat = trace.function
+    reads = set(flat.effects.reads)
+    if reads == {"grad_mode"} and not trace.strategy.follows_values and _again(trace, grad=not flat.grad) is not None:
+        reads.clear()
+    if _may_depend_on_autocast(trace) and not _same_under_other_autocast(trace):
+        reads.add("autocast")
+    if len(flat.own) > 1 and asks_identity(flat.target, flat.call.module):
+        reads.add("identity")
+    return frozenset(reads)
+
+
+def dicts_read_by_key(trace: Trace) -> frozenset[str]:
+    """Return the paths of the dicts of the call whose keys may come in any order."""
+    flat = trace.function
+    orders = other_orders(flat.call, flat.container_changes) if trace.strategy.is_direct else []
+    for order in orders:
+        other = _again(trace, key_order=order)
+        if other is None or _returned(other) != _returned(flat):
+            return frozenset()
+    return orders[0].paths if orders else frozenset()
+
+
+def _returned(flat: FlatCall) -> Any:
+    """Return the structure of what a call returns and changes."""
+    return flat.output_tree, flat.container_changes, [(entry.names, index) for entry, index in flat.rebinds]
+
+
+def _may_depend_on_autocast(trace: Trace) -> bool:
+    """Return whether autocast around the call may lead the model another way than the trace went.
+
+    What is traced below autograd, as backward passes are, is traced below autocast.
+    """
+    effects = trace.function.effects
+    return effects.asks_dtypes or effects.takes_gradients or not effects.above_autograd or not trace.strategy.is_direct
+
+
+def _same_under_other_autocast(trace: Trace) -> bool:
+    """Return whether the model does the same with autocast, or, where it surrounds the capture, without."""
+    if trace.strategy.follows_values:
+        return False
+    with other_autocast(trace.function.call):
+        try:
+            target = trace.strategy.prepare(trace.function.call)
+        except Exception:
+            # What cannot be captured so is not the same, and calls are held to what could be.
+            return False
+        return _again(trace, target=target) is not None
+
+
+def _again(trace: Trace, **changes: Any) -> FlatCall | None:
+    """Trace the call once more, changed, on fakes of its own.
+
+    Returns:
+        The changed call as it ran; None: it gives another graph, or none, or the same for other sizes.
+    """
+    # Numbers that only the data know get new names in every trace, and new checks with them.
+    if any(node.meta.get("unbacked_bindings") for node in trace.graph.graph.nodes):
+        return None
+    flat = trace.function
+    fakes = fake_inputs(flat.call, flat.state, flat.fakes.larger)
+    other = replace(flat, fakes=fakes, **changes)
+    try:
+        same = _same(trace.graph, trace_graph(other, TracedCalls()))
+    except Exception:
+        # What cannot be traced so is not the same, and calls are held to what could be.
+        return None
+    return other if same and fakes.taken_for_granted() == flat.fakes.taken_for_granted() else None
+
+
+def _same(one: torch.fx.GraphModule, other: torch.fx.GraphModule) -> bool:
+    # Without gradients a checkpoint does nothing.
+    nodes = [[node for node in graph.graph.nodes if not is_mark(node)] for graph in (one, other)]
+    if len(nodes[0]) != len(nodes[1]):
+        return False
+    twins: dict[torch.fx.Node, torch.fx.Node] = {}
+    for node, twin in zip(*nodes, strict=True):
+        if node.op != twin.op:
+            return False
+        if node.op == "get_attr":
+            if not _same_attribute(getattr(one, node.target, None), getattr(other, twin.target, None)):
+                return False
+        elif node.target != twin.target:
+            return False
+        if map_arg((node.args, node.kwargs), twins.__getitem__) != (twin.args, twin.kwargs):
+            return False
+        twins[node] = twin
+    return True
+
+
+def _same_attribute(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.fx.GraphModule) and isinstance(other, torch.fx.GraphModule):
+        return _same(one, other)
+    return one is not None and one is other

@@ -1,0 +1,127 @@
+"""One trace of the example call: it runs on fake tensors, and what it does becomes a graph."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from aotexport.capture.effects.grad_mode import insert_regions, marked_regions
+from aotexport.capture.effects.module_calls import TracedCall, TracedCalls
+from aotexport.capture.effects.training_mode import mode_watched
+from aotexport.capture.trace.example_values import ExampleValues
+from aotexport.capture.trace.fake_kernels import FAKE_KERNELS
+from aotexport.capture.trace.fakes import FakeInputs
+from aotexport.capture.trace.flat_call import FlatCall
+from aotexport.capture.trace.python_operators import traced_operators
+from aotexport.capture.trace.reading_values import READING_VALUES
+from aotexport.capture.trace.strategies import Strategy
+from aotexport.model.call import ExampleCall
+from aotexport.model.reach import reached_tensors
+from aotexport.model.source_lines import is_user_frame
+from aotexport.model.state import State
+from aotexport.torch_internals.names import FakeTensor
+from aotexport.torch_internals.patches import average_in_tensors, fake_kernels, masks_unread
+from aotexport.torch_internals.tracing import trace_forward
+from aotexport.torch_internals.transforms import has_transforms, raised_in_transform
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trace:
+    """A graph as it was traced, and what was seen on the way.
+
+    Attributes:
+        graph: its module; outputs flat.
+        function: the call on flat inputs, in the order of the graph's placeholders, with what it did.
+        inputs: fakes per placeholder, untouched by the trace.
+        strategy: by which it was traced.
+        calls: calls of submodules, in the order in which they began.
+        asks_modes: whether the model's code may have asked whether it trains, or whether gradients are on.
+    """
+
+    graph: torch.fx.GraphModule
+    function: FlatCall
+    inputs: Sequence[Any]
+    strategy: Strategy
+    calls: list[TracedCall]
+    asks_modes: bool
+
+
+def trace_call(
+    call: ExampleCall, state: State, strategy: Strategy, target: Any, fakes: FakeInputs, *, grad: bool
+) -> Trace:
+    """Trace the call by a strategy.
+
+    Args:
+        call: the example call; the module is in the wanted mode.
+        state: its state.
+        strategy: how the call is traced.
+        target: what is called, as the strategy prepared it.
+        fakes: a fake world for the trace alone.
+        grad: whether grad mode is on.
+    """
+    flat = flat_call(call, state, target, fakes, grad=grad)
+    environment, calls = fakes.mode.shape_env, TracedCalls()
+    assert environment is not None
+    following = flat.values.followed(environment) if strategy.follows_values else contextlib.nullcontext()
+    watching = mode_watched(target, call.module) if strategy.is_direct else contextlib.nullcontext()
+    inputs = flat.inputs()
+    with following, watching as modes:
+        graph = trace_graph(flat, calls)
+    asks_modes = modes is None or modes.asked or "grad_mode" in flat.effects.reads
+    return Trace(graph=graph, function=flat, inputs=inputs, strategy=strategy, calls=calls.calls, asks_modes=asks_modes)
+
+
+def flat_call(call: ExampleCall, state: State, target: Any, fakes: FakeInputs, *, grad: bool) -> FlatCall:
+    """Return the example call as a function of flat tensors; see `trace_call`."""
+    entries = {id(entry.tensor): index for index, entry in enumerate(state.entries)}
+    shared = {index: entries[id(t)] for index, t in enumerate(call.tensors) if id(t) in entries}
+    own = [tensor for index, tensor in enumerate(call.tensors) if index not in shared]
+    values = ExampleValues([*(entry.tensor for entry in state.entries), *own])
+    outside = reached_tensors((call.callable, call.module))
+    return FlatCall(call, target, State(list(state.entries)), shared, values, grad, fakes, outside)
+
+
+def trace_graph(flat: FlatCall, calls: TracedCalls) -> torch.fx.GraphModule:
+    """Return a trace of `flat`, as far above autograd as what the model does allows, and its calls in `calls`."""
+    inputs = flat.inputs()
+    fixed: Any = {"keeps_frame": is_user_frame, "decompositions": {**READING_VALUES, **traced_operators()}}
+
+    def recorded(*tensors: Any) -> tuple[Any, ...]:
+        with calls.recorded(flat.call.module):
+            return flat(*tensors)
+
+    def trace(**options: Any) -> torch.fx.GraphModule:
+        return trace_forward(recorded, flat.fakes.twins(inputs), flat.fakes.mode, **fixed, **options)
+
+    # Gradients are on while the model runs, and what it leaves behind stays in the trace.
+    with (
+        flat.fakes.tracing(),
+        average_in_tensors(),
+        fake_kernels(FAKE_KERNELS),
+        torch.enable_grad(),
+        masks_unread(),
+        marked_regions(),
+    ):
+        graph = None
+        try:
+            graph = trace()
+        except Exception as error:
+            if not raised_in_transform(error):
+                raise
+        if graph is None or has_transforms(graph.graph):
+            flat.above_autograd = False
+            graph = trace(above_autograd=False)
+            insert_regions(graph.graph)
+        elif _hides_tensors(graph):
+            graph = trace(whole_composites=False)
+    return graph
+
+
+def _hides_tensors(graph: torch.fx.GraphModule) -> bool:
+    """Return whether the model's own backward pass uses what operators computed inside of them."""
+    nodes = graph.graph.find_nodes(op="get_attr")
+    return any(isinstance(getattr(graph, str(node.target), None), FakeTensor) for node in nodes)
