@@ -1,4 +1,4 @@
-"""Fixtures shared by several kinds of tests: one small bundle, exported once."""
+"""Fixtures shared by several kinds of tests: one small bundle, exported once, and where bundles are verified."""
 
 from __future__ import annotations
 
@@ -7,6 +7,27 @@ import torch
 from torch import nn
 
 import aotexport
+from aotexport.verify.fresh import FreshProcess
+from tests import forked
+
+PLACES = ("aotexport.pipeline.export.FreshProcess", "aotexport.verify.bundles.FreshProcess")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def forked_processes():
+    """Exports of this process are verified in forks of one fresh process."""
+    with pytest.MonkeyPatch.context() as patch:
+        for place in PLACES:
+            patch.setattr(place, forked.ForkedProcess)
+        yield
+    forked.end()
+
+
+@pytest.fixture
+def fresh_processes(monkeypatch):
+    """Exports of this test are verified in processes of their own, as users' are."""
+    for place in PLACES:
+        monkeypatch.setattr(place, FreshProcess)
 
 
 class Tiny(nn.Module):

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -53,7 +51,7 @@ def verify_bundle(
         directory: the bundle.
         programs: its programs.
         rewrite: writes programs and manifest to the directory.
-        fresh: where the bundle runs, but for one whose own modules have to be imported before.
+        fresh: where the bundle runs.
         eager: judges what differs by eager's own errors.
 
     Returns:
@@ -194,7 +192,7 @@ def run_selftest(
         directory: the bundle.
         targets: engines to run it with.
         options: further options of the self-test.
-        fresh: the process, if one waits; unused where modules have to be imported that only this one finds.
+        fresh: the process, if one waits.
 
     Raises:
         VerificationFailed: the process failed.
@@ -202,20 +200,15 @@ def run_selftest(
     arguments = ["selftest", str(directory), "--json", *options]
     for target in targets:
         arguments += ["--target", target]
-    if "--import" in options or "--tensor-type" in options:
-        command = [sys.executable, "-m", "aotexport_runtime", *arguments]
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-        process = subprocess.run(
-            command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False, env=environment
-        )
-    else:
-        with contextlib.ExitStack() as started:
-            fresh = fresh or started.enter_context(FreshProcess())
-            process = fresh.run(arguments, TIMEOUT_S)
+    # The bundle's own modules are found where this process finds them.
+    own = "--import" in options or "--tensor-type" in options
+    path = [os.path.abspath(place) for place in sys.path] if own else []
+    with fresh or FreshProcess() as process:
+        done = process.run(arguments, TIMEOUT_S, path)
     try:
-        return json.loads(process.stdout.splitlines()[-1])
+        return json.loads(done.stdout.splitlines()[-1])
     except (IndexError, ValueError):
-        tail = process.stderr.strip()[-2000:] or f"exit code {process.returncode}"
+        tail = done.stderr.strip()[-2000:] or f"exit code {done.returncode}"
         raise VerificationFailed(f"the fresh process that verifies the bundle failed:\n{tail}", [tail]) from None
 
 

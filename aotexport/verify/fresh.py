@@ -8,15 +8,22 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-_WAIT = """
+READY = """
 import json, sys
 import torch
 import aotexport_runtime.commands.self_test
 from aotexport_runtime.__main__ import main
 
 torch.ones((), requires_grad=True).backward()  # imports what torch imports then
-arguments = sys.stdin.readline()
-sys.exit(main(json.loads(arguments)) if arguments else 0)
+
+def run(path, arguments):
+    sys.path[:] = path or sys.path
+    return main(arguments)
+"""
+
+_WAIT = """
+request = sys.stdin.readline()
+sys.exit(run(**json.loads(request)) if request else 0)
 """
 
 
@@ -26,7 +33,7 @@ class FreshProcess:
     def __init__(self) -> None:
         # Without `-P`, a file `inspect.py` in the working directory would stand in for Python's.
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-c", _WAIT],
+            [sys.executable, "-P", "-c", READY + _WAIT],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -41,11 +48,19 @@ class FreshProcess:
             self._process.kill()
         self._process.communicate()
 
-    def run(self, arguments: Sequence[str], timeout_s: float) -> subprocess.CompletedProcess[str]:
+    def run(
+        self, arguments: Sequence[str], timeout_s: float, path: Sequence[str] = ()
+    ) -> subprocess.CompletedProcess[str]:
         """Run the command and wait for its end.
+
+        Args:
+            arguments: of the command.
+            timeout_s: how long to wait.
+            path: where modules are found in place of where they are by default; empty: there.
 
         Raises:
             subprocess.TimeoutExpired: it takes longer.
         """
-        output, errors = self._process.communicate(json.dumps(list(arguments)) + "\n", timeout=timeout_s)
+        request = json.dumps({"path": list(path), "arguments": list(arguments)})
+        output, errors = self._process.communicate(request + "\n", timeout=timeout_s)
         return subprocess.CompletedProcess(self._process.args, self._process.returncode, output, errors)
