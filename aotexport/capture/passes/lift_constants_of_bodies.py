@@ -55,6 +55,6 @@ def _attribute(
     name = next(name for name in names if not hasattr(graph, name))
     setattr(graph, name, value)
     with graph.graph.inserting_before(user):
-        node = graph.graph.get_attr(name)
+        node = graph.graph.create_node("get_attr", name)
     node.meta = dict(like.meta)
     return node

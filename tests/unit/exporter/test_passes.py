@@ -1,0 +1,402 @@
+"""Each pass on a small graph: text in, text out."""
+
+from __future__ import annotations
+
+import textwrap
+from dataclasses import replace
+
+import pytest
+import torch
+
+from aotexport.capture.passes import order
+from aotexport.capture.passes.contract import Fact, graph_pass, ordered
+from aotexport.capture.passes.draft import Draft
+from aotexport.capture.passes.text import draft_text
+from aotexport.errors import ExportFailed
+from tests.unit.exporter.graph_text import parse_draft
+
+
+def _expect(draft: Draft, text: str) -> None:
+    draft.graph.graph.lint()
+    assert draft_text(draft) == textwrap.dedent(text).lstrip("\n")
+
+
+_EVERYTHING = """
+    reads autocast grad_mode
+    %x : float32[2, 3] requires_grad = argument 0
+    %w : float32[3, 3] requires_grad = state linear.weight
+    %p : bool[] = argument 1
+    %u : float32[2] = state scale and argument 2
+    %mm : float32[2, 3] = aten.mm.default(%x, %w)
+    %c : float32[3] = attribute c
+    %add : float32[2, 3] = aten.add.Tensor(%mm, %c, alpha=2)
+    %to : float64[2, 3] = aten._to_copy.default(%add, dtype=torch.float64)
+    %pair : (float64[2], int64[2]) = aten.max.dim(%to, 1)
+    %largest : float64[2] = _operator.getitem(%pair, 0)
+    %then = attribute then
+        %a : float32[2, 3]
+        %mul : float32[2, 3] = aten.mul.Tensor(%a, 2.0)
+        return %mul
+    %cond = higher_order.cond(%p, %then, %then, [%x])
+    %end = torch._C._set_grad_enabled(True) #restores_ambient_grad_mode
+    %nonzero : int64[u0, 1] = aten.nonzero.default(%u)
+    %size : SymInt u0 = aten.sym_size.int(%nonzero, 0)
+    return %largest, None, %size
+"""
+
+
+def test_text_of_a_draft_gives_the_same_draft():
+    _expect(parse_draft(_EVERYTHING), _EVERYTHING)
+
+
+# --- the contract ---------------------------------------------------------------------------------------
+
+
+@graph_pass(guarantees=[Fact.CODE_USED], only_grad=True)
+def _uses_code_of_gradients(draft: Draft) -> Draft:
+    return draft
+
+
+@graph_pass(requires=[Fact.CODE_USED])
+def _needs_used_code(draft: Draft) -> Draft:
+    return draft
+
+
+def test_order_without_what_a_pass_requires_is_refused():
+    with pytest.raises(ValueError, match="`_needs_used_code` requires that every node is used"):
+        ordered(_needs_used_code, order.eliminate_dead_code)
+
+
+def test_order_that_guarantees_for_programs_with_gradients_alone_is_refused():
+    with pytest.raises(ValueError, match="`_needs_used_code` requires"):
+        ordered(_uses_code_of_gradients, _needs_used_code)
+
+
+def test_passes_have_an_order_and_names_of_their_own():
+    assert ordered(*order.PASSES) == order.PASSES
+    assert len({each.name for each in order.PASSES}) == len(order.PASSES)
+
+
+def test_passes_for_gradients_run_for_programs_with_gradients_alone():
+    text = """
+    %x : float32[2] requires_grad = argument 0
+    %body = attribute body
+        %a : float32[2]
+        return %a
+    %loop = higher_order.while_loop(%body, %body, [%x], [])
+    return %loop
+    """
+    assert order.run_passes(parse_draft(text)).reads == frozenset()
+    assert order.run_passes(parse_draft(text, grad=True)).reads == {"requires_grad"}
+
+
+# --- passes that change graphs --------------------------------------------------------------------------
+
+
+def test_constants_of_bodies_become_operands():
+    draft = parse_draft("""
+    %p : bool[] = argument 0
+    %x : float32[2] = argument 1
+    %then = attribute then
+        %a : float32[2]
+        %two : float32[] = attribute two
+        %mul : float32[2] = aten.mul.Tensor(%a, %two)
+        return %mul
+    %other = attribute other
+        %a : float32[2]
+        return %a
+    %cond = higher_order.cond(%p, %then, %other, [%x])
+    return %cond
+    """)
+    _expect(
+        order.lift_constants_of_bodies.run(draft),
+        """
+        %p : bool[] = argument 0
+        %x : float32[2] = argument 1
+        %then = attribute then
+            %a : float32[2]
+            %constant_2 : float32[]
+            %mul : float32[2] = aten.mul.Tensor(%a, %constant_2)
+            return %mul
+        %other = attribute other
+            %a : float32[2]
+            %constant_2 : float32[]
+            return %a
+        %_constant_of_body0 : float32[] = attribute _constant_of_body0
+        %cond = higher_order.cond(%p, %then, %other, [%x, %_constant_of_body0])
+        return %cond
+        """,
+    )
+
+
+def test_constants_become_state_and_inputs_once_each():
+    draft = parse_draft("""
+    %w : float32[2] = state weight
+    %x : float32[2] = argument 0
+    %one : float32[2] = attribute table
+    %again : float32[2] = attribute table
+    %known : float32[2] = attribute own_weight
+    %add : float32[2] = aten.add.Tensor(%x, %one)
+    %mul : float32[2] = aten.mul.Tensor(%add, %again)
+    %sub : float32[2] = aten.sub.Tensor(%mul, %known)
+    return %sub
+    """)
+    draft.graph.own_weight = draft.state[0].tensor
+    table = draft.graph.table
+    draft = order.lift_constants.run(draft)
+    _expect(
+        draft,
+        """
+        %w : float32[2] = state weight
+        %x : float32[2] = argument 0
+        %constant_0 : float32[2] = state constant.0
+        %add : float32[2] = aten.add.Tensor(%x, %constant_0)
+        %mul : float32[2] = aten.mul.Tensor(%add, %constant_0)
+        %sub : float32[2] = aten.sub.Tensor(%mul, %w)
+        return %sub
+        """,
+    )
+    assert [entry.tensor for entry in draft.state[1:]] == [table]
+
+
+def test_constant_that_the_trace_did_not_see_made_is_refused():
+    draft = parse_draft("""
+    %x : float32[2] = argument 0
+    %hidden : float32[2] = attribute hidden
+    return %hidden
+    """)
+    draft.graph.hidden = draft.inputs[0]
+    with pytest.raises(ExportFailed, match="a tensor whose making the trace does not show"):
+        order.lift_constants.run(draft)
+
+
+def test_regions_restore_the_mode_of_the_caller_and_others_their_own():
+    draft = parse_draft("""
+    %x : float32[2] = argument 0
+    %off = torch._C._set_grad_enabled(False)
+    %sin : float32[2] = aten.sin.default(%x)
+    %on = torch._C._set_grad_enabled(True)
+    %back = torch._C._set_grad_enabled(True) #restores_ambient_grad_mode
+    return %sin
+    """)
+    _expect(
+        order.make_grad_modes_relative.run(draft),
+        """
+        %x : float32[2] = argument 0
+        %is_grad_enabled : bool True = torch.is_grad_enabled()
+        %off = torch._C._set_grad_enabled(False)
+        %sin : float32[2] = aten.sin.default(%x)
+        %on = torch._C._set_grad_enabled(True)
+        %back = torch._C._set_grad_enabled(%is_grad_enabled) #restores_ambient_grad_mode
+        return %sin
+        """,
+    )
+
+
+def test_assumed_numbers_are_checked_and_their_checks_outlive_dead_code():
+    draft = parse_draft("""
+    %x : float32[4] = argument 0
+    %nonzero : int64[u0, 1] = aten.nonzero.default(%x)
+    %third : int64[1] = aten.select.int(%nonzero, 0, 2)
+    return %x
+    """)
+    draft = order.eliminate_dead_code.run(order.insert_data_checks.run(draft))
+    only = "of a number that only the data know"
+    _expect(
+        draft,
+        f"""
+        %x : float32[4] = argument 0
+        %nonzero : int64[u0, 1] = aten.nonzero.default(%x)
+        %sym_size_int : SymInt u0 = aten.sym_size.int(%nonzero, 0)
+        %ge : SymBool u0 >= 0 = _operator.ge(%sym_size_int, 0)
+        %_assert_scalar_default = aten._assert_scalar.default(%ge, 'the program needs `value >= 0` {only}')
+        %le : SymBool u0 <= 4 = _operator.le(%sym_size_int, 4)
+        %_assert_scalar_default_1 = aten._assert_scalar.default(%le, 'the program needs `value <= 4` {only}')
+        return %x
+        """,
+    )
+
+
+def test_graph_without_such_numbers_gets_no_checks():
+    text = """
+    %x : float32[4] = argument 0
+    %sin : float32[4] = aten.sin.default(%x)
+    return %sin
+    """
+    _expect(order.insert_data_checks.run(parse_draft(text)), text)
+
+
+def test_dead_code_goes_and_effects_stay():
+    draft = parse_draft("""
+    %x : float32[2] = argument 0
+    %w : float32[2] = state weight
+    %sin : float32[2] = aten.sin.default(%x)
+    %pair : (float32[], int64[]) = aten.max.dim(%sin, 0)
+    %unused : float32[] = _operator.getitem(%pair, 0)
+    %written : float32[2] = aten.add_.Tensor(%w, 1)
+    %drawn : float32[2] = aten.rand_like.default(%x)
+    %dropped : float32[2] = aten.dropout.default(%x, 0.5, True)
+    %off = torch._C._set_grad_enabled(False)
+    return %x
+    """)
+    _expect(
+        order.eliminate_dead_code.run(draft),
+        """
+        %x : float32[2] = argument 0
+        %w : float32[2] = state weight
+        %written : float32[2] = aten.add_.Tensor(%w, 1)
+        %drawn : float32[2] = aten.rand_like.default(%x)
+        %dropped : float32[2] = aten.dropout.default(%x, 0.5, True)
+        %off = torch._C._set_grad_enabled(False)
+        return %x
+        """,
+    )
+
+
+def test_unused_state_goes_and_unused_arguments_stay():
+    draft = parse_draft("""
+    %w : float32[2] = state weight
+    %b : float32[2] = state bias
+    %s : float32[2] = state scale and argument 1
+    %x : float32[2] = argument 0
+    %add : float32[2] = aten.add.Tensor(%b, %b)
+    return %add
+    """)
+    draft = order.drop_unused_state.run(draft)
+    _expect(
+        draft,
+        """
+        %b : float32[2] = state bias
+        %s : float32[2] = state scale and argument 1
+        %x : float32[2] = argument 0
+        %add : float32[2] = aten.add.Tensor(%b, %b)
+        return %add
+        """,
+    )
+    assert len(draft.inputs) == 3
+
+
+# --- passes that refuse ---------------------------------------------------------------------------------
+
+_HOOK = """
+    %w : float32[2] requires_grad = state weight
+    %x : float32[2] requires_grad = argument 0
+    %sin : float32[2] = aten.sin.default(%x)
+    %body = attribute body
+        %g : float32[2]
+        return %g
+    %hook = aotexport.capture.effects.hooks.apply_hook(%body, %NAME, [])
+    return %sin, %w
+"""
+
+
+@pytest.mark.parametrize("name", ["x", "sin"])
+def test_hook_on_what_is_no_state_is_taken(name):
+    text = _HOOK.replace("NAME", name)
+    _expect(order.refuse_hooks_on_state.run(parse_draft(text)), text)
+
+
+def test_hook_on_state_is_refused():
+    with pytest.raises(ExportFailed, match="registers a hook on its own `weight` in the call"):
+        order.refuse_hooks_on_state.run(parse_draft(_HOOK.replace("NAME", "w")))
+
+
+_STATE = """
+    %w : float32[2] = state weight
+    %v : float32[2] = state view
+    %mul : float32[2] = aten.mul.Tensor(%w, %v)
+    return %mul
+"""
+
+
+def test_state_computed_before_the_call_is_refused():
+    draft = parse_draft(_STATE, grad=True)
+    draft.state[0].tensor = torch.ones(2, requires_grad=True).exp()
+    with pytest.raises(ExportFailed, match="`weight` was computed from other tensors before the call"):
+        order.refuse_computed_state.run(draft)
+
+
+def test_state_that_requires_grad_itself_is_taken():
+    draft = parse_draft(_STATE, grad=True)
+    draft.state[0].tensor.requires_grad_()
+    _expect(order.refuse_computed_state.run(draft), _STATE)
+
+
+def test_history_that_a_view_would_see_is_refused():
+    draft = parse_draft(_STATE, grad=True)
+    draft.state[1].tensor = draft.state[0].tensor.view(2)
+    with pytest.raises(ExportFailed, match="writes values that require grad to `weight`, and uses `view`"):
+        order.refuse_history_by_views.run(replace(draft, recorded=draft.state[:1]))
+
+
+@pytest.mark.parametrize(("viewed", "recorded"), [(False, 1), (True, 0)])
+def test_history_that_no_view_sees_is_taken(viewed, recorded):
+    draft = parse_draft(_STATE, grad=True)
+    if viewed:
+        draft.state[1].tensor = draft.state[0].tensor.view(2)
+    _expect(order.refuse_history_by_views.run(replace(draft, recorded=draft.state[:recorded])), _STATE)
+
+
+_NESTED = """
+    %p : bool[] = argument 0
+    %x : float32[2] requires_grad = argument 1
+    %outer = attribute outer
+        %q : bool[]
+        %a : float32[2]
+        %inner = attribute inner
+            %b : float32[2]
+            %DRAW
+            return %drawn
+        %cond = higher_order.cond(%q, %inner, %inner, [%a])
+        return %cond
+    %cond = higher_order.cond(%p, %outer, %outer, [%p, %WANTED])
+    return %cond
+"""
+_DRAW, _SINE = "%drawn : float32[2] = aten.rand_like.default(%b)", "%drawn : float32[2] = aten.sin.default(%b)"
+
+
+def test_nested_body_that_draws_on_the_way_to_gradients_is_refused():
+    text = _NESTED.replace("%DRAW", _DRAW).replace("WANTED", "x")
+    with pytest.raises(ExportFailed, match="`cond` inside of `cond` draws random numbers on the way to gradients"):
+        order.refuse_nested_draws.run(parse_draft(text, grad=True))
+
+
+def test_nested_body_that_draws_nothing_is_taken():
+    text = _NESTED.replace("%DRAW", _SINE).replace("WANTED", "x")
+    _expect(order.refuse_nested_draws.run(parse_draft(text, grad=True)), text)
+
+
+def test_nested_body_that_draws_without_gradients_is_taken():
+    text = _NESTED.replace("%DRAW", _DRAW).replace("WANTED", "x").replace(" requires_grad", "")
+    _expect(order.refuse_nested_draws.run(parse_draft(text, grad=True)), text)
+
+
+# --- what gradients of loops ask of arguments -----------------------------------------------------------
+
+_LOOP = """
+    %x : float32[2] requires_grad = argument 0
+    %cond = attribute cond
+        %a : float32[2]
+        %any_1 : bool[] = aten.any.default(%a)
+        return %any_1
+    %body = attribute body
+        %b : float32[2]
+        %DRAW
+        return %drawn
+    %loop = higher_order.while_loop(%cond, %body, [%x], [])
+    return %loop
+"""
+
+
+@pytest.mark.parametrize(
+    ("draw", "requires_grad", "reads"),
+    [
+        (_SINE, True, "reads requires_grad"),
+        (_DRAW, True, "reads layout requires_grad"),
+        (_DRAW, False, ""),
+    ],
+)
+def test_gradients_through_loops_are_held_to_what_their_backward_asks(draw, requires_grad, reads):
+    text = _LOOP.replace("%DRAW", draw).replace(" requires_grad", " requires_grad" * requires_grad)
+    after = text if not reads else f"\n    {reads}{text}"
+    _expect(order.fix_gradients_of_loops.run(parse_draft(text, grad=True)), after)
