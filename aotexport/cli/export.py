@@ -79,6 +79,12 @@ Example, with this model.py:
     metavar="NAME",
     help="Keep a custom operator written in Python (library::operator, or library), instead of tracing through it.",
 )
+@click.option(
+    "--dump-passes",
+    type=click.Path(file_okay=False, path_type=Path),
+    metavar="DIR",
+    help="Write the forward graph of each program as text, as traced and after each pass.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
 def export(
     model: str,
@@ -97,6 +103,7 @@ def export(
     strip: bool,
     kernel_sources: bool,
     keep_operators: tuple[str, ...],
+    dump_passes: Path | None,
     as_json: bool,
 ) -> None:
     """Export MODEL (model.py, model.py:attr or package.module:attr) to a bundle, and verify it against eager.
@@ -149,6 +156,7 @@ def export(
                 keep_operators=(*source.keep_operators, *keep_operators),
                 source_root=source.root,
                 onnx=options,
+                dump_passes=dump_passes,
                 progress=progress,
             )
     summary = summarize(report, progress.seconds, verified=not no_verify)

@@ -15,6 +15,7 @@ from torch import nn
 from aotexport.capture.effects.hooks import refuse_backward_hooks
 from aotexport.capture.forward import NotCaptured
 from aotexport.capture.functional.capture import capture_functional_graph
+from aotexport.capture.passes.dump import passes_dumped
 from aotexport.capture.passes.launches import refuse_kernels_without_cpu, refuse_launches
 from aotexport.capture.programs.forward_graphs import ForwardGraphs
 from aotexport.capture.trace.forward_capture import ForwardCapture
@@ -87,6 +88,7 @@ def export(
     source_root: str | os.PathLike[str] | None = None,
     shard_nbytes: int = SHARD_NBYTES,
     onnx: OnnxOptions | bool = False,
+    dump_passes: str | os.PathLike[str] | None = None,
     progress: Progress = lambda stage: None,
 ) -> ExportReport:
     """Export a module or a function of tensors to a bundle.
@@ -116,6 +118,7 @@ def export(
         source_root: directory that recorded source files are relative to; None: the working directory.
         shard_nbytes: size above which weights are split in several files.
         onnx: add ONNX models of the programs that record no gradients; options, or True for the defaults.
+        dump_passes: directory for the forward graph of each program as text, as traced and after each pass.
         progress: called with the name of each stage as it begins.
 
     Returns:
@@ -140,6 +143,7 @@ def export(
     with contextlib.ExitStack() as started:
         started.enter_context(left_alone(model_or_fn, (args, kwargs, programs, variants)))
         started.enter_context(operators_kept(names_of("keep_operators", keep_operators)))
+        started.enter_context(passes_dumped(None if dump_passes is None else path_of("dump_passes", dump_passes)))
         clock.stage("example call")
         specs = choose_programs(model_or_fn, Example(args, kwargs or {}, dynamic_shapes), programs, variants)
         call = specs[0].call

@@ -179,6 +179,16 @@ def test_export_with_options_obeys_them(run: Run) -> None:
     assert bundle.graph("infer", program.forward.file).sources == ()
 
 
+def test_export_that_dumps_passes_writes_the_graphs_of_every_program(run: Run) -> None:
+    Path("net.py").write_text(NET)
+    assert run("export", "net.py", "-o", "bundle", "--no-verify", "--dump-passes", "passes").exit_code == 0
+    for name in ("train", "infer"):
+        traced, *_, last = sorted(Path("passes", name).iterdir())
+        assert (traced.name, last.name[:2]) == ("00-traced.txt", "11" if name == "train" else "07")
+        assert "requires_grad = state linear.weight" in traced.read_text()
+        assert "aten.linear.default(" in last.read_text()
+
+
 def test_export_over_a_bundle_needs_force(run: Run) -> None:
     Path("fn.py").write_text(FUNCTION)
     assert run("fn.py", "-o", "bundle", "--no-verify").exit_code == 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 from aotexport.capture.passes.contract import ordered
 from aotexport.capture.passes.draft import Draft
 from aotexport.capture.passes.drop_unused_state import drop_unused_state
+from aotexport.capture.passes.dump import dump_draft
 from aotexport.capture.passes.eliminate_dead_code import eliminate_dead_code
 from aotexport.capture.passes.fix_gradients_of_loops import fix_gradients_of_loops
 from aotexport.capture.passes.insert_data_checks import insert_data_checks
@@ -37,8 +38,10 @@ def run_passes(draft: Draft) -> Draft:
     Raises:
         ExportFailed: the graph holds what a bundle cannot.
     """
-    for each in PASSES:
+    dump_draft(0, "traced", draft)
+    for number, each in enumerate(PASSES, 1):
         if draft.grad or not each.only_grad:
             draft = each.run(draft)
+            dump_draft(number, each.name, draft)
     draft.graph.recompile()
     return draft

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from aotexport.capture.forward import capture_forward
+from aotexport.capture.passes.dump import program_dumped
 from aotexport.capture.trace.forward_capture import ForwardCapture
 from aotexport.eager.first_call import note, settle
 from aotexport.eager.python_state import depends_on
@@ -44,7 +45,7 @@ class ForwardGraphs:
     def _trace(self, spec: ProgramSpec) -> ForwardCapture:
         while True:
             try:
-                with in_mode(spec.call.module, spec.mode, spec.call.settled):
+                with in_mode(spec.call.module, spec.mode, spec.call.settled), program_dumped(spec.name):
                     forward = capture_forward(spec.call, self._state, grad=spec.grad)
             except AttributeChanged as change:
                 if not settle(spec.call, self._state, spec.mode, change):

@@ -11,8 +11,10 @@ import torch
 from aotexport.capture.passes import order
 from aotexport.capture.passes.contract import Fact, graph_pass, ordered
 from aotexport.capture.passes.draft import Draft
+from aotexport.capture.passes.dump import passes_dumped, program_dumped
 from aotexport.capture.passes.text import draft_text
 from aotexport.errors import ExportFailed
+from aotexport_runtime.errors import ArgumentInvalid
 from tests.unit.exporter.graph_text import parse_draft
 
 
@@ -400,3 +402,46 @@ def test_gradients_through_loops_are_held_to_what_their_backward_asks(draw, requ
     text = _LOOP.replace("%DRAW", draw).replace(" requires_grad", " requires_grad" * requires_grad)
     after = text if not reads else f"\n    {reads}{text}"
     _expect(order.fix_gradients_of_loops.run(parse_draft(text, grad=True)), after)
+
+
+# --- files of graphs ------------------------------------------------------------------------------------
+
+_KEPT = """
+    %x : float32[2] = argument 0
+    %w : float32[2] = state weight
+    return %x
+"""
+
+
+def test_dump_writes_the_graph_after_each_pass_of_the_program(tmp_path):
+    with passes_dumped(tmp_path / "made"), program_dumped("infer"):
+        order.run_passes(parse_draft(_KEPT))
+    files = sorted(path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*.txt"))
+    assert files == ["made/infer/00-traced.txt"] + [
+        f"made/infer/{number:02}-{each.name}.txt" for number, each in enumerate(order.PASSES, 1) if not each.only_grad
+    ]
+    assert (tmp_path / "made/infer/06-eliminate_dead_code.txt").read_text() == textwrap.dedent(_KEPT).lstrip()
+    assert "%w" not in (tmp_path / "made/infer/07-drop_unused_state.txt").read_text()
+
+
+def test_dump_of_a_trace_that_is_refused_ends_before_the_refusal_and_replaces_others(tmp_path):
+    with passes_dumped(tmp_path):
+        order.run_passes(parse_draft(_KEPT))
+        with pytest.raises(ExportFailed):
+            order.run_passes(parse_draft(_HOOK.replace("NAME", "w")))
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == ["00-traced.txt", "01-lift_constants_of_bodies.txt", "02-lift_constants.txt"]
+
+
+def test_dump_to_a_file_is_refused(tmp_path):
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(ArgumentInvalid, match="`dump_passes` must be a directory"), passes_dumped(tmp_path / "file"):
+        pass
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_without_a_directory_nothing_is_written(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with passes_dumped(None), program_dumped("infer"):
+        order.run_passes(parse_draft(_KEPT))
+    assert not list(tmp_path.iterdir())
