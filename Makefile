@@ -17,10 +17,15 @@ BIN = $(VENV)/bin
 PIP = $(BIN)/python -m pip --disable-pip-version-check
 PROJECTS = pyproject.toml runtimes/python/pyproject.toml
 RUNTIME_SOURCES = $(shell find runtimes/python/aotexport_runtime -type f -not -name '*.pyc')
+# What `make test` runs the tests of: a room of the exporter or of the runtime, see tests/rooms; empty: all.
+ROOM ?=
+TESTS = $(if $(ROOM),$(shell sed -n 's/^$(ROOM): //p' tests/rooms),--ignore=tests/sweeps)
+
+CHECKS = check-style check-types check-runtime-types check-layers check-schemas
 # torch and the model libraries use as many threads as there are cores; hubs are never asked.
 export HF_HUB_OFFLINE = 1
 
-.PHONY: help demo test test-full lint bench clean
+.PHONY: help demo test test-full lint pytest bench clean $(CHECKS)
 
 help: ## list the commands
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -28,18 +33,32 @@ help: ## list the commands
 demo: $(VENV)/.demo $(RUNTIME_VENV)/.made ## export a model, fine-tune its bundle without the model's code, compare with eager
 	@$(BIN)/python examples/demo.py --runtime $(RUNTIME_VENV)/bin/python --output demo
 
-test: lint ## check style, types and schemas, and run the tests (below 20 minutes on 2 cores)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow" --ignore=tests/sweeps -n $(WORKERS) --dist loadfile
+test: $(VENV)/.dev ## check style, types and schemas, and run the tests; ROOM=capture: the tests of that room
+	@$(MAKE) --no-print-directory -j pytest $(CHECKS)
 
 test-full: lint ## the same with the slow tests and the sweeps
 	$(BIN)/python -m pytest
 
-lint: $(VENV)/.dev ## check style, types, layers, and that the generated schemas are fresh
+lint: $(VENV)/.dev $(CHECKS) ## check style, types, layers, and that the generated schemas are fresh
+
+pytest: $(VENV)/.dev
+	$(if $(TESTS),,$(error no room `$(ROOM)`; there are $(shell sed -n 's/^\([a-z_]*\): .*/\1/p' tests/rooms)))
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow" -n $(WORKERS) --dist loadfile --durations=25 $(TESTS)
+
+check-style: $(VENV)/.dev
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
+
+check-types: $(VENV)/.dev
 	$(BIN)/pyright
+
+check-runtime-types: $(VENV)/.dev
 	$(BIN)/pyright --project runtimes/python
+
+check-layers: $(VENV)/.dev
 	$(BIN)/lint-imports --no-cache
+
+check-schemas: $(VENV)/.dev
 	$(BIN)/python schemas/tools/diff.py --check
 	$(BIN)/python schemas/tools/generate.py --check
 

@@ -1,0 +1,34 @@
+"""`make test ROOM=...`: every package of the exporter and of the runtime has tests, which are there."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+ROOMS = dict(line.split(": ") for line in (ROOT / "tests/rooms").read_text().splitlines())
+
+
+def test_every_package_is_a_room():
+    places = (ROOT / "aotexport", ROOT / "runtimes/python/aotexport_runtime")
+    assert set(ROOMS) == {file.parent.name for place in places for file in place.glob("*/__init__.py")}
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_tests_of_a_room_are_there(room):
+    assert [path for path in ROOMS[room].split() if not (ROOT / path).exists()] == []
+
+
+def printed_by_make(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = ["make", "--dry-run", "--old-file=.venv/.dev", "pytest", *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+def test_make_runs_the_tests_of_a_room():
+    assert printed_by_make("ROOM=values").stdout.rstrip().endswith(ROOMS["values"])
+
+
+def test_make_refuses_another_room():
+    assert f"no room `attic`; there are {' '.join(ROOMS)}.  Stop." in printed_by_make("ROOM=attic").stderr
