@@ -145,14 +145,14 @@ def _traced(forward: ForwardCapture, instead: Mapping[Any, Callable[..., Any]], 
 def _reordered(forward: ForwardCapture) -> Callable[..., Any]:
     """Return the flat Python function, on the forward graph's inputs."""
     flat = forward.function
-    entries = {id(entry): index for index, entry in enumerate(flat.state.entries)}
+    entries, own = {id(entry): index for index, entry in enumerate(flat.state.entries)}, flat.own
 
     def run(*inputs: Any) -> Any:
-        arguments: list[Any] = [*forward.fakes.twins(forward.fakes.state), *[None] * len(flat.own)]
+        arguments: list[Any] = [*forward.fakes.twins(forward.fakes.state), *[None] * len(own)]
         for binding, value in zip(forward.bindings, inputs, strict=True):
             if binding.entry is None:
                 assert binding.argument is not None
-                arguments[len(entries) + flat.own.index(binding.argument)] = value
+                arguments[len(entries) + own.index(binding.argument)] = value
             elif id(binding.entry) in entries:
                 arguments[entries[id(binding.entry)]] = value
         with marked_regions():

@@ -63,7 +63,7 @@ def trace_call(
         fakes: a fake world for the trace alone.
         grad: whether grad mode is on.
     """
-    flat = flat_call(call, state, target, fakes, grad=grad)
+    flat = _flat_call(call, state, target, fakes, grad=grad)
     environment, calls = fakes.mode.shape_env, TracedCalls()
     assert environment is not None
     following = flat.values.followed(environment) if strategy.follows_values else contextlib.nullcontext()
@@ -75,8 +75,7 @@ def trace_call(
     return Trace(graph=graph, function=flat, inputs=inputs, strategy=strategy, calls=calls.calls, asks_modes=asks_modes)
 
 
-def flat_call(call: ExampleCall, state: State, target: Any, fakes: FakeInputs, *, grad: bool) -> FlatCall:
-    """Return the example call as a function of flat tensors; see `trace_call`."""
+def _flat_call(call: ExampleCall, state: State, target: Any, fakes: FakeInputs, *, grad: bool) -> FlatCall:
     entries = {id(entry.tensor): index for index, entry in enumerate(state.entries)}
     shared = {index: entries[id(t)] for index, t in enumerate(call.tensors) if id(t) in entries}
     own = [tensor for index, tensor in enumerate(call.tensors) if index not in shared]

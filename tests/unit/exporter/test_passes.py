@@ -404,6 +404,11 @@ def test_gradients_through_loops_are_held_to_what_their_backward_asks(draw, requ
     _expect(order.fix_gradients_of_loops.run(parse_draft(text, grad=True)), after)
 
 
+def test_gradients_through_branches_ask_nothing_of_arguments():
+    text = _NESTED.replace("%DRAW", _DRAW).replace("WANTED", "x")
+    _expect(order.fix_gradients_of_loops.run(parse_draft(text, grad=True)), text)
+
+
 # --- files of graphs ------------------------------------------------------------------------------------
 
 _KEPT = """
