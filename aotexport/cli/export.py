@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -123,42 +124,39 @@ def export(
 
         from aotexport.cli.dynamic import merge_dynamic
         from aotexport.cli.summary import print_summary, summarize
-        from aotexport.lower.targets import check_targets
         from aotexport.model.cast import cast
         from aotexport.model.model_file import importable
         from aotexport.model.source import load_source
-        from aotexport.pipeline.export import export as run_export
-        from aotexport.write.files import check_output
+        from aotexport.pipeline.export import export_as
+        from aotexport.pipeline.options import ExportOptions
 
-        # Before the model is built, which may take long.
-        check_targets(targets)
-        options = read_options(opset, onnx_state, translations) if onnx else False
-        check_output(output, force=force)
+        # Checked before the model is built, which may take long.
+        options = ExportOptions.checked(
+            output=output,
+            targets=targets,
+            label_free=label_free,
+            verify=not no_verify,
+            force=force,
+            strip=strip,
+            kernel_sources=kernel_sources,
+            onnx=onnx and read_options(opset, onnx_state, translations),
+            dump_passes=dump_passes,
+            progress=progress,
+        )
         progress(f"load {model}")
         source = load_source(model)
         with importable(source.root):
             if dtype is not None:
                 source = cast(source, getattr(torch, dtype))
-            report = run_export(
-                source.target,
-                source.args,
-                source.kwargs,
-                output=output,
+            options = replace(
+                options,
+                source_root=source.root,
                 programs=_named(programs, source) if programs else source.programs,
                 variants=source.variants,
                 dynamic_shapes=merge_dynamic(source, dynamic),
-                label_free=label_free,
-                targets=targets,
-                verify=not no_verify,
-                force=force,
-                strip=strip,
-                kernel_sources=kernel_sources,
                 keep_operators=(*source.keep_operators, *keep_operators),
-                source_root=source.root,
-                onnx=options,
-                dump_passes=dump_passes,
-                progress=progress,
             )
+            report = export_as(source.target, source.args, source.kwargs, options)
     summary = summarize(report, progress.seconds, verified=not no_verify)
     if as_json:
         print_json(summary)

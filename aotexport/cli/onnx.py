@@ -52,16 +52,13 @@ def read_options(
     """Return the options that a command was given.
 
     Raises:
-        ModelFileInvalid: one is wrong, or a package that ONNX models need is missing.
+        ModelFileInvalid: the file of the translations does not run, or holds none.
     """
     from aotexport.lower.onnx.options import OnnxOptions
-    from aotexport.pipeline.onnx import check_options
 
     given: dict[str, Any] = {"opset": opset, "state": state, "programs": programs}
     given["translations"] = _read_translations(translations) if translations else None
-    options = OnnxOptions(**{name: value for name, value in given.items() if value is not None})
-    check_options(options)
-    return options
+    return OnnxOptions(**{name: value for name, value in given.items() if value is not None})
 
 
 def _read_translations(where: str) -> Mapping[Any, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import shutil
 from collections.abc import Callable, Collection, Iterable
@@ -13,7 +12,7 @@ import torch
 
 import aotexport
 from aotexport.errors import ExportFailed, ModelFileInvalid
-from aotexport.lower.onnx.options import OnnxOptions
+from aotexport.lower.onnx.options import OnnxOptions, check_options
 from aotexport.lower.onnx.plain import stored_parts
 from aotexport.lower.onnx.trace import Trace, traced
 from aotexport.verify.comparison import Comparison
@@ -23,7 +22,6 @@ from aotexport_runtime.bundle.read import MANIFEST_NAME, Bundle
 from aotexport_runtime.schema import encode_record
 from aotexport_runtime.schema.manifest import Manifest, OnnxModel
 from aotexport_runtime.schema.program import Program
-from aotexport_runtime.values.arguments import check_type
 from aotexport_runtime.values.trees import arrays_in
 
 TARGET = "onnx"
@@ -93,7 +91,6 @@ def add_onnx(
         ModelFileInvalid: an option is wrong, or a package is missing.
         VerificationFailed: ONNX Runtime disagrees; names the first value that differs.
     """
-    check_options(options)
     bundle = open_bundle(root, check_digests=False)
     programs = choose(bundle, options)
     for model in bundle.manifest.onnx:
@@ -119,24 +116,6 @@ def add_onnx(
             progress(f"{program.name}: verify in ONNX Runtime")
             comparisons += check_model(written, program, model, options)
     return manifest, comparisons
-
-
-def check_options(options: OnnxOptions) -> None:
-    """Refuse wrong options before anything is done.
-
-    Raises:
-        ModelFileInvalid: names the option or the missing package.
-    """
-    check_type("options", options, OnnxOptions, "`OnnxOptions`")
-    missing = [name for name in ("onnx", "onnxscript", "onnx_ir", "onnxruntime") if not importlib.util.find_spec(name)]
-    if missing:
-        raise ModelFileInvalid(f"ONNX needs {', '.join(missing)}: `pip install 'aotexport[onnx]'`")
-    from aotexport.lower.onnx.translate import OPSETS
-
-    if options.opset not in OPSETS:
-        raise ModelFileInvalid(f"no operator set {options.opset}; there are {OPSETS[0]} to {OPSETS[-1]}")
-    if options.state not in ("refuse", "outputs"):
-        raise ModelFileInvalid(f"no way {options.state!r} for state in ONNX; there are refuse, outputs")
 
 
 def choose(bundle: Bundle, options: OnnxOptions) -> list[Program]:

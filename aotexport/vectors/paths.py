@@ -24,7 +24,7 @@ def checked_programs(programs: Iterable[EncodedProgram]) -> dict[str, str]:
 
 
 def on_path(
-    directory: Path, checked: dict[str, str], vectors: list[Vector]
+    directory: Path, checked: dict[str, str], vectors: Iterable[Vector]
 ) -> tuple[list[Vector], dict[str, list[str]]]:
     """Return the recorded calls that the checks of their program let pass, and names of the others, per program.
 

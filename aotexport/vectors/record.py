@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Container
+from collections.abc import Container, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -109,7 +109,7 @@ def _record(call: ExampleCall, state: State, program: Program, arguments: Argume
     return Vector(arguments.name, record, {**arguments.stored, **values})
 
 
-def write_vectors(vectors: list[Vector], directory: Path) -> tuple[VectorEntry, ...]:
+def write_vectors(vectors: Iterable[Vector], directory: Path) -> tuple[VectorEntry, ...]:
     """Write the vectors below `directory`; return their manifest entries."""
     folder = directory / "testvectors"
     folder.mkdir()

@@ -36,8 +36,8 @@ TARGETS = ("autograd", "portable")
 
 def verify_bundle(
     directory: Path,
-    programs: list[EncodedProgram],
-    rewrite: Callable[[list[EncodedProgram]], Manifest],
+    programs: Sequence[EncodedProgram],
+    rewrite: Callable[[Sequence[EncodedProgram]], Manifest],
     fresh: FreshProcess,
     eager: EagerErrors,
 ) -> tuple[list[EncodedProgram], list[Comparison]]:
@@ -91,15 +91,15 @@ def _own(results: list[dict[str, Any]], program: EncodedProgram, target: str) ->
     return [r for r in results if (r["program"], r["target"]) == (program.record.name, target)]
 
 
-def _wrong(programs: list[EncodedProgram], results: list[dict[str, Any]]) -> list[str]:
+def _wrong(programs: Sequence[EncodedProgram], results: list[dict[str, Any]]) -> list[str]:
     return [program.record.name for program in programs if _verdict(program, results) == "wrong"]
 
 
 def verify_targets(
     directory: Path,
-    programs: list[EncodedProgram],
+    programs: Sequence[EncodedProgram],
     levels: Sequence[Level],
-    rewrite: Callable[[list[EncodedProgram]], Manifest],
+    rewrite: Callable[[Sequence[EncodedProgram]], Manifest],
     eager: EagerErrors,
 ) -> tuple[list[EncodedProgram], list[Comparison]]:
     """Compare compiled programs with their recorded calls, for each level that this machine has.
@@ -137,7 +137,7 @@ def verify_targets(
             for program in programs
         ]
         found += [c for result in results if result["program"] not in wrong for c in comparisons(result)]
-    return programs, found
+    return list(programs), found
 
 
 def _verdict(program: EncodedProgram, results: list[dict[str, Any]]) -> Literal["functional", "forward", "wrong"]:

@@ -7,7 +7,7 @@ import hashlib
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -90,7 +90,7 @@ def check_output(output: Path, *, force: bool) -> None:
         raise OutputExists(reason)
 
 
-def write_programs(programs: list[EncodedProgram], directory: Path) -> None:
+def write_programs(programs: Sequence[EncodedProgram], directory: Path) -> None:
     """Write each program's record and graphs below `directory`, in place of any that are there."""
     shutil.rmtree(directory / "programs", ignore_errors=True)
     for program in programs:
@@ -107,9 +107,9 @@ def write_manifest(
     name: str,
     kind: str,
     training: bool,
-    programs: list[EncodedProgram],
+    programs: Sequence[EncodedProgram],
     state: tuple[StateTensor, ...],
-    attributes: dict[str, Tree],
+    attributes: Mapping[str, Tree],
     modules: tuple[Submodule, ...],
     settings: dict[str, Constant | None],
     vectors: tuple[VectorEntry, ...],
@@ -187,7 +187,7 @@ def _subclasses(graph: Graph) -> list[Subclass]:
     return [*graph.subclasses, *(record for body in graph.subgraphs.values() for record in _subclasses(body))]
 
 
-def _tensor_types(programs: list[EncodedProgram], state: tuple[StateTensor, ...]) -> set[str]:
+def _tensor_types(programs: Sequence[EncodedProgram], state: tuple[StateTensor, ...]) -> set[str]:
     records = [entry.subclass for entry in state]
     for program in programs:
         records += [spec.subclass for spec in program.record.inputs if isinstance(spec, ArgumentInput)]
@@ -202,7 +202,7 @@ def custom_operators(programs: Iterable[EncodedProgram]) -> set[str]:
     return {op for op in operators if op.partition("::")[0] not in {"aten", *NAMESPACES}}
 
 
-def _requirements(programs: list[EncodedProgram], state: tuple[StateTensor, ...]) -> Requirements:
+def _requirements(programs: Sequence[EncodedProgram], state: tuple[StateTensor, ...]) -> Requirements:
     custom = custom_operators(programs)
     modules = {module for op in custom if (module := custom_operator_module(op)) is not None}
     return Requirements(

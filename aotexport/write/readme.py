@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from aotexport.encode.program import EncodedProgram
@@ -9,7 +10,7 @@ from aotexport_runtime.commands.describe import describe_inputs, describe_output
 from aotexport_runtime.schema.program import Program
 
 
-def write_readme(directory: Path, name: str, programs: list[EncodedProgram]) -> None:
+def write_readme(directory: Path, name: str, programs: Sequence[EncodedProgram]) -> None:
     """Write `README.md` below `directory`."""
     lines = [f"# {name}", "", "A bundle: a PyTorch model as data, runnable without the model's code.", ""]
     lines += ["```python", "import aotexport_runtime", "", 'module = aotexport_runtime.load("path/to/this/directory")']

@@ -1,0 +1,144 @@
+"""The programs of an export: those that were asked for, for calls without labels, and for states that calls leave."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from torch import nn
+
+from aotexport.capture.programs.forward_graphs import ForwardGraphs
+from aotexport.eager.label_free import with_label_free
+from aotexport.eager.python_state import attributes_of, fits, initial_values, later_states, with_attributes
+from aotexport.eager.run import run_once
+from aotexport.encode.program import EncodedProgram
+from aotexport.encode.submodules import encode_submodules
+from aotexport.errors import ExportFailed
+from aotexport.model.attributes import ChangedOnFirstCall, PythonStateChanged
+from aotexport.model.mode import refuse_modes_that_change_state
+from aotexport.model.programs import Example, ProgramSpec, choose_programs
+from aotexport.model.state import State, collect_state
+from aotexport.pipeline.draft import BundleDraft
+from aotexport.pipeline.options import ExportOptions
+from aotexport.pipeline.program import capture_program, quoted
+from aotexport.process.clock import Clock
+from aotexport_runtime.errors import first_line
+
+Captured = tuple[list[ProgramSpec], list[EncodedProgram]]
+"""What was captured, and what it was encoded to."""
+
+
+def choose_calls(
+    target: nn.Module | Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    options: ExportOptions,
+    clock: Clock,
+) -> tuple[list[ProgramSpec], State]:
+    """Return what to capture, each program before its variants, and the state of the module.
+
+    Raises:
+        ExportFailed: an argument or a mode that a bundle cannot hold.
+        ModelFileInvalid: the example inputs, programs or dynamic shapes are wrong.
+    """
+    clock.stage("example call")
+    specs = choose_programs(target, Example(args, kwargs, options.dynamic_shapes), options.programs, options.variants)
+    module = specs[0].call.module
+    state = collect_state(module)
+    for spec in specs:
+        refuse_modes_that_change_state(module, spec.mode, state)
+    return specs, state
+
+
+def capture_programs(specs: list[ProgramSpec], state: State, options: ExportOptions, clock: Clock) -> BundleDraft:
+    """Return a draft with every program captured, encoded, made functional and lowered to kernels.
+
+    Args:
+        specs: what to capture, each program before its variants.
+        state: the module's state; constants that traces find are added.
+        options: of the export.
+        clock: told the stages.
+
+    Raises:
+        ExportFailed: a program holds something that a bundle cannot.
+    """
+    specs, notes = with_label_free(specs, state) if options.label_free else (specs, {})
+    try:
+        specs, programs = _capture_all(specs, state, options, clock)
+    except ChangedOnFirstCall:
+        # Libraries prepare their modules at the first call; a real one, and the next leaves the model as it is.
+        run_once(specs[0].call, state, specs[0].mode)
+        state = collect_state(specs[0].call.module)
+        specs, programs = _capture_all(specs, state, options, clock)
+    state, attributes = initial_values(specs[0].call, state)
+    return BundleDraft(
+        options=options,
+        specs=tuple(specs),
+        programs=tuple(_noted(program, *notes.get(program.record.name, ())) for program in programs),
+        state=state,
+        attributes=attributes,
+        modules=() if options.strip else encode_submodules(specs[0].call.module),
+    )
+
+
+def _capture_all(specs: list[ProgramSpec], state: State, options: ExportOptions, clock: Clock) -> Captured:
+    """Capture again with attributes as an argument, as long as calls leave in more of them what later calls read."""
+    known = len(state.entries)
+    while True:
+        graphs = ForwardGraphs(state)
+        capture = functools.partial(capture_program, state=state, graphs=graphs, options=options, clock=clock)
+        try:
+            captured = _capture_specs(specs, capture)
+            return _capture_later_states(*captured, capture, state)
+        except PythonStateChanged as change:
+            if set(change.names) <= set(attributes_of(specs[0].call)):
+                raise
+            # Tensors that traces found in these attributes are arguments from now on.
+            del state.entries[known:]
+            try:
+                specs = [with_attributes(spec, change.names) for spec in specs]
+            except ExportFailed as error:
+                raise ExportFailed(f"{change}. They cannot be kept: {error}") from change
+
+
+def _capture_specs(specs: list[ProgramSpec], capture: Callable[[ProgramSpec], EncodedProgram]) -> Captured:
+    """Capture what was asked for; of calls without labels, those that can be captured."""
+    captured, encoded = list[ProgramSpec](), list[EncodedProgram]()
+    for spec in specs:
+        try:
+            encoded.append(capture(spec))
+            captured.append(spec)
+        except (ChangedOnFirstCall, PythonStateChanged):
+            raise
+        except ExportFailed as error:
+            if not spec.without:
+                raise
+            index = [each.name for each in captured].index(spec.variant_of or "")
+            note = f"calls of program `{spec.variant_of}` must pass {quoted(spec.without)}: {first_line(error)}"
+            encoded[index] = _noted(encoded[index], note)
+    return captured, encoded
+
+
+def _capture_later_states(
+    specs: list[ProgramSpec],
+    programs: list[EncodedProgram],
+    capture: Callable[[ProgramSpec], EncodedProgram],
+    state: State,
+) -> Captured:
+    """Add a variant per state of the module's attributes that calls leave, and that no program serves yet."""
+    captured, encoded = list(specs), list(programs)
+    for spec in [spec for spec in specs if attributes_of(spec.call)]:
+        main = spec.variant_of or spec.name
+        for later in later_states(spec, state):
+            own = [program.record for program in encoded if main in (program.record.name, program.variant_of)]
+            if any(fits(record, later.call) for record in own):
+                continue
+            captured.append(replace(later, name=f"{main}.{len(own) + 1}", variant_of=main, without=()))
+            encoded.append(capture(captured[-1]))
+    return captured, encoded
+
+
+def _noted(program: EncodedProgram, *notes: str) -> EncodedProgram:
+    return replace(program, notes=(*program.notes, *notes))

@@ -1,0 +1,59 @@
+"""`BundleDraft`: what a bundle will hold, as the stages of an export know it so far."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+from aotexport.encode.program import EncodedProgram
+from aotexport.lower.build import TargetFiles
+from aotexport.model.call import ExampleCall
+from aotexport.model.programs import ProgramSpec
+from aotexport.model.state import State
+from aotexport.pipeline.options import ExportOptions
+from aotexport.vectors.record import Vector
+from aotexport.verify.comparison import Comparison
+from aotexport_runtime.schema.manifest import FileEntry, StateTensor, Submodule, VectorEntry
+from aotexport_runtime.schema.trees import Tree
+
+
+@dataclass(frozen=True, kw_only=True)
+class BundleDraft:
+    """What a bundle will hold; a stage returns it renewed.
+
+    Attributes:
+        options: what was asked for.
+        specs: the calls that were captured; never empty.
+        programs: what they were encoded to, one per call.
+        state: the module's state, with the constants that traces found.
+        attributes: values of the module's attributes that calls leave and read, by path.
+        modules: records of the module and its submodules.
+        weights: where each tensor of `state` is written; empty: nowhere yet.
+        vectors: the recorded calls.
+        entries: where each recorded call is written; empty: nowhere yet.
+        digested: entries of files that no later stage changes.
+        target_files: what programs of a target share.
+        off_path: names of recorded calls that the checks of their program refused, by program.
+        comparisons: what was compared with eager execution.
+        judged: a sentence per program whose verification allows for eager's own error.
+    """
+
+    options: ExportOptions
+    specs: tuple[ProgramSpec, ...]
+    programs: tuple[EncodedProgram, ...]
+    state: State
+    attributes: Mapping[str, Tree]
+    modules: tuple[Submodule, ...]
+    weights: tuple[StateTensor, ...] = ()
+    vectors: tuple[Vector, ...] = ()
+    entries: tuple[VectorEntry, ...] = ()
+    digested: tuple[FileEntry, ...] = ()
+    target_files: TargetFiles = field(default_factory=TargetFiles)
+    off_path: Mapping[str, Collection[str]] = field(default_factory=dict)
+    comparisons: tuple[Comparison, ...] = ()
+    judged: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def call(self) -> ExampleCall:
+        """The example call of the first program."""
+        return self.specs[0].call

@@ -1,0 +1,97 @@
+"""`ExportOptions`: what an export is asked for, in one record that Python, the command line and model files fill."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from aotexport.lower.onnx.options import OnnxOptions, check_options
+from aotexport.lower.targets import Targets, check_targets
+from aotexport.model.programs import AnyExample, Program
+from aotexport.process.clock import Progress
+from aotexport.write.files import check_output
+from aotexport.write.weights import SHARD_NBYTES
+from aotexport_runtime.values.arguments import check_type, names_of, path_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportOptions:
+    """What an export is asked for. `checked` makes one of the keywords of `aotexport.export`, which says more of each.
+
+    Attributes:
+        output: directory to write the bundle to.
+        source_root: directory that recorded source files are relative to.
+        programs: names and descriptions of programs; None: what the model suggests.
+        variants: further example calls.
+        dynamic_shapes: which sizes may differ from the example's.
+        label_free: capture programs for calls without labels too.
+        targets: what to ship beside the portable form.
+        verify: compare the written bundle with eager execution.
+        force: replace a bundle at `output`.
+        strip: leave source lines and module paths out.
+        kernel_sources: keep the sources of kernels.
+        keep_operators: names and namespaces of operators written in Python that are not traced through.
+        shard_nbytes: size above which weights are split in several files.
+        onnx: options of the ONNX models to add; None: none.
+        dump_passes: directory for forward graphs as text, as traced and after each pass; None: none are written.
+        progress: called with the name of each stage as it begins.
+    """
+
+    output: Path
+    source_root: Path
+    programs: str | Program | Iterable[str | Program] | None = None
+    variants: Iterable[AnyExample] = ()
+    dynamic_shapes: Any = None
+    label_free: bool = True
+    targets: Targets = field(default_factory=Targets)
+    verify: bool = True
+    force: bool = False
+    strip: bool = False
+    kernel_sources: bool = True
+    keep_operators: tuple[str, ...] = ()
+    shard_nbytes: int = SHARD_NBYTES
+    onnx: OnnxOptions | None = None
+    dump_passes: Path | None = None
+    progress: Progress = lambda stage: None
+
+    @classmethod
+    def checked(
+        cls,
+        *,
+        output: str | os.PathLike[str],
+        source_root: str | os.PathLike[str] | None = None,
+        targets: str | Iterable[str] = ("portable",),
+        force: bool = False,
+        keep_operators: str | Iterable[str] = (),
+        shard_nbytes: int = SHARD_NBYTES,
+        onnx: OnnxOptions | bool = False,
+        dump_passes: str | os.PathLike[str] | None = None,
+        **others: Any,
+    ) -> ExportOptions:
+        """Return the options that keywords of `aotexport.export` stand for.
+
+        Raises:
+            ArgumentInvalid: one is of a wrong type.
+            ModelFileInvalid: a target or an option of ONNX models is wrong, or a package that they need is missing.
+            OutputExists: something is at `output`.
+        """
+        check_type("shard_nbytes", shard_nbytes, int, "a number of bytes")
+        check_type("onnx", onnx, (bool, OnnxOptions), "True, False or `OnnxOptions`")
+        options = cls(
+            output=path_of("output", output),
+            source_root=path_of("source_root", source_root or os.getcwd()).absolute(),
+            targets=check_targets(names_of("targets", targets)),
+            force=force,
+            keep_operators=names_of("keep_operators", keep_operators),
+            shard_nbytes=shard_nbytes,
+            onnx=OnnxOptions() if onnx is True else onnx or None,
+            dump_passes=None if dump_passes is None else path_of("dump_passes", dump_passes),
+            **others,
+        )
+        check_output(options.output, force=force)
+        if options.onnx is not None:
+            check_options(options.onnx)
+        return options

@@ -1,0 +1,73 @@
+"""The calls that a bundle holds with eager's results: made, and written below its directory."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from aotexport.eager.failing_example import refuse_failing_example
+from aotexport.encode.program import EncodedProgram
+from aotexport.model.programs import ProgramSpec
+from aotexport.model.state import State
+from aotexport.pipeline.draft import BundleDraft
+from aotexport.pipeline.write import write_bundle
+from aotexport.process.clock import Clock
+from aotexport.process.garbage import give_back_freed_memory
+from aotexport.vectors.paths import checked_programs, on_path
+from aotexport.vectors.record import Vector, record_vectors, write_vectors
+from aotexport.vectors.small_sizes import begun_at_zero
+from aotexport.vectors.versions import with_versions
+from aotexport.write.files import list_files
+from aotexport.write.kept import kept_in_files
+
+
+def record_calls(draft: BundleDraft, directory: Path, clock: Clock) -> BundleDraft:
+    """Run the model, and return the draft with the recorded calls, and with what they told of its programs.
+
+    Raises:
+        ExportFailed: the model fails on its example inputs.
+    """
+    clock.stage("record eager results")
+    programs, vectors = list[EncodedProgram](), list[Vector]()
+    with kept_in_files(draft.state, draft.weights, directory):
+        for spec, program in zip(draft.specs, draft.programs, strict=True):
+            program, recorded = _recorded(spec, draft.state, program, verified=draft.options.verify)
+            programs.append(program)
+            vectors += recorded
+    give_back_freed_memory()
+    return replace(draft, programs=tuple(programs), vectors=tuple(vectors))
+
+
+def _recorded(
+    spec: ProgramSpec, state: State, program: EncodedProgram, *, verified: bool
+) -> tuple[EncodedProgram, list[Vector]]:
+    if program.launched:
+        note = (
+            f"program {program.record.name} is not verified: nothing on this machine runs the Triton kernel "
+            f"`{program.launched[0]}`, which the model launches itself"
+        )
+        return replace(program, notes=(*program.notes, note)), []
+    try:
+        program = with_versions(spec.call, state, program)
+    except Exception:
+        # Tracing is more lenient than the kernels: of indices that are out of range, of dtypes that differ.
+        refuse_failing_example(spec, state)
+        raise
+    record = begun_at_zero(program.record, spec.call) if verified else program.record
+    record, vectors = record_vectors(spec.call, state, record)
+    return replace(program, record=record), vectors
+
+
+def write_calls(draft: BundleDraft, directory: Path, clock: Clock) -> BundleDraft:
+    """Write the recorded calls; those that take another path through the code than their program's are left out.
+
+    Raises:
+        ExportFailed: an example call, made again, takes another path.
+    """
+    clock.stage("write")
+    draft = replace(draft, digested=list_files(directory))
+    if checked := checked_programs(draft.programs):
+        write_bundle(draft, directory)
+        vectors, off_path = on_path(directory, checked, draft.vectors)
+        draft = replace(draft, vectors=tuple(vectors), off_path=off_path)
+    return replace(draft, entries=write_vectors(draft.vectors, directory))

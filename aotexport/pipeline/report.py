@@ -1,0 +1,36 @@
+"""What an export tells its user: the notes of programs, complete, and the report."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from aotexport.encode.notes import Lines
+from aotexport.encode.program_notes import with_notes
+from aotexport.pipeline.draft import BundleDraft
+from aotexport.verify.report import ExportReport
+from aotexport_runtime.bundle.notes import BundleNote, listed
+from aotexport_runtime.schema.manifest import Manifest
+
+
+def complete_notes(draft: BundleDraft) -> BundleDraft:
+    """Return the draft with all notes of each program in its record."""
+    lines = Lines(draft.options.source_root, draft.options.strip)
+    programs = tuple(
+        with_notes(program, spec.call, draft.off_path.get(spec.name, ()), draft.judged.get(spec.name), lines)
+        for spec, program in zip(draft.specs, draft.programs, strict=True)
+    )
+    return replace(draft, programs=programs)
+
+
+def report_of(draft: BundleDraft, manifest: Manifest, seconds: dict[str, float]) -> ExportReport:
+    """Return the report of an export.
+
+    Args:
+        draft: as it was written.
+        manifest: of the bundle.
+        seconds: wall time per stage.
+    """
+    notes = listed(manifest, [program.record for program in draft.programs])
+    notes += [BundleNote("other", (), text) for text in draft.target_files.notes]
+    path = draft.options.output
+    return ExportReport(path, manifest, list(draft.programs), list(draft.comparisons), seconds, notes)

@@ -1,0 +1,52 @@
+"""A draft, written below the directory of its bundle."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from aotexport.encode.submodules import settings_of
+from aotexport.lower.build import write_targets
+from aotexport.pipeline.draft import BundleDraft
+from aotexport.process.clock import Clock
+from aotexport.write import weights
+from aotexport.write.files import write_manifest, write_programs
+from aotexport.write.readme import write_readme
+from aotexport_runtime.schema.manifest import Manifest
+
+
+def write_weights(draft: BundleDraft, directory: Path, clock: Clock) -> BundleDraft:
+    """Write the state of the module; return the draft with where each tensor is."""
+    clock.stage("write weights")
+    places = weights.write_weights(draft.state, directory, shard_nbytes=draft.options.shard_nbytes)
+    return replace(draft, weights=places)
+
+
+def write_bundle(draft: BundleDraft, directory: Path) -> Manifest:
+    """Write everything but weights, recorded calls and libraries, in place of what is there; return the manifest."""
+    programs, module = draft.programs, draft.call.module
+    name = draft.call.name if module is None else type(module).__name__
+    write_programs(programs, directory)
+    write_targets(programs, draft.target_files, directory)
+    write_readme(directory, name, programs)
+    return write_manifest(
+        directory,
+        name=name,
+        kind="module" if module is not None else "function",
+        training=_starts_in_training(draft),
+        programs=programs,
+        state=draft.weights,
+        attributes=draft.attributes,
+        modules=draft.modules,
+        settings=settings_of(module),
+        vectors=draft.entries,
+        known=draft.digested,
+    )
+
+
+def _starts_in_training(draft: BundleDraft) -> bool:
+    """Return whether a loaded module begins in train mode: as the model is, if the bundle has programs of both."""
+    module, modes = draft.call.module, {program.record.mode for program in draft.programs}
+    if module is None:
+        return False
+    return module.training if {"train", "eval"} <= modes else "train" in modes
