@@ -14,6 +14,9 @@ from aotexport.lower.targets import Targets
 from aotexport.torch_internals.functional import FunctionalCapture
 from aotexport_runtime.schema import encode_record
 
+CUDA = "cuda"
+"""The target that has lowered graphs and kernels."""
+
 
 def with_lowered(
     program: EncodedProgram, forward: ForwardCapture, functional: FunctionalCapture | Refused, targets: Targets
@@ -26,7 +29,7 @@ def with_lowered(
         functional: its functional graph.
         targets: what to lower for.
     """
-    if not targets.kernels:
+    if not targets.cuda:
         return program
     if isinstance(functional, Refused) or program.record.functional is None:
         return _noted(program, "it has no functional graph")
@@ -37,7 +40,7 @@ def with_lowered(
         lowered = lower_program(program.record, forward, functional)
     except CannotLower as error:
         return _noted(program, str(error))
-    return dataclasses.replace(program, lowered=dict.fromkeys(targets.kernels, lowered))
+    return dataclasses.replace(program, lowered={CUDA: lowered})
 
 
 def _noted(program: EncodedProgram, reason: str) -> EncodedProgram:
@@ -75,8 +78,7 @@ def compile_targets(
         kernel_sources: keep the kernels' sources.
         root: directory that source files of the user are relative to; None: kernels do not say what lines they are of.
     """
-    # What is launched is the same for all targets.
-    lowered = [next(iter(program.lowered.values())) for program in programs if program.lowered]
+    lowered = [program.lowered[CUDA] for program in programs if program.lowered]
     if not lowered:
         return TargetFiles()
     from aotexport.lower.cuda.compile import compile_kernels
@@ -84,18 +86,13 @@ def compile_targets(
     from aotexport.lower.cuda.sources import joined
 
     kernels = joined(kernel for program in lowered for kernel in program.kernels)
-    architectures = [name for names in targets.kernels.values() for name in names]
-    compiled = compile_kernels(kernels.values(), architectures, progress=progress)
-    files = {
-        f"{target}/kernels/{name}": data
-        for target, names in targets.kernels.items()
-        for name, data in library_files(kernels.values(), compiled, names, sources=kernel_sources, root=root).items()
-    }
+    compiled = compile_kernels(kernels.values(), targets.cuda, progress=progress)
+    files = library_files(kernels.values(), compiled, targets.cuda, sources=kernel_sources, root=root)
     notes = tuple(
         f"kernel {job.kernel} (candidate {job.candidate}) has no code for {job.architecture}: {reason}"
         for job, reason in compiled.failures.items()
     )
-    return TargetFiles(files, notes)
+    return TargetFiles({f"{CUDA}/kernels/{name}": data for name, data in files.items()}, notes)
 
 
 def write_targets(programs: Sequence[EncodedProgram], shared: TargetFiles, directory: Path) -> None:

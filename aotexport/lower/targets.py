@@ -13,16 +13,11 @@ TARGETS = {
     "portable": "operator calls of torch on any device; always included",
     "cpu": "shared libraries for the processor of this machine; `cpu:v3,v4` names levels of x86-64",
     "cuda": "kernels for NVIDIA GPUs, built without one; `cuda:sm_80,sm_90` names the architectures",
-    "hip": "experimental: kernels for AMD GPUs (gfx942), compiled and packed; no runtime launches them yet",
 }
 """Targets by name, with what they are."""
 
 CUDA_ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
 """Architectures that kernels are compiled for unless some are named, and the only ones that are known."""
-
-
-HIP_ARCHITECTURES = ("gfx942",)
-"""The same for AMD GPUs."""
 
 
 @dataclass(frozen=True)
@@ -31,18 +26,11 @@ class Targets:
 
     Attributes:
         cuda: architectures of the target `cuda`; empty: without it.
-        hip: architectures of the target `hip`; empty: without it.
         cpu: levels of the target `cpu`, lowest first; empty: without it.
     """
 
     cuda: tuple[str, ...] = ()
-    hip: tuple[str, ...] = ()
     cpu: tuple[Level, ...] = ()
-
-    @property
-    def kernels(self) -> dict[str, tuple[str, ...]]:
-        """Architectures by the name of each target that has kernels."""
-        return {name: found for name, found in (("cuda", self.cuda), ("hip", self.hip)) if found}
 
 
 def check_targets(targets: Iterable[str]) -> Targets:
@@ -52,27 +40,23 @@ def check_targets(targets: Iterable[str]) -> Targets:
         ModelFileInvalid: names an unknown target or architecture with the known ones, or what must be installed.
     """
     cuda: list[str] = []
-    hip: list[str] = []
     cpu: set[str] = set()
     for target in targets:
         name, _, options = target.partition(":")
-        if name not in TARGETS or (options and name not in ("cpu", "cuda", "hip")):
+        if name not in TARGETS or (options and name not in ("cpu", "cuda")):
             hint = ". ONNX models are an option of their own: --onnx (onnx=True)" if name == "onnx" else ""
             raise ModelFileInvalid(f"no target `{target}`; there are {', '.join(TARGETS)}{hint}")
         if name == "cpu":
             cpu.update(options.split(",") if options else [_own_level()])
         if name == "cuda":
             cuda += _architectures(options, CUDA_ARCHITECTURES)
-        if name == "hip":
-            hip += _architectures(options, HIP_ARCHITECTURES)
-    if (cuda or hip) and importlib.util.find_spec("triton") is None:
-        raise ModelFileInvalid(f"the target `{'cuda' if cuda else 'hip'}` needs Triton: pip install 'aotexport[cuda]'")
+    if cuda and importlib.util.find_spec("triton") is None:
+        raise ModelFileInvalid("the target `cuda` needs Triton: pip install 'aotexport[cuda]'")
     unknown = sorted(cpu - set(LEVELS))
     if unknown:
         raise ModelFileInvalid(f"no level `{unknown[0]}` of target `cpu`; there are {', '.join(LEVELS)}")
     return Targets(
         cuda=tuple(name for name in CUDA_ARCHITECTURES if name in cuda),
-        hip=tuple(name for name in HIP_ARCHITECTURES if name in hip),
         cpu=tuple(level for name, level in LEVELS.items() if name in cpu),
     )
 

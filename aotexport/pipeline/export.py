@@ -71,8 +71,7 @@ def export(
         label_free: where the example holds labels, capture programs that record no gradients for calls without them
             too, see `with_label_free`.
         targets: forms to ship; `portable` always is. `cpu`: shared libraries for this machine's processor, `cpu:v3,v4`
-            for these levels of x86-64. `cuda`: kernels for NVIDIA GPUs, `cuda:sm_80,sm_90` for those. `hip`:
-            experimental, kernels for AMD GPUs, which nothing launches yet.
+            for these levels of x86-64. `cuda`: kernels for NVIDIA GPUs, `cuda:sm_80,sm_90` for those.
         verify: compare the written bundle with eager execution, in a fresh process.
         force: replace a bundle at `output`.
         strip: leave source lines and module paths out.

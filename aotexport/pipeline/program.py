@@ -54,7 +54,7 @@ def capture_program(
         functional = capture_functional_graph(forward, grad=spec.grad)
     program = with_functional(program, forward, functional, root=options.source_root, strip=options.strip)
     _refuse_lost_backward(program, forward)
-    if options.targets.kernels:
+    if options.targets.cuda:
         clock.stage(f"{spec.name}: lower to kernels")
     program = with_lowered(program, forward, functional, options.targets)
     _refuse_lost_launches(program)

@@ -14,7 +14,7 @@ from aotexport.process.clock import Clock
 def compile_kernels(draft: BundleDraft, clock: Clock) -> BundleDraft:
     """Return the draft with the kernels that its lowered programs launch, compiled."""
     options = draft.options
-    if options.targets.kernels:
+    if options.targets.cuda:
         clock.stage("compile kernels")
     root = None if options.strip else options.source_root
     files = compile_targets(

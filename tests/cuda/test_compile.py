@@ -8,6 +8,7 @@ import subprocess
 
 import pytest
 
+from aotexport.lower.cuda import compile as compilation
 from aotexport.lower.cuda.compile import Job, compile_kernels
 from aotexport.lower.cuda.library import library_files
 from aotexport.lower.cuda.sources import Candidate, KernelSource
@@ -101,3 +102,7 @@ def test_process_that_dies_costs_one_kernel(tmp_path):
     assert compiled.failures == {Job("dying", 0, "sm_80"): "the compiler's process died (exit code -6)"}
     assert list(compiled.binaries) == [Job("doubled", 0, "sm_80")]
     assert reported[-1] == (2, 2)
+
+
+def test_key_of_compiled_code_tells_architectures_apart():
+    assert len({compilation._description(DOUBLED, 0, name)["key"] for name in ("sm_80", "sm_90", "sm_120")}) == 3

@@ -236,7 +236,7 @@ def test_operators_of_a_module_beside_the_model_file_are_verified(run: Run) -> N
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["fn.py", "-o", "out", "--target", "tpu"], "error: no target `tpu`; there are portable, cpu, cuda, hip"),
+        (["fn.py", "-o", "out", "--target", "tpu"], "error: no target `tpu`; there are portable, cpu, cuda"),
         (
             ["fn.py", "-o", "out", "--program", "p"],
             "error: no program `p`; there are train, infer, eval-joint, and `aotexport.Program`",

@@ -81,12 +81,12 @@ OPTIONS = [
         "`input`: axis 1 was declared dynamic as `width`, and the model works only for size 4. Give another example size, "
         "change the model, or leave this axis static",
     ),
-    ("target_is_unknown", "model.py -o new --target gpu", 2, "no target `gpu`; there are portable, cpu, cuda, hip"),
+    ("target_is_unknown", "model.py -o new --target gpu", 2, "no target `gpu`; there are portable, cpu, cuda"),
     (
         "target_is_an_option",
         "model.py -o new --target onnx",
         2,
-        "no target `onnx`; there are portable, cpu, cuda, hip. ONNX models are an option of their own: --onnx (onnx=True)",
+        "no target `onnx`; there are portable, cpu, cuda. ONNX models are an option of their own: --onnx (onnx=True)",
     ),
     ("level_is_unknown", "model.py -o new --target cpu:v9", 2, "no level `v9` of target `cpu`; there are v3, v4"),
     (

@@ -85,7 +85,7 @@ def compile_kernels(
 
     Args:
         kernels: what to compile.
-        architectures: `sm_80`, ..., `gfx942`
+        architectures: `sm_80`, ...
         cache: directory of earlier results; None: `kernels` in the user's cache directory.
         progress: called with how many of how many compilations are done.
 

@@ -32,18 +32,20 @@ def main() -> None:
 
 def _compile(job: dict[str, Any], directory: Path) -> dict[str, Any]:
     import triton
+    from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
     function = getattr(_module(job["name"], job["text"], directory), job["name"])
     attributes = {(function.arg_names.index(name),): [["tt.divisibility", 16]] for name in job["divisible"]}
     source = ASTSource(function, job["signature"], job["constants"], attributes)
-    compiled = triton.compile(source, target=_target(job["architecture"]), options=job["options"])
+    target = GPUTarget("cuda", int(job["architecture"].removeprefix("sm_")), 32)
+    compiled = triton.compile(source, target=target, options=job["options"])
     metadata = compiled.metadata
     if getattr(metadata, "num_ctas", 1) != 1 or getattr(metadata, "tensordesc_meta", None):
         raise ValueError("clusters of blocks and tensor descriptors are not supported")
-    code = compiled.asm["cubin" if "cubin" in compiled.asm else "hsaco"]
+    code = compiled.asm["cubin"]
     (directory / f"{job['key']}.cubin").write_bytes(code)
-    (directory / f"{job['key']}.ptx").write_text(_plain(compiled.asm.get("ptx", "")), encoding="ascii")
+    (directory / f"{job['key']}.ptx").write_text(_plain(compiled.asm["ptx"]), encoding="ascii")
     return {
         "entry": metadata.name,
         "shared": metadata.shared,
@@ -51,15 +53,6 @@ def _compile(job: dict[str, Any], directory: Path) -> dict[str, Any]:
         "global_scratch_align": getattr(metadata, "global_scratch_align", 1),
         "warp_size": metadata.warp_size,
     }
-
-
-def _target(architecture: str) -> Any:
-    """Return what Triton calls an architecture."""
-    from triton.backends.compiler import GPUTarget
-
-    if architecture.startswith("gfx"):
-        return GPUTarget("hip", architecture, 64)
-    return GPUTarget("cuda", int(architecture.removeprefix("sm_")), 32)
 
 
 def _plain(ptx: str) -> str:

@@ -118,11 +118,6 @@ def load(
     """
     check_type("target", target, str, "the name of a target")
     check_type("memory_budget", memory_budget, (int, float), "a number from 0 to 1")
-    if target == "hip":
-        raise NotSupported(
-            "target `hip` is experimental: bundles can hold its kernels, and there is no launcher of them. Load target "
-            "`portable`, which runs on AMD GPUs by torch's own operators"
-        )
     _check_name(target)
     if trust not in ("data", "native"):
         raise NotSupported(f"no trust tier `{trust}`; there are data and native")
