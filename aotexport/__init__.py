@@ -8,7 +8,14 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from aotexport.errors import AotExportError, ExportFailed, ModelFileInvalid, OutputExists, VerificationFailed
+from aotexport.errors import (
+    AotExportError,
+    ExportFailed,
+    InternalError,
+    ModelFileInvalid,
+    OutputExists,
+    VerificationFailed,
+)
 
 if TYPE_CHECKING:
     from aotexport.lower.onnx.options import OnnxOptions
@@ -24,6 +31,7 @@ __all__ = [
     "Example",
     "ExportFailed",
     "ExportReport",
+    "InternalError",
     "ModelFileInvalid",
     "OnnxOptions",
     "OutputExists",

@@ -10,7 +10,31 @@ class ModelFileInvalid(AotExportError):
 
 
 class ExportFailed(AotExportError):
-    """The model cannot be exported: an operator or construct, named with the user's source line and a way out."""
+    """The model cannot be exported: an operator or construct, named with the user's source line and a way out.
+
+    Attributes:
+        error: what was raised: this, but for a `Refusal`.
+    """
+
+    @property
+    def error(self) -> Exception:
+        return self
+
+
+class Refusal(ExportFailed):
+    """Torch, or the model's own code, cannot do what was attempted; the export may go on without."""
+
+    def __init__(self, message: str, error: Exception) -> None:
+        self._error = error
+        super().__init__(message)
+
+    @property
+    def error(self) -> Exception:
+        return self._error
+
+
+class InternalError(AotExportError):
+    """Aotexport has a bug, to report with the versions that the message names. `__cause__` is what was raised."""
 
 
 class VerificationFailed(AotExportError):
@@ -29,4 +53,12 @@ class OutputExists(AotExportError):
     """The output directory exists and `force` was not given, or it is no bundle, or nothing can be written there."""
 
 
-__all__ = ["AotExportError", "ExportFailed", "ModelFileInvalid", "OutputExists", "VerificationFailed"]
+__all__ = [
+    "AotExportError",
+    "ExportFailed",
+    "InternalError",
+    "ModelFileInvalid",
+    "OutputExists",
+    "Refusal",
+    "VerificationFailed",
+]

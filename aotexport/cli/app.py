@@ -1,6 +1,7 @@
 """The group of commands, its default command, and what every command does with errors.
 
-Exit codes: 0 well, 1 the export or a comparison failed, 2 wrong usage or model file, 130 interrupted.
+Exit codes: 0 well, 1 the export or a comparison failed, 2 wrong usage or model file, 3 a bug of aotexport, 130
+interrupted.
 """
 
 from __future__ import annotations
@@ -21,10 +22,11 @@ from aotexport.cli.export import export
 from aotexport.cli.inspect import inspect
 from aotexport.cli.onnx import onnx
 from aotexport.cli.verify import verify
-from aotexport.errors import AotExportError, ModelFileInvalid, OutputExists
+from aotexport.errors import AotExportError, InternalError, ModelFileInvalid, OutputExists
 from aotexport.inspection.inspect import printable
 from aotexport_runtime.errors import ArgumentInvalid
 
+_BUG = 3
 _INTERRUPTED = 130
 _EXAMPLE = """\b
 Example:
@@ -62,6 +64,10 @@ class _App(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
+        except InternalError as error:
+            _print_error(str(error))
+            _print_traceback(error.__cause__ or error)
+            ctx.exit(_BUG)
         except AotExportError as error:
             _print_error(str(error))
             ctx.exit(2 if isinstance(error, ModelFileInvalid | OutputExists | ArgumentInvalid) else 1)
@@ -72,7 +78,7 @@ class _App(click.Group):
             raise
         except Exception as error:
             _print_unexpected(error)
-            ctx.exit(1)
+            ctx.exit(_BUG)
 
 
 def _print_error(message: str) -> None:
@@ -85,6 +91,10 @@ def _print_unexpected(error: Exception) -> None:
         f"aotexport failed where it should not ({type(error).__name__}). Please report this as a bug, with these "
         f"versions ({versions}) and the lines below"
     )
+    _print_traceback(error)
+
+
+def _print_traceback(error: BaseException) -> None:
     click.echo(printable("".join(traceback.format_exception(error))), err=True)
 
 

@@ -11,6 +11,7 @@ from aotexport.eager.run import run_once
 from aotexport.errors import ExportFailed
 from aotexport.model.attributes import attributes_restored
 from aotexport.model.programs import ProgramSpec
+from aotexport.model.refusals import attempt
 from aotexport.model.source_lines import described
 from aotexport.model.state import State
 
@@ -26,9 +27,10 @@ def refuse_failing_example(spec: ProgramSpec, state: State) -> None:
         ExportFailed: the model fails.
     """
     try:
-        with torch.set_grad_enabled(spec.grad), attributes_restored(spec.call.module):
+        with attempt("example call"), torch.set_grad_enabled(spec.grad), attributes_restored(spec.call.module):
             run_once(spec.call, state, spec.mode)
-    except Exception as error:
+    except ExportFailed as refusal:
+        error = refusal.error
         mode = f" in {spec.mode} mode" if spec.call.module is not None else ""
         hint = ""
         if spec.call.module is None and _makes_a_module(error):

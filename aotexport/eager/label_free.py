@@ -15,9 +15,11 @@ from typing import Any
 import torch
 
 from aotexport.eager.run import run_once
+from aotexport.errors import ExportFailed
 from aotexport.model.attributes import attributes_restored
 from aotexport.model.call import ExampleCall, example_call, signature_of
 from aotexport.model.programs import ProgramSpec
+from aotexport.model.refusals import attempt
 from aotexport.model.source_lines import described
 from aotexport.model.state import State
 from aotexport.model.structure import tree_of
@@ -67,19 +69,19 @@ def _labels(spec: ProgramSpec, state: State, notes: list[str]) -> list[str]:
         return []
     try:
         whole = _results(spec, spec.call, state)
-    except Exception:
+    except ExportFailed:
         # The capture says why the model does not run.
         return []
-    labels, needed = list[str](), dict[str, Exception]()
+    labels, needed = list[str](), dict[str, ExportFailed]()
     for name in optional:
         try:
             if _results(spec, _without(spec.call, [name]), state) != whole:
                 labels.append(name)
-        except Exception as error:
+        except ExportFailed as error:
             needed[name] = error
     for pair in itertools.combinations(needed, 2):
         # The beginning and the end of an answer: one of them alone is none.
-        with contextlib.suppress(Exception):
+        with contextlib.suppress(ExportFailed):
             if _results(spec, _without(spec.call, pair), state) != whole:
                 labels += pair
     labels = [name for name in optional if name in labels]
@@ -89,15 +91,15 @@ def _labels(spec: ProgramSpec, state: State, notes: list[str]) -> list[str]:
     if len(labels) > 1:
         try:
             _results(spec, _without(spec.call, labels), state)
-        except Exception as error:
+        except ExportFailed as error:
             names = ", ".join(f"`{name}`" for name in labels)
             notes.append(f"calls of program `{spec.name}` must pass one of {names}: {_why(error)}")
             return []
     return labels
 
 
-def _why(error: Exception) -> str:
-    return f"without, the model fails: {described(error)}"
+def _why(error: ExportFailed) -> str:
+    return f"without, the model fails: {described(error.error)}"
 
 
 def _passed(call: ExampleCall) -> set[str]:
@@ -134,6 +136,6 @@ def _results(spec: ProgramSpec, call: ExampleCall, state: State) -> Results:
         ranks.append(value.dim() if isinstance(value, torch.Tensor) else 0)
         return len(ranks) - 1
 
-    with attributes_restored(call.module), torch.set_grad_enabled(spec.grad):
+    with attempt("call without labels"), attributes_restored(call.module), torch.set_grad_enabled(spec.grad):
         tree = tree_of(run_once(call, state, spec.mode), "output", index, what="output")
     return tree, ranks

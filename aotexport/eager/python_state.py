@@ -23,6 +23,7 @@ from aotexport.model.attributes import attributes_restored
 from aotexport.model.call import ExampleCall, example_call
 from aotexport.model.mode import in_mode
 from aotexport.model.programs import ProgramSpec
+from aotexport.model.refusals import attempt
 from aotexport.model.restore import restored
 from aotexport.model.source_lines import user_line
 from aotexport.model.state import State
@@ -152,11 +153,12 @@ def depends_on(spec: ProgramSpec, state: State) -> bool:
     call = spec.call
     try:
         (tree, first), _ = _run(call, state, spec)
-    except Exception as error:
+    except ExportFailed as refusal:
+        error = refusal.error
         raise ExportFailed(
             "the call stores something in attributes of the model, and whether later calls read it cannot be told, "
             f"since the model fails on its example: {user_line(error)}{type(error).__name__}: {error}"
-        ) from error
+        ) from refusal.error
     with attributes_restored(call.module):
         change = _with_other_inputs if _runs(_with_other_inputs(call), state, spec) else _as_it_is
         for _ in range(_CALLS_BEFORE):
@@ -164,7 +166,7 @@ def depends_on(spec: ProgramSpec, state: State) -> bool:
                 _, after = _run_for_good(change(call), state, spec)
                 call = _call(call.callable, call, after) if after else call
                 (other, later), _ = _run(call, state, spec)
-            except Exception:
+            except ExportFailed:
                 # It does not fail before others have run.
                 return True
             if tree != other or not all(map(_equal, first, later)):
@@ -176,7 +178,7 @@ def _runs(call: ExampleCall, state: State, spec: ProgramSpec) -> bool:
     """Return whether the model takes these inputs."""
     try:
         _run(call, state, spec)
-    except Exception:
+    except ExportFailed:
         return False
     return True
 
@@ -239,7 +241,12 @@ def _run_for_good(call: ExampleCall, state: State, spec: ProgramSpec) -> tuple[t
         given.append(value)
         return len(given) - 1
 
-    with in_mode(call.module, spec.mode, call.settled), restored(state) as changes, attention_as_traced():
+    with (
+        attempt("call for real"),
+        in_mode(call.module, spec.mode, call.settled),
+        restored(state) as changes,
+        attention_as_traced(),
+    ):
         torch.manual_seed(0)
         with torch.set_grad_enabled(spec.grad):
             tree = tree_of(call.callable(*args, **kwargs), "output", keep, what="output")

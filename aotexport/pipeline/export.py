@@ -15,6 +15,7 @@ from aotexport.capture.trace.python_operators import operators_kept
 from aotexport.lower.onnx.options import OnnxOptions
 from aotexport.model.left_alone import left_alone
 from aotexport.model.programs import AnyExample, Program
+from aotexport.model.refusals import bugs_reported
 from aotexport.pipeline.capture import capture_programs, choose_calls
 from aotexport.pipeline.onnx import add_onnx
 from aotexport.pipeline.options import ExportOptions
@@ -90,6 +91,7 @@ def export(
     Raises:
         ArgumentInvalid: an argument is of a wrong type.
         ExportFailed: the model holds something that a bundle cannot; names it, with the source line.
+        InternalError: aotexport has a bug; nothing is left behind.
         ModelFileInvalid: the example inputs, programs, targets or dynamic shapes are wrong.
         OutputExists: something is at `output`.
         VerificationFailed: the bundle disagrees with eager execution; nothing is left behind.
@@ -126,6 +128,7 @@ def export_as(
     clock = Clock(options.progress)
     given = args, kwargs, options.programs, options.variants
     with (
+        bugs_reported(lambda: clock.current),
         left_alone(target, given),
         operators_kept(options.keep_operators),
         passes_dumped(options.dump_passes),

@@ -15,6 +15,7 @@ from aotexport.errors import ExportFailed, ModelFileInvalid
 from aotexport.lower.onnx.options import OnnxOptions, check_options
 from aotexport.lower.onnx.plain import stored_parts
 from aotexport.lower.onnx.trace import Trace, traced
+from aotexport.model.refusals import bugs_reported
 from aotexport.verify.comparison import Comparison
 from aotexport.write.files import list_files, staged
 from aotexport_runtime import open_bundle
@@ -50,13 +51,14 @@ def export_onnx(
     Raises:
         BundleInvalid: not a bundle, or broken.
         ExportFailed: a program has no ONNX form; names the operator or construct, with the user's line.
+        InternalError: aotexport has a bug; the bundle is as it was.
         ModelFileInvalid: an option is wrong, or a package is missing.
         VerificationFailed: ONNX Runtime disagrees; names the first value that differs.
     """
     options = options or OnnxOptions()
     check_options(options)
     bundle = open_bundle(path)
-    with staged(Path(path), force=True) as stage:
+    with bugs_reported(lambda: "ONNX"), staged(Path(path), force=True) as stage:
         for entry in (*bundle.manifest.files, None):
             name = MANIFEST_NAME if entry is None else entry.path
             target = stage.joinpath(*name.split("/"))

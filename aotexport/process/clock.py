@@ -16,6 +16,11 @@ class Clock:
         self._seconds: dict[str, float] = {}
         self._current: tuple[str, float] | None = None
 
+    @property
+    def current(self) -> str:
+        """Name of the stage that goes on."""
+        return "" if self._current is None else self._current[0]
+
     def stage(self, name: str) -> None:
         """Begin a stage; the one before it is done."""
         self.finish()

@@ -22,10 +22,12 @@ from torch import nn
 from aotexport.eager.arguments import Arguments
 from aotexport.eager.run import SEED, attention_as_traced, observe_eager
 from aotexport.encode.program import FORWARD_FILE, EncodedProgram
+from aotexport.errors import ExportFailed
 from aotexport.model.attributes import attributes_restored
 from aotexport.model.call import ExampleCall
 from aotexport.model.mode import in_mode
 from aotexport.model.programs import ProgramSpec
+from aotexport.model.refusals import attempt
 from aotexport.model.restore import restored
 from aotexport.model.state import State, collect_state
 from aotexport.process.quiet import quiet
@@ -147,10 +149,10 @@ def eager_errors(call: ExampleCall, state: State, program: Program, forward: Gra
     narrow |= {f"{name} norm" for name in narrow}
     generator = torch.Generator().manual_seed(SEED)
     try:
-        with quiet(), restored(state), attributes_restored(call.module):
+        with attempt("float64 run"), quiet(), restored(state), attributes_restored(call.module):
             wide = _in_float64(call, program, vector)
             others = [_nudged(call, program, vector, generator) for _ in range(_OTHERS)]
-    except Exception:  # Whatever a model's code raises in a dtype that it was not written for.
+    except ExportFailed:  # Whatever a model's code raises in a dtype that it was not written for.
         return {}
     if any(other.drawn != wide.drawn for other in others):
         return {}
@@ -207,12 +209,15 @@ def _copied(call: ExampleCall, program: Program) -> tuple[ExampleCall, State]:
     """Return the call of a copy of the module, in the program's mode, and its state; a function is itself.
 
     Raises:
-        Exception: the module cannot be copied.
+        ExportFailed: the module cannot be copied.
     """
     if call.module is None:
         return call, collect_state(None)
     with in_mode(call.module, program.mode, call.settled):
-        module = copy.deepcopy(call.module)
+        try:
+            module = copy.deepcopy(call.module)
+        except copy.Error as error:
+            raise ExportFailed(f"the module cannot be copied: {error}") from error
     callable_ = module if isinstance(call.callable, nn.Module) else getattr(module, call.name)
     return dataclasses.replace(call, callable=callable_, settled=[]), collect_state(module)
 

@@ -20,12 +20,12 @@ from aotexport.eager.arguments import (
     small_arguments,
 )
 from aotexport.eager.run import CALLS, SEED, attention_as_traced, dropped_gradients, observe_eager
-from aotexport.errors import ExportFailed
+from aotexport.errors import ExportFailed, Refusal
 from aotexport.model.attributes import attributes_restored
 from aotexport.model.call import ExampleCall
 from aotexport.model.mode import in_mode
+from aotexport.model.refusals import attempt
 from aotexport.model.restore import restored
-from aotexport.model.source_lines import described
 from aotexport.model.state import State
 from aotexport_runtime.schema import encode_record
 from aotexport_runtime.schema.manifest import VectorEntry
@@ -85,16 +85,15 @@ def record_vectors(call: ExampleCall, state: State, program: Program) -> tuple[P
 def _record(call: ExampleCall, state: State, program: Program, arguments: Arguments) -> Vector:
     try:
         with (
+            attempt(f"recorded call `{arguments.name}`"),
             attributes_restored(call.module),
             in_mode(call.module, program.mode, call.settled),
             restored(state),
             attention_as_traced(),
         ):
             seen = observe_eager(call, state, program, arguments)
-    except ExportFailed:
-        raise
-    except Exception as error:
-        raise ExportFailed(f"the model fails on its {arguments.name} inputs: {described(error)}") from error
+    except Refusal as refusal:
+        raise ExportFailed(f"the model fails on its {arguments.name} inputs: {refusal}") from refusal.error
     values = {f"v{index}": value for index, value in enumerate(seen.values.values())}
     record = VectorRecord(
         program=program.name,

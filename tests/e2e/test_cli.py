@@ -18,6 +18,7 @@ from safetensors.torch import load_file, save_file
 
 import aotexport_runtime
 from aotexport.cli import app
+from aotexport.encode import program
 from aotexport.inspection.inspect import printable
 from aotexport.lower.cpu.levels import own_level
 
@@ -286,12 +287,29 @@ def test_failure_of_the_exporter_itself_asks_for_a_report_with_versions(run: Run
     result = run("net.py", "-o", "out")
     versions = f"aotexport 0.1.0, torch {sys.modules['torch'].__version__}, Python {sys.version.split()[0]}"
     lines = result.stderr.splitlines()
-    assert result.exit_code == 1
+    assert result.exit_code == 3
     assert (
         "error: aotexport failed where it should not (RuntimeError). Please report this as a bug, with these versions "
         f"({versions}) and the lines below"
     ) in lines
     assert "RuntimeError: odd" in lines
+
+
+def test_bug_in_a_stage_exits_with_3_asks_for_a_report_and_writes_nothing(run: Run, monkeypatch: Any) -> None:
+    namespace: dict[str, Any] = {}
+    exec(compile("def wrong(*args):\n    return misspelt", program.__file__, "exec"), namespace)
+    monkeypatch.setattr(program, "with_calls", namespace["wrong"])
+    Path("net.py").write_text(NET)
+    result = run("net.py", "-o", "out")
+    versions = f"aotexport 0.1.0, torch {sys.modules['torch'].__version__}, Python {sys.version.split()[0]}"
+    lines = result.stderr.splitlines()
+    assert result.exit_code == 3
+    assert (
+        "error: a bug of aotexport, in the stage `train: forward graph`: NameError: name 'misspelt' is not defined. "
+        f"Nothing was written. Please report it, with these versions ({versions}) and the traceback"
+    ) in lines
+    assert "NameError: name 'misspelt' is not defined" in lines
+    assert [path.name for path in Path().iterdir() if path.name != "__pycache__"] == ["net.py"]
 
 
 # --- inspect ----------------------------------------------------------------------------------------------

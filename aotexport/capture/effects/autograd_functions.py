@@ -25,6 +25,7 @@ from aotexport.capture.effects.grad_mode import make_relative, outside_of_region
 from aotexport.capture.effects.materialized import materialized
 from aotexport.capture.effects.patches import replaced
 from aotexport.errors import ExportFailed
+from aotexport.model.refusals import attempt
 from aotexport.model.source_lines import is_user_file, is_user_frame
 from aotexport.torch_internals.names import REQUIRES_GRAD
 from aotexport.torch_internals.tracing import (
@@ -107,7 +108,7 @@ def _pattern_number(defined: Sequence[bool]) -> int:
     return sum(1 << place for place, is_defined in enumerate(defined) if is_defined)
 
 
-class NotRepresentable(Exception):
+class NotRepresentable(ExportFailed):
     """A custom function that a node cannot hold; the message says why."""
 
 
@@ -234,8 +235,9 @@ class _Recording:
             defined = {place for place, is_defined in zip(reversed(places), pattern, strict=True) if is_defined}
             given = [grad if index in defined else None for index, grad in enumerate(grads)]
             try:
-                bodies.append(self._trace_backward(context, given))
-            except Exception:
+                with attempt("backward of a custom autograd function"):
+                    bodies.append(self._trace_backward(context, given))
+            except ExportFailed:
                 # A backward that cannot do without a gradient raises in eager execution, and so does a missing body.
                 if len(defined) == len(places):
                     raise

@@ -19,6 +19,7 @@ from aotexport.capture.effects.autograd_functions import traced_backward
 from aotexport.capture.effects.grad_mode import make_relative
 from aotexport.errors import ExportFailed
 from aotexport.model.containers import snapshots
+from aotexport.model.refusals import attempt
 from aotexport.model.source_lines import is_user_file, user_line
 from aotexport.torch_internals.tracing import lift_tensors, record_call, tracing_paused
 
@@ -84,10 +85,11 @@ def record_hook(tensor: torch.Tensor, hook: Callable[[torch.Tensor], Any]) -> Ha
         before = _PythonState.of(hook)
         try:
             grads = [torch.empty_like(tensor)]
-            body = traced_backward(lambda grad: [_checked(hook(grad))], grads, [], tensor.device)
-        except Exception as error:
-            reason = str(error).strip().partition("\n")[0]
-            raise ExportFailed(f"{where}a hook of the model cannot be captured as a graph: {reason}") from error
+            with attempt("hook on a gradient"):
+                body = traced_backward(lambda grad: [_checked(hook(grad))], grads, [], tensor.device)
+        except ExportFailed as refusal:
+            reason = str(refusal.error).strip().partition("\n")[0]
+            raise ExportFailed(f"{where}a hook of the model cannot be captured as a graph: {reason}") from refusal.error
         for path in before.changed():
             raise ExportFailed(
                 f"{where}a hook of the model changes `{path}`, and a bundle has no Python state. Register it on what "

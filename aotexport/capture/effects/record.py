@@ -8,6 +8,8 @@ from typing import Any, Literal
 from aotexport.capture.effects.autograd_functions import record_application
 from aotexport.capture.effects.checkpoints import Checkpoints
 from aotexport.capture.effects.materialized import apply_materializing
+from aotexport.errors import ExportFailed
+from aotexport.model.refusals import attempt
 from aotexport.model.source_lines import user_line
 from aotexport.torch_internals.subclasses import within_subclass
 from aotexport.torch_internals.subgraphs import CheckpointFunction
@@ -61,9 +63,10 @@ class Effects:
             reason = "a tensor subclass applies it"
         elif traces_above_autograd():
             try:
-                return record_application(function, args, kwargs)
-            except Exception as error:
-                reason = f"{user_line(error)}{error}"
+                with attempt("custom autograd function"):
+                    return record_application(function, args, kwargs)
+            except ExportFailed as refusal:
+                reason = f"{user_line(refusal.error)}{refusal.error}"
         self.lost(function.__qualname__, reason)
         return apply_materializing(apply, function, args, kwargs)
 

@@ -21,6 +21,8 @@ from aotexport.capture.passes.launches import launched_kernels, name_launches
 from aotexport.capture.trace.autocast import surrounding_autocast
 from aotexport.capture.trace.fake_kernels import FAKE_KERNELS
 from aotexport.capture.trace.forward_capture import ForwardCapture
+from aotexport.errors import ExportFailed
+from aotexport.model.refusals import attempt
 from aotexport.model.source_lines import described
 from aotexport.torch_internals.checks import insert_data_dependent_checks, unchecked_assumption
 from aotexport.torch_internals.functional import FunctionalCapture, capture_functional
@@ -76,7 +78,14 @@ def capture_functional_graph(
         kernels = onednn_disabled() if grad else contextlib.nullcontext()
         # What a kernel writes to is seen in its code, which Triton reads for a device.
         target = triton_target(DeviceModel()) if launched_kernels(forward) else contextlib.nullcontext()
-        with forward.fakes.tracing(), kernels, dropout_between_layers(), target, contiguous_tangents():
+        with (
+            attempt("functional graph"),
+            forward.fakes.tracing(),
+            kernels,
+            dropout_between_layers(),
+            target,
+            contiguous_tangents(),
+        ):
             twins, mode = forward.fakes.twins(inputs), forward.fakes.mode
             captured = capture_functional(
                 _traced(forward, instead, grad=grad), twins, mode, kernels=FAKE_KERNELS, grad=grad, launches=launches
@@ -86,8 +95,8 @@ def capture_functional_graph(
                 name_launches(captured.module)
             assumed = _checked(forward, captured)
             unfit = compute_checkpoints_anew(captured) if grad else None
-    except Exception as error:
-        return Refused(described(error))
+    except ExportFailed as refusal:
+        return Refused(described(refusal.error))
     if unfit is not None:
         return Refused(unfit)
     return captured if assumed is None else Refused(f"it assumes `{assumed}`, which the forward graph does not check")

@@ -21,6 +21,7 @@ import torch
 
 from aotexport.capture.effects.patches import replaced
 from aotexport.errors import ExportFailed
+from aotexport.model.refusals import attempt
 from aotexport.model.source_lines import is_user_file, user_line
 from aotexport.torch_internals.checks import add_check, branches_follow, find_symbol, is_float_of_tensors, number_at
 from aotexport.torch_internals.names import ShapeEnv
@@ -93,9 +94,10 @@ class ExampleValues:
             self._run = _Run(self._tracer, self._inputs)
         node, path = found
         try:
-            self._known[symbol] = number_at(self._run.value(node), path)
-        except Exception as error:
-            log.info("the example's value of %s: %s: %s", node, type(error).__name__, error)
+            with attempt("value in the example"):
+                self._known[symbol] = number_at(self._run.value(node), path)
+        except ExportFailed as refusal:
+            log.info("the example's value of %s: %s", node, refusal)
             return None
         return self._known[symbol]
 

@@ -13,6 +13,7 @@ from torch.export import Dim
 
 from aotexport.errors import ExportFailed, ModelFileInvalid
 from aotexport.model.call import ExampleCall
+from aotexport.model.refusals import attempt
 from aotexport.model.source_lines import user_line
 from aotexport.model.state import State
 from aotexport.model.tensor_kinds import dress
@@ -114,15 +115,15 @@ def fake_inputs(call: ExampleCall, state: State, larger: Sequence[Any] | None = 
     _check_ranges(call)
     dynamic_shapes = {"args": tuple(specs)} if any(spec is not None for spec in specs) else None
     try:
-        with zero_and_one_symbolic(symbolic=larger is None and _is_small(call)):
+        with attempt("fake inputs"), zero_and_one_symbolic(symbolic=larger is None and _is_small(call)):
             made = make_fake_inputs(_Arguments(), tuple(larger or call.tensors), {}, dynamic_shapes)
-        mode, arguments, _, equalities, _, _ = made
-        _bound(call, arguments)
-        _relate_sizes(call, arguments)
-    except ModelFileInvalid:
-        raise
-    except Exception as error:
-        raise ModelFileInvalid(f"dynamic_shapes do not fit the example inputs: {first_line(error)}") from error
+            mode, arguments, _, equalities, _, _ = made
+            _bound(call, arguments)
+            _relate_sizes(call, arguments)
+    except ExportFailed as refusal:
+        raise ModelFileInvalid(
+            f"dynamic_shapes do not fit the example inputs: {first_line(refusal.error)}"
+        ) from refusal.error
     fakes = FakeInputs(mode, [], list(arguments), equalities, call.axes, larger=larger)
     fakes.state = [fakes.fake(entry.tensor) for entry in state.entries]
     return fakes

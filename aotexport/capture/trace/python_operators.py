@@ -16,6 +16,8 @@ from typing import Any
 import torch
 
 from aotexport.capture.effects.autograd_functions import record_application
+from aotexport.errors import ExportFailed
+from aotexport.model.refusals import attempt
 from aotexport.model.source_lines import is_user_frame
 from aotexport.torch_internals.custom_operators import (
     PythonOperator,
@@ -119,8 +121,9 @@ def _as_function(operator: OpOverload, described: PythonOperator, args: tuple[An
     Traced.__name__ = operator._schema.name
     with fresh_symbols_dropped():
         try:
-            outputs = record_application(Traced, tuple(_flat(args)), {})
-        except Exception:
+            with attempt("custom operator"):
+                outputs = record_application(Traced, tuple(_flat(args)), {})
+        except ExportFailed:
             return _STAYS
     results = _nested(outputs, form[0] if isinstance(form[0], tuple) else (form[0],))
     return results if isinstance(form[0], tuple) else results[0]
@@ -153,9 +156,9 @@ def _is_traceable(operator: OpOverload, body: Callable[..., Any] | None, args: t
 
     with tracing_paused(), fresh_symbols_dropped():
         try:
-            with torch.no_grad():
+            with attempt("custom operator"), torch.no_grad():
                 trace_body(run, operands, keeps_frame=is_user_frame)
-        except Exception:
+        except ExportFailed:
             return False
     return True
 

@@ -10,6 +10,7 @@ from typing import Any
 import sympy
 import torch
 
+from aotexport.errors import ExportFailed
 from aotexport.lower.cpu.indices import hold_indices
 from aotexport.lower.cpu.levels import Level
 from aotexport.torch_internals.compiler import compile_library, symbolic_sizes, trace_decomposed
@@ -28,7 +29,7 @@ from aotexport_runtime.values import dtypes
 from aotexport_runtime.values.sizes import evaluate
 
 
-class NotLowered(Exception):
+class NotLowered(ExportFailed):
     """A half that is not compiled; the message says why."""
 
 

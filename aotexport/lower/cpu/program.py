@@ -10,8 +10,10 @@ from pathlib import Path
 import msgspec
 
 from aotexport.encode.program import EncodedProgram
+from aotexport.errors import Refusal
 from aotexport.lower.cpu.levels import Level
 from aotexport.lower.cpu.partition import NotLowered, Piece, least_sizes, lower_half
+from aotexport.model.refusals import attempt
 from aotexport_runtime.engines.impure import impure_nodes
 from aotexport_runtime.engines.partition import StraightLine, cut, with_tangents
 from aotexport_runtime.engines.saved import views_recomputed
@@ -53,13 +55,12 @@ def lower_program(
     for name, piece in zip(names, pieces, strict=False):
         try:
             # Torch's compiler warns of its own deprecations.
-            with warnings.catch_warnings():
+            with attempt("libraries for CPUs"), warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 half, assumed = lower_half(piece, level, f"{record.name}.{name}.so", directory)
-        except NotLowered:
-            raise
-        except Exception as error:
-            raise NotLowered(f"the compiler fails: {type(error).__name__}: {first_line(error)}") from error
+        except Refusal as refusal:
+            error = refusal.error
+            raise NotLowered(f"the compiler fails: {type(error).__name__}: {first_line(error)}") from refusal.error
         guards += [guard for guard in assumed if guard not in guards]
         compiled.append(half)
     return CompiledProgram(

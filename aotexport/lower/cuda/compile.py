@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from aotexport.lower.cuda.sources import KernelSource
+from aotexport.model.refusals import internal_error
 
 PTX_ARCHITECTURE = "sm_80"
 """Architecture whose PTX ships for devices that are newer than every compiled one: later ones are not portable."""
@@ -91,6 +92,9 @@ def compile_kernels(
 
     Returns:
         Code per compilation, and why others failed: the compiler refused, or its process died.
+
+    Raises:
+        InternalError: aotexport has a bug.
     """
     described = {
         Job(kernel.name, index, architecture): _description(kernel, index, architecture)
@@ -111,14 +115,18 @@ def compile_kernels(
             waiting.put((job, description))
             missing += 1
     failures: dict[Job, str] = {}
+    bugs: list[str] = []
     if missing:
         report = lambda: progress(len(binaries) + len(failures), len(described))  # noqa: E731
         count = min(missing, os.cpu_count() or 1, MAX_WORKERS)
-        threads = [_Worker(waiting, directory, binaries, failures, report) for _ in range(count)]
+        threads = [_Worker(waiting, directory, binaries, failures, bugs, report) for _ in range(count)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
+    if bugs:
+        error = RuntimeError(bugs[0])
+        raise internal_error("compile kernels", error) from error
     return Compiled(binaries, failures)
 
 
@@ -170,6 +178,7 @@ class _Worker(threading.Thread):
         cache: Path,
         binaries: dict[Job, Binary],
         failures: dict[Job, str],
+        bugs: list[str],
         report: Callable[[], None],
     ) -> None:
         super().__init__(daemon=True)
@@ -177,6 +186,7 @@ class _Worker(threading.Thread):
         self._cache = cache
         self._binaries = binaries
         self._failures = failures
+        self._bugs = bugs
         self._report = report
 
     def run(self) -> None:
@@ -195,6 +205,8 @@ class _Worker(threading.Thread):
                     code = process.wait()
                     self._failures[job] = f"the compiler's process died (exit code {code})"
                     process = None
+                elif "bug" in answer:
+                    self._bugs.append(f"{answer['error']}\n{answer['bug']}")
                 elif "error" in answer:
                     self._failures[job] = answer["error"]
                 else:

@@ -9,9 +9,11 @@ from typing import Any
 import torch
 
 from aotexport.capture.trace.fake_kernels import FAKE_KERNELS
+from aotexport.errors import Refusal
 from aotexport.lower.cuda.retarget import CannotLower, retarget
 from aotexport.lower.cuda.sources import KernelSource, kernel_source
 from aotexport.lower.cuda.wrapper import capturing, launch
+from aotexport.model.refusals import attempt
 from aotexport.process.quiet import quiet
 from aotexport.torch_internals.inductor import (
     compile_half,
@@ -70,6 +72,7 @@ def lower(module: torch.fx.GraphModule, mode: FakeTensorMode, *, returned: int, 
     modules: list[torch.fx.GraphModule] = []
     try:
         with (
+            attempt("kernels for GPUs"),
             quiet("torch._inductor", "torch._functorch", "torch._dynamo", "torch.fx"),
             fake_kernels(FAKE_KERNELS),
             rounding_as_eager(_dtypes(module)),
@@ -86,12 +89,10 @@ def lower(module: torch.fx.GraphModule, mode: FakeTensorMode, *, returned: int, 
                     _restride(forward, second, mode)
                     backward = _half(second, mode, modules, visible=len(_outputs(second)), is_backward=True)
                 return LoweredGraphs(forward, backward, list(_kernels(modules)))
-    except CannotLower:
-        raise
-    except Exception as error:
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
+    except Refusal as refusal:
+        lines = [line.strip() for line in str(refusal.error).splitlines() if line.strip()] or [""]
         said = " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
-        raise CannotLower(f"the compiler fails: {said[:300]}") from error
+        raise CannotLower(f"the compiler fails: {said[:300]}") from refusal.error
 
 
 def _half(

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from aotexport.errors import ExportFailed
 from aotexport.lower.cuda.layout import laid_out_in
 from aotexport.torch_internals.inductor import retraced
 from aotexport.torch_internals.names import FakeTensor, FakeTensorMode, OpOverload
@@ -17,7 +18,7 @@ DEVICE = torch.device("cuda:0")
 _CPU_ONLY = ("_for_cpu", "mkldnn", "onednn", "_cpu")
 
 
-class CannotLower(Exception):
+class CannotLower(ExportFailed):
     """A program cannot be lowered; the message says why, in a sentence without a full stop."""
 
 

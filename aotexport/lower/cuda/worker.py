@@ -10,6 +10,7 @@ import importlib.util
 import json
 import os
 import sys
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,13 @@ def main() -> None:
         try:
             answer: dict[str, Any] = _compile(job, directory)
         except Exception as error:
+            # Torch is imported for those that fail alone.
+            from aotexport.model.refusals import is_bug
+
             lines = [text for text in str(error).strip().splitlines() if text.strip()] or [""]
             answer = {"error": f"{type(error).__name__}: {lines[-1][:300]}"}
+            if is_bug(error):
+                answer["bug"] = "".join(traceback.format_exception(error))
         answers.write(json.dumps(answer) + "\n")
 
 
@@ -42,7 +48,7 @@ def _compile(job: dict[str, Any], directory: Path) -> dict[str, Any]:
     compiled = triton.compile(source, target=target, options=job["options"])
     metadata = compiled.metadata
     if getattr(metadata, "num_ctas", 1) != 1 or getattr(metadata, "tensordesc_meta", None):
-        raise ValueError("clusters of blocks and tensor descriptors are not supported")
+        raise NotImplementedError("clusters of blocks and tensor descriptors are not supported")
     code = compiled.asm["cubin"]
     (directory / f"{job['key']}.cubin").write_bytes(code)
     (directory / f"{job['key']}.ptx").write_text(_plain(compiled.asm["ptx"]), encoding="ascii")

@@ -10,9 +10,10 @@ import torch
 from onnx_ir.passes.common import LiftConstantsToInitializersPass, LiftSubgraphInitializersToMainGraphPass
 from torch.export import Dim, ExportedProgram
 
-from aotexport.errors import ExportFailed
+from aotexport.errors import ExportFailed, Refusal
 from aotexport.lower.onnx.provenance import provenance
 from aotexport.lower.onnx.rebuild import Rebuilt
+from aotexport.model.refusals import attempt
 from aotexport.process.quiet import quiet
 from aotexport.torch_internals.names import OpOverload
 from aotexport.torch_internals.patches import sizes_of_any_value
@@ -61,7 +62,7 @@ def capture(program: Program, rebuilt: Rebuilt) -> ExportedProgram:
             args.append(symbols[spec.symbol])
             shapes.append(Dim.DYNAMIC)
     try:
-        with torch.no_grad(), sizes_of_any_value(), quiet(*_LOGGERS):
+        with attempt("trace for ONNX"), torch.no_grad(), sizes_of_any_value(), quiet(*_LOGGERS):
             return torch.export.export(
                 rebuilt.module,
                 tuple(args),
@@ -69,14 +70,14 @@ def capture(program: Program, rebuilt: Rebuilt) -> ExportedProgram:
                 strict=False,
                 prefer_deferred_runtime_asserts_over_guards=True,
             )
-    except Exception as error:
-        node, reason = failing_node(error)
+    except Refusal as refusal:
+        node, reason = failing_node(refusal.error)
         found = provenance(node.meta.get("stack_trace")) if node is not None else {}
         at = f" at `{found['operator']}`" if found else ""
         where = f" ({found['source']})" if "source" in found else ""
         raise ExportFailed(
             f"program `{program.name}` has no ONNX form: torch.export refuses its graph{at}{where}: {reason}"
-        ) from error
+        ) from refusal.error
 
 
 def functional(program: Program, exported: ExportedProgram) -> ExportedProgram:
@@ -86,14 +87,14 @@ def functional(program: Program, exported: ExportedProgram) -> ExportedProgram:
         ExportFailed: torch cannot say it: the program changes sizes or strides of its inputs.
     """
     try:
-        with torch.no_grad(), sizes_of_any_value(), quiet(*_LOGGERS):
+        with attempt("functional form for ONNX"), torch.no_grad(), sizes_of_any_value(), quiet(*_LOGGERS):
             return exported.run_decompositions({})
-    except Exception as error:
+    except Refusal as refusal:
         raise ExportFailed(
             f"program `{program.name}` changes state or inputs in a way that has no ONNX form: sizes, strides or "
-            f"storage, or memory that they share ({first_line(error)}). Give it tensors of their own, and let it write "
-            "values alone"
-        ) from error
+            f"storage, or memory that they share ({first_line(refusal.error)}). Give it tensors of their own, and let "
+            "it write values alone"
+        ) from refusal.error
 
 
 def example_sizes(program: Program) -> dict[str, int]:

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from aotexport.errors import VerificationFailed
+from aotexport.errors import ExportFailed, VerificationFailed
 from aotexport.lower.onnx.options import OnnxOptions
+from aotexport.model.refusals import attempt
 from aotexport.verify.comparison import Comparison
 from aotexport.verify.onnx.calls import Calls, changed_names, outputs_of, random_calls, recorded, run_call
 from aotexport.verify.onnx.widen import is_narrow, write_wide
@@ -130,11 +131,12 @@ def _compare(bundle: Bundle, program: Program, model: OnnxModel, subject: _Subje
     subject.state.clear()
     got = Observation()
     try:
-        for number in range(calls.count):
-            where, changed = f"call {number}: ", changed_names(program, model)
-            run_call(got, where, program, changed, subject.run, calls.values, lambda: subject.state)
-    except Exception as error:
-        detail = f"raises {first_line(error)}"
+        with attempt("calls of ONNX Runtime"):
+            for number in range(calls.count):
+                where, changed = f"call {number}: ", changed_names(program, model)
+                run_call(got, where, program, changed, subject.run, calls.values, lambda: subject.state)
+    except ExportFailed as refusal:
+        detail = f"raises {first_line(refusal.error)}"
         return [Comparison(**base, name="call", error=math.inf, absolute=math.inf, agrees=False, detail=detail)]
     found = [
         Comparison(

@@ -10,10 +10,12 @@ import onnx
 import onnxruntime
 import torch
 
+from aotexport.errors import ExportFailed
 from aotexport.lower.onnx.options import OnnxOptions
 from aotexport.lower.onnx.provenance import provenance
 from aotexport.lower.onnx.trace import traced
 from aotexport.lower.onnx.translate import to_onnx
+from aotexport.model.refusals import attempt
 from aotexport_runtime.bundle.read import Bundle
 from aotexport_runtime.engines.onnx.session import run_session
 from aotexport_runtime.schema.manifest import OnnxModel
@@ -36,12 +38,15 @@ def first_difference(
         values: arguments of a call whose outputs differ.
     """
     try:
-        expected = _torch_values(bundle, program, options, values)
-        proto = onnx.load(bundle.file(model.file), load_external_data=False)
-        known = [name for node in proto.graph.node for name in node.output if name in expected]
-        got = _onnx_values(bundle, model, proto, known, values)
-    except Exception as error:
-        return f"  (the first value that differs could not be found: {type(error).__name__}: {error})"[:500]
+        with attempt("search of the first value that differs"):
+            expected = _torch_values(bundle, program, options, values)
+            proto = onnx.load(bundle.file(model.file), load_external_data=False)
+            known = [name for node in proto.graph.node for name in node.output if name in expected]
+            got = _onnx_values(bundle, model, proto, known, values)
+    except ExportFailed as refusal:
+        return f"  (the first value that differs could not be found: {type(refusal.error).__name__}: {refusal.error})"[
+            :500
+        ]
     producers = {name: node for node in proto.graph.node for name in node.output}
     for name, (value, node) in expected.items():
         if name in got and (wrong := _wrong(value, got[name])):

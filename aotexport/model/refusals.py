@@ -1,0 +1,153 @@
+"""What an error in a stage of the export says: that torch or the model's code refuses, or that aotexport has a bug.
+
+The traceback tells, and the class of the error. A refusal is
+
+- an error of ours (`AotExportError`), which says itself what it is;
+- any error of the model's code, or of what that calls;
+- any error of a compiler of graphs or kernels, and of ONNX Runtime;
+- one of `TORCH_ERRORS`, where torch alone was at work.
+
+All else is a bug, `InternalError`, and so is everywhere what only wrong code of ours raises: from a file of ours a
+misspelt name or attribute, a failed assertion, or a call of a function of ours with arguments that it does not take.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import platform
+import re
+import traceback
+import types
+from collections.abc import Callable, Iterator
+from importlib import metadata
+from pathlib import Path
+
+import torch
+
+import aotexport_runtime
+from aotexport.errors import (
+    AotExportError,
+    ExportFailed,
+    InternalError,
+    ModelFileInvalid,
+    OutputExists,
+    Refusal,
+    VerificationFailed,
+)
+from aotexport.model.source_lines import described, is_user_frame
+from aotexport.torch_internals.failures import TORCH_ERRORS
+
+_OURS = tuple(str(Path(file).parent) + "/" for file in (Path(__file__).parent, aotexport_runtime.__file__))
+_LAYERS = tuple(f"{Path(torch.__file__).parent}/{package}/" for package in ("nn", "distributions", "optim"))
+"""Torch's own code that is part of models."""
+_COMPILERS = re.compile(r"/torch/_inductor/|/site-packages/triton/")
+_LIBRARIES = re.compile(r"/site-packages/(sympy|mpmath|numpy|onnx|onnx_ir|onnxscript|onnxruntime|msgspec|safetensors)/")
+"""What aotexport and torch themselves call; what a model calls has a line of the model above it."""
+_SURROUNDINGS = (OSError, MemoryError, torch.OutOfMemoryError)
+_OF_THE_EXPORT = (ExportFailed, InternalError, ModelFileInvalid, OutputExists, VerificationFailed)
+_BINDING = re.compile(r"(?:\w+\.)*(\w+)\(\) (?:got|missing|takes)\b")
+
+
+@contextlib.contextmanager
+def attempt(stage: str) -> Iterator[None]:
+    """Tell apart why what the export may leave out fails; errors of the exporter's own pass.
+
+    Args:
+        stage: what is attempted, for the user who reports a bug: "functional graph".
+
+    Raises:
+        Refusal: torch or the model's code refuses.
+        InternalError: aotexport has a bug.
+    """
+    try:
+        yield
+    except _OF_THE_EXPORT:
+        raise
+    except Exception as error:
+        if is_bug(error):
+            raise internal_error(stage, error) from error
+        raise Refusal(described(error), error) from error
+
+
+@contextlib.contextmanager
+def bugs_reported(stage: Callable[[], str]) -> Iterator[None]:
+    """Let errors of ours, of the model's code and of the machine pass, and make all else `InternalError`.
+
+    Args:
+        stage: returns what the export is at.
+
+    Raises:
+        InternalError: aotexport has a bug.
+    """
+    try:
+        yield
+    except (AotExportError, *_SURROUNDINGS):
+        raise
+    except Exception as error:
+        if is_bug(error) or not any(map(_is_of_a_model, _frames(error))):
+            raise internal_error(stage(), error) from error
+        raise
+
+
+def internal_error(stage: str, error: Exception) -> InternalError:
+    """Return what tells the user of a bug.
+
+    Args:
+        stage: what the export was at.
+        error: what was raised.
+    """
+    versions = (
+        f"aotexport {metadata.version('aotexport')}, torch {torch.__version__}, Python {platform.python_version()}"
+    )
+    return InternalError(
+        f"a bug of aotexport, in the stage `{stage}`: {described(error)}. Nothing was written. Please report it, with "
+        f"these versions ({versions}) and the traceback"
+    )
+
+
+def is_bug(error: BaseException) -> bool:
+    """Return whether an error is a bug of aotexport; see the module."""
+    if isinstance(error, AotExportError):
+        return isinstance(error, InternalError)
+    behind: BaseException | None = error
+    while behind is not None:
+        if _raised_by_wrong_code(behind):
+            return True
+        behind = behind.__cause__ or behind.__context__
+    frames = _frames(error)
+    if not frames or isinstance(error, _SURROUNDINGS) or any(map(_is_of_a_model, frames)):
+        return False
+    if _COMPILERS.search(frames[-1].f_code.co_filename) or type(error).__module__.startswith("onnxruntime."):
+        return False
+    # Functions in C have no frames: what torch's raise, is raised in ours.
+    return not isinstance(error, RuntimeError if _is_ours(frames[-1]) else TORCH_ERRORS)
+
+
+def _raised_by_wrong_code(error: BaseException) -> bool:
+    """Return whether a line of ours raises what no model makes right code raise, even where the model calls it."""
+    frames = _frames(error)
+    while len(frames) > 1 and frames[-1].f_code.co_name in ("__getattr__", "__getattribute__"):
+        frames.pop()
+    if not frames or not _is_ours(frames[-1]):
+        return False
+    code, names = frames[-1].f_code, frames[-1].f_globals
+    if isinstance(error, AttributeError):
+        # Not `getattr` of a name that the model gives.
+        return error.name in code.co_names
+    if isinstance(error, TypeError) and (match := _BINDING.match(str(error))):
+        called = names.get(match[1])
+        return isinstance(called, types.FunctionType) and called.__code__.co_filename.startswith(_OURS)
+    return isinstance(error, NameError | AssertionError)
+
+
+def _frames(error: BaseException) -> list[types.FrameType]:
+    return [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+
+
+def _is_ours(frame: types.FrameType) -> bool:
+    return frame.f_code.co_filename.startswith(_OURS)
+
+
+def _is_of_a_model(frame: types.FrameType) -> bool:
+    file = frame.f_code.co_filename
+    return file.startswith(_LAYERS) or (is_user_frame(frame) and _LIBRARIES.search(file) is None)

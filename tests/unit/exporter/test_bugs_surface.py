@@ -1,0 +1,131 @@
+"""A bug in any stage fails the export as one, and leaves nothing behind: no graph, library or note goes missing."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.export import Dim
+
+import aotexport
+from aotexport import InternalError
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 3)
+
+    def forward(self, x, labels=None):
+        y = self.linear(x).tanh()
+        return y if labels is None else (y, (y - labels).square().mean())
+
+
+class Counting(Net):
+    calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        return super().forward(x) * self.calls
+
+
+class Asking(Net):
+    def forward(self, x):
+        return super().forward(x) if torch.is_grad_enabled() else super().forward(x).detach()
+
+
+class Preparing(Net):
+    def __init__(self):
+        super().__init__()
+        self.prepared = False
+
+    def forward(self, x):
+        if not self.prepared:
+            self.prepared = True
+        return super().forward(x)
+
+
+class Hooked(Net):
+    def forward(self, x):
+        y = super().forward(x)
+        y.register_hook(lambda grad: grad * 2)
+        return y
+
+
+class Doubling(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * 2
+
+
+class Custom(Net):
+    def forward(self, x):
+        return Doubling.apply(super().forward(x))
+
+
+def by_key(tensors):
+    return tensors["a"] - tensors["b"]
+
+
+def branching(x):
+    return x * 2 if x.sum().item() > 0 else x
+
+
+X = torch.ones(2, 4)
+STAGES = {
+    "forward graph": ("capture.trace.flat_call:tree_of", Net(), (X,), {}),
+    "fake inputs": ("capture.trace.fakes:_relate_sizes", Net(), (X,), {}),
+    "second trace": ("capture.trace.second_trace:_same", Asking(), (X,), {"programs": "infer"}),
+    "key order": ("capture.trace.key_order:containers", by_key, ({"a": X, "b": X + 1},), {}),
+    "value in the example": ("capture.trace.example_values:number_at", branching, (X,), {}),
+    "custom function": ("capture.effects.autograd_functions:lift_tensors", Custom(), (X,), {"programs": "train"}),
+    "hook": ("capture.effects.hooks:traced_backward", Hooked(), (X,), {"programs": "train"}),
+    "functional graph": ("capture.functional.capture:nest_mutating_calls", Net(), (X,), {}),
+    "retrace": ("capture.functional.capture:node_meta_preserved", Net(), (X,), {}),
+    "encode": ("encode.program:with_calls", Net(), (X,), {}),
+    "encode the functional graph": ("encode.functional:saved_values", Net(), (X,), {"programs": "train"}),
+    "lower for CPUs": ("lower.cpu.partition:compile_library", Net(), (X,), {"programs": "infer", "targets": "cpu"}),
+    "lower for GPUs": ("lower.cuda.lowering:kernel_source", Net(), (X,), {"targets": "cuda:sm_80"}),
+    "capture for GPUs": ("lower.cuda.recapture:_has_attention_by_definition", Net(), (X,), {"targets": "cuda:sm_80"}),
+    "first call": ("eager.first_call:tree_of", Preparing(), (X,), {}),
+    "Python state": ("eager.python_state:tree_of", Counting(), (X,), {"programs": "infer"}),
+    "label-free call": ("eager.label_free:tree_of", Net(), (X, torch.ones(2, 3)), {"programs": "infer"}),
+    "recorded calls": ("eager.run:given_tree", Net(), (X,), {}),
+    "versions": ("vectors.versions:_counted", Net(), (X,), {}),
+    "small sizes": (
+        "vectors.small_sizes:is_dimension",
+        Net(),
+        (X,),
+        {"dynamic_shapes": ({0: Dim.DYNAMIC},), "verify": True},
+    ),
+    "verify": ("verify.bundles:comparisons", Net(), (X,), {"programs": "infer", "verify": True}),
+    "write": ("write.files:list_files", Net(), (X,), {}),
+    "ONNX trace": ("lower.onnx.translate:evaluate", Net(), (X,), {"programs": "infer", "onnx": True}),
+    "ONNX translation": ("lower.onnx.translate:_name_sizes", Net(), (X,), {"programs": "infer", "onnx": True}),
+}
+"""What is wrong in the stage, and an export that gets there."""
+
+BUGS = {NameError: "misspelt", AttributeError: "None.misspelt"}
+
+
+@pytest.mark.parametrize("kind", BUGS)
+@pytest.mark.parametrize("name", STAGES)
+def test_bug_in_a_stage_fails_the_export_and_leaves_nothing(name, kind, tmp_path, monkeypatch):
+    place, model, args, options = STAGES[name]
+    module, _, function = place.partition(":")
+    wrong = importlib.import_module(f"aotexport.{module}")
+    namespace = {}
+    text = f"def wrong(*args, **kwargs):\n    return {BUGS[kind]}"
+    exec(compile(text, str(wrong.__file__), "exec"), namespace)
+    monkeypatch.setattr(wrong, function, namespace["wrong"])
+    with pytest.raises(InternalError, match="Please report it") as raised:
+        aotexport.export(model, args, output=tmp_path / "bundle", **{"verify": False, **options})
+    assert isinstance(raised.value.__cause__, kind)
+    assert list(Path(tmp_path).iterdir()) == []

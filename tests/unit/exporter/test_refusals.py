@@ -1,0 +1,167 @@
+"""Who is at fault in a stage of the export: the model or torch, which refuse, or aotexport, which has a bug."""
+
+from __future__ import annotations
+
+import platform
+import textwrap
+
+import pytest
+import torch
+from torch import nn
+
+from aotexport.errors import ExportFailed, InternalError, Refusal
+from aotexport.model import refusals
+from aotexport.model.refusals import attempt, bugs_reported
+from aotexport_runtime import NotSupported
+
+
+def ours(text, **names):
+    """Return the function `run` of code that stands in a file of aotexport."""
+    namespace = {"torch": torch, **names}
+    exec(compile(textwrap.dedent(text), refusals.__file__, "exec"), namespace)
+    return namespace["run"]
+
+
+def stage(function, context=None):
+    """Call a function as a stage of the export does."""
+    context = attempt("functional graph") if context is None else context
+    ours("def run():\n    with context:\n        function()", context=context, function=function)()
+
+
+BUGS = {
+    "misspelt name": "def run():\n    return misspelt",
+    "misspelt attribute": "def run():\n    return torch.nn.Identity().misspelt",
+    "attribute of None": "def run():\n    return None.misspelt",
+    "failed assertion": "def run():\n    assert not torch",
+    "wrong argument": "def other(): ...\ndef run():\n    return other(misspelt=1)",
+}
+"""What wrong code of ours raises, whoever calls it."""
+
+BUGS_OF_THE_STAGE = {
+    "missing key": "def run():\n    return {}['key']",
+    "missing item": "def run():\n    return [][0]",
+    "bad value": "def run():\n    return int('number')",
+    "missing attribute": "def run():\n    return getattr(torch, 'misspelt')",
+}
+"""What the model's code may have led ours to, where that calls it."""
+
+
+@pytest.mark.parametrize("text", [*BUGS.values(), *BUGS_OF_THE_STAGE.values()], ids=[*BUGS, *BUGS_OF_THE_STAGE])
+def test_error_out_of_our_own_code_is_an_internal_error(text):
+    with pytest.raises(InternalError) as raised:
+        stage(ours(text))
+    cause = raised.value.__cause__
+    assert cause is not None
+    assert not isinstance(raised.value, ExportFailed)
+    assert cause.__traceback__ is not None
+
+
+@pytest.mark.parametrize("text", BUGS.values(), ids=BUGS)
+def test_bug_in_code_that_stands_in_for_what_the_model_calls_is_an_internal_error(text):
+    stand_in = ours(text)
+
+    def model():
+        return stand_in()
+
+    with pytest.raises(InternalError):
+        stage(model)
+
+
+@pytest.mark.parametrize("text", BUGS.values(), ids=BUGS)
+def test_bug_that_torch_or_the_model_raises_another_error_for_is_an_internal_error(text):
+    stand_in = ours(text)
+
+    def model():
+        try:
+            stand_in()
+        except Exception as error:
+            raise RuntimeError("compilation failed") from error
+
+    with pytest.raises(InternalError):
+        stage(model)
+
+
+@pytest.mark.parametrize("text", BUGS_OF_THE_STAGE.values(), ids=BUGS_OF_THE_STAGE)
+def test_error_where_the_model_calls_our_code_is_a_refusal(text):
+    stand_in = ours(text)
+
+    def model():
+        return stand_in()
+
+    with pytest.raises(Refusal):
+        stage(model)
+
+
+@pytest.mark.parametrize("kind", [ValueError, TypeError, AttributeError, NameError, AssertionError, KeyError])
+def test_any_error_of_the_models_code_is_a_refusal_with_its_line(kind):
+    def model():
+        raise kind("of the model")
+
+    with pytest.raises(Refusal) as raised:
+        stage(model)
+    assert type(raised.value.error) is kind
+    assert raised.value.__cause__ is raised.value.error
+    assert str(raised.value).startswith(f"{__file__}:{model.__code__.co_firstlineno + 1}: in model: {kind.__name__}: ")
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: torch.ones(2) + torch.ones(3),
+        lambda: torch.ones(2)[5],
+        lambda: nn.Linear(2, 2)(torch.ones(3)),
+        lambda: nn.Linear(2, 2)(),
+        lambda: nn.ModuleDict()["absent"],
+        lambda: torch.linalg.inv(torch.zeros(2, 2)),
+    ],
+    ids=["shapes", "index", "layer", "arguments", "key", "singular"],
+)
+def test_error_of_a_layer_of_torch_is_a_refusal(call):
+    with pytest.raises(Refusal):
+        stage(ours("def run():\n    return call()", call=call))
+
+
+def test_error_of_torch_in_c_that_our_code_calls_is_a_refusal():
+    with pytest.raises(Refusal):
+        stage(ours("def run():\n    return torch.ones(2) + torch.ones(3)"))
+
+
+def test_errors_of_the_exporter_pass_and_those_of_a_bundle_in_the_model_are_refusals():
+    with pytest.raises(ExportFailed, match=r"^ours$") as raised, attempt("forward graph"):
+        raise ExportFailed("ours")
+    assert raised.value.error is raised.value
+    with pytest.raises(Refusal), attempt("forward graph"):
+        raise NotSupported("of a bundle that the model calls")
+
+
+@pytest.mark.parametrize("kind", [OSError, MemoryError])
+def test_what_the_machine_lacks_is_no_bug(kind):
+    run = ours("def run():\n    raise kind('full')", kind=kind)
+    with pytest.raises(kind):
+        stage(run, bugs_reported(lambda: "write"))
+
+
+def test_errors_that_reach_the_caller_are_internal_but_for_those_of_the_models_code():
+    with pytest.raises(InternalError):
+        stage(ours("def run():\n    return torch.ones(2) + torch.ones(3)"), bugs_reported(lambda: "write"))
+
+    def progress():
+        raise KeyError("of the caller")
+
+    with pytest.raises(KeyError):
+        stage(progress, bugs_reported(lambda: "write"))
+
+
+def test_internal_error_says_stage_line_versions_and_what_to_do():
+    run = ours(BUGS["misspelt name"])
+
+    def model():
+        return run()
+
+    with pytest.raises(InternalError) as raised:
+        stage(model)
+    assert str(raised.value) == (
+        f"a bug of aotexport, in the stage `functional graph`: {__file__}:{model.__code__.co_firstlineno + 1}: in "
+        "model: NameError: name 'misspelt' is not defined. Nothing was written. Please report it, with these versions "
+        f"(aotexport 0.1.0, torch {torch.__version__}, Python {platform.python_version()}) and the traceback"
+    )
