@@ -19,8 +19,9 @@ from aotexport.capture.trace.second_traces import dicts_read_by_key, reads_of
 from aotexport.capture.trace.shapes import SizeFixed, check_not_fixed
 from aotexport.capture.trace.strategies import STRATEGIES, Strategy
 from aotexport.capture.trace.trace import Trace, trace_call
-from aotexport.errors import AotExportError, ExportFailed
+from aotexport.errors import AotExportError, ExportFailed, ModelFileInvalid
 from aotexport.model.call import ExampleCall
+from aotexport.model.refusals import attempt
 from aotexport.model.source_lines import described
 from aotexport.model.state import State
 from aotexport.process.quiet import quiet
@@ -68,7 +69,7 @@ def _by_first_strategy(call: ExampleCall, state: State, grad: bool) -> ForwardCa
         if (fixed is not None or narrow is not None) and not strategy.reads_code:
             continue
         try:
-            with quiet(*_LOGGERS), transforms_left(), launches_traced():
+            with attempt("forward graph"), quiet(*_LOGGERS), transforms_left(), launches_traced():
                 captured = _capture(call, state, strategy, grad)
                 if strategy.is_direct:
                     captured = direct = _as_in_eager(captured, call, state, strategy)
@@ -80,13 +81,13 @@ def _by_first_strategy(call: ExampleCall, state: State, grad: bool) -> ForwardCa
             narrow = captured
         except SizeFixed as error:
             fixed = fixed or error
-        except AotExportError as error:
-            if strategy.runs_own_code:
-                raise
-            reasons.append(f"{strategy.name}: {error}")
-        except Exception as error:
+        except (ExportFailed, ModelFileInvalid) as failure:
+            error = failure.error if isinstance(failure, ExportFailed) else failure
+            says_why = isinstance(error, AotExportError)
+            if says_why and strategy.runs_own_code:
+                raise error from error.__cause__
             branches = branches or isinstance(error, GuardOnDataDependentSymNode)
-            reasons.append(f"{strategy.name}: {described(error)}")
+            reasons.append(f"{strategy.name}: {error if says_why else described(error)}")
     if fixed is not None:
         raise fixed
     if narrow is not None:
@@ -107,7 +108,7 @@ def _as_in_eager(captured: ForwardCapture, call: ExampleCall, state: State, stra
     if not custom_operators(captured.graph):
         return captured
     # Code that cannot be traced as it runs in eager is why it asks.
-    with contextlib.suppress(Exception), exporting_hidden():
+    with contextlib.suppress(ExportFailed, ModelFileInvalid), attempt("trace as in eager"), exporting_hidden():
         other = _capture(call, state, strategy, captured.function.grad)
         if not custom_operators(other.graph):
             return other
@@ -119,7 +120,7 @@ def _capture(call: ExampleCall, state: State, strategy: Strategy, grad: bool) ->
     larger = None if strategy.follows_values else larger_tensors(call)
     if larger is not None:
         # Code that refuses other sizes than the example's is traced with the example's own.
-        with contextlib.suppress(Exception):
+        with contextlib.suppress(ExportFailed, ModelFileInvalid), attempt("trace of larger sizes"):
             captured = _capture_with(fake_inputs(call, state, larger), call, state, strategy, target, grad)
             if holds_for(call, captured):
                 return captured

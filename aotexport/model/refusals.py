@@ -4,7 +4,7 @@ The traceback tells, and the class of the error. A refusal is
 
 - an error of ours (`AotExportError`), which says itself what it is;
 - any error of the model's code, or of what that calls;
-- any error of a compiler of graphs or kernels, and of ONNX Runtime;
+- any error of a compiler of code, graphs or kernels (Dynamo, Inductor, Triton), and of ONNX Runtime;
 - one of `TORCH_ERRORS`, where torch alone was at work.
 
 All else is a bug, `InternalError`, and so is everywhere what only wrong code of ours raises: from a file of ours a
@@ -40,7 +40,7 @@ from aotexport.torch_internals.failures import TORCH_ERRORS
 _OURS = tuple(str(Path(file).parent) + "/" for file in (Path(__file__).parent, aotexport_runtime.__file__))
 _LAYERS = tuple(f"{Path(torch.__file__).parent}/{package}/" for package in ("nn", "distributions", "optim"))
 """Torch's own code that is part of models."""
-_COMPILERS = re.compile(r"/torch/_inductor/|/site-packages/triton/")
+_COMPILERS = re.compile(r"/torch/_(dynamo|inductor)/|/site-packages/triton/")
 _LIBRARIES = re.compile(r"/site-packages/(sympy|mpmath|numpy|onnx|onnx_ir|onnxscript|onnxruntime|msgspec|safetensors)/")
 """What aotexport and torch themselves call; what a model calls has a line of the model above it."""
 _SURROUNDINGS = (OSError, MemoryError, torch.OutOfMemoryError)
@@ -109,11 +109,8 @@ def is_bug(error: BaseException) -> bool:
     """Return whether an error is a bug of aotexport; see the module."""
     if isinstance(error, AotExportError):
         return isinstance(error, InternalError)
-    behind: BaseException | None = error
-    while behind is not None:
-        if _raised_by_wrong_code(behind):
-            return True
-        behind = behind.__cause__ or behind.__context__
+    if any(map(_raised_by_wrong_code, _chain(error))):
+        return True
     frames = _frames(error)
     if not frames or isinstance(error, _SURROUNDINGS) or any(map(_is_of_a_model, frames)):
         return False
@@ -121,6 +118,16 @@ def is_bug(error: BaseException) -> bool:
         return False
     # Functions in C have no frames: what torch's raise, is raised in ours.
     return not isinstance(error, RuntimeError if _is_ours(frames[-1]) else TORCH_ERRORS)
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """Yield an error and those that it was raised for."""
+    behind: BaseException | None = error
+    seen: set[int] = set()
+    while behind is not None and id(behind) not in seen:
+        yield behind
+        seen.add(id(behind))
+        behind = behind.__cause__ or behind.__context__
 
 
 def _raised_by_wrong_code(error: BaseException) -> bool:

@@ -14,4 +14,6 @@ TORCH_ERRORS: tuple[type[Exception], ...] = (
     IndexError,
     TypeError,
     ValueError,
+    # What torch's own Python asserts of programs: torch/_functorch/_aot_autograd, torch/export, torch/fx/experimental.
+    AssertionError,
 )

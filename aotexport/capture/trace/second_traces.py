@@ -21,6 +21,8 @@ from aotexport.capture.trace.fakes import fake_inputs
 from aotexport.capture.trace.flat_call import FlatCall
 from aotexport.capture.trace.key_order import other_orders
 from aotexport.capture.trace.trace import Trace, trace_graph
+from aotexport.errors import ExportFailed
+from aotexport.model.refusals import attempt
 
 
 def reads_of(trace: Trace) -> frozenset[Read]:
@@ -67,8 +69,9 @@ def _same_under_other_autocast(trace: Trace) -> bool:
         return False
     with other_autocast(trace.function.call):
         try:
-            target = trace.strategy.prepare(trace.function.call)
-        except Exception:
+            with attempt("trace under another autocast"):
+                target = trace.strategy.prepare(trace.function.call)
+        except ExportFailed:
             # What cannot be captured so is not the same, and calls are held to what could be.
             return False
         return _again(trace, target=target) is not None
@@ -87,8 +90,9 @@ def _again(trace: Trace, **changes: Any) -> FlatCall | None:
     fakes = fake_inputs(flat.call, flat.state, flat.fakes.larger)
     other = replace(flat, fakes=fakes, **changes)
     try:
-        same = _same(trace.graph, trace_graph(other, TracedCalls()))
-    except Exception:
+        with attempt("second trace"):
+            same = _same(trace.graph, trace_graph(other, TracedCalls()))
+    except ExportFailed:
         # What cannot be traced so is not the same, and calls are held to what could be.
         return None
     return other if same and fakes.taken_for_granted() == flat.fakes.taken_for_granted() else None

@@ -21,6 +21,7 @@ from aotexport.capture.trace.reading_values import READING_VALUES
 from aotexport.capture.trace.strategies import Strategy
 from aotexport.model.call import ExampleCall
 from aotexport.model.reach import reached_tensors
+from aotexport.model.refusals import is_bug
 from aotexport.model.source_lines import is_user_frame
 from aotexport.model.state import State
 from aotexport.torch_internals.names import FakeTensor
@@ -109,7 +110,7 @@ def trace_graph(flat: FlatCall, calls: TracedCalls) -> torch.fx.GraphModule:
         try:
             graph = trace()
         except Exception as error:
-            if not raised_in_transform(error):
+            if is_bug(error) or not raised_in_transform(error):
                 raise
         if graph is None or has_transforms(graph.graph):
             flat.above_autograd = False
