@@ -28,7 +28,7 @@ from aotexport.model.restore import restored
 from aotexport.model.source_lines import user_line
 from aotexport.model.state import State
 from aotexport.model.structure import tree_of
-from aotexport_runtime.call.guards import Guards
+from aotexport_runtime.call.guards.arguments import argument_guards
 from aotexport_runtime.call.signature import Signature
 from aotexport_runtime.engines.codegen import Environment, constant_value
 from aotexport_runtime.schema.program import Program
@@ -308,7 +308,7 @@ def fits(program: Program, call: ExampleCall) -> bool:
     leaves: list[Any] = [None] * len(program.inputs)
     if signature.flatten(call.args, call.kwargs, leaves):
         return False
-    return not Guards(program, None).check(leaves)[1]
+    return not argument_guards(program).check(leaves, {})
 
 
 def initial_values(call: ExampleCall, state: State) -> tuple[State, dict[str, Tree]]:

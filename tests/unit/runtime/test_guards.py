@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from aotexport_runtime.call.guards import Guards
+from aotexport_runtime.call.guards.arguments import argument_guards
 from aotexport_runtime.schema.program import ArgumentInput, ForwardGraph, Program, SizeInput
 from aotexport_runtime.schema.sizes import Dimension, SizeExpression
 from aotexport_runtime.schema.trees import Sequence
@@ -26,8 +26,10 @@ def size(op: Any, *args: Any) -> SizeExpression:
     return SizeExpression(op=op, args=args)
 
 
-def check(program: Program, *leaves: Any, device: torch.device | None = None) -> tuple[dict[str, int], list[str]]:
-    return Guards(program, device).check(list(leaves))
+def check(program: Program, *leaves: Any, devices: tuple[str, ...] = ()) -> tuple[dict[str, int], list[str]]:
+    symbols: dict[str, int] = {}
+    violations = argument_guards(program, *devices).check(list(leaves), symbols)
+    return symbols, violations
 
 
 def program(*inputs: Any, dimensions: tuple[Any, ...] = (), guards: tuple[Any, ...] = ()) -> Program:
@@ -144,7 +146,7 @@ def test_call_that_does_not_fit_is_told_every_violation(record, leaves, expected
 
 
 def test_call_of_a_program_loaded_elsewhere_needs_tensors_there():
-    violations = check(STATIC, torch.zeros(2, 3), IDS, device=torch.device("meta"))[1]
+    violations = check(STATIC, torch.zeros(2, 3), IDS, devices=("meta",))[1]
     assert violations == [
         "`x`: expected a tensor on meta, got one on cpu",
         "`ids[0]`: expected a tensor on meta, got one on cpu",

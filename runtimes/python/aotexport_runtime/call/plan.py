@@ -19,17 +19,23 @@ from aotexport_runtime.call.aliases import regenerators
 from aotexport_runtime.call.autograd import run_joint
 from aotexport_runtime.call.containers import ContainerChanges
 from aotexport_runtime.call.engines import AUTOGRAD, PORTABLE, WHOLE, Engines
-from aotexport_runtime.call.fast_path import Served, StateSlot, Way, fast_way
-from aotexport_runtime.call.guards import Guards, SoftGuards
+from aotexport_runtime.call.fast_path import FastPath
+from aotexport_runtime.call.guards.arguments import ARGUMENTS
+from aotexport_runtime.call.guards.caller import MODES, STATE, Caller
+from aotexport_runtime.call.guards.functional import CALLER, INPUTS, Functional
+from aotexport_runtime.call.guards.kinds import torch_tensors
+from aotexport_runtime.call.guards.rule import rows
+from aotexport_runtime.call.guards.subjects import Arguments
+from aotexport_runtime.call.guards.table import Table
 from aotexport_runtime.call.inference import Inference
-from aotexport_runtime.call.inner import InnerOutput, has_hooks, inner_outputs, watch
+from aotexport_runtime.call.inner import InnerOutput, inner_outputs, watch
 from aotexport_runtime.call.joint import JointProgram
 from aotexport_runtime.call.live_graph import LiveGraph
 from aotexport_runtime.call.mutations import Mutations
 from aotexport_runtime.call.signature import Bound, Signature
 from aotexport_runtime.call.versions import node_of, remember_versions
 from aotexport_runtime.engines import transforms
-from aotexport_runtime.engines.autocast import autocast_dtype, device_type_of
+from aotexport_runtime.engines.autocast import device_type_of
 from aotexport_runtime.engines.codegen import Environment, Function, compile_graph, constant_value
 from aotexport_runtime.engines.cpu import Libraries
 from aotexport_runtime.engines.graph_choice import why_forward
@@ -39,6 +45,7 @@ from aotexport_runtime.errors import CallInvalid, NotSupported
 from aotexport_runtime.schema.manifest import StateTensor
 from aotexport_runtime.schema.program import FunctionalGraph, Program, SizeInput, StateInput
 from aotexport_runtime.schema.trees import Constant
+from aotexport_runtime.submodules.places import StateSlot
 from aotexport_runtime.validate.subclasses import taken_apart
 from aotexport_runtime.values.subclasses import parts
 from aotexport_runtime.values.trees import builder
@@ -98,25 +105,31 @@ class Plan:
             for index, spec in enumerate(program.inputs)
             if not isinstance(spec, SizeInput) and spec.subclass is not None
         }
-        self._guards = Guards(program, environment.device, forms)
         reads = self._reads()
-        self._forms = {i: form for i, form in forms.items() if isinstance(program.inputs[i], StateInput) and i in reads}
-        self._state = [
+        state = [
             (index, *(slot(spec.name) if index in reads else _UNREAD))
             for index, spec in enumerate(program.inputs)
             if isinstance(spec, StateInput)
         ]
         used = {spec.name for i, spec in enumerate(program.inputs) if isinstance(spec, StateInput) and i in reads}
-        self._ties = [
+        ties = [
             (slot(entry.name), [slot(name) for name in entry.tied], entry)
             for entry in bundle.manifest.state
             if entry.tied and entry.name in used and entry.role != "constant"
         ]
         self._rebinds = [(rebind.output_index, *slot(rebind.name)) for rebind in program.rebinds]
         self._unflatten = builder(program.output_tree, constant)
-        self._fixes_grad_mode = "grad_mode" in program.fixed
-        self._fixes_inference_mode = "inference_mode" in program.fixed
-        self._device_type = device_type_of(program, environment.device)
+        caller = Caller(
+            program=program,
+            device_type=device_type_of(program, environment.device),
+            state=state,
+            ties=ties,
+            forms={index: form for index, form in forms.items() if index in reads},
+        )
+        devices = () if environment.device is None else (environment.device.type,)
+        arguments = Arguments(program=program, device_types=devices, forms=forms)
+        stages = [[*rows(ARGUMENTS, arguments), *rows(MODES, caller)], rows(STATE, caller)]
+        self.guards = Table(stages, len(program.inputs), torch_tensors())
         self._forward: Function | None = None
         self._has_effects = False
         self._functional = None
@@ -141,19 +154,18 @@ class Plan:
             engines.why_not[PORTABLE] = f"target `{target}` was asked for"
         engines.serving.append(AUTOGRAD)
         engines.demand(target)
-        self.way = Way(
+        functional = self._functional
+        self.fast_path = FastPath(
             program=program,
             signature=self._signature,
-            state=self._state,
-            ties=self._ties,
-            device=environment.device,
-            functional=None if self._functional is None else self._functional.served,
+            rows=self.guards.rows if functional is None else [*self.guards.rows, *functional.rows],
+            joint=None if functional is None else functional.direct,
             serve=self._serve,
             unflatten=self._unflatten,
-            otherwise=self._check_and_run,
+            fallback=self._check_and_run,
         )
-        """What the fast way passes."""
-        self.call = fast_way(self.way)
+        """Serves the usual calls."""
+        self.call = self.fast_path.function()
         """`__call__`, without this detour."""
 
     def _lowered(self, in_budget: bool) -> Lowered | None:
@@ -197,76 +209,15 @@ class Plan:
         violations = self._signature.flatten(args, kwargs, inputs, containers)
         if violations:
             return Bound(inputs, {}, violations, {})
-        symbols, violations = self._guards.check(inputs)
-        if self._fixes_grad_mode and torch.is_grad_enabled() is not self.program.grad:
-            violations.append(
-                f"gradients: expected torch.is_grad_enabled() to be {self.program.grad}, as at capture, since the "
-                f"model's code reads it; got {not self.program.grad}"
-            )
-        if self._fixes_inference_mode and torch.is_inference_mode_enabled():
-            violations.append(
-                "gradients: torch.inference_mode() records nothing for the gradients that the model itself takes; use "
-                "torch.no_grad()"
-            )
-        if "autocast" in self.program.fixed:
-            violations += self._other_autocast()
-        if violations:
-            return Bound(inputs, symbols, violations, {})
-        for index, table, key in self._state:
-            passed, inputs[index] = inputs[index], table.get(key)
-            if inputs[index] is None:
-                raise NotSupported(
-                    f"the module's `{self._state_name(index)}` is gone or was replaced by something that is computed "
-                    "(pruning, parametrization), and the programs read it. Change the model, and export it again"
-                )
-            if index in self._forms and (reason := self._forms[index].why_not(inputs[index])) is not None:
-                raise NotSupported(f"the module's `{self._state_name(index)}`: {reason}")
-            if passed is not None and passed is not inputs[index]:
-                name = self._state_name(index)
-                violations.append(f"an argument that was the module's own `{name}` at capture must be it again")
-        violations += self._differentiated(inputs)
+        symbols: dict[str, int] = {}
+        violations = self.guards.check(inputs, symbols)
         return Bound(inputs, symbols, violations, containers)
-
-    def _other_autocast(self) -> list[str]:
-        """Return a sentence where the autocast around the call is another than at capture."""
-        now, then = autocast_dtype(self._device_type), self.program.autocast
-        if now == then:
-            return []
-        return [
-            f"autocast: expected {then or 'none'} around the call, as at capture, since what the model's code does "
-            f"depends on dtypes; got {now or 'none'}. Export the model under this autocast, or with its region inside "
-            "of the model"
-        ]
-
-    def _differentiated(self, inputs: Sequence[Any]) -> list[str]:
-        """Return a sentence per input that the model differentiates, and eager would not, or not by a graph alone."""
-        found: list[str] = []
-        for index in self.program.differentiated:
-            spec, tensor = self.program.inputs[index], inputs[index]
-            assert not isinstance(spec, SizeInput)
-            name = spec.name if isinstance(spec, StateInput) else spec.path
-            if has_hooks(tensor):
-                found.append(
-                    f"`{name}`: expected neither hooks nor a retained gradient: the model takes gradients with regard "
-                    "to it, and eager would call them in the call, which a graph does not; pass a view of it, which "
-                    "has none"
-                )
-            if spec.meta.requires_grad and not tensor.requires_grad:
-                found.append(
-                    f"`{name}`: expected requires_grad=True, as at capture, since the model takes gradients with "
-                    "regard to it; got False"
-                )
-        return found
 
     def run(self, call: Bound) -> Any:
         """Run the program on a call without violations; return what the call returns."""
         inputs, symbols = call.inputs, call.symbols
-        for (table, key), others, entry in self._ties:
-            if any(other.get(name) is not table[key] for other, name in others):
-                names = ", ".join(f"`{name}`" for name in (entry.name, *entry.tied))
-                raise NotSupported(f"{names} are one tensor in the programs, and no longer are in the module")
         functional = self._functional
-        if functional is not None and functional.serves(inputs, symbols):
+        if functional is not None and functional.why_not(inputs, symbols) is None:
             outputs = functional.run(inputs, symbols)
         else:
             outputs = self.run_forward(inputs, symbols)
@@ -284,11 +235,6 @@ class Plan:
         if self._live is None:
             return set(range(len(self.program.inputs)))
         return {index for index, value in enumerate(self._live.graph.inputs) if value.name in self._live.reads}
-
-    def _state_name(self, index: int) -> str:
-        spec = self.program.inputs[index]
-        assert isinstance(spec, StateInput)
-        return spec.name
 
     def run_forward(self, inputs: list[Any], symbols: dict[str, int]) -> Any:
         """Run the forward graph under the caller's grad mode; return the outputs."""
@@ -331,8 +277,14 @@ class _Functional:
         graph = plan.bundle.graph(program.name, functional.file)
         self._wraps = any(not isinstance(spec, SizeInput) and spec.subclass is not None for spec in plan.program.inputs)
         self._record = functional
-        self._device_type = device_type_of(program, plan.environment.device)
-        self._soft = SoftGuards(program, functional, graph)
+        device_type = device_type_of(program, plan.environment.device)
+        symbols = [dimension.symbol for dimension in program.dimensions]
+        caller = rows(CALLER, Functional(plan.program, functional, graph, device_type))
+        inputs = rows(INPUTS, Functional(program, functional, graph, device_type))
+        self.rows = [*caller, *inputs]
+        """What calls must fit that it serves."""
+        self._caller = Table([caller], len(plan.program.inputs), torch_tensors(), symbols)
+        self._inputs = Table([inputs], len(program.inputs), torch_tensors(), symbols)
         self._mutations = Mutations(functional) if functional.mutations or functional.version_rises else None
         self._checks = functional.gradients is not None and bool(functional.gradients.checks)
         self._regenerators = regenerators(program, functional, graph, plan.environment)
@@ -359,27 +311,15 @@ class _Functional:
         fresh = self._mutations is None and self._regenerators is None and functional.grad_mode is None
         fresh = fresh and not self._checks and not self._inner
         alone = fresh and not program.rebinds and self._joint is not None and not self._joint.gradients.detached_inputs
-        self.served = Served(soft=self._soft, joint=self._joint if alone else None)
-
-    def serves(self, inputs: list[Any], symbols: dict[str, int]) -> bool:
-        """Return whether the functional graph is right for this call."""
-        # Under the caller's autocast every operator chooses its dtype anew, which only the forward graph does.
-        if transforms.active() or autocast_dtype(self._device_type) is not None:
-            return False
-        records = _records(inputs)
-        if self._wraps:
-            inputs = _apart(inputs)
-        return records == (self._joint is not None) and self._soft.check(inputs, symbols) is None
+        self.direct = self._joint if alone else None
+        """Its joint graph, where that returns what the program returns."""
 
     def why_not(self, inputs: list[Any], symbols: dict[str, int]) -> str | None:
         """Return why the functional graph does not serve this call; None: it does."""
-        if transforms.active():
-            return "function transforms"
-        if autocast_dtype(self._device_type) is not None:
-            return "autocast around the call"
-        if _records(inputs) != (self._joint is not None):
-            return "gradients of an inference program" if self._joint is None else "no gradients are recorded"
-        return self._soft.check(_apart(inputs), symbols)
+        reason = self._caller.first(inputs, symbols)
+        if reason is not None:
+            return reason
+        return self._inputs.first(_apart(inputs) if self._wraps else inputs, symbols)
 
     def run(self, inputs: list[Any], symbols: dict[str, int]) -> Any:
         """Run the graph and its epilogues; return the outputs."""

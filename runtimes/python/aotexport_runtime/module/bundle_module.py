@@ -14,9 +14,9 @@ from torch import nn
 from aotexport_runtime.bundle.read import Bundle
 from aotexport_runtime.call.engines import PORTABLE, Engines
 from aotexport_runtime.call.explain import Explanation, ProgramExplanation, explained
+from aotexport_runtime.call.guards.quick_path import Call
 from aotexport_runtime.call.live_graph import LiveGraph, check_state_read, graph_of_calls, live_graph
 from aotexport_runtime.call.plan import Plan
-from aotexport_runtime.call.straight_line import Call
 from aotexport_runtime.call.variants import Variants
 from aotexport_runtime.engines.autocast import device_type_of
 from aotexport_runtime.engines.choice import libraries_of

@@ -27,10 +27,7 @@ class Array:
         self.value = value
         self.dtype = value.dtype.name
         self.shape = value.shape
-
-    def dim(self) -> int:
-        """Return the number of axes."""
-        return self.value.ndim
+        self.ndim = value.ndim
 
     def stride(self) -> tuple[int, ...]:
         """Return the step per axis, in elements."""

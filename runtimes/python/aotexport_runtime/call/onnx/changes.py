@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from aotexport_runtime.engines.onnx.session import as_complex
-from aotexport_runtime.errors import BundleInvalid, NotSupported
+from aotexport_runtime.errors import BundleInvalid
 from aotexport_runtime.schema.manifest import OnnxModel
 from aotexport_runtime.schema.program import Program, StateInput
 from aotexport_runtime.values.tensors import is_torch_tensor
@@ -30,35 +28,18 @@ class Changes:
         self._state = state
         self._inputs = model.state_inputs
         self._rebinds = [(rebind.output_index, rebind.name) for rebind in program.rebinds]
-        self._paths = [spec.path for spec in program.inputs if not isinstance(spec, StateInput)]
+        paths = [spec.path for spec in program.inputs if not isinstance(spec, StateInput)]
         names = {spec.name for spec in program.inputs if isinstance(spec, StateInput)}
-        self._updates = [(name, self._paths.index(name) if name in self._paths else None) for name in model.updates]
+        self._updates = [(name, paths.index(name) if name in paths else None) for name in model.updates]
         for name, index in self._updates:
             if (index is None) == (name not in names):
                 raise BundleInvalid(f"the model changes {name[:80]!r}, which is no one input", where=model.file)
-        self._written = [index for _, index in self._updates if index is not None]
+        self.written = [index for _, index in self._updates if index is not None]
 
     def state(self) -> tuple[list[str], list[Any]]:
         """Return the names of the model's inputs for changed state tensors, and their values."""
         held = {name: self._state[key] for key, name in self._inputs.items() if key in self._state}
         return list(held), list(held.values())
-
-    def check(self, arguments: list[Any]) -> None:
-        """Refuse arguments that cannot be written to, before anything was done.
-
-        Raises:
-            NotSupported: names the argument.
-        """
-        for index in self._written:
-            value = arguments[index]
-            if isinstance(value, np.ndarray) and not value.flags.writeable:
-                raise NotSupported(f"the program changes `{self._paths[index]}`, which is a read-only array")
-            for other, path in zip(arguments, self._paths, strict=True):
-                if path != self._paths[index] and _share(value, other):
-                    raise NotSupported(
-                        f"the program changes `{self._paths[index]}`, which shares memory with `{path}`, and the "
-                        "model does not know. Pass a copy, or load target `portable`"
-                    )
 
     def apply(self, arguments: list[Any], outputs: list[Any]) -> None:
         """Write what a call changed.
@@ -74,12 +55,6 @@ class Changes:
                 self._state[name] = value
             else:
                 _write(arguments[index], value)
-
-
-def _share(a: Any, b: Any) -> bool:
-    if is_torch_tensor(a) and is_torch_tensor(b):
-        return a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
-    return isinstance(a, np.ndarray) and isinstance(b, np.ndarray) and np.may_share_memory(a, b)
 
 
 def _write(argument: Any, value: Any) -> None:

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import numpy as np
 
 from aotexport_runtime.bundle.read import Bundle
-from aotexport_runtime.call.guards import Guards
+from aotexport_runtime.call.guards.arguments import ARGUMENTS
+from aotexport_runtime.call.guards.rule import rows
+from aotexport_runtime.call.guards.subjects import Arguments
+from aotexport_runtime.call.guards.table import Table
 from aotexport_runtime.call.onnx.changes import Changes
-from aotexport_runtime.call.onnx.fast_path import Way, fast_way
+from aotexport_runtime.call.onnx.fast_path import OnnxFastPath
+from aotexport_runtime.call.onnx.guards import MODEL, ModelInputs
 from aotexport_runtime.call.signature import Bound, Signature
 from aotexport_runtime.engines.onnx.session import OnnxRuntime, as_complex, open_session, run_session
-from aotexport_runtime.errors import BundleInvalid, CallInvalid, CheckFailed, NotSupported
+from aotexport_runtime.errors import BundleInvalid, CallInvalid, CheckFailed
 from aotexport_runtime.schema.manifest import OnnxModel
-from aotexport_runtime.schema.program import Program, StateInput
+from aotexport_runtime.schema.program import ArgumentInput, Program, StateInput
 from aotexport_runtime.schema.trees import Constant
 from aotexport_runtime.values.tensors import Array, is_torch_tensor
 from aotexport_runtime.values.trees import builder
@@ -49,9 +52,13 @@ class OnnxPlan:
         self.program = program
         self._model = model
         self._signature = Signature(program.parameters, constant)
-        self._guards = Guards(program, None)
         self._unchecked = counts[1] - len(model.checks)
         self._changes = Changes(program, model, state)
+        # Tensors elsewhere are copied for ONNX Runtime, wherever the program was captured.
+        captured = [spec.meta.device for spec in program.inputs if isinstance(spec, ArgumentInput)]
+        facts = Arguments(program=program, device_types=("cpu", *captured))
+        model_inputs = ModelInputs(program, [arguments[index] for index in self._changes.written])
+        self.guards = Table([rows(ARGUMENTS, facts), rows(MODEL, model_inputs)], len(program.inputs))
         self._arguments = arguments
         self._sizes = [index for index, meta in enumerate(program.outputs) if meta is None]
         self._complex = [
@@ -59,16 +66,17 @@ class OnnxPlan:
         ]
         self._unflatten = builder(program.output_tree, constant)
         self.session = open_session(bundle, model, options)
-        self.way = Way(
+        self.fast_path = OnnxFastPath(
             program=program,
             model=model,
             signature=self._signature,
+            rows=self.guards.rows,
             session=self.session,
             unflatten=self._unflatten,
-            otherwise=self._check_and_run,
+            fallback=self._check_and_run,
         )
-        """What the fast way passes."""
-        self.call = fast_way(self.way)
+        """Serves the usual calls."""
+        self.call = self.fast_path.function()
         """`__call__`, without this detour."""
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -93,18 +101,18 @@ class OnnxPlan:
         violations = self._signature.flatten(args, kwargs, inputs)
         if violations:
             return Bound(inputs, {}, violations, {})
+        wrapped: dict[int, Array] = {}
         for index, value in enumerate(inputs):
             if isinstance(value, np.ndarray):
-                inputs[index] = Array(value)
-        symbols, violations = self._guards.check(inputs)
+                inputs[index] = wrapped.setdefault(id(value), Array(value))
+        symbols: dict[str, int] = {}
+        violations = self.guards.check(inputs, symbols)
         return Bound(inputs, symbols, violations, {})
 
     def run(self, call: Bound) -> Any:
         """Run the model on a call without violations; return what the call returns."""
         values = [call.inputs[index] for index in self._arguments]
-        _refuse_gradients(self.program.name, values)
         arrays = [value.value if isinstance(value, Array) else value for value in values]
-        self._changes.check(arrays)
         names, held = self._changes.state()
         outputs = run_session(
             self.session,
@@ -123,17 +131,6 @@ class OnnxPlan:
         for index in self._complex:
             outputs[index] = as_complex(outputs[index])
         return self._unflatten(outputs[: len(self.program.outputs)])
-
-
-def _refuse_gradients(name: str, values: list[Any]) -> None:
-    torch = sys.modules.get("torch")
-    if torch is None or not torch.is_grad_enabled():
-        return
-    if any(is_torch_tensor(value) and value.requires_grad for value in values):
-        raise NotSupported(
-            f"an input of program `{name}` requires grad, and ONNX models record no gradients. Call it under "
-            "`torch.no_grad()`, or load target `portable`"
-        )
 
 
 def constant(leaf: Constant) -> Any:

@@ -1,4 +1,4 @@
-"""The fast way through a call: which calls it serves, and which it turns away."""
+"""The fast path of a call: which calls it serves, and which it turns away."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from torch import nn
 
 import aotexport
 from aotexport_runtime import load
-from aotexport_runtime.call.fast_path import fast_way
 
 TURNED_AWAY = object()
 
@@ -27,15 +26,15 @@ class Scaled(nn.Module):
 
 @pytest.fixture(scope="module", params=["static", "dynamic"])
 def bundle(request, tmp_path_factory):
-    path = tmp_path_factory.mktemp("fast-way") / request.param
+    path = tmp_path_factory.mktemp("fast-path") / request.param
     shapes = ({0: torch.export.Dim("rows", min=2, max=9)},) if request.param == "dynamic" else None
     aotexport.export(Scaled(), (torch.randn(3, 4),), output=path, dynamic_shapes=shapes)
     return path
 
 
 def only_fast(module, program):
-    way = module._plan(program).way
-    return fast_way(dataclasses.replace(way, otherwise=lambda args, kwargs: TURNED_AWAY))
+    path = module._plan(program).fast_path
+    return dataclasses.replace(path, fallback=lambda args, kwargs: TURNED_AWAY).function()
 
 
 def x(rows=3):

@@ -1,4 +1,4 @@
-"""The fast way through a call by ONNX Runtime: it serves what needs no care, as the other way would."""
+"""The fast path of a call by ONNX Runtime: it serves what needs no care, as its fallback would."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from torch.export import Dim
 import aotexport
 import aotexport_runtime
 from aotexport_runtime.bundle.read import open_bundle
-from aotexport_runtime.call.onnx.fast_path import fast_way
 from aotexport_runtime.call.onnx.plan import OnnxPlan
 
 TURNED_AWAY = object()
@@ -36,15 +35,15 @@ def plan(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def fast(plan):
-    return fast_way(dataclasses.replace(plan.way, otherwise=lambda args, kwargs: TURNED_AWAY))
+    return dataclasses.replace(plan.fast_path, fallback=lambda args, kwargs: TURNED_AWAY).function()
 
 
 @pytest.mark.parametrize("rows", [2, 5])
 @pytest.mark.parametrize("kind", ["arrays", "tensors"])
-def test_usual_call_is_served_as_by_the_other_way(plan, fast, rows, kind):
+def test_usual_call_is_served_as_by_the_fallback(plan, fast, rows, kind):
     x, ids = np.linspace(-1, 1, 4 * rows, dtype=np.float32).reshape(rows, 4), np.arange(rows)
     args = (x, ids) if kind == "arrays" else (torch.from_numpy(x), torch.from_numpy(ids))
-    expected = plan.way.otherwise(args, {})
+    expected = plan.fast_path.fallback(args, {})
     for got in (fast(args, {}), fast((), {"ids": args[1], "x": args[0]})):
         assert list(got) == ["sum", "ids"]
         for a, b in zip((*got["sum"], got["ids"]), (*expected["sum"], expected["ids"]), strict=True):

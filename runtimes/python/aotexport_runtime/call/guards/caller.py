@@ -1,0 +1,242 @@
+"""Rows about the caller of a program: its modes, and the module's tensors that the program reads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from aotexport_runtime.call.guards.rule import Call, Rule, Source, input_name
+from aotexport_runtime.call.inner import has_hooks
+from aotexport_runtime.engines.autocast import autocast_dtype
+from aotexport_runtime.errors import NotSupported
+from aotexport_runtime.schema.manifest import StateTensor
+from aotexport_runtime.schema.program import Program, SizeInput, StateInput
+from aotexport_runtime.schema.trees import Leaf
+from aotexport_runtime.submodules.places import StateSlot
+from aotexport_runtime.values.subclasses import Form
+from aotexport_runtime.values.trees import leaves
+
+Ties = Sequence[tuple[StateSlot, Sequence[StateSlot], StateTensor]]
+"""Per tied tensor: where it is kept, where its other names are, its record."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Caller:
+    """What rows about the caller know.
+
+    Attributes:
+        program: its record.
+        device_type: type of the devices that it runs on.
+        state: index of each input that is state, and where it is kept.
+        ties: see `Ties`.
+        forms: structure per input that is state and a tensor subclass.
+    """
+
+    program: Program
+    device_type: str
+    state: Sequence[tuple[int, dict[str, Any], str]]
+    ties: Ties
+    forms: Mapping[int, Form]
+
+
+@dataclass(frozen=True)
+class State:
+    """A tensor of the module that the program reads."""
+
+    index: int
+    table: dict[str, Any]
+    key: str
+    name: str
+    is_passed: bool
+
+
+@dataclass(frozen=True)
+class Differentiated:
+    """An input with regard to which the model takes gradients."""
+
+    index: int
+    name: str
+    requires_grad: bool
+
+
+def _state(caller: Caller) -> list[State]:
+    trees = [parameter.tree for parameter in caller.program.parameters]
+    passed = {leaf.index for tree in trees for _, leaf in leaves(tree) if isinstance(leaf, Leaf)}
+    return [
+        State(index, table, key, _name(caller.program, index), index in passed)
+        for index, table, key in caller.state
+    ]
+
+
+def _passed_state(caller: Caller) -> list[State]:
+    return [state for state in _state(caller) if state.is_passed]
+
+
+def _subclass_state(caller: Caller) -> list[tuple[State, Form]]:
+    return [(state, caller.forms[state.index]) for state in _state(caller) if state.index in caller.forms]
+
+
+def _differentiated(caller: Caller) -> list[Differentiated]:
+    found: list[Differentiated] = []
+    for index in caller.program.differentiated:
+        spec = caller.program.inputs[index]
+        assert not isinstance(spec, SizeInput)
+        found.append(Differentiated(index, _name(caller.program, index), spec.meta.requires_grad))
+    return found
+
+
+def _name(program: Program, index: int) -> str:
+    spec = program.inputs[index]
+    return spec.name if isinstance(spec, StateInput) else spec.path
+
+
+def _fixing(mode: str) -> Any:
+    return lambda caller: [caller] if mode in caller.program.fixed else []
+
+
+def _ties(caller: Caller) -> Ties:
+    return caller.ties
+
+
+def _no_autocast(source: Source, caller: Caller) -> str:
+    if caller.program.autocast is not None:
+        return _same_autocast(source, caller)
+    return without_autocast(source, caller.device_type)
+
+
+def _same_autocast(source: Source, caller: Caller) -> str:
+    asked = source.ask(autocast_dtype, source.constant(caller.device_type))
+    return f"{asked} == {source.constant(caller.program.autocast)}"
+
+
+def without_autocast(source: Source, device_type: str) -> str:
+    """Return the quick question whether autocast is off for a type of devices."""
+    if not torch.amp.is_autocast_available(device_type):
+        return "True"
+    return f"not {source.ask(torch.is_autocast_enabled, source.constant(device_type))}"
+
+
+def _other_autocast(caller: Caller, call: Call) -> str:
+    now, then = autocast_dtype(caller.device_type), caller.program.autocast
+    return (
+        f"autocast: expected {then or 'none'} around the call, as at capture, since what the model's code does "
+        f"depends on dtypes; got {now or 'none'}. Export the model under this autocast, or with its region inside "
+        "of the model"
+    )
+
+
+def _take(source: Source, state: State) -> list[str]:
+    value = input_name(state.index)
+    lines = [f"p{state.index} = {value}"] if state.is_passed else []
+    lines.append(f"{value} = {source.constant(state.table)}.get({source.constant(state.key)})")
+    return [*lines, f"inputs[{state.index}] = {value}"] if source.explains else lines
+
+
+def _is_tied(source: Source, tie: tuple[StateSlot, Sequence[StateSlot], StateTensor]) -> str:
+    (table, key), others, _ = tie
+    value = f"{source.constant(table)}.get({source.constant(key)})"
+    same = (f"{source.constant(other)}.get({source.constant(name)}) is {value}" for other, name in others)
+    return " and ".join(same)
+
+
+def _names_of_tie(tie: tuple[StateSlot, Sequence[StateSlot], StateTensor]) -> str:
+    return ", ".join(f"`{name}`" for name in (tie[2].name, *tie[2].tied))
+
+
+MODES: tuple[Rule[Caller, Any], ...] = (
+    Rule(
+        name="grad mode",
+        cost="mode",
+        of=_fixing("grad_mode"),
+        holds=lambda source, caller: f"{source.ask(torch.is_grad_enabled)} is {caller.program.grad}",
+        message=lambda caller, call: (
+            f"gradients: expected torch.is_grad_enabled() to be {caller.program.grad}, as at capture, since the "
+            f"model's code reads it; got {not caller.program.grad}"
+        ),
+    ),
+    Rule(
+        name="inference mode",
+        cost="mode",
+        of=_fixing("inference_mode"),
+        holds=lambda source, caller: f"not {source.ask(torch.is_inference_mode_enabled)}",
+        message=lambda caller, call: (
+            "gradients: torch.inference_mode() records nothing for the gradients that the model itself takes; use "
+            "torch.no_grad()"
+        ),
+    ),
+    Rule(
+        name="autocast",
+        cost="mode",
+        of=_fixing("autocast"),
+        holds=_same_autocast,
+        quick=_no_autocast,
+        message=_other_autocast,
+    ),
+)
+"""Modes of the process that the model's code read."""
+
+STATE: tuple[Rule[Caller, Any], ...] = (
+    Rule(
+        name="present",
+        cost="tensor",
+        of=_state,
+        prepare=_take,
+        holds=lambda source, state: f"{input_name(state.index)} is not None",
+        error=NotSupported,
+        message=lambda state, call: (
+            f"the module's `{state.name}` is gone or was replaced by something that is computed "
+            "(pruning, parametrization), and the programs read it. Change the model, and export it again"
+        ),
+    ),
+    Rule(
+        name="structure of state",
+        cost="tensor",
+        of=_subclass_state,
+        holds=lambda source, pair: f"{source.ask(pair[1].why_not, input_name(pair[0].index))} is None",
+        quick=lambda source, pair: None,
+        error=NotSupported,
+        message=lambda pair, call: f"the module's `{pair[0].name}`: {pair[1].why_not(call.inputs[pair[0].index])}",
+    ),
+    Rule(
+        name="the module's own",
+        cost="tensor",
+        of=_passed_state,
+        holds=lambda source, state: f"p{state.index} is None or p{state.index} is {input_name(state.index)}",
+        message=lambda state, call: f"an argument that was the module's own `{state.name}` at capture must be it again",
+    ),
+    Rule(
+        name="hooks",
+        cost="tensor",
+        of=_differentiated,
+        holds=lambda source, each: f"not {source.ask(has_hooks, input_name(each.index))}",
+        message=lambda each, call: (
+            f"`{each.name}`: expected neither hooks nor a retained gradient: the model takes gradients with regard "
+            "to it, and eager would call them in the call, which a graph does not; pass a view of it, which "
+            "has none"
+        ),
+    ),
+    Rule(
+        name="differentiated",
+        cost="tensor",
+        of=_differentiated,
+        holds=lambda source, each: f"{input_name(each.index)}.requires_grad" if each.requires_grad else "True",
+        message=lambda each, call: (
+            f"`{each.name}`: expected requires_grad=True, as at capture, since the model takes gradients with "
+            "regard to it; got False"
+        ),
+    ),
+    Rule(
+        name="ties",
+        cost="tensor",
+        of=_ties,
+        holds=_is_tied,
+        error=NotSupported,
+        message=lambda tie, call: (
+            f"{_names_of_tie(tie)} are one tensor in the programs, and no longer are in the module"
+        ),
+    ),
+)
+"""The module's tensors, asked of calls whose arguments fit."""

@@ -1,0 +1,66 @@
+"""Generated functions that serve the calls that a program gets most often, and turn away the others. No torch.
+
+What they ask are the quick forms of a table's rows; what they turn away, signature and table look at once more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from aotexport_runtime.call.guards.rule import Row, Source, input_name
+from aotexport_runtime.call.guards.table import quick_lines
+from aotexport_runtime.engines.source import define
+
+Call = Callable[[tuple[Any, ...], dict[str, Any]], Any]
+"""`(args, kwargs) -> what the call returns`."""
+
+_TURN_AWAY = "return fallback(args, kwargs)"
+
+
+def bind(source: Source, positional: Sequence[int] | None, keywords: Mapping[str, int] | None = None) -> list[str]:
+    """Return lines that take the arguments of a call that passes all by position, or all by name.
+
+    Args:
+        source: gets the names.
+        positional: input per positional argument; None: calls by position are turned away.
+        keywords: input per name; None: calls by name are turned away.
+    """
+    count = -1 if positional is None else len(positional)
+    taken = [f"{', '.join(map(input_name, positional))}, = args"] if positional else []
+    if not keywords:
+        return [f"if kwargs or len(args) != {count}: {_TURN_AWAY}", *taken]
+    values = ", ".join(f"kwargs[{source.constant(name)}]" for name in keywords)
+    return [
+        "if kwargs:",
+        f"    if args or len(kwargs) != {len(keywords)}: {_TURN_AWAY}",
+        f"    try: {', '.join(map(input_name, keywords.values()))}, = {values},",
+        f"    except KeyError: {_TURN_AWAY}",
+        f"elif len(args) != {count}: {_TURN_AWAY}",
+        *(f"else: {line}" for line in taken),
+    ]
+
+
+def quick_path(
+    source: Source,
+    binding: Sequence[str],
+    rows: Sequence[Row],
+    serve: Callable[[Source], str],
+    fallback: Call,
+    label: str,
+) -> Call:
+    """Return a function that serves the calls that fit `rows`; `fallback` where a row has no quick form.
+
+    Args:
+        source: whose constants `binding` refers to.
+        binding: lines that take the arguments, see `bind`.
+        rows: what calls must fit.
+        serve: gives the expression that a served call returns.
+        fallback: takes the calls that are turned away.
+        label: shown in tracebacks.
+    """
+    lines = quick_lines(source, rows, _TURN_AWAY)
+    if lines is None:
+        return fallback
+    lines = [*binding, *lines, f"return {serve(source)}"]
+    return define("call", "args, kwargs", lines, {**source.scope, "fallback": fallback}, label)

@@ -1,0 +1,148 @@
+"""A rule about the calls that a program serves: one row of a table of guards. No torch.
+
+A row holds its predicate as Python source, of which both the function that only answers and the one that explains are
+generated. Source holds positions and integers alone; whatever the bundle says stands in a table of constants.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
+
+from aotexport_runtime.call.guards.kinds import ARRAYS, Kind
+from aotexport_runtime.errors import AotExportError, CallInvalid
+from aotexport_runtime.schema.sizes import Size
+from aotexport_runtime.values import sizes
+
+Cost = Literal["mode", "tensor", "sizes", "memory"]
+"""What a predicate looks at, from cheap to dear: `mode`: the process, once a call; `tensor`: an attribute of a tensor;
+`sizes`: arithmetic over the sizes of the call; `memory`: the storages of all tensors. Quick paths ask in this order."""
+
+COSTS: tuple[Cost, ...] = ("mode", "tensor", "sizes", "memory")
+
+Gate = Literal["subject", "ranks", "symbols"]
+"""What must have held for a row to be asked: the rows before it of its subject; that the tensors have their ranks; that
+every symbol has a value."""
+
+
+def input_name(index: int) -> str:
+    """Return the name of the variable that holds a program's input."""
+    return f"v{index}"
+
+
+class Call(NamedTuple):
+    """A call that violates a row, for its message.
+
+    Attributes:
+        inputs: one entry per input of the program.
+        symbols: value per symbol, as far as they are known.
+    """
+
+    inputs: Sequence[Any]
+    symbols: Mapping[str, int]
+
+
+@dataclass
+class Source:
+    """What the source of predicates refers to.
+
+    Attributes:
+        kind: of the tensors of a quick path.
+        explains: whether it is of the function that explains.
+        scope: constants by name.
+        symbols: source per symbol.
+    """
+
+    kind: Kind = ARRAYS
+    explains: bool = False
+    scope: dict[str, Any] = field(default_factory=lambda: dict[str, Any](sizes.SCOPE))
+    symbols: dict[str, str] = field(default_factory=dict[str, str])
+
+    def constant(self, value: Any) -> str:
+        """Return the name of a constant."""
+        name = f"c{len(self.scope)}"
+        self.scope[name] = value
+        return name
+
+    def ask(self, function: Callable[..., Any], *arguments: str) -> str:
+        """Return the source of a call of `function`; arguments are source."""
+        return f"{self.constant(function)}({', '.join(arguments)})"
+
+    def size(self, size: Size) -> str:
+        """Return the source of a size."""
+        return sizes.source(size, self.symbols.__getitem__)
+
+    def shape(self, shape: Sequence[Size]) -> str:
+        """Return the source of a tuple of sizes."""
+        if all(isinstance(size, int) for size in shape):
+            return self.constant(tuple(shape))
+        return f"({''.join(f'{self.size(size)}, ' for size in shape)})"
+
+    def known(self, symbols: Sequence[str]) -> list[str]:
+        """Return lines that take symbols from `symbols`, where they are known already."""
+        self.symbols = {symbol: f"s{number}" for number, symbol in enumerate(symbols)}
+        return [f"{name} = symbols[{self.constant(symbol)}]" for symbol, name in self.symbols.items()]
+
+
+Facts = TypeVar("Facts")
+Subject = TypeVar("Subject")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rule(Generic[Facts, Subject]):
+    """A row of a table of guards.
+
+    Attributes:
+        name: of the row, unique in its table.
+        cost: see `Cost`.
+        of: what it is asked about, given what is known of the program: inputs, symbols, or one thing for the call.
+            Rows in sequence with one `of` are asked subject by subject.
+        holds: source of its predicate; may raise `sizes.UNDEFINED`, and does not hold then.
+        message: says what is wrong, for people. None: a condition of quick paths alone, no rule of the program.
+        quick: source of what quick paths ask in place of `holds`; None: there is no such, and the program has no
+            quick path.
+        stricter: whether `quick` turns away calls for which the row holds. It never admits others.
+        prepare: lines before it, which bind variables.
+        needs: what must have held for it to be asked.
+        ends: what does not hold any more where it is violated.
+        error: what a violation raises; `CallInvalid` is raised with all violations.
+    """
+
+    name: str
+    cost: Cost
+    of: Callable[[Facts], Iterable[Subject]]
+    holds: Callable[[Source, Subject], str]
+    message: Callable[[Subject, Call], str] | None
+    quick: Callable[[Source, Subject], str | None] | None = None
+    stricter: bool = False
+    prepare: Callable[[Source, Subject], list[str]] | None = None
+    needs: tuple[Gate, ...] = ()
+    ends: tuple[Gate, ...] = ()
+    error: type[AotExportError] = CallInvalid
+
+
+class Row(NamedTuple):
+    """A rule about one subject.
+
+    Attributes:
+        rule: the rule.
+        subject: what it is asked about.
+        number: of the subject among those of its `of`, from the start of the table.
+    """
+
+    rule: Rule[Any, Any]
+    subject: Any
+    number: int
+
+
+def rows(rules: Sequence[Rule[Facts, Any]], facts: Facts) -> list[Row]:
+    """Return the rows of a program, in the order in which they are explained."""
+    found: list[Row] = []
+    for of, group in groupby(rules, key=lambda rule: rule.of):
+        together = list(group)
+        for subject in of(facts):
+            number = len(found)
+            found += [Row(rule, subject, number) for rule in together]
+    return found
