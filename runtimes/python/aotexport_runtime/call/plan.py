@@ -283,8 +283,8 @@ class _Functional:
         inputs = rows(INPUTS, Functional(program, functional, graph, device_type))
         self.rows = [*caller, *inputs]
         """What calls must fit that it serves."""
-        self._caller = Table([caller], len(plan.program.inputs), torch_tensors(), symbols)
-        self._inputs = Table([inputs], len(program.inputs), torch_tensors(), symbols)
+        self._caller = Table([caller], len(plan.program.inputs), known=symbols)
+        self._inputs = Table([inputs], len(program.inputs), known=symbols)
         self._mutations = Mutations(functional) if functional.mutations or functional.version_rises else None
         self._checks = functional.gradients is not None and bool(functional.gradients.checks)
         self._regenerators = regenerators(program, functional, graph, plan.environment)

@@ -66,8 +66,7 @@ def _state(caller: Caller) -> list[State]:
     trees = [parameter.tree for parameter in caller.program.parameters]
     passed = {leaf.index for tree in trees for _, leaf in leaves(tree) if isinstance(leaf, Leaf)}
     return [
-        State(index, table, key, _name(caller.program, index), index in passed)
-        for index, table, key in caller.state
+        State(index, table, key, _name(caller.program, index), index in passed) for index, table, key in caller.state
     ]
 
 

@@ -177,8 +177,9 @@ def _some_require_grad(tensors: Sequence[Tensor]) -> str:
 
 
 def _is_laid_out(source: Source, tensor: Tensor) -> str:
-    value = tensor.variable
-    return source.ask(same_layout, f"{value}.shape", f"{value}.stride()", source.shape(tensor.spec.meta.stride))
+    value, stride = tensor.variable, source.shape(tensor.spec.meta.stride)
+    same = source.ask(same_layout, f"{value}.shape", f"{value}.stride()", stride)
+    return f"{value}.stride() == {stride} or {same}"
 
 
 def _other_strides(tensor: Tensor, call: Call) -> str:

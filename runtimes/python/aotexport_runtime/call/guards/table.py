@@ -80,8 +80,6 @@ class Table:
 
     def first(self, inputs: list[Any], symbols: dict[str, int]) -> str | None:
         """Return the first violation in words; None: there is none."""
-        if self.admits is not None and self.admits(inputs, symbols):
-            return None
         row = next(self.violations(inputs, symbols), None)
         if row is None:
             return None
