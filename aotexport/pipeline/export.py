@@ -26,6 +26,7 @@ from aotexport.pipeline.verify import verify_graphs, verify_libraries
 from aotexport.pipeline.write import write_bundle, write_weights
 from aotexport.process.clock import Clock, Progress
 from aotexport.process.deep_stack import deep_stack
+from aotexport.process.only_export import only_export
 from aotexport.vectors.eager_errors import EagerErrors
 from aotexport.verify.fresh import FreshProcess
 from aotexport.verify.report import ExportReport
@@ -129,6 +130,7 @@ def export_as(
     given = args, kwargs, options.programs, options.variants
     with (
         bugs_reported(lambda: clock.current),
+        only_export(),
         left_alone(target, given),
         operators_kept(options.keep_operators),
         passes_dumped(options.dump_passes),

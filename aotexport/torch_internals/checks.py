@@ -19,6 +19,8 @@ from torch.utils._sympy.reference import PythonReferenceAnalysis
 from torch.utils._sympy.symbol import SymT, symbol_is_type
 from torch.utils._sympy.value_ranges import ValueRanges
 
+from aotexport.process.patches import Patch, patched
+
 _TORCH_CHECK = re.compile(r"Runtime assertion failed for expression (.*) on node '\w+'")
 _FROM_DATA = (SymT.UNBACKED_INT, SymT.UNBACKED_FLOAT)
 
@@ -86,7 +88,6 @@ def branches_follow(
         get: gives the value of a data-dependent symbol, or None.
         decided: called with each expression that code branched on, and its value.
     """
-    before = shape_env.real_tensor_prop_unbacked_vals
     defer, ranges = shape_env.guard_or_defer_runtime_assert, shape_env.var_to_range
     narrowed: dict[Any, tuple[Any, Any]] = {}
 
@@ -102,14 +103,15 @@ def branches_follow(
             narrowed[symbol] = (first if last == range_ else range_), ranges[symbol]
         return holds
 
-    shape_env.real_tensor_prop_unbacked_vals = _Answers(get)
-    shape_env._log_real_tensor_propagation = decided  # type: ignore[method-assign]
-    shape_env.guard_or_defer_runtime_assert = defer_but_branches  # type: ignore[method-assign]
+    reason = "Let branches over values follow the example"
     try:
-        yield
+        with patched(
+            Patch(shape_env, "real_tensor_prop_unbacked_vals", _Answers(get), reason),
+            Patch(shape_env, "_log_real_tensor_propagation", decided, reason),
+            Patch(shape_env, "guard_or_defer_runtime_assert", defer_but_branches, reason),
+        ):
+            yield
     finally:
-        shape_env.real_tensor_prop_unbacked_vals = before
-        del shape_env._log_real_tensor_propagation, shape_env.guard_or_defer_runtime_assert
         # What branches say about a range is in their checks.
         ranges.update({symbol: first for symbol, (first, last) in narrowed.items() if ranges[symbol] == last})
 

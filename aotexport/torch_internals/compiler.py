@@ -11,7 +11,6 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import torch
 
@@ -22,6 +21,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 from torch.utils._sympy.numbers import int_oo
 
+from aotexport.process.patches import Patch, patched
 from aotexport.torch_internals.corrections import pools_by_torch
 
 _AS_EAGER = {"emulate_precision_casts": True, "fallback_random": True}
@@ -134,9 +134,13 @@ def compile_library(
         stack.enter_context(V.set_aot_compilation(True))
         stack.enter_context(V.set_fake_mode(fake_mode))
         stack.enter_context(tracing(TracingContext(fake_mode)))
-        stack.enter_context(mock.patch.object(cpu_vec_isa, "valid_vec_isa_list", return_value=[isa]))
-        stack.enter_context(mock.patch.object(CppKernel, "decide_parallel_depth", decide_at_compile_time))
-        stack.enter_context(mock.patch.object(CppWrapperCpu, "write_header", write_header_and_ours))
+        stack.enter_context(
+            patched(
+                Patch(cpu_vec_isa, "valid_vec_isa_list", lambda: [isa], "Compile for the wanted vectors"),
+                Patch(CppKernel, "decide_parallel_depth", decide_at_compile_time, "Leave short loops to one thread"),
+                Patch(CppWrapperCpu, "write_header", write_header_and_ours, "Add the header of matrix products"),
+            )
+        )
         (output,) = module.graph.find_nodes(op="output")
         compiled: Any = compile_fx.compile_fx_forward(
             module,

@@ -8,9 +8,10 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
-from unittest import mock
 
 import torch
+
+from aotexport.process.patches import Patch, patched
 
 aten: Any = torch.ops.aten
 
@@ -30,8 +31,11 @@ def pools_by_torch() -> Iterator[None]:
         aten.avg_pool2d_backward.default: lowering.fallback_avg_pool2d_backward,
         aten.avg_pool3d_backward.default: lowering.fallback_avg_pool3d_backward,
     }
-    mended: Any = {operator: _pool(lowering.lowerings[operator], other) for operator, other in fallbacks.items()}
-    with mock.patch.dict(lowering.lowerings, mended):
+    reason = "Count what is inside of the padding in gradients of average pools"
+    lowerings: Any = lowering.lowerings
+    with patched(
+        *[Patch(lowerings, op, _pool(lowerings[op], other), reason, "torch>=2.14") for op, other in fallbacks.items()]
+    ):
         yield
 
 
@@ -64,5 +68,6 @@ def wide_negative_integers() -> Iterator[None]:
         sizes.check_leq(_LEAST_OF_32_BITS, value)
         return True
 
-    with mock.patch.object(triton_utils, "expr_fits_within_32bit", fits):
+    reason = "Pass integers below -2^31 to kernels in 64 bits"
+    with patched(Patch(triton_utils, "expr_fits_within_32bit", fits, reason, "torch>=2.14")):
         yield

@@ -23,6 +23,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 # Traced graphs are read and interpreted: Python is made of them only where one is called.
 from torch.fx._lazy_graph_module import _use_lazy_graph_module
 
+from aotexport.process.patches import Patch, patched
 from aotexport.torch_internals.names import OpOverload
 from aotexport.torch_internals.patches import convolution_choice_unguarded, exporting, fake_kernels
 
@@ -89,12 +90,8 @@ def capture_functional(
 def _linalg_errors_unordered() -> Iterator[None]:
     """Let linear algebra's checks for errors be plain operators: their order among themselves needs no token."""
     effect = simple_registry.singleton.find("aten::_linalg_check_errors").effect
-    before = effect._effect
-    effect._effect = None
-    try:
+    with patched(Patch(effect, "_effect", None, "Leave checks of linear algebra without tokens for their order")):
         yield
-    finally:
-        effect._effect = before
 
 
 @contextlib.contextmanager
@@ -110,11 +107,9 @@ def _effects_kept() -> Iterator[None]:
 
         return original(self, keeps)
 
-    torch.fx.Graph.eliminate_dead_code = eliminate  # type: ignore[method-assign]
-    try:
+    reason = "Keep random operators and checks whose results nothing uses"
+    with patched(Patch(torch.fx.Graph, "eliminate_dead_code", eliminate, reason)):
         yield
-    finally:
-        torch.fx.Graph.eliminate_dead_code = original  # type: ignore[method-assign]
 
 
 def tangent_descriptor(node: torch.fx.Node) -> TangentAOTInput | None:

@@ -17,7 +17,6 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import torch
 import torch._dynamo.device_interface as device_interface
@@ -45,6 +44,7 @@ from torch._inductor.virtualized import V
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from aotexport.process.patches import Patch, patched
 from aotexport.torch_internals.corrections import pools_by_torch, wide_negative_integers
 from aotexport.torch_internals.launches import DeviceModel, triton_target
 
@@ -111,30 +111,42 @@ def offline_gpu(device: DeviceModel, wrapper: type[WrapperFxCodegen]) -> Iterato
     device_interface.init_device_reg()
     interfaces = dict(device_interface.device_interfaces)
     with contextlib.ExitStack() as stack:
-        patch = lambda *args, **kwargs: stack.enter_context(mock.patch.object(*args, **kwargs))  # noqa: E731
         stack.callback(_forget_devices)
         for name in ("cuda", "cuda:0"):
             device_interface.register_interface_for_device(name, _interface(device))
         stack.callback(device_interface.device_interfaces.update, interfaces)
         stack.callback(device_interface.device_interfaces.clear)
-        patch(torch.cuda, "get_device_properties", constant(device))
-        patch(torch.cuda, "get_device_capability", constant((device.major, device.minor)))
-        patch(torch.cuda, "current_device", constant(0))
-        patch(torch.cuda, "device_count", constant(1))
-        if not hasattr(torch._C, "_cuda_getCurrentRawStream"):
-            patch(torch._C, "_cuda_getCurrentRawStream", constant(0), create=True)
-        patch(triton_helpers, "set_driver_to_gpu", constant(None))
-        patch(triton_heuristics, "get_caching_autotuner_plugins", constant([_Uncompiled()]))
-        patch(codegen_common.device_codegens["cuda"], "fx_wrapper_codegen", wrapper)
+        stack.enter_context(patched(*_device_answers(device, wrapper)))
         stack.enter_context(triton_target(device))
         stack.enter_context(cuda_guard())
         stack.enter_context(inductor_config.patch(SETTINGS))
         stack.enter_context(pools_by_torch())
         stack.enter_context(wide_negative_integers())
         scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="aotexport-lower-"))
-        stack.enter_context(mock.patch.dict(os.environ, TORCHINDUCTOR_CACHE_DIR=scratch))
+        folder = Patch(os.environ, "TORCHINDUCTOR_CACHE_DIR", scratch, "Keep the compiler's files apart")
+        stack.enter_context(patched(folder))
         _forget_devices()
         yield
+
+
+def _device_answers(device: DeviceModel, wrapper: type[WrapperFxCodegen]) -> list[Patch]:
+    """Return patches of what torch's compiler asks a device and its driver."""
+    answers: list[tuple[Any, str, Any]] = [
+        (torch.cuda, "get_device_properties", constant(device)),
+        (torch.cuda, "get_device_capability", constant((device.major, device.minor))),
+        (torch.cuda, "current_device", constant(0)),
+        (torch.cuda, "device_count", constant(1)),
+        (triton_helpers, "set_driver_to_gpu", constant(None)),
+    ]
+    if not hasattr(torch._C, "_cuda_getCurrentRawStream"):
+        answers.append((torch._C, "_cuda_getCurrentRawStream", constant(0)))
+    answered = [Patch(owner, name, answer, "Answer for a GPU that is not there") for owner, name, answer in answers]
+    plugins, codegen = constant([_Uncompiled()]), codegen_common.device_codegens["cuda"]
+    return [
+        *answered,
+        Patch(triton_heuristics, "get_caching_autotuner_plugins", plugins, "Leave compiling kernels to later"),
+        Patch(codegen, "fx_wrapper_codegen", wrapper, "Take the compiler's program as a graph"),
+    ]
 
 
 def constant(value: Any) -> Callable[..., Any]:

@@ -8,10 +8,11 @@ import types
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
-from unittest import mock
 
 import torch
 from torch._higher_order_ops import triton_kernel_wrap
+
+from aotexport.process.patches import Patch, patched
 
 __all__ = [
     "DeviceModel",
@@ -56,15 +57,12 @@ def triton_target(device: DeviceModel) -> Iterator[None]:
     from triton.runtime import driver
 
     target = GPUTarget("cuda", device.major * 10 + device.minor, device.warp_size)
-    before = driver._active
-    answering: Any = types.SimpleNamespace(get_current_target=lambda: target)
-    driver.set_active(answering)
-    try:
-        # As kernels are compiled; Triton 3.9 warns where nothing is said.
-        with mock.patch.dict(os.environ, TRITON_DEFAULT_FP_FUSION="1"):
-            yield
-    finally:
-        driver._active = before
+    answering = types.SimpleNamespace(get_current_target=lambda: target)
+    with patched(
+        Patch(driver, "_active", answering, "Name the device that Triton compiles for"),
+        Patch(os.environ, "TRITON_DEFAULT_FP_FUSION", "1", "Say what Triton 3.9 warns about where nothing is said"),
+    ):
+        yield
 
 
 def launch_recorded(kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -96,11 +94,11 @@ def launches_checked(check: Callable[[Any, Sequence[Any]], None]) -> Iterator[No
         check(variable.kernel, (*args, *kwargs.values()))
         return call(self, variable, args, kwargs, *rest)
 
-    owner.init_variable, owner.call_triton_kernel = checked_init, checked_call  # type: ignore[method-assign]
-    try:
+    reason = "Refuse kernels that no compiled code can be made for, before torch looks at them"
+    with patched(
+        Patch(owner, "init_variable", checked_init, reason), Patch(owner, "call_triton_kernel", checked_call, reason)
+    ):
         yield
-    finally:
-        owner.init_variable, owner.call_triton_kernel = init, call  # type: ignore[method-assign]
 
 
 def is_launch(target: Any) -> bool:

@@ -21,6 +21,8 @@ from torch.fx.experimental import _config as shape_config
 from torch.fx.experimental import symbolic_shapes
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
+from aotexport.process.patches import Patch, in_this_thread, patched
+
 
 @contextlib.contextmanager
 def fixed_symbols(shape_env: ShapeEnv, seen: Callable[[sympy.Symbol], None], line: Callable[[], str]) -> Iterator[None]:
@@ -38,12 +40,16 @@ def fixed_symbols(shape_env: ShapeEnv, seen: Callable[[sympy.Symbol], None], lin
             seen(symbol)
         replace(symbol, value, reason)
 
-    shape_env._set_replacement = watched  # type: ignore[method-assign]
-    shape_env._get_sloc = lambda framework_loc=None: SLoc(framework_loc, line())  # type: ignore[method-assign]
-    try:
+    with patched(
+        Patch(shape_env, "_set_replacement", watched, "Record the line that holds a size to a number"),
+        Patch(
+            shape_env,
+            "_get_sloc",
+            lambda framework_loc=None: SLoc(framework_loc, line()),
+            "Keep the line of the user's that makes a guard",
+        ),
+    ):
         yield
-    finally:
-        del shape_env._set_replacement, shape_env._get_sloc
 
 
 _as_in_eager: ContextVar[bool] = ContextVar("_as_in_eager", default=False)
@@ -65,13 +71,9 @@ def exporting() -> Iterator[None]:
     if _as_in_eager.get():
         yield
         return
-    compiler = torch.compiler
-    before = compiler._is_compiling_flag, compiler._is_exporting_flag
-    compiler._is_compiling_flag = compiler._is_exporting_flag = True
-    try:
+    reason = "Let the model see that it is exported"
+    with patched(*[Patch(torch.compiler, f"_is_{what}_flag", True, reason) for what in ("compiling", "exporting")]):
         yield
-    finally:
-        compiler._is_compiling_flag, compiler._is_exporting_flag = before
 
 
 @contextlib.contextmanager
@@ -80,13 +82,10 @@ def masks_unread() -> Iterator[None]:
 
     Where the two are equal the layers then use the mask, in place of the kernels' own causal one.
     """
-    layers = torch.nn.modules.transformer
-    original = layers._detect_is_causal_mask
-    layers._detect_is_causal_mask = lambda mask, is_causal=None, size=None: is_causal is True
-    try:
+    unread = lambda mask, is_causal=None, size=None: is_causal is True  # noqa: E731
+    reason = "Keep transformer layers from reading the values of masks"
+    with patched(Patch(torch.nn.modules.transformer, "_detect_is_causal_mask", unread, reason)):
         yield
-    finally:
-        layers._detect_is_causal_mask = original
 
 
 @contextlib.contextmanager
@@ -123,14 +122,12 @@ def applied_functions(apply_instead: Callable[[Any, tuple[Any, ...], dict[str, A
     def watch(cls: type, *args: Any, **kwargs: Any) -> Any:
         return apply_instead(cls, args, kwargs, original)
 
-    before = apply.__code__
-    apply.__globals__[_WATCH] = watch
-    apply.__code__ = _watched()
-    try:
+    reason = "Record where custom autograd functions are applied"
+    with patched(
+        Patch(apply.__globals__, _WATCH, in_this_thread(watch, original), reason),
+        Patch(apply, "__code__", _watched(), reason),
+    ):
         yield
-    finally:
-        apply.__code__ = before
-        del apply.__globals__[_WATCH]
 
 
 def _watched() -> CodeType:
@@ -161,18 +158,16 @@ def convolution_choice_unguarded(fake_mode: FakeTensorMode) -> Iterator[None]:
 
     The graph keeps the operator that picks anew at every call, so a guard such as `batch < 16` would be in vain.
     """
-    choose = torch._C._select_conv_backend
+    choose: Any = torch._C._select_conv_backend
     environment = fake_mode.shape_env
 
     def unguarded(*args: Any, **kwargs: Any) -> Any:
         with environment.suppress_guards() if environment is not None else contextlib.nullcontext():
             return choose(*args, **kwargs)
 
-    torch._C._select_conv_backend = unguarded
-    try:
+    reason = "Hold no sizes to those for which torch picks the same kernel of a convolution"
+    with patched(Patch(torch._C, "_select_conv_backend", unguarded, reason)):
         yield
-    finally:
-        torch._C._select_conv_backend = choose
 
 
 @contextlib.contextmanager
@@ -201,11 +196,10 @@ def dropout_between_layers() -> Iterator[None]:
                 output = output.mul(output.new_zeros(())) if dropout == 1 else torch.dropout(output, dropout, True)
         return output.transpose(0, 1) if batch_first else output, states
 
-    decompositions._rnn_helper = helper
-    try:
+    with patched(
+        Patch(decompositions, "_rnn_helper", helper, "Draw the dropout between recurrent layers", "torch>=2.14")
+    ):
         yield
-    finally:
-        decompositions._rnn_helper = original
 
 
 @contextlib.contextmanager
@@ -244,11 +238,8 @@ def average_in_tensors() -> Iterator[None]:
             running.add_((current - running) / self.num_batches_tracked)
         return output
 
-    layer.forward = forward  # type: ignore[method-assign]
-    try:
+    with patched(Patch(layer, "forward", forward, "Keep the factor of a cumulative average a tensor")):
         yield
-    finally:
-        layer.forward = original  # type: ignore[method-assign]
 
 
 def _asks_for_zero_or_one(condition: sympy.Basic) -> bool:
@@ -289,11 +280,10 @@ def general_sizes_kept(assumed: Callable[[Any], None]) -> Iterator[None]:
             return default
         return known
 
-    symbolic_shapes._guard_or = general
-    try:
+    with patched(
+        Patch(symbolic_shapes, "_guard_or", general, "Take torch's general path where it is right for all sizes")
+    ):
         yield
-    finally:
-        symbolic_shapes._guard_or = original
 
 
 def sizes_of_any_value() -> contextlib.AbstractContextManager[Any]:

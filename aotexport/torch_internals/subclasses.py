@@ -13,6 +13,7 @@ from torch._export import wrappers
 from torch.fx.experimental import proxy_tensor
 from torch.utils._pytree import tree_leaves
 
+from aotexport.process.patches import Patch, patched
 from aotexport_runtime.values.subclasses import inner_tensor, inner_tensors, is_wrapper, parts, protocol
 
 
@@ -74,16 +75,14 @@ def subclasses_tracked() -> Iterator[None]:
         finally:
             _Within.depth -= bool(leaves)
 
-    proxy_tensor.track_tensor, proxy_tensor.proxy_call = track_tensor, proxy_call
-    # Marked constructors would record nodes of their own, of Python functions.
-    marks: Any = wrappers
-    find = marks._maybe_find_pre_dispatch_tf_mode_for_export
-    marks._maybe_find_pre_dispatch_tf_mode_for_export = lambda: None
-    try:
+    reason = "Record what tensor subclasses hold and what is made of it"
+    unmarked = "Keep marked constructors from recording nodes of Python functions"
+    with patched(
+        Patch(proxy_tensor, "track_tensor", track_tensor, reason),
+        Patch(proxy_tensor, "proxy_call", proxy_call, reason),
+        Patch(wrappers, "_maybe_find_pre_dispatch_tf_mode_for_export", lambda: None, unmarked),
+    ):
         yield
-    finally:
-        proxy_tensor.track_tensor, proxy_tensor.proxy_call = track, call
-        marks._maybe_find_pre_dispatch_tf_mode_for_export = find
 
 
 def adopt(tensor: torch.Tensor, tracer: Any) -> None:

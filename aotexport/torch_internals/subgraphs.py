@@ -22,15 +22,13 @@ from torch.utils import checkpoint as checkpoints
 from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.checkpoint import CheckpointFunction
 
+from aotexport.process.patches import Patch
+
 __all__ = ["CheckpointFunction", "Print", "checkpoints", "functionalised_calls", "marks_inlined", "trace_function"]
 
 
-def marks_inlined() -> list[tuple[Any, str, Any]]:
-    """Return what stands in for operators that mark a region for torch's compiler: as in eager, its function runs.
-
-    Returns:
-        `(owner, name, replacement)` each.
-    """
+def marks_inlined() -> list[Patch]:
+    """Return patches of operators that mark a region for torch's compiler: as in eager, its function runs."""
 
     def run(operator: Any, function: Callable[..., Any], *operands: Any, **options: Any) -> Any:
         return function(*operands)
@@ -54,7 +52,7 @@ def marks_inlined() -> list[tuple[Any, str, Any]]:
     def run_attention(operator: Any, *args: Any, **kwargs: Any) -> Any:
         return sdpa_dense(*args, **kwargs)
 
-    return [
+    inlined = [
         (BaseHOP, "__call__", run),
         (InvokeQuant, "__call__", run_quantised),
         (InvokeSubgraphHOP, "__call__", run_subgraph),
@@ -63,6 +61,10 @@ def marks_inlined() -> list[tuple[Any, str, Any]]:
         (attention_indices, "mod_index", torch.ops.aten.index),
         (WrapWithSetGradEnabled, "__call__", run_in_mode),
         (OutDtypeOperator, "__call__", run_in_dtype),
+    ]
+    return [
+        Patch(owner, name, run, "Trace into regions that are marked for torch's compiler")
+        for owner, name, run in inlined
     ]
 
 

@@ -31,6 +31,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 # The tracer's table of tensors.
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from aotexport.process.patches import Patch, patched
 from aotexport.torch_internals.names import OpOverload
 from aotexport.torch_internals.patches import convolution_choice_unguarded, exporting
 from aotexport.torch_internals.subclasses import adopt, subclasses_tracked
@@ -48,11 +49,8 @@ def stamped(stamp: Callable[[torch.fx.Node], None]) -> Iterator[None]:
         stamp(node)
         return node
 
-    PythonKeyTracer.create_node = create_node  # type: ignore[method-assign]
-    try:
+    with patched(Patch(PythonKeyTracer, "create_node", create_node, "Stamp traced nodes")):
         yield
-    finally:
-        PythonKeyTracer.create_node = original  # type: ignore[method-assign]
 
 
 def nodes_annotated(annotations: dict[str, Any]) -> contextlib.AbstractContextManager[None]:
@@ -100,11 +98,8 @@ def _frames_kept(keeps: Callable[[FrameType], bool]) -> Iterator[None]:
                 node.stack_trace = text_of(frames)
         return node
 
-    PythonKeyTracer.create_node = create_node  # type: ignore[method-assign]
-    try:
+    with patched(Patch(PythonKeyTracer, "create_node", create_node, "Look up the source of the user's frames alone")):
         yield
-    finally:
-        PythonKeyTracer.create_node = original  # type: ignore[method-assign]
 
 
 # Frames of this package that follow stand in for what the model calls.
@@ -172,11 +167,8 @@ def _saved_tensors_known() -> Iterator[None]:
         original(self)
         self.tensor_tracker = _TensorsByMemory()
 
-    PythonKeyTracer.__init__ = init  # type: ignore[method-assign]
-    try:
+    with patched(Patch(PythonKeyTracer, "__init__", init, "Know tensors that autograd saved by their memory")):
         yield
-    finally:
-        PythonKeyTracer.__init__ = original  # type: ignore[method-assign]
 
 
 @contextlib.contextmanager
@@ -187,12 +179,9 @@ def _autocast_cache_kept() -> Iterator[None]:
     """
     # Casts of another trace are none of this one.
     torch.clear_autocast_cache()
-    original = proxy_tensor.disable_autocast_cache
-    proxy_tensor.disable_autocast_cache = contextlib.nullcontext  # type: ignore[assignment]
-    try:
+    reason = "Cast a weight once in a region of autocast, as eager does"
+    with patched(Patch(proxy_tensor, "disable_autocast_cache", contextlib.nullcontext, reason)):
         yield
-    finally:
-        proxy_tensor.disable_autocast_cache = original
 
 
 def trace_forward(

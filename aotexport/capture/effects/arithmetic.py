@@ -19,8 +19,10 @@ from torch import nn
 
 from aotexport.model.source_lines import is_user_file
 from aotexport.model.tensor_kinds import class_of
+from aotexport.process.patches import Patch, caller, in_this_thread, patched
 from aotexport.torch_internals.names import MATH_FUNCTIONS, tensor_of_numbers
 
+_REASON = "Let functions of numbers take symbolic ones"
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _STAND_INS: dict[type, tuple[type, ...]] = {
     int: (torch.SymInt, torch.SymBool),
@@ -41,23 +43,14 @@ def symbolic_arithmetic(
         asked: called where the model's own code asks for the value of a symbolic number (`int(size)`), which nobody
             can exchange: calls are held to the example's.
     """
-    with contextlib.ExitStack() as stack:
-        for namespace in _namespaces(target, module):
-            for name, function in _BUILTINS.items():
-                if name not in namespace:
-                    namespace[name] = function
-                    stack.callback(namespace.pop, name)
-        for owner, name, function in (*_attributes(), *_conversions(asked)):
-            stack.callback(_put_back, owner, name, vars(owner).get(name))
-            setattr(owner, name, function)
+    builtin = [
+        Patch(namespace, name, in_this_thread(function, getattr(builtins, name)), _REASON)
+        for namespace in _namespaces(target, module)
+        for name, function in _BUILTINS.items()
+        if name not in namespace
+    ]
+    with patched(*builtin, *_attributes(), *_conversions(asked)):
         yield
-
-
-def _put_back(owner: Any, name: str, original: Any) -> None:
-    if original is None:
-        delattr(owner, name)
-    else:
-        setattr(owner, name, original)
 
 
 def _namespaces(target: Any, module: nn.Module | None) -> list[dict[str, Any]]:
@@ -117,17 +110,16 @@ _BUILTINS: dict[str, Callable[..., Any]] = {
 }
 
 
-def _attributes() -> Iterator[tuple[Any, str, Any]]:
-    """Yield what stands in for functions and methods, as `(owner, name, function)`."""
+def _attributes() -> Iterator[Patch]:
+    """Yield patches of functions of numbers, which take symbolic ones."""
     for name, symbolic in MATH_FUNCTIONS.items():
-        yield math, name, _one_of(getattr(math, name), symbolic)
-    power = math.pow
-    yield math, "pow", lambda a, b: torch.sym_float(a) ** torch.sym_float(b) if _symbolic(a, b) else power(a, b)
-    yield math, "log", _logarithm(math.log)
-    yield torch, "tensor", _tensor(torch.tensor)
-    yield torch, "linspace", _linspace(torch.linspace)
+        yield Patch(math, name, _one_of(getattr(math, name), symbolic), _REASON)
+    yield Patch(math, "pow", _power(math.pow), _REASON)
+    yield Patch(math, "log", _logarithm(math.log), _REASON)
+    yield Patch(torch, "tensor", _tensor(torch.tensor), _REASON)
+    yield Patch(torch, "linspace", _linspace(torch.linspace), _REASON)
     for name in ("__repr__", "__format__"):
-        yield torch.SymInt, name, _text(name)
+        yield Patch(torch.SymInt, name, _text(name), "Hold calls to a size that the model's code makes text of")
 
 
 def _one_of(original: Callable[[Any], Any], symbolic: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -143,6 +135,13 @@ def _tensor(original: Callable[..., Any]) -> Callable[..., Any]:
         return tensor_of_numbers(data, **options) if _holds_symbol(data) else original(data, **options)
 
     return tensor
+
+
+def _power(original: Callable[..., float]) -> Callable[..., Any]:
+    def power(a: Any, b: Any) -> Any:
+        return torch.sym_float(a) ** torch.sym_float(b) if _symbolic(a, b) else original(a, b)
+
+    return power
 
 
 def _logarithm(original: Callable[..., float]) -> Callable[..., Any]:
@@ -172,15 +171,17 @@ def _are_numbers(*values: Any) -> bool:
     return all(isinstance(value, int | float | torch.SymInt | torch.SymFloat) for value in values)
 
 
-def _conversions(asked: Callable[[], None]) -> Iterator[tuple[Any, str, Any]]:
-    """Yield stand-ins for the methods by which Python asks for the value of a symbolic number."""
+def _conversions(asked: Callable[[], None]) -> Iterator[Patch]:
+    """Yield patches of the methods by which Python asks for the value of a symbolic number."""
     for type_, name in ((torch.SymInt, "__int__"), (torch.SymFloat, "__int__"), (torch.SymInt, "__index__")):
-        yield type_, name, _watched(getattr(type_, name), asked)
+        yield Patch(
+            type_, name, _watched(getattr(type_, name), asked), "Record that the model asks for a size as a number"
+        )
 
 
 def _watched(original: Callable[[Any], int], asked: Callable[[], None]) -> Callable[[Any], int]:
     def convert(self: Any) -> int:
-        if self.node.maybe_as_int() is None and is_user_file(sys._getframe(1).f_code.co_filename):
+        if self.node.maybe_as_int() is None and is_user_file(caller().f_code.co_filename):
             asked()
         return original(self)
 
@@ -196,7 +197,7 @@ def _text(name: str) -> Callable[..., str]:
 
     def text(self: torch.SymInt, *spec: str) -> str:
         """Hold calls to the example's value where the model's own code makes text of a number, which may be a key."""
-        if is_user_file(sys._getframe(1).f_code.co_filename):
+        if is_user_file(caller().f_code.co_filename):
             return getattr(builtins.int, name)(int(self), *spec)
         return original(self, *spec)
 

@@ -13,11 +13,12 @@ from aotexport.capture.effects.record import Effects
 from aotexport.errors import ExportFailed
 from aotexport.model.arrays import is_stand_in, stand_in, tensor_made_of
 from aotexport.model.source_lines import user_line
+from aotexport.process.patches import Patch
 from aotexport.torch_internals.names import FakeTensor
 
 
-def replacements(effects: Effects) -> list[tuple[Any, str, Any]]:
-    """Return what stands in for functions that make tensors of arrays, and methods that make arrays of tensors."""
+def patches(effects: Effects) -> list[Patch]:
+    """Return patches of functions that make tensors of arrays, and of methods that make arrays of tensors."""
     shared, asarray, original = torch.from_numpy, torch.asarray, torch.Tensor.numpy
 
     def numpy(self: torch.Tensor, *, force: bool = False) -> Any:
@@ -47,13 +48,16 @@ def replacements(effects: Effects) -> list[tuple[Any, str, Any]]:
     def write_at(self: torch.Tensor, index: Any, value: Any) -> None:
         write(self, _index(index), tensor_made_of(value) if is_stand_in(value) else value)
 
+    reason = "Record conversions between tensors and arrays of NumPy"
     return [
-        (torch.Tensor, "__getitem__", read_at),
-        (torch.Tensor, "__setitem__", write_at),
-        (torch, "from_numpy", lambda array: tensor_made_of(array) if is_stand_in(array) else shared(array)),
-        (torch, "as_tensor", taking_arrays(torch.as_tensor, copy=False)),
-        (torch, "asarray", as_array),
-        (torch.Tensor, "numpy", numpy),
+        Patch(torch.Tensor, "__getitem__", read_at, reason),
+        Patch(torch.Tensor, "__setitem__", write_at, reason),
+        Patch(
+            torch, "from_numpy", lambda array: tensor_made_of(array) if is_stand_in(array) else shared(array), reason
+        ),
+        Patch(torch, "as_tensor", taking_arrays(torch.as_tensor, copy=False), reason),
+        Patch(torch, "asarray", as_array, reason),
+        Patch(torch.Tensor, "numpy", numpy, reason),
     ]
 
 

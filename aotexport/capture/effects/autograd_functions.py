@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import inspect
 import itertools
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -23,10 +22,10 @@ from torch.autograd.function import FunctionCtx, once_differentiable
 
 from aotexport.capture.effects.grad_mode import make_relative, outside_of_regions
 from aotexport.capture.effects.materialized import materialized
-from aotexport.capture.effects.patches import replaced
 from aotexport.errors import ExportFailed
 from aotexport.model.refusals import attempt
 from aotexport.model.source_lines import is_user_file, is_user_frame
+from aotexport.process.patches import Patch, caller, patched
 from aotexport.torch_internals.names import REQUIRES_GRAD
 from aotexport.torch_internals.tracing import (
     UNCHECKED,
@@ -298,7 +297,7 @@ def _as_in_a_backward(grads: Sequence[torch.Tensor]) -> Iterator[None]:
         return not any(self is grad for grad in grads) and read_is_contiguous(self, *args, **kwargs)
 
     def stride(self: torch.Tensor, *args: Any) -> Any:
-        if any(self is grad for grad in grads) and is_user_file(sys._getframe(1).f_code.co_filename):
+        if any(self is grad for grad in grads) and is_user_file(caller().f_code.co_filename):
             raise NotRepresentable("its backward reads the strides of a gradient")
         return read_stride(self, *args)
 
@@ -306,15 +305,16 @@ def _as_in_a_backward(grads: Sequence[torch.Tensor]) -> Iterator[None]:
         with torch.set_grad_enabled(create_graph):
             return differentiate(*args, create_graph=create_graph, **kwargs)
 
-    with contextlib.ExitStack() as patches:
-        for owner, replacement in (
-            (tensor, contiguous),
-            (tensor, is_contiguous),
-            (tensor, stride),
-            (torch.autograd, grad),
-        ):
-            patches.enter_context(replaced(owner, replacement.__name__, replacement))
-        patches.enter_context(replaced(tensor, "requires_grad_", REQUIRES_GRAD))
+    layout = "Trace a backward for gradients of every layout"
+    with patched(
+        Patch(tensor, "contiguous", contiguous, layout),
+        Patch(tensor, "is_contiguous", is_contiguous, layout),
+        Patch(tensor, "stride", stride, layout),
+        Patch(
+            torch.autograd, "grad", grad, "Record gradients that a backward takes, in the mode that they are taken in"
+        ),
+        Patch(tensor, "requires_grad_", REQUIRES_GRAD, "Let a backward prepare tensors that it differentiates"),
+    ):
         yield
 
 

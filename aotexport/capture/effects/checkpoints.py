@@ -18,6 +18,7 @@ from torch import nn
 
 from aotexport.errors import ExportFailed
 from aotexport.model.source_lines import user_line
+from aotexport.process.patches import Patch
 from aotexport.torch_internals.subgraphs import checkpoints
 from aotexport.torch_internals.tracing import (
     annotate_values,
@@ -62,9 +63,10 @@ class Checkpoints:
         self._numbers = itertools.count()
         self._inside = False
 
-    def replacements(self) -> list[tuple[Any, str, Any]]:
-        """Return what stands in for torch's functions, as `(module, name, attribute)`."""
-        return [(checkpoints, "_checkpoint_without_reentrant_generator", self._around)]
+    def patches(self) -> list[Patch]:
+        """Return patches that mark checkpointed parts in the trace."""
+        reason = "Mark the nodes of checkpointed parts"
+        return [Patch(checkpoints, "_checkpoint_without_reentrant_generator", self._around, reason)]
 
     def reentrant(self, function: Callable[..., Any], preserve_rng_state: bool, *args: Any) -> Any:
         """Stand for the application of `CheckpointFunction`."""

@@ -15,6 +15,7 @@ import torch
 
 from aotexport.errors import ExportFailed
 from aotexport.model.source_lines import user_line
+from aotexport.process.patches import Patch
 from aotexport.torch_internals.subclasses import within_subclass
 from aotexport.torch_internals.tracing import record_call, traces_above_autograd, tracing_paused
 from aotexport_runtime.errors import NotSupported
@@ -35,8 +36,8 @@ class FromLocal:
         return meshes.unflatten({"local": local}, self._place, self._shape, self._stride, grad_placements)
 
 
-def replacements() -> list[tuple[Any, str, Any]]:
-    """Return what stands in for methods of distributed tensors; nothing where no code uses such tensors."""
+def patches() -> list[Patch]:
+    """Return patches of methods of distributed tensors; none where no code uses such tensors."""
     if "torch.distributed.tensor" not in sys.modules:
         return []
     from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
@@ -75,13 +76,14 @@ def replacements() -> list[tuple[Any, str, Any]]:
         whole = redistribute(self, placements=[Replicate()] * self.device_mesh.ndim)
         return to_local(whole, grad_placements=grad_placements)
 
+    reason = "Record conversions of distributed tensors"
+    refusal = "Refuse to distribute a tensor; the code, as models import the function by name"
     return [
-        (DTensor, "from_local", staticmethod(from_local)),
-        (DTensor, "to_local", to_local),
-        (DTensor, "redistribute", redistribute),
-        (DTensor, "full_tensor", full_tensor),
-        # The code, as models import the function by name.
-        (distribute_tensor, "__code__", _distribute_tensor.__code__),
+        Patch(DTensor, "from_local", staticmethod(from_local), reason),
+        Patch(DTensor, "to_local", to_local, reason),
+        Patch(DTensor, "redistribute", redistribute, reason),
+        Patch(DTensor, "full_tensor", full_tensor, reason),
+        Patch(distribute_tensor, "__code__", _distribute_tensor.__code__, refusal),
     ]
 
 

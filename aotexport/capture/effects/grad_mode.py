@@ -8,13 +8,14 @@ outside is the caller's mode is told apart, and restores the mode that `torch.is
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Iterator
 from contextvars import ContextVar
+from types import FrameType
 from typing import Any
 
 import torch
 
+from aotexport.process.patches import Patch, caller, patched
 from aotexport.torch_internals.names import SET_GRAD_ENABLED
 from aotexport.torch_internals.tracing import nodes_annotated, stamped
 
@@ -31,20 +32,19 @@ def marked_regions() -> Iterator[None]:
     """Mark the nodes that end a grad-mode region whose outside is the caller's mode, and those inside of a region."""
     inside: dict[str, Any] = {"region": False, "mode": None}
     regions = (torch.no_grad, torch.enable_grad, torch.set_grad_enabled)
-    originals = [(region, region.__dict__.get("__enter__"), region.__dict__.get("__exit__")) for region in regions]
     original_init = torch.set_grad_enabled.__init__
 
-    def remember(region: Any, mode: bool | None) -> None:
+    def remember(region: Any, mode: bool | None, entered_by: FrameType) -> None:
         region.__dict__.setdefault("_outer_region", inside["region"])
         inside["region"] = True
         region.__dict__.setdefault("_outer_mode", inside["mode"])
         # Transforms of torch.func switch gradients on for themselves.
-        if mode is not None and "_functorch" not in sys._getframe(2).f_code.co_filename:
+        if mode is not None and "_functorch" not in entered_by.f_code.co_filename:
             inside["mode"] = mode
 
     def enter_of(original: Any) -> Any:
         def enter(self: Any) -> Any:
-            remember(self, {torch.no_grad: False, torch.enable_grad: True}.get(type(self)))
+            remember(self, {torch.no_grad: False, torch.enable_grad: True}.get(type(self)), caller())
             return original(self)
 
         return enter
@@ -63,24 +63,23 @@ def marked_regions() -> Iterator[None]:
 
     def init(self: Any, mode: bool) -> None:
         # Torch's compiler puts the mode back after it has looked into a body.
-        if "_guards" not in sys._getframe(1).f_code.co_filename:
-            remember(self, mode)
+        entered_by = caller()
+        if "_guards" not in entered_by.f_code.co_filename:
+            remember(self, mode, entered_by)
         original_init(self, mode)
 
-    for region, enter, leave in originals:
-        region.__enter__ = enter_of(enter)  # type: ignore[method-assign]
-        region.__exit__ = exit_of(leave)  # type: ignore[method-assign]
-    torch.set_grad_enabled.__init__ = init  # type: ignore[method-assign]
+    reason = "Mark the ends of grad-mode regions in the trace"
+    entered = [Patch(region, "__enter__", enter_of(region.__enter__), reason) for region in regions]
+    left = [Patch(region, "__exit__", exit_of(region.__exit__), reason) for region in regions]
     token = _running.set(inside)
     try:
-        with stamped(lambda node: node.meta.update({_MODE: inside["mode"]})):
+        with (
+            patched(*entered, *left, Patch(torch.set_grad_enabled, "__init__", init, reason)),
+            stamped(lambda node: node.meta.update({_MODE: inside["mode"]})),
+        ):
             yield
     finally:
         _running.reset(token)
-        torch.set_grad_enabled.__init__ = original_init  # type: ignore[method-assign]
-        for region, enter, leave in originals:
-            region.__enter__ = enter  # type: ignore[method-assign]
-            region.__exit__ = leave  # type: ignore[method-assign]
 
 
 def within_region() -> bool:

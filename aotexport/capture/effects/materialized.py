@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.autograd.function import FunctionCtx
 
-from aotexport.capture.effects.patches import replaced
+from aotexport.process.patches import Patch, patched
 
 
 def materialized(grads: Sequence[torch.Tensor | None], metas: Sequence[tuple[Any, ...]]) -> list[torch.Tensor]:
@@ -62,7 +62,8 @@ def apply_materializing(apply: Callable[..., Any], function: Any, args: tuple[An
         return own(ctx, *[filled.get(place, grad) for place, grad in enumerate(grads)])
 
     materializing = type(function.__name__, (function,), {name: staticmethod(backward)})
-    with replaced(FunctionCtx, "set_materialize_grads", set_materialize_grads):
+    reason = "Record whether a custom function takes undefined gradients"
+    with patched(Patch(FunctionCtx, "set_materialize_grads", set_materialize_grads, reason)):
         results = apply(materializing, *args, **kwargs)
     outputs = results if isinstance(results, tuple) else (results,)
     differentiable += [

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from aotexport.capture.effects.patches import replaced
 from aotexport.errors import ExportFailed
 from aotexport.model.structure import tree_of
+from aotexport.process.patches import Patch, patched
 from aotexport.torch_internals.tracing import node_annotations, traced_value, traces_body
 from aotexport_runtime.errors import first_line
 from aotexport_runtime.module.bundle_module import BundleModule
@@ -102,8 +102,10 @@ class TracedCalls:
             return result
 
         with (
-            replaced(nn.Module, "_call_impl", call),
-            replaced(nn.Module, "__getattr__", reach),
+            patched(
+                Patch(nn.Module, "_call_impl", call, "Record calls of submodules"),
+                Patch(nn.Module, "__getattr__", reach, "Record submodules that are used otherwise than by calls"),
+            ),
             _loaded_bundles_shown(paths, module) as untold,
         ):
             yield

@@ -1,4 +1,4 @@
-"""Stand-ins for what torch does outside of its operators: put in place while a model is traced.
+"""Patches of what torch does outside of its operators, made while a model is traced.
 
 Each makes the call visible to the trace, as operators that mean the same; or notes that it happened; or refuses it,
 since a program without it would be silently wrong.
@@ -7,9 +7,9 @@ since a program without it would be silently wrong.
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ from aotexport.capture.effects.hooks import REGISTER_HOOK, record_hook
 from aotexport.capture.effects.record import Effects
 from aotexport.errors import ExportFailed
 from aotexport.model.source_lines import is_user_file, user_line
+from aotexport.process.patches import Patch, caller
 from aotexport.torch_internals.names import AutogradFunctionApply, tree_leaves
 from aotexport.torch_internals.subclasses import within_subclass
 from aotexport.torch_internals.subgraphs import Print, marks_inlined
@@ -40,14 +41,14 @@ _AUTOCAST = str(Path(torch.amp.__file__).parent)
 """Regions ask there, and custom autograd functions (`torch.amp.custom_fwd`)."""
 
 
-def replacements(effects: Effects) -> list[tuple[Any, str, Any]]:
-    """Return what stands in for methods that tracing does not see, as `(class, name, attribute)`."""
+def patches(effects: Effects) -> list[Patch]:
+    """Return patches of functions and methods that tracing does not see."""
     tensor = torch.Tensor
     original_requires_grad = tensor.requires_grad_
     original_contiguous, is_contiguous = tensor.contiguous, tensor.is_contiguous
 
     def requires_grad_(self: torch.Tensor, requires_grad: bool = True) -> torch.Tensor:
-        if not is_user_file(sys._getframe(1).f_code.co_filename):
+        if not is_user_file(caller().f_code.co_filename):
             return original_requires_grad(self, requires_grad)
         return set_requires_grad(self, requires_grad)
 
@@ -66,7 +67,7 @@ def replacements(effects: Effects) -> list[tuple[Any, str, Any]]:
 
     def contiguous(self: torch.Tensor, memory_format: torch.memory_format = torch.contiguous_format) -> torch.Tensor:
         # Python returns a contiguous tensor as it is, and a trace does not see the call.
-        own = _is_the_models(sys._getframe(1).f_code.co_filename) and not within_subclass()
+        own = _is_the_models(caller().f_code.co_filename) and not within_subclass()
         if not own or isinstance(self, nn.Parameter) or not is_contiguous(self, memory_format=memory_format):
             return original_contiguous(self, memory_format=memory_format)
         twin = _recorded_contiguous(self, memory_format)
@@ -86,45 +87,72 @@ def replacements(effects: Effects) -> list[tuple[Any, str, Any]]:
 
     def is_grad_enabled() -> bool:
         # Outside of the model's own regions the mode is that of the call.
-        if not is_user_file(sys._getframe(1).f_code.co_filename) or grad_mode.within_region():
+        if not is_user_file(caller().f_code.co_filename) or grad_mode.within_region():
             return grad_mode.is_grad_enabled()
         effects.reads.add("grad_mode")
         return effects.grad
 
     hooks = "Register hooks on the loaded bundle's parameters, inputs or outputs instead"
+    return [
+        *_random_state(),
+        *_factories(set_requires_grad),
+        *array_conversions.patches(effects),
+        Patch(torch, "is_grad_enabled", is_grad_enabled, "Record that the model reads the grad mode"),
+        Patch(tensor, "data", property(_data, _set_data), "Record reads and writes of `Tensor.data` as operators"),
+        Patch(tensor, "requires_grad_", requires_grad_, "Record `requires_grad_` as an operator"),
+        Patch(tensor, "contiguous", contiguous, "Record `contiguous` where the example is contiguous already"),
+        *_layouts(effects),
+        *_dtypes(effects),
+        Patch(
+            tensor,
+            "grad_fn",
+            property(functools.partial(_node, effects, tensor.grad_fn)),
+            "Record that the model reads nodes of autograd",
+        ),
+        Patch(tensor, "register_hook", register_hook, "Record hooks on tensors"),
+        Patch(
+            tensor,
+            "register_post_accumulate_grad_hook",
+            _refused("Tensor.register_post_accumulate_grad_hook", hooks),
+            "Refuse hooks on accumulated gradients",
+        ),
+        Patch(AutogradFunctionApply, "__call__", apply_bodies, "Record custom functions that Dynamo has taken apart"),
+        Patch(
+            tensor,
+            "backward",
+            _refused("Tensor.backward", "Return the loss, and call `backward` outside of the model"),
+            "Refuse a backward pass in the model",
+        ),
+        Patch(torch.autograd, "grad", functools.partial(_grad, effects), "Record gradients that the model takes"),
+        Patch(
+            FoldedGraphModule,
+            "run_folding",
+            functools.partialmethod(_fold, effects),
+            "Refuse `torch.func.linearize` on tensors that require grad",
+        ),
+        Patch(nn.Module, "_apply", _apply, "Refuse conversions of a module that change its tensors"),
+        *_inference_mode(),
+        *distributed.patches(),
+        *_unheld_kinds(),
+        *_recurrent_layers(),
+        *marks_inlined(),
+        Patch(Print, "__call__", functools.partialmethod(_print, effects), "Note that the model prints"),
+    ]
+
+
+def _random_state() -> list[Patch]:
+    """Return patches that refuse a model which seeds, or sets the state of, the random generator."""
     seeds = "Seed outside of the model"
     draws = "Draw outside of the model, and pass the numbers"
-    return [
+    refused = [
         (torch, "manual_seed", _refused("torch.manual_seed", seeds)),
         (torch.random, "manual_seed", _refused("torch.manual_seed", seeds)),
         *[(torch, name, _refused(f"torch.{name}", seeds)) for name in ("seed", "initial_seed")],
         (torch, "set_rng_state", _refused_to_users("set_rng_state", draws)),
         (torch.random, "set_rng_state", _refused_to_users("set_rng_state", draws)),
         (torch.random, "fork_rng", _refused_to_users("fork_rng", draws)),
-        *_factories(set_requires_grad),
-        *array_conversions.replacements(effects),
-        (torch, "is_grad_enabled", is_grad_enabled),
-        (tensor, "data", property(_data, _set_data)),
-        (tensor, "requires_grad_", requires_grad_),
-        (tensor, "contiguous", contiguous),
-        *[(tensor, name, _watched_method(name, effects)) for name in ("stride", "storage_offset", "is_contiguous")],
-        *[(tensor, name, _watched_property(name, effects)) for name in ("requires_grad", "is_leaf")],
-        *_asking_for_dtypes(effects),
-        (tensor, "grad_fn", property(functools.partial(_node, effects, tensor.grad_fn))),
-        (tensor, "register_hook", register_hook),
-        (tensor, "register_post_accumulate_grad_hook", _refused("Tensor.register_post_accumulate_grad_hook", hooks)),
-        (AutogradFunctionApply, "__call__", apply_bodies),
-        (tensor, "backward", _refused("Tensor.backward", "Return the loss, and call `backward` outside of the model")),
-        (torch.autograd, "grad", functools.partial(_grad, effects)),
-        (FoldedGraphModule, "run_folding", functools.partialmethod(_fold, effects)),
-        (nn.Module, "_apply", _apply),
-        *_inference_mode(),
-        *distributed.replacements(),
-        *_unheld_kinds(),
-        *[(kind, "forward", _of_padded_sequences(kind.forward)) for kind in (nn.RNN, nn.LSTM, nn.GRU)],
-        *marks_inlined(),
-        (Print, "__call__", functools.partialmethod(_print, effects)),
     ]
+    return [Patch(owner, name, refuse, "Refuse a model that sets the random state") for owner, name, refuse in refused]
 
 
 def _is_the_models(file: str) -> bool:
@@ -187,8 +215,8 @@ def _fold(linear: FoldedGraphModule, effects: Effects) -> None:
         )
 
 
-def _inference_mode() -> list[tuple[Any, str, Any]]:
-    """Return what stands in for `torch.inference_mode`, which tracing does not see: `torch.no_grad`."""
+def _inference_mode() -> list[Patch]:
+    """Return patches that make `torch.inference_mode`, which tracing does not see, `torch.no_grad`."""
     region = torch.inference_mode
 
     def enter(self: Any) -> None:
@@ -198,22 +226,33 @@ def _inference_mode() -> list[tuple[Any, str, Any]]:
     def leave(self: Any, *exception: Any) -> None:
         self._region.__exit__(*exception)
 
-    return [(region, "__enter__", enter), (region, "__exit__", leave)]
+    reason = "Record regions of inference mode as regions without gradients"
+    return [Patch(region, "__enter__", enter, reason), Patch(region, "__exit__", leave, reason)]
 
 
-def _unheld_kinds() -> list[tuple[Any, str, Any]]:
-    """Return what stands in for functions that make tensors of kinds that no graph holds."""
+def _unheld_kinds() -> list[Patch]:
+    """Return patches that refuse functions which make tensors of kinds that no graph holds."""
     jagged = "Compute on values and offsets, or pad"
     masked = "Keep values and mask as two tensors"
     nested = ("as_nested_tensor", "narrow", "nested_tensor", "nested_tensor_from_jagged")
+    reason = "Refuse tensors of kinds that no graph holds"
     return [
-        *[(torch.nested, name, _refused(f"torch.nested.{name}", jagged)) for name in nested],
-        *[(torch.masked, n, _refused(f"torch.masked.{n}", masked)) for n in ("as_masked_tensor", "masked_tensor")],
+        *[Patch(torch.nested, name, _refused(f"torch.nested.{name}", jagged), reason) for name in nested],
+        *[
+            Patch(torch.masked, name, _refused(f"torch.masked.{name}", masked), reason)
+            for name in ("as_masked_tensor", "masked_tensor")
+        ],
     ]
 
 
+def _recurrent_layers() -> list[Patch]:
+    """Return patches that refuse packed sequences, whose sizes are values."""
+    reason = "Refuse packed sequences"
+    return [Patch(kind, "forward", _of_padded_sequences(kind.forward), reason) for kind in (nn.RNN, nn.LSTM, nn.GRU)]
+
+
 def _of_padded_sequences(forward: Callable[..., Any]) -> Callable[..., Any]:
-    """Return what stands in for a recurrent layer, which packed sequences are refused by: values are their sizes."""
+    """Return the `forward` of a recurrent layer, refusing packed sequences."""
 
     def checked(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if any(isinstance(value, PackedSequence) for value in (*args, *kwargs.values())):
@@ -233,8 +272,8 @@ _FACTORIES = (
 )
 
 
-def _factories(set_requires_grad: Callable[[torch.Tensor, bool], torch.Tensor]) -> list[tuple[Any, str, Any]]:
-    """Return what stands in for torch's factories: `requires_grad=True` becomes a call that a trace sees."""
+def _factories(set_requires_grad: Callable[[torch.Tensor, bool], torch.Tensor]) -> list[Patch]:
+    """Return patches of torch's factories: `requires_grad=True` becomes a call that a trace sees."""
 
     def watched(original: Any) -> Any:
         @functools.wraps(original)
@@ -244,7 +283,7 @@ def _factories(set_requires_grad: Callable[[torch.Tensor, bool], torch.Tensor]) 
                 args = (args[0].detach(), *args[1:])
             if not requires_grad:
                 return original(*args, **kwargs)
-            if not _is_the_models(sys._getframe(1).f_code.co_filename):
+            if not _is_the_models(caller().f_code.co_filename):
                 return original(*args, requires_grad=True, **kwargs)
             return set_requires_grad(original(*args, **kwargs), True)
 
@@ -252,15 +291,16 @@ def _factories(set_requires_grad: Callable[[torch.Tensor, bool], torch.Tensor]) 
 
     originals = {name: getattr(torch, name) for name in _FACTORIES}
     originals["tensor"] = array_conversions.taking_arrays(torch.tensor, copy=True)
-    return [(torch, name, watched(original)) for name, original in originals.items()]
+    reason = "Record `requires_grad=True` of factories as an operator"
+    return [Patch(torch, name, watched(original), reason) for name, original in originals.items()]
 
 
 def _refused_to_users(name: str, way_out: str) -> Any:
-    """Return a stand-in for a function of `torch.random` that refuses calls by the model; torch's own pass."""
+    """Return a function of `torch.random` that refuses calls by the model; torch's own pass."""
     original = getattr(torch.random, name)
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        if is_user_file(sys._getframe(1).f_code.co_filename):
+        if is_user_file(caller().f_code.co_filename):
             _refused(f"torch.random.{name}", way_out)()
         return original(*args, **kwargs)
 
@@ -285,44 +325,61 @@ def _recorded_contiguous(tensor: torch.Tensor, memory_format: torch.memory_forma
     return twin
 
 
-def _is_models_own(tensor: torch.Tensor) -> bool:
-    """Return whether the model's code reads `tensor`, two frames up; what code of its class reads, it reads again."""
-    is_users = is_user_file(sys._getframe(2).f_code.co_filename)
+def _is_models_own(tensor: torch.Tensor, reader: FrameType) -> bool:
+    """Return whether the model's code reads `tensor`; what code of its class reads, it reads again."""
+    is_users = is_user_file(reader.f_code.co_filename)
     return is_users and not isinstance(tensor, nn.Parameter) and not within_subclass()
 
 
+def _layouts(effects: Effects) -> list[Patch]:
+    """Return patches that record that the model reads layouts, and what autograd knows of its tensors."""
+    layout, history = "Record that the model reads layouts", "Record that the model reads what requires grad"
+    return [
+        *[
+            Patch(torch.Tensor, name, _watched_method(name, effects), layout)
+            for name in ("stride", "storage_offset", "is_contiguous")
+        ],
+        *[
+            Patch(torch.Tensor, name, _watched_property(name, effects), history)
+            for name in ("requires_grad", "is_leaf")
+        ],
+    ]
+
+
 def _watched_method(name: str, effects: Effects) -> Any:
-    """Return a stand-in for a method that reads the layout of a tensor, noting the model's own reads."""
+    """Return a method that reads the layout of a tensor and records the model's own reads."""
     original = getattr(torch.Tensor, name)
 
     def read(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        if _is_models_own(self):
+        if _is_models_own(self, caller()):
             effects.reads.add("layout")
         return original(self, *args, **kwargs)
 
     return read
 
 
-def _asking_for_dtypes(effects: Effects) -> list[tuple[Any, str, Any]]:
-    """Return what stands in for what tells the model which dtypes its operators compute in, noting that it asks."""
+def _dtypes(effects: Effects) -> list[Patch]:
+    """Return patches of dtype and autocast queries that record that the model reads them."""
     original: Any = torch.Tensor.dtype
 
     def read(self: torch.Tensor) -> torch.dtype:
-        if not effects.asks_dtypes and _is_the_models(sys._getframe(1).f_code.co_filename):
+        if not effects.asks_dtypes and _is_the_models(caller().f_code.co_filename):
             effects.asks_dtypes = not isinstance(self, nn.Parameter)
         return original.__get__(self)
 
     def noting(function: Any) -> Any:
         @functools.wraps(function)
         def call(*args: Any) -> Any:
-            file = sys._getframe(1).f_code.co_filename
+            file = caller().f_code.co_filename
             effects.asks_dtypes |= _is_the_models(file) or file.startswith(_AUTOCAST)
             return function(*args)
 
         return call
 
     asked = ("is_autocast_enabled", "get_autocast_dtype", "is_autocast_cpu_enabled", "get_autocast_cpu_dtype")
-    return [(torch.Tensor, "dtype", property(read)), *[(torch, name, noting(getattr(torch, name))) for name in asked]]
+    reason = "Record that the model reads dtypes"
+    queries = [Patch(torch, name, noting(getattr(torch, name)), reason) for name in asked]
+    return [Patch(torch.Tensor, "dtype", property(read), reason), *queries]
 
 
 class _Node:
@@ -346,18 +403,18 @@ class _Node:
 def _node(effects: Effects, original: Any, self: torch.Tensor) -> Any:
     """Stand for `self.grad_fn`, noting the model's own reads."""
     node = original.__get__(self)
-    if not _is_models_own(self):
+    if not _is_models_own(self, caller()):
         return node
     effects.reads.add("requires_grad")
     return None if node is None else _Node(node)
 
 
 def _watched_property(name: str, effects: Effects) -> Any:
-    """Return a stand-in for a property that autograd gives a tensor, noting the model's own reads."""
+    """Return a property that autograd gives a tensor, which records the model's own reads."""
     original = getattr(torch.Tensor, name)
 
     def read(self: torch.Tensor) -> Any:
-        if _is_models_own(self):
+        if _is_models_own(self, caller()):
             effects.reads.add("requires_grad")
         return original.__get__(self)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -12,8 +11,8 @@ from torch import nn
 from torch.fx import graph_module
 
 from aotexport.capture.effects.own_code import own_code
-from aotexport.capture.effects.patches import replaced
 from aotexport.model.mode import has_own_switches
+from aotexport.process.patches import Patch, caller, patched
 
 
 @dataclass
@@ -41,7 +40,7 @@ def mode_watched(target: nn.Module | Callable[..., Any], module: nn.Module | Non
 
     def read(self: nn.Module) -> bool:
         # Modules around traced graphs take over the mode of the tracer's own.
-        reads.asked |= sys._getframe(1).f_code.co_filename != graph_module.__file__
+        reads.asked |= caller().f_code.co_filename != graph_module.__file__
         if "training" not in self.__dict__:
             raise AttributeError(f"'{type(self).__name__}' object has no attribute 'training'")
         return self.__dict__["training"]
@@ -50,7 +49,7 @@ def mode_watched(target: nn.Module | Callable[..., Any], module: nn.Module | Non
         self.__dict__["training"] = mode
 
     # A property of the class comes before what an object has under its name.
-    with replaced(nn.Module, "training", property(read, write)):
+    with patched(Patch(nn.Module, "training", property(read, write), "Record that the model reads its mode")):
         yield reads
 
 

@@ -11,9 +11,9 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from aotexport.capture.effects.patches import replaced
 from aotexport.errors import ExportFailed
 from aotexport.model.source_lines import user_line
+from aotexport.process.patches import Patch, patched
 from aotexport.torch_internals.launches import (
     launch_recorded,
     launches_checked,
@@ -39,7 +39,8 @@ def launches_traced() -> Iterator[None]:
         except RuntimeError as error:
             raise ExportFailed(f"{user_line()}the Triton kernel `{name_of(kernel)}`: {error}") from error
 
-    with replaced(JITFunction, "run", run), replaced(Autotuner, "run", run), launches_checked(_check):
+    launch = [Patch(kind, "run", run, "Record launches of Triton kernels") for kind in (JITFunction, Autotuner)]
+    with patched(*launch), launches_checked(_check):
         yield
 
 

@@ -9,9 +9,9 @@ from torch import nn
 
 from aotexport.capture.effects.attributes import attributes_kept
 from aotexport.capture.effects.checkpoints import Checkpoints
-from aotexport.capture.effects.patched import replacements
-from aotexport.capture.effects.patches import replaced
+from aotexport.capture.effects.patched import patches
 from aotexport.capture.effects.record import Effects
+from aotexport.process.patches import patched
 from aotexport.torch_internals.patches import applied_functions
 
 
@@ -35,8 +35,9 @@ def observed(module: nn.Module | None, *, above_autograd: bool = True, grad: boo
         grad=grad,
         checkpoints=Checkpoints(module),
     )
-    with attributes_kept(module, effects), contextlib.ExitStack() as patches:
-        patches.enter_context(applied_functions(effects.applied))
-        for owner, name, replacement in (*replacements(effects), *effects.checkpoints.replacements()):
-            patches.enter_context(replaced(owner, name, replacement))
+    with (
+        attributes_kept(module, effects),
+        applied_functions(effects.applied),
+        patched(*patches(effects), *effects.checkpoints.patches()),
+    ):
         yield effects

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from aotexport.process.patches import Patch, patched
 from aotexport.torch_internals.names import MemoryFormatMeta, statically_known_true
 
 
@@ -65,11 +66,9 @@ def contiguous_tangents() -> Iterator[None]:
         static = t.layout is torch.strided and all(isinstance(size, int) for size in (*t.size(), *t.stride()))
         return original(t, force_use_memory_format or (static and _overlaps(t.size(), t.stride())))
 
-    MemoryFormatMeta.from_tensor = staticmethod(from_tensor)
-    try:
+    reason = "Trace gradients of outputs whose elements overlap as contiguous"
+    with patched(Patch(MemoryFormatMeta, "from_tensor", staticmethod(from_tensor), reason)):
         yield
-    finally:
-        MemoryFormatMeta.from_tensor = staticmethod(original)
 
 
 def _overlaps(size: Sequence[Any], stride: Sequence[Any]) -> bool:

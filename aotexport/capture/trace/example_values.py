@@ -19,10 +19,10 @@ from typing import Any
 import sympy
 import torch
 
-from aotexport.capture.effects.patches import replaced
 from aotexport.errors import ExportFailed
 from aotexport.model.refusals import attempt
 from aotexport.model.source_lines import is_user_file, user_line
+from aotexport.process.patches import Patch, patched
 from aotexport.torch_internals.checks import add_check, branches_follow, find_symbol, is_float_of_tensors, number_at
 from aotexport.torch_internals.names import ShapeEnv
 from aotexport.torch_internals.tracing import current_tracer
@@ -65,7 +65,9 @@ class ExampleValues:
         """Let the trace that goes on in the block follow the example."""
         self._sizes = shape_env.backed_var_to_val
         try:
-            formatted = replaced(torch.Tensor, "__format__", _format)
+            formatted = patched(
+                Patch(torch.Tensor, "__format__", _format, "Follow the example where its values become text")
+            )
             with branches_follow(shape_env, self._get, self._decided), formatted:
                 yield
         finally:

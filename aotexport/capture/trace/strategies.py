@@ -24,10 +24,10 @@ import torch
 from torch import nn
 
 from aotexport.capture.effects.arithmetic import symbolic_arithmetic
-from aotexport.capture.effects.patches import replaced
 from aotexport.capture.trace.fakes import integer_hint
 from aotexport.errors import ExportFailed
 from aotexport.model.call import ExampleCall
+from aotexport.process.patches import Patch, patched
 from aotexport.torch_internals.names import AutogradFunctionApply, export_to_torch_operators, tree_map
 from aotexport.torch_internals.patches import applied_functions, forward_mode_rules_hidden
 
@@ -109,7 +109,9 @@ def _without_functions() -> Iterator[None]:
     def apply_bodies(operator: Any, *args: Any, **described: Any) -> Any:
         refuse("taken apart by Dynamo")
 
-    with applied_functions(apply), replaced(AutogradFunctionApply, "__call__", apply_bodies):
+    reason = "Refuse custom functions, whose backward torch.export loses"
+    refusal = Patch(AutogradFunctionApply, "__call__", apply_bodies, reason, in_all_threads=True)
+    with applied_functions(apply), patched(refusal):
         yield
 
 
@@ -120,7 +122,8 @@ def _without_hooks() -> Iterator[None]:
     def refuse(self: torch.Tensor, hook: Callable[[torch.Tensor], Any]) -> Any:
         raise ExportFailed("a hook that the model registers on a tensor would be lost")
 
-    with replaced(torch.Tensor, "register_hook", refuse):
+    reason = "Refuse hooks on tensors, which torch.export loses"
+    with patched(Patch(torch.Tensor, "register_hook", refuse, reason, in_all_threads=True)):
         yield
 
 

@@ -10,7 +10,7 @@ import sys
 
 import numpy as np
 
-from aotexport.capture.effects.patches import replaced
+from aotexport.process.patches import Patch, patched
 from aotexport_runtime.__main__ import class_named
 from aotexport_runtime.bundle.read import Bundle, open_bundle
 from aotexport_runtime.commands.self_test import read_vector, run_vector, without_target
@@ -33,7 +33,10 @@ def main() -> None:
     drawing = [name for name in having if _draws(bundle, name)]
     results = []
     # Masked lanes compute on whatever is there.
-    with replaced(cuda, "CudaEngine", lambda _: engine), np.errstate(all="ignore"):
+    with (
+        patched(Patch(cuda, "CudaEngine", lambda _: engine, "Run kernels in an interpreter")),
+        np.errstate(all="ignore"),
+    ):
         for entry in bundle.manifest.testvectors:
             if entry.program in having and entry.program not in drawing:
                 vector, stored = read_vector(bundle, entry)

@@ -1,0 +1,134 @@
+"""Patches of Python and torch for the time of a block: the one way to make them, and the registry of what is patched.
+
+A patch says why it is there and when it can go. A function is patched for the thread that captures: other threads of
+the process get the original. What is no function, a flag or a class, is patched for all of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+import threading
+from collections.abc import Callable, Iterator, MutableMapping
+from dataclasses import dataclass
+from types import FrameType, FunctionType, MethodType
+from typing import Any
+
+from torch.compiler import is_dynamo_compiling
+
+from aotexport.process.interrupts import uninterrupted
+
+ALWAYS = "never: tracing needs it by its nature"
+"""Of patches that show to a trace what torch does outside of its operators."""
+
+
+@dataclass(frozen=True)
+class Patch:
+    """A patch.
+
+    Attributes:
+        owner: a class, module, function or object with the attribute, or a dict with the key.
+        name: of the attribute or key; inherited attributes are shadowed.
+        replacement: what is there instead.
+        reason: why, as a sentence without a subject: `Record ...`, `Refuse ...`.
+        remove_when: a requirement such as `torch>=2.15` under which to see whether it can go; or `ALWAYS`.
+        in_all_threads: patch a function for every thread, for one that torch's compiler reads.
+    """
+
+    owner: Any
+    name: Any
+    replacement: Any
+    reason: str
+    remove_when: str = ALWAYS
+    in_all_threads: bool = False
+
+    @property
+    def target(self) -> str:
+        """What is patched: `torch._tensor.Tensor.contiguous`."""
+        if isinstance(self.owner, MutableMapping):
+            return f"[{self.name}]"
+        owner = self.owner if hasattr(self.owner, "__name__") else type(self.owner)
+        module = "" if isinstance(owner, type(sys)) else f"{owner.__module__}."
+        return f"{module}{getattr(owner, '__qualname__', owner.__name__)}.{self.name}"
+
+
+seen: dict[str, Patch] = {}
+"""The patches that this process has made so far, by target."""
+
+
+@contextlib.contextmanager
+def patched(*patches: Patch) -> Iterator[None]:
+    """Make patches for the block, one after the other, and undo them whatever ends it."""
+    with contextlib.ExitStack() as stack:
+        for patch in patches:
+            seen[patch.target] = patch
+            with uninterrupted():
+                stack.callback(_put_back(patch))
+                _put(patch)
+        yield
+
+
+def _put(patch: Patch) -> None:
+    replacement = patch.replacement if patch.in_all_threads else _for_this_thread(patch)
+    if isinstance(patch.owner, MutableMapping):
+        patch.owner[patch.name] = replacement
+    else:
+        setattr(patch.owner, patch.name, replacement)
+
+
+def _put_back(patch: Patch) -> Callable[[], None]:
+    """Return what undoes a patch that is not made yet."""
+    owner, name = patch.owner, patch.name
+    if isinstance(owner, MutableMapping):
+        known, original = name in owner, owner.get(name)
+        put, remove = functools.partial(owner.__setitem__, name), functools.partial(owner.pop, name)
+    else:
+        known = name == "__code__" or name in vars(owner)
+        original = owner.__code__ if name == "__code__" else vars(owner).get(name)
+        put, remove = functools.partial(setattr, owner, name), functools.partial(delattr, owner, name)
+
+    def put_back() -> None:
+        with uninterrupted():
+            put(original) if known else remove()
+
+    return put_back
+
+
+def _for_this_thread(patch: Patch) -> Any:
+    """Return the replacement of a function or property as one that other threads find the original in."""
+    replacement = patch.replacement
+    if isinstance(replacement, property):
+        original = getattr(patch.owner, patch.name, None)
+        accessors = ((replacement.fget, "__get__"), (replacement.fset, "__set__"))
+        read, write = (new and in_this_thread(new, getattr(original, kind, None)) for new, kind in accessors)
+        return property(read, write)
+    if isinstance(replacement, staticmethod):
+        return staticmethod(in_this_thread(replacement.__func__, getattr(patch.owner, patch.name)))
+    binds = FunctionType if isinstance(patch.owner, type) else FunctionType | MethodType | functools.partial
+    if isinstance(patch.owner, MutableMapping) or not isinstance(replacement, binds):
+        return replacement
+    return in_this_thread(replacement, getattr(patch.owner, patch.name, None))
+
+
+def in_this_thread(replacement: Callable[..., Any], original: Callable[..., Any] | None) -> Callable[..., Any]:
+    """Return a function that calls `replacement` in the running thread, and in all others `original`."""
+    captures = threading.get_ident()
+
+    def dispatch(*args: Any, **kwargs: Any) -> Any:
+        # Torch's compiler reads this code where a body of an operator is captured, and knows no threads.
+        if original is None or is_dynamo_compiling() or threading.get_ident() == captures:
+            return replacement(*args, **kwargs)
+        return original(*args, **kwargs)
+
+    with contextlib.suppress(AttributeError, TypeError):
+        functools.update_wrapper(dispatch, replacement)
+    return dispatch
+
+
+def caller() -> FrameType:
+    """Return the frame that called a replacement, which asks this itself."""
+    frame = sys._getframe(2)
+    while frame.f_code.co_filename == __file__ and frame.f_back is not None:
+        frame = frame.f_back
+    return frame

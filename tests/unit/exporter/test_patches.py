@@ -1,0 +1,182 @@
+"""Patches of Python and torch: listed with their reasons, undone on every exit, unseen by other threads."""
+
+from __future__ import annotations
+
+import re
+import signal
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from packaging.requirements import Requirement
+from torch import nn
+
+import aotexport
+from aotexport.process import patches
+from aotexport.process.patches import ALWAYS, Patch, caller, patched
+
+PACKAGE = Path(aotexport.__file__).parent
+
+
+class Owner:
+    def method(self):
+        return "original"
+
+    @property
+    def value(self):
+        return "original"
+
+
+class Child(Owner):
+    pass
+
+
+def in_another_thread(function):
+    """Return what `function` returns, or raises, in another thread."""
+    found = []
+
+    def run():
+        try:
+            found.append(function())
+        except Exception as error:
+            found.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    return found[0]
+
+
+def test_function_is_patched_in_this_thread_and_undone():
+    with patched(Patch(Owner, "method", lambda self: "patched", "Try")):
+        assert (Owner().method(), in_another_thread(Owner().method)) == ("patched", "original")
+    assert Owner().method() == "original"
+
+
+def test_property_is_patched_in_this_thread_and_undone():
+    with patched(Patch(Owner, "value", property(lambda self: "patched"), "Try")):
+        assert (Owner().value, in_another_thread(lambda: Owner().value)) == ("patched", "original")
+    assert Owner().value == "original"
+
+
+def test_inherited_attribute_is_shadowed_and_key_of_a_dict_removed():
+    table = {}
+    with patched(Patch(Child, "method", lambda self: "patched", "Try"), Patch(table, "key", 1, "Try")):
+        assert (Child().method(), Owner().method(), table) == ("patched", "original", {"key": 1})
+    assert ("method" in vars(Child), table) == (False, {})
+
+
+def test_caller_is_the_frame_that_calls_the_patched_function():
+    with patched(Patch(Owner, "method", lambda self: caller().f_code.co_name, "Try")):
+        assert Owner().method() == "test_caller_is_the_frame_that_calls_the_patched_function"
+
+
+def test_first_patches_are_undone_where_a_later_one_fails():
+    fails = Patch(type, "mro", lambda kind: [], "Try")
+    with pytest.raises(TypeError), patched(Patch(Owner, "method", lambda self: 1, "Try"), fails):
+        pass
+    assert Owner().method() == "original"
+
+
+class Model(nn.Module):
+    def __init__(self, during=lambda: None):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.during = during
+
+    def forward(self, x):
+        self.during()
+        return self.linear(x).relu() * len(x)
+
+
+def export(path, during=lambda: None, **options):
+    model = Model(during)
+    batch = {0: torch.export.Dim("batch", min=1)}
+    aotexport.export(model, (torch.ones(2, 4),), output=path, dynamic_shapes=(batch,), verify=False, **options)
+
+
+def originals():
+    """Return what is there now of all that this process has patched in classes and modules, by target."""
+    patched = [patch for patch in patches.seen.values() if patch.target.startswith(("torch", "math"))]
+    return {
+        patch.target: patch.owner.__code__ if patch.name == "__code__" else vars(patch.owner).get(patch.name)
+        for patch in patched
+        if hasattr(patch.owner, "__dict__")
+    }
+
+
+@pytest.fixture
+def interrupts():
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def fail():
+    raise ValueError("from the model")
+
+
+@pytest.mark.parametrize(
+    ("during", "error"),
+    [
+        (lambda: None, None),
+        (fail, aotexport.AotExportError),
+        (lambda: signal.raise_signal(signal.SIGINT), KeyboardInterrupt),
+    ],
+    ids=["success", "failure", "interrupt"],
+)
+def test_every_patch_of_an_export_is_undone(tmp_path, interrupts, during, error):
+    export(tmp_path / "first")
+    before = originals()
+    assert len(before) > 80
+    if error is None:
+        export(tmp_path / "b", during)
+    else:
+        with pytest.raises(error):
+            export(tmp_path / "b", during)
+    after = originals()
+    assert [target for target in before if before[target] is not after[target]] == []
+
+
+def test_patches_say_why_and_when_they_go(tmp_path):
+    pytest.importorskip("triton")
+    export(tmp_path / "b", targets=("cpu", "cuda"), programs="infer", kernel_sources=False)
+    for patch in patches.seen.values():
+        assert re.match(r"[A-Z][a-z]+ .*[^.]$", patch.reason) or patch.reason == "Try", patch.target
+        due = patch.remove_when != ALWAYS and Requirement(patch.remove_when).specifier.contains(torch.__version__)
+        assert not due, f"see whether the patch of {patch.target} can go: {patch.reason}"
+
+
+def test_registry_is_the_one_way_to_patch():
+    """Type checkers take an assignment to a method of a foreign class by a comment alone."""
+    assigned = [
+        f"{file.relative_to(PACKAGE)}: {line.strip()}"
+        for file in PACKAGE.rglob("*.py")
+        for line in file.read_text().splitlines()
+        if ("method-assign" in line and "self." not in line) or "unittest" in line
+    ]
+    assert assigned == []
+
+
+def test_other_thread_trains_and_seeds_while_a_model_is_traced(tmp_path):
+    def train():
+        torch.manual_seed(0)
+        weight = torch.ones(3, requires_grad=True)
+        (weight * 2).sum().backward()
+        return weight.grad.tolist()
+
+    found = []
+    export(tmp_path / "b", lambda: found.append(in_another_thread(train)))
+    assert len(found) > 1
+    assert all(gradient == [2.0, 2.0, 2.0] for gradient in found), found
+
+
+def test_second_export_at_once_is_refused(tmp_path):
+    found = []
+    export(tmp_path / "b", lambda: found.append(in_another_thread(lambda: export(tmp_path / "other"))))
+    assert {str(error) for error in found} == {
+        "another thread of this process exports a model, and a process traces one at a time. Export one after the "
+        "other, or in processes of their own"
+    }
+    assert not (tmp_path / "other").exists()
