@@ -8,6 +8,7 @@ import torch
 import aotexport
 import aotexport_runtime
 from aotexport_runtime.commands.describe import describe
+from aotexport_runtime.engines.matmul import onednn
 
 
 @pytest.fixture
@@ -76,12 +77,11 @@ class Deep(torch.nn.Module):
     [
         (torch.nn.GRU(3, 3), (12, 2, 3), {}, "the other graph takes its 4 operators apart, into 751"),
         (torch.nn.GRU(3, 3), (12, 2, 3), {"target": "portable"}, None),
-        (torch.nn.Linear(3, 3), (2, 3), {}, "the other graph has few operators, 10, on small tensors"),
-        (torch.nn.Linear(3, 3), (None, 3), {}, "the other graph has few operators, 10, on small tensors"),
+        (torch.nn.Linear(3, 3), (2, 3), {}, "no product of matrices is large enough to gain by oneDNN"),
+        (torch.nn.Linear(3, 3), (None, 3), {}, "no product of matrices is large enough to gain by oneDNN"),
         (torch.nn.Linear(3, 3), (2, 3), {"target": "portable"}, None),
         (torch.nn.Linear(3, 3), (2, 3), {"memory_budget": 0.5}, None),
-        (torch.nn.Linear(3, 3), (9000, 3), {}, None),
-        (torch.nn.Linear(3, 900), (None, 3), {}, None),
+        (torch.nn.Linear(3, 900), (9000, 3), {}, "no product of matrices is large enough to gain by oneDNN"),
         (Deep(), (2, 3), {}, None),
     ],
 )
@@ -106,3 +106,25 @@ def test_graph_that_is_the_faster_one_runs(tmp_path, caplog, layer, shape, optio
         assert ran == "program train runs forward and backward by autograd"
     inspected = describe(loaded.bundle, program="train")
     assert (f"under target auto the forward graph runs: {reason}" in inspected) == (reason is not None)
+
+
+@pytest.mark.skipif(not onednn.available(), reason="this torch has no oneDNN")
+@pytest.mark.parametrize(
+    ("products", "engine", "reason"),
+    [
+        ("onednn", "portable", "oneDNN is faster here for 128x160 by 160x192"),
+        ("torch", "autograd", "oneDNN is not clearly faster here for 128x160 by 160x192"),
+    ],
+)
+def test_large_products_decide_by_the_library_that_computes_them(tmp_path, products, engine, reason):
+    x = torch.randn(128, 160)
+    aotexport.export(Layer(torch.nn.Linear(160, 192)), (x,), output=tmp_path / "bundle", verify=False)
+    loaded = aotexport_runtime.load(tmp_path / "bundle", products=products)
+
+    found = loaded.explain_program("train")
+
+    assert found.engines[0] == engine
+    assert (found.because or found.why_not["portable"]) == reason
+    assert reason in str(found)
+    inspected = describe(loaded.bundle, program="train")
+    assert "under target auto the functional graph runs: oneDNN may be faster for 128x160 by 160x192" in inspected

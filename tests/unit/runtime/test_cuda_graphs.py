@@ -17,6 +17,7 @@ import aotexport
 from aotexport_runtime.engines.cuda.engine import with_graphs
 from aotexport_runtime.engines.cuda.graphs import MAX_GRAPHS, WARM_UPS
 from aotexport_runtime.engines.cuda.trial import portable_form
+from aotexport_runtime.engines.select import Choice
 from aotexport_runtime.module import loading
 
 
@@ -84,6 +85,7 @@ def pair(bundle, monkeypatch):
     """Return the bundle's module, eager's, and the stand-in."""
     path, model = bundle
     capture = RunningAgain()
+    monkeypatch.setattr(loading, "select_targets", lambda *args, **options: Choice(engines=("cuda",)))
     monkeypatch.setattr(loading, "_lowering", lambda *args: Engine(capture))
     eager = Net()
     eager.load_state_dict(model.state_dict())

@@ -11,6 +11,7 @@ from torch import nn
 import aotexport
 from aotexport_runtime import NotSupported
 from aotexport_runtime.engines.cuda.trial import Trial, portable_form
+from aotexport_runtime.engines.select import Choice
 from aotexport_runtime.module import loading
 
 
@@ -103,6 +104,7 @@ def pair(bundle, monkeypatch, caplog):
 
     def loaded(change):
         engine = Engine(change)
+        monkeypatch.setattr(loading, "select_targets", lambda *args, **options: Choice(engines=("cuda",)))
         monkeypatch.setattr(loading, "_lowering", lambda *args: engine)
         eager = Net()
         eager.load_state_dict(model.state_dict())
@@ -169,6 +171,7 @@ def test_program_that_draws_random_numbers_is_not_compared(tmp_path, monkeypatch
     caplog.set_level("INFO", logger="aotexport_runtime")
     aotexport.export(nn.Dropout(), (torch.ones(8),), output=tmp_path / "bundle", programs="train", verify=False)
     engine = Engine(right)
+    monkeypatch.setattr(loading, "select_targets", lambda *args, **options: Choice(engines=("cuda",)))
     monkeypatch.setattr(loading, "_lowering", lambda *args: engine)
     loading.load(tmp_path / "bundle")(torch.ones(8))
     assert "program train draws random numbers, and its kernels are not compared" in caplog.text

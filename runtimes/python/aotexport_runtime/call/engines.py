@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 
+from aotexport_runtime.engines.candidates import is_native, is_of
+from aotexport_runtime.engines.select import Choice
 from aotexport_runtime.errors import NotSupported
 
 log = logging.getLogger("aotexport_runtime")
-
-PORTABLE, AUTOGRAD = "portable", "autograd"
-"""Names of the engines that run functional graphs, and forward graphs."""
 
 LIBRARY_FAILED = "the library left the call to the graph: for an index outside of its bounds, or a failure in the log"
 
@@ -53,14 +52,16 @@ class Engines:
         device: where it runs.
         serving: names of the engines that serve its calls; each takes those that the ones before it do not.
         why_not: why others do not, by name.
+        because: why the functional graph serves where the forward graph would do; empty: it does not, or was asked for.
     """
 
-    def __init__(self, program: str, device: str, why_not: Mapping[str, str] | None = None) -> None:
-        """Prepare for a program that nothing serves yet."""
+    def __init__(self, program: str, device: str, choice: Choice) -> None:
+        """Prepare for a program that nothing has run of yet."""
         self.program = program
         self.device = device
-        self.serving: list[str] = []
-        self.why_not: dict[str, str] = dict(why_not or {})
+        self.serving = choice.engines
+        self.why_not = choice.why_not
+        self.because = choice.because
         self._runs: dict[tuple[str, str], HalfRun] = {}
 
     @property
@@ -88,13 +89,3 @@ class Engines:
             f"target `{target}` was asked for and does not run program `{self.program}` on {self.device}: {said}. "
             "Target `auto` runs the fastest of those that do"
         )
-
-
-def is_native(target: str) -> bool:
-    """Return whether a target is of native code, which not every machine runs."""
-    return target == "cuda" or target.partition("-")[0] == "cpu"
-
-
-def is_of(engine: str, target: str) -> bool:
-    """Return whether an engine is what `load` takes `target` for: `cpu` stands for every compiled target."""
-    return engine == target or (target == "cpu" and engine.startswith("cpu-"))

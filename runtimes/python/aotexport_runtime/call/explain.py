@@ -26,6 +26,7 @@ class ProgramExplanation:
         why_not: why other engines do not, by name.
         has_run: the halves that have run, in the order in which they did first; None: nobody looks (ONNX Runtime).
         refused: why no call is served; empty: calls are.
+        because: why the functional graph serves where the forward graph would do; empty: it does not, or was asked for.
     """
 
     program: str
@@ -34,12 +35,14 @@ class ProgramExplanation:
     why_not: dict[str, str] = field(default_factory=dict[str, str])
     has_run: tuple[HalfRun, ...] | None = None
     refused: str = ""
+    because: str = ""
 
     def __str__(self) -> str:
         if self.refused:
             return f"program {self.program}: refused: {self.refused}"
         engines = ", else ".join(f"{name} ({kind_of(name)})" for name in self.engines)
         lines = [f"program {self.program} on {self.device}: {engines}"]
+        lines += [f"  {self.engines[0]}: {self.because}"] if self.because else []
         lines += [f"  not {name}: {reason}" for name, reason in self.why_not.items()]
         if self.has_run is not None:
             lines.append(f"  has run: {words(self.has_run) or 'nothing'}")
@@ -70,5 +73,10 @@ def kind_of(engine: str) -> str:
 def explained(engines: Engines) -> ProgramExplanation:
     """Return what `engines` says now, for a user."""
     return ProgramExplanation(
-        engines.program, engines.device, tuple(engines.serving), dict(engines.why_not), engines.runs
+        engines.program,
+        engines.device,
+        engines.serving,
+        dict(engines.why_not),
+        engines.runs,
+        because=engines.because,
     )

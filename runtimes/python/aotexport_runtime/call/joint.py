@@ -9,11 +9,12 @@ from typing import Any, NamedTuple
 
 import torch
 
-from aotexport_runtime.call.engines import LIBRARY_FAILED, PORTABLE, Engines
+from aotexport_runtime.call.engines import LIBRARY_FAILED, Engines
 from aotexport_runtime.call.holder import Held
 from aotexport_runtime.call.inner import InnerOutput
 from aotexport_runtime.engines import partition as halves
 from aotexport_runtime.engines import transforms
+from aotexport_runtime.engines.candidates import PORTABLE, CallFacts
 from aotexport_runtime.engines.codegen import Environment, Function
 from aotexport_runtime.engines.cpu import Libraries
 from aotexport_runtime.engines.functional import compile_functional
@@ -21,6 +22,7 @@ from aotexport_runtime.engines.impure import impure_nodes, random_nodes
 from aotexport_runtime.engines.lowered import Lowered
 from aotexport_runtime.engines.recompute import computed_late, within_budget
 from aotexport_runtime.engines.saved import base_of, views_recomputed
+from aotexport_runtime.engines.select import obstacle
 from aotexport_runtime.engines.tangents import LayOut, flowless_outputs, layout, with_zeros, without
 from aotexport_runtime.schema.graph import Graph
 from aotexport_runtime.schema.program import FreshOutput, FunctionalGraph
@@ -48,8 +50,7 @@ class JointProgram:
         environment: Environment,
         engines: Engines,
         reference: Callable[[list[Any], dict[str, int]], Any] | None,
-        lowered: Lowered | None = None,
-        libraries: Libraries | None = None,
+        native: Lowered | Libraries | None = None,
         parameters: Container[int] = (),
         inner: Sequence[InnerOutput] = (),
     ) -> None:
@@ -61,8 +62,7 @@ class JointProgram:
             environment: namespaces and device.
             engines: of the program; told of each half that runs.
             reference: runs the program's forward graph under autograd, for double backward; None: there is none.
-            lowered: a faster form of the graph, for calls that want every gradient; None: there is none.
-            libraries: compiled halves of the graph, for such calls as well; None: there are none.
+            native: the graph as native code, for calls that want every gradient; None: there is none.
             parameters: inputs that are `nn.Parameter`s.
             inner: outputs that others are computed from.
         """
@@ -79,7 +79,6 @@ class JointProgram:
         copied = all(m.data and not (m.metadata or m.storage or m.requires_grad) for m in functional.mutations)
         self.reference = reference if copied else None
         self.mutated = [mutation.input_index for mutation in functional.mutations]
-        self.lowered = lowered
         self.inner = inner
         inputs = range(len(self.gradients.of_inputs))
         tensors = [i for i in inputs if isinstance(graph.inputs[i].meta, TensorMeta)]
@@ -88,9 +87,9 @@ class JointProgram:
         self.steady = [i for i in tensors if i not in risen]
         sizes_of_inputs = {size for value in graph.inputs[: len(inputs)] for size in _symbols(value.meta)}
         self.is_sized_by_data = any(_symbols(tangent.meta) - sizes_of_inputs for tangent in self.gradients.tangents)
-        self._libraries = libraries
+        self._native = native
         self.found: dict[Pattern, Variant] = {}
-        self._variants: dict[tuple[Pattern, bool, bool], Variant] = {}
+        self._variants: dict[tuple[Pattern, bool], Variant] = {}
 
     def variant(self, needed: Pattern, inputs: Sequence[Any], symbols: dict[str, int]) -> Variant:
         """Return the compiled halves, and keep them in `found` if they serve all such calls.
@@ -101,36 +100,23 @@ class JointProgram:
             symbols: value per symbol.
         """
         found = self._variant(needed[2:], inputs, symbols)
-        if self.lowered is None and self._libraries is None:
+        if self._native is None:
             self.found[needed] = found
         return found
 
     def _variant(self, needed: Pattern, inputs: Sequence[Any], symbols: dict[str, int]) -> Variant:
-        libraries = self._libraries
-        compiled = libraries is not None and self.complete(needed) and libraries.serves(symbols)
-        key = (
-            needed,
-            self.lowered is not None and self._takes_lowered(self.lowered, needed, inputs, symbols),
-            compiled,
-        )
+        native, rule, call = self._native, None, None
+        if native is not None:
+            call = CallFacts(native, inputs, symbols, self.complete(needed), transforms.active())
+            rule = obstacle(call)
+        if rule is not None:
+            native = None
+        key = needed, native is not None
         found = self._variants.get(key)
         if found is None:
-            found = Variant.build(self, needed, key[1], libraries if compiled else None, symbols)
-            self._variants[key] = found
-            self.engines.ran("forward", found.engine, self._why_not(found, needed, symbols))
+            found = self._variants[key] = Variant.build(self, needed, native, symbols)
+            self.engines.ran("forward", found.engine, "" if rule is None else rule.reason.format(call))
         return found
-
-    def _why_not(self, variant: Variant, needed: Pattern, symbols: dict[str, int]) -> str:
-        """Return why neither the lowered form nor libraries run a variant; empty: they do, or there are none."""
-        faster = self._libraries if self.lowered is None else self.lowered
-        if faster is None or variant.engine == faster.target:
-            return ""
-        if not self.complete(needed):
-            return "not every gradient is wanted"
-        return "function transforms" if transforms.active() else faster.why_not(symbols)
-
-    def _takes_lowered(self, lowered: Lowered, needed: Pattern, inputs: Sequence[Any], symbols: dict[str, int]) -> bool:
-        return not transforms.active() and self.complete(needed) and lowered.serves(inputs, symbols)
 
     def complete(self, needed: Pattern) -> bool:
         """Return whether every gradient that the graph has is wanted."""
@@ -194,8 +180,7 @@ class Variant:
         cls,
         joint: JointProgram,
         needed: Pattern,
-        takes_lowered: bool,
-        libraries: Libraries | None,
+        native: Lowered | Libraries | None,
         symbols: dict[str, int],
     ) -> Variant:
         """Cut and compile `joint` for calls that need these gradients.
@@ -203,11 +188,12 @@ class Variant:
         Args:
             joint: the joint graph.
             needed: per gradient, whether it is wanted.
-            takes_lowered: whether its lowered form serves.
-            libraries: compiled halves that serve; None: none do.
+            native: the graph as native code, if that serves.
             symbols: value per symbol of the first such call.
         """
         functional, gradients, budget = joint.functional, joint.gradients, joint.environment.memory_budget
+        lowered = native if isinstance(native, Lowered) else None
+        libraries = native if isinstance(native, Libraries) else None
         if libraries is not None and libraries.partition is not None:
             partition = libraries.partition
         else:
@@ -217,7 +203,6 @@ class Variant:
         cut = halves.cut(joint.graph, functional, partition, needed, joint.kept)
         if budget < 1:
             cut = computed_late(cut)
-        lowered = joint.lowered if takes_lowered else None
         checked, unchecked, loose = cut.saved_tensors, cut.saved_unchecked, cut.saved_others
         if lowered is not None:
             checked, unchecked, loose = lowered.saved, 0, 0

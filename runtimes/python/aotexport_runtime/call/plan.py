@@ -8,7 +8,6 @@ by the forward graph under eager autograd, which is the program's meaning.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,7 +17,7 @@ from aotexport_runtime.bundle.read import Bundle
 from aotexport_runtime.call.aliases import regenerators
 from aotexport_runtime.call.autograd import run_joint
 from aotexport_runtime.call.containers import ContainerChanges
-from aotexport_runtime.call.engines import AUTOGRAD, PORTABLE, WHOLE, Engines
+from aotexport_runtime.call.engines import WHOLE, Engines
 from aotexport_runtime.call.fast_path import FastPath
 from aotexport_runtime.call.guards.arguments import ARGUMENTS
 from aotexport_runtime.call.guards.caller import MODES, STATE, Caller
@@ -36,9 +35,9 @@ from aotexport_runtime.call.signature import Bound, Signature
 from aotexport_runtime.call.versions import node_of, remember_versions
 from aotexport_runtime.engines import transforms
 from aotexport_runtime.engines.autocast import device_type_of
+from aotexport_runtime.engines.candidates import AUTOGRAD, PORTABLE
 from aotexport_runtime.engines.codegen import Environment, Function, compile_graph, constant_value
 from aotexport_runtime.engines.cpu import Libraries
-from aotexport_runtime.engines.graph_choice import why_forward
 from aotexport_runtime.engines.higher_order import EFFECTS, restored_on_error
 from aotexport_runtime.engines.lowered import Lowered
 from aotexport_runtime.errors import CallInvalid, NotSupported
@@ -49,8 +48,6 @@ from aotexport_runtime.submodules.places import StateSlot
 from aotexport_runtime.validate.subclasses import taken_apart
 from aotexport_runtime.values.subclasses import parts
 from aotexport_runtime.values.trees import builder
-
-log = logging.getLogger("aotexport_runtime")
 
 _UNREAD: StateSlot = ({"": torch.empty(0)}, "")
 """Stands where no node reads a state tensor."""
@@ -66,9 +63,8 @@ class Plan:
         slot: Callable[[str], StateSlot],
         environment: Environment,
         *,
-        target: str,
         engines: Engines,
-        libraries: Libraries | None = None,
+        native: Lowered | Libraries | None = None,
         live: LiveGraph | None = None,
     ) -> None:
         """Compose the chain of `program`.
@@ -78,15 +74,9 @@ class Plan:
             program: its record.
             slot: gives, per name of a state tensor, where its current tensor is kept.
             environment: namespaces and device.
-            target: `portable`: the functional graph serves the calls it was captured for; `autograd`: the forward graph
-                serves every call; `auto`: the one that is faster, in its lowered form where the environment gives one;
-                the name of another target: that lowered form, or libraries.
-            engines: told of what serves calls, of why others do not, and of each half that runs.
-            libraries: the functional graph, compiled, for the calls that it serves; None: there are none.
+            engines: which serve; told of each half that runs.
+            native: the functional graph as native code, for the calls that it serves; None: there is none.
             live: the forward graph that serves every call since submodules changed; None: none that the program calls.
-
-        Raises:
-            NotSupported: `target` is of native code that does not run the program.
         """
         self.program = program
         self.engines = engines
@@ -133,27 +123,9 @@ class Plan:
         self._forward: Function | None = None
         self._has_effects = False
         self._functional = None
-        if live is not None:
-            log.info("program %s runs its forward graph: %s", program.name, ", ".join(live.reasons))
-        elif program.functional and target != "autograd":
-            in_budget = environment.memory_budget == 1 or not program.grad
-            lowered = self._lowered(in_budget)
-            # What was lowered is the faster one, however long or short its graph is.
-            asked = lowered is not None or libraries is not None or target == "portable" or not in_budget
-            reason = None if asked else why_forward(bundle, program)
-            if reason is None:
-                self._functional = _Functional(self, program.functional, lowered, libraries)
-                faster = [each.target for each in (lowered, libraries) if each is not None]
-                engines.serving += [*faster, PORTABLE]
-            else:
-                engines.why_not[PORTABLE] = reason
-                log.info("program %s runs its forward graph: %s", program.name, reason)
-        elif program.functional is None:
-            engines.why_not[PORTABLE] = "; ".join(refusal.reason for refusal in program.refusals)
-        else:
-            engines.why_not[PORTABLE] = f"target `{target}` was asked for"
-        engines.serving.append(AUTOGRAD)
-        engines.demand(target)
+        if PORTABLE in engines.serving:
+            assert program.functional is not None
+            self._functional = _Functional(self, program.functional, native)
         functional = self._functional
         self.fast_path = FastPath(
             program=program,
@@ -167,20 +139,6 @@ class Plan:
         """Serves the usual calls."""
         self.call = self.fast_path.function()
         """`__call__`, without this detour."""
-
-    def _lowered(self, in_budget: bool) -> Lowered | None:
-        """Return the lowered form of the program that runs here; None, with the reason noted: there is none."""
-        lowering = self.environment.lowering
-        if lowering is None:
-            return None
-        try:
-            if not in_budget:
-                raise NotSupported("they save more for backward than the memory budget")
-            return lowering(self.bundle, self.program, self.environment)
-        except NotSupported as error:
-            self.engines.why_not["cuda"] = str(error)
-            log.info("program %s runs without its kernels: %s", self.program.name, error)
-            return None
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call the program.
@@ -270,9 +228,7 @@ class Plan:
 class _Functional:
     """The functional graph of a program with its epilogues."""
 
-    def __init__(
-        self, plan: Plan, functional: FunctionalGraph, lowered: Lowered | None, libraries: Libraries | None
-    ) -> None:
+    def __init__(self, plan: Plan, functional: FunctionalGraph, native: Lowered | Libraries | None) -> None:
         program = taken_apart(plan.program)
         graph = plan.bundle.graph(program.name, functional.file)
         self._wraps = any(not isinstance(spec, SizeInput) and spec.subclass is not None for spec in plan.program.inputs)
@@ -301,13 +257,12 @@ class _Functional:
                 plan.environment,
                 plan.engines,
                 reference,
-                lowered,
-                libraries,
+                native,
                 _parameters(program, plan.bundle.manifest.state),
                 self._inner,
             )
         else:
-            self._inference = Inference(graph, plan.environment, plan.engines, lowered, libraries)
+            self._inference = Inference(graph, plan.environment, plan.engines, native)
         fresh = self._mutations is None and self._regenerators is None and functional.grad_mode is None
         fresh = fresh and not self._checks and not self._inner
         alone = fresh and not program.rebinds and self._joint is not None and not self._joint.gradients.detached_inputs

@@ -8,7 +8,8 @@ import msgspec
 
 from aotexport_runtime.bundle.notes import notes_of
 from aotexport_runtime.bundle.read import Bundle
-from aotexport_runtime.engines.graph_choice import why_forward
+from aotexport_runtime.engines.candidates import PORTABLE, Request
+from aotexport_runtime.engines.select import select_engine
 from aotexport_runtime.schema.graph import Graph, Node
 from aotexport_runtime.schema.program import (
     ArgumentInput,
@@ -127,9 +128,12 @@ def trust_needed(bundle: Bundle) -> str:
 
 
 def describe_preference(bundle: Bundle, program: Program) -> list[str]:
-    """Return a line that says so, where target `auto` runs the forward graph though there is another."""
-    reason = why_forward(bundle, program)
-    return [] if reason is None else [f"under target auto the forward graph runs: {reason}"]
+    """Return a line that says which graph runs under target `auto`, without native code, where there are two."""
+    if program.functional is None:
+        return []
+    choice = select_engine(bundle, program, Request())
+    graph = "functional" if choice.because else "forward"
+    return [f"under target auto the {graph} graph runs: {choice.because or choice.why_not[PORTABLE]}"]
 
 
 def describe_refused_targets(bundle: Bundle, program: str) -> list[str]:

@@ -14,10 +14,11 @@ import torch
 
 from aotexport_runtime.bundle.read import Bundle, open_bundle
 from aotexport_runtime.bundle.weights import read_tensors
-from aotexport_runtime.call.engines import HalfRun, is_native, is_of, words
+from aotexport_runtime.call.engines import HalfRun, words
 from aotexport_runtime.call.explain import ProgramExplanation
 from aotexport_runtime.call.given import given_tree, giving
 from aotexport_runtime.engines.autocast import device_type_of, under_autocast
+from aotexport_runtime.engines.candidates import is_native, is_of
 from aotexport_runtime.engines.codegen import Environment, constant_value
 from aotexport_runtime.errors import BundleInvalid, NotSupported, SelfTestFailed
 from aotexport_runtime.module.bundle_module import BundleModule

@@ -104,8 +104,8 @@ class Libraries:
         undefined = self._compiled.undefined_tangents
         return all(is_defined == (index not in undefined) for index, is_defined in enumerate(defined))
 
-    def serves(self, symbols: Mapping[str, int]) -> bool:
-        """Return whether the libraries are right for a call with these sizes."""
+    def serves(self, inputs: Sequence[Any], symbols: Mapping[str, int]) -> bool:
+        """Return whether the libraries are right for a call with these sizes; nothing is asked of the inputs."""
         if torch.are_deterministic_algorithms_enabled():
             return False
         return all(sizes.evaluate(guard, symbols) for guard in self._compiled.guards)

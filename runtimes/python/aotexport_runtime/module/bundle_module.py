@@ -5,23 +5,23 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator
 from typing import Any, NoReturn, Self
 
 import torch
 from torch import nn
 
 from aotexport_runtime.bundle.read import Bundle
-from aotexport_runtime.call.engines import PORTABLE, Engines
 from aotexport_runtime.call.explain import Explanation, ProgramExplanation, explained
 from aotexport_runtime.call.guards.quick_path import Call
 from aotexport_runtime.call.live_graph import LiveGraph, check_state_read, graph_of_calls, live_graph
 from aotexport_runtime.call.plan import Plan
 from aotexport_runtime.call.variants import Variants
-from aotexport_runtime.engines.autocast import device_type_of
-from aotexport_runtime.engines.choice import libraries_of
+from aotexport_runtime.engines.candidates import AUTOGRAD, Request
 from aotexport_runtime.engines.codegen import Environment, constant_value
+from aotexport_runtime.engines.select import NO_TARGETS, Choice
 from aotexport_runtime.errors import NotSupported
+from aotexport_runtime.module.compose import compose
 from aotexport_runtime.module.module_class import class_of, methods_of
 from aotexport_runtime.schema.manifest import Manifest
 from aotexport_runtime.schema.program import Program
@@ -62,27 +62,24 @@ class BundleModule(WithAttributes):
         bundle: Bundle,
         tensors: dict[str, torch.Tensor],
         *,
-        target: str,
         environment: Environment,
-        compiled: str | None = None,
-        why_not: Mapping[str, str] | None = None,
+        request: Request,
+        targets: Choice = NO_TARGETS,
     ) -> None:
         """Build the module; use `aotexport_runtime.load`.
 
         Args:
             bundle: an open bundle.
             tensors: its state, by name; owned by the module from now on.
-            target: engine to run, see `load`.
             environment: namespaces and device.
-            compiled: compiled target to run where it has a program, whose native files the caller trusts; None: none.
-            why_not: why other engines do not run, by name; None: they do.
+            request: what the caller of `load` asked for.
+            targets: native code that may run, whose files the caller trusts.
         """
         super().__init__()
         self.bundle = bundle
         self._environment = environment
-        self._target = target
-        self._compiled = compiled
-        self._why_not = dict(why_not or {})
+        self._request = request
+        self._targets = targets
         self._constants: dict[str, torch.Tensor] = {}
         self._plans: dict[str, Plan | Variants] = {}
         self._served: dict[tuple[bool, bool], Call] = {}
@@ -310,25 +307,9 @@ class BundleModule(WithAttributes):
 
     def _compose(self, name: str) -> Plan:
         program = self.bundle.program(name)
+        request = dataclasses.replace(self._request, target=AUTOGRAD) if self._calls_submodules else self._request
         live = self._live(program)
-        device = self._environment.device or device_type_of(program, None)
-        engines = Engines(name, str(device), self._why_not)
-        libraries = None
-        if live is not None:
-            compiled = [] if self._compiled is None else [self._compiled]
-            engines.why_not |= dict.fromkeys((PORTABLE, "cuda", *compiled), ", ".join(live.reasons))
-        elif not self._calls_submodules:
-            libraries = libraries_of(self.bundle, self._compiled, program, self._environment, engines.why_not)
-        return Plan(
-            self.bundle,
-            program,
-            self._slot,
-            self._environment,
-            target="autograd" if self._calls_submodules else self._target,
-            engines=engines,
-            libraries=libraries,
-            live=live,
-        )
+        return compose(self.bundle, program, self._slot, self._environment, request, self._targets, live)
 
     def _live(self, program: Program) -> LiveGraph | None:
         """Return the forward graph of `program` with the submodules that changed; None: it calls none of them.
@@ -370,7 +351,7 @@ class BundleModule(WithAttributes):
 
         `print(module.explain())` shows it. Programs that no call has reached are prepared for it, as a call would do.
         """
-        return Explanation(self._target, tuple(map(self.explain_program, self.bundle.program_names)))
+        return Explanation(self._request.target, tuple(map(self.explain_program, self.bundle.program_names)))
 
     def explain_program(self, name: str) -> ProgramExplanation:
         """Return what `explain` says of program `name`."""
@@ -397,7 +378,7 @@ class BundleModule(WithAttributes):
         twin = nn.Module.__new__(type(self))
         memo[id(self)] = twin
         twin.__dict__.update({name: {} for name in (*STATE, "_modules")})
-        shared = ("bundle", "_environment", "_methods", "_fixed")
+        shared = ("bundle", "_environment", "_request", "_targets", "_methods", "_fixed")
         for name, value in self.__dict__.items():
             if name in shared:
                 twin.__dict__[name] = value
@@ -415,7 +396,7 @@ class BundleModule(WithAttributes):
         twin.python_state.values = self.python_state.copied(memo)
         twin._keep_attributes()
         if target is not None:
-            twin.__dict__ |= {"_target": target, "_compiled": None, "_why_not": {}}
+            twin.__dict__ |= {"_request": Request(target=target), "_targets": NO_TARGETS}
         return twin
 
     def over(self, manifest: Manifest, tensors: dict[str, torch.Tensor]) -> BundleModule:
@@ -426,7 +407,7 @@ class BundleModule(WithAttributes):
             tensors: its state, by name, detached; shared.
         """
         bundle = Bundle(self.bundle.root, manifest)
-        other = BundleModule(bundle, tensors, target=self._target, environment=self._environment)
+        other = BundleModule(bundle, tensors, environment=self._environment, request=self._request)
         return other.train(self.training)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> BundleModule:

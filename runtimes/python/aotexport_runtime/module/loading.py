@@ -7,10 +7,12 @@ import importlib.util
 import logging
 import os
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from aotexport_runtime.bundle.digests import digests_compared
 from aotexport_runtime.bundle.read import Bundle, open_bundle
+from aotexport_runtime.engines.candidates import CUDA, Request
+from aotexport_runtime.engines.select import ENGINES, Choice, passed_over, select_targets
 from aotexport_runtime.errors import NotSupported, first_line
 from aotexport_runtime.module.freed_memory import keep_freed_memory
 from aotexport_runtime.schema.manifest import Requirements
@@ -27,15 +29,6 @@ if TYPE_CHECKING:
     from aotexport_runtime.module.bundle_module import BundleModule
 
 log = logging.getLogger("aotexport_runtime")
-
-ENGINES = {
-    "cpu": "the functional graphs as shared libraries, where the bundle has them; needs trust='native'",
-    "portable": "the functional graphs as operator calls of torch, on any device",
-    "autograd": "the forward graph under eager autograd; the reference",
-    "cuda": "precompiled kernels for NVIDIA GPUs; needs trust='native'",
-    "onnx": "ONNX models of programs that record no gradients, through ONNX Runtime, without torch",
-}
-"""Engines by target name, in order of preference of `auto`."""
 
 
 @overload
@@ -141,13 +134,17 @@ def load(
     _check_namespaces(bundle.manifest.requirements, namespaces)
     types = TensorTypes(tensor_types)
     _check_types(bundle.manifest.requirements, types)
-    place, lowering, compiled, why_not = _resolved(bundle, target, trust, device, cuda)
+    request = Request(target=target, trust=trust, memory_budget=memory_budget)
+    place, targets, lowering = _resolved(bundle, request, device, cuda)
+    passed = passed_over(targets, target)
+    if passed or targets.native:
+        log.info("target %s%s", targets.native or target, passed)
     environment = Environment(
         namespaces, place, types, lowering, memory_budget=memory_budget, products=mode_of(products)
     )
     tensors = load_tensors(bundle, bundle.manifest.state, environment.form, mapped=mapped)
     keep_freed_memory()
-    module = BundleModule(bundle, tensors, target=target, environment=environment, compiled=compiled, why_not=why_not)
+    module = BundleModule(bundle, tensors, environment=environment, request=request, targets=targets)
     if place is not None:
         module.to(place)
     for name in bundle.program_names:
@@ -164,7 +161,7 @@ def check_target(bundle: Bundle, target: str, trust: str, device: torch.device |
         NotSupported: says why.
     """
     _check_name(target)
-    _resolved(bundle, target, trust, device, None)
+    _resolved(bundle, Request(target=target, trust=trust), device, None)
 
 
 def _check_name(target: str) -> None:
@@ -172,55 +169,42 @@ def _check_name(target: str) -> None:
         raise NotSupported(f"no target `{target}`; there are auto, {', '.join(ENGINES)}")
 
 
-class _Resolved(NamedTuple):
-    """What `load` was asked for, on this machine.
-
-    Attributes:
-        place: the device; None: where the bundle was captured.
-        lowering: gives lowered programs; None: functional graphs run.
-        compiled: the compiled target that runs; None: none does.
-        why_not: why others do not run, by name.
-    """
-
-    place: torch.device | None
-    lowering: LoweringEngine | None
-    compiled: str | None
-    why_not: dict[str, str]
-
-
 def _resolved(
-    bundle: Bundle, target: str, trust: str, device: torch.device | str | None, cuda: CudaRuntime | None
-) -> _Resolved:
-    from aotexport_runtime.engines.choice import choose_compiled
+    bundle: Bundle, request: Request, device: torch.device | str | None, cuda: CudaRuntime | None
+) -> tuple[torch.device | None, Choice, LoweringEngine | None]:
+    """Return the device (None: where the bundle was captured), native code for this machine, and who gives kernels.
 
-    obstacle = _no_kernels(bundle, target, trust)
-    if target == "cuda":
-        if obstacle is not None:
-            raise NotSupported(obstacle)
-        device = "cuda" if device is None else device
+    Raises:
+        NotSupported: the device is not here, or native code that was asked for cannot run.
+    """
+    from aotexport_runtime.engines.cpu import unfit
+
+    if request.target == CUDA and device is None:
+        device = CUDA
+    targets = select_targets(
+        bundle,
+        request,
+        device=_type_of(device),
+        why_unfit=lambda name: unfit(bundle.target(name).requirements),
+    )
     try:
         place = _place(device)
     except NotSupported as error:
-        raise NotSupported(f"target `cuda` cannot run: {error}" if target == "cuda" else str(error)) from None
-    lowering = _lowering(obstacle, cuda)
-    if target == "cuda" and lowering is not None:
+        raise NotSupported(f"target `cuda` cannot run: {error}" if request.target == CUDA else str(error)) from None
+    lowering = _lowering(targets, cuda)
+    if request.target == CUDA and lowering is not None:
         lowering.check(place)
-    compiled, why_not = choose_compiled(bundle, target, trust, place)
-    return _Resolved(place, lowering, compiled, why_not if obstacle is None else {"cuda": obstacle, **why_not})
+    return place, targets, lowering
 
 
-def _no_kernels(bundle: Bundle, target: str, trust: str) -> str | None:
-    """Return why no program runs on kernels; None: they may, where the device is one for them."""
-    if not any("cuda" in entry.targets for entry in bundle.manifest.programs):
-        return "the bundle has no kernels. Export it with `--target cuda`"
-    if target not in ("auto", "cuda"):
-        return f"target `{target}` was asked for"
-    return None if trust == "native" else "kernels are native code, which runs only with `trust='native'`"
+def _type_of(device: torch.device | str | None) -> str | None:
+    """Return the type of a device that may be none; None: the caller named none."""
+    return None if device is None else str(device).partition(":")[0]
 
 
-def _lowering(obstacle: str | None, options: CudaRuntime | None) -> LoweringEngine | None:
+def _lowering(targets: Choice, options: CudaRuntime | None) -> LoweringEngine | None:
     """Return what gives programs on kernels; None: none may run."""
-    if obstacle is not None:
+    if CUDA not in targets.engines:
         return None
     from aotexport_runtime.engines.cuda.engine import CudaEngine
     from aotexport_runtime.engines.cuda.options import CudaRuntime

@@ -102,8 +102,8 @@ class Kept:
 
 INTERNAL = frozenset(
     (
-        *("_calls_submodules", "_changes", "_compiled", "_constants", "_environment", "_fixed", "_kept", "_methods"),
-        *("_origin", "_plans", "_served", "_target", "_untold", "_why_not", "bundle"),
+        *("_calls_submodules", "_changes", "_constants", "_environment", "_fixed", "_kept", "_methods"),
+        *("_origin", "_plans", "_request", "_served", "_targets", "_untold", "bundle"),
     )
 )
 """Attributes of a loaded module and its submodules that its calls keep for themselves."""

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from aotexport_runtime.engines.matmul import onednn
 from aotexport_runtime.engines.matmul.kept import Kept
+from aotexport_runtime.engines.matmul.sizes import operands
 from aotexport_runtime.engines.matmul.trial import clearly_faster
 from aotexport_runtime.engines.user_cache import cache_folder
 
@@ -28,7 +28,7 @@ _left_s = _BUDGET_S
 
 def described(op: str, args: Sequence[Any]) -> str:
     """Return what products are measured once for: sizes and strides, and whether something is added."""
-    bias, rows, matrix = onednn.operands(op, args)
+    bias, rows, matrix = operands(op, args)
     columns = matrix.t() if op == "aten::linear.default" else matrix
     return " ".join(("mm" if bias is None else "addmm", _layout(rows), _layout(columns)))
 

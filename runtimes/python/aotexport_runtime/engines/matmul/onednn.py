@@ -6,8 +6,7 @@ over nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
 
 import torch
 
@@ -63,10 +62,3 @@ PRODUCTS: dict[str, Callable[..., torch.Tensor]] = {
     "aten::linear.default": linear,
 }
 """Operators that have a form here."""
-
-
-def operands(op: str, args: Sequence[Any]) -> tuple[Any, Any, Any]:
-    """Return what is added (None: nothing), the rows, and the matrix or weight, of a call of one of `PRODUCTS`."""
-    if op == "aten::addmm.default":
-        return args[0], args[1], args[2]
-    return (args[2] if len(args) > 2 else None), args[0], args[1]

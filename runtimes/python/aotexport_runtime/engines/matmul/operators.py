@@ -12,6 +12,7 @@ from aotexport_runtime.engines import ops
 from aotexport_runtime.engines.matmul import onednn
 from aotexport_runtime.engines.matmul.measured import described, faster_by_onednn
 from aotexport_runtime.engines.matmul.modes import Mode, is_worth_choosing
+from aotexport_runtime.engines.matmul.sizes import operands
 
 Run = Callable[..., Any]
 
@@ -84,7 +85,7 @@ class EverySize:
         scope[name] = product
 
     def _chosen(self, args: Sequence[Any]) -> Run:
-        bias, rows, matrix = onednn.operands(self._op, args)
+        bias, rows, matrix = operands(self._op, args)
         matrix = matrix.t() if self._op == "aten::linear.default" else matrix
         sizes = *rows.shape, matrix.shape[1]
         if not is_worth_choosing(self._mode, rows.shape[0], rows.shape[1], matrix.shape[1]):
@@ -98,6 +99,27 @@ class EverySize:
         return onednn.PRODUCTS[self._op] if prefers else self._torchs
 
 
+def prefers_onednn(rows: int, depth: int, columns: int, *, adds: bool, is_turned: bool, mode: Mode) -> bool:
+    """Return whether a product of such matrices goes to oneDNN on this machine, as its first call would decide it.
+
+    Args:
+        rows: of the first matrix.
+        depth: columns of the first matrix, rows of the second.
+        columns: of the second matrix.
+        adds: whether a bias is added.
+        is_turned: whether the second matrix lies in memory column by column.
+        mode: as of `stand_ins`.
+    """
+    if mode == "torch":
+        return False
+    matrix = torch.ones(columns, depth).t() if is_turned else torch.ones(depth, columns)
+    args = [torch.ones(rows, depth), matrix]
+    op = "aten::mm.default"
+    if adds:
+        op, args = "aten::addmm.default", [torch.ones(columns), *args]
+    return _prefers_onednn(op, args, mode, described(op, args))
+
+
 def _torchs(op: str) -> Run:
     return ops.direct(op) or ops.resolve(op, None, frozenset())
 
@@ -108,7 +130,7 @@ def _are_plain(args: Sequence[Any]) -> bool:
 
 
 def _prefers_onednn(op: str, args: Sequence[Any], mode: Mode, product: str) -> bool:
-    _, rows, matrix = onednn.operands(op, args)
+    _, rows, matrix = operands(op, args)
     if not onednn.available() or rows.device.type != "cpu" or not onednn.takes(matrix, matrix.t()):
         return False
     if mode == "onednn":

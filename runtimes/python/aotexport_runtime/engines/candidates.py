@@ -1,0 +1,186 @@
+"""What rules look at to choose an engine: the request, the bundle, the program, the machine, a call. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple, Protocol
+
+from aotexport_runtime.bundle.read import Bundle
+from aotexport_runtime.engines import figures
+from aotexport_runtime.engines.matmul.sizes import Product
+from aotexport_runtime.schema.graph import Graph
+from aotexport_runtime.schema.program import Program
+
+CUDA, PORTABLE, AUTOGRAD = "cuda", "portable", "autograd"
+"""Names of the engines that run kernels, functional graphs, and forward graphs; compiled targets are `cpu-LEVEL`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What the caller of `load` asks for; see there."""
+
+    target: str = "auto"
+    trust: str = "data"
+    memory_budget: float = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """An engine, and what rules look at to rule it out."""
+
+    engine: str
+    bundle: Bundle
+    request: Request
+    serving: Sequence[str]
+    device: str | None
+
+    @property
+    def kind(self) -> str:
+        return self.engine.partition("-")[0]
+
+    @property
+    def is_for_another_target(self) -> bool:
+        return self.request.target not in ("auto", self.kind, self.engine)
+
+    @property
+    def is_off_processors(self) -> bool:
+        return self.device not in (None, "cpu")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TargetOfBundle(Candidate):
+    """Native code of a bundle, for whatever programs it has."""
+
+    why_unfit: Callable[[str], str | None]
+
+    @property
+    def unfit(self) -> str | None:
+        return self.why_unfit(self.engine)
+
+    @property
+    def has_kernels(self) -> bool:
+        return any(CUDA in entry.targets for entry in self.bundle.manifest.programs)
+
+    @property
+    def higher_level(self) -> str | None:
+        return next((name for name in self.serving if name != CUDA), None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineOfProgram(Candidate):
+    """An engine for one program."""
+
+    program: Program
+    changed: str
+    failed: str | None
+    prefers_onednn: Callable[[Product], bool] | None
+
+    @property
+    def no_functional(self) -> str | None:
+        if self.program.functional is not None:
+            return None
+        return "; ".join(refusal.reason for refusal in self.program.refusals)
+
+    @property
+    def not_compiled(self) -> str | None:
+        if self.bundle.compiled(self.engine, self.program.name) is not None:
+            return None
+        refusals = {refusal.program: refusal.reason for refusal in self.bundle.target(self.engine).refusals}
+        return refusals.get(self.program.name, "it has none of this program")
+
+    @property
+    def exceeds_budget(self) -> bool:
+        return self.request.memory_budget < 1 and self.program.grad
+
+    @property
+    def is_left_to_figures(self) -> bool:
+        return self.request.target == "auto" and not self.exceeds_budget and not any(map(is_native, self.serving))
+
+    @cached_property
+    def forward(self) -> Graph:
+        return self.bundle.graph(self.program.name, self.program.forward.file)
+
+    @cached_property
+    def functional(self) -> Graph:
+        assert self.program.functional is not None
+        return self.bundle.graph(self.program.name, self.program.functional.file)
+
+    @property
+    def functional_count(self) -> int:
+        return len(self.functional.nodes)
+
+    @property
+    def counts(self) -> str:
+        return f"its {len(self.forward.nodes)} operators apart, into {len(self.functional.nodes)}"
+
+    @cached_property
+    def product(self) -> Product | None:
+        return figures.largest_product(self.functional)
+
+    @property
+    def product_in_words(self) -> str:
+        assert self.product is not None
+        rows, depth, columns = figures.sizes_of(self.product)
+        return f"{rows}x{depth} by {depth}x{columns}"
+
+    @cached_property
+    def onednn_is_faster(self) -> bool:
+        return self.product is not None and self.prefers_onednn is not None and self.prefers_onednn(self.product)
+
+    @property
+    def libraries_lose(self) -> bool:
+        if self.request.target != "auto" or not self.program.forward.differentiable:
+            return False
+        return not (figures.libraries_win(self.forward, self.functional) or self.onednn_is_faster)
+
+
+class NativeCode(Protocol):
+    """A program of native code, for the calls that it was made for."""
+
+    @property
+    def target(self) -> str:
+        """Name of the engine."""
+        ...
+
+    def serves(self, inputs: Sequence[Any], symbols: Mapping[str, int]) -> bool:
+        """Return whether it takes a call with these inputs and sizes."""
+        ...
+
+    def why_not(self, symbols: Mapping[str, int]) -> str:
+        """Return why it does not take a call with these sizes, which `serves` found."""
+        ...
+
+
+class CallFacts(NamedTuple):
+    """What a call asks of native code that serves its program.
+
+    Attributes:
+        native: the code.
+        inputs: of the program.
+        symbols: value per symbol.
+        wants_all: whether every gradient that the program has is wanted.
+        is_transformed: whether the call is inside of a function transform.
+    """
+
+    native: NativeCode
+    inputs: Sequence[Any]
+    symbols: Mapping[str, int]
+    wants_all: bool = True
+    is_transformed: bool = False
+
+    @property
+    def unmet(self) -> str:
+        """Why the code does not take a call with such inputs."""
+        return self.native.why_not(self.symbols)
+
+
+def is_native(target: str) -> bool:
+    """Return whether a target is of native code, which not every machine runs."""
+    return target == CUDA or target.partition("-")[0] == "cpu"
+
+
+def is_of(engine: str, target: str) -> bool:
+    """Return whether an engine is what `load` takes `target` for: `cpu` stands for every compiled target."""
+    return engine == target or (target == "cpu" and engine.startswith("cpu-"))

@@ -1,0 +1,104 @@
+"""What recorded figures say of a program, read off its records: which engine is the faster one. No torch.
+
+The figures are those of docs/decisions/0018.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from aotexport_runtime.engines.matmul.modes import is_worth_choosing
+from aotexport_runtime.engines.matmul.sizes import Product, products_of
+from aotexport_runtime.engines.reuse import IN_PLACE
+from aotexport_runtime.schema.graph import Graph
+from aotexport_runtime.schema.sizes import Size
+from aotexport_runtime.schema.values import SequenceMeta, TensorMeta, ValueMeta
+
+FEW_OPERATORS = 3
+"""Operators of a forward graph on small tensors up to which entering a library takes longer than calling them."""
+
+SMALL_ELEMENTS = 1 << 14
+"""Elements of a tensor up to which calls of operators cost more than what they compute."""
+
+FUSED_PER_PRODUCT = 1.5
+"""Operators for a compiler to fuse, per product, from which on libraries win by fusing alone: BERT has 0.9 of them, and
+loses; GPT-2 has 2.6, ResNet 2.1."""
+
+MANY_OPERATORS = 64
+"""Operators of a functional graph from which on its fixed cost is made up for."""
+
+ELEMENT_WISE_PART = 0.75
+"""Part of a forward graph's operators that is element-wise in chains, which train in 0.69 of eager's time, and by the
+forward graph in 1.08."""
+
+MEASURED_WORK = 1 << 30
+"""Multiplications of a product up to which it is measured in a few milliseconds."""
+
+DYNAMIC_SIZE = 64
+"""What a size that only calls know counts as."""
+
+_ELEMENT_WISE = frozenset((*IN_PLACE, *IN_PLACE.values(), "aten::pow.Tensor_Scalar"))
+_FUSED_NORMS = frozenset(("aten::batch_norm.default", "aten::layer_norm.default"))
+_PRODUCTS = (
+    *("linear", "mm", "addmm", "bmm", "baddbmm", "matmul", "scaled_dot_product_attention"),
+    *("convolution", "conv1d", "conv2d", "conv3d"),
+)
+
+
+def is_taken_apart(forward: Graph, functional: Graph) -> bool:
+    """Return whether the functional graph has an operator's steps one by one, as of recurrent layers."""
+    return len(functional.nodes) > 10 * len(forward.nodes) + 50
+
+
+def largest_product(functional: Graph) -> Product | None:
+    """Return the largest product that oneDNN may be faster for and that is measured soon; None: there is none."""
+    metas: dict[str, ValueMeta] = {value.name: value.meta for value in (*functional.inputs, *functional.nodes)}
+    products = [each for each in products_of(functional.nodes, metas) if is_worth_choosing("fastest", *sizes_of(each))]
+    soon = [each for each in products if math.prod(sizes_of(each)) <= MEASURED_WORK]
+    return max(soon or products[:1], key=lambda each: math.prod(sizes_of(each)), default=None)
+
+
+def sizes_of(product: Product) -> tuple[int, int, int]:
+    """Return rows, depth and columns, with a number for sizes that only calls know."""
+    return _size(product.rows), _size(product.depth), _size(product.columns)
+
+
+def is_element_wise(forward: Graph, functional: Graph) -> bool:
+    """Return whether a program is many element-wise operators, which cost less without nodes of autograd between."""
+    element_wise = sum(node.op in _ELEMENT_WISE for node in forward.nodes)
+    return len(functional.nodes) > MANY_OPERATORS and element_wise >= ELEMENT_WISE_PART * len(forward.nodes)
+
+
+def libraries_win(forward: Graph, functional: Graph) -> bool:
+    """Return whether libraries are faster than both graphs by what they fuse, wherever products are computed."""
+    if is_element_wise(forward, functional):
+        return True
+    if _is_small(forward):
+        return len(forward.nodes) > FEW_OPERATORS
+    operators = [node.op for node in forward.nodes]
+    fused = sum(op in _ELEMENT_WISE or op in _FUSED_NORMS for op in operators)
+    products = sum(op.removeprefix("aten::").partition(".")[0] in _PRODUCTS for op in operators)
+    return fused >= FUSED_PER_PRODUCT * products
+
+
+def _is_small(graph: Graph) -> bool:
+    """Return whether calls of operators take most of a step."""
+    metas = (value.meta for value in (*graph.inputs, *graph.nodes))
+    return not graph.subgraphs and all(_elements(meta) <= SMALL_ELEMENTS for meta in _tensors(metas))
+
+
+def _tensors(metas: Iterable[ValueMeta]) -> Iterable[TensorMeta]:
+    for meta in metas:
+        if isinstance(meta, TensorMeta):
+            yield meta
+        elif isinstance(meta, SequenceMeta):
+            yield from _tensors(meta.items)
+
+
+def _elements(meta: TensorMeta) -> int:
+    return math.prod(map(_size, meta.shape))
+
+
+def _size(size: Size) -> int:
+    return size if isinstance(size, int) else DYNAMIC_SIZE

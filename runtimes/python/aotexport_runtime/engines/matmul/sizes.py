@@ -1,0 +1,64 @@
+"""Which nodes of a functional graph are products of matrices, and how large they are. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from aotexport_runtime.schema.graph import Node
+from aotexport_runtime.schema.sizes import Size
+from aotexport_runtime.schema.values import TensorMeta, ValueMeta
+
+OPERATORS = ("aten::mm.default", "aten::addmm.default", "aten::linear.default")
+
+
+class Product(NamedTuple):
+    """A product of matrices of float32: `rows` x `depth` by `depth` x `columns`.
+
+    Attributes:
+        name: of its value.
+        op: its operator.
+        rows: a size.
+        depth: a size.
+        columns: a size.
+        adds: whether a bias is added.
+        is_turned: whether the second matrix lies in memory column by column.
+    """
+
+    name: str
+    op: str
+    rows: Size
+    depth: Size
+    columns: Size
+    adds: bool
+    is_turned: bool
+
+
+def products_of(nodes: Iterable[Node], metas: Mapping[str, ValueMeta]) -> Iterable[Product]:
+    """Return the products among `nodes`, whose operands have `metas`."""
+    for node in nodes:
+        if node.op not in OPERATORS or node.kwargs:
+            continue
+        bias, *factors = operands(node.op, node.args)
+        rows, matrix = (_meta(factor, metas) for factor in factors)
+        if rows is None or matrix is None or len(rows.shape) != 2 or len(matrix.shape) != 2:
+            continue
+        is_weight = node.op == "aten::linear.default"
+        columns = matrix.shape[0 if is_weight else 1]
+        added = _meta(bias, metas)
+        if bias is None or (added is not None and added.shape == (columns,)):
+            is_turned = is_weight == (matrix.stride[1] == 1)
+            yield Product(node.name, node.op, *rows.shape, columns, bias is not None, is_turned)
+
+
+def operands(op: str, args: Sequence[Any]) -> tuple[Any, Any, Any]:
+    """Return what is added (None: nothing), the rows, and the matrix or weight, of a call of one of `OPERATORS`."""
+    if op == "aten::addmm.default":
+        return args[0], args[1], args[2]
+    return (args[2] if len(args) > 2 else None), args[0], args[1]
+
+
+def _meta(argument: Any, metas: Mapping[str, ValueMeta]) -> TensorMeta | None:
+    """Return what is known of a tensor of float32."""
+    meta = metas.get(argument) if isinstance(argument, str) else None
+    return meta if isinstance(meta, TensorMeta) and meta.dtype == "float32" else None

@@ -1,0 +1,251 @@
+"""Which engine runs a program: tables of rules, each with its reason in words. No torch.
+
+Every engine that a bundle has for a program serves it, unless a rule rules it out; the first that does gives the
+reason, which `explain`, `inspect` and the log show. Of those that serve, each takes the calls that the ones before it
+do not; the forward graph under autograd is the last, and takes every call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from aotexport_runtime.bundle.read import Bundle
+from aotexport_runtime.engines import figures
+from aotexport_runtime.engines.candidates import (
+    AUTOGRAD,
+    CUDA,
+    PORTABLE,
+    CallFacts,
+    EngineOfProgram,
+    Request,
+    TargetOfBundle,
+    is_native,
+    is_of,
+)
+from aotexport_runtime.engines.matmul.sizes import Product
+from aotexport_runtime.errors import NotSupported
+from aotexport_runtime.schema.program import Program
+
+ENGINES = {
+    "cpu": "the functional graphs as shared libraries, where the bundle has them; needs trust='native'",
+    PORTABLE: "the functional graphs as operator calls of torch, on any device",
+    AUTOGRAD: "the forward graph under eager autograd; the reference",
+    CUDA: "precompiled kernels for NVIDIA GPUs; needs trust='native'",
+    "onnx": "ONNX models of programs that record no gradients, through ONNX Runtime, without torch",
+}
+"""What `load` takes for a target, beside `auto` and compiled targets by name."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """Which engines serve.
+
+    Attributes:
+        engines: their names; each takes what the ones before it do not.
+        why_not: why others do not, by name.
+        because: why the functional graph serves where the forward graph would do; empty: it does not, or was asked for.
+    """
+
+    engines: tuple[str, ...] = ()
+    why_not: Mapping[str, str] = field(default_factory=dict[str, str])
+    because: str = ""
+
+    @property
+    def native(self) -> str | None:
+        """The first engine of native code that serves; None: none does."""
+        return next(filter(is_native, self.engines), None)
+
+
+NO_TARGETS = Choice()
+"""No native code may run, for no reason that anybody asks for."""
+
+
+_Facts = TypeVar("_Facts")
+
+
+class Rule(NamedTuple, Generic[_Facts]):
+    """Rules engines out.
+
+    Attributes:
+        engines: which; `cpu` stands for every compiled target.
+        holds: whether it does, for what it looks at.
+        reason: in words; `{0.x}` is what it looks at.
+    """
+
+    engines: str
+    holds: Callable[[_Facts], Any]
+    reason: str
+
+
+TARGET_RULES: tuple[Rule[TargetOfBundle], ...] = (
+    Rule("cuda", lambda its: not its.has_kernels, "the bundle has no kernels. Export it with `--target cuda`"),
+    Rule("cuda cpu", lambda its: its.is_for_another_target, "target `{0.request.target}` was asked for"),
+    Rule(
+        "cuda",
+        lambda its: its.request.trust != "native",
+        "kernels are native code, which runs only with `trust='native'`",
+    ),
+    Rule(
+        "cpu",
+        lambda its: its.request.trust != "native",
+        "it holds native code, and was loaded without trust='native'",
+    ),
+    Rule("cpu", lambda its: its.is_off_processors, "it is for processors, and was loaded to {0.device}"),
+    Rule("cpu", lambda its: not its.bundle.target(its.engine).programs, "it has none of the programs"),
+    Rule("cpu", lambda its: its.unfit, "{0.unfit}"),
+    Rule("cpu", lambda its: its.higher_level, "{0.higher_level} was chosen"),
+)
+"""Which native code of a bundle is wanted, and is for this machine."""
+
+GRAPH_RULES: tuple[Rule[EngineOfProgram], ...] = (
+    Rule("portable", lambda its: not its.program.forward.differentiable, "the forward graph is not differentiable"),
+    Rule(
+        "autograd",
+        lambda its: figures.is_taken_apart(its.forward, its.functional),
+        "the other graph takes {0.counts}",
+    ),
+    Rule(
+        "portable",
+        lambda its: figures.is_element_wise(its.forward, its.functional),
+        "most of its {0.functional_count} operators are element-wise",
+    ),
+    Rule("autograd", lambda its: its.product is None, "no product of matrices is large enough to gain by oneDNN"),
+    Rule(
+        "portable",
+        lambda its: its.prefers_onednn is None,
+        "oneDNN may be faster for {0.product_in_words}, which the first call measures; else the forward graph runs",
+    ),
+    Rule("portable", lambda its: its.onednn_is_faster, "oneDNN is faster here for {0.product_in_words}"),
+    Rule("autograd", lambda its: True, "oneDNN is not clearly faster here for {0.product_in_words}"),
+)
+"""Which graph of a program is the faster one where both are right and nothing else is asked for: the first rule decides
+for its engine. They follow the figures of docs/decisions/0018."""
+
+PROGRAM_RULES: tuple[Rule[EngineOfProgram], ...] = (
+    Rule("cuda cpu portable", lambda its: its.changed, "{0.changed}"),
+    Rule("cuda portable", lambda its: its.no_functional is not None, "{0.no_functional}"),
+    Rule("cuda cpu", lambda its: its.is_for_another_target, "target `{0.request.target}` was asked for"),
+    Rule("portable", lambda its: its.request.target == AUTOGRAD, "target `{0.request.target}` was asked for"),
+    Rule("cpu", lambda its: its.is_off_processors, "it is for processors, and the bundle is on {0.device}"),
+    Rule("cuda", lambda its: its.exceeds_budget, "they save more for backward than the memory budget"),
+    Rule(
+        "cpu",
+        lambda its: its.exceeds_budget,
+        "it saves more for backward than the memory budget of {0.request.memory_budget:g}",
+    ),
+    Rule("cpu", lambda its: its.not_compiled, "{0.not_compiled}"),
+    Rule("cuda cpu", lambda its: its.failed, "{0.failed}"),
+    Rule("cpu", lambda its: its.libraries_lose, "it has too little to fuse to be faster than the forward graph"),
+)
+"""Which engines serve a program; the functional graph also takes the calls that native code of it does not."""
+
+
+CALL_RULES: tuple[Rule[CallFacts], ...] = (
+    Rule("cuda cpu", lambda call: not call.wants_all, "not every gradient is wanted"),
+    Rule("cuda cpu", lambda call: call.is_transformed, "function transforms"),
+    Rule("cuda cpu", lambda call: not call.native.serves(call.inputs, call.symbols), "{0.unmet}"),
+)
+"""Which calls the graph of a program takes, though native code serves the program."""
+
+
+def select_targets(
+    bundle: Bundle, request: Request, *, device: str | None, why_unfit: Callable[[str], str | None]
+) -> Choice:
+    """Return the engines of native code that a loaded bundle may run its programs by.
+
+    Args:
+        bundle: an open bundle.
+        request: what the caller asks for.
+        device: type of the device that the bundle is loaded to; None: where it was captured.
+        why_unfit: says why this machine cannot run libraries of a compiled target; None: it can.
+
+    Raises:
+        NotSupported: one was asked for, and cannot run; says why.
+    """
+    # The highest level first; names end with it.
+    compiled = [name for name in reversed(bundle.target_names) if name.startswith("cpu-")]
+    serving: list[str] = []
+    why_not: dict[str, str] = {}
+    for engine in (CUDA, *compiled):
+        candidate = TargetOfBundle(
+            engine=engine, bundle=bundle, request=request, serving=serving, device=device, why_unfit=why_unfit
+        )
+        _decide(candidate, TARGET_RULES, serving, why_not)
+    found, target = Choice(engines=tuple(serving), why_not=why_not), request.target
+    if is_native(target) and not any(is_of(engine, target) for engine in serving):
+        if target == CUDA:
+            raise NotSupported(why_not[CUDA])
+        has = ", ".join((PORTABLE, *bundle.target_names))
+        raise NotSupported(f"target `{target}` cannot run here: the bundle has {has}{passed_over(found, target)}")
+    return found
+
+
+def select_engine(
+    bundle: Bundle,
+    program: Program,
+    request: Request,
+    *,
+    targets: Choice = NO_TARGETS,
+    device: str | None = None,
+    changed: str = "",
+    failed: Mapping[str, str] = MappingProxyType({}),
+    prefers_onednn: Callable[[Product], bool] | None = None,
+) -> Choice:
+    """Return the engines that serve `program`.
+
+    Args:
+        bundle: an open bundle.
+        program: its record.
+        request: what the caller asks for.
+        targets: what `select_targets` returned.
+        device: type of the device that the bundle is on; None: where it was captured.
+        changed: how submodules that the program calls differ from those that were exported; empty: they do not.
+        failed: why an engine that was chosen before could not be prepared, by name.
+        prefers_onednn: says whether oneDNN computes a product clearly faster on this machine; None: nobody knows.
+    """
+    serving: list[str] = []
+    why_not, because = dict(targets.why_not), ""
+    for engine in (*targets.engines, PORTABLE):
+        candidate = EngineOfProgram(
+            engine=engine,
+            bundle=bundle,
+            request=request,
+            serving=serving,
+            device=device,
+            program=program,
+            changed=changed,
+            failed=failed.get(engine),
+            prefers_onednn=prefers_onednn,
+        )
+        _decide(candidate, PROGRAM_RULES, serving, why_not)
+        if engine == PORTABLE and PORTABLE in serving and candidate.is_left_to_figures:
+            rule = next(rule for rule in GRAPH_RULES if rule.holds(candidate))
+            if rule.engines == PORTABLE:
+                because = rule.reason.format(candidate)
+            else:
+                serving.remove(PORTABLE)
+                why_not[PORTABLE] = rule.reason.format(candidate)
+    return Choice(engines=(*serving, AUTOGRAD), why_not=why_not, because=because)
+
+
+def _decide(candidate: Any, rules: Iterable[Rule[Any]], serving: list[str], why_not: dict[str, str]) -> None:
+    """Add a candidate to those that serve, or the reason why it does not."""
+    rule = next((rule for rule in rules if candidate.kind in rule.engines.split() and rule.holds(candidate)), None)
+    if rule is None:
+        serving.append(candidate.engine)
+    else:
+        why_not[candidate.engine] = rule.reason.format(candidate)
+
+
+def passed_over(targets: Choice, target: str) -> str:
+    """Return which compiled targets that `target` stands for do not run, and why, for the end of a sentence."""
+    asked = [name for name in targets.why_not if name != CUDA and (target == "auto" or is_of(name, target))]
+    return "".join(f"; not {name}: {targets.why_not[name]}" for name in asked)
+
+
+def obstacle(call: CallFacts) -> Rule[CallFacts] | None:
+    """Return the rule by which the graph takes a call, and not native code; None: that does."""
+    return next((rule for rule in CALL_RULES if rule.holds(call)), None)

@@ -1,0 +1,103 @@
+"""A program of a loaded bundle, with the engines that serve it, ready to be called."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable
+
+from aotexport_runtime.bundle.read import Bundle
+from aotexport_runtime.call.engines import Engines
+from aotexport_runtime.call.live_graph import LiveGraph
+from aotexport_runtime.call.plan import Plan
+from aotexport_runtime.engines.autocast import device_type_of
+from aotexport_runtime.engines.candidates import AUTOGRAD, CUDA, PORTABLE, Request
+from aotexport_runtime.engines.codegen import Environment
+from aotexport_runtime.engines.cpu import Libraries
+from aotexport_runtime.engines.figures import sizes_of
+from aotexport_runtime.engines.lowered import Lowered
+from aotexport_runtime.engines.matmul.operators import prefers_onednn
+from aotexport_runtime.engines.matmul.sizes import Product
+from aotexport_runtime.engines.select import Choice, select_engine
+from aotexport_runtime.errors import NotSupported
+from aotexport_runtime.schema.program import Program
+from aotexport_runtime.submodules.places import StateSlot
+
+log = logging.getLogger("aotexport_runtime")
+
+
+def compose(
+    bundle: Bundle,
+    program: Program,
+    slot: Callable[[str], StateSlot],
+    environment: Environment,
+    request: Request,
+    targets: Choice,
+    live: LiveGraph | None,
+) -> Plan:
+    """Return `program`, ready to be called.
+
+    Args:
+        bundle: where its graphs and native code are.
+        program: its record.
+        slot: gives, per name of a state tensor, where its current tensor is kept.
+        environment: namespaces and device.
+        request: what the caller of `load` asked for.
+        targets: native code that may run.
+        live: the forward graph that serves every call since submodules changed; None: none that the program calls.
+
+    Raises:
+        NotSupported: native code was asked for, and does not run the program.
+    """
+    device = None if environment.device is None else environment.device.type
+    changed = "" if live is None else ", ".join(live.reasons)
+    failed: dict[str, str] = {}
+    native: Lowered | Libraries | None = None
+    while True:
+        choice = select_engine(
+            bundle,
+            program,
+            request,
+            targets=targets,
+            device=device,
+            changed=changed,
+            failed=failed,
+            prefers_onednn=functools.partial(_prefers_onednn, environment),
+        )
+        if choice.native is None:
+            break
+        try:
+            native = _prepared(choice.native, bundle, program, environment)
+            break
+        except NotSupported as error:
+            failed[choice.native] = str(error)
+            if choice.native == CUDA:
+                log.info("program %s runs without its kernels: %s", program.name, error)
+            else:
+                log.warning("program %s runs its graph, and not target %s: %s", program.name, choice.native, error)
+    engines = Engines(program.name, str(environment.device or device_type_of(program, None)), choice)
+    engines.demand(request.target)
+    if choice.engines == (AUTOGRAD,) and request.target != AUTOGRAD and (live or program.functional):
+        log.info("program %s runs its forward graph: %s", program.name, choice.why_not[PORTABLE])
+    return Plan(bundle, program, slot, environment, engines=engines, native=native, live=live)
+
+
+def _prefers_onednn(environment: Environment, product: Product) -> bool:
+    if environment.place("cpu").type != "cpu":
+        return False
+    rows, depth, columns = sizes_of(product)
+    return prefers_onednn(
+        rows, depth, columns, adds=product.adds, is_turned=product.is_turned, mode=environment.products
+    )
+
+
+def _prepared(engine: str, bundle: Bundle, program: Program, environment: Environment) -> Lowered | Libraries:
+    """Return the native code of an engine.
+
+    Raises:
+        NotSupported: it does not run here.
+    """
+    if engine != CUDA:
+        return Libraries(bundle, engine, program, environment)
+    assert environment.lowering is not None
+    return environment.lowering(bundle, program, environment)
