@@ -58,6 +58,13 @@ AUTOGRAD = System(
     load=partial(_load, target="autograd"),
     load_variants=_VARIANTS,
 )
+AUTO = System(
+    "auto",
+    "a bundle, by the graph that `load` chooses",
+    artefact="bundle",
+    prepare=_prepare,
+    load=partial(_load, target="auto"),
+)
 CPU = System(
     "cpu",
     "a bundle with shared libraries for this machine's level of x86-64",

@@ -14,17 +14,15 @@ from torch import nn
 from aotexport_runtime.bundle.read import Bundle
 from aotexport_runtime.call.explain import Explanation, ProgramExplanation, explained
 from aotexport_runtime.call.guards.quick_path import Call
-from aotexport_runtime.call.live_graph import LiveGraph, check_state_read, graph_of_calls, live_graph
 from aotexport_runtime.call.plan import Plan
 from aotexport_runtime.call.variants import Variants
 from aotexport_runtime.engines.candidates import AUTOGRAD, Request
 from aotexport_runtime.engines.codegen import Environment, constant_value
 from aotexport_runtime.engines.select import NO_TARGETS, Choice
 from aotexport_runtime.errors import NotSupported
-from aotexport_runtime.module.compose import compose
+from aotexport_runtime.module.compose import compose, live_of, program_of
 from aotexport_runtime.module.module_class import class_of, methods_of
 from aotexport_runtime.schema.manifest import Manifest
-from aotexport_runtime.schema.program import Program
 from aotexport_runtime.schema.subclasses import Subclass
 from aotexport_runtime.submodules.build import at, build, sealed, tell
 from aotexport_runtime.submodules.changes import Change, changes_of
@@ -277,21 +275,7 @@ class BundleModule(WithAttributes):
         return self._plan(self._select(method))(args, self.python_state.passed_with(kwargs))
 
     def _select(self, method: str) -> str:
-        programs = self._methods.get(method, [])
-        if not programs:
-            raise NotSupported(
-                f"the bundle has no program of `{method}`, only of {', '.join(f'`{name}`' for name in self._methods)}"
-            )
-        mode = "train" if self.training else "eval"
-        fitting = [program for program in programs if program.mode in (mode, "function")]
-        if not fitting:
-            names = ", ".join(f"`{program.name}` ({program.mode} mode)" for program in programs)
-            raise NotSupported(
-                f"the module is in {mode} mode, and the bundle has only {names}. Call "
-                f"`.{'eval' if self.training else 'train'}()` first, or export a program for {mode} mode"
-            )
-        grad = torch.is_grad_enabled()
-        return next((program.name for program in fitting if program.grad == grad), fitting[0].name)
+        return program_of(method, self._methods, training=self.training)
 
     def _plan(self, name: str) -> Plan | Variants:
         plan = self._plans.get(name)
@@ -307,28 +291,11 @@ class BundleModule(WithAttributes):
 
     def _compose(self, name: str) -> Plan:
         program = self.bundle.program(name)
-        request = dataclasses.replace(self._request, target=AUTOGRAD) if self._calls_submodules else self._request
-        live = self._live(program)
+        request, told = self._request, self._untold if self._calls_submodules else None
+        if told is not None:
+            request = dataclasses.replace(request, target=AUTOGRAD)
+        live = live_of(self, self.bundle, program, self.changes(), self._slot, self._environment, told)
         return compose(self.bundle, program, self._slot, self._environment, request, self._targets, live)
-
-    def _live(self, program: Program) -> LiveGraph | None:
-        """Return the forward graph of `program` with the submodules that changed; None: it calls none of them.
-
-        Raises:
-            NotSupported: a change that calls cannot follow.
-        """
-        changes = self.changes()
-        if not changes and not self._calls_submodules:
-            return None
-        graph = self.bundle.graph(program.name, program.forward.file)
-        names = {entry.name: (entry.name, *entry.tied) for entry in self.bundle.manifest.state}
-        if self._calls_submodules:
-            live, untold = graph_of_calls(self, graph, program, changes, names, self._environment)
-            self._untold.update(untold)
-        else:
-            live = live_graph(graph, program, changes, names, self._environment)
-        check_state_read(graph, program, live, self._slot)
-        return live
 
     @contextlib.contextmanager
     def submodules_called(self) -> Generator[set[str], None, None]:

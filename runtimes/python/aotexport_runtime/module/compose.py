@@ -1,14 +1,17 @@
-"""A program of a loaded bundle, with the engines that serve it, ready to be called."""
+"""The program of a loaded bundle that a call runs, with the engines that serve it, ready to be called."""
 
 from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import nn
 
 from aotexport_runtime.bundle.read import Bundle
 from aotexport_runtime.call.engines import Engines
-from aotexport_runtime.call.live_graph import LiveGraph
+from aotexport_runtime.call.live_graph import LiveGraph, check_state_read, graph_of_calls, live_graph
 from aotexport_runtime.call.plan import Plan
 from aotexport_runtime.engines.autocast import device_type_of
 from aotexport_runtime.engines.candidates import AUTOGRAD, CUDA, PORTABLE, Request
@@ -21,6 +24,7 @@ from aotexport_runtime.engines.matmul.sizes import Product
 from aotexport_runtime.engines.select import Choice, select_engine
 from aotexport_runtime.errors import NotSupported
 from aotexport_runtime.schema.program import Program
+from aotexport_runtime.submodules.changes import Change
 from aotexport_runtime.submodules.places import StateSlot
 
 log = logging.getLogger("aotexport_runtime")
@@ -80,6 +84,70 @@ def compose(
     if choice.engines == (AUTOGRAD,) and request.target != AUTOGRAD and (live or program.functional):
         log.info("program %s runs its forward graph: %s", program.name, choice.why_not[PORTABLE])
     return Plan(bundle, program, slot, environment, engines=engines, native=native, live=live)
+
+
+def live_of(
+    module: nn.Module,
+    bundle: Bundle,
+    program: Program,
+    changes: Sequence[Change],
+    slot: Callable[[str], StateSlot],
+    environment: Environment,
+    untold: set[str] | None,
+) -> LiveGraph | None:
+    """Return the forward graph of `program` with the submodules that changed; None: it calls none of them.
+
+    Args:
+        module: the loaded bundle.
+        bundle: its files.
+        program: its record.
+        changes: the submodules that changed.
+        slot: see `compose`.
+        environment: namespaces and device.
+        untold: given, every submodule is called, and those that cannot be are added to it; None: those that changed.
+
+    Raises:
+        NotSupported: a change that calls cannot follow.
+    """
+    if not changes and untold is None:
+        return None
+    graph = bundle.graph(program.name, program.forward.file)
+    names = {entry.name: (entry.name, *entry.tied) for entry in bundle.manifest.state}
+    if untold is None:
+        live = live_graph(graph, program, changes, names, environment)
+    else:
+        live, paths = graph_of_calls(module, graph, program, changes, names, environment)
+        untold.update(paths)
+    check_state_read(graph, program, live, slot)
+    return live
+
+
+def program_of(method: str, methods: Mapping[str, Sequence[Program]], *, training: bool) -> str:
+    """Return the name of the program that a call of `method` runs now.
+
+    Args:
+        method: its name.
+        methods: programs of each method.
+        training: whether the module is in train mode.
+
+    Raises:
+        NotSupported: there is none for this mode.
+    """
+    programs = methods.get(method, [])
+    if not programs:
+        raise NotSupported(
+            f"the bundle has no program of `{method}`, only of {', '.join(f'`{name}`' for name in methods)}"
+        )
+    mode = "train" if training else "eval"
+    fitting = [program for program in programs if program.mode in (mode, "function")]
+    if not fitting:
+        names = ", ".join(f"`{program.name}` ({program.mode} mode)" for program in programs)
+        raise NotSupported(
+            f"the module is in {mode} mode, and the bundle has only {names}. Call "
+            f"`.{'eval' if training else 'train'}()` first, or export a program for {mode} mode"
+        )
+    grad = torch.is_grad_enabled()
+    return next((program.name for program in fitting if program.grad == grad), fitting[0].name)
 
 
 def _prefers_onednn(environment: Environment, product: Product) -> bool:

@@ -1,0 +1,153 @@
+"""The rules by which engines are chosen, one program at a time: which engine serves, and the reason that is told."""
+
+from __future__ import annotations
+
+import types
+
+import pytest
+
+from aotexport_runtime.engines import figures
+from aotexport_runtime.engines.candidates import Request
+from aotexport_runtime.engines.select import Choice, select_engine
+from aotexport_runtime.schema.graph import Graph, GraphInput, Node
+from aotexport_runtime.schema.values import TensorMeta
+
+LEVEL = "cpu-x86_64-v3"
+
+
+def meta(*shape, dtype="float32"):
+    return TensorMeta(dtype=dtype, shape=shape, stride=(shape[-1], 1) if len(shape) == 2 else (1,))
+
+
+def graph(*operators, inputs=(), of=None):
+    of = of or meta(4, 4)
+    nodes = [Node(name=f"n{i}", op=f"aten::{op}", args=["x"], meta=of) for i, op in enumerate(operators)]
+    return Graph(inputs=(GraphInput(name="x", meta=of), *inputs), nodes=tuple(nodes), outputs=[])
+
+
+def product(rows, depth, columns, dtype="float32"):
+    """Return a functional graph of one product."""
+    inputs = [("x", meta(rows, depth, dtype=dtype)), ("w", meta(depth, columns, dtype=dtype))]
+    node = Node(name="y", op="aten::mm.default", args=["x", "w"], meta=meta(rows, columns, dtype=dtype))
+    return Graph(inputs=tuple(GraphInput(name=n, meta=m) for n, m in inputs), nodes=(node,), outputs=["y"])
+
+
+def chosen(forward, functional, request=None, *, differentiable=True, engines=(), **options):
+    """Return the choice for a program of these two graphs, whose bundle has every target."""
+    program = types.SimpleNamespace(
+        name="train",
+        grad=True,
+        refusals=(),
+        forward=types.SimpleNamespace(file="forward", differentiable=differentiable),
+        functional=None if functional is None else types.SimpleNamespace(file="functional"),
+    )
+    bundle = types.SimpleNamespace(
+        graph=lambda name, file: {"forward": forward, "functional": functional}[file],
+        compiled=lambda target, name: object(),
+    )
+    return select_engine(bundle, program, request or Request(), targets=Choice(engines=engines), **options)
+
+
+SMALL, LARGE = graph("linear.default"), product(256, 256, 256)
+
+
+@pytest.mark.parametrize(
+    ("forward", "functional", "options", "engine", "reason"),
+    [
+        (SMALL, LARGE, {"differentiable": False}, "portable", "the forward graph is not differentiable"),
+        (SMALL, graph(*["mul.Tensor"] * 61), {}, "autograd", "the other graph takes its 1 operators apart, into 61"),
+        (
+            graph(*["sin.default"] * 40),
+            graph(*["mul.Tensor"] * 65),
+            {},
+            "portable",
+            "most of its 65 operators are element-wise",
+        ),
+        (
+            SMALL,
+            graph(*["mul.Tensor"] * 60),
+            {},
+            "autograd",
+            "no product of matrices is large enough to gain by oneDNN",
+        ),
+        (SMALL, LARGE, {"prefers_onednn": lambda _: True}, "portable", "oneDNN is faster here for 256x256 by 256x256"),
+        (
+            SMALL,
+            LARGE,
+            {"prefers_onednn": lambda _: False},
+            "autograd",
+            "oneDNN is not clearly faster here for 256x256 by 256x256",
+        ),
+        (
+            SMALL,
+            LARGE,
+            {},
+            "portable",
+            "oneDNN may be faster for 256x256 by 256x256, which the first call measures; else the forward graph runs",
+        ),
+    ],
+)
+def test_figures_choose_one_of_two_graphs_and_say_why(forward, functional, options, engine, reason):
+    choice = chosen(forward, functional, **options)
+    assert choice.engines[0] == engine
+    assert (choice.because or choice.why_not["portable"]) == reason
+
+
+@pytest.mark.parametrize(
+    ("options", "engines", "why_not"),
+    [
+        ({}, (LEVEL, "portable", "autograd"), {}),
+        (
+            {"changed": "`head` was replaced"},
+            ("autograd",),
+            {LEVEL: "`head` was replaced", "portable": "`head` was replaced"},
+        ),
+        ({"failed": {LEVEL: "no such file"}}, ("portable", "autograd"), {LEVEL: "no such file"}),
+        ({"device": "cuda"}, ("portable", "autograd"), {LEVEL: "it is for processors, and the bundle is on cuda"}),
+        (
+            {"request": Request(memory_budget=0.5)},
+            ("portable", "autograd"),
+            {LEVEL: "it saves more for backward than the memory budget of 0.5"},
+        ),
+        ({"request": Request(target="cpu")}, (LEVEL, "portable", "autograd"), {}),
+        (
+            {"request": Request(target="autograd")},
+            ("autograd",),
+            dict.fromkeys((LEVEL, "portable"), "target `autograd` was asked for"),
+        ),
+    ],
+)
+def test_libraries_serve_unless_a_rule_says_why_not(options, engines, why_not):
+    choice = chosen(SMALL, LARGE, engines=(LEVEL,), prefers_onednn=lambda _: True, **options)
+    assert (choice.engines, choice.why_not) == (engines, why_not)
+
+
+def test_libraries_with_little_to_fuse_leave_the_program_to_the_forward_graph():
+    bert = graph(*["linear.default"] * 7, *["layer_norm.default"] * 2, *["add.Tensor"] * 4, of=meta(512, 384))
+    gpt2 = graph(*["addmm.default"] * 5, *["layer_norm.default"] * 2, *["mul.Tensor"] * 10, of=meta(512, 384))
+    choices = [chosen(each, LARGE, engines=(LEVEL,), prefers_onednn=lambda _: False) for each in (bert, gpt2)]
+    assert [choice.engines[0] for choice in choices] == ["autograd", LEVEL]
+    assert choices[0].why_not[LEVEL] == "it has too little to fuse to be faster than the forward graph"
+    assert chosen(bert, LARGE, Request(target="cpu"), engines=(LEVEL,)).engines[0] == LEVEL
+    assert chosen(bert, LARGE, engines=(LEVEL,), prefers_onednn=lambda _: True).engines[0] == LEVEL
+
+
+@pytest.mark.parametrize(("operators", "wins"), [(3, False), (4, True)])
+def test_libraries_win_on_small_tensors_from_a_few_operators_on(operators, wins):
+    assert figures.libraries_win(graph(*["linear.default"] * operators), SMALL) is wins
+
+
+@pytest.mark.parametrize(
+    ("functional", "found"),
+    [
+        (product(128, 128, 128), (128, 128, 128)),
+        (product(127, 128, 128), None),
+        (product(1 << 14, 15, 1 << 14), None),
+        (product(128, 128, 128, dtype="bfloat16"), None),
+        (product("s0", 256, 256), (64, 256, 256)),
+        (product("s0", 128, 128), None),
+    ],
+)
+def test_products_that_are_worth_a_choice_are_found(functional, found):
+    largest = figures.largest_product(functional)
+    assert (None if largest is None else figures.sizes_of(largest)) == found
