@@ -329,7 +329,8 @@ def test_inspect_shows_inputs_outputs_changes_and_graphs(run: Run, bundle: Path)
         "changes the values of norm.running_var",
     ]:
         assert expected in lines
-    assert sum(line.startswith("under target auto the forward graph runs: ") for line in lines) == 1
+    reason = "no product of matrices is large enough to gain by oneDNN"
+    assert lines.count(f"under target auto the forward graph runs: {reason}") == 2
 
 
 def test_inspect_names_the_types_of_numbers(run: Run) -> None:
