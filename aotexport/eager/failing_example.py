@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import traceback
 
-import torch
 from torch import nn
 
-from aotexport.eager.run import run_once
+from aotexport.eager.run import eager_run
 from aotexport.errors import ExportFailed
-from aotexport.model.attributes import attributes_restored
 from aotexport.model.programs import ProgramSpec
 from aotexport.model.refusals import attempt
 from aotexport.model.source_lines import described
@@ -27,8 +25,11 @@ def refuse_failing_example(spec: ProgramSpec, state: State) -> None:
         ExportFailed: the model fails.
     """
     try:
-        with attempt("example call"), torch.set_grad_enabled(spec.grad), attributes_restored(spec.call.module):
-            run_once(spec.call, state, spec.mode)
+        with (
+            attempt("example call"),
+            eager_run(spec.call, state, spec.mode, grad=spec.grad, outside=True) as run,
+        ):
+            run()
     except ExportFailed as refusal:
         error = refusal.error
         mode = f" in {spec.mode} mode" if spec.call.module is not None else ""

@@ -11,12 +11,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from aotexport.model.attributes import AttributeChanged, attributes_restored
+from aotexport.eager.run import eager_run
+from aotexport.model.attributes import AttributeChanged
 from aotexport.model.call import ExampleCall
-from aotexport.model.mode import Attribute, in_mode
+from aotexport.model.mode import Attribute
 from aotexport.model.programs import Mode
-from aotexport.model.reach import reached_tensors
-from aotexport.model.restore import restored
 from aotexport.model.state import State
 from aotexport.model.structure import tree_of
 
@@ -67,26 +66,17 @@ def _path(module: nn.Module, attribute: Attribute) -> str:
 
 def _outcome(call: ExampleCall, state: State, mode: Mode, attribute: Attribute) -> tuple[list[Any], Any]:
     """Return outputs, inputs and changed state after a call for real with an attribute, and what it leaves in that."""
-    tensors = [
-        leaf.detach().clone().requires_grad_(leaf.requires_grad) if isinstance(leaf, torch.Tensor) else leaf
-        for leaf in call.tensors
-    ]
-    args, kwargs = call.rebuild(tensors)
     values: list[Any] = []
 
     def keep(value: Any, path: str) -> int:
         values.append(value)
         return len(values) - 1
 
-    with (
-        attributes_restored(call.module),
-        in_mode(call.module, mode, [*call.settled, attribute]),
-        restored(state, reached_tensors((call.callable, call.module))) as changes,
-    ):
-        torch.manual_seed(0)
-        tree_of(call.callable(*args, **kwargs), "output", keep, what="output")
-        values = [value.detach().clone() if isinstance(value, torch.Tensor) else value for value in (*values, *tensors)]
-        return [*values, *changes()], getattr(*attribute[:2])
+    with eager_run(call, state, mode, seed=0, outside=True, settled=[attribute]) as run:
+        tree_of(run(), "output", keep, what="output")
+        values += run.tensors
+        values = [value.detach().clone() if isinstance(value, torch.Tensor) else value for value in values]
+        return [*values, *run.changes()], getattr(*attribute[:2])
 
 
 def _equal(first: Sequence[Any], later: Sequence[Any]) -> bool:

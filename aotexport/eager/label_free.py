@@ -14,9 +14,8 @@ from typing import Any
 
 import torch
 
-from aotexport.eager.run import run_once
+from aotexport.eager.run import eager_run
 from aotexport.errors import ExportFailed
-from aotexport.model.attributes import attributes_restored
 from aotexport.model.call import ExampleCall, example_call, signature_of
 from aotexport.model.programs import ProgramSpec
 from aotexport.model.refusals import attempt
@@ -136,6 +135,7 @@ def _results(spec: ProgramSpec, call: ExampleCall, state: State) -> Results:
         ranks.append(value.dim() if isinstance(value, torch.Tensor) else 0)
         return len(ranks) - 1
 
-    with attempt("call without labels"), attributes_restored(call.module), torch.set_grad_enabled(spec.grad):
-        tree = tree_of(run_once(call, state, spec.mode), "output", index, what="output")
-    return tree, ranks
+    with attempt("call without labels"):
+        with eager_run(call, state, spec.mode, grad=spec.grad, outside=True) as run:
+            value = run()
+        return tree_of(value, "output", index, what="output"), ranks

@@ -17,14 +17,12 @@ import torch
 from torch import nn
 from torch.export import Dim
 
-from aotexport.eager.run import attention_as_traced
+from aotexport.eager.run import eager_run
 from aotexport.errors import ExportFailed
 from aotexport.model.attributes import attributes_restored
 from aotexport.model.call import ExampleCall, example_call
-from aotexport.model.mode import in_mode
 from aotexport.model.programs import ProgramSpec
 from aotexport.model.refusals import attempt
-from aotexport.model.restore import restored
 from aotexport.model.source_lines import user_line
 from aotexport.model.state import State
 from aotexport.model.structure import tree_of
@@ -228,11 +226,6 @@ def _run(call: ExampleCall, state: State, spec: ProgramSpec) -> tuple[tuple[Tree
 
 def _run_for_good(call: ExampleCall, state: State, spec: ProgramSpec) -> tuple[tuple[Tree, list[Any]], dict[str, Any]]:
     """Do as `_run`, and leave in the module what the call stores in attributes that are no argument."""
-    tensors = [
-        leaf.detach().clone().requires_grad_(leaf.requires_grad) if isinstance(leaf, torch.Tensor) else leaf
-        for leaf in call.tensors
-    ]
-    args, kwargs = call.rebuild(tensors)
     given: list[Any] = []
 
     def keep(value: Any, path: str) -> int | None:
@@ -241,18 +234,12 @@ def _run_for_good(call: ExampleCall, state: State, spec: ProgramSpec) -> tuple[t
         given.append(value)
         return len(given) - 1
 
-    with (
-        attempt("call for real"),
-        in_mode(call.module, spec.mode, call.settled),
-        restored(state) as changes,
-        attention_as_traced(),
-    ):
-        torch.manual_seed(0)
-        with torch.set_grad_enabled(spec.grad):
-            tree = tree_of(call.callable(*args, **kwargs), "output", keep, what="output")
+    running = eager_run(call, state, spec.mode, grad=spec.grad, seed=0, as_traced=True, keeps_attributes=True)
+    with attempt("call for real"), running as run:
+        tree = tree_of(run(), "output", keep, what="output")
         given = [value.detach().clone() if isinstance(value, torch.Tensor) else value for value in given]
-        given += changes()
-    return (tree, given), _detached(kwargs.get(ARGUMENT, {}))
+        given += run.changes()
+    return (tree, given), _detached(run.kwargs.get(ARGUMENT, {}))
 
 
 def _detached(value: Any) -> Any:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any, TypeVar
 
@@ -15,7 +16,7 @@ from aotexport.errors import ExportFailed
 from aotexport.model.arguments import check_changes, containers
 from aotexport.model.attributes import attributes_restored
 from aotexport.model.call import ExampleCall
-from aotexport.model.mode import in_mode
+from aotexport.model.mode import Attribute, in_mode
 from aotexport.model.programs import Mode
 from aotexport.model.reach import reached_tensors
 from aotexport.model.restore import restored
@@ -38,29 +39,78 @@ _KEPT_NBYTES = 64 << 20
 T = TypeVar("T")
 
 
-def run_once(call: ExampleCall, state: State, mode: Mode) -> Any:
-    """Call the model for real on the example inputs; its tensors, the inputs and the random state stay as they are.
+@dataclass
+class Run:
+    """The call of a model in a block of `eager_run`, on copies of the example's tensors.
 
-    Returns:
-        What the model returns; what is a tensor of its state is as it was before the call.
+    Attributes:
+        changes: returns what is in the places of the state now, see `restored`.
+        tensors: what it was called on: tensors and sizes, one per path of the example call.
+        kwargs: its keyword arguments, as it left them.
     """
-    tensors = [
-        leaf.detach().clone().requires_grad_(leaf.requires_grad) if isinstance(leaf, torch.Tensor) else leaf
-        for leaf in call.tensors
-    ]
-    args, kwargs = call.rebuild(tensors)
-    # The trace that tells what a call uses may not be there yet.
-    outside = reached_tensors((call.callable, call.module))
-    with in_mode(call.module, mode, call.settled), restored(state, outside):
-        return call.callable(*args, **kwargs)
+
+    call: ExampleCall
+    changes: Callable[[], list[Any]]
+    tensors: list[Any] = field(default_factory=list)
+    kwargs: dict[str, Any] = field(default_factory=dict)
+
+    def __call__(self) -> Any:
+        """Call the model; return what it returns."""
+        self.tensors = [
+            leaf.detach().clone().requires_grad_(leaf.requires_grad) if isinstance(leaf, torch.Tensor) else leaf
+            for leaf in self.call.tensors
+        ]
+        args, self.kwargs = self.call.rebuild(self.tensors)
+        return self.call.callable(*args, **self.kwargs)
+
+
+@contextlib.contextmanager
+def eager_run(
+    call: ExampleCall,
+    state: State,
+    mode: Mode,
+    *,
+    grad: bool | None = None,
+    seed: int | None = None,
+    as_traced: bool = False,
+    outside: bool = False,
+    keeps_attributes: bool = False,
+    settled: Sequence[Attribute] = (),
+) -> Iterator[Run]:
+    """Let the model run for real in the block; afterwards all is as it was: state, attributes, mode, random numbers.
+
+    Args:
+        call: the example call.
+        state: the module's state.
+        mode: mode that the module is put in.
+        grad: whether gradients are recorded; None: as they are outside.
+        seed: of torch's random generator; None: it goes on.
+        as_traced: without what tracing cannot take, see `attention_as_traced`.
+        outside: give back other tensors that the model reaches as well, which the trace does not tell yet.
+        keeps_attributes: let the module keep what calls store in its attributes.
+        settled: attributes to set, beside those of the call.
+    """
+    with contextlib.ExitStack() as stack:
+        if not keeps_attributes:
+            stack.enter_context(attributes_restored(call.module))
+        stack.enter_context(in_mode(call.module, mode, [*call.settled, *settled]))
+        reached = reached_tensors((call.callable, call.module)) if outside else ()
+        changes = stack.enter_context(restored(state, reached))
+        if as_traced:
+            stack.enter_context(attention_as_traced())
+        if seed is not None:
+            torch.manual_seed(seed)
+        if grad is not None:
+            stack.enter_context(torch.set_grad_enabled(grad))
+        yield Run(call, changes)
 
 
 def runs_without_gradients(call: ExampleCall, state: State) -> bool:
     """Return whether the model, in its current mode, runs under `torch.no_grad`: one that takes gradients may not."""
     mode: Mode = "function" if call.module is None else "train" if call.module.training else "eval"
     try:
-        with torch.no_grad(), attributes_restored(call.module):
-            run_once(call, state, mode)
+        with eager_run(call, state, mode, grad=False, outside=True) as run:
+            run()
     except RuntimeError:
         return False
     return True
@@ -80,12 +130,7 @@ def watch_example(
     arguments = example_arguments(call, program)
     eager, make = _eager(call, program, arguments)
     tensors = {entry.names[0]: entry.tensor for entry in state.entries}
-    with (
-        attributes_restored(call.module),
-        in_mode(call.module, program.mode, call.settled),
-        restored(state),
-        attention_as_traced(),
-    ):
+    with eager_run(call, state, program.mode, as_traced=True):
         values = make().values
         own = iter(values)
         inputs = [tensors[spec.name] if isinstance(spec, StateInput) else next(own) for spec in program.inputs]

@@ -12,7 +12,7 @@ from torch import nn
 from aotexport.capture.programs.forward_graphs import ForwardGraphs
 from aotexport.eager.label_free import with_label_free
 from aotexport.eager.python_state import attributes_of, fits, initial_values, later_states, with_attributes
-from aotexport.eager.run import run_once
+from aotexport.eager.run import eager_run
 from aotexport.encode.program import EncodedProgram
 from aotexport.encode.submodules import encode_submodules
 from aotexport.errors import ExportFailed
@@ -69,7 +69,8 @@ def capture_programs(specs: list[ProgramSpec], state: State, options: ExportOpti
         specs, programs = _capture_all(specs, state, options, clock)
     except ChangedOnFirstCall:
         # Libraries prepare their modules at the first call; a real one, and the next leaves the model as it is.
-        run_once(specs[0].call, state, specs[0].mode)
+        with eager_run(specs[0].call, state, specs[0].mode, outside=True, keeps_attributes=True) as run:
+            run()
         state = collect_state(specs[0].call.module)
         specs, programs = _capture_all(specs, state, options, clock)
     state, attributes = initial_values(specs[0].call, state)

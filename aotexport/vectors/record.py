@@ -19,13 +19,10 @@ from aotexport.eager.arguments import (
     resized_arguments,
     small_arguments,
 )
-from aotexport.eager.run import CALLS, SEED, attention_as_traced, dropped_gradients, observe_eager
+from aotexport.eager.run import CALLS, SEED, dropped_gradients, eager_run, observe_eager
 from aotexport.errors import ExportFailed, Refusal
-from aotexport.model.attributes import attributes_restored
 from aotexport.model.call import ExampleCall
-from aotexport.model.mode import in_mode
 from aotexport.model.refusals import attempt
-from aotexport.model.restore import restored
 from aotexport.model.state import State
 from aotexport_runtime.schema import encode_record
 from aotexport_runtime.schema.manifest import VectorEntry
@@ -86,10 +83,7 @@ def _record(call: ExampleCall, state: State, program: Program, arguments: Argume
     try:
         with (
             attempt(f"recorded call `{arguments.name}`"),
-            attributes_restored(call.module),
-            in_mode(call.module, program.mode, call.settled),
-            restored(state),
-            attention_as_traced(),
+            eager_run(call, state, program.mode, as_traced=True),
         ):
             seen = observe_eager(call, state, program, arguments)
     except Refusal as refusal:

@@ -1,0 +1,102 @@
+"""A run of the model's own code leaves the model, the example and the random generator as they were."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+import torch
+from torch import nn
+
+from aotexport.eager.run import eager_run
+from aotexport.model.call import example_call
+from aotexport.model.state import collect_state
+
+OUTSIDE = torch.zeros(2)
+
+
+class Changing(nn.Module):
+    """Changes all that a call can."""
+
+    def __init__(self, fails):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(2))
+        self.register_buffer("seen", torch.zeros(2))
+        self.calls, self.fails = 0, fails
+
+    def forward(self, x):
+        self.calls += 1
+        self.seen += 1
+        OUTSIDE.add_(1)
+        x.add_(torch.rand(2))
+        self.grads = torch.is_grad_enabled()
+        self.modes = self.training
+        (self.weight * 2).sum().backward()
+        if self.fails:
+            raise ValueError("of the model")
+        return x, self.seen
+
+
+@pytest.fixture(params=[False, True], ids=["returns", "raises"])
+def ran(request):
+    """Return a function that runs the model, and returns it with what a run gave."""
+
+    def run(mode="eval", **options):
+        model = Changing(request.param)
+        x = torch.ones(2)
+        call, state = example_call(model, (x,), {}, None), collect_state(model)
+        given = None
+        failing = pytest.raises(ValueError, match="of the model") if request.param else contextlib.nullcontext()
+        with failing, eager_run(call, state, mode, **options) as runs:
+            try:
+                given = runs()
+            finally:
+                assert not torch.equal(runs.tensors[0], x)
+                assert not isinstance(runs.changes()[-1], str)
+        return model, x, given
+
+    OUTSIDE.zero_()
+    return run
+
+
+def test_everything_is_as_it_was(ran):
+    before = torch.get_rng_state()
+    model, x, _ = ran(outside=True)
+    assert (model.calls, model.training, hasattr(model, "grads")) == (0, True, False)
+    assert model.weight.grad is None
+    for tensor, value in ((x, 1), (model.seen, 0), (model.weight, 1), (OUTSIDE, 0)):
+        assert torch.equal(tensor, torch.full((2,), float(value)))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_attributes_are_kept_where_that_is_asked_for(ran):
+    model, *_ = ran(keeps_attributes=True)
+    assert (model.calls, model.modes, model.training) == (1, False, True)
+    assert torch.equal(model.seen, torch.zeros(2))
+
+
+@pytest.mark.parametrize("mode", ["train", "eval"])
+def test_model_runs_in_the_mode(ran, mode):
+    assert ran(mode, keeps_attributes=True)[0].modes is (mode == "train")
+
+
+def test_tensors_outside_of_the_state_are_put_back_only_where_that_is_asked_for(ran):
+    ran()
+    assert torch.equal(OUTSIDE, torch.ones(2))
+
+
+def test_options_hold_in_the_block():
+    model = nn.Linear(2, 2)
+    model.scale = 1
+    call, state = example_call(model, (torch.ones(2),), {}, None), collect_state(model)
+    draws = []
+    for _ in range(2):
+        with eager_run(call, state, "eval", seed=5, grad=False, as_traced=True, settled=[(model, "scale", 3)]) as run:
+            assert not run().requires_grad
+            assert not torch.backends.mha.get_fastpath_enabled()
+            assert model.scale == 3
+            draws.append(torch.rand(1))
+        assert torch.is_grad_enabled()
+        assert torch.backends.mha.get_fastpath_enabled()
+        assert model.scale == 1
+    assert torch.equal(*draws)
