@@ -214,3 +214,25 @@ def test_model_that_takes_gradients_is_refused_in_inference_mode(bundles, target
         pytest.raises(aotexport_runtime.CallInvalid, match=r"torch\.inference_mode\(\) records"),
     ):
         module(x)
+
+
+@TARGETS
+def test_data_changed_without_gradients_leaves_the_callers_graph(tmp_path, target):
+    def shifted(x, y):
+        with torch.no_grad():
+            x.add_(1)
+        return x * y
+
+    def outcome(function):
+        x, y = torch.ones(3, requires_grad=True), torch.full((3,), 2.0, requires_grad=True)
+        inner = x * 3
+        before = inner.grad_fn
+        function(inner, y).sum().backward(retain_graph=True)
+        assert inner.grad_fn is before
+        inner.sum().backward()
+        return x.grad, y.grad, inner.detach()
+
+    example = (torch.ones(3, requires_grad=True) * 3, torch.ones(3, requires_grad=True))
+    aotexport.export(shifted, example, output=tmp_path / "bundle", verify=False)
+    loaded = aotexport_runtime.load(tmp_path / "bundle", target=target)
+    torch.testing.assert_close(outcome(loaded), outcome(shifted))
