@@ -211,6 +211,7 @@ def test_export_below_a_file_is_refused_before_the_model_is_run(run: Run) -> Non
     )
 
 
+@pytest.mark.usefixtures("fresh_processes")
 @pytest.mark.parametrize("name", ["inspect.py", "export.py", "diff.py"])
 def test_model_file_named_like_a_command_is_exported(run: Run, name: str) -> None:
     Path(name).write_text(FUNCTION)
@@ -218,6 +219,7 @@ def test_model_file_named_like_a_command_is_exported(run: Run, name: str) -> Non
     assert aotexport_runtime.open_bundle("bundle").program_names == ("infer",)
 
 
+@pytest.mark.usefixtures("fresh_processes")
 def test_operators_of_a_module_beside_the_model_file_are_verified(run: Run) -> None:
     Path("nets").mkdir()
     Path("nets/beside.py").write_text(
