@@ -234,5 +234,6 @@ def test_data_changed_without_gradients_leaves_the_callers_graph(tmp_path, targe
 
     example = (torch.ones(3, requires_grad=True) * 3, torch.ones(3, requires_grad=True))
     aotexport.export(shifted, example, output=tmp_path / "bundle", verify=False)
+    assert aotexport_runtime.open_bundle(tmp_path / "bundle").program("train").functional is not None
     loaded = aotexport_runtime.load(tmp_path / "bundle", target=target)
     torch.testing.assert_close(outcome(loaded), outcome(shifted))
