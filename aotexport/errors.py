@@ -18,6 +18,7 @@ class ExportFailed(AotExportError):
 
     @property
     def error(self) -> Exception:
+        """What was raised: this, but for a `Refusal`."""
         return self
 
 
@@ -30,6 +31,7 @@ class Refusal(ExportFailed):
 
     @property
     def error(self) -> Exception:
+        """What torch or the model's code raised."""
         return self._error
 
 

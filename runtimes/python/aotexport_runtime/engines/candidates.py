@@ -38,14 +38,17 @@ class Candidate:
 
     @property
     def kind(self) -> str:
+        """Name of the engine without a level: `cpu` for `cpu-x86_64-v3`."""
         return self.engine.partition("-")[0]
 
     @property
     def is_for_another_target(self) -> bool:
+        """Whether the caller asked for another engine."""
         return self.request.target not in ("auto", self.kind, self.engine)
 
     @property
     def is_off_processors(self) -> bool:
+        """Whether the program runs on another device than a processor."""
         return self.device not in (None, "cpu")
 
 
@@ -57,14 +60,17 @@ class TargetOfBundle(Candidate):
 
     @property
     def unfit(self) -> str | None:
+        """Why this machine does not run the code; None: it does."""
         return self.why_unfit(self.engine)
 
     @property
     def has_kernels(self) -> bool:
+        """Whether a program of the bundle has GPU kernels."""
         return any(CUDA in entry.targets for entry in self.bundle.manifest.programs)
 
     @property
     def higher_level(self) -> str | None:
+        """The compiled target that serves already; None: none does."""
         return next((name for name in self.serving if name != CUDA), None)
 
 
@@ -79,12 +85,14 @@ class EngineOfProgram(Candidate):
 
     @property
     def no_functional(self) -> str | None:
+        """Why the program has no functional graph; None: it has one."""
         if self.program.functional is not None:
             return None
         return "; ".join(refusal.reason for refusal in self.program.refusals)
 
     @property
     def not_compiled(self) -> str | None:
+        """Why the target has no library of the program; None: it has one."""
         if self.bundle.compiled(self.engine, self.program.name) is not None:
             return None
         refusals = {refusal.program: refusal.reason for refusal in self.bundle.target(self.engine).refusals}
@@ -92,45 +100,55 @@ class EngineOfProgram(Candidate):
 
     @property
     def exceeds_budget(self) -> bool:
+        """Whether a memory budget asks for values that are computed anew."""
         return self.request.memory_budget < 1 and self.program.grad
 
     @property
     def is_left_to_figures(self) -> bool:
+        """Whether recorded figures decide: nothing was asked for, and no native code serves."""
         return self.request.target == "auto" and not self.exceeds_budget and not any(map(is_native, self.serving))
 
     @cached_property
     def forward(self) -> Graph:
+        """The forward graph."""
         return self.bundle.graph(self.program.name, self.program.forward.file)
 
     @cached_property
     def functional(self) -> Graph:
+        """The functional graph."""
         assert self.program.functional is not None
         return self.bundle.graph(self.program.name, self.program.functional.file)
 
     @property
     def functional_count(self) -> int:
+        """How many operators the functional graph has."""
         return len(self.functional.nodes)
 
     @property
     def counts(self) -> str:
+        """The operators of both graphs, in words."""
         return f"its {len(self.forward.nodes)} operators apart, into {len(self.functional.nodes)}"
 
     @cached_property
     def product(self) -> Product | None:
+        """The largest matrix product of the functional graph; None: it has none."""
         return figures.largest_product(self.functional)
 
     @property
     def product_in_words(self) -> str:
+        """The sizes of the largest matrix product."""
         assert self.product is not None
         rows, depth, columns = figures.sizes_of(self.product)
         return f"{rows}x{depth} by {depth}x{columns}"
 
     @cached_property
     def onednn_is_faster(self) -> bool:
+        """Whether this machine measures oneDNN as faster for that product."""
         return self.product is not None and self.prefers_onednn is not None and self.prefers_onednn(self.product)
 
     @property
     def libraries_lose(self) -> bool:
+        """Whether recorded figures speak against compiled libraries."""
         if self.request.target != "auto" or not self.program.forward.differentiable:
             return False
         return not (figures.libraries_win(self.forward, self.functional) or self.onednn_is_faster)
