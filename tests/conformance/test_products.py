@@ -80,7 +80,7 @@ class Layers(nn.Module):
 
 
 @pytest.mark.skipif(own_level() is None or not onednn.available(), reason="this machine has no such library")
-def test_library_decides_before_its_first_results_are_given_out(tmp_path, caplog):
+def test_library_decides_before_its_first_results_are_given_out(tmp_path):
     torch.manual_seed(0)
     model, x = Layers(), torch.randn(128, 128)
     path = tmp_path / "layers"
@@ -110,8 +110,6 @@ def test_library_decides_before_its_first_results_are_given_out(tmp_path, caplog
         "this process has the library `train.forward.so` loaded with products=`onednn`; for products=`torch`, load it "
         "in another process"
     )
-    messages = [record.getMessage() for record in caplog.records if record.name == "aotexport_runtime"]
-    assert messages == [f"program train runs its graph, and not target {folder.name}: {reason}"]
     asked = aotexport_runtime.load(path, target="cpu", trust="native", products="torch").train()
     with pytest.raises(aotexport_runtime.NotSupported) as caught:
         asked(x)
