@@ -13,16 +13,16 @@ class ExportFailed(AotExportError):
     """The model cannot be exported: an operator or construct, named with the user's source line and a way out.
 
     Attributes:
-        error: what was raised: this, but for a `Refusal`.
+        error: what was raised: this, but for a `AttemptFailed`.
     """
 
     @property
     def error(self) -> Exception:
-        """What was raised: this, but for a `Refusal`."""
+        """What was raised: this, but for a `AttemptFailed`."""
         return self
 
 
-class Refusal(ExportFailed):
+class AttemptFailed(ExportFailed):
     """Torch, or the model's own code, cannot do what was attempted; the export may go on without."""
 
     def __init__(self, message: str, error: Exception) -> None:
@@ -57,10 +57,10 @@ class OutputExists(AotExportError):
 
 __all__ = [
     "AotExportError",
+    "AttemptFailed",
     "ExportFailed",
     "InternalError",
     "ModelFileInvalid",
     "OutputExists",
-    "Refusal",
     "VerificationFailed",
 ]

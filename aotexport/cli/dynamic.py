@@ -19,7 +19,7 @@ from torch.export import Dim
 
 from aotexport.errors import ModelFileInvalid
 from aotexport.model.call import ExampleCall, example_call
-from aotexport.model.source import Source
+from aotexport.model.source import ModelSource
 from aotexport_runtime.schema.trees import Constant, Leaf, Mapping, NamedFields, Tree
 from aotexport_runtime.schema.trees import Sequence as SequenceTree
 from aotexport_runtime.values.trees import keys_of, leaves
@@ -113,7 +113,7 @@ def _split_path(path: str) -> tuple[str, tuple[str | int, ...]] | None:
     return parameter[0], tuple(steps)
 
 
-def merge_dynamic(source: Source, options: Sequence[str]) -> Any:
+def merge_dynamic(source: ModelSource, options: Sequence[str]) -> Any:
     """Return the `dynamic_shapes` of the model file with the command line's options on top.
 
     Args:

@@ -16,7 +16,7 @@ from aotexport.cli.progress import Progress
 
 if TYPE_CHECKING:
     from aotexport.model.programs import Program
-    from aotexport.model.source import Source
+    from aotexport.model.source import ModelSource
 
 _EXAMPLE = """\b
 Example, with this model.py:
@@ -164,7 +164,7 @@ def export(
         print_summary(stdout(), summary)
 
 
-def _named(names: tuple[str, ...], source: Source) -> list[str | Program]:
+def _named(names: tuple[str, ...], source: ModelSource) -> list[str | Program]:
     """Return the programs of these names, those that the model file describes as it describes them."""
     described = {program.name: program for program in source.programs or () if not isinstance(program, str)}
     return [described.get(name, name) for name in names]

@@ -56,9 +56,9 @@ def read_options(
     """
     from aotexport.lower.onnx.options import OnnxOptions
 
-    given: dict[str, Any] = {"opset": opset, "state": state, "programs": programs}
-    given["translations"] = _read_translations(translations) if translations else None
-    return OnnxOptions(**{name: value for name, value in given.items() if value is not None})
+    chosen: dict[str, Any] = {"opset": opset, "state": state, "programs": programs}
+    chosen["translations"] = _read_translations(translations) if translations else None
+    return OnnxOptions(**{name: value for name, value in chosen.items() if value is not None})
 
 
 def _read_translations(where: str) -> Mapping[Any, Any]:

@@ -20,8 +20,8 @@ from aotexport.model.state import State
 from aotexport.model.structure import tree_of
 
 
-def settle(call: ExampleCall, state: State, mode: Mode, change: AttributeChanged) -> bool:
-    """Add to `call.settled` an attribute that a call changes, if the call is the same once it is changed.
+def add_first_call_constant(call: ExampleCall, state: State, mode: Mode, change: AttributeChanged) -> bool:
+    """Add to `call.first_call_constants` an attribute that a call changes, if the call is the same once it is changed.
 
     The example is called with the attribute as it was and as the call leaves it: outputs and state must be equal in
     every bit, and the second call must leave the attribute alone.
@@ -36,24 +36,24 @@ def settle(call: ExampleCall, state: State, mode: Mode, change: AttributeChanged
         Whether it is so.
     """
     path, _, name = change.name.rpartition(".")
-    if call.module is None or any(change.name == _path(call.module, known) for known in call.settled):
+    if call.module is None or any(change.name == _path(call.module, known) for known in call.first_call_constants):
         return False
     owner = call.module.get_submodule(path)
     first, value = _outcome(call, state, mode, (owner, name, change.old))
     later, same = _outcome(call, state, mode, (owner, name, change.new))
     if not (value == same == change.new and _equal(first, later)):
         return False
-    call.settled.append((owner, name, change.new))
+    call.first_call_constants.append((owner, name, change.new))
     return True
 
 
 def note(call: ExampleCall) -> list[str]:
-    """Return a sentence per settled attribute, for the user."""
-    assert call.module is not None or not call.settled
+    """Return a sentence per constant of the first call, for the user."""
+    assert call.module is not None or not call.first_call_constants
     return [
         f"the first call sets the attribute `{_path(call.module, known)}` of the model to {known[2]!r}, which changes "
         "nothing else: the bundle does what later calls do"
-        for known in call.settled
+        for known in call.first_call_constants
         if call.module is not None
     ]
 
@@ -72,7 +72,7 @@ def _outcome(call: ExampleCall, state: State, mode: Mode, attribute: Attribute) 
         values.append(value)
         return len(values) - 1
 
-    with eager_run(call, state, mode, seed=0, outside=True, settled=[attribute]) as run:
+    with eager_run(call, state, mode, seed=0, outside=True, attributes=[attribute]) as run:
         tree_of(run(), "output", keep, what="output")
         values += run.tensors
         values = [value.detach().clone() if isinstance(value, torch.Tensor) else value for value in values]

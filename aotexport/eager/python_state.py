@@ -67,7 +67,7 @@ def _call(callable_: Callable[..., Any], like: ExampleCall, values: dict[str, An
     """Return a call with these attributes, integers among them dynamic, and the other dynamic sizes of `like`."""
     kwargs = {**like.kwargs, ARGUMENT: values}
     made = example_call(callable_, like.args, kwargs, {ARGUMENT: _dynamic(values)})
-    made.settled = like.settled
+    made.first_call_constants = like.first_call_constants
     for path, sizes in zip(like.paths, like.axes, strict=True):
         if path in made.paths and not path.startswith(f"{ARGUMENT}["):
             made.axes[made.paths.index(path)] = sizes
@@ -226,20 +226,20 @@ def _run(call: ExampleCall, state: State, spec: ProgramSpec) -> tuple[tuple[Tree
 
 def _run_for_good(call: ExampleCall, state: State, spec: ProgramSpec) -> tuple[tuple[Tree, list[Any]], dict[str, Any]]:
     """Do as `_run`, and leave in the module what the call stores in attributes that are no argument."""
-    given: list[Any] = []
+    values: list[Any] = []
 
     def keep(value: Any, path: str) -> int | None:
         if type(value) is int:
             return None
-        given.append(value)
-        return len(given) - 1
+        values.append(value)
+        return len(values) - 1
 
     running = eager_run(call, state, spec.mode, grad=spec.grad, seed=0, as_traced=True, keeps_attributes=True)
     with attempt("call for real"), running as run:
         tree = tree_of(run(), "output", keep, what="output")
-        given = [value.detach().clone() if isinstance(value, torch.Tensor) else value for value in given]
-        given += run.changes()
-    return (tree, given), _detached(run.kwargs.get(ARGUMENT, {}))
+        values = [value.detach().clone() if isinstance(value, torch.Tensor) else value for value in values]
+        values += run.changes()
+    return (tree, values), _detached(run.kwargs.get(ARGUMENT, {}))
 
 
 def _detached(value: Any) -> Any:

@@ -11,9 +11,9 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from aotexport.eager.arguments import Arguments, example_arguments
+from aotexport.eager.recorded_arguments import RecordedArguments, example_arguments
 from aotexport.errors import ExportFailed
-from aotexport.model.arguments import check_changes, containers
+from aotexport.model.argument_containers import check_changes, containers
 from aotexport.model.attributes import attributes_restored
 from aotexport.model.call import ExampleCall
 from aotexport.model.mode import Attribute, in_mode
@@ -75,7 +75,7 @@ def eager_run(
     as_traced: bool = False,
     outside: bool = False,
     keeps_attributes: bool = False,
-    settled: Sequence[Attribute] = (),
+    attributes: Sequence[Attribute] = (),
 ) -> Iterator[Run]:
     """Let the model run for real in the block; afterwards all is as it was: state, attributes, mode, random numbers.
 
@@ -88,12 +88,12 @@ def eager_run(
         as_traced: without what tracing cannot take, see `attention_as_traced`.
         outside: give back other tensors that the model reaches as well, which the trace does not tell yet.
         keeps_attributes: let the module keep what calls store in its attributes.
-        settled: attributes to set, beside those of the call.
+        attributes: attributes to set, beside those of the call.
     """
     with contextlib.ExitStack() as stack:
         if not keeps_attributes:
             stack.enter_context(attributes_restored(call.module))
-        stack.enter_context(in_mode(call.module, mode, [*call.settled, *settled]))
+        stack.enter_context(in_mode(call.module, mode, [*call.first_call_constants, *attributes]))
         reached = reached_tensors((call.callable, call.module)) if outside else ()
         changes = stack.enter_context(restored(state, reached))
         if as_traced:
@@ -139,7 +139,7 @@ def watch_example(
 
 
 def _eager(
-    call: ExampleCall, program: Program, arguments: Arguments
+    call: ExampleCall, program: Program, arguments: RecordedArguments
 ) -> tuple[Callable[[list[Any]], Any], Callable[[], Inputs]]:
     """Return what calls the model on flat arguments, and what makes these anew."""
     device = next((leaf.device for leaf in call.tensors if isinstance(leaf, torch.Tensor)), None)
@@ -150,9 +150,9 @@ def _eager(
     def eager(values: list[Any]) -> Any:
         tensors = [values[own[p]] if p in own else t for p, t in zip(call.paths, call.tensors, strict=True)]
         args, kwargs = call.rebuild(tensors)
-        held = containers(call, args, kwargs)
+        before = containers(call, args, kwargs)
         value = function(*args, **kwargs)
-        check_changes(held, program.container_changes)
+        check_changes(before, program.container_changes)
         return value
 
     return eager, lambda: make_inputs(arguments.specs, arguments.stored, device, form)
@@ -165,11 +165,11 @@ def dropped_gradients(state: State) -> tuple[str, ...]:
     """
     sizes = {entry.names[0]: entry.tensor.nbytes for entry in state.entries if entry.tensor.requires_grad}
     ordered = sorted(sizes, key=lambda name: sizes[name])
-    kept = accumulate(sizes[name] for name in ordered)
-    return tuple(sorted(name for name, nbytes in zip(ordered, kept, strict=True) if nbytes > _KEPT_NBYTES))
+    totals = accumulate(sizes[name] for name in ordered)
+    return tuple(sorted(name for name, nbytes in zip(ordered, totals, strict=True) if nbytes > _KEPT_NBYTES))
 
 
-def observe_eager(call: ExampleCall, state: State, program: Program, arguments: Arguments) -> Observation:
+def observe_eager(call: ExampleCall, state: State, program: Program, arguments: RecordedArguments) -> Observation:
     """Return what a caller of the model sees, with a second call and a backward pass.
 
     Raises:
@@ -204,13 +204,13 @@ def observe_eager(call: ExampleCall, state: State, program: Program, arguments: 
     )
 
 
-def _check_classes(outputs: list[tuple[str, Any]], given: set[type]) -> None:
+def _check_classes(outputs: list[tuple[str, Any]], argument_types: set[type]) -> None:
     """Refuse outputs of a class of tensors that only the model's code makes: the runtime does not have it.
 
     Raises:
         ExportFailed: there is one.
     """
-    known = {torch.Tensor, torch.nn.Parameter, *given}
+    known = {torch.Tensor, torch.nn.Parameter, *argument_types}
     for name, value in outputs:
         if isinstance(value, np.ndarray):
             raise ExportFailed(f"`{name}` is an array, where a trace of the call has none. Return a tensor")

@@ -15,7 +15,7 @@ from aotexport.capture.effects.autograd_functions import apply_function
 from aotexport.capture.effects.checkpoints import enter_checkpoint, exit_checkpoint
 from aotexport.capture.effects.distributed import FromLocal
 from aotexport.capture.effects.hooks import apply_hook
-from aotexport.capture.functional.mutating_operators import call_body
+from aotexport.capture.functional.mutating_operators import call_subgraph
 from aotexport.capture.passes.launches import launch_arguments, launched
 from aotexport.encode.values import encode_argument, encode_meta
 from aotexport.errors import ExportFailed
@@ -81,10 +81,10 @@ _EFFECTS: dict[Any, str] = {
     enter_checkpoint: "torch::enter_checkpoint",
     exit_checkpoint: "torch::exit_checkpoint",
 }
-_BODIES: dict[Any, str] = {
+_SUBGRAPH_CALLS: dict[Any, str] = {
     apply_function: "higher_order::autograd_function",
     apply_hook: "higher_order::register_hook",
-    call_body: "higher_order::invoke_subgraph",
+    call_subgraph: "higher_order::invoke_subgraph",
     launched: "higher_order::triton_kernel",
 }
 _DISTRIBUTED: dict[Any, str] = {
@@ -159,10 +159,10 @@ class GraphEncoder:
         )
 
     def _attribute(self, node: torch.fx.Node) -> None:
-        """Take in an attribute of the graph module: a tensor that is an input, or the body of an operator."""
+        """Take in an attribute of the graph module: a tensor that is an input, or the subgraph of an operator."""
         value = getattr(self.module, str(node.target), None)
         if isinstance(value, torch.fx.GraphModule):
-            self.names[node] = self._body(str(node.target), value)
+            self.names[node] = self._subgraph(str(node.target), value)
             return
         name = self.constants(value) if isinstance(value, torch.Tensor) else None
         if name is None:
@@ -176,7 +176,7 @@ class GraphEncoder:
             )
         self.names[node] = name
 
-    def _body(self, name: str, module: torch.fx.GraphModule) -> SubgraphArgument:
+    def _subgraph(self, name: str, module: torch.fx.GraphModule) -> SubgraphArgument:
         if name not in self._subgraphs:
             names = [node.name for node in module.graph.find_nodes(op="placeholder")]
             self._subgraphs[name] = GraphEncoder(module, names, self.root, self.strip).encode()
@@ -190,8 +190,8 @@ class GraphEncoder:
         self._taken.add(name)
         where = self._where(node)
         encoded_args = [encode_argument(arg, self.names, where) for arg in args]
-        given = {} if is_launch(node.target) else node.kwargs
-        kwargs = {key: encode_argument(value, self.names, where) for key, value in given.items()}
+        node_kwargs = {} if is_launch(node.target) else node.kwargs
+        kwargs = {key: encode_argument(value, self.names, where) for key, value in node_kwargs.items()}
         self.names[node] = name
         source, module = (None, None) if self.strip else self._provenance(node)
         if op == "torch::enter_autocast":
@@ -228,10 +228,10 @@ class GraphEncoder:
             return f"{name}_digits" if name == "python::round" and len(args) == 2 else name, args
         if target in _EFFECTS:
             return _EFFECTS[target], node.args
-        if target in _BODIES:
-            return _BODIES[target], node.args
+        if target in _SUBGRAPH_CALLS:
+            return _SUBGRAPH_CALLS[target], node.args
         if is_launch(target):
-            return _BODIES[launched], launch_arguments(node)
+            return _SUBGRAPH_CALLS[launched], launch_arguments(node)
         if isinstance(target, HigherOrderOperator) and f"higher_order::{target.name()}" in BODY_OPERANDS:
             return f"higher_order::{target.name()}", node.args
         if target is inner_tensor:

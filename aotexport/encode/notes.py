@@ -107,12 +107,12 @@ def _of_decision(decision: Decision, lines: Lines) -> Note:
 
 def _of_guards(forward: ForwardCapture, names: dict[str, str], lines: Lines) -> Iterator[Note]:
     """Yield a note per line that relates sizes to each other or to numbers, beyond ranges."""
-    held: dict[SourceLine | None, dict[str, None]] = {}
+    by_line: dict[SourceLine | None, dict[str, None]] = {}
     for guard in forward.fakes.mode.shape_env.guards:  # type: ignore[union-attr]
         size: Any = encode_size(guard.expr, or_none=True)
         if isinstance(size, SizeExpression) and symbols_of(size) <= names.keys() and not _is_range(size):
-            held.setdefault(lines.at(line_of(guard)), {})[f"`{describe(size, names)}`"] = None
-    for line, relations in held.items():
+            by_line.setdefault(lines.at(line_of(guard)), {})[f"`{describe(size, names)}`"] = None
+    for line, relations in by_line.items():
         shown = ", ".join([*relations][:_SHOWN]) + (f" and {len(relations) - _SHOWN} more" * (len(relations) > _SHOWN))
         text = f"the model holds sizes to {shown}"
         yield Note(kind="size", text=text, fixed=shown, outside=OTHER_SIZES, source=line)

@@ -12,7 +12,7 @@ import msgspec
 import torch
 
 from aotexport.capture.functional.capture import Refused
-from aotexport.capture.trace.autocast import surrounding_autocast
+from aotexport.capture.trace.autocast import example_autocast
 from aotexport.capture.trace.forward_capture import Binding, ForwardCapture
 from aotexport.capture.trace.key_order import with_any_order
 from aotexport.capture.trace.shapes import assumptions, dimensions, guards
@@ -92,8 +92,8 @@ def _launched(graph: Graph) -> Iterator[str]:
         if node.op in LAUNCH_OPERANDS:
             assert isinstance(node.args[0], StringArgument)
             yield node.args[0].value
-    for body in graph.subgraphs.values():
-        yield from _launched(body)
+    for subgraph in graph.subgraphs.values():
+        yield from _launched(subgraph)
 
 
 def encode_program(spec: ProgramSpec, forward: ForwardCapture, *, root: Path | None, strip: bool) -> EncodedProgram:
@@ -138,7 +138,7 @@ def encode_program(spec: ProgramSpec, forward: ForwardCapture, *, root: Path | N
         dimensions=known,
         guards=guards(forward, known),
         fixed=tuple(sorted(forward.effects.reads)),
-        autocast=surrounding_autocast(call),
+        autocast=example_autocast(call),
         differentiated=tuple(index for index, b in enumerate(forward.bindings) if b.is_differentiated),
         forward=ForwardGraph(file=FORWARD_FILE, differentiable=not forward.effects.autograd_functions),
         notes=trace_notes(call, forward, known, root, strip=strip),

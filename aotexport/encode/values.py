@@ -29,7 +29,7 @@ def encode_argument(value: Any, name_of: Mapping[torch.fx.Node, Argument], where
 
     Args:
         value: an argument of an FX node.
-        name_of: name per earlier node; a body for those that stand for one.
+        name_of: name per earlier node; a subgraph for those that stand for one.
         where: the node, for errors.
 
     Raises:

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import torch
 
-from aotexport.eager.arguments import symbols_of
+from aotexport.eager.recorded_arguments import symbols_of
 from aotexport.encode.program import EncodedProgram
 from aotexport.lower.cpu.levels import Level
 from aotexport.lower.cpu.partition import NotLowered

@@ -22,7 +22,7 @@ import torch
 from torch import nn
 
 from aotexport.errors import ExportFailed, ModelFileInvalid
-from aotexport.model.arrays import as_argument
+from aotexport.model.array_proxies import as_argument
 from aotexport.model.mode import Attribute
 from aotexport.model.structure import tree_of
 from aotexport.model.tensor_kinds import why_not_held
@@ -49,7 +49,7 @@ class ExampleCall:
         axes: per tensor, the user's dynamic dimension per axis; that of an integer as the one of axis 0.
         args: positional arguments.
         kwargs: keyword arguments.
-        settled: attributes of modules that the first call sets, as all later calls find them; see `settle`.
+        first_call_constants: attributes that the first call sets for good; see `add_first_call_constant`.
         dynamic_shapes: what the user says of sizes, by the name of the argument.
     """
 
@@ -60,7 +60,7 @@ class ExampleCall:
     tensors: list[Any] = field(default_factory=list)
     paths: list[str] = field(default_factory=list)
     axes: list[dict[int, Any] | None] = field(default_factory=list)
-    settled: list[Attribute] = field(default_factory=list)
+    first_call_constants: list[Attribute] = field(default_factory=list)
     dynamic_shapes: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -154,8 +154,8 @@ def example_call(
 
 def _fix_integers(call: ExampleCall, passed: set[str]) -> None:
     """Make constants of the integers that are not dynamic."""
-    kept = [i for i, leaf in enumerate(call.tensors) if isinstance(leaf, torch.Tensor) or call.axes[i] is not None]
-    positions = {old: new for new, old in enumerate(kept)}
+    inputs = [i for i, leaf in enumerate(call.tensors) if isinstance(leaf, torch.Tensor) or call.axes[i] is not None]
+    positions = {old: new for new, old in enumerate(inputs)}
 
     def fixed(tree: Tree) -> Tree:
         if isinstance(tree, Leaf):
@@ -167,9 +167,9 @@ def _fix_integers(call: ExampleCall, passed: set[str]) -> None:
         return msgspec.structs.replace(tree, items=tuple(map(fixed, tree.items)))
 
     values = call.tensors
-    call.tensors = [values[index] for index in kept]
-    call.paths = [call.paths[index] for index in kept]
-    call.axes = [call.axes[index] for index in kept]
+    call.tensors = [values[index] for index in inputs]
+    call.paths = [call.paths[index] for index in inputs]
+    call.axes = [call.axes[index] for index in inputs]
     parameters: list[Parameter] = []
     for parameter in call.parameters:
         tree = fixed(parameter.tree)

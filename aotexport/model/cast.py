@@ -9,11 +9,11 @@ import torch
 from torch import nn
 
 from aotexport.model.programs import AnyExample, Example, Program, as_example
-from aotexport.model.source import Source
+from aotexport.model.source import ModelSource
 from aotexport.torch_internals.names import tree_map
 
 
-def cast(source: Source, dtype: torch.dtype) -> Source:
+def cast(source: ModelSource, dtype: torch.dtype) -> ModelSource:
     """Return `source` with floating parameters, buffers and example inputs in `dtype`.
 
     The module is changed in place; ties stay ties. Integers, booleans and complex numbers are left alone, and so are

@@ -15,7 +15,7 @@ Container = list[Any] | dict[Any, Any] | set[Any] | deque[Any]
 
 
 @dataclass(frozen=True)
-class Change:
+class ItemChange:
     """An item that a call added, replaced or removed.
 
     Attributes:
@@ -40,13 +40,13 @@ class Snapshot:
     items: Container
     of_object: bool = False
 
-    def changes(self) -> Iterator[Change]:
+    def changes(self) -> Iterator[ItemChange]:
         """Yield what differs now."""
         before, after = _by_key(self.items), _by_key(self.container)
         for key in {**before, **after}:
             old, new = before.get(key), after.get(key)
             if key not in before or key not in after or not same_item(old, new):
-                yield Change(f"{self.path}[{key!r}]", old, new, self.of_object)
+                yield ItemChange(f"{self.path}[{key!r}]", old, new, self.of_object)
 
     def restore(self) -> None:
         """Give the container the items that it had."""

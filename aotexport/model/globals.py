@@ -25,7 +25,7 @@ _MISSING = object()
 
 
 @contextlib.contextmanager
-def surroundings_kept(target: Any, module: nn.Module | None) -> Iterator[None]:
+def globals_restored(target: Any, module: nn.Module | None) -> Iterator[None]:
     """Undo what the block leaves in globals of the model's code, and in memos there.
 
     Args:
@@ -56,8 +56,8 @@ def surroundings_kept(target: Any, module: nn.Module | None) -> Iterator[None]:
         )
 
 
-def surroundings_to_put_back(target: Any, module: nn.Module | None) -> Callable[[], object]:
-    """Return what puts globals of the model's code back as they are now; see `surroundings_kept`."""
+def globals_to_put_back(target: Any, module: nn.Module | None) -> Callable[[], object]:
+    """Return what puts globals of the model's code back as they are now; see `globals_restored`."""
     return _to_put_back(_globals(target, module))
 
 

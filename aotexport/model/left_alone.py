@@ -19,7 +19,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from aotexport.model.attributes import attributes_to_put_back
-from aotexport.model.globals import surroundings_to_put_back
+from aotexport.model.globals import globals_to_put_back
 from aotexport.model.reach import reached
 from aotexport.model.restore import Before
 from aotexport.process.interrupts import uninterrupted
@@ -37,17 +37,17 @@ def left_alone(target: Any, others: Iterable[Any]) -> Iterator[None]:
     found = reached((target, *others))
     modules = [("", value) for value in found if isinstance(value, nn.Module)]
     # Parameters that are not initialised yet are refused before anything runs, and hold nothing to put back.
-    tensors = [_Kept.of(value) for value in found if isinstance(value, torch.Tensor) and not is_lazy(value)]
+    tensors = [_TensorBefore.of(value) for value in found if isinstance(value, torch.Tensor) and not is_lazy(value)]
     module = target if isinstance(target, nn.Module) else getattr(target, "__self__", None)
     attributes = attributes_to_put_back(modules)
-    surroundings = surroundings_to_put_back(target, module if isinstance(module, nn.Module) else None)
+    globals_ = globals_to_put_back(target, module if isinstance(module, nn.Module) else None)
     generators = _generators()
     try:
         yield
     finally:
         with uninterrupted():
             attributes()
-            surroundings()
+            globals_()
             for tensor in tensors:
                 tensor.put_back()
             for put_back, state in generators:
@@ -55,7 +55,7 @@ def left_alone(target: Any, others: Iterable[Any]) -> Iterator[None]:
 
 
 @dataclass(frozen=True)
-class _Kept:
+class _TensorBefore:
     """A tensor with its attributes, and how often it was written to: its version."""
 
     before: Before
@@ -63,7 +63,7 @@ class _Kept:
     version: int | None
 
     @classmethod
-    def of(cls, tensor: torch.Tensor) -> _Kept:
+    def of(cls, tensor: torch.Tensor) -> _TensorBefore:
         return cls(Before.of(tensor), dict(vars(tensor)), None if tensor.is_inference() else tensor._version)
 
     def put_back(self) -> None:

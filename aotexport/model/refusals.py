@@ -27,11 +27,11 @@ import torch
 import aotexport_runtime
 from aotexport.errors import (
     AotExportError,
+    AttemptFailed,
     ExportFailed,
     InternalError,
     ModelFileInvalid,
     OutputExists,
-    Refusal,
     VerificationFailed,
 )
 from aotexport.model.source_lines import described, is_user_frame
@@ -43,7 +43,7 @@ _LAYERS = tuple(f"{Path(torch.__file__).parent}/{package}/" for package in ("nn"
 _COMPILERS = re.compile(r"/torch/_(dynamo|inductor)/|/site-packages/triton/")
 _LIBRARIES = re.compile(r"/site-packages/(sympy|mpmath|numpy|onnx|onnx_ir|onnxscript|onnxruntime|msgspec|safetensors)/")
 """What aotexport and torch themselves call; what a model calls has a line of the model above it."""
-_SURROUNDINGS = (OSError, MemoryError, torch.OutOfMemoryError)
+_ERRORS_OF_THE_MACHINE = (OSError, MemoryError, torch.OutOfMemoryError)
 _OF_THE_EXPORT = (ExportFailed, InternalError, ModelFileInvalid, OutputExists, VerificationFailed)
 _BINDING = re.compile(r"(?:\w+\.)*(\w+)\(\) (?:got|missing|takes)\b")
 
@@ -56,7 +56,7 @@ def attempt(stage: str) -> Iterator[None]:
         stage: what is attempted, for the user who reports a bug: "functional graph".
 
     Raises:
-        Refusal: torch or the model's code refuses.
+        AttemptFailed: torch or the model's code refuses.
         InternalError: aotexport has a bug.
     """
     try:
@@ -66,7 +66,7 @@ def attempt(stage: str) -> Iterator[None]:
     except Exception as error:
         if is_bug(error):
             raise internal_error(stage, error) from error
-        raise Refusal(described(error), error) from error
+        raise AttemptFailed(described(error), error) from error
 
 
 @contextlib.contextmanager
@@ -81,7 +81,7 @@ def bugs_reported(stage: Callable[[], str]) -> Iterator[None]:
     """
     try:
         yield
-    except (AotExportError, *_SURROUNDINGS):
+    except (AotExportError, *_ERRORS_OF_THE_MACHINE):
         raise
     except Exception as error:
         if is_bug(error) or not any(map(_is_of_a_model, _frames(error))):
@@ -112,7 +112,7 @@ def is_bug(error: BaseException) -> bool:
     if any(map(_raised_by_wrong_code, _chain(error))):
         return True
     frames = _frames(error)
-    if not frames or isinstance(error, _SURROUNDINGS) or any(map(_is_of_a_model, frames)):
+    if not frames or isinstance(error, _ERRORS_OF_THE_MACHINE) or any(map(_is_of_a_model, frames)):
         return False
     if _COMPILERS.search(frames[-1].f_code.co_filename) or type(error).__module__.startswith("onnxruntime."):
         return False

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from aotexport.model.kept_memory import KeptMemory, copied, spans_of
+from aotexport.model.memory_snapshots import MemorySnapshot, copied, spans_of
 from aotexport.model.state import State
 from aotexport.model.tensor_kinds import why_not_held
 from aotexport.process.interrupts import uninterrupted
@@ -35,9 +35,9 @@ def restored(state: State, outside: Iterable[torch.Tensor] = ()) -> Iterator[Cal
         for entry in state.entries
         for tensor in (entry.tensor, *(parts(entry.tensor) if is_wrapper(entry.tensor) else ()))
     ]
-    known = {id(kept.tensor) for kept in before}
+    known = {id(each.tensor) for each in before}
     others = [Before.of(tensor) for tensor in outside if id(tensor) not in known]
-    memory = state.kept if state.kept is not None else kept_as_copies(state)
+    memory = state.snapshots if state.snapshots is not None else copied_snapshots(state)
     copies = [copied(span) for span in spans_of(other.alias for other in others if other.alias is not None)]
     slots = [(table, key, table[key]) for entry in state.entries for table, key in entry.slots]
     random_state = torch.get_rng_state()
@@ -59,22 +59,22 @@ def restored(state: State, outside: Iterable[torch.Tensor] = ()) -> Iterator[Cal
                 tensor.put_back()
 
 
-def kept_as_copies(state: State) -> list[KeptMemory]:
+def copied_snapshots(state: State) -> list[MemorySnapshot]:
     """Return the memory of the state, with a copy of it."""
     return [copied(span) for span in spans_of(part for entry in state.entries for part in parts(entry.tensor))]
 
 
 def _changes(
-    before: list[Before], memory: list[KeptMemory], slots: list[tuple[dict[str, Any], str, torch.Tensor]]
+    before: list[Before], memory: list[MemorySnapshot], slots: list[tuple[dict[str, Any], str, torch.Tensor]]
 ) -> list[Any]:
     written = {span.memory.untyped_storage().data_ptr() for span in memory if not span.is_unchanged()}
-    known = {id(kept.tensor): kept for kept in before}
+    known = {id(each.tensor): each for each in before}
 
     def is_same(value: torch.Tensor, was: torch.Tensor) -> bool:
         if is_wrapper(was):
             return value is was and all(is_same(part, part) for part in parts(was))
-        kept = known.get(id(was))
-        return kept is not None and kept.is_equal(value, written)
+        found = known.get(id(was))
+        return found is not None and found.is_equal(value, written)
 
     def look(value: Any, was: torch.Tensor) -> Any:
         if not isinstance(value, torch.Tensor):

@@ -26,7 +26,7 @@ _MISSING = object()
 
 
 @dataclass(frozen=True)
-class Source:
+class ModelSource:
     """A model with its example call.
 
     Attributes:
@@ -59,7 +59,7 @@ class Source:
         return Example(self.args, self.kwargs, self.dynamic_shapes)
 
 
-def load_source(where: str) -> Source:
+def load_source(where: str) -> ModelSource:
     """Run a model file and return what it offers.
 
     Args:
@@ -72,7 +72,7 @@ def load_source(where: str) -> Source:
     with importable(file.root):
         target = _target(file)
         args, kwargs = _example(file, target)
-        return Source(
+        return ModelSource(
             name=file.name,
             target=target,
             args=args,

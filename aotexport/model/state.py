@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from aotexport.errors import ExportFailed
-from aotexport.model.kept_memory import KeptMemory
+from aotexport.model.memory_snapshots import MemorySnapshot
 from aotexport.model.tensor_kinds import why_not_held
 from aotexport.values.subclasses import encode_subclass
 
@@ -48,11 +48,11 @@ class State:
 
     Attributes:
         entries: its tensors.
-        kept: their memory as it is between calls, while that is kept elsewhere than in copies that a call makes.
+        snapshots: their memory as it is between calls, while that is kept elsewhere than in copies that a call makes.
     """
 
     entries: list[StateEntry] = field(default_factory=list)
-    kept: list[KeptMemory] | None = None
+    snapshots: list[MemorySnapshot] | None = None
 
     def add_constant(self, tensor: torch.Tensor) -> StateEntry:
         """Return the entry of a tensor that the code closes over; made on first sight."""
@@ -138,7 +138,7 @@ def swapped(state: State, tensors: list[Any], holder: Any = None) -> Iterator[li
 
     Args:
         state: the state.
-        tensors: one stand-in per entry.
+        tensors: one substitute per entry.
         holder: a module of another make that holds the same tensors.
 
     Yields:

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from aotexport.errors import ExportFailed
-from aotexport.model.arrays import is_scalar, is_stand_in
+from aotexport.model.array_proxies import is_proxy, is_scalar
 from aotexport.torch_internals.names import SUPPORTED_NODES
 from aotexport_runtime.schema.trees import Constant, Leaf, Mapping, NamedFields, Sequence, Tree
 from aotexport_runtime.values.constants import (
@@ -70,7 +70,7 @@ def tree_of(value: Any, path: str, leaf_index: LeafIndex, *, what: str) -> Tree:
                 f"{what} `{path}` is a NumPy scalar that the call computes, which a bundle cannot hold. Return an "
                 "array or a tensor (`torch.as_tensor`)"
             )
-        if is_stand_in(value) or (type(value) is np.ndarray and what == "input"):
+        if is_proxy(value) or (type(value) is np.ndarray and what == "input"):
             index = leaf_index(value, path)
             assert index is not None
             return Leaf(index=index, array=True)

@@ -20,9 +20,9 @@ from aotexport.model.attributes import ChangedOnFirstCall, PythonStateChanged
 from aotexport.model.mode import refuse_modes_that_change_state
 from aotexport.model.programs import Example, ProgramSpec, choose_programs
 from aotexport.model.state import State, collect_state
-from aotexport.pipeline.draft import BundleDraft
+from aotexport.pipeline.bundle_draft import BundleDraft
+from aotexport.pipeline.capture_program import capture_program, quoted
 from aotexport.pipeline.options import ExportOptions
-from aotexport.pipeline.program import capture_program, quoted
 from aotexport.process.clock import Clock
 from aotexport_runtime.errors import first_line
 

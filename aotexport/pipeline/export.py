@@ -127,11 +127,11 @@ def export_as(
     `capture_programs` does most of the work: program by program it captures, encodes, functionalises and lowers.
     """
     clock = Clock(options.progress)
-    given = args, kwargs, options.programs, options.variants
+    borrowed = args, kwargs, options.programs, options.variants
     with (
         bugs_reported(lambda: clock.current),
         only_export(),
-        left_alone(target, given),
+        left_alone(target, borrowed),
         operators_kept(options.keep_operators),
         passes_dumped(options.dump_passes),
         deep_stack(),

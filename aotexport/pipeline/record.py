@@ -9,7 +9,7 @@ from aotexport.eager.failing_example import refuse_failing_example
 from aotexport.encode.program import EncodedProgram
 from aotexport.model.programs import ProgramSpec
 from aotexport.model.state import State
-from aotexport.pipeline.draft import BundleDraft
+from aotexport.pipeline.bundle_draft import BundleDraft
 from aotexport.pipeline.write import write_bundle
 from aotexport.process.clock import Clock
 from aotexport.process.garbage import give_back_freed_memory
@@ -18,7 +18,7 @@ from aotexport.vectors.record import Vector, record_vectors, write_vectors
 from aotexport.vectors.small_sizes import begun_at_zero
 from aotexport.vectors.versions import with_versions
 from aotexport.write.files import list_files
-from aotexport.write.kept import kept_in_files
+from aotexport.write.weights_as_snapshots import weights_as_snapshots
 
 
 def record_calls(draft: BundleDraft, directory: Path, clock: Clock) -> BundleDraft:
@@ -29,7 +29,7 @@ def record_calls(draft: BundleDraft, directory: Path, clock: Clock) -> BundleDra
     """
     clock.stage("record eager results")
     programs, vectors = list[EncodedProgram](), list[Vector]()
-    with kept_in_files(draft.state, draft.weights, directory):
+    with weights_as_snapshots(draft.state, draft.weights, directory):
         for spec, program in zip(draft.specs, draft.programs, strict=True):
             program, recorded = _recorded(spec, draft.state, program, verified=draft.options.verify)
             programs.append(program)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from aotexport.encode.notes import Lines
 from aotexport.encode.program_notes import with_notes
-from aotexport.pipeline.draft import BundleDraft
+from aotexport.pipeline.bundle_draft import BundleDraft
 from aotexport.verify.report import ExportReport
 from aotexport_runtime.bundle.notes import BundleNote, listed
 from aotexport_runtime.schema.manifest import Manifest

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from aotexport.lower.build import compile_targets
 from aotexport.lower.lowering import lower_programs
-from aotexport.pipeline.draft import BundleDraft
+from aotexport.pipeline.bundle_draft import BundleDraft
 from aotexport.process.clock import Clock
 
 

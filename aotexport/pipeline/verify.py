@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from aotexport.encode.program import EncodedProgram
-from aotexport.pipeline.draft import BundleDraft
+from aotexport.pipeline.bundle_draft import BundleDraft
 from aotexport.pipeline.write import write_bundle
 from aotexport.process.clock import Clock
 from aotexport.vectors.eager_errors import EagerErrors

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from aotexport.encode.submodules import settings_of
 from aotexport.lower.build import write_targets
-from aotexport.pipeline.draft import BundleDraft
+from aotexport.pipeline.bundle_draft import BundleDraft
 from aotexport.process.clock import Clock
 from aotexport.write import weights
 from aotexport.write.files import write_manifest, write_programs

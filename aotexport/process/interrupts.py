@@ -19,11 +19,11 @@ def uninterrupted() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread() or not callable(handler):
         yield
         return
-    held: list[Any] = []
-    signal.signal(signal.SIGINT, lambda *interrupt: held.append(interrupt))
+    pending: list[Any] = []
+    signal.signal(signal.SIGINT, lambda *interrupt: pending.append(interrupt))
     try:
         yield
     finally:
         signal.signal(signal.SIGINT, handler)
-        if held:
-            handler(*held[0])
+        if pending:
+            handler(*pending[0])

@@ -116,7 +116,7 @@ def in_this_thread(replacement: Callable[..., Any], original: Callable[..., Any]
     captures = threading.get_ident()
 
     def dispatch(*args: Any, **kwargs: Any) -> Any:
-        # Torch's compiler reads this code where a body of an operator is captured, and knows no threads.
+        # Torch's compiler reads this code where a subgraph of an operator is captured, and knows no threads.
         if original is None or is_dynamo_compiling() or threading.get_ident() == captures:
             return replacement(*args, **kwargs)
         return original(*args, **kwargs)

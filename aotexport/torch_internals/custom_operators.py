@@ -25,13 +25,13 @@ class PythonOperator:
     """What runs for an operator.
 
     Attributes:
-        body: takes its arguments, below autograd; None: composite, so that autograd is inside.
+        kernel: takes its arguments, below autograd; None: composite, so that autograd is inside.
         has_autograd: whether torch makes an autograd function of it.
         setup_context: what was registered to keep values for backward.
         backward: what was registered as its backward; None: a backward raises.
     """
 
-    body: Callable[..., Any] | None
+    kernel: Callable[..., Any] | None
     has_autograd: bool = False
     setup_context: Callable[..., Any] | None = None
     backward: Callable[..., Any] | None = None
@@ -43,9 +43,9 @@ def python_operators() -> dict[OpOverload, PythonOperator]:
     for name, definition in OPDEFS.items():
         if name not in triton_ops_to_kernels:
             kernels = definition._backend_fns
-            body = kernels.get("cpu") or kernels.get(None) or definition._init_fn
+            kernel = kernels.get("cpu") or kernels.get(None) or definition._init_fn
             found[definition._opoverload] = PythonOperator(
-                body, has_autograd=True, setup_context=definition._setup_context_fn, backward=definition._backward_fn
+                kernel, has_autograd=True, setup_context=definition._setup_context_fn, backward=definition._backward_fn
             )
     keys: dict[str, set[str]] = {}
     for implemented in _impls:

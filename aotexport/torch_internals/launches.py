@@ -117,8 +117,8 @@ def kernel_of(node: torch.fx.Node) -> Any:
 
 def launch_operands(node: torch.fx.Node) -> dict[str, torch.fx.Node]:
     """Return the tensors among the arguments of a launch, by the names of the kernel's parameters."""
-    given: Any = node.kwargs["kwargs"]
-    tensors = {name: value for name, value in given.items() if isinstance(value, torch.fx.Node)}
+    arguments: Any = node.kwargs["kwargs"]
+    tensors = {name: value for name, value in arguments.items() if isinstance(value, torch.fx.Node)}
     return {name: value for name, value in tensors.items() if isinstance(value.meta.get("val"), torch.Tensor)}
 
 

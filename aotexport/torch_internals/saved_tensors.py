@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 
-class _Saved:
+class _PackedTensor:
     """What autograd saved, below autograd: it lives as long as the graph that it was saved for."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
@@ -21,7 +21,7 @@ class _Saved:
 
     @property
     def address(self) -> int:
-        """Where its memory is; 0: nowhere, as of what operators with bodies trace, and of tensor subclasses."""
+        """Where its memory is; 0: nowhere, as of what operators with subgraphs trace, and of tensor subclasses."""
         return self._tensor.untyped_storage().data_ptr() if self._is_plain else 0
 
 
@@ -30,11 +30,11 @@ class SavedTensors:
 
     def __init__(self) -> None:
         """Begin with nothing."""
-        self._saved: weakref.WeakSet[_Saved] = weakref.WeakSet()
+        self._saved: weakref.WeakSet[_PackedTensor] = weakref.WeakSet()
 
-    def pack(self, tensor: torch.Tensor) -> _Saved:
+    def pack(self, tensor: torch.Tensor) -> _PackedTensor:
         """Take what autograd saves."""
-        packed = _Saved(tensor)
+        packed = _PackedTensor(tensor)
         self._saved.add(packed)
         return packed
 
@@ -88,7 +88,7 @@ def _in_order(roots: Sequence[Any]) -> list[Any]:
 
 def _read_by(node: Any) -> set[int]:
     """Return the addresses of what a node saved and `SavedTensors` took."""
-    return {saved.data.address for saved in _saved_by(node) if isinstance(saved.data, _Saved)}
+    return {saved.data.address for saved in _saved_by(node) if isinstance(saved.data, _PackedTensor)}
 
 
 def _saved_by(node: Any) -> Iterator[Any]:
@@ -110,7 +110,7 @@ def _fields(type_: type) -> tuple[str, ...]:
 def watched() -> Iterator[SavedTensors]:
     """Watch what autograd saves for backward in this block, in which no backward pass may run."""
 
-    def unpack(packed: _Saved) -> torch.Tensor:
+    def unpack(packed: _PackedTensor) -> torch.Tensor:
         raise RuntimeError("the model itself runs a backward pass")
 
     saved = SavedTensors()

@@ -25,15 +25,15 @@ def is_wrap(target: Any) -> bool:
 def _wrap_like(template: torch.Tensor) -> Callable[..., Any]:
     """Return a function that makes a tensor of the structure of `template` of plain tensors."""
 
-    def made(like: torch.Tensor, given: Iterator[torch.Tensor]) -> torch.Tensor:
+    def made(like: torch.Tensor, inner: Iterator[torch.Tensor]) -> torch.Tensor:
         if not is_wrapper(like):
-            return next(given)
+            return next(inner)
         make = protocol(type(like))
-        values = {name: made(value, given) for name, value in inner_tensors(like).items()}
+        values = {name: made(value, inner) for name, value in inner_tensors(like).items()}
         return make.unflatten(values, make.place(like), like.size(), like.stride())
 
-    def wrapped(given: Sequence[torch.Tensor]) -> torch.Tensor:
-        return made(template, iter(given))
+    def wrapped(inner: Sequence[torch.Tensor]) -> torch.Tensor:
+        return made(template, iter(inner))
 
     wrapped._aotexport_wraps = True  # type: ignore[attr-defined]
     return wrapped

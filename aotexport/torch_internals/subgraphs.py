@@ -33,8 +33,10 @@ def marks_inlined() -> list[Patch]:
     def run(operator: Any, function: Callable[..., Any], *operands: Any, **options: Any) -> Any:
         return function(*operands)
 
-    def run_quantised(mark: Any, function: Callable[..., Any], *operands: Any, scheme: Any = None, **given: Any) -> Any:
-        return function(*operands, **given)
+    def run_quantised(
+        mark: Any, function: Callable[..., Any], *operands: Any, scheme: Any = None, **kwargs: Any
+    ) -> Any:
+        return function(*operands, **kwargs)
 
     def run_subgraph(operator: Any, function: Callable[..., Any], identifier: Any, *operands: Any) -> Any:
         return function(*operands)
@@ -83,8 +85,8 @@ def functionalised_calls(
         operands = list(dict.fromkeys(leaf for leaf in leaves if isinstance(leaf, torch.fx.Node)))
 
         def run(*values: Any, leaves: list[Any] = leaves, structure: Any = structure, of: Any = operands) -> Any:
-            given = dict(zip(of, values, strict=True))
-            filled = [given[leaf] if isinstance(leaf, torch.fx.Node) else leaf for leaf in leaves]
+            value_of = dict(zip(of, values, strict=True))
+            filled = [value_of[leaf] if isinstance(leaf, torch.fx.Node) else leaf for leaf in leaves]
             args, kwargs = tree_unflatten(filled, structure)
             return auto_functionalized_v2_dense(*args, **kwargs)
 

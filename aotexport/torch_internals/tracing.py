@@ -1,4 +1,4 @@
-"""Traces of functions before autograd, and of the bodies of operators in them."""
+"""Traces of functions before autograd, and of the subgraphs of operators in them."""
 
 from __future__ import annotations
 
@@ -265,10 +265,10 @@ def tracing_paused() -> Iterator[PythonKeyTracer]:
             torch.overrides._push_mode(mode)
 
 
-def trace_body(
+def trace_subgraph(
     function: Callable[..., Any], operands: Sequence[Any], *, keeps_frame: Callable[[FrameType], bool]
 ) -> torch.fx.GraphModule:
-    """Trace the body of an operator, while the trace around it is paused.
+    """Trace the subgraph of an operator, while the trace around it is paused.
 
     Tensors that `function` takes from elsewhere become attributes of the graph; `lift_tensors` makes them inputs.
 
@@ -286,36 +286,36 @@ def trace_body(
         return tracer._trace_inner(function, *operands)
 
 
-def lift_tensors(bodies: Sequence[torch.fx.GraphModule]) -> list[torch.Tensor]:
-    """Turn tensors that bodies close over into further inputs, the same of each body; return them."""
+def lift_tensors(subgraphs: Sequence[torch.fx.GraphModule]) -> list[torch.Tensor]:
+    """Turn tensors that subgraphs close over into further inputs, the same of each subgraph; return them."""
     found: dict[int, torch.Tensor] = {}
-    for body in bodies:
-        for node in body.graph.find_nodes(op="get_attr"):
-            tensor = getattr(body, str(node.target))
+    for subgraph in subgraphs:
+        for node in subgraph.graph.find_nodes(op="get_attr"):
+            tensor = getattr(subgraph, str(node.target))
             if isinstance(tensor, torch.Tensor):
                 found[id(tensor)] = tensor
-    for body in bodies:
-        first = next(node for node in body.graph.nodes if node.op != "placeholder")
-        with body.graph.inserting_before(first):
-            placeholders = {key: body.graph.placeholder(f"lifted_{index}") for index, key in enumerate(found)}
+    for subgraph in subgraphs:
+        first = next(node for node in subgraph.graph.nodes if node.op != "placeholder")
+        with subgraph.graph.inserting_before(first):
+            placeholders = {key: subgraph.graph.placeholder(f"lifted_{index}") for index, key in enumerate(found)}
         for key, placeholder in placeholders.items():
             placeholder.meta["val"] = found[key]
         taken: list[str] = []
-        for node in body.graph.find_nodes(op="get_attr"):
-            tensor = getattr(body, str(node.target))
+        for node in subgraph.graph.find_nodes(op="get_attr"):
+            tensor = getattr(subgraph, str(node.target))
             if isinstance(tensor, torch.Tensor):
                 taken.append(str(node.target))
                 node.replace_all_uses_with(placeholders[id(tensor)])
-                body.graph.erase_node(node)
+                subgraph.graph.erase_node(node)
         for name in dict.fromkeys(taken):
-            delattr(body, name)
+            delattr(subgraph, name)
     return list(found.values())
 
 
 def record_call(
     tracer: PythonKeyTracer, target: Callable[..., Any], args: tuple[Any, ...], results: Any, **kwargs: Any
 ) -> None:
-    """Record a call that may have bodies among its arguments, and that `results` are what it returns.
+    """Record a call that may have subgraphs among its arguments, and that `results` are what it returns.
 
     Args:
         tracer: of the trace.
@@ -332,15 +332,15 @@ def record_call(
     for leaf in tree_leaves(args):
         known = nested or not isinstance(leaf, FakeTensor) or proxy_tensor.has_proxy_slot(leaf, tracer)
         if not known:
-            raise LookupError("a body uses a tensor that was computed elsewhere and is not passed to it")
+            raise LookupError("a subgraph uses a tensor that was computed elsewhere and is not passed to it")
         if isinstance(leaf, torch.fx.GraphModule):
             tracer.root.register_module(tracer.get_fresh_qualname("body"), leaf)
     proxy = tracer.create_proxy("call_function", target, tree_map(tracer.unwrap_proxy, args), kwargs)
     proxy_tensor.track_tensor_tree(results, proxy, constant=None, tracer=tracer)
 
 
-def traces_body() -> bool:
-    """Return whether the body of an operator is being traced, or tracing is paused."""
+def traces_subgraph() -> bool:
+    """Return whether the subgraph of an operator is being traced, or tracing is paused."""
     current = proxy_tensor._CURRENT_MAKE_FX_TRACER
     return current_tracer() is None or current is None or current.is_hop_subgraph_tracer()
 

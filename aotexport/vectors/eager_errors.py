@@ -19,7 +19,7 @@ import msgspec
 import torch
 from torch import nn
 
-from aotexport.eager.arguments import Arguments
+from aotexport.eager.recorded_arguments import RecordedArguments
 from aotexport.eager.run import SEED, attention_as_traced, observe_eager
 from aotexport.encode.program import FORWARD_FILE, EncodedProgram
 from aotexport.errors import ExportFailed
@@ -167,7 +167,7 @@ def eager_errors(call: ExampleCall, state: State, program: Program, forward: Gra
 
 
 @dataclass(frozen=True)
-class _Run:
+class _ObservedRun:
     """What a caller sees of a run of a copy, and the states of the random generator after its calls.
 
     Runs whose generator ends alike have drawn the same numbers: a dtype of more bits takes more of the generator.
@@ -182,7 +182,7 @@ def _has_16_bits(graph: Graph) -> bool:
     return any(isinstance(m, TensorMeta) and dtypes.dtype(m.dtype) in (torch.float16, torch.bfloat16) for m in metas)
 
 
-def _in_float64(call: ExampleCall, program: Program, vector: Vector) -> _Run:
+def _in_float64(call: ExampleCall, program: Program, vector: Vector) -> _ObservedRun:
     """Run a recorded call of a copy of the model, with every tensor of float32 in float64."""
     copied, state = _copied(call, program)
     if copied.module is not None:
@@ -195,7 +195,7 @@ def _in_float64(call: ExampleCall, program: Program, vector: Vector) -> _Run:
     return _run(dataclasses.replace(copied, tensors=tensors), state, program, vector, stored)
 
 
-def _nudged(call: ExampleCall, program: Program, vector: Vector, generator: torch.Generator) -> _Run:
+def _nudged(call: ExampleCall, program: Program, vector: Vector, generator: torch.Generator) -> _ObservedRun:
     """Run such a call with every parameter of float32 changed by up to its last bit."""
     copied, state = _copied(call, program)
     for entry in state.entries:
@@ -213,16 +213,18 @@ def _copied(call: ExampleCall, program: Program) -> tuple[ExampleCall, State]:
     """
     if call.module is None:
         return call, collect_state(None)
-    with in_mode(call.module, program.mode, call.settled):
+    with in_mode(call.module, program.mode, call.first_call_constants):
         try:
             module = copy.deepcopy(call.module)
         except copy.Error as error:
             raise ExportFailed(f"the module cannot be copied: {error}") from error
     callable_ = module if isinstance(call.callable, nn.Module) else getattr(module, call.name)
-    return dataclasses.replace(call, callable=callable_, settled=[]), collect_state(module)
+    return dataclasses.replace(call, callable=callable_, first_call_constants=[]), collect_state(module)
 
 
-def _run(call: ExampleCall, state: State, program: Program, vector: Vector, stored: dict[str, torch.Tensor]) -> _Run:
+def _run(
+    call: ExampleCall, state: State, program: Program, vector: Vector, stored: dict[str, torch.Tensor]
+) -> _ObservedRun:
     drawn: list[bytes] = []
 
     def draw(*args: Any, **kwargs: Any) -> Any:
@@ -232,8 +234,8 @@ def _run(call: ExampleCall, state: State, program: Program, vector: Vector, stor
 
     watched = dataclasses.replace(call, callable=draw)
     with attention_as_traced():
-        seen = observe_eager(watched, state, program, Arguments(vector.name, vector.record.inputs, stored))
-    return _Run(seen, tuple(drawn))
+        seen = observe_eager(watched, state, program, RecordedArguments(vector.name, vector.record.inputs, stored))
+    return _ObservedRun(seen, tuple(drawn))
 
 
 def _to_float64(tensor: torch.Tensor) -> torch.Tensor:

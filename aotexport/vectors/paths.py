@@ -37,7 +37,7 @@ def on_path(
         ExportFailed: the example itself, called again, takes another path.
     """
     namespaces = open_bundle(directory).manifest.requirements.operator_namespaces
-    kept: list[Vector] = []
+    followed: list[Vector] = []
     refused: dict[str, list[str]] = {}
     for vector in vectors:
         target = checked.get(vector.record.program)
@@ -47,7 +47,7 @@ def on_path(
                 directory, vector.name, vector.record, vector.tensors, target=target, operator_namespaces=namespaces
             ).error
         if not error.startswith(f"{CheckFailed.__name__}: "):
-            kept.append(vector)
+            followed.append(vector)
         elif vector.name == "example":
             raise ExportFailed(
                 f"the example call, made {vector.record.calls} times with the same inputs, takes different paths "
@@ -55,4 +55,4 @@ def on_path(
             )
         else:
             refused.setdefault(vector.record.program, []).append(vector.name)
-    return kept, refused
+    return followed, refused

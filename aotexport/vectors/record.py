@@ -10,8 +10,8 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from aotexport.eager.arguments import (
-    Arguments,
+from aotexport.eager.recorded_arguments import (
+    RecordedArguments,
     beginning_at,
     example_arguments,
     other_integers,
@@ -20,7 +20,7 @@ from aotexport.eager.arguments import (
     small_arguments,
 )
 from aotexport.eager.run import CALLS, SEED, dropped_gradients, eager_run, observe_eager
-from aotexport.errors import ExportFailed, Refusal
+from aotexport.errors import AttemptFailed, ExportFailed
 from aotexport.model.call import ExampleCall
 from aotexport.model.refusals import attempt
 from aotexport.model.state import State
@@ -79,14 +79,14 @@ def record_vectors(call: ExampleCall, state: State, program: Program) -> tuple[P
     return program, vectors
 
 
-def _record(call: ExampleCall, state: State, program: Program, arguments: Arguments) -> Vector:
+def _record(call: ExampleCall, state: State, program: Program, arguments: RecordedArguments) -> Vector:
     try:
         with (
             attempt(f"recorded call `{arguments.name}`"),
             eager_run(call, state, program.mode, as_traced=True),
         ):
             seen = observe_eager(call, state, program, arguments)
-    except Refusal as refusal:
+    except AttemptFailed as refusal:
         raise ExportFailed(f"the model fails on its {arguments.name} inputs: {refusal}") from refusal.error
     values = {f"v{index}": value for index, value in enumerate(seen.values.values())}
     record = VectorRecord(
@@ -131,11 +131,11 @@ def without_vectors(
     entries: tuple[VectorEntry, ...], refused: Container[tuple[str, str]], directory: Path
 ) -> tuple[VectorEntry, ...]:
     """Delete the files of some vectors below `directory`, given by program and name; return the other entries."""
-    kept = tuple(entry for entry in entries if (entry.program, entry.name) not in refused)
-    for entry in set(entries) - set(kept):
+    remaining = tuple(entry for entry in entries if (entry.program, entry.name) not in refused)
+    for entry in set(entries) - set(remaining):
         (directory / entry.record).unlink()
         (directory / entry.tensors).unlink()
-    return kept
+    return remaining
 
 
 def _storable(tensor: torch.Tensor) -> torch.Tensor:

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from aotexport.eager.arguments import beginning_at, symbols_of
+from aotexport.eager.recorded_arguments import beginning_at, symbols_of
 from aotexport.encode.program import EncodedProgram
 from aotexport.model.call import ExampleCall
 from aotexport.torch_internals.names import is_dimension

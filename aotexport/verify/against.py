@@ -15,7 +15,7 @@ from aotexport.eager.label_free import with_label_free
 from aotexport.errors import VerificationFailed
 from aotexport.model.call import ExampleCall
 from aotexport.model.programs import NAMED, choose_programs
-from aotexport.model.source import Source
+from aotexport.model.source import ModelSource
 from aotexport.model.state import State, StateEntry, collect_state
 from aotexport.values.subclasses import CLASSES, encode_subclass
 from aotexport.vectors.eager_errors import eager_errors
@@ -30,7 +30,7 @@ from aotexport_runtime.values.subclasses import is_wrapper, parts, type_name
 
 
 def compare_with_model(
-    bundle: Bundle, source: Source, *, targets: Sequence[str], operator_namespaces: Iterable[str] = ()
+    bundle: Bundle, source: ModelSource, *, targets: Sequence[str], operator_namespaces: Iterable[str] = ()
 ) -> list[VectorResult]:
     """Return how the bundle compares with the model of a model file that has the bundle's weights.
 
@@ -73,7 +73,7 @@ def compare_with_model(
     return results
 
 
-def _calls(bundle: Bundle, source: Source) -> tuple[dict[str, ExampleCall], State]:
+def _calls(bundle: Bundle, source: ModelSource) -> tuple[dict[str, ExampleCall], State]:
     """Return the model file's example call of each of the bundle's programs, and the state of the model."""
     described = {program.name: program for program in source.programs or () if not isinstance(program, str)}
     programs = [described.get(name, name) for name in bundle.program_names if name in described or name in NAMED]

@@ -73,18 +73,18 @@ def verify_bundle(
         if way_out is not None:
             report, what = report[:8], f"{way_out}. Nothing was written; the calls disagreed with eager execution"
         raise VerificationFailed("\n".join([f"{what}:", *report[:40]]), report)
-    kept: list[dict[str, Any]] = []
+    used: list[dict[str, Any]] = []
     served: list[EncodedProgram] = []
     for program in programs:
         forward, functional = (_own(results, program, target) for target in TARGETS)
         if _verdict(program, results) == "functional":
             served.append(program)
-            kept += functional
+            used += functional
             continue
         larger = with_functional_of_larger_sizes(directory, program, functional)
         served.append(larger or program.without_functional(_disagreement(failures(functional))))
-        kept += forward
-    return served, [comparison for result in kept for comparison in comparisons(result)]
+        used += forward
+    return served, [comparison for result in used for comparison in comparisons(result)]
 
 
 def _own(results: list[dict[str, Any]], program: EncodedProgram, target: str) -> list[dict[str, Any]]:

@@ -184,7 +184,7 @@ def _operators(graph: Graph) -> set[str]:
 
 
 def _subclasses(graph: Graph) -> list[Subclass]:
-    return [*graph.subclasses, *(record for body in graph.subgraphs.values() for record in _subclasses(body))]
+    return [*graph.subclasses, *(record for subgraph in graph.subgraphs.values() for record in _subclasses(subgraph))]
 
 
 def _tensor_types(programs: Sequence[EncodedProgram], state: tuple[StateTensor, ...]) -> set[str]:

@@ -29,7 +29,7 @@ SHARD_NBYTES = 5 * 1000**3
 
 
 @dataclass(frozen=True)
-class _Stored:
+class _StoredTensor:
     key: str
     tensor: torch.Tensor
     constant: bool
@@ -46,7 +46,7 @@ def write_weights(state: State, directory: Path, *, shard_nbytes: int = SHARD_NB
         directory: the bundle's.
         shard_nbytes: size of one file at most, in bytes; a single larger tensor has a file of its own.
     """
-    entries: list[tuple[StateEntry, _Stored, bool, int]] = []
+    entries: list[tuple[StateEntry, _StoredTensor, bool, int]] = []
     apart = State([part for entry in state.entries for part in _apart(entry)])
     plain = [_plain(entry, apart) for entry in apart.entries]
     for group in _by_storage(plain):
@@ -70,7 +70,7 @@ def _apart(entry: StateEntry) -> list[StateEntry]:
     ]
 
 
-def _place(entry: StateEntry, stored: _Stored, whole: bool, offset: int, files: dict[str, str]) -> dict[str, Any]:
+def _place(entry: StateEntry, stored: _StoredTensor, whole: bool, offset: int, files: dict[str, str]) -> dict[str, Any]:
     """Return where a plain tensor is stored, as the fields of its record."""
     return {
         "file": f"weights/{files[stored.key]}",
@@ -135,29 +135,29 @@ def _by_storage(entries: Iterable[StateEntry]) -> list[list[StateEntry]]:
     return list(groups.values())
 
 
-def _store(group: list[StateEntry]) -> list[tuple[StateEntry, _Stored, bool, int]]:
+def _store(group: list[StateEntry]) -> list[tuple[StateEntry, _StoredTensor, bool, int]]:
     constant = not any(entry.persistent for entry in group)
     spans = [_span(entry.tensor) for entry in group]
     disjoint = all(a[1] <= b[0] or b[1] <= a[0] for i, a in enumerate(spans) for b in spans[i + 1 :])
     dtypes = {entry.tensor.dtype for entry in group}
     if disjoint and all(entry.tensor.is_contiguous() for entry in group):
-        return [(e, _Stored(e.names[0], e.tensor.detach(), not e.persistent), True, 0) for e in group]
+        return [(e, _StoredTensor(e.names[0], e.tensor.detach(), not e.persistent), True, 0) for e in group]
     if disjoint:
         return [_alone(entry) for entry in group]
     if len(dtypes) > 1:
         raise ExportFailed(f"`{group[0].names[0]}` and `{group[1].names[0]}` share memory with different dtypes")
     low, high = min(span[0] for span in spans), max(span[1] for span in spans)
     flat = _flat(group[0].tensor, low, high)
-    stored = _Stored(group[0].names[0], flat, constant)
+    stored = _StoredTensor(group[0].names[0], flat, constant)
     return [(entry, stored, False, int(entry.tensor.storage_offset()) - low) for entry in group]
 
 
-def _alone(entry: StateEntry) -> tuple[StateEntry, _Stored, bool, int]:
+def _alone(entry: StateEntry) -> tuple[StateEntry, _StoredTensor, bool, int]:
     tensor = entry.tensor.detach()
     if tensor.is_contiguous() or tensor.numel() == 0:
-        return entry, _Stored(entry.names[0], tensor.contiguous(), not entry.persistent), True, 0
+        return entry, _StoredTensor(entry.names[0], tensor.contiguous(), not entry.persistent), True, 0
     low, high = _span(tensor)
-    return entry, _Stored(entry.names[0], _flat(tensor, low, high), not entry.persistent), False, 0
+    return entry, _StoredTensor(entry.names[0], _flat(tensor, low, high), not entry.persistent), False, 0
 
 
 def _span(tensor: torch.Tensor) -> tuple[int, int]:
@@ -174,7 +174,7 @@ def _flat(tensor: torch.Tensor, low: int, high: int) -> torch.Tensor:
     )
 
 
-def _write(stored: list[_Stored], directory: Path, shard_nbytes: int) -> dict[str, str]:
+def _write(stored: list[_StoredTensor], directory: Path, shard_nbytes: int) -> dict[str, str]:
     """Write the tensors and return the file of each key."""
     directory.mkdir(exist_ok=True)
     files: dict[str, str] = {}
@@ -192,8 +192,8 @@ def _write(stored: list[_Stored], directory: Path, shard_nbytes: int) -> dict[st
     return files
 
 
-def _shards(stored: list[_Stored], limit: int) -> list[list[_Stored]]:
-    shards: list[list[_Stored]] = []
+def _shards(stored: list[_StoredTensor], limit: int) -> list[list[_StoredTensor]]:
+    shards: list[list[_StoredTensor]] = []
     room = 0
     for item in stored:
         if not shards or item.tensor.nbytes > room:
@@ -204,7 +204,7 @@ def _shards(stored: list[_Stored], limit: int) -> list[list[_Stored]]:
     return shards
 
 
-def _save(stored: list[_Stored], path: Path) -> None:
+def _save(stored: list[_StoredTensor], path: Path) -> None:
     tensors = {item.key: _storable(item.tensor) for item in sorted(stored, key=lambda item: item.key)}
     save_file(tensors, path, metadata={"format": "pt"})
 
@@ -223,7 +223,7 @@ def _apart_in_place(tensor: torch.Tensor) -> torch.Tensor:
     return torch.from_numpy(array).view(tensor.dtype).reshape(tensor.shape)
 
 
-def _write_index(shards: list[list[_Stored]], files: dict[str, str], directory: Path) -> None:
+def _write_index(shards: list[list[_StoredTensor]], files: dict[str, str], directory: Path) -> None:
     weight_map = {item.key: files[item.key] for shard in shards for item in shard}
     total = sum(item.tensor.nbytes for shard in shards for item in shard)
     index = {"metadata": {"total_size": total}, "weight_map": weight_map}

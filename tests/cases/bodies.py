@@ -1,4 +1,4 @@
-"""Operators with bodies: branches, loops, scans, maps, checkpoints, autocast."""
+"""Higher-order operators: branches, loops, scans, maps, checkpoints, autocast."""
 
 from __future__ import annotations
 

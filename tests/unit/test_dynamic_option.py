@@ -14,11 +14,11 @@ import aotexport
 import aotexport_runtime
 from aotexport.cli.dynamic import DynamicSize, merge_dynamic, parse_dynamic
 from aotexport.errors import ModelFileInvalid
-from aotexport.model.source import Source
+from aotexport.model.source import ModelSource
 
 
-def source_of(function: Any, *args: Any, dynamic_shapes: Any = None, **kwargs: Any) -> Source:
-    return Source("model.py", function, args, kwargs, dynamic_shapes, None, (), (), (), Path())
+def source_of(function: Any, *args: Any, dynamic_shapes: Any = None, **kwargs: Any) -> ModelSource:
+    return ModelSource("model.py", function, args, kwargs, dynamic_shapes, None, (), (), (), Path())
 
 
 def spelled(dynamic_shapes: Any) -> Any:

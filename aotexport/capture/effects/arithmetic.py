@@ -24,7 +24,7 @@ from aotexport.torch_internals.names import MATH_FUNCTIONS, tensor_of_numbers
 
 _REASON = "Let functions of numbers take symbolic ones"
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
-_STAND_INS: dict[type, tuple[type, ...]] = {
+_PROXIES: dict[type, tuple[type, ...]] = {
     int: (torch.SymInt, torch.SymBool),
     bool: (torch.SymBool,),
     float: (torch.SymFloat,),
@@ -78,7 +78,7 @@ def _isinstance(value: Any, types: Any) -> bool:
     if not isinstance(value, _SYMBOLIC):
         return False
     listed = types if isinstance(types, tuple) else (types,)
-    return any(type(value) in _STAND_INS.get(type_, ()) for type_ in listed if isinstance(type_, type))
+    return any(type(value) in _PROXIES.get(type_, ()) for type_ in listed if isinstance(type_, type))
 
 
 def _divmod(a: Any, b: Any) -> Any:

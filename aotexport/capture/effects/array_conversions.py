@@ -11,7 +11,7 @@ import torch
 from aotexport.capture.effects import grad_mode
 from aotexport.capture.effects.record import Effects
 from aotexport.errors import ExportFailed
-from aotexport.model.arrays import is_stand_in, stand_in, tensor_made_of
+from aotexport.model.array_proxies import is_proxy, proxy_of, tensor_made_of
 from aotexport.model.source_lines import user_line
 from aotexport.process.patches import Patch
 from aotexport.torch_internals.names import FakeTensor
@@ -32,10 +32,10 @@ def patches(effects: Effects) -> list[Patch]:
                 "`tensor.detach().numpy()`, or leave out programs with gradients (`programs=('infer',)`)"
             )
         # Where a call's tensor requires grad that did not at capture, the array is refused when it is given back.
-        return stand_in(self.detach().resolve_conj().resolve_neg() if force else self.view_as(self))
+        return proxy_of(self.detach().resolve_conj().resolve_neg() if force else self.view_as(self))
 
     def as_array(data: Any, *, copy: bool | None = None, requires_grad: bool = False, **kwargs: Any) -> torch.Tensor:
-        if not is_stand_in(data):
+        if not is_proxy(data):
             return asarray(data, copy=copy, requires_grad=requires_grad, **kwargs)
         tensor = _converted(data, copy=bool(copy), **kwargs)
         return tensor.requires_grad_() if requires_grad else tensor
@@ -46,15 +46,13 @@ def patches(effects: Effects) -> list[Patch]:
         return read(self, _index(index))
 
     def write_at(self: torch.Tensor, index: Any, value: Any) -> None:
-        write(self, _index(index), tensor_made_of(value) if is_stand_in(value) else value)
+        write(self, _index(index), tensor_made_of(value) if is_proxy(value) else value)
 
     reason = "Record conversions between tensors and arrays of NumPy"
     return [
         Patch(torch.Tensor, "__getitem__", read_at, reason),
         Patch(torch.Tensor, "__setitem__", write_at, reason),
-        Patch(
-            torch, "from_numpy", lambda array: tensor_made_of(array) if is_stand_in(array) else shared(array), reason
-        ),
+        Patch(torch, "from_numpy", lambda array: tensor_made_of(array) if is_proxy(array) else shared(array), reason),
         Patch(torch, "as_tensor", taking_arrays(torch.as_tensor, copy=False), reason),
         Patch(torch, "asarray", as_array, reason),
         Patch(torch.Tensor, "numpy", numpy, reason),
@@ -62,7 +60,7 @@ def patches(effects: Effects) -> list[Patch]:
 
 
 def taking_arrays(function: Callable[..., torch.Tensor], *, copy: bool) -> Callable[..., torch.Tensor]:
-    """Return a function that makes a tensor of data, as one that also takes stand-ins for arrays.
+    """Return a function that makes a tensor of data, as one that also takes proxies of arrays.
 
     Args:
         function: `torch.tensor` or one with its parameters.
@@ -71,7 +69,7 @@ def taking_arrays(function: Callable[..., torch.Tensor], *, copy: bool) -> Calla
 
     @functools.wraps(function)
     def make(data: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
-        if not is_stand_in(data):
+        if not is_proxy(data):
             return function(data, *args, **kwargs)
         return _converted(data, *args, copy=copy, **kwargs)
 
@@ -82,7 +80,7 @@ def _index(index: Any) -> Any:
     """Return an index of a tensor with tensors for arrays."""
     if type(index) is tuple:
         return tuple(map(_index, index))
-    return tensor_made_of(index) if is_stand_in(index) else index
+    return tensor_made_of(index) if is_proxy(index) else index
 
 
 def _converted(

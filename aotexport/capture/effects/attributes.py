@@ -25,7 +25,7 @@ from aotexport.model.attributes import (
     own_attributes,
     restore,
 )
-from aotexport.model.containers import Change
+from aotexport.model.containers import ItemChange
 
 _NUMBERS = (bool, int, float, str)
 _TABLE = re.compile(r"\.?_(?:buffers|parameters|modules)\['([^']+)'\]")
@@ -54,7 +54,7 @@ def attributes_kept(module: nn.Module | None, effects: Effects) -> Iterator[None
     _judge(changes, effects)
 
 
-def _judge_items(changes: list[Change], effects: Effects) -> None:
+def _judge_items(changes: list[ItemChange], effects: Effects) -> None:
     for change in changes:
         if any(table in change.path for table in _HOOKS):
             raise ChangedOnFirstCall(

@@ -1,4 +1,4 @@
-"""Custom autograd functions as nodes with bodies: what they compute, and the backward that their authors wrote.
+"""Custom autograd functions as nodes with subgraphs: what they compute, and the backward that their authors wrote.
 
 Where the model applies one, its `forward` and `backward` are traced to graphs of their own, and one node that holds
 both takes the place of the operators. Run, the node applies an autograd function again, so that autograd sees what
@@ -32,7 +32,7 @@ from aotexport.torch_internals.tracing import (
     annotate_values,
     lift_tensors,
     record_call,
-    trace_body,
+    trace_subgraph,
     tracing_paused,
 )
 
@@ -48,7 +48,7 @@ _order: ContextVar[int] = ContextVar("_order", default=0)
 
 @dataclass(frozen=True)
 class AppliedFunction:
-    """What `apply_function` needs to know beside bodies and operands; see `schemas/README.md`, `autograd_function`."""
+    """The scalar fields of a node of `apply_function`; see `schemas/README.md`, `autograd_function`."""
 
     outputs: int
     saved: int
@@ -69,7 +69,7 @@ def apply_function(
     additional: Sequence[Any],
     *fields: Any,
 ) -> list[torch.Tensor]:
-    """Apply the autograd function that the bodies describe: the target of its nodes."""
+    """Apply the autograd function that the subgraphs describe: the target of its nodes."""
     function = AppliedFunction(*fields)
 
     class Applied(torch.autograd.Function):
@@ -88,22 +88,22 @@ def apply_function(
 
         @staticmethod
         def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[Any, ...]:
-            body = backwards[0]
+            subgraph = backwards[0]
             if function.materializes:
-                given = materialized(grads, ctx.metas)
+                gradients = materialized(grads, ctx.metas)
             else:
                 tangents = [grad for i, grad in enumerate(grads) if i not in function.nondifferentiable]
-                body = backwards[_pattern_number([grad is not None for grad in tangents])]
-                given = [grad for grad in tangents if grad is not None]
-            if body is None:
+                subgraph = backwards[_pattern_number([grad is not None for grad in tangents])]
+                gradients = [grad for grad in tangents if grad is not None]
+            if subgraph is None:
                 raise ExportFailed("a custom autograd function has no backward for these gradients")
-            return tuple(torch.fx.Interpreter(body).run(*given, *ctx.saved_tensors, *ctx.stashed, *additional))
+            return tuple(torch.fx.Interpreter(subgraph).run(*gradients, *ctx.saved_tensors, *ctx.stashed, *additional))
 
     return list(Applied.apply(*operands))
 
 
 def _pattern_number(defined: Sequence[bool]) -> int:
-    """Return the place of a pattern of defined gradients in a node's bodies: a binary number, first gradient first."""
+    """Return the index of the subgraph for a pattern of defined gradients: a binary number, first gradient lowest."""
     return sum(1 << place for place, is_defined in enumerate(defined) if is_defined)
 
 
@@ -166,7 +166,7 @@ class _Recording:
     outputs: list[torch.Tensor] = field(default_factory=list)
     saved: list[torch.Tensor] = field(default_factory=list)
     stashed: list[Any] = field(default_factory=list)
-    bodies: list[torch.fx.GraphModule | None] = field(default_factory=list)
+    subgraphs: list[torch.fx.GraphModule | None] = field(default_factory=list)
     described: AppliedFunction | None = None
 
     @property
@@ -174,19 +174,21 @@ class _Recording:
         return [arg for arg in self.args if isinstance(arg, torch.Tensor)]
 
     def trace(self, ctx: Any) -> Any:
-        """Trace all bodies, tell the real context what the function told its own, and return its result."""
+        """Trace all subgraphs, tell the real context what the function told its own, and return its result."""
         differentiable = tuple(
             isinstance(arg, torch.Tensor) and (arg.is_floating_point() or arg.is_complex()) for arg in self.args
         )
         context = _Context(self.function, differentiable)
-        self.bodies = [trace_body(lambda *_: self._run_forward(context), self.operands, keeps_frame=is_user_frame)]
+        self.subgraphs = [
+            trace_subgraph(lambda *_: self._run_forward(context), self.operands, keeps_frame=is_user_frame)
+        ]
         for tensor in context.dirty_tensors:
             if not any(tensor is operand for operand in self.operands):
                 raise NotRepresentable("it marks a tensor as dirty that is no input")
         ctx.mark_dirty(*context.dirty_tensors)
         ctx.mark_non_differentiable(*context.non_differentiable)
         self.described = self._describe(context)
-        self.bodies += self._trace_backwards(context, self.described)
+        self.subgraphs += self._trace_backwards(context, self.described)
         return self.result
 
     def _run_forward(self, context: _Context) -> list[Any]:
@@ -228,20 +230,20 @@ class _Recording:
             return [self._trace_backward(context, grads)]
         if 1 << len(places) > _MAX_PATTERNS:
             raise NotRepresentable(f"it takes undefined gradients of {len(places)} outputs")
-        bodies: list[torch.fx.GraphModule | None] = []
+        subgraphs: list[torch.fx.GraphModule | None] = []
         # The first output's gradient is the lowest bit.
         for pattern in itertools.product((False, True), repeat=len(places)):
             defined = {place for place, is_defined in zip(reversed(places), pattern, strict=True) if is_defined}
-            given = [grad if index in defined else None for index, grad in enumerate(grads)]
+            tangents = [grad if index in defined else None for index, grad in enumerate(grads)]
             try:
                 with attempt("backward of a custom autograd function"):
-                    bodies.append(self._trace_backward(context, given))
+                    subgraphs.append(self._trace_backward(context, tangents))
             except ExportFailed:
-                # A backward that cannot do without a gradient raises in eager execution, and so does a missing body.
+                # A backward that needs a missing gradient raises in eager; a missing subgraph raises too.
                 if len(defined) == len(places):
                     raise
-                bodies.append(None)
-        return bodies
+                subgraphs.append(None)
+        return subgraphs
 
     def _trace_backward(self, context: _Context, grads: Sequence[torch.Tensor | None]) -> torch.fx.GraphModule:
         results = self.result if isinstance(self.result, tuple) else (self.result,)
@@ -257,10 +259,10 @@ class _Recording:
             pairs = zip(self.args, returned[: len(self.args)], strict=True)
             return [gradient for arg, gradient in pairs if isinstance(arg, torch.Tensor)]
 
-        given = [grad for grad in grads if grad is not None]
+        defined = [grad for grad in grads if grad is not None]
         token = _order.set(_order.get() + 1)
         try:
-            return traced_backward(run, given, [*self.saved, *self.stashed], self.outputs[0].device)
+            return traced_backward(run, defined, [*self.saved, *self.stashed], self.outputs[0].device)
         finally:
             _order.reset(token)
 
@@ -277,7 +279,7 @@ def traced_backward(
         device: where it runs.
     """
     with outside_of_regions(), _as_in_a_backward(grads), torch.autocast(device.type, enabled=False):
-        return trace_body(function, [*grads, *further], keeps_frame=is_user_frame)
+        return trace_subgraph(function, [*grads, *further], keeps_frame=is_user_frame)
 
 
 @contextlib.contextmanager
@@ -330,7 +332,7 @@ def _is_once_differentiable(backward: Any) -> bool:
 _ONCE = once_differentiable(lambda ctx: None).__code__
 
 
-def function_of_bodies(
+def function_of_subgraphs(
     forward: torch.fx.GraphModule, backward: torch.fx.GraphModule, described: dict[str, Any]
 ) -> type[torch.autograd.Function]:
     """Return the custom function that Dynamo took apart, in code that torch compiles.
@@ -383,15 +385,15 @@ def record_application(function: Any, args: tuple[Any, ...], kwargs: dict[str, A
         result = recorded.apply(*args)
         results = result if isinstance(result, tuple) else (result,)
         outputs = [value for value in results if isinstance(value, torch.Tensor)]
-        bodies = recording.bodies
-        additional = lift_tensors([body for body in bodies if body is not None])
-        for body in bodies:
-            if body is not None:
-                make_relative(body.graph)
-                body.recompile()
+        subgraphs = recording.subgraphs
+        additional = lift_tensors([subgraph for subgraph in subgraphs if subgraph is not None])
+        for subgraph in subgraphs:
+            if subgraph is not None:
+                make_relative(subgraph.graph)
+                subgraph.recompile()
         assert recording.described is not None
         operands = (recording.operands, additional, *recording.described.flat())
-        record_call(tracer, apply_function, (bodies[0], bodies[1:], *operands), outputs)
+        record_call(tracer, apply_function, (subgraphs[0], subgraphs[1:], *operands), outputs)
     return result
 
 

@@ -55,7 +55,7 @@ def is_mark(node: torch.fx.Node) -> bool:
 
 
 class Checkpoints:
-    """Stand-ins for both kinds."""
+    """Patches of both kinds."""
 
     def __init__(self, module: nn.Module | None) -> None:
         """Watch the state of `module`; None: a function."""

@@ -47,10 +47,10 @@ def patches() -> list[Patch]:
 
     @functools.wraps(from_local_for_real)
     def from_local(local_tensor: Any, *args: Any, grad_placements: Any = None, **kwargs: Any) -> Any:
-        given = {} if grad_placements is None else {"grad_placements": grad_placements}
+        placements = {} if grad_placements is None else {"grad_placements": grad_placements}
 
         def call() -> torch.Tensor:
-            return from_local_for_real(local_tensor, *args, **kwargs, **given)
+            return from_local_for_real(local_tensor, *args, **kwargs, **placements)
 
         return _recorded(call, lambda made: (FromLocal(made), (local_tensor, _described(grad_placements))))
 

@@ -20,7 +20,7 @@ from aotexport.torch_internals.names import SET_GRAD_ENABLED
 from aotexport.torch_internals.tracing import nodes_annotated, stamped
 
 is_grad_enabled = torch.is_grad_enabled
-"""Torch's own, also where a stand-in takes its place."""
+"""Torch's own, also while it is patched."""
 
 _MARK = "restores_ambient_grad_mode"
 _MODE = "grad_mode"
@@ -62,7 +62,7 @@ def marked_regions() -> Iterator[None]:
         return leave
 
     def init(self: Any, mode: bool) -> None:
-        # Torch's compiler puts the mode back after it has looked into a body.
+        # Torch's compiler puts the mode back after it has looked into a subgraph.
         entered_by = caller()
         if "_guards" not in entered_by.f_code.co_filename:
             remember(self, mode, entered_by)

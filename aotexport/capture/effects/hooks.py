@@ -1,4 +1,4 @@
-"""Hooks that the model registers on tensors, as nodes with a body: what a hook makes of a gradient.
+"""Hooks that the model registers on tensors, as nodes with a subgraph: what a hook makes of a gradient.
 
 Run, the node registers a hook on the tensor again, so that autograd calls it when it called that of the model. What
 else a hook does, in Python, no graph holds.
@@ -24,13 +24,13 @@ from aotexport.model.source_lines import is_user_file, user_line
 from aotexport.torch_internals.tracing import lift_tensors, record_call, tracing_paused
 
 REGISTER_HOOK = torch.Tensor.register_hook
-"""Torch's own method, whatever stands in for it."""
+"""Torch's own method, whatever patches it."""
 
 
-def apply_hook(body: torch.fx.GraphModule, tensor: torch.Tensor, additional: Sequence[Any]) -> list[Any]:
-    """Register the hook that a body describes: the target of its nodes."""
+def apply_hook(subgraph: torch.fx.GraphModule, tensor: torch.Tensor, additional: Sequence[Any]) -> list[Any]:
+    """Register the hook that a subgraph describes: the target of its nodes."""
     if tensor.requires_grad:
-        REGISTER_HOOK(tensor, lambda grad: torch.fx.Interpreter(body).run(grad, *additional)[0])
+        REGISTER_HOOK(tensor, lambda grad: torch.fx.Interpreter(subgraph).run(grad, *additional)[0])
     return []
 
 
@@ -86,7 +86,7 @@ def record_hook(tensor: torch.Tensor, hook: Callable[[torch.Tensor], Any]) -> Ha
         try:
             grads = [torch.empty_like(tensor)]
             with attempt("hook on a gradient"):
-                body = traced_backward(lambda grad: [_checked(hook(grad))], grads, [], tensor.device)
+                subgraph = traced_backward(lambda grad: [_checked(hook(grad))], grads, [], tensor.device)
         except ExportFailed as refusal:
             reason = str(refusal.error).strip().partition("\n")[0]
             raise ExportFailed(f"{where}a hook of the model cannot be captured as a graph: {reason}") from refusal.error
@@ -95,11 +95,11 @@ def record_hook(tensor: torch.Tensor, hook: Callable[[torch.Tensor], Any]) -> Ha
                 f"{where}a hook of the model changes `{path}`, and a bundle has no Python state. Register it on what "
                 "the loaded bundle takes and returns, or write to buffers in place"
             )
-        additional = lift_tensors([body])
-        make_relative(body.graph)
-        body.recompile()
-        if _does_something(body):
-            record_call(tracer, apply_hook, (body, tensor, additional), [])
+        additional = lift_tensors([subgraph])
+        make_relative(subgraph.graph)
+        subgraph.recompile()
+        if _does_something(subgraph):
+            record_call(tracer, apply_hook, (subgraph, tensor, additional), [])
         # Gradients that the model takes itself are in the trace, and go through the hook there.
         REGISTER_HOOK(tensor, hook)
     return Handle()
@@ -111,12 +111,12 @@ def _checked(returned: Any) -> torch.Tensor | None:
     return returned
 
 
-def _does_something(body: torch.fx.GraphModule) -> bool:
-    return body.graph.output_node().args[0] != [None] or _has_effects(body.graph)
+def _does_something(subgraph: torch.fx.GraphModule) -> bool:
+    return subgraph.graph.output_node().args[0] != [None] or _has_effects(subgraph.graph)
 
 
-def _has_effects(body: torch.fx.Graph) -> bool:
-    return any(node.op == "call_function" and node.is_impure() for node in body.nodes)
+def _has_effects(subgraph: torch.fx.Graph) -> bool:
+    return any(node.op == "call_function" and node.is_impure() for node in subgraph.nodes)
 
 
 def unfit_hook(graph: torch.fx.Graph) -> str | None:
@@ -126,10 +126,10 @@ def unfit_hook(graph: torch.fx.Graph) -> str | None:
         graph: the forward graph of a program with gradients.
     """
     for node in graph.find_nodes(op="call_function", target=apply_hook):
-        body, tensor, _ = node.args
+        subgraph, tensor, _ = node.args
         if tensor.op == "placeholder":
             return "the model registers a hook on an input, whose gradient others add to"
-        if not _is_linear(getattr(graph.owning_module, body.target).graph):
+        if not _is_linear(getattr(graph.owning_module, subgraph.target).graph):
             return "a hook of the model is no linear function of gradients, and sees parts of them when differentiated"
     return None
 
@@ -146,11 +146,11 @@ _BILINEAR = frozenset(("bmm", "linear", "matmul", "mm", "mul"))
 """Base names of operators that are linear in each of their first two operands."""
 
 
-def _is_linear(body: torch.fx.Graph) -> bool:
+def _is_linear(subgraph: torch.fx.Graph) -> bool:
     """Return whether a hook is known to be linear: it makes of a sum of gradients the sum of what it makes of each."""
-    (grad, *_), output = body.find_nodes(op="placeholder"), body.output_node()
+    (grad, *_), output = subgraph.find_nodes(op="placeholder"), subgraph.output_node()
     derived = {grad}
-    for node in body.nodes:
+    for node in subgraph.nodes:
         operands = [operand in derived for operand in node.args]
         if node.op != "call_function" or not any(operand in derived for operand in node.all_input_nodes):
             continue
@@ -164,7 +164,7 @@ def _is_linear(body: torch.fx.Graph) -> bool:
         if not (linear or bilinear or addition) or node.is_impure():
             return False
         derived.add(node)
-    return all(node in derived for node in output.all_input_nodes) and not _has_effects(body)
+    return all(node in derived for node in output.all_input_nodes) and not _has_effects(subgraph)
 
 
 # --- what a hook can reach in Python ----------------------------------------------------------------------

@@ -54,10 +54,10 @@ def apply_materializing(apply: Callable[..., Any], function: Any, args: tuple[An
         _set_materialize_grads(ctx, value)
 
     def backward(ctx: Any, *grads: Any) -> Any:
-        given = [grads[place] for place in differentiable]
-        if not materializes[-1] or any(grad is None for grad in given):
+        defined = [grads[place] for place in differentiable]
+        if not materializes[-1] or any(grad is None for grad in defined):
             return own(ctx, *grads)
-        found = materialized(given, [(grad.shape, grad.dtype, grad.device) for grad in given])
+        found = materialized(defined, [(grad.shape, grad.dtype, grad.device) for grad in defined])
         filled = dict(zip(differentiable, found, strict=True))
         return own(ctx, *[filled.get(place, grad) for place, grad in enumerate(grads)])
 

@@ -17,7 +17,7 @@ from torch import nn
 from aotexport.errors import ExportFailed
 from aotexport.model.structure import tree_of
 from aotexport.process.patches import Patch, patched
-from aotexport.torch_internals.tracing import node_annotations, traced_value, traces_body
+from aotexport.torch_internals.tracing import node_annotations, traced_value, traces_subgraph
 from aotexport_runtime.errors import first_line
 from aotexport_runtime.module.bundle_module import BundleModule
 from aotexport_runtime.schema.trees import Tree
@@ -74,8 +74,8 @@ class TracedCalls:
         def reach(owner: nn.Module, name: str) -> Any:
             value = get_attribute(owner, name)
             if isinstance(value, nn.Module):
-                held = value.children() if isinstance(value, nn.Sequential | nn.ModuleList | nn.ModuleDict) else ()
-                reached.update(paths.get(id(each), "") for each in (value, *held))
+                children = value.children() if isinstance(value, nn.Sequential | nn.ModuleList | nn.ModuleDict) else ()
+                reached.update(paths.get(id(each), "") for each in (value, *children))
             return value
 
         def call(child: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -87,8 +87,8 @@ class TracedCalls:
             traced = TracedCall(path)
             if path:
                 self.calls.append(traced)
-                if traces_body():
-                    traced.refusal = "it is called in the body of an operator"
+                if traces_subgraph():
+                    traced.refusal = "it is called in a subgraph of an operator"
                 # A symbolic size becomes a node where it is first asked for: before the call, or before its end.
                 traced.arguments = _structure(traced, (args, kwargs), "an argument")
             traced.begin = self._tick()

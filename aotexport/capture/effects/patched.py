@@ -17,7 +17,7 @@ from torch import nn
 from torch.nn.utils.rnn import PackedSequence
 
 from aotexport.capture.effects import array_conversions, distributed, grad_mode
-from aotexport.capture.effects.autograd_functions import function_of_bodies, record_application
+from aotexport.capture.effects.autograd_functions import function_of_subgraphs, record_application
 from aotexport.capture.effects.hooks import REGISTER_HOOK, record_hook
 from aotexport.capture.effects.record import Effects
 from aotexport.errors import ExportFailed
@@ -52,13 +52,13 @@ def patches(effects: Effects) -> list[Patch]:
             return original_requires_grad(self, requires_grad)
         return set_requires_grad(self, requires_grad)
 
-    def apply_bodies(operator: Any, forward: Any, backward: Any, *args: Any, **described: Any) -> Any:
-        function = function_of_bodies(forward, backward, described)
+    def apply_subgraphs(operator: Any, forward: Any, backward: Any, *args: Any, **described: Any) -> Any:
+        function = function_of_subgraphs(forward, backward, described)
         if traces_above_autograd():
             return record_application(function, args, {})
         if not effects.above_autograd:
             effects.lost("of code that torch compiles", "a function transform is beside it")
-        # Torch runs bodies several times to see what they return; one of these runs is recorded.
+        # Torch runs subgraphs several times to see what they return; one of these runs is recorded.
         return function.apply(*args)
 
     def set_requires_grad(self: torch.Tensor, requires_grad: bool) -> torch.Tensor:
@@ -116,7 +116,9 @@ def patches(effects: Effects) -> list[Patch]:
             _refused("Tensor.register_post_accumulate_grad_hook", hooks),
             "Refuse hooks on accumulated gradients",
         ),
-        Patch(AutogradFunctionApply, "__call__", apply_bodies, "Record custom functions that Dynamo has taken apart"),
+        Patch(
+            AutogradFunctionApply, "__call__", apply_subgraphs, "Record custom functions that Dynamo has taken apart"
+        ),
         Patch(
             tensor,
             "backward",

@@ -53,8 +53,8 @@ class Effects:
         """Apply a custom autograd function, recording it with its backward where that can be done."""
         if function is CheckpointFunction:
             return self.checkpoints.reentrant(*args)
-        # Operators with bodies, and custom ones, have functions of their own; their nodes hold the whole operator. And
-        # what runs while a trace pauses is held by the node that is recorded for it.
+        # Higher-order and custom operators apply functions of their own; the node holds the whole operator.
+        # Functions applied while the trace is paused belong to the node recorded for the pause.
         owners = ("torch._higher_order_ops", "torch._dynamo", "torch._library", "aotexport.")
         if function.__module__.startswith(owners) or current_tracer() is None:
             return apply(function, *args, **kwargs)

@@ -51,7 +51,7 @@ def name_of(kernel: Any) -> str:
     return kernel.__name__
 
 
-def _check(kernel: Any, given: Sequence[Any]) -> None:
+def _check(kernel: Any, arguments: Sequence[Any]) -> None:
     """Refuse a kernel, or an argument of its launch, that no compiled code can be made for.
 
     Raises:
@@ -69,7 +69,7 @@ def _check(kernel: Any, given: Sequence[Any]) -> None:
         )
     if any(config.num_ctas != 1 for config in configs):
         raise ExportFailed(f"{said} runs in clusters of blocks (`num_ctas`), which no bundle launches. Use one block")
-    if any(type(value).__name__ in ("TensorDescriptor", "GluonTensorDescriptor") for value in given):
+    if any(type(value).__name__ in ("TensorDescriptor", "GluonTensorDescriptor") for value in arguments):
         raise ExportFailed(
             f"{said} takes a tensor descriptor, which a bundle cannot hold. Pass the tensor and its sizes, and make "
             "pointers in the kernel"

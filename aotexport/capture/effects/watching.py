@@ -1,4 +1,4 @@
-"""The model watched while it runs under tracing: stand-ins in place of what tracing loses."""
+"""The model watched while it runs under tracing: patches in place of what tracing loses."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from aotexport.capture.functional.recomputed import compute_checkpoints_anew
 from aotexport.capture.functional.retrace import Analysis, Retrace, without_memory_of_others
 from aotexport.capture.functional.shared_casts import shared_casts
 from aotexport.capture.passes.launches import launched_kernels, name_launches
-from aotexport.capture.trace.autocast import surrounding_autocast
+from aotexport.capture.trace.autocast import example_autocast
 from aotexport.capture.trace.fake_kernels import FAKE_KERNELS
 from aotexport.capture.trace.forward_capture import ForwardCapture
 from aotexport.errors import ExportFailed
@@ -57,7 +57,7 @@ def capture_functional_graph(
     """
     inputs = forward.inputs
     grad = grad and any(fake.requires_grad for fake in inputs if isinstance(fake, torch.Tensor))
-    if surrounding_autocast(forward.function.call) is not None:
+    if example_autocast(forward.function.call) is not None:
         return Refused(
             "autocast surrounds the capture; for a graph of its operators, have its region inside of the model"
         )

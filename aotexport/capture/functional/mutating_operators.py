@@ -1,4 +1,4 @@
-"""Custom operators that write to their arguments, in functional graphs: a body that copies, calls and returns."""
+"""Custom operators that write to their arguments, in functional graphs: a subgraph that copies, calls and returns."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from aotexport.torch_internals.names import FakeTensorMode
 from aotexport.torch_internals.subgraphs import functionalised_calls, trace_function
 
 
-def call_body(body: torch.fx.GraphModule, operands: Sequence[Any]) -> list[Any]:
-    """Run a body on its operands: the target of the nodes."""
-    return list(torch.fx.Interpreter(body).run(*operands))
+def call_subgraph(subgraph: torch.fx.GraphModule, operands: Sequence[Any]) -> list[Any]:
+    """Run a subgraph on its operands: the target of the nodes."""
+    return list(torch.fx.Interpreter(subgraph).run(*operands))
 
 
 def nest_mutating_calls(module: torch.fx.GraphModule, fake_mode: FakeTensorMode) -> None:
-    """Give every call of such an operator a body; AOTAutograd leaves operators that only its compiler takes apart.
+    """Give every call of such an operator a subgraph; AOTAutograd leaves operators that only its compiler takes apart.
 
     A mutation that no result of a node shows would be lost, or come too late, where a graph is cut or reordered. A
-    body keeps it with the copies that it writes to.
+    subgraph keeps it with the copies that it writes to.
 
     Args:
         module: a functional graph; changed in place.
@@ -31,8 +31,8 @@ def nest_mutating_calls(module: torch.fx.GraphModule, fake_mode: FakeTensorMode)
         name = f"mutating_{number}"
         module.add_submodule(name, trace_function(function, values, fake_mode))
         with module.graph.inserting_before(node):
-            body = module.graph.get_attr(name)
-            call = module.graph.call_function(call_body, (body, operands))
+            subgraph = module.graph.get_attr(name)
+            call = module.graph.call_function(call_subgraph, (subgraph, operands))
         call.meta = node.meta
         node.replace_all_uses_with(call)
         module.graph.erase_node(node)

@@ -116,9 +116,9 @@ def _dropped_again(
             mask = graph.call_function(operator.getitem, (drawn, 1))
         mask.meta = {**drawn.meta, "val": drawn.meta["val"][1]}
     with graph.inserting_before(first):
-        kept = graph.call_function(aten.mul.Tensor, (tensor, mask))
-        scaled = graph.call_function(aten.mul.Tensor, (kept, 1 / (1 - p) if p != 1 else 0.0))
-    kept.meta, scaled.meta = _of_backward(node), _of_backward(node)
+        masked = graph.call_function(aten.mul.Tensor, (tensor, mask))
+        scaled = graph.call_function(aten.mul.Tensor, (masked, 1 / (1 - p) if p != 1 else 0.0))
+    masked.meta, scaled.meta = _of_backward(node), _of_backward(node)
     return scaled
 
 

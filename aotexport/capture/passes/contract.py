@@ -12,7 +12,7 @@ from aotexport.capture.passes.draft import Draft
 class Fact(StrEnum):
     """What one pass guarantees of a draft and later ones rely on."""
 
-    BODIES_CLOSED = "bodies of operators close over no tensors"
+    SUBGRAPHS_CLOSED = "subgraphs of operators close over no tensors"
     TENSORS_ARE_INPUTS = "every tensor that the graph uses is an input"
     GRAD_MODES_RELATIVE = "grad-mode regions end in the mode that the call began in"
     NUMBERS_CHECKED = "the graph checks what its trace assumed of numbers that only the data know"

@@ -26,7 +26,7 @@ class Draft:
         state: tensors of the module, then constants that passes found.
         fakes: the fake world; its shape environment knows what the trace assumed.
         grad: whether the program is for calls that record gradients.
-        reads: what of its surroundings the program depends on, see `Program.fixed`.
+        reads: facts of a call that the program depends on; see `Program.fixed`.
         recorded: entries of the state to which the call writes values that require grad.
     """
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from aotexport.capture.passes.contract import Fact, graph_pass
 from aotexport.capture.passes.draft import Draft
 from aotexport.capture.passes.subgraph_gradients import differentiable_operators, draws, operator_name
-from aotexport.capture.passes.subgraphs import bodies
+from aotexport.capture.passes.subgraphs import subgraphs_of
 
 
 @graph_pass(requires=[Fact.TENSORS_ARE_INPUTS, Fact.CODE_USED], only_grad=True)
@@ -21,6 +21,6 @@ def fix_gradients_of_loops(draft: Draft) -> Draft:
     reads = draft.reads
     if loops:
         reads |= {"requires_grad"}
-    if any(draws(body) for loop in loops for body in bodies(draft.graph, loop)):
+    if any(draws(subgraph) for loop in loops for subgraph in subgraphs_of(draft.graph, loop)):
         reads |= {"layout"}
     return replace(draft, reads=reads)

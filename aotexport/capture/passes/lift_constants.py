@@ -15,7 +15,7 @@ from aotexport.model.state import State
 from aotexport.torch_internals.names import FakeTensor
 
 
-@graph_pass(requires=[Fact.BODIES_CLOSED], guarantees=[Fact.TENSORS_ARE_INPUTS])
+@graph_pass(requires=[Fact.SUBGRAPHS_CLOSED], guarantees=[Fact.TENSORS_ARE_INPUTS])
 def lift_constants(draft: Draft) -> Draft:
     """Turn tensors that the graph closes over into placeholders, one per tensor.
 

@@ -10,7 +10,7 @@ from aotexport.capture.passes.eliminate_dead_code import eliminate_dead_code
 from aotexport.capture.passes.fix_gradients_of_loops import fix_gradients_of_loops
 from aotexport.capture.passes.insert_data_checks import insert_data_checks
 from aotexport.capture.passes.lift_constants import lift_constants
-from aotexport.capture.passes.lift_constants_of_bodies import lift_constants_of_bodies
+from aotexport.capture.passes.lift_subgraph_constants import lift_subgraph_constants
 from aotexport.capture.passes.make_grad_modes_relative import make_grad_modes_relative
 from aotexport.capture.passes.refuse_computed_state import refuse_computed_state
 from aotexport.capture.passes.refuse_history_by_views import refuse_history_by_views
@@ -18,7 +18,7 @@ from aotexport.capture.passes.refuse_hooks_on_state import refuse_hooks_on_state
 from aotexport.capture.passes.refuse_nested_draws import refuse_nested_draws
 
 PASSES = ordered(
-    lift_constants_of_bodies,
+    lift_subgraph_constants,
     lift_constants,
     refuse_hooks_on_state,
     make_grad_modes_relative,

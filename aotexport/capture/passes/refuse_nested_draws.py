@@ -9,7 +9,7 @@ import torch
 from aotexport.capture.passes.contract import Fact, graph_pass
 from aotexport.capture.passes.draft import Draft
 from aotexport.capture.passes.subgraph_gradients import differentiable_operators, draws, operator_name
-from aotexport.capture.passes.subgraphs import bodies, is_operator
+from aotexport.capture.passes.subgraphs import is_operator, subgraphs_of
 from aotexport.errors import ExportFailed
 from aotexport.model.source_lines import source_of
 
@@ -26,7 +26,7 @@ def refuse_nested_draws(draft: Draft) -> Draft:
         ExportFailed: names the operator and the user's line.
     """
     for node in differentiable_operators(draft.graph, draft.inputs):
-        inner = next((inner for body in bodies(draft.graph, node) for inner in _nested(body, node)), None)
+        inner = next((inner for subgraph in subgraphs_of(draft.graph, node) for inner in _nested(subgraph, node)), None)
         if inner is None:
             continue
         line = source_of(node.meta.get("stack_trace"), None)
@@ -39,11 +39,11 @@ def refuse_nested_draws(draft: Draft) -> Draft:
     return draft
 
 
-def _nested(body: torch.fx.GraphModule, outer: torch.fx.Node) -> Iterator[torch.fx.Node]:
-    """Yield what `body` runs that has bodies and draws, where torch's backward of it or of `outer` draws anew."""
-    for node in body.graph.nodes:
-        if is_operator(node) and any(map(draws, bodies(body, node))):
+def _nested(subgraph: torch.fx.GraphModule, outer: torch.fx.Node) -> Iterator[torch.fx.Node]:
+    """Yield drawing operators with subgraphs in `subgraph`, where their backward or that of `outer` draws anew."""
+    for node in subgraph.graph.nodes:
+        if is_operator(node) and any(map(draws, subgraphs_of(subgraph, node))):
             if not {outer.target.name(), node.target.name()}.isdisjoint(_DRAWN_ANEW):  # type: ignore[union-attr]
                 yield node
-            for inner in bodies(body, node):
+            for inner in subgraphs_of(subgraph, node):
                 yield from _nested(inner, node)

@@ -7,26 +7,26 @@ from typing import Any
 
 import torch
 
-from aotexport.capture.passes.subgraphs import bodies, is_operator
+from aotexport.capture.passes.subgraphs import is_operator, subgraphs_of
 from aotexport.torch_internals.names import OpOverload
 
 
 def operator_name(node: torch.fx.Node) -> str:
-    """Return the name by which users call the operator with bodies that a node calls."""
+    """Return the name by which users call the operator with subgraphs that a node calls."""
     return node.target.name().removesuffix("_impl")  # type: ignore[union-attr]
 
 
-def draws(body: torch.fx.GraphModule) -> bool:
+def draws(subgraph: torch.fx.GraphModule) -> bool:
     """Return whether a graph, or what it runs, draws random numbers."""
     return any(
         (isinstance(node.target, OpOverload) and torch.Tag.nondeterministic_seeded in node.target.tags)
-        or any(map(draws, bodies(body, node)))
-        for node in body.graph.nodes
+        or any(map(draws, subgraphs_of(subgraph, node)))
+        for node in subgraph.graph.nodes
     )
 
 
 def differentiable_operators(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> list[torch.fx.Node]:
-    """Return the operators with bodies that gradients go through.
+    """Return the operators with subgraphs that gradients go through.
 
     Args:
         graph: a forward graph of a program that records gradients.

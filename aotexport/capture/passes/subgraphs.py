@@ -1,4 +1,4 @@
-"""Operators with bodies in a forward graph: what they run."""
+"""Operators with subgraphs in a forward graph: what they run."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ def is_operator(node: torch.fx.Node) -> bool:
     return isinstance(node.target, HigherOrderOperator)
 
 
-def bodies(graph: torch.fx.GraphModule, node: torch.fx.Node) -> Iterator[torch.fx.GraphModule]:
+def subgraphs_of(graph: torch.fx.GraphModule, node: torch.fx.Node) -> Iterator[torch.fx.GraphModule]:
     """Yield the graphs that a node of `graph` runs."""
     for operand in node.all_input_nodes:
-        body = getattr(graph, str(operand.target), None) if operand.op == "get_attr" else None
-        if isinstance(body, torch.fx.GraphModule):
-            yield body
+        subgraph = getattr(graph, str(operand.target), None) if operand.op == "get_attr" else None
+        if isinstance(subgraph, torch.fx.GraphModule):
+            yield subgraph
 
 
 def new_placeholder(graph: torch.fx.GraphModule, name: str, value: Any) -> torch.fx.Node:

@@ -6,7 +6,7 @@
     %mm : float32[2, 3] = aten.mm.default(%x, %weight)
     return %mm
 
-A body stands, indented, below the attribute that holds it.
+A subgraph stands, indented, below the attribute that holds it.
 """
 
 from __future__ import annotations
@@ -46,12 +46,13 @@ def _nodes(module: torch.fx.GraphModule) -> Iterator[str]:
             yield f"return {', '.join(map(_value, node.args[0]))}"
         elif node.op == "get_attr":
             yield f"%{node.name}{_typed(node.meta.get('val'))} = attribute {node.target}"
-            body = getattr(module, str(node.target), None)
-            if isinstance(body, torch.fx.GraphModule):
+            subgraph = getattr(module, str(node.target), None)
+            if isinstance(subgraph, torch.fx.GraphModule):
                 taken = [
-                    f"%{each.name}{_typed(each.meta.get('val'))}" for each in body.graph.find_nodes(op="placeholder")
+                    f"%{each.name}{_typed(each.meta.get('val'))}"
+                    for each in subgraph.graph.find_nodes(op="placeholder")
                 ]
-                yield from (f"    {line}" for line in [*taken, *_nodes(body)])
+                yield from (f"    {line}" for line in [*taken, *_nodes(subgraph)])
         elif node.op != "placeholder":
             values = [*map(_value, node.args), *(f"{name}={_value(value)}" for name, value in node.kwargs.items())]
             marks = "".join(f" #{name}" for name, value in (node.meta.get("custom") or {}).items() if value is True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from aotexport.capture.forward import capture_forward
 from aotexport.capture.passes.dump import program_dumped
 from aotexport.capture.trace.forward_capture import ForwardCapture
-from aotexport.eager.first_call import note, settle
+from aotexport.eager.first_call import add_first_call_constant, note
 from aotexport.eager.python_state import depends_on
 from aotexport.model.attributes import AttributeChanged, PythonStateChanged
 from aotexport.model.call import ExampleCall
@@ -45,10 +45,10 @@ class ForwardGraphs:
     def _trace(self, spec: ProgramSpec) -> ForwardCapture:
         while True:
             try:
-                with in_mode(spec.call.module, spec.mode, spec.call.settled), program_dumped(spec.name):
+                with in_mode(spec.call.module, spec.mode, spec.call.first_call_constants), program_dumped(spec.name):
                     forward = capture_forward(spec.call, self._state, grad=spec.grad)
             except AttributeChanged as change:
-                if not settle(spec.call, self._state, spec.mode, change):
+                if not add_first_call_constant(spec.call, self._state, spec.mode, change):
                     raise PythonStateChanged([change.name], str(change)) from change
             else:
                 if (stored := forward.effects.stored) and depends_on(spec, self._state):
@@ -83,5 +83,5 @@ def _is_same(one: ExampleCall, other: ExampleCall) -> bool:
         one.callable == other.callable
         and (len(one.args), [*one.kwargs], one.paths) == (len(other.args), [*other.kwargs], other.paths)
         and all(first is second for first, second in values)
-        and not any((*one.axes, *other.axes, *one.settled, *other.settled))
+        and not any((*one.axes, *other.axes, *one.first_call_constants, *other.first_call_constants))
     )

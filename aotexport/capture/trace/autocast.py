@@ -11,14 +11,14 @@ from aotexport.model.call import ExampleCall
 from aotexport_runtime.engines.autocast import autocast_dtype, under_autocast
 
 
-def surrounding_autocast(call: ExampleCall) -> Any:
+def example_autocast(call: ExampleCall) -> Any:
     """Return the dtype of the autocast that surrounds a capture; None: none does."""
     return autocast_dtype(_device_type(call))
 
 
 def other_autocast(call: ExampleCall) -> AbstractContextManager[Any]:
     """Return a context with autocast, or, where it surrounds the capture, without."""
-    return under_autocast(_device_type(call), "bfloat16" if surrounding_autocast(call) is None else None)
+    return under_autocast(_device_type(call), "bfloat16" if example_autocast(call) is None else None)
 
 
 def _device_type(call: ExampleCall) -> str:

@@ -54,7 +54,7 @@ class ExampleValues:
         """Take the example's tensors, one per graph input; they are copied when the first value is asked for."""
         self._inputs = inputs
         self._tracer: Any = None
-        self._run: _Run | None = None
+        self._run: _ExampleRun | None = None
         self._known: dict[Any, Any] = {}
         self._sizes: Mapping[Any, Any] = {}
         self.decisions: list[Decision] = []
@@ -93,7 +93,7 @@ class ExampleValues:
         if found is None:
             return None
         if self._run is None:
-            self._run = _Run(self._tracer, self._inputs)
+            self._run = _ExampleRun(self._tracer, self._inputs)
         node, path = found
         try:
             with attempt("value in the example"):
@@ -169,7 +169,7 @@ def _message(expression: Any, value: Any, numbers: dict[Any, Any]) -> str:
     )
 
 
-class _Run:
+class _ExampleRun:
     """The run of a graph that is being traced, on copies of the example's tensors, in a thread of its own.
 
     The thread has none of the trace's modes, and its own grad mode and autocast regions.

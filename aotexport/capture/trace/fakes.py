@@ -195,7 +195,7 @@ def place(path: str, axis: int | None) -> str:
 
 
 @dataclass(frozen=True)
-class _Size:
+class _NamedSize:
     """A size that the user named: `factor * root + offset`."""
 
     factor: int
@@ -204,7 +204,7 @@ class _Size:
     example: int
     where: str
 
-    def derived_from(self, other: _Size, size: Any) -> Any:
+    def derived_from(self, other: _NamedSize, size: Any) -> Any:
         """Return what this size is when `other` is `size`."""
         if (self.factor, self.offset) == (other.factor, other.offset):
             return size
@@ -231,9 +231,9 @@ def _relate_sizes(call: ExampleCall, fakes: Sequence[Any]) -> None:
             torch._check(other.size == other.derived_from(first, first.size))
 
 
-def _named_sizes(call: ExampleCall, fakes: Sequence[Any]) -> dict[str, list[_Size]]:
+def _named_sizes(call: ExampleCall, fakes: Sequence[Any]) -> dict[str, list[_NamedSize]]:
     """Return the named sizes by the name of their root, roots themselves before what derives from them."""
-    found: dict[str, list[_Size]] = {}
+    found: dict[str, list[_NamedSize]] = {}
     for fake, tensor, axes, path in zip(fakes, call.tensors, call.axes, call.paths, strict=True):
         for axis, dimension in (axes or {}).items():
             root = getattr(dimension, "root", dimension)
@@ -245,7 +245,7 @@ def _named_sizes(call: ExampleCall, fakes: Sequence[Any]) -> dict[str, list[_Siz
                 value, example, where = fake.shape[axis], tensor.shape[axis], f"axis {axis} of `{path}`"
             else:
                 value, example, where = fake, tensor, f"`{path}`"
-            size = _Size(at_one - offset, offset, value, example, where)
+            size = _NamedSize(at_one - offset, offset, value, example, where)
             found.setdefault(root.__name__, []).append(size)
     return {name: sorted(sizes, key=lambda s: (s.factor, abs(s.offset))) for name, sizes in found.items()}
 

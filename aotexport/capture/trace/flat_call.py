@@ -16,10 +16,10 @@ from aotexport.capture.trace.fakes import FakeInputs
 from aotexport.capture.trace.key_order import KeyOrder
 from aotexport.capture.trace.outside_tensors import OutsideTensors
 from aotexport.errors import ExportFailed
-from aotexport.model.arguments import container_changes, containers
-from aotexport.model.arrays import is_stand_in, tensor_within
+from aotexport.model.argument_containers import container_changes, containers
+from aotexport.model.array_proxies import is_proxy, tensor_within
 from aotexport.model.call import ExampleCall
-from aotexport.model.globals import surroundings_kept
+from aotexport.model.globals import globals_restored
 from aotexport.model.state import State, StateEntry, swapped
 from aotexport.model.structure import tree_of
 from aotexport_runtime.schema.program import ContainerChange
@@ -99,7 +99,7 @@ class FlatCall:
         def leaf_index(value: Any, path: str) -> int | None:
             if type(value) is int:
                 return None
-            value = tensor_within(value) if is_stand_in(value) else outside.given(value)
+            value = tensor_within(value) if is_proxy(value) else outside.proxied(value)
             if id(value) not in indices:
                 indices[id(value)] = len(outputs)
                 outputs.append(value)
@@ -113,10 +113,10 @@ class FlatCall:
                 grad=self.grad,
             ) as self.effects,
             swapped(self.state, list(tensors[:count]), self.target) as replaced,
-            surroundings_kept(self.target, self.call.module),
+            globals_restored(self.target, self.call.module),
             outside,
         ):
-            held = containers(self.call, args, kwargs)
+            before = containers(self.call, args, kwargs)
             result = self.target(*args, **kwargs)
         ids = {id(tensor) for tensor in self.effects.differentiated}
         self.differentiated = {index for index, tensor in enumerate(tensors) if id(tensor) in ids}
@@ -126,7 +126,7 @@ class FlatCall:
             if tensor.requires_grad and not entry.tensor.requires_grad
         ]
         self.output_tree = tree_of(result, "output", leaf_index, what="output")
-        self.container_changes = container_changes(self.call, held, leaf_index)
+        self.container_changes = container_changes(self.call, before, leaf_index)
         if any(isinstance(value, torch.Tensor) and value.retains_grad for value in outputs):
             raise ExportFailed(
                 "the model calls `retain_grad` on what it returns, which a bundle cannot hold. Call it on what the "

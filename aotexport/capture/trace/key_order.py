@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from aotexport.model.arguments import containers
+from aotexport.model.argument_containers import containers
 from aotexport.model.call import ExampleCall
 from aotexport_runtime.schema.program import ContainerChange, Parameter
 from aotexport_runtime.schema.trees import Constant, Leaf, Mapping, Tree
@@ -49,9 +49,9 @@ class KeyOrder:
             args: positional arguments, as `call.rebuild` made them.
             kwargs: keyword arguments likewise.
         """
-        for held in containers(call, args, kwargs):
-            dict_ = held.container
-            if held.path in self.paths and not held.is_default and not dataclasses.is_dataclass(dict_):
+        for argument in containers(call, args, kwargs):
+            dict_ = argument.container
+            if argument.path in self.paths and not argument.is_default and not dataclasses.is_dataclass(dict_):
                 items = dict(dict_)
                 dict_.clear()
                 for key in self.order(list(items)):

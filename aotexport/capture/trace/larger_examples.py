@@ -23,7 +23,7 @@ _ROOTS = (4, 3, 2, 6, 8)
 
 
 def larger_tensors(call: ExampleCall) -> list[Any] | None:
-    """Return stand-ins for the call's tensors in which no dynamic size is 0 or 1.
+    """Return substitutes for the call's tensors in which no dynamic size is 0 or 1.
 
     Returns:
         Contiguous tensors without values; None: there is no such size, or the example's layout or aliases say more.
@@ -42,7 +42,7 @@ def larger_tensors(call: ExampleCall) -> list[Any] | None:
 
 
 @dataclass(frozen=True)
-class _Size:
+class _DeclaredSize:
     """A size that was declared dynamic: axis `axis` of an argument, or, with None, an integer."""
 
     argument: int
@@ -64,14 +64,14 @@ class _Size:
         return self.at(root) >= 2 and (low is None or root >= low) and (high is None or root <= high)
 
 
-def _dynamic_sizes(call: ExampleCall) -> list[_Size]:
-    found: list[_Size] = []
+def _dynamic_sizes(call: ExampleCall) -> list[_DeclaredSize]:
+    found: list[_DeclaredSize] = []
     for index, (leaf, axes) in enumerate(zip(call.tensors, call.axes, strict=True)):
         is_tensor = isinstance(leaf, torch.Tensor)
         for axis, dimension in (axes or {}).items():
             if is_required_dimension(dimension):
                 at = (axis, leaf.shape[axis]) if is_tensor else (None, 2)
-                found.append(_Size(index, *at, dimension))
+                found.append(_DeclaredSize(index, *at, dimension))
     return found
 
 

@@ -1,7 +1,7 @@
 """Tensors that the model's code has from elsewhere than its tables: attributes of plain objects, closures, globals.
 
 A trace would run operators of autograd on the tensors themselves: a write under grad mode leaves them with a history.
-So torch's functions are given stand-ins of them, and the tensors stay as they are.
+So torch's functions are called with proxies of them, and the tensors stay as they are.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _READS = frozenset(
 
 
 class OutsideTensors(TorchFunctionMode):
-    """Gives torch's functions stand-ins of tensors, one for each, for the time of a trace."""
+    """Passes proxies of tensors to torch's functions, one for each, for the time of a trace."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class OutsideTensors(TorchFunctionMode):
 
         Args:
             fakes: the fake world of the trace.
-            outside: tensors to make stand-ins of, where they are used.
+            outside: tensors to make proxies of, where they are used.
             known: tensors, with what stands for them already.
         """
         super().__init__()
@@ -50,13 +50,13 @@ class OutsideTensors(TorchFunctionMode):
         self._found = {id(tensor): (fake, fake._version) for tensor, fake in known if id(tensor) in self._outside}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Call `func` on stand-ins; see `torch.overrides`."""
+        """Call `func` on proxies; see `torch.overrides`."""
         kwargs = kwargs or {}
         if self._takes_outside(args) or (kwargs and self._takes_outside(kwargs.values())):
             if func in _READS and not self._is_written(args[0]):
                 return func(*args, **kwargs)
-            args = self.given(args)
-            kwargs = {name: self.given(value) for name, value in kwargs.items()}
+            args = self.proxied(args)
+            kwargs = {name: self.proxied(value) for name, value in kwargs.items()}
         return func(*args, **kwargs)
 
     def _takes_outside(self, values: Iterable[Any]) -> bool:
@@ -65,13 +65,13 @@ class OutsideTensors(TorchFunctionMode):
             self._takes_outside(value) if type(value) in (list, tuple) else id(value) in outside for value in values
         )
 
-    def given(self, value: Any) -> Any:
-        """Return a value with stand-ins in place of the tensors in it."""
+    def proxied(self, value: Any) -> Any:
+        """Return a value with proxies in place of the tensors in it."""
         if type(value) in (list, tuple):
-            return type(value)(map(self.given, value))
-        return self._stand_in(value) if id(value) in self._outside else value
+            return type(value)(map(self.proxied, value))
+        return self._proxy(value) if id(value) in self._outside else value
 
-    def _stand_in(self, tensor: torch.Tensor) -> torch.Tensor:
+    def _proxy(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return what stands for a tensor; made, and recorded in the trace, where it is seen first."""
         if id(tensor) not in self._found:
             with without_modes():

@@ -27,25 +27,25 @@ from aotexport.torch_internals.custom_operators import (
 )
 from aotexport.torch_internals.names import OpOverload, tree_leaves
 from aotexport.torch_internals.outside import fresh_symbols_dropped
-from aotexport.torch_internals.tracing import trace_body, traces_above_autograd, tracing_paused
+from aotexport.torch_internals.tracing import trace_subgraph, traces_above_autograd, tracing_paused
 
-_kept: ContextVar[tuple[str, ...]] = ContextVar("_kept", default=())
+_kept_operators: ContextVar[tuple[str, ...]] = ContextVar("_kept_operators", default=())
 
 
 @contextlib.contextmanager
 def operators_kept(names: Iterable[str]) -> Iterator[None]:
     """Leave operators whole in the block, by their names (`library::operator`) or namespaces (`library`)."""
-    token = _kept.set(tuple(names))
+    token = _kept_operators.set(tuple(names))
     try:
         yield
     finally:
-        _kept.reset(token)
+        _kept_operators.reset(token)
 
 
 def is_kept(operator: OpOverload) -> bool:
     """Return whether the user asked to keep an operator."""
     name = operator._schema.name
-    return name in _kept.get() or name.partition("::")[0] in _kept.get()
+    return name in _kept_operators.get() or name.partition("::")[0] in _kept_operators.get()
 
 
 def custom_operators(graph: torch.fx.GraphModule) -> set[str]:
@@ -63,18 +63,18 @@ def traced_operators() -> Mapping[Any, Callable[..., Any]]:
 
 def _tracing(operator: OpOverload, described: PythonOperator) -> Callable[..., Any]:
     def trace(*args: Any, **kwargs: Any) -> Any:
-        if described.body is None:
+        if described.kernel is None:
             return whole_composite(operator, args, kwargs) if _is_traceable(operator, None, args, kwargs) else _STAYS
         args, kwargs = filled(operator, args, kwargs)
         if not traces_above_autograd():
-            # Run, the graph is seen by autograd again, which would differentiate the body.
+            # Run, the graph is seen by autograd again, which would differentiate the kernel.
             return _STAYS
         if described.has_autograd and not operator._schema.is_mutable:
             return _as_function(operator, described, args, kwargs)
-        if _is_differentiated((args, kwargs)) or not _is_traceable(operator, described.body, args, kwargs):
+        if _is_differentiated((args, kwargs)) or not _is_traceable(operator, described.kernel, args, kwargs):
             return _STAYS
         with torch.no_grad():
-            return described.body(*args, **kwargs)
+            return described.kernel(*args, **kwargs)
 
     return trace
 
@@ -87,14 +87,14 @@ def _as_function(operator: OpOverload, described: PythonOperator, args: tuple[An
 
     Source: torch 2.13, torch/_library/autograd.py (`make_autograd_impl`, `supports_tensorlist`).
     """
-    body, setup, backward = described.body, described.setup_context, described.backward
-    assert body is not None
+    kernel, setup, backward = described.kernel, described.setup_context, described.backward
+    assert kernel is not None
     form: list[Any] = []
 
     class Traced(torch.autograd.Function):
         @staticmethod
         def forward(*leaves: Any) -> Any:
-            result = body(*_nested(leaves, args), **kwargs)
+            result = kernel(*_nested(leaves, args), **kwargs)
             form[:] = [result]
             return tuple(_flat(result if isinstance(result, tuple) else (result,)))
 
@@ -144,20 +144,20 @@ def _is_list_of_tensors(value: Any) -> bool:
     return isinstance(value, list) and all(item is None or isinstance(item, torch.Tensor) for item in value)
 
 
-def _is_traceable(operator: OpOverload, body: Callable[..., Any] | None, args: tuple[Any, ...], kwargs: Any) -> bool:
-    """Return whether a body can be traced: it is, and the trace is thrown away."""
+def _is_traceable(operator: OpOverload, kernel: Callable[..., Any] | None, args: tuple[Any, ...], kwargs: Any) -> bool:
+    """Return whether the kernel of an operator can be traced: it is, and the trace is thrown away."""
     operands = _tensors((args, kwargs))
 
     def run(*_: Any) -> list[Any]:
         twins = {id(tensor): tensor.clone() for tensor in operands}
-        given = _replaced((args, kwargs), twins)
-        result = whole_composite(operator, *given) if body is None else body(*given[0], **given[1])
+        inputs = _replaced((args, kwargs), twins)
+        result = whole_composite(operator, *inputs) if kernel is None else kernel(*inputs[0], **inputs[1])
         return _tensors(result)
 
     with tracing_paused(), fresh_symbols_dropped():
         try:
             with attempt("custom operator"), torch.no_grad():
-                trace_body(run, operands, keeps_frame=is_user_frame)
+                trace_subgraph(run, operands, keeps_frame=is_user_frame)
         except ExportFailed:
             return False
     return True

@@ -103,8 +103,8 @@ def _zeros_of_tangent(tangent: torch.Tensor, primal: torch.Tensor, *, self_num_b
     Source: torch 2.13, aten/src/ATen/native/TensorFactories.cpp, `_new_zeros_with_same_feature_meta`.
     """
     batch = tangent.shape[:self_num_batch_dims]
-    held = primal.untyped_storage().nbytes() // primal.element_size()
-    zeros = primal.new_zeros((*batch, held))
+    count = primal.untyped_storage().nbytes() // primal.element_size()
+    zeros = primal.new_zeros((*batch, count))
     strides = (*zeros.stride()[:-1], *primal.stride())
     return zeros.as_strided((*batch, *primal.shape), strides, primal.storage_offset())
 

@@ -26,7 +26,7 @@ from aotexport.model.refusals import attempt
 
 
 def reads_of(trace: Trace) -> frozenset[Read]:
-    """Return what of its surroundings the model's code depends on; see `Program.fixed`."""
+    """Return the facts of a call that the model's code depends on; see `Program.fixed`."""
     flat = trace.function
     reads = set(flat.effects.reads)
     if reads == {"grad_mode"} and not trace.strategy.follows_values and _again(trace, grad=not flat.grad) is not None:

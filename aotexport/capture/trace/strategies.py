@@ -106,11 +106,11 @@ def _without_functions() -> Iterator[None]:
             refuse(function.__qualname__)
         return original(function, *args, **kwargs)
 
-    def apply_bodies(operator: Any, *args: Any, **described: Any) -> Any:
+    def apply_subgraphs(operator: Any, *args: Any, **described: Any) -> Any:
         refuse("taken apart by Dynamo")
 
     reason = "Refuse custom functions, whose backward torch.export loses"
-    refusal = Patch(AutogradFunctionApply, "__call__", apply_bodies, reason, in_all_threads=True)
+    refusal = Patch(AutogradFunctionApply, "__call__", apply_subgraphs, reason, in_all_threads=True)
     with applied_functions(apply), patched(refusal):
         yield
 

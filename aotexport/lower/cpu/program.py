@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from aotexport.encode.program import EncodedProgram
-from aotexport.errors import Refusal
+from aotexport.errors import AttemptFailed
 from aotexport.lower.cpu.levels import Level
 from aotexport.lower.cpu.partition import NotLowered, Piece, least_sizes, lower_half
 from aotexport.model.refusals import attempt
@@ -58,7 +58,7 @@ def lower_program(
             with attempt("libraries for CPUs"), warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 half, assumed = lower_half(piece, level, f"{record.name}.{name}.so", directory)
-        except Refusal as refusal:
+        except AttemptFailed as refusal:
             error = refusal.error
             raise NotLowered(f"the compiler fails: {type(error).__name__}: {first_line(error)}") from refusal.error
         guards += [guard for guard in assumed if guard not in guards]

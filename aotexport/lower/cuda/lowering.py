@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from aotexport.capture.trace.fake_kernels import FAKE_KERNELS
-from aotexport.errors import Refusal
+from aotexport.errors import AttemptFailed
 from aotexport.lower.cuda.retarget import CannotLower, retarget
 from aotexport.lower.cuda.sources import KernelSource, kernel_source
 from aotexport.lower.cuda.wrapper import capturing, launch
@@ -89,7 +89,7 @@ def lower(module: torch.fx.GraphModule, mode: FakeTensorMode, *, returned: int, 
                     _restride(forward, second, mode)
                     backward = _half(second, mode, modules, visible=len(_outputs(second)), is_backward=True)
                 return LoweredGraphs(forward, backward, list(_kernels(modules)))
-    except Refusal as refusal:
+    except AttemptFailed as refusal:
         lines = [line.strip() for line in str(refusal.error).splitlines() if line.strip()] or [""]
         said = " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
         raise CannotLower(f"the compiler fails: {said[:300]}") from refusal.error

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from aotexport.capture.functional.mutating_operators import call_body
+from aotexport.capture.functional.mutating_operators import call_subgraph
 from aotexport.capture.trace.forward_capture import ForwardCapture
 from aotexport.capture.trace.shapes import guards
 from aotexport.lower.cuda.encode import encode_half, tensors_among
@@ -95,7 +95,7 @@ def _check(program: Program, forward: ForwardCapture, functional: FunctionalCapt
         raise CannotLower("it checks values of tensors, on which the path through the code depends")
     for node in functional.module.graph.find_nodes(op="get_attr"):
         if isinstance(getattr(functional.module, node.target), torch.fx.GraphModule):
-            names = {str(user.target) for user in node.users if user.target is not call_body}
+            names = {str(user.target) for user in node.users if user.target is not call_subgraph}
             if not names:
                 continue
             raise CannotLower(f"it calls graphs of their own, by {', '.join(f'`{name}`' for name in sorted(names))}")

@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from aotexport.capture.forward import ForwardCapture
 from aotexport.capture.functional.capture import Refused, capture_functional_graph
-from aotexport.capture.functional.mutating_operators import call_body
+from aotexport.capture.functional.mutating_operators import call_subgraph
 from aotexport.capture.passes.launches import launched
 from aotexport.lower.cuda.layout import laid_out_in
 from aotexport.lower.cuda.retarget import CannotLower
@@ -45,7 +45,7 @@ def captured_for_gpu(forward: ForwardCapture, functional: FunctionalCapture, *, 
             captured as the compiler takes these.
     """
     nodes = functional.module.graph.nodes
-    launches = any(runs_triton(node.target) or node.target in (launched, call_body) for node in nodes)
+    launches = any(runs_triton(node.target) or node.target in (launched, call_subgraph) for node in nodes)
     if not launches and not _has_attention_by_definition(forward, functional):
         return functional
     with triton_target(DeviceModel()), quiet("torch._higher_order_ops"):

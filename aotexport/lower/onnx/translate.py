@@ -10,7 +10,7 @@ import torch
 from onnx_ir.passes.common import LiftConstantsToInitializersPass, LiftSubgraphInitializersToMainGraphPass
 from torch.export import Dim, ExportedProgram
 
-from aotexport.errors import ExportFailed, Refusal
+from aotexport.errors import AttemptFailed, ExportFailed
 from aotexport.lower.onnx.provenance import provenance
 from aotexport.lower.onnx.rebuild import Rebuilt
 from aotexport.model.refusals import attempt
@@ -70,7 +70,7 @@ def capture(program: Program, rebuilt: Rebuilt) -> ExportedProgram:
                 strict=False,
                 prefer_deferred_runtime_asserts_over_guards=True,
             )
-    except Refusal as refusal:
+    except AttemptFailed as refusal:
         node, reason = failing_node(refusal.error)
         found = provenance(node.meta.get("stack_trace")) if node is not None else {}
         at = f" at `{found['operator']}`" if found else ""
@@ -89,7 +89,7 @@ def functional(program: Program, exported: ExportedProgram) -> ExportedProgram:
     try:
         with attempt("functional form for ONNX"), torch.no_grad(), sizes_of_any_value(), quiet(*_LOGGERS):
             return exported.run_decompositions({})
-    except Refusal as refusal:
+    except AttemptFailed as refusal:
         raise ExportFailed(
             f"program `{program.name}` changes state or inputs in a way that has no ONNX form: sizes, strides or "
             f"storage, or memory that they share ({first_line(refusal.error)}). Give it tensors of their own, and let "

@@ -60,11 +60,11 @@ class InterpreterEngine:
         def launch(**arguments: Any) -> None:
             _check_assumptions(kernel, arguments)
             grid = grid_of(kernel, candidate, arguments)
-            given = {name: value for name, value in arguments.items() if name not in kernel.grid_arguments}
+            passed = {name: value for name, value in arguments.items() if name not in kernel.grid_arguments}
             fixed = {name: value for name, value in constants.items() if name in function.arg_names}
             self.launches[f"{kernel.name}/{index}"] += 1
             if 0 not in grid:
-                function[grid](**given, **fixed)
+                function[grid](**passed, **fixed)
 
         return launch
 

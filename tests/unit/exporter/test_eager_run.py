@@ -91,7 +91,9 @@ def test_options_hold_in_the_block():
     call, state = example_call(model, (torch.ones(2),), {}, None), collect_state(model)
     draws = []
     for _ in range(2):
-        with eager_run(call, state, "eval", seed=5, grad=False, as_traced=True, settled=[(model, "scale", 3)]) as run:
+        with eager_run(
+            call, state, "eval", seed=5, grad=False, as_traced=True, attributes=[(model, "scale", 3)]
+        ) as run:
             assert not run().requires_grad
             assert not torch.backends.mha.get_fastpath_enabled()
             assert model.scale == 3

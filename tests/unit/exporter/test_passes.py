@@ -95,7 +95,7 @@ def test_passes_for_gradients_run_for_programs_with_gradients_alone():
 # --- passes that change graphs --------------------------------------------------------------------------
 
 
-def test_constants_of_bodies_become_operands():
+def test_constants_of_subgraphs_become_operands():
     draft = parse_draft("""
     %p : bool[] = argument 0
     %x : float32[2] = argument 1
@@ -111,7 +111,7 @@ def test_constants_of_bodies_become_operands():
     return %cond
     """)
     _expect(
-        order.lift_constants_of_bodies.run(draft),
+        order.lift_subgraph_constants.run(draft),
         """
         %p : bool[] = argument 0
         %x : float32[2] = argument 1
@@ -124,8 +124,8 @@ def test_constants_of_bodies_become_operands():
             %a : float32[2]
             %constant_2 : float32[]
             return %a
-        %_constant_of_body0 : float32[] = attribute _constant_of_body0
-        %cond = higher_order.cond(%p, %then, %other, [%x, %_constant_of_body0])
+        %_subgraph_constant0 : float32[] = attribute _subgraph_constant0
+        %cond = higher_order.cond(%p, %then, %other, [%x, %_subgraph_constant0])
         return %cond
         """,
     )
@@ -357,18 +357,18 @@ _NESTED = """
 _DRAW, _SINE = "%drawn : float32[2] = aten.rand_like.default(%b)", "%drawn : float32[2] = aten.sin.default(%b)"
 
 
-def test_nested_body_that_draws_on_the_way_to_gradients_is_refused():
+def test_nested_subgraph_that_draws_on_the_way_to_gradients_is_refused():
     text = _NESTED.replace("%DRAW", _DRAW).replace("WANTED", "x")
     with pytest.raises(ExportFailed, match="`cond` inside of `cond` draws random numbers on the way to gradients"):
         order.refuse_nested_draws.run(parse_draft(text, grad=True))
 
 
-def test_nested_body_that_draws_nothing_is_taken():
+def test_nested_subgraph_that_draws_nothing_is_taken():
     text = _NESTED.replace("%DRAW", _SINE).replace("WANTED", "x")
     _expect(order.refuse_nested_draws.run(parse_draft(text, grad=True)), text)
 
 
-def test_nested_body_that_draws_without_gradients_is_taken():
+def test_nested_subgraph_that_draws_without_gradients_is_taken():
     text = _NESTED.replace("%DRAW", _DRAW).replace("WANTED", "x").replace(" requires_grad", "")
     _expect(order.refuse_nested_draws.run(parse_draft(text, grad=True)), text)
 
@@ -435,7 +435,7 @@ def test_dump_of_a_trace_that_is_refused_ends_before_the_refusal_and_replaces_ot
         with pytest.raises(ExportFailed):
             order.run_passes(parse_draft(_HOOK.replace("NAME", "w")))
     names = sorted(path.name for path in tmp_path.iterdir())
-    assert names == ["00-traced.txt", "01-lift_constants_of_bodies.txt", "02-lift_constants.txt"]
+    assert names == ["00-traced.txt", "01-lift_subgraph_constants.txt", "02-lift_constants.txt"]
 
 
 def test_dump_to_a_file_is_refused(tmp_path):

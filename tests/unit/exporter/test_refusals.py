@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from aotexport.errors import ExportFailed, InternalError, Refusal
+from aotexport.errors import AttemptFailed, ExportFailed, InternalError
 from aotexport.model import refusals
 from aotexport.model.refusals import attempt, bugs_reported
 from aotexport_runtime import NotSupported
@@ -88,7 +88,7 @@ def test_error_where_the_model_calls_our_code_is_a_refusal(text):
     def model():
         return stand_in()
 
-    with pytest.raises(Refusal):
+    with pytest.raises(AttemptFailed):
         stage(model)
 
 
@@ -97,7 +97,7 @@ def test_any_error_of_the_models_code_is_a_refusal_with_its_line(kind):
     def model():
         raise kind("of the model")
 
-    with pytest.raises(Refusal) as raised:
+    with pytest.raises(AttemptFailed) as raised:
         stage(model)
     assert type(raised.value.error) is kind
     assert raised.value.__cause__ is raised.value.error
@@ -117,12 +117,12 @@ def test_any_error_of_the_models_code_is_a_refusal_with_its_line(kind):
     ids=["shapes", "index", "layer", "arguments", "key", "singular"],
 )
 def test_error_of_a_layer_of_torch_is_a_refusal(call):
-    with pytest.raises(Refusal):
+    with pytest.raises(AttemptFailed):
         stage(ours("def run():\n    return call()", call=call))
 
 
 def test_error_of_torch_in_c_that_our_code_calls_is_a_refusal():
-    with pytest.raises(Refusal):
+    with pytest.raises(AttemptFailed):
         stage(ours("def run():\n    return torch.ones(2) + torch.ones(3)"))
 
 
@@ -130,7 +130,7 @@ def test_errors_of_the_exporter_pass_and_those_of_a_bundle_in_the_model_are_refu
     with pytest.raises(ExportFailed, match=r"^ours$") as raised, attempt("forward graph"):
         raise ExportFailed("ours")
     assert raised.value.error is raised.value
-    with pytest.raises(Refusal), attempt("forward graph"):
+    with pytest.raises(AttemptFailed), attempt("forward graph"):
         raise NotSupported("of a bundle that the model calls")
 
 

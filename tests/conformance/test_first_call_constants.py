@@ -1,4 +1,4 @@
-"""Attributes of modules that calls set: settled where the first call sets them for good, else kept."""
+"""Attributes of modules that calls set: constants where the first call sets them for good, else arguments."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Counted(nn.Module):
         return x * 2
 
 
-def test_attribute_that_changes_nothing_else_is_settled(tmp_path):
+def test_attribute_that_changes_nothing_else_is_a_constant(tmp_path):
     model, x = Prepared(), torch.randn(2, 3)
     report = aotexport.export(model, (x,), output=tmp_path / "bundle")
     assert model.part.prepared_for == "nothing"

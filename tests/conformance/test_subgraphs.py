@@ -1,4 +1,4 @@
-"""Operators with bodies: gradients, what their bodies close over, and what no bundle holds, refused by name."""
+"""Higher-order operators: gradients, tensors their subgraphs close over, and refusals by name."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def drawn(function, x, w):
     ],
     ids=lambda function: function.__name__,
 )
-def test_body_that_draws_has_the_gradients_of_eager(tmp_path, function):
+def test_subgraph_that_draws_has_the_gradients_of_eager(tmp_path, function):
     x, w = torch.linspace(-1, 2, 12).reshape(3, 4).requires_grad_(), torch.ones(4, requires_grad=True)
     aotexport.export(function, (x, w), output=tmp_path / "bundle")
     for target in ("portable", "autograd"):
@@ -115,7 +115,7 @@ def test_body_that_draws_has_the_gradients_of_eager(tmp_path, function):
             torch.testing.assert_close(mine, theirs)
 
 
-def test_body_that_draws_under_autocast_draws_under_it_again(tmp_path):
+def test_subgraph_that_draws_under_autocast_draws_under_it_again(tmp_path):
     def function(x, w):
         return torch.cond(
             x.sum() > 0, lambda x, w: torch.nn.functional.dropout(x @ w), lambda x, w: x @ (w - 1), (x, w)
@@ -252,7 +252,7 @@ def constants_in_a_map(x):
     ],
     ids=lambda function: function.__name__,
 )
-def test_body_makes_tensors_of_numbers_as_eager_does(tmp_path, function):
+def test_subgraph_makes_tensors_of_numbers_as_eager_does(tmp_path, function):
     example = torch.linspace(0, 1, 6).reshape(2, 3).requires_grad_()
     aotexport.export(function, (example,), output=tmp_path / "bundle")
     for target in ("portable", "autograd"):

@@ -45,7 +45,7 @@ def capture_program(
     if spec.grad:
         refuse_backward_hooks(spec.call.module)
     forward = _forward_graph(spec, state, graphs, options, clock)
-    with in_mode(spec.call.module, spec.mode, spec.call.settled):
+    with in_mode(spec.call.module, spec.mode, spec.call.first_call_constants):
         if forward.effects.takes_gradients and not runs_without_gradients(spec.call, state):
             spec = replace(spec, grad=True)
             forward.effects.reads.add("grad_mode")

@@ -1,4 +1,4 @@
-"""Tensors that the bodies of operators close over, as `torch.tensor(2.0)` in a branch, become operands."""
+"""Tensors that the subgraphs of operators close over, as `torch.tensor(2.0)` in a branch, become operands."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import torch
 
 from aotexport.capture.passes.contract import Fact, graph_pass
 from aotexport.capture.passes.draft import Draft
-from aotexport.capture.passes.subgraphs import bodies, is_operator, new_placeholder
+from aotexport.capture.passes.subgraphs import is_operator, new_placeholder, subgraphs_of
 from aotexport.torch_internals.names import FakeTensor
 
 
-@graph_pass(guarantees=[Fact.BODIES_CLOSED])
-def lift_constants_of_bodies(draft: Draft) -> Draft:
-    """Make tensors that bodies close over operands of their operators; the graph closes over them then.
+@graph_pass(guarantees=[Fact.SUBGRAPHS_CLOSED])
+def lift_subgraph_constants(draft: Draft) -> Draft:
+    """Make tensors that subgraphs close over operands of their operators; the graph closes over them then.
 
-    The operators are those whose last argument holds the operands that their bodies take last: `cond`, `while_loop`,
+    The operators are those whose last argument holds the operands that their subgraphs take last: `cond`, `while_loop`,
     `scan`, `map` (torch 2.13, `torch/_higher_order_ops/`).
     """
     _lift(draft.graph)
@@ -25,33 +25,35 @@ def lift_constants_of_bodies(draft: Draft) -> Draft:
 
 def _lift(graph: torch.fx.GraphModule) -> None:
     for node in list(graph.graph.nodes):
-        run = list(bodies(graph, node)) if is_operator(node) else []
+        run = list(subgraphs_of(graph, node)) if is_operator(node) else []
         if not run or not isinstance(node.args[-1], list | tuple):
             continue
         operands = list(node.args[-1])
-        for body in run:
-            _lift(body)
-        for owner, constant in [(body, constant) for body in run for constant in _constants(body)]:
+        for subgraph in run:
+            _lift(subgraph)
+        for owner, constant in [(subgraph, constant) for subgraph in run for constant in _constants(subgraph)]:
             operands.append(_attribute(graph, node, constant, getattr(owner, str(constant.target))))
             name, value = f"constant_{len(operands)}", constant.meta["val"]
             placeholders = {other: new_placeholder(other, name, value) for other in run}
             constant.replace_all_uses_with(placeholders[owner])
             owner.graph.erase_node(constant)
         node.update_arg(len(node.args) - 1, tuple(operands))
-        for body in run:
-            body.recompile()
+        for subgraph in run:
+            subgraph.recompile()
 
 
-def _constants(body: torch.fx.GraphModule) -> list[torch.fx.Node]:
-    held = [(node, getattr(body, str(node.target), None)) for node in body.graph.find_nodes(op="get_attr")]
-    return [node for node, value in held if isinstance(value, torch.Tensor) and not isinstance(value, FakeTensor)]
+def _constants(subgraph: torch.fx.GraphModule) -> list[torch.fx.Node]:
+    attributes = [
+        (node, getattr(subgraph, str(node.target), None)) for node in subgraph.graph.find_nodes(op="get_attr")
+    ]
+    return [node for node, value in attributes if isinstance(value, torch.Tensor) and not isinstance(value, FakeTensor)]
 
 
 def _attribute(
     graph: torch.fx.GraphModule, user: torch.fx.Node, like: torch.fx.Node, value: torch.Tensor
 ) -> torch.fx.Node:
     """Return a node before `user` for a tensor, which becomes an attribute of `graph`."""
-    names = (f"_constant_of_body{index}" for index in itertools.count())
+    names = (f"_subgraph_constant{index}" for index in itertools.count())
     name = next(name for name in names if not hasattr(graph, name))
     setattr(graph, name, value)
     with graph.graph.inserting_before(user):

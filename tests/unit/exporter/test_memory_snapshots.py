@@ -7,11 +7,11 @@ import torch
 from torch import nn
 
 from aotexport.eager.run import dropped_gradients
-from aotexport.model.kept_memory import spans_of
+from aotexport.model.memory_snapshots import spans_of
 from aotexport.model.restore import UNCHANGED, restored
 from aotexport.model.state import State, collect_state
-from aotexport.write.kept import kept_in_files
 from aotexport.write.weights import write_weights
+from aotexport.write.weights_as_snapshots import weights_as_snapshots
 
 
 class Holder(nn.Module):
@@ -56,13 +56,13 @@ def keep(request, tmp_path):
     def start(module: nn.Module) -> State:
         state = collect_state(module)
         if request.param == "files":
-            request.node.kept = kept_in_files(state, write_weights(state, tmp_path), tmp_path)
-            request.node.kept.__enter__()
+            request.node.snapshots = weights_as_snapshots(state, write_weights(state, tmp_path), tmp_path)
+            request.node.snapshots.__enter__()
         return state
 
     yield start
     if request.param == "files":
-        request.node.kept.__exit__(None, None, None)
+        request.node.snapshots.__exit__(None, None, None)
 
 
 def bits(tensor: torch.Tensor) -> bytes:
@@ -131,9 +131,9 @@ def test_gradients_and_requires_grad_are_put_back(keep):
 
 def test_files_keep_what_they_hold_and_copies_the_rest(tmp_path):
     state = collect_state(Holder(matrix(), torch.tensor([1 + 2j]).conj()))
-    with kept_in_files(state, write_weights(state, tmp_path), tmp_path):
-        assert [kept.memory.numel() for kept in state.kept or ()] == [48, 8]
-    assert state.kept is None
+    with weights_as_snapshots(state, write_weights(state, tmp_path), tmp_path):
+        assert [each.memory.numel() for each in state.snapshots or ()] == [48, 8]
+    assert state.snapshots is None
 
 
 def test_gradients_that_recorded_calls_drop_are_the_large_ones():

@@ -10,7 +10,7 @@ from typing import BinaryIO
 
 import torch
 
-from aotexport.model.kept_memory import KeptMemory, bytes_of, copied, in_file, spans_of
+from aotexport.model.memory_snapshots import MemorySnapshot, bytes_of, copied, in_file, spans_of
 from aotexport.model.state import State
 from aotexport_runtime.bundle.weights import parts_of
 from aotexport_runtime.schema.manifest import StateTensor, StoredPart
@@ -21,8 +21,8 @@ _LENGTH_NBYTES = 8
 
 
 @contextlib.contextmanager
-def kept_in_files(state: State, records: Iterable[StateTensor], directory: Path) -> Iterator[None]:
-    """Let `state.kept` be what the files hold, for the block.
+def weights_as_snapshots(state: State, records: Iterable[StateTensor], directory: Path) -> Iterator[None]:
+    """Let `state.snapshots` be what the files hold, for the block.
 
     What a file does not hold as memory does (the values of a conjugated view) is kept as a copy.
 
@@ -35,21 +35,21 @@ def kept_in_files(state: State, records: Iterable[StateTensor], directory: Path)
     places = [place for record in records for place in parts_of(record)]
     with contextlib.ExitStack() as opened:
         files = {name: _File(opened.enter_context((directory / name).open("rb"))) for name in {p.file for p in places}}
-        kept: dict[tuple[str, str], KeptMemory] = {}
+        snapshots: dict[tuple[str, str], MemorySnapshot] = {}
         others: list[torch.Tensor] = []
         for tensor, place in zip(tensors, places, strict=True):
-            if not tensor.numel() or (place.file, place.key) in kept:
+            if not tensor.numel() or (place.file, place.key) in snapshots:
                 continue
-            memory = files[place.file].kept(tensor, place)
+            memory = files[place.file].snapshot(tensor, place)
             if memory.is_unchanged():
-                kept[place.file, place.key] = memory
+                snapshots[place.file, place.key] = memory
             else:
                 others.append(tensor)
-        state.kept = [*kept.values(), *map(copied, spans_of(others))]
+        state.snapshots = [*snapshots.values(), *map(copied, spans_of(others))]
         try:
             yield
         finally:
-            state.kept = None
+            state.snapshots = None
 
 
 class _File:
@@ -65,7 +65,7 @@ class _File:
             if key != "__metadata__"
         }
 
-    def kept(self, tensor: torch.Tensor, place: StateTensor | StoredPart) -> KeptMemory:
+    def snapshot(self, tensor: torch.Tensor, place: StateTensor | StoredPart) -> MemorySnapshot:
         """Return the memory that is stored under the key of `place`, of which `tensor` is a part."""
         start, end = self._places[place.key]
         first = int(tensor.storage_offset()) - place.offset

@@ -1,6 +1,6 @@
-"""NumPy arrays while a model is traced: stand-ins that hold the tensor with the same memory.
+"""NumPy arrays while a model is traced: proxies that hold the tensor with the same memory.
 
-What NumPy would compute, `torch._numpy` computes by torch's operators, which a trace sees. Invariant: every stand-in
+What NumPy would compute, `torch._numpy` computes by torch's operators, which a trace sees. Invariant: every proxy
 has a tensor object of its own, so that which tensor is returned tells which array.
 """
 
@@ -29,7 +29,7 @@ _COMPARED = ("eq", "ne", "lt", "le", "gt", "ge")
 _UNARY = ("neg", "pos", "abs", "invert")
 
 
-class Array:
+class ArrayProxy:
     """An array of a traced call; `isinstance` takes it for an `ndarray`."""
 
     __slots__ = ("_tensor",)
@@ -48,13 +48,13 @@ class Array:
         """Return its element type, by NumPy."""
         return np.dtype(str(self._tensor.dtype).removeprefix("torch."))
 
-    def astype(self, dtype: Any, copy: bool = True) -> Array:
+    def astype(self, dtype: Any, copy: bool = True) -> ArrayProxy:
         """Return a copy with another element type."""
-        return Array(self._tensor.to(_torch_dtype(dtype), copy=True)) if copy or self.dtype != dtype else self
+        return ArrayProxy(self._tensor.to(_torch_dtype(dtype), copy=True)) if copy or self.dtype != dtype else self
 
-    def flatten(self) -> Array:
+    def flatten(self) -> ArrayProxy:
         """Return a copy with one axis."""
-        return Array(self._tensor.reshape(-1).clone(memory_format=torch.contiguous_format))
+        return ArrayProxy(self._tensor.reshape(-1).clone(memory_format=torch.contiguous_format))
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or not hasattr(np.ndarray, name):
@@ -94,11 +94,11 @@ class Array:
     def __float__(self) -> float:
         return float(self._tensor)
 
-    def __copy__(self) -> Array:
-        return Array(self._tensor.clone())
+    def __copy__(self) -> ArrayProxy:
+        return ArrayProxy(self._tensor.clone())
 
-    def __deepcopy__(self, memo: Any) -> Array:
-        return Array(self._tensor.clone())
+    def __deepcopy__(self, memo: Any) -> ArrayProxy:
+        return ArrayProxy(self._tensor.clone())
 
     def __array__(self, *args: Any, **kwargs: Any) -> Any:
         _refuse("an array where NumPy needs its own")
@@ -106,18 +106,18 @@ class Array:
     def __array_ufunc__(self, ufunc: Any, method: str, *args: Any, out: tuple[Any, ...] = (), **kwargs: Any) -> Any:
         if method != "__call__" or len(out) > 1:
             _refuse(f"numpy.{ufunc.__name__}.{method}")
-        if out and not is_stand_in(out[0]):
+        if out and not is_proxy(out[0]):
             _refuse(f"numpy.{ufunc.__name__} into an array that is no argument")
         if any(isinstance(arg, torch.Tensor) for arg in args):
             return NotImplemented
-        given = {**kwargs, "out": out[0]} if out else kwargs
-        return _computed(_function("numpy", ufunc.__name__), args, given)
+        kwargs = {**kwargs, "out": out[0]} if out else kwargs
+        return _computed(_function("numpy", ufunc.__name__), args, kwargs)
 
     def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
         return _applied(_function(function.__module__, function.__name__), args, kwargs)
 
 
-class Scalar(Array):
+class ScalarProxy(ArrayProxy):
     """A scalar of NumPy in a traced call, which nothing changes; its tensor has no axes."""
 
     __slots__ = ()
@@ -128,33 +128,33 @@ class Scalar(Array):
         return self.dtype.type
 
 
-def is_stand_in(value: Any) -> bool:
+def is_proxy(value: Any) -> bool:
     """Return whether `value` stands for an array or scalar of a traced call."""
-    return type(value) in (Array, Scalar)
+    return type(value) in (ArrayProxy, ScalarProxy)
 
 
 def is_scalar(value: Any) -> bool:
     """Return whether `value` stands for a scalar of a traced call."""
-    return type(value) is Scalar
+    return type(value) is ScalarProxy
 
 
-def stand_in(tensor: torch.Tensor) -> Array:
+def proxy_of(tensor: torch.Tensor) -> ArrayProxy:
     """Return the array with the memory of `tensor`, which must be no other's."""
-    return Array(tensor)
+    return ArrayProxy(tensor)
 
 
 def tensor_within(array: Any) -> torch.Tensor:
-    """Return the tensor of a stand-in itself: one per array."""
-    return cast(Array, array)._tensor
+    """Return the tensor of a proxy itself: one per array."""
+    return cast(ArrayProxy, array)._tensor
 
 
 def as_argument(tensor: Any) -> Any:
-    """Return the array that a call passes for a tensor: a stand-in where it is traced, else the real one."""
-    return array_of(tensor) if type(tensor) is torch.Tensor else Array(tensor)
+    """Return the array that a call passes for a tensor: a proxy where it is traced, else the real one."""
+    return array_of(tensor) if type(tensor) is torch.Tensor else ArrayProxy(tensor)
 
 
 def tensor_made_of(array: Any) -> torch.Tensor:
-    """Return a new tensor with the memory of a stand-in, as `torch.from_numpy` does."""
+    """Return a new tensor with the memory of a proxy, as `torch.from_numpy` does."""
     return tensor_within(array).detach()
 
 
@@ -180,9 +180,9 @@ def _refuse(what: str, way_out: str = "Convert the array (`torch.from_numpy`), a
 
 def _applied(function: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
     """Return what torch's counterpart of a function of NumPy gives, as NumPy's kinds of values."""
-    known: list[Array] = []
+    known: list[ArrayProxy] = []
     result = function(*_unwrapped(args, known), **_unwrapped(kwargs, known))
-    if is_stand_in(kwargs.get("out")):
+    if is_proxy(kwargs.get("out")):
         return kwargs["out"]
     name = function.__name__
     if name == "__getitem__":
@@ -195,15 +195,15 @@ def _applied(function: Callable[..., Any], args: Any, kwargs: dict[str, Any]) ->
 def _computed(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Return what a function of numbers gives: of integers in double precision, where torch's has its default."""
     result = _applied(function, args, kwargs)
-    given = [tensor_within(arg) for arg in args if is_stand_in(arg)]
-    whole = not any(tensor.is_floating_point() or tensor.is_complex() for tensor in given)
-    if not (whole and is_stand_in(result) and result.dtype == np.float32) or kwargs:
+    operands = [tensor_within(arg) for arg in args if is_proxy(arg)]
+    whole = not any(tensor.is_floating_point() or tensor.is_complex() for tensor in operands)
+    if not (whole and is_proxy(result) and result.dtype == np.float32) or kwargs:
         return result
-    return _applied(function, tuple(arg.astype(np.float64) if is_stand_in(arg) else arg for arg in args), kwargs)
+    return _applied(function, tuple(arg.astype(np.float64) if is_proxy(arg) else arg for arg in args), kwargs)
 
 
-def _unwrapped(value: Any, known: list[Array]) -> Any:
-    if is_stand_in(value):
+def _unwrapped(value: Any, known: list[ArrayProxy]) -> Any:
+    if is_proxy(value):
         known.append(value)
         return counterpart_array(tensor_within(value))
     if isinstance(value, np.dtype) or (isinstance(value, type) and issubclass(value, np.generic)):
@@ -217,12 +217,12 @@ def _unwrapped(value: Any, known: list[Array]) -> Any:
     return {key: _unwrapped(item, known) for key, item in value.items()} if type(value) is dict else value
 
 
-def _wrapped(value: Any, known: list[Array], *, makes_scalar: bool, copies_scalar: bool = False) -> Any:
+def _wrapped(value: Any, known: list[ArrayProxy], *, makes_scalar: bool, copies_scalar: bool = False) -> Any:
     if is_counterpart(value):
         tensor = value.tensor
         if makes_scalar and not tensor.dim():
-            return Scalar(tensor.clone() if copies_scalar else tensor)
-        return Array(tensor.view_as(tensor) if any(tensor is tensor_within(other) for other in known) else tensor)
+            return ScalarProxy(tensor.clone() if copies_scalar else tensor)
+        return ArrayProxy(tensor.view_as(tensor) if any(tensor is tensor_within(other) for other in known) else tensor)
     if type(value) in (tuple, list):
         items = [_wrapped(item, known, makes_scalar=makes_scalar) for item in value]
         return items if type(value) is list else tuple(items)
@@ -239,7 +239,7 @@ def _steps_back(index: Any) -> bool:
 
 
 def _operator(name: str) -> Any:
-    def operate(self: Array, *operands: Any) -> Any:
+    def operate(self: ArrayProxy, *operands: Any) -> Any:
         if any(isinstance(operand, torch.Tensor) for operand in operands):
             return NotImplemented
         return _computed(_method(name), (self, *operands), {})
@@ -248,7 +248,7 @@ def _operator(name: str) -> Any:
 
 
 def _reflected(name: str) -> Any:
-    def operate(self: Array, other: Any) -> Any:
+    def operate(self: ArrayProxy, other: Any) -> Any:
         if isinstance(other, torch.Tensor):
             if is_scalar(self):
                 return getattr(other, f"__{name}__")(self._tensor)
@@ -260,7 +260,7 @@ def _reflected(name: str) -> Any:
 
 
 def _in_place(name: str) -> Any:
-    def operate(self: Array, other: Any) -> Any:
+    def operate(self: ArrayProxy, other: Any) -> Any:
         if isinstance(other, torch.Tensor):
             return NotImplemented
         if is_scalar(self):
@@ -272,7 +272,7 @@ def _in_place(name: str) -> Any:
 
 
 for _name in (*_BINARY, *_COMPARED, *_UNARY):
-    setattr(Array, f"__{_name}__", _operator(f"__{_name}__"))
+    setattr(ArrayProxy, f"__{_name}__", _operator(f"__{_name}__"))
 for _name in _BINARY:
-    setattr(Array, f"__r{_name}__", _reflected(_name))
-    setattr(Array, f"__i{_name}__", _in_place(_name))
+    setattr(ArrayProxy, f"__r{_name}__", _reflected(_name))
+    setattr(ArrayProxy, f"__i{_name}__", _in_place(_name))

@@ -23,7 +23,7 @@ _MAX_INTEGER = 1 << 12
 
 
 @dataclass(frozen=True)
-class Arguments:
+class RecordedArguments:
     """Arguments of a call to record: what they are, and the spans of storage they are made of."""
 
     name: str
@@ -31,7 +31,7 @@ class Arguments:
     stored: dict[str, torch.Tensor]
 
 
-def example_arguments(call: ExampleCall, program: Program) -> Arguments:
+def example_arguments(call: ExampleCall, program: Program) -> RecordedArguments:
     """Return the arguments of the example call; those that share storage do so when they are made again."""
     by_path = dict(zip(call.paths, call.tensors, strict=True))
     stored: dict[str, torch.Tensor] = {}
@@ -51,7 +51,7 @@ def example_arguments(call: ExampleCall, program: Program) -> Arguments:
             specs.append(VectorInput(**flags, **own[0]))
         else:
             specs.append(VectorInput(**flags, subclass=subclass, parts=tuple(VectorPart(**span) for span in own)))
-    return Arguments("example", tuple(specs), stored)
+    return RecordedArguments("example", tuple(specs), stored)
 
 
 def _span(tensor: torch.Tensor, stored: dict[str, torch.Tensor], keys: dict[int, str]) -> dict[str, Any]:
@@ -75,10 +75,10 @@ def _whole_storage(tensor: torch.Tensor) -> torch.Tensor:
     return flat.set_(tensor.detach().untyped_storage(), 0, (count,), (1,)).cpu().clone()
 
 
-def random_arguments(example: Arguments, generator: torch.Generator) -> Arguments:
+def random_arguments(example: RecordedArguments, generator: torch.Generator) -> RecordedArguments:
     """Return other values of the example's kind and sizes."""
     stored = {key: _shuffled(tensor, generator) for key, tensor in example.stored.items()}
-    return Arguments("random", example.specs, stored)
+    return RecordedArguments("random", example.specs, stored)
 
 
 def _shuffled(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
@@ -99,8 +99,8 @@ def _shuffled(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
 
 
 def small_arguments(
-    program: Program, example: Arguments, dimension: Dimension, size: int, generator: torch.Generator
-) -> Arguments | None:
+    program: Program, example: RecordedArguments, dimension: Dimension, size: int, generator: torch.Generator
+) -> RecordedArguments | None:
     """Return arguments with `dimension` at `size` and the others beyond 1; None: the program takes no such call."""
     symbols = {**_generic_sizes(program, example), dimension.symbol: size}
     if not _keeps_guards(program, symbols):
@@ -120,7 +120,7 @@ def _keeps_guards(program: Program, symbols: dict[str, int]) -> bool:
         return False
 
 
-def other_integers(program: Program, example: Arguments) -> Iterator[Arguments]:
+def other_integers(program: Program, example: RecordedArguments) -> Iterator[RecordedArguments]:
     """Yield the example's arguments with other values of each dynamic integer, those among them that branches tell."""
     known = symbols_of(program, example.specs)
     for dimension in program.dimensions:
@@ -136,7 +136,7 @@ def other_integers(program: Program, example: Arguments) -> Iterator[Arguments]:
             symbols = {**known, dimension.symbol: value}
             if _keeps_guards(program, symbols) and _fits_shapes(program, example, symbols):
                 name = f"{_plain(dimension.name)}-is-{value}".replace("--", "-minus-")
-                yield Arguments(name, _with_integers(program, example.specs, symbols), example.stored)
+                yield RecordedArguments(name, _with_integers(program, example.specs, symbols), example.stored)
 
 
 def symbols_of(program: Program, inputs: Sequence[VectorInput]) -> dict[str, int]:
@@ -151,7 +151,7 @@ def symbols_of(program: Program, inputs: Sequence[VectorInput]) -> dict[str, int
     return symbols
 
 
-def _fits_shapes(program: Program, example: Arguments, symbols: dict[str, int]) -> bool:
+def _fits_shapes(program: Program, example: RecordedArguments, symbols: dict[str, int]) -> bool:
     """Return whether the tensors of the example are what the program takes for these values of its symbols."""
     metas = [spec.meta for spec in program.inputs if isinstance(spec, ArgumentInput)]
     shapes = [spec.shape for spec in example.specs if spec.value is None]
@@ -179,7 +179,7 @@ def beginning_at(program: Program, symbol: str, least: int) -> Program:
     return msgspec.structs.replace(program, dimensions=tuple(dimensions))
 
 
-def _generic_sizes(program: Program, example: Arguments) -> dict[str, int]:
+def _generic_sizes(program: Program, example: RecordedArguments) -> dict[str, int]:
     """Return a value per symbol that is no special one, where the range has such; integers stay as in the example."""
     known = symbols_of(program, example.specs)
     integers = {spec.symbol for spec in program.inputs if isinstance(spec, SizeInput)}
@@ -191,7 +191,9 @@ def _generic_sizes(program: Program, example: Arguments) -> dict[str, int]:
     }
 
 
-def resized_arguments(program: Program, example: Arguments, generator: torch.Generator) -> list[Arguments]:
+def resized_arguments(
+    program: Program, example: RecordedArguments, generator: torch.Generator
+) -> list[RecordedArguments]:
     """Return arguments with every dynamic dimension at its least size, and with each at a size of its own."""
     if not program.dimensions:
         return []
@@ -207,8 +209,8 @@ def resized_arguments(program: Program, example: Arguments, generator: torch.Gen
 
 
 def _resized(
-    name: str, program: Program, example: Arguments, symbols: dict[str, int], generator: torch.Generator
-) -> Arguments | None:
+    name: str, program: Program, example: RecordedArguments, symbols: dict[str, int], generator: torch.Generator
+) -> RecordedArguments | None:
     metas = iter([spec.meta for spec in program.inputs if isinstance(spec, ArgumentInput)])
     specs: list[VectorInput] = []
     stored: dict[str, torch.Tensor] = {}
@@ -239,4 +241,4 @@ def _resized(
                 is_complex=spec.is_complex,
             )
         )
-    return Arguments(name, tuple(specs), stored)
+    return RecordedArguments(name, tuple(specs), stored)

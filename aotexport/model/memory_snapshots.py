@@ -18,7 +18,7 @@ _WORD_NBYTES = 8
 
 
 @dataclass(frozen=True)
-class KeptMemory:
+class MemorySnapshot:
     """A span of a storage, and what it held.
 
     Attributes:
@@ -51,13 +51,13 @@ class KeptMemory:
             yield now, before.to(now.device)
 
 
-def copied(memory: torch.Tensor) -> KeptMemory:
+def copied(memory: torch.Tensor) -> MemorySnapshot:
     """Return a span of bytes with a copy of it."""
     copy = memory.clone()
-    return KeptMemory(memory, lambda: copy.split(_PART_NBYTES))
+    return MemorySnapshot(memory, lambda: copy.split(_PART_NBYTES))
 
 
-def in_file(memory: torch.Tensor, file: BinaryIO, offset: int) -> KeptMemory:
+def in_file(memory: torch.Tensor, file: BinaryIO, offset: int) -> MemorySnapshot:
     """Return a span of bytes with where a file holds the same.
 
     Args:
@@ -73,7 +73,7 @@ def in_file(memory: torch.Tensor, file: BinaryIO, offset: int) -> KeptMemory:
             _read(file.fileno(), part, offset + start)
             yield part
 
-    return KeptMemory(memory, parts)
+    return MemorySnapshot(memory, parts)
 
 
 def _read(descriptor: int, part: torch.Tensor, offset: int) -> None:

@@ -20,7 +20,7 @@ from aotexport_runtime.values.trees import key_of, keys_of, steps
 
 
 @dataclass(frozen=True)
-class Held:
+class ArgumentContainer:
     """A container among the arguments.
 
     Attributes:
@@ -49,15 +49,15 @@ class Held:
             self.container.extend(self.items.values())
 
 
-def containers(call: ExampleCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Held]:
+def containers(call: ExampleCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[ArgumentContainer]:
     """Return the containers among arguments like the example's, one per place, also in defaults that stand in."""
-    found: list[Held] = []
+    found: list[ArgumentContainer] = []
 
     def visit(tree: Tree, value: Any, path: str, is_default: bool) -> None:
         if isinstance(tree, Leaf | Constant):
             return
         if _is_changeable(value):
-            found.append(Held(path, value, _items(value), is_default))
+            found.append(ArgumentContainer(path, value, _items(value), is_default))
         if not isinstance(value, set | frozenset):
             children = _children(tree, value)
             for step, item, child in zip(steps(tree), tree.items, children, strict=True):
@@ -68,20 +68,22 @@ def containers(call: ExampleCall, args: tuple[Any, ...], kwargs: dict[str, Any])
     return found
 
 
-def container_changes(call: ExampleCall, held: list[Held], leaf_index: LeafIndex) -> list[ContainerChange]:
+def container_changes(
+    call: ExampleCall, before: list[ArgumentContainer], leaf_index: LeafIndex
+) -> list[ContainerChange]:
     """Return what was changed in the containers of a call.
 
     Args:
         call: the example call.
-        held: its containers, as they were before.
+        before: its containers, as they were before.
         leaf_index: see `tree_of`; leaves are outputs of the program.
 
     Raises:
         ExportFailed: a change that a bundle cannot make.
     """
-    known = {id(each.container) for each in held}
+    known = {id(each.container) for each in before}
     found: list[ContainerChange] = []
-    for each in held:
+    for each in before:
         if each.is_changed():
             _check_changeable(call, each)
             after = _items(each.container)
@@ -91,18 +93,18 @@ def container_changes(call: ExampleCall, held: list[Held], leaf_index: LeafIndex
     return found
 
 
-def check_changes(held: list[Held], recorded: Iterable[ContainerChange]) -> None:
+def check_changes(before: list[ArgumentContainer], recorded: Iterable[ContainerChange]) -> None:
     """Refuse a call that does not change its containers as it did when it was captured.
 
     Args:
-        held: its containers, as they were before.
+        before: its containers, as they were before.
         recorded: what it changed.
 
     Raises:
         ExportFailed: names a container.
     """
     keys = {change.path: list(map(key_of, change.keys)) for change in recorded}
-    for each in held:
+    for each in before:
         now = list(range(len(each.container)) if isinstance(each.container, set) else _items(each.container))
         if each.is_changed() != (each.path in keys) or keys.get(each.path, []) not in ([], now):
             raise ExportFailed(
@@ -111,12 +113,12 @@ def check_changes(held: list[Held], recorded: Iterable[ContainerChange]) -> None
             )
 
 
-def _item(held: Held, key: Any, item: Any, known: set[int], leaf_index: LeafIndex) -> Tree | None:
-    if isinstance(held.container, set):
-        return tree_of(item, f"{held.path}[{key}]", leaf_index, what="output")
-    if key in held.items and same_item(held.items[key], item):
+def _item(owner: ArgumentContainer, key: Any, item: Any, known: set[int], leaf_index: LeafIndex) -> Tree | None:
+    if isinstance(owner.container, set):
+        return tree_of(item, f"{owner.path}[{key}]", leaf_index, what="output")
+    if key in owner.items and same_item(owner.items[key], item):
         return None
-    path = f"{held.path}[{key!r}]" if _has_keys(held.container) else f"{held.path}.{key}"
+    path = f"{owner.path}[{key!r}]" if _has_keys(owner.container) else f"{owner.path}.{key}"
     if not is_key(key):
         raise ExportFailed(
             f"the call sets `{path}` of its arguments; keys may be strings, numbers, bytes, None or tuples"
@@ -129,27 +131,27 @@ def _item(held: Held, key: Any, item: Any, known: set[int], leaf_index: LeafInde
     return tree_of(item, path, leaf_index, what="output")
 
 
-def _check_changeable(call: ExampleCall, held: Held) -> None:
-    if held.is_default:
-        held.restore()
+def _check_changeable(call: ExampleCall, owner: ArgumentContainer) -> None:
+    if owner.is_default:
+        owner.restore()
     original = containers(call, call.args, call.kwargs)
     places = {each.path: each.container for each in original}
-    same = [path for path, container in places.items() if container is places.get(held.path)]
+    same = [path for path, container in places.items() if container is places.get(owner.path)]
     reason = None
-    if held.is_default or any(default is places.get(held.path) for default in _defaults(call.callable).values()):
+    if owner.is_default or any(default is places.get(owner.path) for default in _defaults(call.callable).values()):
         reason = "it is a default, which later calls find changed. Pass it"
     elif (
         missing := []
-        if _has_keys(held.container)
-        else [name for name in held.items if name not in _items(held.container)]
+        if _has_keys(owner.container)
+        else [name for name in owner.items if name not in _items(owner.container)]
     ):
         reason = f"deletes the attribute `{missing[0]}`, which a bundle cannot do. Set it to None"
-    elif isinstance(held.container, dict) and dataclasses.is_dataclass(held.container):
-        reason = f"a bundle changes no `{type(held.container).__name__}`. Return the new value instead"
+    elif isinstance(owner.container, dict) and dataclasses.is_dataclass(owner.container):
+        reason = f"a bundle changes no `{type(owner.container).__name__}`. Return the new value instead"
     elif len(same) > 1:
         reason = f"{' and '.join(f'`{path}`' for path in same)} are one object. Pass copies"
     if reason is not None:
-        raise ExportFailed(f"the call changes `{held.path}` of its arguments, and {reason}")
+        raise ExportFailed(f"the call changes `{owner.path}` of its arguments, and {reason}")
 
 
 def _passed(call: ExampleCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[str, Tree, Any, bool]]:
