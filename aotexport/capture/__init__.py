@@ -1,8 +1,8 @@
 """Python to graphs, in rooms.
 
-effects/     what a call does beside computing, seen while its code runs under tracing
+effects/     side effects of a call, seen while its code runs under tracing
 trace/       the example call as a forward graph, before autograd
 passes/      changes and checks of that graph
 functional/  the joint graph or the inference graph, with its metadata
-programs/    what several programs of one model share
+programs/    forward graphs shared between the programs of one model
 """

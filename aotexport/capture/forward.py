@@ -1,4 +1,4 @@
-"""The forward graph: the program before autograd, in place mutations and all."""
+"""The forward graph: the program before autograd, with its in-place mutations."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from aotexport.torch_internals.transforms import transforms_left
 from aotexport_runtime.values.trees import arrays_in
 
 _LOGGERS = ("torch.export", "torch._dynamo", "torch.fx", "torch._subclasses")
-"""Of what torch says while it traces; what fails, the export says itself."""
+"""Torch's loggers to silence during a trace; the export reports failures itself."""
 
 
 class NotCaptured(ExportFailed):
-    """No strategy could trace the call; says why, per strategy."""
+    """No strategy could trace the call; the message says why, per strategy."""
 
 
 def capture_forward(call: ExampleCall, state: State, *, grad: bool = True) -> ForwardCapture:
@@ -48,7 +48,7 @@ def capture_forward(call: ExampleCall, state: State, *, grad: bool = True) -> Fo
 
     Raises:
         NotCaptured: no strategy could; says why, with the user's line.
-        ExportFailed: the model does what a bundle cannot hold.
+        ExportFailed: the model does something that a bundle cannot hold.
     """
     captured = _by_first_strategy(call, state, grad)
     state.entries += captured.constants
@@ -65,7 +65,7 @@ def _by_first_strategy(call: ExampleCall, state: State, grad: bool) -> ForwardCa
     for strategy in STRATEGIES:
         if (strategy.follows_values and not branches) or (arrays and not strategy.takes_arrays):
             continue
-        # Code that asked for a size (`int(size)`) may be followed without, by reading it.
+        # Code that asked for a size (`int(size)`) may be traceable by a strategy that reads the code.
         if (fixed is not None or narrow is not None) and not strategy.reads_code:
             continue
         try:
@@ -101,13 +101,14 @@ def _by_first_strategy(call: ExampleCall, state: State, grad: bool) -> ForwardCa
 
 
 def _as_in_eager(captured: ForwardCapture, call: ExampleCall, state: State, strategy: Strategy) -> ForwardCapture:
-    """Return a trace of the code that runs in eager, where the code calls custom operators only while it is traced.
+    """Return a trace of the code as it runs in eager, where it calls custom operators only under a compiler.
 
-    Libraries put what compilers do not take into operators of their own, and ask `torch.compiler.is_compiling()`.
+    Libraries wrap code that compilers cannot take in operators, and ask `torch.compiler.is_compiling()` when to use
+    them.
     """
     if not custom_operators(captured.graph):
         return captured
-    # Code that cannot be traced as it runs in eager is why it asks.
+    # Code asks when its eager form cannot be traced.
     with contextlib.suppress(ExportFailed, ModelFileInvalid), attempt("trace as in eager"), exporting_hidden():
         other = _capture(call, state, strategy, captured.function.grad)
         if not custom_operators(other.graph):
@@ -130,7 +131,7 @@ def _capture(call: ExampleCall, state: State, strategy: Strategy, grad: bool) ->
 def _capture_with(
     fakes: FakeInputs, call: ExampleCall, state: State, strategy: Strategy, target: Any, grad: bool
 ) -> ForwardCapture:
-    """Trace the call on fake inputs, and make a forward graph of the trace."""
+    """Trace the call on fake inputs, and turn the trace into a forward graph."""
     trace = trace_call(call, state, strategy, target, fakes, grad=grad)
     flat, reads, any_order = trace.function, reads_of(trace), dicts_read_by_key(trace)
     draft = run_passes(_draft(trace, reads))
@@ -154,7 +155,7 @@ def _capture_with(
 
 
 def _draft(trace: Trace, reads: frozenset[Read]) -> Draft:
-    """Return a traced graph as passes take it."""
+    """Return the draft of a traced graph, for the passes."""
     flat = trace.function
     arguments = {entry: argument for argument, entry in flat.shared.items()}
     bindings = [

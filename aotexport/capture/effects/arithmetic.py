@@ -1,7 +1,7 @@
-"""Python's functions of numbers, on symbolic ones, while a model runs under tracing.
+"""Patch Python's functions of numbers to take symbolic ones while a model runs under tracing.
 
-`len`, `max` and others must return a number, or compare numbers, where a trace has symbols; Python would ask for the
-example's value and hold every call to it. They are exchanged in the model's own modules, `math` in all.
+Python's `len`, `max` and others ask a symbol for the example's value, which would hold every call to it. They are
+patched in the model's own modules, `math` everywhere.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from aotexport.torch_internals.names import MATH_FUNCTIONS, tensor_of_numbers
 
 _REASON = "Let functions of numbers take symbolic ones"
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
-_PROXIES: dict[type, tuple[type, ...]] = {
+_SYMBOLIC_TYPES: dict[type, tuple[type, ...]] = {
     int: (torch.SymInt, torch.SymBool),
     bool: (torch.SymBool,),
     float: (torch.SymFloat,),
@@ -38,10 +38,10 @@ def symbolic_arithmetic(
     """Let the code of a model compute with symbolic sizes and integers as if they were numbers.
 
     Args:
-        target: what is traced.
-        module: the module that it is of; None: a plain function.
-        asked: called where the model's own code asks for the value of a symbolic number (`int(size)`), which nobody
-            can exchange: calls are held to the example's.
+        target: the traced callable.
+        module: its module; None: a plain function.
+        asked: called where the model's own code asks for the value of a symbolic number (`int(size)`); no patch can
+            keep that symbolic, so calls are held to the example's value.
     """
     builtin = [
         Patch(namespace, name, in_this_thread(function, getattr(builtins, name)), _REASON)
@@ -54,7 +54,7 @@ def symbolic_arithmetic(
 
 
 def _namespaces(target: Any, module: nn.Module | None) -> list[dict[str, Any]]:
-    """Return the globals of the model's own modules, and of the packages that they are of."""
+    """Return the globals of the model's own modules, and of the packages that hold these."""
     classes = {base for child in (module.modules() if module is not None else ()) for base in type(child).__mro__}
     functions = [value for cls in classes for value in vars(cls).values()] + [target, getattr(target, "__func__", None)]
     own = {id(space): space for function in functions if (space := getattr(function, "__globals__", None)) is not None}
@@ -78,7 +78,7 @@ def _isinstance(value: Any, types: Any) -> bool:
     if not isinstance(value, _SYMBOLIC):
         return False
     listed = types if isinstance(types, tuple) else (types,)
-    return any(type(value) in _PROXIES.get(type_, ()) for type_ in listed if isinstance(type_, type))
+    return any(type(value) in _SYMBOLIC_TYPES.get(type_, ()) for type_ in listed if isinstance(type_, type))
 
 
 def _divmod(a: Any, b: Any) -> Any:
@@ -89,7 +89,7 @@ def _extreme(symbolic: Callable[[Any, Any], Any], original: Callable[..., Any]) 
     @functools.wraps(original)
     def extreme(*args: Any, **kwargs: Any) -> Any:
         values = args[0] if len(args) == 1 and isinstance(args[0], list | tuple) else args
-        # A tensor among them is compared by its value.
+        # Python compares a tensor by its value.
         if kwargs or not _are_numbers(*values) or not _symbolic(*values):
             return original(*args, **kwargs)
         return functools.reduce(symbolic, values)
@@ -111,7 +111,7 @@ _BUILTINS: dict[str, Callable[..., Any]] = {
 
 
 def _attributes() -> Iterator[Patch]:
-    """Yield patches of functions of numbers, which take symbolic ones."""
+    """Yield patches that let functions of numbers take symbolic ones."""
     for name, symbolic in MATH_FUNCTIONS.items():
         yield Patch(math, name, _one_of(getattr(math, name), symbolic), _REASON)
     yield Patch(math, "pow", _power(math.pow), _REASON)
@@ -155,7 +155,7 @@ def _logarithm(original: Callable[..., float]) -> Callable[..., Any]:
 
 def _linspace(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     def linspace(start: Any, end: Any, steps: Any = 100, *, dtype: Any = None, **options: Any) -> torch.Tensor:
-        """Return what `torch.linspace` gives, whose operator takes no symbolic number of steps."""
+        """Compute `torch.linspace` for a symbolic number of steps, which its operator does not take."""
         if not _symbolic(steps) or not _are_numbers(start, end):
             return original(start, end, steps, dtype=dtype, **options)
         dtype = torch.get_default_dtype() if dtype is None else dtype
@@ -196,7 +196,7 @@ def _text(name: str) -> Callable[..., str]:
     original = getattr(torch.SymInt, name)
 
     def text(self: torch.SymInt, *spec: str) -> str:
-        """Hold calls to the example's value where the model's own code makes text of a number, which may be a key."""
+        """Hold calls to the example's value where the model's code makes text of a number; the text may be a key."""
         if is_user_file(caller().f_code.co_filename):
             return getattr(builtins.int, name)(int(self), *spec)
         return original(self, *spec)

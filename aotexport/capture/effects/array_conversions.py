@@ -1,4 +1,4 @@
-"""Conversions between tensors and NumPy arrays, put in place while a model is traced; see `arrays`."""
+"""Patch conversions between tensors and NumPy arrays while a model is traced; see `array_proxies`."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def patches(effects: Effects) -> list[Patch]:
     def numpy(self: torch.Tensor, *, force: bool = False) -> Any:
         if not isinstance(self, FakeTensor):
             return original(self, force=force)
-        # The mode of a trace is the call's own but in regions of the model and in custom autograd functions.
+        # Outside of the model's regions and of custom autograd functions, the trace has the call's own grad mode.
         recording = grad_mode.is_grad_enabled() and (grad_mode.within_region() or effects.grad)
         if self.requires_grad and recording and not force:
             raise ExportFailed(
                 f"{user_line()}the model calls `Tensor.numpy` on a tensor that requires grad, which torch refuses. Use "
                 "`tensor.detach().numpy()`, or leave out programs with gradients (`programs=('infer',)`)"
             )
-        # Where a call's tensor requires grad that did not at capture, the array is refused when it is given back.
+        # A call whose tensor requires grad, unlike at capture, is refused when the array is returned.
         return proxy_of(self.detach().resolve_conj().resolve_neg() if force else self.view_as(self))
 
     def as_array(data: Any, *, copy: bool | None = None, requires_grad: bool = False, **kwargs: Any) -> torch.Tensor:
@@ -60,7 +60,7 @@ def patches(effects: Effects) -> list[Patch]:
 
 
 def taking_arrays(function: Callable[..., torch.Tensor], *, copy: bool) -> Callable[..., torch.Tensor]:
-    """Return a function that makes a tensor of data, as one that also takes proxies of arrays.
+    """Let a function that makes tensors of data take proxies of arrays too.
 
     Args:
         function: `torch.tensor` or one with its parameters.
@@ -77,7 +77,7 @@ def taking_arrays(function: Callable[..., torch.Tensor], *, copy: bool) -> Calla
 
 
 def _index(index: Any) -> Any:
-    """Return an index of a tensor with tensors for arrays."""
+    """Return an index of a tensor, its arrays replaced by tensors."""
     if type(index) is tuple:
         return tuple(map(_index, index))
     return tensor_made_of(index) if is_proxy(index) else index

@@ -1,7 +1,6 @@
-"""Attributes of the model that a call changes under tracing: put back, and noted or refused.
+"""Put back the attributes of the model that a call changes under tracing, and note or refuse the changes.
 
-Tracing keeps tensor operators. Python state that a call changes is no operator; a program without it would be silently
-wrong.
+Tracing records tensor operators only. A program that left out a change of Python state would be silently wrong.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 
 @contextlib.contextmanager
 def attributes_kept(module: nn.Module | None, effects: Effects) -> Iterator[None]:
-    """Put the attributes of the model back after the block, and note in `effects` what the bundle does not keep.
+    """Put the attributes of the model back after the block, and note in `effects` those that the bundle drops.
 
     Raises:
         ExportFailed: the block changed Python state that the model's next call may depend on.
@@ -80,7 +79,7 @@ def _judge_items(changes: list[ItemChange], effects: Effects) -> None:
 
 
 def _attribute(path: str) -> str | None:
-    """Return the path of the attribute, or buffer, that a change of an item is of; None: one of torch's tables."""
+    """Return the path of the attribute, or buffer, whose item changed; None: it is one of torch's tables."""
     table = re.match(r"(.*?)\.?_buffers\['([^']+)'\]$", path)
     if table is not None:
         return ".".join(filter(None, table.groups()))

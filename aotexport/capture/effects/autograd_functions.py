@@ -1,8 +1,7 @@
-"""Custom autograd functions as nodes with subgraphs: what they compute, and the backward that their authors wrote.
+"""Record custom autograd functions as nodes with subgraphs for their forward and their own backward.
 
-Where the model applies one, its `forward` and `backward` are traced to graphs of their own, and one node that holds
-both takes the place of the operators. Run, the node applies an autograd function again, so that autograd sees what
-it saw.
+The `forward` and `backward` of an applied function are traced to graphs of their own. One node with both replaces the
+operators. The node applies an autograd function again when it runs, so autograd sees the same as in eager execution.
 
 Source: torch 2.13, `torch/csrc/autograd/python_function.cpp` (`THPFunction_apply`, `PyNode::apply`).
 """
@@ -37,13 +36,13 @@ from aotexport.torch_internals.tracing import (
 )
 
 _MAX_PATTERNS = 8
-"""How many patterns of undefined gradients a function that wants to see them is traced for."""
+"""The largest number of patterns of undefined gradients to trace a function for."""
 
 _MAX_ORDER = 2
-"""Derivatives of which order are kept; a function whose backward applies itself has them without end."""
+"""The highest order of derivatives to record; a backward that applies its own function has no end of them."""
 
 _order: ContextVar[int] = ContextVar("_order", default=0)
-"""How many backwards are being traced, one within the other."""
+"""Number of backwards being traced, one within the other."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +68,7 @@ def apply_function(
     additional: Sequence[Any],
     *fields: Any,
 ) -> list[torch.Tensor]:
-    """Apply the autograd function that the subgraphs describe: the target of its nodes."""
+    """Apply the autograd function of the subgraphs: the target of its nodes."""
     function = AppliedFunction(*fields)
 
     class Applied(torch.autograd.Function):
@@ -174,7 +173,7 @@ class _Recording:
         return [arg for arg in self.args if isinstance(arg, torch.Tensor)]
 
     def trace(self, ctx: Any) -> Any:
-        """Trace all subgraphs, tell the real context what the function told its own, and return its result."""
+        """Trace all subgraphs, copy the function's marks to the real context, and return its result."""
         differentiable = tuple(
             isinstance(arg, torch.Tensor) and (arg.is_floating_point() or arg.is_complex()) for arg in self.args
         )
@@ -270,13 +269,13 @@ class _Recording:
 def traced_backward(
     function: Callable[..., list[Any]], grads: Sequence[torch.Tensor], further: Sequence[Any], device: torch.device
 ) -> torch.fx.GraphModule:
-    """Trace what runs in a backward: it takes gradients and further values, in whatever region of the model it is.
+    """Trace a function of gradients and further values as a backward, outside of the model's regions.
 
     Args:
         function: returns a list of values.
         grads: gradients.
         further: tensors and sizes.
-        device: where it runs.
+        device: where the backward runs.
     """
     with outside_of_regions(), _as_in_a_backward(grads), torch.autocast(device.type, enabled=False):
         return trace_subgraph(function, [*grads, *further], keeps_frame=is_user_frame)
@@ -284,10 +283,10 @@ def traced_backward(
 
 @contextlib.contextmanager
 def _as_in_a_backward(grads: Sequence[torch.Tensor]) -> Iterator[None]:
-    """Let a backward run as it will run at every call, however its gradients lie in memory.
+    """Trace a backward for gradients of every memory layout, as later calls will run it.
 
-    To `is_contiguous` of a gradient the answer is no, for what follows makes it so; `contiguous` is recorded, whatever
-    it copies. Functions that compute their forward again differentiate it here, which the trace then holds.
+    `is_contiguous` of a gradient answers no, so that the code makes it contiguous; `contiguous` is always recorded.
+    `torch.autograd.grad` in the backward is traced too, for functions that compute their forward again.
     """
     tensor, differentiate = torch.Tensor, torch.autograd.grad
     read_is_contiguous, read_stride = tensor.is_contiguous, tensor.stride
@@ -335,7 +334,7 @@ _ONCE = once_differentiable(lambda ctx: None).__code__
 def function_of_subgraphs(
     forward: torch.fx.GraphModule, backward: torch.fx.GraphModule, described: dict[str, Any]
 ) -> type[torch.autograd.Function]:
-    """Return the custom function that Dynamo took apart, in code that torch compiles.
+    """Return a custom function made of the subgraphs that Dynamo split it into.
 
     Args:
         forward: returns outputs and saved values.
@@ -362,7 +361,7 @@ def function_of_subgraphs(
 
 
 def record_application(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Record the application of a custom function as one node of the trace that goes on; return its result.
+    """Record the application of a custom function as one node of the current trace; return its result.
 
     Args:
         function: the user's class.

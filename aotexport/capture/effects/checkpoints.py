@@ -1,9 +1,9 @@
 """Checkpoints (`torch.utils.checkpoint`): nodes that begin and end them in forward graphs.
 
-The trace runs what a checkpoint surrounds as it would run without. A forward graph marks where it begins and ends, and
-a runtime computes its values anew in backward; a joint graph says itself what backward computes anew. Gradients are the
-same, with two exceptions that eager has: a reentrant checkpoint none of whose arguments requires grad records nothing;
-and what the surrounded part writes, eager writes once more when it computes it anew in backward.
+The trace runs the code within a checkpoint as without one. A forward graph marks its begin and end, and a runtime
+recomputes its values in backward. A joint graph itself has the recomputing nodes. Gradients are the same, with two
+exceptions of eager: a reentrant checkpoint without an argument that requires grad records nothing; and writes within a
+checkpoint are repeated in backward.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from aotexport.torch_internals.tracing import (
 )
 
 PART = "checkpoint"
-"""Annotation of nodes: which checkpointed part they belong to, and whether that draws the same numbers again."""
+"""Annotation of nodes: the checkpointed part they belong to, and whether backward draws the same numbers again."""
 
 ARGUMENT = "checkpoint_argument"
 """Metadata of nodes of a joint graph: a checkpointed part was called with the value."""
@@ -39,14 +39,14 @@ def enter_checkpoint(arguments: Sequence[torch.Tensor], repeats_draws: bool) -> 
     """Begin a checkpointed part: the target of nodes.
 
     Args:
-        arguments: tensors that it is called with.
+        arguments: tensors passed to the part.
         repeats_draws: whether backward draws the random numbers of the call again.
     """
     annotate_values(arguments, ARGUMENT)
 
 
 def exit_checkpoint(entered: None) -> None:
-    """End the part that a node began: the target of nodes."""
+    """End the part that `entered` began: the target of nodes."""
 
 
 def is_mark(node: torch.fx.Node) -> bool:
@@ -55,7 +55,7 @@ def is_mark(node: torch.fx.Node) -> bool:
 
 
 class Checkpoints:
-    """Patches of both kinds."""
+    """Patches of both kinds of checkpoints, reentrant or not."""
 
     def __init__(self, module: nn.Module | None) -> None:
         """Watch the state of `module`; None: a function."""
@@ -69,7 +69,7 @@ class Checkpoints:
         return [Patch(checkpoints, "_checkpoint_without_reentrant_generator", self._around, reason)]
 
     def reentrant(self, function: Callable[..., Any], preserve_rng_state: bool, *args: Any) -> Any:
-        """Stand for the application of `CheckpointFunction`."""
+        """Replace the application of `CheckpointFunction`."""
         records = any(isinstance(arg, torch.Tensor) and arg.requires_grad for arg in args)
         if not records:
             with torch.no_grad():
@@ -88,13 +88,13 @@ class Checkpoints:
         *args: Any,
         **kwargs: Any,
     ) -> Iterator[None]:
-        """Stand for the generator that surrounds a call without reentrance."""
+        """Replace the generator around a checkpoint without reentrance."""
         with self._unwritten((*args, *kwargs.values())), self._marked(args, preserve_rng_state):
             yield
 
     @contextlib.contextmanager
     def _marked(self, args: Sequence[Any], preserves: bool) -> Iterator[None]:
-        """Mark a part in the trace; one within another is a part of that."""
+        """Mark a part in the trace; a nested part belongs to the outer one."""
         if self._inside or not torch.is_grad_enabled() or current_tracer() is None:
             yield
             return
@@ -115,7 +115,7 @@ class Checkpoints:
 
     @contextlib.contextmanager
     def _unwritten(self, args: Any) -> Iterator[None]:
-        """Refuse what writes to the state of the model, or to its arguments, while gradients are recorded."""
+        """Refuse writes to the state of the model, or to the arguments, while gradients are recorded."""
         tensors = {f"argument {index}": arg for index, arg in enumerate(args) if isinstance(arg, torch.Tensor)}
         if self._module is not None:
             tensors |= {**dict(self._module.named_parameters()), **dict(self._module.named_buffers())}

@@ -1,7 +1,7 @@
-"""Distributed tensors in the model's code: steps into them, out of them and to other placements, as nodes.
+"""Distributed tensors in the model's code: conversions from and to local tensors and to other placements, as nodes.
 
-Torch has autograd functions for these, which the public methods apply. A node calls the public method again, so that
-autograd sees what it saw.
+Torch's public methods apply autograd functions for these. A node calls the public method again, so that autograd sees
+the same as in eager execution.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from aotexport_runtime.values import meshes
 
 
 class FromLocal:
-    """Makes a distributed tensor like one that was made in a trace: the target of its nodes."""
+    """Make a distributed tensor like one of the trace: the target of its nodes."""
 
     __name__ = "from_local"
 
@@ -58,7 +58,7 @@ def patches() -> list[Patch]:
     def to_local(self: Any, *, grad_placements: Any = None) -> Any:
         call = functools.partial(to_local_for_real, self, grad_placements=grad_placements)
         if not torch.is_grad_enabled():
-            # The very inner tensor, which a trace knows.
+            # Torch returns the inner tensor itself, which the trace knows.
             return call()
         return _recorded(call, lambda _: (meshes.to_local, (self, _described(grad_placements))))
 
@@ -88,14 +88,14 @@ def patches() -> list[Patch]:
 
 
 def _distribute_tensor(tensor: Any, device_mesh: Any = None, placements: Any = None, *, src_data_rank: Any = 0) -> Any:
-    """Stand for torch's function of this signature, among whose globals the code runs."""
+    """Replace torch's function of this signature; the code runs among that function's globals."""
     from aotexport.capture.effects.distributed import refuse_distribution
 
     refuse_distribution()
 
 
 def refuse_distribution() -> NoReturn:
-    """Refuse a model that distributes a tensor in its call: the values of one process are sent to the others.
+    """Refuse a model that distributes a tensor in its call: that sends values from one process to the others.
 
     Raises:
         ExportFailed: always.
@@ -107,7 +107,7 @@ def refuse_distribution() -> NoReturn:
 
 
 def _recorded(call: Callable[[], Any], described: Callable[[Any], tuple[Any, tuple[Any, ...]]]) -> Any:
-    """Return what `call` returns, recording the node that `described` gives for it: target and arguments."""
+    """Return the result of `call`; record the node whose target and arguments `described` gives for it."""
     if within_subclass() or not traces_above_autograd():
         return call()
     with tracing_paused() as tracer:

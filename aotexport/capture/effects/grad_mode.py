@@ -1,8 +1,8 @@
 """Grad-mode regions of the model, made relative to the mode that a call begins in.
 
-`with torch.no_grad():` switches back, at its end, to the mode before it. Tracing sees only a switch to `True`, the mode
-during the trace; replayed by a caller under `no_grad` that would switch gradients on. So the end of every region whose
-outside is the caller's mode is told apart, and restores the mode that `torch.is_grad_enabled()` gave at the start.
+`with torch.no_grad():` restores the previous mode at its end. Tracing sees only a switch to `True`, the mode during the
+trace; under a caller's `no_grad`, that switch would turn gradients on. So the ends of regions directly in the caller's
+mode are marked, and restore the mode that `torch.is_grad_enabled()` gave at the start of the graph.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _running: ContextVar[dict[str, Any]] = ContextVar("_running")
 
 @contextlib.contextmanager
 def marked_regions() -> Iterator[None]:
-    """Mark the nodes that end a grad-mode region whose outside is the caller's mode, and those inside of a region."""
+    """Mark the nodes that end a grad-mode region whose outside is the caller's mode, and the nodes inside regions."""
     inside: dict[str, Any] = {"region": False, "mode": None}
     regions = (torch.no_grad, torch.enable_grad, torch.set_grad_enabled)
     original_init = torch.set_grad_enabled.__init__
@@ -62,7 +62,7 @@ def marked_regions() -> Iterator[None]:
         return leave
 
     def init(self: Any, mode: bool) -> None:
-        # Torch's compiler puts the mode back after it has looked into a subgraph.
+        # Torch's compiler restores the mode after it has looked into a subgraph.
         entered_by = caller()
         if "_guards" not in entered_by.f_code.co_filename:
             remember(self, mode, entered_by)
@@ -89,7 +89,7 @@ def within_region() -> bool:
 
 @contextlib.contextmanager
 def outside_of_regions() -> Iterator[None]:
-    """Trace what runs apart from the model's regions: a backward, whose caller's mode is not the model's."""
+    """Trace the block outside of the model's regions: a backward does not run in their grad mode."""
     inside = _running.get()
     before = dict(inside)
     inside.update(region=False, mode=None)
@@ -100,7 +100,7 @@ def outside_of_regions() -> Iterator[None]:
 
 
 def insert_regions(graph: torch.fx.Graph) -> None:
-    """Write the grad-mode regions of the model into a graph that was traced below them."""
+    """Insert the grad-mode regions of the model into a graph that was traced below them."""
     current: bool | None = None
     for node in list(graph.nodes):
         if node.op == "placeholder":

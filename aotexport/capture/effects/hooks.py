@@ -1,7 +1,7 @@
-"""Hooks that the model registers on tensors, as nodes with a subgraph: what a hook makes of a gradient.
+"""Hooks that the model registers on tensors, as nodes with a subgraph that computes the new gradient.
 
-Run, the node registers a hook on the tensor again, so that autograd calls it when it called that of the model. What
-else a hook does, in Python, no graph holds.
+The node registers a hook on the tensor again when it runs, so autograd calls it when it called the model's. Effects of
+a hook in Python are in no graph, and refused.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from aotexport.model.source_lines import is_user_file, user_line
 from aotexport.torch_internals.tracing import lift_tensors, record_call, tracing_paused
 
 REGISTER_HOOK = torch.Tensor.register_hook
-"""Torch's own method, whatever patches it."""
+"""Torch's own method, also while it is patched."""
 
 
 def apply_hook(subgraph: torch.fx.GraphModule, tensor: torch.Tensor, additional: Sequence[Any]) -> list[Any]:
-    """Register the hook that a subgraph describes: the target of its nodes."""
+    """Register the hook of a subgraph: the target of its nodes."""
     if tensor.requires_grad:
         REGISTER_HOOK(tensor, lambda grad: torch.fx.Interpreter(subgraph).run(grad, *additional)[0])
     return []
 
 
 class Handle:
-    """What the model gets for a hook; a hook that is taken away again would have to be one for a part of the call."""
+    """The handle that the model gets for a hook; a program cannot remove its hooks again, so `remove` refuses."""
 
     def remove(self) -> None:
         """Refuse.
@@ -56,7 +56,7 @@ class Handle:
 
 
 def refuse_backward_hooks(module: nn.Module | None) -> None:
-    """Refuse a module whose submodules have hooks on their gradients; these hang on nodes of eager's graph.
+    """Refuse a module whose submodules have hooks on their gradients; torch keeps these on nodes of eager's graph.
 
     Raises:
         ExportFailed: there is one.
@@ -71,14 +71,14 @@ def refuse_backward_hooks(module: nn.Module | None) -> None:
 
 
 def record_hook(tensor: torch.Tensor, hook: Callable[[torch.Tensor], Any]) -> Handle:
-    """Record that the model registers `hook` on `tensor`, as a node of the trace that goes on.
+    """Record that the model registers `hook` on `tensor`, as a node of the current trace.
 
     Args:
         tensor: requires grad.
-        hook: returns the gradient to go on with, or None: as it is.
+        hook: returns the new gradient, or None to leave it.
 
     Raises:
-        ExportFailed: the hook does what no graph holds.
+        ExportFailed: the hook does something that no graph holds.
     """
     where = user_line()
     with tracing_paused() as tracer:
@@ -100,7 +100,7 @@ def record_hook(tensor: torch.Tensor, hook: Callable[[torch.Tensor], Any]) -> Ha
         subgraph.recompile()
         if _does_something(subgraph):
             record_call(tracer, apply_hook, (subgraph, tensor, additional), [])
-        # Gradients that the model takes itself are in the trace, and go through the hook there.
+        # Gradients that the model itself takes are in the trace, and pass through the hook there.
         REGISTER_HOOK(tensor, hook)
     return Handle()
 
@@ -120,7 +120,7 @@ def _has_effects(subgraph: torch.fx.Graph) -> bool:
 
 
 def unfit_hook(graph: torch.fx.Graph) -> str | None:
-    """Return why the functional graph of a forward graph would not do what its hooks do; None: it does.
+    """Return why the functional graph would not do the same as the forward graph's hooks; None: it does.
 
     Args:
         graph: the forward graph of a program with gradients.
@@ -147,7 +147,7 @@ _BILINEAR = frozenset(("bmm", "linear", "matmul", "mm", "mul"))
 
 
 def _is_linear(subgraph: torch.fx.Graph) -> bool:
-    """Return whether a hook is known to be linear: it makes of a sum of gradients the sum of what it makes of each."""
+    """Return whether a hook is known to be linear: its result for a sum of gradients is the sum of its results."""
     (grad, *_), output = subgraph.find_nodes(op="placeholder"), subgraph.output_node()
     derived = {grad}
     for node in subgraph.nodes:
@@ -167,7 +167,7 @@ def _is_linear(subgraph: torch.fx.Graph) -> bool:
     return all(node in derived for node in output.all_input_nodes) and not _has_effects(subgraph)
 
 
-# --- what a hook can reach in Python ----------------------------------------------------------------------
+# --- Python objects within reach of a hook ----------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -184,7 +184,7 @@ class _PythonState:
         return cls(hook, values, [taken for path, value in values.items() for taken in snapshots(value, path)])
 
     def changed(self) -> Iterator[str]:
-        """Yield where something else is now."""
+        """Yield the paths of values and items that have changed."""
         for taken in self.containers:
             yield from (change.path for change in taken.changes())
         after = dict(_reachable(self.hook, "", set()))
@@ -195,7 +195,7 @@ class _PythonState:
 
 
 def _reachable(value: Any, path: str, seen: set[int]) -> Iterator[tuple[str, Any]]:
-    """Yield what the code of a hook can name: closed-over values, globals, and attributes of objects among them."""
+    """Yield the values that a hook's code can name: closed-over values, globals, and attributes of such objects."""
     if id(value) in seen:
         return
     seen.add(id(value))

@@ -1,4 +1,4 @@
-"""Python code that asks whether two of its variables are one object (`x is y`): tracing does not see the question."""
+"""Find code that asks whether two of its variables are one object (`x is y`), which tracing does not see."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _VARIABLE = ("LOAD_FAST", "LOAD_DEREF")
 
 
 def asks_identity(target: nn.Module | Callable[..., Any], module: nn.Module | None) -> bool:
-    """Return whether the model's own code, as far as its names tell what it calls, compares variables by `is`.
+    """Return whether the model's own code, found by following names, compares variables by `is`.
 
     Args:
-        target: what is traced.
-        module: the module that it is of; None: a plain function.
+        target: the traced callable.
+        module: its module; None: a plain function.
     """
     return any(map(_compares, own_code(target, module)))
 

@@ -1,7 +1,7 @@
-"""Zeros for the gradients of a custom function's outputs that a backward pass does not come from.
+"""Zeros for the gradients of those outputs of a custom function that a backward pass does not come from.
 
-A trace has a gradient for every output that it uses, and a call may have fewer. Eager gives a function zeros for the
-others, where any is defined; so each is a sum with zeros that are made of the others.
+A trace has a gradient for every output that it uses; a call may have fewer. Where any gradient is defined, eager passes
+zeros for the others. So each gradient is a sum with zeros that are made of the others.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from aotexport.process.patches import Patch, patched
 
 
 def materialized(grads: Sequence[torch.Tensor | None], metas: Sequence[tuple[Any, ...]]) -> list[torch.Tensor]:
-    """Return the gradients with zeros for undefined ones, which they are where any of the others is defined.
+    """Return the gradients, with zeros in place of undefined ones.
 
-    Where tangents are undefined, the sums leave the zeros, and nothing where all of them are.
+    When some tangents of a joint graph are undefined, the sums leave zeros; when all are, they leave nothing.
 
     Args:
         grads: one per output.
@@ -34,7 +34,7 @@ def materialized(grads: Sequence[torch.Tensor | None], metas: Sequence[tuple[Any
 
 
 def apply_materializing(apply: Callable[..., Any], function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Apply a custom function where a joint graph is traced, so that its backward gets such gradients.
+    """Apply a custom function while a joint graph is traced; its backward gets materialized gradients.
 
     Args:
         apply: `torch.autograd.Function.apply`, with the class as the first argument.

@@ -1,7 +1,7 @@
-"""Calls of submodules in a trace: where each begins and ends, what it takes and what it returns.
+"""Calls of submodules in a trace: beginning, end, arguments and results of each.
 
-A clock ticks at every beginning and every end. Traced nodes are stamped with its time, so that a call without nodes
-of its own has a place too.
+A clock ticks at every beginning and every end, and stamps the traced nodes. So a call without nodes of its own has a
+place too.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class TracedCall:
         begin: time of its first node, if it has one.
         end: time of the first node after it.
         arguments: structure of its positional and keyword arguments, a pair; leaves index `values`.
-        result: structure of what it returns.
+        result: structure of its result.
         values: nodes and symbolic sizes among arguments and results.
         refusal: why it cannot be a call of its own; None: it can.
     """
@@ -89,7 +89,7 @@ class TracedCalls:
                 self.calls.append(traced)
                 if traces_subgraph():
                     traced.refusal = "it is called in a subgraph of an operator"
-                # A symbolic size becomes a node where it is first asked for: before the call, or before its end.
+                # A symbolic size becomes a node at its first use: before the call, or before its end.
                 traced.arguments = _structure(traced, (args, kwargs), "an argument")
             traced.begin = self._tick()
             annotations["module"] = path
@@ -122,10 +122,10 @@ class TracedCalls:
 
 @contextlib.contextmanager
 def _loaded_bundles_shown(paths: dict[int, str], module: nn.Module) -> Iterator[list[Callable[[], list[str]]]]:
-    """Let loaded bundles in `module` run their forward graphs, and call the submodules that these had.
+    """Let loaded bundles in `module` run their forward graphs, calling the submodules they were exported with.
 
     Yields:
-        Per bundle what gives the paths of submodules whose calls it does not show.
+        Per bundle, a function that returns the paths of submodules whose calls it does not show.
     """
     found: list[Callable[[], list[str]]] = []
     with contextlib.ExitStack() as shown:
@@ -138,7 +138,7 @@ def _loaded_bundles_shown(paths: dict[int, str], module: nn.Module) -> Iterator[
 
 
 def _structure(call: TracedCall, value: Any, what: str) -> Tree | None:
-    """Return the structure of `value`, its tensors and sizes noted in the call; None: it has a refusal."""
+    """Return the structure of `value`, adding its tensors and sizes to `call.values`; None: the call has a refusal."""
     known = {id(value): index for index, value in enumerate(call.values)}
 
     def leaf_index(value: Any, path: str) -> int | None:

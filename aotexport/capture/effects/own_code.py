@@ -1,4 +1,4 @@
-"""The model's own code, for questions that tracing does not see it ask."""
+"""The code objects of the model itself, to look for questions that tracing does not see."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from aotexport.model.source_lines import is_user_file
 
 
 def own_code(target: nn.Module | Callable[..., Any], module: nn.Module | None) -> Iterator[CodeType]:
-    """Yield what the model's own code compiles to, as far as its names tell what it calls.
+    """Yield the code objects of the model's own functions, found by following the names in each.
 
     Args:
-        target: what is traced.
-        module: the module that it is of; None: a plain function.
+        target: the traced callable.
+        module: its module; None: a plain function.
     """
     children = () if module is None else module.modules()
     pending = [(getattr(target, "__func__", target), type(module))]

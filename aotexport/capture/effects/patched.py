@@ -1,7 +1,7 @@
-"""Patches of what torch does outside of its operators, made while a model is traced.
+"""Patches of torch's behaviour outside of its operators, made while a model is traced.
 
-Each makes the call visible to the trace, as operators that mean the same; or notes that it happened; or refuses it,
-since a program without it would be silently wrong.
+Each patch records the call as operators of the same meaning, notes it, or refuses it: a program without it would be
+silently wrong.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from aotexport.torch_internals.transforms import FoldedGraphModule
 from aotexport_runtime.values.subclasses import is_wrapper
 
 _LAYERS = str(Path(nn.__file__).parent)
-"""Torch's own layers are the model's code; what operators do while fake tensors run is not."""
+"""Torch's own layers count as the model's code; code that operators run on fake tensors does not."""
 _AUTOCAST = str(Path(torch.amp.__file__).parent)
-"""Regions ask there, and custom autograd functions (`torch.amp.custom_fwd`)."""
+"""Autocast regions and custom autograd functions (`torch.amp.custom_fwd`) query autocast from here."""
 
 
 def patches(effects: Effects) -> list[Patch]:
@@ -58,7 +58,7 @@ def patches(effects: Effects) -> list[Patch]:
             return record_application(function, args, {})
         if not effects.above_autograd:
             effects.lost("of code that torch compiles", "a function transform is beside it")
-        # Torch runs subgraphs several times to see what they return; one of these runs is recorded.
+        # Torch runs subgraphs several times to see their results; one of these runs is recorded.
         return function.apply(*args)
 
     def set_requires_grad(self: torch.Tensor, requires_grad: bool) -> torch.Tensor:
@@ -66,7 +66,7 @@ def patches(effects: Effects) -> list[Patch]:
         return torch.ops.aten.requires_grad_.default(self, requires_grad)
 
     def contiguous(self: torch.Tensor, memory_format: torch.memory_format = torch.contiguous_format) -> torch.Tensor:
-        # Python returns a contiguous tensor as it is, and a trace does not see the call.
+        # Python returns a contiguous tensor itself, and the trace does not see the call.
         own = _is_the_models(caller().f_code.co_filename) and not within_subclass()
         if not own or isinstance(self, nn.Parameter) or not is_contiguous(self, memory_format=memory_format):
             return original_contiguous(self, memory_format=memory_format)
@@ -86,7 +86,7 @@ def patches(effects: Effects) -> list[Patch]:
         return record_hook(self, hook)
 
     def is_grad_enabled() -> bool:
-        # Outside of the model's own regions the mode is that of the call.
+        # Outside of the model's own regions, the mode is the caller's.
         if not is_user_file(caller().f_code.co_filename) or grad_mode.within_region():
             return grad_mode.is_grad_enabled()
         effects.reads.add("grad_mode")
@@ -143,7 +143,7 @@ def patches(effects: Effects) -> list[Patch]:
 
 
 def _random_state() -> list[Patch]:
-    """Return patches that refuse a model which seeds, or sets the state of, the random generator."""
+    """Return patches that refuse a model which seeds the random generator or sets its state."""
     seeds = "Seed outside of the model"
     draws = "Draw outside of the model, and pass the numbers"
     refused = [
@@ -162,19 +162,19 @@ def _is_the_models(file: str) -> bool:
 
 
 def _data(self: torch.Tensor) -> torch.Tensor:
-    """Stand for `self.data`: the same memory, and writes that give `self` no new version."""
+    """Replace `self.data`: return the same memory; writes to it give `self` no new version."""
     return self.detach() if is_wrapper(self) else torch.ops.aten.data.default(self)
 
 
 def _set_data(self: torch.Tensor, new: torch.Tensor) -> None:
-    """Stand for `self.data = new`: `self` takes the memory of `new`, and keeps its version."""
+    """Replace `self.data = new`: `self` takes the memory of `new`, and keeps its version."""
     if new.dtype is not self.dtype or new.device != self.device:
         _refused("Tensor.data = ...` with another dtype or device, `", "Convert the model, or return the new tensor")()
     torch.ops.aten.set_data.default(self, new)
 
 
 def _apply(self: nn.Module, function: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> nn.Module:
-    """Stand for conversions of a module (`to`, `float`, `cpu`): those that change nothing are none."""
+    """Replace conversions of a module (`to`, `float`, `cpu`): do nothing, refusing those that change a tensor."""
     for name, tensor in (*self.named_parameters(recurse=recurse), *self.named_buffers(recurse=recurse)):
         new = function(tensor)
         if (new.dtype, new.device, new.shape, new.stride()) != (
@@ -188,7 +188,7 @@ def _apply(self: nn.Module, function: Callable[[torch.Tensor], torch.Tensor], re
 
 
 def _print(operator: Any, effects: Effects, *args: Any, **kwargs: Any) -> None:
-    """Stand for torch's operator that prints: a bundle prints nothing, as with Python's own `print`."""
+    """Replace torch's operator that prints: a bundle prints nothing, as with Python's own `print`."""
     effects.notes.append("the model prints, and the bundle does not")
 
 
@@ -196,7 +196,7 @@ _gradients = torch.autograd.grad
 
 
 def _grad(effects: Effects, outputs: Any, inputs: Any, *args: Any, create_graph: bool = False, **kwargs: Any) -> Any:
-    """Stand for `torch.autograd.grad`: its operators are part of the trace, so results without a graph lose theirs."""
+    """Replace `torch.autograd.grad`: its operators are in the trace; results are detached unless it makes a graph."""
     effects.takes_gradients = True
     effects.reads |= {"identity", "inference_mode"}
     effects.differentiated += tree_leaves(inputs)
@@ -208,7 +208,7 @@ _folded = FoldedGraphModule.run_folding
 
 
 def _fold(linear: FoldedGraphModule, effects: Effects) -> None:
-    """Stand for what `torch.func.linearize` does first, refusing where eager makes parameters of its constants."""
+    """Replace the first step of `torch.func.linearize`; refuse it where eager makes parameters of its constants."""
     _folded(linear)
     if effects.grad and any(constant.requires_grad for constant in linear.parameters()):
         raise ExportFailed(
@@ -218,7 +218,7 @@ def _fold(linear: FoldedGraphModule, effects: Effects) -> None:
 
 
 def _inference_mode() -> list[Patch]:
-    """Return patches that make `torch.inference_mode`, which tracing does not see, `torch.no_grad`."""
+    """Return patches that turn `torch.inference_mode`, which tracing does not see, into `torch.no_grad`."""
     region = torch.inference_mode
 
     def enter(self: Any) -> None:
@@ -233,7 +233,7 @@ def _inference_mode() -> list[Patch]:
 
 
 def _unheld_kinds() -> list[Patch]:
-    """Return patches that refuse functions which make tensors of kinds that no graph holds."""
+    """Return patches that refuse functions making tensors of kinds that no graph holds."""
     jagged = "Compute on values and offsets, or pad"
     masked = "Keep values and mask as two tensors"
     nested = ("as_nested_tensor", "narrow", "nested_tensor", "nested_tensor_from_jagged")
@@ -248,7 +248,7 @@ def _unheld_kinds() -> list[Patch]:
 
 
 def _recurrent_layers() -> list[Patch]:
-    """Return patches that refuse packed sequences, whose sizes are values."""
+    """Return patches that refuse packed sequences, whose sizes are values of tensors."""
     reason = "Refuse packed sequences"
     return [Patch(kind, "forward", _of_padded_sequences(kind.forward), reason) for kind in (nn.RNN, nn.LSTM, nn.GRU)]
 
@@ -281,7 +281,7 @@ def _factories(set_requires_grad: Callable[[torch.Tensor, bool], torch.Tensor]) 
         @functools.wraps(original)
         def make(*args: Any, requires_grad: bool = False, **kwargs: Any) -> torch.Tensor:
             if original.__name__ == "randint_like":
-                # Python calls it below autograd, which does not differentiate it.
+                # Torch's Python code calls it below autograd, which does not differentiate it.
                 args = (args[0].detach(), *args[1:])
             if not requires_grad:
                 return original(*args, **kwargs)
@@ -298,7 +298,7 @@ def _factories(set_requires_grad: Callable[[torch.Tensor, bool], torch.Tensor]) 
 
 
 def _refused_to_users(name: str, way_out: str) -> Any:
-    """Return a function of `torch.random` that refuses calls by the model; torch's own pass."""
+    """Return a function of `torch.random` that refuses calls by the model and passes torch's own on."""
     original = getattr(torch.random, name)
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -310,11 +310,11 @@ def _refused_to_users(name: str, way_out: str) -> Any:
 
 
 def _recorded_contiguous(tensor: torch.Tensor, memory_format: torch.memory_format) -> torch.Tensor | None:
-    """Record that a contiguous tensor is made contiguous, for the calls in which it is not.
+    """Record that a contiguous tensor is made contiguous, for calls in which it is not.
 
     Returns:
-        Another tensor with the same memory, as what it is in those calls must not be taken for the first in the trace;
-        None where no forward graph is traced, or it does not know the tensor.
+        Another tensor on the same memory, so that the trace does not take the result for `tensor`; None: no forward
+        graph is being traced, or it does not know the tensor.
     """
     if not traces_above_autograd() or is_wrapper(tensor):
         return None
@@ -328,13 +328,13 @@ def _recorded_contiguous(tensor: torch.Tensor, memory_format: torch.memory_forma
 
 
 def _is_models_own(tensor: torch.Tensor, reader: FrameType) -> bool:
-    """Return whether the model's code reads `tensor`; what code of its class reads, it reads again."""
+    """Return whether the model's code reads `tensor`; reads by code of a tensor subclass happen again in each call."""
     is_users = is_user_file(reader.f_code.co_filename)
     return is_users and not isinstance(tensor, nn.Parameter) and not within_subclass()
 
 
 def _layouts(effects: Effects) -> list[Patch]:
-    """Return patches that record that the model reads layouts, and what autograd knows of its tensors."""
+    """Return patches that record the model's reads of layouts, and of `requires_grad` and `is_leaf`."""
     layout, history = "Record that the model reads layouts", "Record that the model reads what requires grad"
     return [
         *[
@@ -349,7 +349,7 @@ def _layouts(effects: Effects) -> list[Patch]:
 
 
 def _watched_method(name: str, effects: Effects) -> Any:
-    """Return a method that reads the layout of a tensor and records the model's own reads."""
+    """Return a method that reads the layout of a tensor, and records the model's own reads."""
     original = getattr(torch.Tensor, name)
 
     def read(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -361,7 +361,7 @@ def _watched_method(name: str, effects: Effects) -> Any:
 
 
 def _dtypes(effects: Effects) -> list[Patch]:
-    """Return patches of dtype and autocast queries that record that the model reads them."""
+    """Patch dtype and autocast queries to record that the model reads them."""
     original: Any = torch.Tensor.dtype
 
     def read(self: torch.Tensor) -> torch.dtype:
@@ -385,7 +385,7 @@ def _dtypes(effects: Effects) -> list[Patch]:
 
 
 class _Node:
-    """A node of autograd's graph as the model sees it: a trace knows no hooks on nodes."""
+    """A node of autograd's graph, handed to the model; it refuses hooks, which a trace cannot record on nodes."""
 
     def __init__(self, node: Any) -> None:
         self._node = node
@@ -403,7 +403,7 @@ class _Node:
 
 
 def _node(effects: Effects, original: Any, self: torch.Tensor) -> Any:
-    """Stand for `self.grad_fn`, noting the model's own reads."""
+    """Replace `self.grad_fn`, recording the model's own reads."""
     node = original.__get__(self)
     if not _is_models_own(self, caller()):
         return node
@@ -412,7 +412,7 @@ def _node(effects: Effects, original: Any, self: torch.Tensor) -> Any:
 
 
 def _watched_property(name: str, effects: Effects) -> Any:
-    """Return a property that autograd gives a tensor, which records the model's own reads."""
+    """Return a property of autograd on a tensor that records the model's own reads."""
     original = getattr(torch.Tensor, name)
 
     def read(self: torch.Tensor) -> Any:

@@ -1,4 +1,4 @@
-"""What tracing would lose, seen while the model runs, and noted or refused."""
+"""Record, note or refuse effects of the model that tracing would lose."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from aotexport.torch_internals.subgraphs import CheckpointFunction
 from aotexport.torch_internals.tracing import current_tracer, traces_above_autograd
 
 Read = Literal["layout", "requires_grad", "grad_mode", "inference_mode", "identity", "autocast"]
-"""What Python code, or what torch makes of it, depends on beside values, see `Program.fixed`."""
+"""Facts beside values that Python code, or torch on its behalf, depends on; see `Program.fixed`."""
 
 
 @dataclass
 class Effects:
-    """What was seen while the model ran.
+    """Effects seen while the model ran.
 
     Attributes:
-        above_autograd: whether the trace sees what autograd does, see `trace_forward`.
-        autograd_functions: names of custom autograd functions whose backward the forward graph does not hold.
+        above_autograd: whether the trace sees autograd's work, see `trace_forward`.
+        autograd_functions: names of custom autograd functions whose backward the forward graph lacks.
         takes_gradients: whether the model calls `torch.autograd.grad`.
-        differentiated: with regard to which tensors it does.
-        sets_requires_grad: whether the model calls `requires_grad_`, which functional graphs do not hold.
-        grad: whether the calls that the program is for record gradients.
-        reads: what Python code read, see `Program.fixed`.
+        differentiated: the tensors with regard to which it does.
+        sets_requires_grad: whether the model calls `requires_grad_`, which functional graphs cannot hold.
+        grad: whether the program is for calls that record gradients.
+        reads: facts that Python code read, see `Program.fixed`.
         asks_dtypes: whether Python code asked for the dtype of a tensor, or for that of autocast.
         stored: paths of attributes in which the call stores something, perhaps for later calls.
-        notes: sentences for the user about what the bundle does not reproduce.
-        checkpoints: stand for those of the model.
+        notes: sentences for the user about effects that the bundle does not reproduce.
+        checkpoints: replace the model's.
     """
 
     above_autograd: bool = True
@@ -50,7 +50,7 @@ class Effects:
     checkpoints: Checkpoints = field(default_factory=lambda: Checkpoints(None))
 
     def applied(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], apply: Any) -> Any:
-        """Apply a custom autograd function, recording it with its backward where that can be done."""
+        """Apply a custom autograd function, recording it with its backward where possible."""
         if function is CheckpointFunction:
             return self.checkpoints.reentrant(*args)
         # Higher-order and custom operators apply functions of their own; the node holds the whole operator.
@@ -71,7 +71,7 @@ class Effects:
         return apply_materializing(apply, function, args, kwargs)
 
     def lost(self, name: str, reason: str) -> None:
-        """Note that the forward graph does not hold the backward of a custom autograd function."""
+        """Note that the forward graph lacks the backward of a custom autograd function."""
         if name not in self.autograd_functions:
             self.autograd_functions.append(name)
             self.notes.append(

@@ -1,4 +1,4 @@
-"""Whether a model's code asks for its mode: a trace of code that does not is the same in both."""
+"""Find whether a model's code asks for its mode; if not, one trace serves both modes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from aotexport.process.patches import Patch, caller, patched
 
 @dataclass
 class ModeReads:
-    """What was seen of a model's code.
+    """Whether a model's code reads its mode.
 
     Attributes:
         asked: whether it may have asked for `training`.
@@ -31,15 +31,15 @@ def mode_watched(target: nn.Module | Callable[..., Any], module: nn.Module | Non
     """Watch whether code in this block asks modules for their mode.
 
     Args:
-        target: what is traced.
-        module: the model that it is of; None: a function.
+        target: the traced callable.
+        module: its module; None: a function.
     """
     reads = ModeReads(asked=module is not None and any(map(_has_modes_of_its_own, module.modules())))
-    # Those who read an object's namespace go past its properties.
+    # Code that reads an object's namespace bypasses its properties.
     reads.asked |= any({"__dict__", "vars"} & set(code.co_names) for code in own_code(target, module))
 
     def read(self: nn.Module) -> bool:
-        # Modules around traced graphs take over the mode of the tracer's own.
+        # Modules around traced graphs copy the mode of the tracer's own module.
         reads.asked |= caller().f_code.co_filename != graph_module.__file__
         if "training" not in self.__dict__:
             raise AttributeError(f"'{type(self).__name__}' object has no attribute 'training'")
@@ -48,13 +48,13 @@ def mode_watched(target: nn.Module | Callable[..., Any], module: nn.Module | Non
     def write(self: nn.Module, mode: bool) -> None:
         self.__dict__["training"] = mode
 
-    # A property of the class comes before what an object has under its name.
+    # A property of the class takes precedence over the object's own attribute of that name.
     with patched(Patch(nn.Module, "training", property(read, write), "Record that the model reads its mode")):
         yield reads
 
 
 def _has_modes_of_its_own(module: nn.Module) -> bool:
-    """Return whether a change of the mode may change more than `training`, or is read in another way."""
+    """Return whether a change of the mode may change more than `training`, or be read in another way."""
     kind = type(module)
     before = kind.__mro__[: kind.__mro__.index(nn.Module)]
     return has_own_switches(module) or any("training" in vars(each) for each in before)

@@ -1,7 +1,7 @@
-"""Triton kernels in models: they run on GPUs alone, and what a bundle computes is recorded on CPUs.
+"""Triton kernels in models: they run on GPUs alone, while recorded calls are computed on CPUs.
 
-Operators of `torch.library.triton_op` have something that runs in place of their kernels. A kernel that the model
-launches itself has not: its launch is recorded, and runs as compiled code or not at all.
+Operators of `torch.library.triton_op` have another implementation to run on CPUs. A kernel that the model launches
+itself has none: its launch is recorded, and runs as compiled code or not at all.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from aotexport.torch_internals.launches import (
 
 @contextlib.contextmanager
 def launches_traced() -> Iterator[None]:
-    """Record kernels that a model launches itself in the trace, instead of running them.
+    """Record the kernels that a model launches itself in the trace, instead of running them.
 
     Raises:
         ExportFailed: a bundle cannot hold a launch; names the kernel.
@@ -52,7 +52,7 @@ def name_of(kernel: Any) -> str:
 
 
 def _check(kernel: Any, arguments: Sequence[Any]) -> None:
-    """Refuse a kernel, or an argument of its launch, that no compiled code can be made for.
+    """Refuse a kernel, or an argument of its launch, for which no compiled code can be made.
 
     Raises:
         ExportFailed: names the kernel.

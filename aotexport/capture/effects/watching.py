@@ -1,4 +1,4 @@
-"""The model watched while it runs under tracing: patches in place of what tracing loses."""
+"""Watch the model while it runs under tracing, by patches that catch the effects tracing loses."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def observed(module: nn.Module | None, *, above_autograd: bool = True, grad: boo
         grad: see `Effects`.
 
     Yields:
-        What was seen, complete once the block has ended.
+        The effects, complete once the block has ended.
 
     Raises:
         ExportFailed: the model did something that tracing loses.

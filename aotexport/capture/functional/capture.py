@@ -1,4 +1,4 @@
-"""The functional graph: the joint of forward and backward, or the inference graph, through AOTAutograd."""
+"""The functional graph, joint or inference, captured by AOTAutograd."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ def capture_functional_graph(
     Args:
         forward: the program before autograd, the source of the functional graph.
         grad: joint graph; False: inference graph.
-        instead: what to trace in place of operators of the forward graph; called with the operator's result in that
-            graph, a fake tensor, before the arguments.
-        launches: for torch's compiler: take operators of Triton kernels apart, see `capture_functional`, and leave
-            launches, and calls of custom operators that write to their arguments, as that compiler takes them.
+        instead: functions to trace in place of operators of the forward graph; called with the operator's result in
+            that graph, a fake tensor, before the arguments.
+        launches: for torch's compiler: decompose operators of Triton kernels, see `capture_functional`, and leave
+            launches, and calls of custom operators that write to their arguments, in the form that compiler takes.
     """
     inputs = forward.inputs
     grad = grad and any(fake.requires_grad for fake in inputs if isinstance(fake, torch.Tensor))
@@ -73,10 +73,10 @@ def capture_functional_graph(
             f"eager's backward of `{name}` checks that the loss does not depend on the phase of eigenvectors"
         )
     try:
-        # Below autograd, where a joint graph is traced, grad mode is off: torch would pick recurrent kernels that eager
+        # A joint graph is traced below autograd, with grad mode off. Torch would pick recurrent kernels that eager
         # training does not use and whose backward lacks gradients, and guard on sizes to pick a convolution kernel.
         kernels = onednn_disabled() if grad else contextlib.nullcontext()
-        # What a kernel writes to is seen in its code, which Triton reads for a device.
+        # Triton finds the arguments that a kernel writes to by compiling it for a device.
         target = triton_target(DeviceModel()) if launched_kernels(forward) else contextlib.nullcontext()
         with (
             attempt("functional graph"),
@@ -103,7 +103,7 @@ def capture_functional_graph(
 
 
 def _phase_checked(forward: ForwardCapture) -> str | None:
-    """Return the operator whose backward, traced, leaves out what eager's checks in values; None: there is none.
+    """Return the operator whose traced backward lacks a check of values that eager's has; None: there is none.
 
     Source: torch 2.13, torch/csrc/autograd/FunctionsManual.cpp, `linalg_eig_backward`.
     """
@@ -116,9 +116,9 @@ def _phase_checked(forward: ForwardCapture) -> str | None:
 
 
 def _checked(forward: ForwardCapture, captured: FunctionalCapture) -> Any | None:
-    """See that the functional graph checks all numbers that only the data know; return an assumption that it does not.
+    """Return an assumption about data-dependent numbers that the functional graph does not check; None: no such one.
 
-    Traced from the forward graph it has that one's checks, traced from the code it has none yet.
+    A graph traced from the forward graph has its checks. A graph traced from the code has none, so they are inserted.
     """
     environment = forward.fakes.mode.shape_env
     assert environment is not None
@@ -152,7 +152,7 @@ def _traced(forward: ForwardCapture, instead: Mapping[Any, Callable[..., Any]], 
 
 
 def _reordered(forward: ForwardCapture) -> Callable[..., Any]:
-    """Return the flat Python function, on the forward graph's inputs."""
+    """Return the flat Python function, taking the forward graph's inputs."""
     flat = forward.function
     entries, own = {id(entry): index for index, entry in enumerate(flat.state.entries)}, flat.own
 

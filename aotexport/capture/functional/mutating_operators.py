@@ -1,4 +1,4 @@
-"""Custom operators that write to their arguments, in functional graphs: a subgraph that copies, calls and returns."""
+"""Custom operators that write to their arguments, in functional graphs: a subgraph copies, calls and returns."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ def call_subgraph(subgraph: torch.fx.GraphModule, operands: Sequence[Any]) -> li
 
 
 def nest_mutating_calls(module: torch.fx.GraphModule, fake_mode: FakeTensorMode) -> None:
-    """Give every call of such an operator a subgraph; AOTAutograd leaves operators that only its compiler takes apart.
+    """Wrap every call of such an operator in a subgraph; AOTAutograd leaves them to its own compiler.
 
-    A mutation that no result of a node shows would be lost, or come too late, where a graph is cut or reordered. A
-    subgraph keeps it with the copies that it writes to.
+    A mutation that is no result of a node would be lost, or happen too late, when a graph is cut or reordered. The
+    subgraph keeps it together with the copies that it writes to.
 
     Args:
         module: a functional graph; changed in place.
@@ -36,7 +36,7 @@ def nest_mutating_calls(module: torch.fx.GraphModule, fake_mode: FakeTensorMode)
         call.meta = node.meta
         node.replace_all_uses_with(call)
         module.graph.erase_node(node)
-    # Nothing else is dead: operators without a used result draw, or check values.
+    # Keep all other nodes: operators without a used result draw random numbers, or check values.
     for attribute in module.graph.find_nodes(op="get_attr"):
         if not attribute.users:
             module.graph.erase_node(attribute)

@@ -1,8 +1,8 @@
 """Views whose elements overlap (`as_strided`, `unfold`: sliding windows) in a joint graph.
 
-The backward that torch has for them adds up what lands on the same element, and where sizes are dynamic, asks for the
-number of elements as a number, which would hold the graph to the example's sizes. The one here computes the same with a
-size. Where such a view is returned, its gradient is traced as contiguous.
+Torch's backward for them sums the gradients of one element. With dynamic sizes it asks for the number of elements as a
+number, which would fix the example's sizes. The backward here computes the same with a symbolic size. The gradient of
+a returned view is traced as contiguous.
 
 Source: torch 2.13, torch/csrc/autograd/FunctionsManual.cpp, Note [as_strided Backward and layout-aware/agnostic
 autograd].
@@ -34,7 +34,7 @@ class OverlappingView(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
-        """Return the gradient of the tensor: each element's share is the sum over the places that show it."""
+        """Return the gradient of the tensor: per element, the sum over the places that show it."""
         (grad,), ((size, stride, offset), (view_size, view_stride, view_offset)) = grads, ctx.geometries
         first = torch.sym_min(offset, view_offset)
         offset, view_offset = offset - first, view_offset - first
@@ -54,9 +54,9 @@ def asks_for_size(tensor: torch.Tensor, size: Sequence[Any], stride: Sequence[An
 
 @contextlib.contextmanager
 def contiguous_tangents() -> Iterator[None]:
-    """Trace the gradient of an output whose elements overlap as contiguous: each of its elements is one of its own.
+    """Trace the gradient of an output whose elements overlap as contiguous: its elements do not overlap.
 
-    AOTAutograd does so for expanded tensors alone, and else gives gradients the strides of the output.
+    AOTAutograd does so for expanded tensors alone, and gives other gradients the strides of the output.
 
     Source: torch 2.13, `_functorch/_aot_autograd/schemas.py`, `MemoryFormatMeta.from_tensor`.
     """
@@ -92,5 +92,5 @@ def _geometry(tensor: torch.Tensor) -> tuple[Any, Any, Any]:
 
 
 def _extent(size: Sequence[Any], stride: Sequence[Any], offset: Any) -> Any:
-    """Return how many elements of memory a tensor spans, none of its sizes being 0."""
+    """Return the number of elements of memory that a tensor spans; none of its sizes is 0."""
     return offset + 1 + sum((length - 1) * step for length, step in zip(size, stride, strict=True))

@@ -1,7 +1,7 @@
-"""Checkpointed parts of joint graphs: backward computes their values anew, from what was given to them.
+"""Checkpointed parts of joint graphs: backward recomputes their values from the part's inputs.
 
-A value of such a part that its own backward reads gets a twin, computed in backward where it is first read; what others
-read of it is saved, as in eager. Random numbers are not drawn again, they are saved.
+A value of such a part that the part's own backward reads gets a twin, computed in backward at its first use. Other
+readers use the saved value, as in eager. Random numbers are saved, not drawn again.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ _DRAWS_FOR_SHAPES = frozenset(
 
 
 class _DrawsFromValues(Exception):
-    """Backward would draw from probabilities that it computes anew."""
+    """Backward would draw from probabilities that it recomputes."""
 
 
 def compute_checkpoints_anew(captured: FunctionalCapture) -> str | None:
-    """Let the backward of a joint graph compute the values of checkpointed parts anew.
+    """Let the backward of a joint graph recompute the values of checkpointed parts.
 
     Returns:
-        Why the graph cannot do what eager does; None: it does.
+        Why the graph cannot do the same as eager; None: it does.
     """
     graph = captured.module.graph
     if not any(_part(node) for node in graph.nodes):
@@ -73,7 +73,7 @@ def _part(node: Any) -> tuple[int, bool] | None:
 
 
 def _renewed(reader: torch.fx.Node, arguments: Any, first: torch.fx.Node, twins: dict[Any, torch.fx.Node]) -> Any:
-    """Return arguments of `reader` with twins of values of its part, which stand before `first`."""
+    """Return arguments of `reader`, values of its part replaced by their twins, which are placed before `first`."""
 
     def twin(node: torch.fx.Node) -> torch.fx.Node:
         if node not in twins and _part(node) == _part(reader) and not is_of_backward(node):
@@ -104,7 +104,7 @@ def _twin(node: Any, first: torch.fx.Node, twins: dict[Any, torch.fx.Node]) -> t
 def _dropped_again(
     node: torch.fx.Node, drawn: Any, first: torch.fx.Node, twins: dict[Any, torch.fx.Node]
 ) -> torch.fx.Node:
-    """Return what dropout returns for what is computed anew, with the mask that was drawn.
+    """Apply the recorded mask of a dropout to its recomputed input.
 
     Source: torch 2.13, aten/src/ATen/native/Dropout.cpp, `native_dropout_cpu`.
     """
@@ -131,7 +131,7 @@ def _draws(node: Any) -> bool:
 
 
 def _changed(captured: FunctionalCapture) -> set[torch.fx.Node]:
-    """Return the inputs of a joint graph that a call changes; where that is not known, all of them."""
+    """Return the inputs of a joint graph that a call changes, or all of them if that is not known."""
     inputs = captured.module.graph.find_nodes(op="placeholder")
     changes = [info.mutates_data or info.mutates_metadata for info in captured.metadata.input_info]
     plain = [node for node in inputs if not is_of_backward(node)]

@@ -1,4 +1,4 @@
-"""Forward graphs run once more: for the trace of a functional graph, and for the analysis before it."""
+"""Run a forward graph once more: to trace a functional graph, and for the analysis before it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _NEW = frozenset((*IN_PLACE, *_PRODUCTS))
 
 
 class Retrace(torch.fx.Interpreter):
-    """Runs a forward graph for the trace of a functional one."""
+    """Run a forward graph while a functional one is traced."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class Retrace(torch.fx.Interpreter):
         return other(n.meta["val"], *args, **kwargs)
 
     def fetch_args_kwargs_from_env(self, n: torch.fx.Node) -> Any:
-        """Return the arguments of a node, weights in the cast that they share."""
+        """Return the arguments of a node, shared casts in place of weights."""
         casts = self._casts.get(n, ())
         weights = {cast.weight: self.env[cast.weight] for cast in casts}
         for cast in casts:
@@ -68,12 +68,12 @@ class Retrace(torch.fx.Interpreter):
         if target is torch.ops.aten.as_strided.default and asks_for_size(*args, **kwargs):
             return OverlappingView.apply(*args, *kwargs.values())
         if target is torch.ops.aten.set_data.default:
-            # Functional graphs have no versions; what the epilogue owes is seen in eager.
+            # Functional graphs have no versions; the eager run records what the epilogue must do.
             with torch.no_grad():
                 return args[0].set_(args[1].detach())
         if target not in _DROPOUTS or len(args) != 3:
             return super().call_function(target, args, kwargs)
-        # Their decomposition copies where eager returns the very input, and draws where it does not.
+        # Their decomposition copies where eager returns the input itself, and draws where eager does not.
         # Source: torch 2.13, aten/src/ATen/native/Dropout.cpp, `_dropout_impl`.
         tensor, p, train = args
         if p == 0 or not train:
@@ -81,15 +81,15 @@ class Retrace(torch.fx.Interpreter):
         if p == 1:
             return tensor.mul(tensor.new_zeros(()))
         if target is torch.ops.aten.dropout.default and tensor.device.type == "cpu" and tensor.dtype in _HALVES:
-            # Eager's backward multiplies by the scaled mask, which is rounded; that of `native_dropout` by the scale.
+            # Eager's backward multiplies by the scaled mask, which is rounded; `native_dropout`'s by the scale.
             return tensor.mul(torch.native_dropout(torch.ones_like(tensor), p, True)[0])
         return super().call_function(target, args, kwargs)
 
 
 class Analysis(Retrace):
-    """Runs a forward graph for what AOTAutograd must know before it traces: what inputs change, what outputs alias.
+    """Run a forward graph so that AOTAutograd learns which inputs change and which outputs alias.
 
-    Operators that make new memory tell it nothing. They do not run: what others take of them is a new tensor.
+    Operators that return new memory do not matter for this. They do not run: their users get a new tensor.
     """
 
     def __init__(
@@ -100,14 +100,14 @@ class Analysis(Retrace):
         Args:
             graph: a forward graph.
             instead: see `capture_functional_graph`.
-            new: the nodes that need not run, of `without_memory_of_others`.
+            new: the nodes that need not run, see `without_memory_of_others`.
         """
         super().__init__(graph, instead)
         self._new = new
         self._records: dict[torch.fx.Node, bool] = {}
 
     def run_node(self, n: torch.fx.Node) -> Any:
-        """Return the result of a node; None where nothing that runs takes it."""
+        """Return the result of a node; None: it does not run, and nothing that runs uses it."""
         if n not in self._new:
             result = super().run_node(n)
             self._records[n] = isinstance(result, torch.Tensor) and result.requires_grad
@@ -120,7 +120,7 @@ class Analysis(Retrace):
 
 
 def _new_tensor(like: torch.Tensor, records: bool) -> torch.Tensor:
-    """Return a tensor as an operator returns it, no leaf if autograd records it."""
+    """Return a tensor like the result of an operator: no leaf if autograd records it."""
     made = torch.empty_strided(like.size(), like.stride(), dtype=like.dtype, device=like.device)
     return made.requires_grad_(True).clone() if records else made
 
@@ -128,13 +128,13 @@ def _new_tensor(like: torch.Tensor, records: bool) -> torch.Tensor:
 def without_memory_of_others(
     forward: ForwardCapture, instead: Mapping[Any, Callable[..., Any]], *, grad: bool
 ) -> set[torch.fx.Node]:
-    """Return the nodes that `Analysis` need not run: of sizes that are known, with memory of their own.
+    """Return the nodes that `Analysis` need not run: their sizes are known, and their memory is new.
 
     Args:
         forward: a forward graph.
         instead: see `capture_functional_graph`.
-        grad: whether the analysis looks at what autograd records; operators that write, or that change its mode, would
-            change that for results of others.
+        grad: whether the analysis looks at autograd's records; if so, a graph with operators that write, or that
+            change grad mode, runs whole.
     """
     environment = forward.fakes.mode.shape_env
     assert environment is not None
@@ -150,7 +150,7 @@ def without_memory_of_others(
                 return set()
             if _name(node.target) in _NEW and node.target not in instead and type(node.meta["val"]) is FakeTensor:
                 found.add(node)
-    # To make a new tensor takes as long as to run an operator: only those that follow others are worth it.
+    # Making a new tensor takes as long as running an operator, so single ones are not worth skipping.
     return {node for node in found if found.issuperset(node.users) or not found.isdisjoint(node.all_input_nodes)}
 
 

@@ -1,8 +1,7 @@
-"""Casts that autocast makes once: of parameters that several operators of a region take.
+"""Casts of parameters that autocast makes once for several operators of a region.
 
-Eager keeps the cast of a parameter until the outermost region ends, so that the gradients of its uses are added up in
-the lower precision. In the trace of a joint graph parameters are no leaves, and each use would have its own cast.
-
+Eager keeps the cast of a parameter until the outermost region ends, and sums the gradients of its uses in the lower
+precision. In the trace of a joint graph parameters are no leaves, and each use would have its own cast.
 Source: torch 2.13, aten/src/ATen/autocast_mode.cpp, `cached_cast`.
 """
 
@@ -28,8 +27,8 @@ class Cast:
     Attributes:
         weight: placeholder of a parameter.
         region: the outermost region, by the node that enters it.
-        device_type: type of devices that the region is for.
-        dtype: what it casts to.
+        device_type: type of the region's devices.
+        dtype: the dtype to cast to.
     """
 
     weight: torch.fx.Node
@@ -69,7 +68,7 @@ def shared_casts(forward: ForwardCapture) -> dict[torch.fx.Node, list[Cast]]:
 
 
 class _Casts(TorchDispatchMode):
-    """Notes whether a tensor is cast."""
+    """Record whether a tensor is cast."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         super().__init__()
@@ -84,7 +83,7 @@ class _Casts(TorchDispatchMode):
 
 
 def _is_cast(node: torch.fx.Node, cast: Cast) -> bool:
-    """Return whether the operator casts the weight; it is run on fake tensors to see."""
+    """Return whether the operator casts the weight; it runs on fake tensors to find out."""
     args, kwargs = map_arg((node.args, dict(node.kwargs)), lambda taken: taken.meta["val"])
     region = torch.autocast(cast.device_type, dtype=cast.dtype, cache_enabled=False)
     with torch.no_grad(), region, _Casts(cast.weight.meta["val"]) as seen:

@@ -1,4 +1,4 @@
-"""What the model does beside computing, which the direct trace shows, and which other strategies may lose."""
+"""Compare the side effects in the captures of two strategies: the direct trace shows all, others may lose some."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from aotexport.torch_internals.names import SET_GRAD_ENABLED
 
 
 def check_nothing_lost(direct: ForwardCapture, other: ForwardCapture) -> None:
-    """See that a capture has the effects of a direct one, which is not taken since it holds for fewer sizes.
+    """Refuse a capture that lacks an effect of the direct one, which holds for fewer sizes and is not used.
 
     Raises:
         ExportFailed: it lacks one.

@@ -1,4 +1,4 @@
-"""What a pass is: a named step from draft to draft, with what must hold before it and what holds after it."""
+"""A pass: a named step from draft to draft, with the facts that it requires and guarantees."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from aotexport.capture.passes.draft import Draft
 
 
 class Fact(StrEnum):
-    """What one pass guarantees of a draft and later ones rely on."""
+    """A property of drafts that one pass guarantees and later ones rely on."""
 
     SUBGRAPHS_CLOSED = "subgraphs of operators close over no tensors"
     TENSORS_ARE_INPUTS = "every tensor that the graph uses is an input"
@@ -22,14 +22,14 @@ class Fact(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Pass:
-    """A step of the way from a traced graph to a forward graph.
+    """A step from a traced graph to a forward graph.
 
     Attributes:
         name: of its function.
-        run: returns the renewed draft, or raises `ExportFailed` for what a bundle cannot hold.
-        requires: what earlier passes must have guaranteed.
-        guarantees: what holds from then on.
-        only_grad: whether it runs for programs that record gradients alone.
+        run: returns the renewed draft, or raises `ExportFailed` for a graph that a bundle cannot hold.
+        requires: facts that earlier passes must have guaranteed.
+        guarantees: facts that hold from then on.
+        only_grad: whether it runs only for programs that record gradients.
     """
 
     name: str
@@ -60,7 +60,7 @@ def ordered(*passes: Pass) -> tuple[Pass, ...]:
     """Return the passes in the order given.
 
     Raises:
-        ValueError: a pass requires what none before it guarantees for every program that it runs for.
+        ValueError: a pass requires a fact that no earlier pass guarantees for all of its programs.
     """
     for index, each in enumerate(passes):
         before = [earlier.guarantees for earlier in passes[:index] if each.only_grad or not earlier.only_grad]

@@ -15,16 +15,16 @@ from aotexport.model.state import StateEntry
 
 @dataclass(frozen=True, kw_only=True)
 class Draft:
-    """What a trace gives and every pass renews.
+    """A traced graph with its inputs and state; every pass returns a new draft.
 
-    A pass takes over the draft that it is given: it may change the graph in place, and nobody uses the old draft again.
+    A pass owns the draft that it takes: it may change the graph in place, and the old draft is not used again.
 
     Attributes:
         graph: its module; placeholders in the order of `bindings`, outputs flat. Compiled anew after the last pass.
-        bindings: what each placeholder is.
+        bindings: the input that each placeholder stands for.
         inputs: fakes per placeholder, untouched by the trace.
         state: tensors of the module, then constants that passes found.
-        fakes: the fake world; its shape environment knows what the trace assumed.
+        fakes: the fake world; its shape environment knows the assumptions of the trace.
         grad: whether the program is for calls that record gradients.
         reads: facts of a call that the program depends on; see `Program.fixed`.
         recorded: entries of the state to which the call writes values that require grad.

@@ -1,4 +1,4 @@
-"""State that the graph does not use is none of its inputs."""
+"""Remove state that the graph does not use from its inputs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from aotexport.capture.passes.draft import Draft
 
 @graph_pass(requires=[Fact.TENSORS_ARE_INPUTS, Fact.CODE_USED], guarantees=[Fact.STATE_USED])
 def drop_unused_state(draft: Draft) -> Draft:
-    """Erase placeholders without users that are no arguments."""
+    """Erase placeholders without users, arguments excepted."""
     used: list[int] = []
     for index, node in enumerate(draft.graph.graph.find_nodes(op="placeholder")):
         if draft.bindings[index].argument is None and not node.users:

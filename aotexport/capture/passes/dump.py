@@ -1,4 +1,4 @@
-"""The graph after each pass as a file, to see which pass changed what."""
+"""Write the graph after each pass to a file, to show the changes of each pass."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _folder: ContextVar[Path | None] = ContextVar("_folder", default=None)
 
 @contextlib.contextmanager
 def passes_dumped(directory: Path | None) -> Iterator[None]:
-    """Let passes in the block write what they return; None: nothing is written.
+    """Let passes in the block write the drafts that they return; None: write nothing.
 
     Args:
         directory: made where it is missing. It gets `PROGRAM/00-traced.txt`, then a file for each pass that ran. Where
             a call is traced several times, the last trace stays.
 
     Raises:
-        ArgumentInvalid: there can be no such directory.
+        ArgumentInvalid: the directory cannot be made.
     """
     if directory is not None:
         try:
@@ -39,19 +39,19 @@ def passes_dumped(directory: Path | None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def program_dumped(name: str) -> Iterator[None]:
-    """Let passes in the block write to the program's folder, where they write at all."""
+    """Let passes in the block write to the program's folder, if they write at all."""
     directory = _folder.get()
     with passes_dumped(None if directory is None else directory / name):
         yield
 
 
 def dump_draft(number: int, name: str, draft: Draft) -> None:
-    """Write a draft after a pass, where that is wanted.
+    """Write a draft after a pass, if a folder for it is set.
 
     Args:
         number: place of the pass in the list; 0: the draft was just traced, and files of earlier traces go.
         name: of the pass.
-        draft: what it returned.
+        draft: the draft that it returned.
     """
     folder = _folder.get()
     if folder is None:

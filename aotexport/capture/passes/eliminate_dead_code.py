@@ -1,4 +1,4 @@
-"""Nodes that nothing uses go, where they do nothing beside."""
+"""Erase nodes that nothing uses and that have no effect."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from aotexport_runtime.values.subclasses import inner_tensor
 
 @graph_pass(requires=[Fact.NUMBERS_CHECKED], guarantees=[Fact.CODE_USED])
 def eliminate_dead_code(draft: Draft) -> Draft:
-    """Erase nodes without users that have no effect; a check must use the number that it is about by then."""
+    """Erase nodes without users and effects; data checks must be in the graph already, to use their numbers."""
     draft.graph.graph.eliminate_dead_code(is_impure_node=_has_effect)
     return draft
 

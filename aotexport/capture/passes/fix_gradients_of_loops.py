@@ -1,4 +1,4 @@
-"""Programs whose gradients go through a `while_loop` are held to what its backward in torch asks of arguments."""
+"""Fix the facts of arguments that torch's backward of a `while_loop` depends on."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from aotexport.capture.passes.subgraphs import subgraphs_of
 
 @graph_pass(requires=[Fact.TENSORS_ARE_INPUTS, Fact.CODE_USED], only_grad=True)
 def fix_gradients_of_loops(draft: Draft) -> Draft:
-    """Fix what gradients that go through a `while_loop` depend on in torch, beside values; see `Program.fixed`.
+    """Fix the facts beside values that gradients through a `while_loop` depend on in torch; see `Program.fixed`.
 
-    Values that begin without requiring grad carry none from step to step (`WhileLoopAutogradOp`), and where the loop
-    draws, its backward draws for contiguous ones.
+    Values that begin without requiring grad carry none from step to step (`WhileLoopAutogradOp`). The backward of a
+    loop that draws random numbers draws them for contiguous values.
     """
     loops = [n for n in differentiable_operators(draft.graph, draft.inputs) if operator_name(n) == "while_loop"]
     reads = draft.reads

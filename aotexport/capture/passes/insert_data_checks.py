@@ -1,4 +1,4 @@
-"""What the trace assumed of numbers that only the data know becomes checks."""
+"""Turn the trace's assumptions about data-dependent numbers into checks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from aotexport.torch_internals.checks import insert_data_dependent_checks
 
 @graph_pass(guarantees=[Fact.NUMBERS_CHECKED])
 def insert_data_checks(draft: Draft) -> Draft:
-    """Write what the trace assumed of numbers that only the data know into the graph."""
+    """Insert checks of the trace's assumptions about data-dependent numbers into the graph."""
     environment = draft.fakes.mode.shape_env
     assert environment is not None
     insert_data_dependent_checks(draft.graph, environment)

@@ -1,4 +1,4 @@
-"""Launches of Triton kernels in graphs: named, exchanged for calls that a record can hold, or refused."""
+"""Launches of Triton kernels in graphs: name them, replace them by calls that a record can hold, or refuse them."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _OPERATOR = (
 
 
 def launched(name: str, operands: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Stand for the launch of a kernel in a functional graph: returns new contents of the operands it writes to."""
+    """Replace the launch of a kernel in a functional graph; would return the new contents of written operands."""
     raise RuntimeError(f"the Triton kernel `{name}` does not run on this machine")
 
 
 def name_launches(module: torch.fx.GraphModule) -> None:
-    """Exchange the launches in a functional graph for calls of `launched`.
+    """Replace the launches in a functional graph by calls of `launched`.
 
     Args:
         module: changed in place.
@@ -44,7 +44,7 @@ def name_launches(module: torch.fx.GraphModule) -> None:
 
 
 def launch_arguments(node: torch.fx.Node) -> tuple[str, list[torch.fx.Node]]:
-    """Return what a record says of a launch: the kernel's name, and the tensors that it is given."""
+    """Return the arguments of a launch in a record: the kernel's name, and the tensors passed to it."""
     return name_of(kernel_of(node)), list(launch_operands(node).values())
 
 
@@ -56,7 +56,7 @@ def launched_kernels(forward: ForwardCapture) -> list[str]:
 
 
 def refuse_kernels_without_cpu(forward: ForwardCapture) -> None:
-    """Refuse a program on CPUs with operators that run Triton kernels, and nothing on CPUs.
+    """Refuse a program on CPUs with operators that have Triton kernels and no implementation for CPUs.
 
     Raises:
         ExportFailed: names the operator.
@@ -74,7 +74,7 @@ def refuse_kernels_without_cpu(forward: ForwardCapture) -> None:
 
 
 def refuse_launches(forward: ForwardCapture, *, grad: bool, compiled: bool) -> None:
-    """Refuse a program whose model launches kernels itself, where no form of it could run.
+    """Refuse a program whose model launches kernels itself, if no form of the program could run.
 
     Args:
         forward: the program.

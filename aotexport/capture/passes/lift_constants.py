@@ -1,4 +1,4 @@
-"""Tensors that the code closes over become inputs, which the state holds."""
+"""Turn tensors that the code closes over into inputs, held by the state."""
 
 from __future__ import annotations
 

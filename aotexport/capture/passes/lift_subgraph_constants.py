@@ -1,4 +1,4 @@
-"""Tensors that the subgraphs of operators close over, as `torch.tensor(2.0)` in a branch, become operands."""
+"""Turn tensors that subgraphs close over, such as `torch.tensor(2.0)` in a branch, into operands."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from aotexport.torch_internals.names import FakeTensor
 
 @graph_pass(guarantees=[Fact.SUBGRAPHS_CLOSED])
 def lift_subgraph_constants(draft: Draft) -> Draft:
-    """Make tensors that subgraphs close over operands of their operators; the graph closes over them then.
+    """Turn tensors that subgraphs close over into operands of their operators; the main graph closes over them then.
 
     The operators are those whose last argument holds the operands that their subgraphs take last: `cond`, `while_loop`,
     `scan`, `map` (torch 2.13, `torch/_higher_order_ops/`).
@@ -52,7 +52,7 @@ def _constants(subgraph: torch.fx.GraphModule) -> list[torch.fx.Node]:
 def _attribute(
     graph: torch.fx.GraphModule, user: torch.fx.Node, like: torch.fx.Node, value: torch.Tensor
 ) -> torch.fx.Node:
-    """Return a node before `user` for a tensor, which becomes an attribute of `graph`."""
+    """Return a node before `user` for a tensor that becomes an attribute of `graph`."""
     names = (f"_subgraph_constant{index}" for index in itertools.count())
     name = next(name for name in names if not hasattr(graph, name))
     setattr(graph, name, value)

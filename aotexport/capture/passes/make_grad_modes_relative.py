@@ -1,4 +1,4 @@
-"""Ends of the model's grad-mode regions restore the mode that the call began in."""
+"""Let the ends of the model's grad-mode regions restore the mode that the call began in."""
 
 from __future__ import annotations
 

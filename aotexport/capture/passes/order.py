@@ -33,10 +33,10 @@ PASSES = ordered(
 
 
 def run_passes(draft: Draft) -> Draft:
-    """Return a traced draft after all passes that its program needs; its graph can run.
+    """Return a traced draft after all passes of its program; its graph can run.
 
     Raises:
-        ExportFailed: the graph holds what a bundle cannot.
+        ExportFailed: the graph has something that a bundle cannot hold.
     """
     dump_draft(0, "traced", draft)
     for number, each in enumerate(PASSES, 1):

@@ -1,4 +1,4 @@
-"""State that was computed with gradients before the call is refused in programs with gradients."""
+"""Refuse state that was computed with gradients before the call, in programs with gradients."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from aotexport.errors import ExportFailed
 
 @graph_pass(requires=[Fact.STATE_USED], only_grad=True)
 def refuse_computed_state(draft: Draft) -> Draft:
-    """Refuse state through which eager's gradients flow on to what it was computed from, before the call.
+    """Refuse state computed before the call, through which eager's gradients flow on to its sources.
 
     Raises:
         ExportFailed: names the tensor.

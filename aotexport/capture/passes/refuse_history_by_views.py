@@ -1,4 +1,4 @@
-"""Gradients from one tensor of the state to another that is a view of the same memory are refused."""
+"""Refuse gradients from one tensor of the state to another that is a view of the same memory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from aotexport.errors import ExportFailed
 
 @graph_pass(requires=[Fact.STATE_USED], only_grad=True)
 def refuse_history_by_views(draft: Draft) -> Draft:
-    """Refuse to write values that require grad to a tensor of the state while another shows the same memory.
+    """Refuse to write values that require grad to a tensor of the state if another used one shares its memory.
 
     Raises:
         ExportFailed: names both tensors.

@@ -1,4 +1,4 @@
-"""Hooks on the model's own tensors, to which every call would add another, are refused."""
+"""Refuse hooks on the model's own tensors: every call would add another."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Random numbers drawn in a branch or loop inside of another are refused in programs with gradients."""
+"""Refuse random numbers drawn in a branch or loop inside of another, in programs with gradients."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from aotexport.errors import ExportFailed
 from aotexport.model.source_lines import source_of
 
 # `torch._higher_order_ops`, torch 2.13: their backward runs the forward function once more, without its generator's
-# state (`aotexport_runtime/engines/redrawn.py`). `scan` keeps what its forward computed.
+# state (`aotexport_runtime/engines/redrawn.py`). `scan` saves the results of its forward.
 _DRAWN_ANEW = ("cond", "while_loop", "map_impl")
 
 
 @graph_pass(requires=[Fact.TENSORS_ARE_INPUTS, Fact.CODE_USED], only_grad=True)
 def refuse_nested_draws(draft: Draft) -> Draft:
-    """Refuse gradients through draws of a branch or loop inside of another, whose order in backward torch decides.
+    """Refuse gradients through draws of a branch or loop inside of another: torch decides their order in backward.
 
     Raises:
         ExportFailed: names the operator and the user's line.

@@ -1,4 +1,4 @@
-"""Gradients of branches and loops: which nodes they go through, and what draws random numbers."""
+"""Find the branches and loops that gradients go through, and the ones that draw random numbers."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from aotexport.torch_internals.names import OpOverload
 
 
 def operator_name(node: torch.fx.Node) -> str:
-    """Return the name by which users call the operator with subgraphs that a node calls."""
+    """Return the user's name of the higher-order operator that a node calls."""
     return node.target.name().removesuffix("_impl")  # type: ignore[union-attr]
 
 
 def draws(subgraph: torch.fx.GraphModule) -> bool:
-    """Return whether a graph, or what it runs, draws random numbers."""
+    """Return whether a graph, or one of its subgraphs, draws random numbers."""
     return any(
         (isinstance(node.target, OpOverload) and torch.Tag.nondeterministic_seeded in node.target.tags)
         or any(map(draws, subgraphs_of(subgraph, node)))
@@ -26,17 +26,17 @@ def draws(subgraph: torch.fx.GraphModule) -> bool:
 
 
 def differentiable_operators(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> list[torch.fx.Node]:
-    """Return the operators with subgraphs that gradients go through.
+    """Return the higher-order operators that gradients go through.
 
     Args:
         graph: a forward graph of a program that records gradients.
-        inputs: what its placeholders stand for.
+        inputs: one value per placeholder.
     """
     return [node for node in _differentiable(graph, inputs) if is_operator(node)]
 
 
 def _differentiable(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> dict[torch.fx.Node, None]:
-    """Return the nodes that are computed from inputs that need gradients, not through `detach`, in order."""
+    """Return the nodes computed from inputs that require grad, other than through `detach`, in order."""
     found: dict[torch.fx.Node, None] = {}
     for node, value in zip(graph.graph.find_nodes(op="placeholder"), inputs, strict=True):
         if isinstance(value, torch.Tensor) and value.requires_grad:

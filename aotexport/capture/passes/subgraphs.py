@@ -1,4 +1,4 @@
-"""Operators with subgraphs in a forward graph: what they run."""
+"""Higher-order operators in a forward graph, and their subgraphs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def is_operator(node: torch.fx.Node) -> bool:
 
 
 def subgraphs_of(graph: torch.fx.GraphModule, node: torch.fx.Node) -> Iterator[torch.fx.GraphModule]:
-    """Yield the graphs that a node of `graph` runs."""
+    """Yield the subgraphs that a node of `graph` runs."""
     for operand in node.all_input_nodes:
         subgraph = getattr(graph, str(operand.target), None) if operand.op == "get_attr" else None
         if isinstance(subgraph, torch.fx.GraphModule):
@@ -24,7 +24,7 @@ def subgraphs_of(graph: torch.fx.GraphModule, node: torch.fx.Node) -> Iterator[t
 
 
 def new_placeholder(graph: torch.fx.GraphModule, name: str, value: Any) -> torch.fx.Node:
-    """Return a placeholder after those that a graph has; `value` is what it stands for."""
+    """Return a new placeholder of value `value` after the existing ones."""
     last = next(reversed(graph.graph.find_nodes(op="placeholder")), None)
     with graph.graph.inserting_after(last) if last is not None else graph.graph.inserting_before():
         placeholder = graph.graph.placeholder(name)

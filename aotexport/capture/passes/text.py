@@ -1,4 +1,4 @@
-"""A draft as text, for people who follow a graph through the passes.
+"""A draft as text, to follow a graph through the passes.
 
     reads grad_mode
     %x : float32[2, 3] = argument 0
@@ -6,7 +6,7 @@
     %mm : float32[2, 3] = aten.mm.default(%x, %weight)
     return %mm
 
-A subgraph stands, indented, below the attribute that holds it.
+A subgraph is printed, indented, below the attribute that holds it.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Programs of one model: forward graphs that several programs share."""
+"""Forward graphs that several programs of one model share."""

@@ -1,4 +1,4 @@
-"""The forward graph of each program; programs share a trace where nothing in the model's code tells them apart."""
+"""The forward graph of each program; programs share a trace if nothing in the model's code tells them apart."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class ForwardGraphs:
 
         Raises:
             ExportFailed: it cannot be captured; says why.
-            PythonStateChanged: the call stores in attributes what later calls read.
+            PythonStateChanged: the call stores values in attributes that later calls read.
         """
         for earlier, forward in self._shared:
             if _serves(earlier, spec):
@@ -59,9 +59,9 @@ class ForwardGraphs:
 
 
 def _tells_nothing_apart(forward: ForwardCapture) -> bool:
-    """Return whether the model's code does the same in every mode, and its capture serves several functional graphs.
+    """Return whether the model's code does the same in every mode, so that programs can share its forward graph.
 
-    What functional graphs assume of sizes is kept with the sizes of their own forward graph.
+    Sizes must be static: assumptions of a functional graph about sizes are recorded with its own forward graph.
     """
     effects, environment = forward.effects, forward.fakes.mode.shape_env
     assert environment is not None
@@ -71,12 +71,12 @@ def _tells_nothing_apart(forward: ForwardCapture) -> bool:
 
 
 def _serves(earlier: ProgramSpec, spec: ProgramSpec) -> bool:
-    """Return whether a program calls what an earlier one calls, which must hold for gradients if it does."""
+    """Return whether `spec` makes the same call as `earlier`, which records gradients if `spec` does."""
     return (earlier.grad or not spec.grad) and _is_same(earlier.call, spec.call)
 
 
 def _is_same(one: ExampleCall, other: ExampleCall) -> bool:
-    """Return whether two calls are of one callable with the very same arguments, of static sizes."""
+    """Return whether two calls are of one callable with identical arguments, of static sizes."""
     values = [*zip(one.args, other.args, strict=False), *zip(one.tensors, other.tensors, strict=False)]
     values += [(value, other.kwargs.get(key)) for key, value in one.kwargs.items()]
     return (

@@ -1,4 +1,4 @@
-"""Autocast around the call, at capture: no part of the model, and not to be seen in what is captured of it."""
+"""Autocast around the captured call: it is no part of the model, and must not show in the captured graph."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from aotexport_runtime.engines.autocast import autocast_dtype, under_autocast
 
 
 def example_autocast(call: ExampleCall) -> Any:
-    """Return the dtype of the autocast that surrounds a capture; None: none does."""
+    """Return the dtype of the autocast around the capture; None: there is none."""
     return autocast_dtype(_device_type(call))
 
 
 def other_autocast(call: ExampleCall) -> AbstractContextManager[Any]:
-    """Return a context with autocast, or, where it surrounds the capture, without."""
+    """Return a context with autocast, or without if the capture is under autocast."""
     return under_autocast(_device_type(call), "bfloat16" if example_autocast(call) is None else None)
 
 

@@ -1,8 +1,8 @@
 """The example's values of the numbers that traced code branches on.
 
-A trace sees tensors without values. Where Python code asks for one (`if x.sum() > 0:`, `range(n.item())`), the graph
-that was traced so far runs on copies of the example's tensors, the code goes the way that the value tells, and a check
-in the graph refuses calls whose values would lead another way. Nothing runs for code that asks for none.
+A trace has tensors without values. When Python code asks for one (`if x.sum() > 0:`, `range(n.item())`), the graph
+traced so far runs on copies of the example's tensors. The code follows the resulting value, and a check in the graph
+refuses calls whose values would lead another way. Nothing runs for code that asks for no value.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Decision:
 
     Attributes:
         fixed: the answer: "`value > 0` is True".
-        is_number: whether it fixes a number, and not a truth about one.
+        is_number: whether it fixes a number, not a truth value about one.
         stack: where the code asked, as Python formats it.
     """
 
@@ -48,7 +48,7 @@ class Decision:
 
 
 class ExampleValues:
-    """Values of data-dependent numbers in the example call, for as long as its trace goes on."""
+    """Values of data-dependent numbers in the example call, during its trace."""
 
     def __init__(self, inputs: Sequence[Any]) -> None:
         """Take the example's tensors, one per graph input; they are copied when the first value is asked for."""
@@ -58,11 +58,11 @@ class ExampleValues:
         self._known: dict[Any, Any] = {}
         self._sizes: Mapping[Any, Any] = {}
         self.decisions: list[Decision] = []
-        """What the code asked in the trace that went on last."""
+        """The questions and answers of the last trace."""
 
     @contextlib.contextmanager
     def followed(self, shape_env: ShapeEnv) -> Iterator[None]:
-        """Let the trace that goes on in the block follow the example."""
+        """Let the trace in the block follow the example."""
         self._sizes = shape_env.backed_var_to_val
         try:
             formatted = patched(
@@ -74,7 +74,7 @@ class ExampleValues:
             self._close()
 
     def begin(self) -> None:
-        """Note that the code to trace begins to run: its trace is the one that tells values."""
+        """Note that the code to trace begins to run: the current trace tells values from now on."""
         self._close()
         self.decisions = []
         self._tracer = current_tracer()
@@ -86,7 +86,7 @@ class ExampleValues:
         self._known = {}
 
     def _get(self, symbol: Any) -> Any:
-        """Return what a data-dependent symbol is in the example call; None: the trace does not tell."""
+        """Return a data-dependent symbol's value in the example call; None: the trace does not tell."""
         if symbol in self._known or self._tracer is None:
             return self._known.get(symbol)
         found = find_symbol(self._tracer.graph, symbol)
@@ -104,7 +104,7 @@ class ExampleValues:
         return self._known[symbol]
 
     def _decided(self, expression: Any, value: Any) -> None:
-        """Write the check into the graph that `expression`, on which the code branches, is `value` again.
+        """Insert a check into the graph that `expression`, on which the code branches, is `value` again.
 
         Raises:
             ExportFailed: it is a float, which no other call will have again.
@@ -124,9 +124,9 @@ class ExampleValues:
 
 
 def _format(tensor: torch.Tensor, spec: str) -> str:
-    """Format a tensor as eager does where it is an integer, which is how code names things by their numbers.
+    """Format an integer tensor as eager does: code names things by their numbers.
 
-    A float stays without a value: it is for messages, and would hold the program to calls with that very value.
+    A float is formatted without its value. Floats are for messages, and would fix the program to that very value.
     """
     if tensor.dim() == 0 and tensor.dtype == torch.bool:
         return format(bool(tensor.item()), spec)
@@ -136,26 +136,26 @@ def _format(tensor: torch.Tensor, spec: str) -> str:
 
 
 def _question(expression: Any, numbers: dict[Any, Any]) -> str:
-    """Return what the code asks: "`value > 0`"; the numbers are those in it."""
+    """Return the question that the code asks, "`value > 0`", about these numbers."""
     names = {symbol: sympy.Symbol(f"value{index or ''}") for index, symbol in enumerate(numbers)}
     is_condition = expression in [sympy.Eq(symbol, 1) for symbol in numbers]
     return _CONDITION if is_condition else f"`{expression.xreplace(names)}`"
 
 
 def _is_number(expression: Any, value: Any) -> bool:
-    """Return whether an answer leaves one number alone."""
+    """Return whether only one number gives this answer."""
     is_equal = isinstance(expression, sympy.Eq) and any(arg.is_number for arg in expression.args)
     is_condition = is_equal and 1 in expression.args
     return not value.is_Boolean or (is_equal and not is_condition and value == sympy.true)
 
 
 def _message(expression: Any, value: Any, numbers: dict[Any, Any]) -> str:
-    """Return what a call is told that takes another path.
+    """Return the error message for a call that takes another path.
 
     Args:
-        expression: what the code branches on.
-        value: what it was in the example call.
-        numbers: the symbols in it, with their values in the example call.
+        expression: the expression that the code branches on.
+        value: its value in the example call.
+        numbers: its symbols, with their values in the example call.
     """
     question = _question(expression, numbers)
     seen = ", ".join(str(number) if number.is_Integer else f"{float(number):.6g}" for number in numbers.values())
@@ -170,7 +170,7 @@ def _message(expression: Any, value: Any, numbers: dict[Any, Any]) -> str:
 
 
 class _ExampleRun:
-    """The run of a graph that is being traced, on copies of the example's tensors, in a thread of its own.
+    """The run of a graph during its trace, on copies of the example's tensors, in a thread of its own.
 
     The thread has none of the trace's modes, and its own grad mode and autocast regions.
     """
@@ -216,7 +216,7 @@ class _ExampleRun:
 
 
 def _copy(value: Any) -> Any:
-    """Return a tensor with the values and layout of another, in memory of its own; anything else as it is."""
+    """Return a copy of a tensor with its layout, in memory of its own; other values are returned as they are."""
     if not isinstance(value, torch.Tensor):
         return value
     span = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
