@@ -1,4 +1,4 @@
-"""The group of commands, its default command, and what every command does with errors.
+"""The group of commands, its default command, and the handling of errors in every command.
 
 Exit codes: 0 well, 1 the export or a comparison failed, 2 wrong usage or model file, 3 a bug of aotexport, 130
 interrupted.

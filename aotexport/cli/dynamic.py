@@ -3,8 +3,8 @@
     INPUT [: AXIS] = [FACTOR *] NAME [ '[' MIN : MAX ']' ] [+ OFFSET]
 
 INPUT is the path of a tensor in the example call, with one of its axes, or of an integer, without: `x`, `batch['ids']`,
-`batch.ids`, `layers[0]`. MIN and MAX are the least and the greatest NAME, each may be left out: then they are 0 and
-unbounded. One NAME in several places is one dimension.
+`batch.ids`, `layers[0]`. MIN and MAX bound NAME; without them the bounds are 0 and none. One NAME in several places is
+one dimension.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ Bounds = tuple[int | None, int | None]
 
 @dataclass(frozen=True)
 class DynamicSize:
-    """One option, read.
+    """One option, parsed.
 
     Attributes:
-        text: the option as it was given.
+        text: the option as the user wrote it.
         parameter: parameter of the model that the input is in.
         steps: keys, field names and indices from the parameter to the input.
         axis: axis of the tensor; None: the input is an integer.
@@ -65,7 +65,7 @@ class DynamicSize:
 
 
 def parse_dynamic(text: str) -> DynamicSize:
-    """Return what the option `text` says.
+    """Parse the option `text`.
 
     Raises:
         ModelFileInvalid: it does not follow the grammar, or its bounds leave no choice.
@@ -151,7 +151,7 @@ def _derived(dimension: Any, option: DynamicSize) -> Any:
 
 
 def _dimensions(wanted: Iterable[DynamicSize], call: ExampleCall) -> dict[str, Any]:
-    """Return a dimension per name. Bounds may stand at any place of the name; the file's hold where none do."""
+    """Return a dimension per name. Bounds may stand at any place of the name; without any, the file's hold."""
     bounds: dict[str, Bounds] = {}
     for option in wanted:
         if option.bounds is not None and bounds.setdefault(option.name, option.bounds) != option.bounds:
@@ -198,7 +198,7 @@ def _find(call: ExampleCall, option: DynamicSize) -> Leaf | Constant:
 
 
 def _inputs(call: ExampleCall) -> str:
-    """Return a sentence that lists what may be dynamic."""
+    """Return a sentence that lists the inputs that may be dynamic."""
     tensors = [path for path, leaf in zip(call.paths, call.tensors, strict=True) if isinstance(leaf, torch.Tensor)]
     integers = [
         path
@@ -226,7 +226,7 @@ def _nested(tree: Tree, call: ExampleCall, integers: dict[int, Any]) -> Any:
 
     Args:
         tree: a tree of the call.
-        call: has the axes of tensors, and what the model file says about integers.
+        call: has the axes of tensors, and the model file's dimensions of integers.
         integers: the dimension of integers by the identity of their place.
     """
     if id(tree) in integers:

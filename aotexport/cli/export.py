@@ -165,6 +165,6 @@ def export(
 
 
 def _named(names: tuple[str, ...], source: ModelSource) -> list[str | Program]:
-    """Return the programs of these names, those that the model file describes as it describes them."""
+    """Return the programs of these names, as the model file describes them if it does."""
     described = {program.name: program for program in source.programs or () if not isinstance(program, str)}
     return [described.get(name, name) for name in names]

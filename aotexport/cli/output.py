@@ -1,4 +1,4 @@
-"""What the commands share: standard output, as a console for people or as one JSON document."""
+"""Standard output of all commands, as a console for people or as one JSON document."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import click
 from rich.console import Console
 
 DTYPES = ("float64", "float32", "bfloat16", "float16")
-"""What `--dtype` takes."""
+"""The values of `--dtype`."""
 
 _PIPED_WIDTH = 200
 

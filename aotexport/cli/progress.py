@@ -12,7 +12,7 @@ from rich.text import Text
 
 
 class Progress:
-    """Tells the stages of a command; call it with the name of each stage as it begins.
+    """Shows the stages of a command; call it with the name of each stage as it begins.
 
     Attributes:
         seconds: wall time per finished stage.

@@ -21,7 +21,7 @@ _CALL = re.compile(r"call \d+: ")
 
 
 def summarize(report: ExportReport, seconds: Mapping[str, float], *, verified: bool) -> dict[str, Any]:
-    """Return what `--json` prints.
+    """Return the document for `--json`.
 
     Args:
         report: a finished export.
@@ -124,7 +124,7 @@ def _programs(programs: Iterable[Mapping[str, Any]]) -> Table:
 
 
 def verification_table(rows: list[dict[str, Any]]) -> Table:
-    """Return a table with the largest errors; what is left out is said in a row of its own."""
+    """Return a table with the largest errors; one more row sums up the rows left out."""
     table = Table("program", "compared with eager", "relative error", "absolute error", box=None, pad_edge=False)
     for key in dict.fromkeys((row["program"], row["target"], row["kind"]) for row in rows):
         program, target, kind = key

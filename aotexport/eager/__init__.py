@@ -1,4 +1,4 @@
-"""The model's own code, run for real: what it gives, what it changes, and what its first call alone does.
+"""Run the model's own code for real: its results, its changes, and the effects of its first call alone.
 
-Every run puts the model back as it was. Nothing is known here of graphs.
+Every run puts the model back as it was. This package knows nothing of graphs.
 """

@@ -1,4 +1,4 @@
-"""Models that fail on their example by themselves: refused with their own error, and not with that of a trace."""
+"""Refuse models that fail on their example by themselves with their own error, not with that of a trace."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from aotexport.model.state import State
 
 
 def refuse_failing_example(spec: ProgramSpec, state: State) -> None:
-    """Refuse a call that the model fails on by itself, with its own error and the user's line.
+    """Refuse a call on which the model itself fails, with its own error and the user's line.
 
     Args:
         spec: the program whose capture failed.

@@ -1,6 +1,6 @@
 """Attributes that the first call sets for good: flags such as `self.prepared = True`.
 
-A bundle has no Python state, so it does what all calls but the first do, where the first does the same.
+A bundle has no Python state. It does the same as all calls but the first, if the first call gives the same results.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from aotexport.model.structure import tree_of
 
 
 def add_first_call_constant(call: ExampleCall, state: State, mode: Mode, change: AttributeChanged) -> bool:
-    """Add to `call.first_call_constants` an attribute that a call changes, if the call is the same once it is changed.
+    """Add an attribute that a call changes to `call.first_call_constants`, if the change alters nothing else.
 
-    The example is called with the attribute as it was and as the call leaves it: outputs and state must be equal in
-    every bit, and the second call must leave the attribute alone.
+    The example is called with the attribute's old value and with its new one. Outputs and state must be equal, and both
+    calls must leave the new value.
 
     Args:
         call: the example call.
         state: the module's state; left as it was.
-        mode: mode that the module is put in.
-        change: what a trace saw.
+        mode: mode to put the module in.
+        change: the change that a trace saw.
 
     Returns:
-        Whether it is so.
+        Whether the attribute was added.
     """
     path, _, name = change.name.rpartition(".")
     if call.module is None or any(change.name == _path(call.module, known) for known in call.first_call_constants):
@@ -65,7 +65,7 @@ def _path(module: nn.Module, attribute: Attribute) -> str:
 
 
 def _outcome(call: ExampleCall, state: State, mode: Mode, attribute: Attribute) -> tuple[list[Any], Any]:
-    """Return outputs, inputs and changed state after a call for real with an attribute, and what it leaves in that."""
+    """Return outputs, inputs and changed state of a call for real with an attribute, and the attribute after it."""
     values: list[Any] = []
 
     def keep(value: Any, path: str) -> int:
@@ -86,6 +86,6 @@ def _equal(first: Sequence[Any], later: Sequence[Any]) -> bool:
 
 
 def _same(a: torch.Tensor, b: Any) -> bool:
-    """Return whether two tensors have the same metadata and the same bits, or NaN in the same places."""
+    """Return whether two tensors have the same metadata and equal values, with NaN in the same places."""
     alike = isinstance(b, torch.Tensor) and (a.dtype, a.shape, a.stride()) == (b.dtype, b.shape, b.stride())
     return alike and bool(((a == b) | ((a != a) & (b != b))).all())

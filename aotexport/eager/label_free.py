@@ -1,7 +1,7 @@
-"""Calls without labels: the variant of an inference program that takes no argument which only a loss needs.
+"""Calls without labels: the variant of an inference program without the arguments that only a loss needs.
 
-An example that holds labels gives a program that demands them. What a model can be called without, it is captured
-without as well.
+An example that holds labels gives a program that demands them. If the model can be called without them, this variant
+is captured too.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from aotexport_runtime.schema.trees import Leaf, Tree
 from aotexport_runtime.values.trees import leaves
 
 _USUAL_NAMES = ("label", "target")
-"""What the names of arguments hold that users expect to leave out."""
+"""Parts of the names of arguments that users expect to leave out."""
 
 Results = tuple[Tree, list[int]]
-"""Structure of what a call returns, and how many axes each of its tensors has."""
+"""Structure of a call's result, and the number of axes of each of its tensors."""
 
 
 def with_label_free(specs: Iterable[ProgramSpec], state: State) -> tuple[list[ProgramSpec], dict[str, list[str]]]:
-    """Return what to capture, with a variant for calls without labels of each program that records no gradients.
+    """Return the programs to capture, adding a variant without labels per program that records no gradients.
 
-    Labels are the arguments whose default is None, for which the example passes tensors, and without which the model
-    returns something of another structure: no loss, or logits alone. A mask without which it returns the like is none.
-    The variant leaves out all labels together. There is none where another variant of the program already does.
+    Labels are arguments with the default None for which the example passes tensors, and without which the model returns
+    another structure: no loss, or logits alone. A mask is none if the structure stays. The variant leaves out all
+    labels together. A program gets none if another variant already leaves one out.
 
     Args:
-        specs: what to capture, each program before its variants.
+        specs: the programs, each before its variants.
         state: the module's state; left as it was.
 
     Returns:
@@ -62,14 +62,14 @@ def with_label_free(specs: Iterable[ProgramSpec], state: State) -> tuple[list[Pr
 
 
 def _labels(spec: ProgramSpec, state: State, notes: list[str]) -> list[str]:
-    """Return the names of the labels; add to `notes` why one that a user may leave out elsewhere is needed here."""
+    """Return the names of the labels; add to `notes` why an argument with a label's usual name cannot be left out."""
     optional = sorted(_passed(spec.call), key=[parameter.name for parameter in spec.call.parameters].index)
     if not optional:
         return []
     try:
         whole = _results(spec, spec.call, state)
     except ExportFailed:
-        # The capture says why the model does not run.
+        # The capture will report why the model does not run.
         return []
     labels, needed = list[str](), dict[str, ExportFailed]()
     for name in optional:
@@ -79,7 +79,7 @@ def _labels(spec: ProgramSpec, state: State, notes: list[str]) -> list[str]:
         except ExportFailed as error:
             needed[name] = error
     for pair in itertools.combinations(needed, 2):
-        # The beginning and the end of an answer: one of them alone is none.
+        # The model may need both of a pair or none, such as begin and end of an answer.
         with contextlib.suppress(ExportFailed):
             if _results(spec, _without(spec.call, pair), state) != whole:
                 labels += pair

@@ -1,4 +1,4 @@
-"""What operators return, for those whose sizes torch does not tell without running them.
+"""Fake kernels of operators whose result sizes torch cannot tell without running them.
 
 Source: torch 2.13, `aten/src/ATen/native/LossCTC.cpp`, `BatchLinearAlgebra.cpp` (`linalg_lstsq_out_info`) and
 `GroupedMMUtils.h` (`create_grouped_gemm_output_tensor`).
@@ -17,7 +17,7 @@ aten = torch.ops.aten
 def _ctc_loss(
     log_probs: torch.Tensor, targets: torch.Tensor, input_lengths: Any, target_lengths: Any, *options: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the loss per sequence, and the table whose last size is that of the longest target, blanks in between."""
+    """Return the loss per sequence, and the table; its last size is that of the longest target with blanks between."""
     steps, batch = log_probs.shape[:2]
     if isinstance(target_lengths, torch.Tensor):
         states = torch.library.get_ctx().new_dynamic_size(min=1)
@@ -33,7 +33,7 @@ def _ctc_loss_backward(grad: torch.Tensor, log_probs: torch.Tensor, *others: Any
 def _lstsq(
     matrix: torch.Tensor, right: torch.Tensor, rcond: float | None = None, *, driver: str | None = None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return solution, residuals, rank and singular values; residuals are there for matrices of full rank only."""
+    """Return solution, residuals, rank and singular values; residuals exist for matrices of full rank only."""
     rows, columns = matrix.shape[-2:]
     is_vector = right.dim() == 1 or right.shape == matrix.shape[:-1]
     columns_right = right.unsqueeze(-1) if is_vector else right
@@ -54,7 +54,7 @@ def _lstsq(
 def _grouped_mm(
     left: torch.Tensor, right: torch.Tensor, offs: Any = None, bias: Any = None, out_dtype: torch.dtype | None = None
 ) -> torch.Tensor:
-    """Return a product per group, also of dtypes that torch's own function for fake tensors does not take.
+    """Return a product per group; supports dtypes that torch's own function for fake tensors does not take.
 
     Rows are padded to 16 bytes.
     """

@@ -1,4 +1,4 @@
-"""Fake tensors that stand for the inputs of a trace, with symbols for the user's dynamic sizes."""
+"""Fake tensors for the inputs of a trace, with symbols for the user's dynamic sizes."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ class FakeInputs:
         mode: its fake mode, with the shape environment.
         state: one fake per entry of the state.
         arguments: one fake per argument tensor, one symbolic integer per dynamic integer.
-        equalities: what the user said about equal and derived dimensions.
+        equalities: the user's equal and derived dimensions.
         axes: the user's dimension per axis, per argument tensor.
-        assumed: what traces took for granted and did not guard on, see `general_sizes_kept`; without repetitions.
-        fixed_at: the user's line that held a symbol to a number, by symbol.
-        larger: what the arguments' fakes were made of, see `fake_inputs`.
+        assumed: assumptions of traces without a guard, see `general_sizes_kept`; without repetitions.
+        fixed_at: the user's line that fixed a symbol to a number, by symbol.
+        larger: the values that the arguments' fakes were made of, see `fake_inputs`.
     """
 
     mode: FakeTensorMode
@@ -56,7 +56,7 @@ class FakeInputs:
 
     @contextlib.contextmanager
     def tracing(self) -> Iterator[None]:
-        """Let torch assume as little as it can about sizes, and keep what it does assume."""
+        """Let torch assume as little as it can about sizes, and record its assumptions."""
         assert self.mode.shape_env is not None
         with (
             general_sizes_kept(lambda condition: self.assumed.setdefault(condition)),
@@ -65,7 +65,7 @@ class FakeInputs:
             yield
 
     def taken_for_granted(self) -> tuple[Any, ...]:
-        """Return what is assumed about sizes by now, to compare."""
+        """Return the current assumptions about sizes, to compare."""
         environment = self.mode.shape_env
         assert environment is not None
         guards = {guard.expr for guard in environment.guards}
@@ -79,14 +79,14 @@ class FakeInputs:
         return dress(self.mode.from_tensor(tensor, static_shapes=True), tensor)
 
     def twins(self, fakes: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Return fresh fakes with the metadata of `fakes`: a trace may change those that it is given."""
+        """Return fresh fakes with the metadata of `fakes`: a trace may change the fakes it is called with."""
         with self.mode:
             return [dress(_twin(fake), fake) if isinstance(fake, torch.Tensor) else fake for fake in fakes]
 
 
 class _Arguments(nn.Module):
     def forward(self, *args: Any) -> None:
-        """Stand for a callable of flat tensors, for torch's checks of dynamic shapes."""
+        """Replace a callable of flat tensors, for torch's checks of dynamic shapes."""
 
 
 def fake_inputs(call: ExampleCall, state: State, larger: Sequence[Any] | None = None) -> FakeInputs:
@@ -95,7 +95,7 @@ def fake_inputs(call: ExampleCall, state: State, larger: Sequence[Any] | None = 
     Args:
         call: the example call.
         state: the module's state.
-        larger: what to make the arguments' fakes of instead of the call's tensors, see `larger_tensors`.
+        larger: values to make the arguments' fakes of instead of the call's tensors, see `larger_tensors`.
 
     Raises:
         ModelFileInvalid: the dynamic dimensions contradict the example inputs.
@@ -139,12 +139,12 @@ def _is_small(call: ExampleCall) -> bool:
 
 
 def integer_hint(dimension: Any) -> Any:
-    """Return what torch takes for a dynamic integer in place of the user's dimension: it knows no named ones."""
+    """Return torch's hint for a dynamic integer, for which it takes no named dimensions."""
     return Dim.DYNAMIC if is_required_dimension(dimension) else Dim.AUTO
 
 
 def _check_ranges(call: ExampleCall) -> None:
-    """Refuse ranges that the example is outside of.
+    """Refuse ranges that do not contain the example's size.
 
     Raises:
         ModelFileInvalid: names the size, or the integer.
@@ -164,7 +164,7 @@ def _check_ranges(call: ExampleCall) -> None:
 
 
 def _bound(call: ExampleCall, fakes: Sequence[Any]) -> None:
-    """Give symbols the ranges that torch does not take from the user: of integers, and of hints."""
+    """Give symbols the ranges that torch does not take from the user: those of integers, and of hints."""
     for fake, leaf, axes in zip(fakes, call.tensors, call.axes, strict=True):
         for axis, dimension in (axes or {}).items():
             is_tensor = isinstance(leaf, torch.Tensor)
@@ -180,7 +180,7 @@ def _bound(call: ExampleCall, fakes: Sequence[Any]) -> None:
 def range_of(dimension: Any) -> tuple[int | None, int | None]:
     """Return the least and greatest value of the user's dimension; None: there is none.
 
-    Torch refuses to tell those of a derived dimension below 0, which an integer may have.
+    Torch refuses to give the bounds of a derived dimension below 0, which an integer may have.
     """
     root = getattr(dimension, "root", dimension)
     bounds = (getattr(root, bound, None) for bound in ("min", "max"))
@@ -190,7 +190,7 @@ def range_of(dimension: Any) -> tuple[int | None, int | None]:
 
 
 def place(path: str, axis: int | None) -> str:
-    """Return how a size (an integer, with no axis) of the call is written in Python."""
+    """Return the Python expression of a size (an integer, with no axis) of the call."""
     return path if axis is None else f"{path}.shape[{axis}]"
 
 
@@ -205,16 +205,16 @@ class _NamedSize:
     where: str
 
     def derived_from(self, other: _NamedSize, size: Any) -> Any:
-        """Return what this size is when `other` is `size`."""
+        """Return this size for the value `size` of `other`."""
         if (self.factor, self.offset) == (other.factor, other.offset):
             return size
         return self.factor * ((size - other.offset) // other.factor) + self.offset
 
 
 def _relate_sizes(call: ExampleCall, fakes: Sequence[Any]) -> None:
-    """Let the shape environment assume what the user's names say: equal where equal, `2 * half` where derived.
+    """Let the shape environment assume the relations of the user's names: equality, or `2 * half` where derived.
 
-    Calls are held to these relations even where the model does not need them.
+    Calls must meet these relations even where the model does not need them.
 
     Raises:
         ModelFileInvalid: the example breaks a relation.
@@ -232,7 +232,7 @@ def _relate_sizes(call: ExampleCall, fakes: Sequence[Any]) -> None:
 
 
 def _named_sizes(call: ExampleCall, fakes: Sequence[Any]) -> dict[str, list[_NamedSize]]:
-    """Return the named sizes by the name of their root, roots themselves before what derives from them."""
+    """Return the named sizes by the name of their root, roots before the sizes derived from them."""
     found: dict[str, list[_NamedSize]] = {}
     for fake, tensor, axes, path in zip(fakes, call.tensors, call.axes, call.paths, strict=True):
         for axis, dimension in (axes or {}).items():
@@ -274,7 +274,7 @@ def _plain_twin(fake: torch.Tensor) -> torch.Tensor:
 
 
 def _like(twin: torch.Tensor, fake: torch.Tensor) -> torch.Tensor:
-    """Return `twin` as autograd knows `fake`: whether it requires grad, is a leaf, is a parameter."""
+    """Return `twin` with the autograd metadata of `fake`: whether it requires grad, is a leaf, is a parameter."""
     if fake.requires_grad:
         twin.requires_grad_(True)
         if not fake.is_leaf:

@@ -1,4 +1,4 @@
-"""The example call as a function of flat tensors, which a trace runs."""
+"""The example call as a function of flat tensors, for tracing."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ from aotexport_runtime.schema.trees import Tree
 class FlatCall:
     """The callable on flat tensors: state entries first, then the arguments that are no state.
 
-    A call returns flat tensors, and notes what else the callable did.
+    A call returns flat tensors, and records the callable's other effects.
 
     Attributes:
         call: the example call.
-        target: what is called, as the strategy prepares it.
+        target: the callable, as the strategy prepares it.
         state: state of the module.
         shared: entry of the state that an argument is, by the argument's index.
         values: values of the example, for traces that follow them.
         grad: whether grad mode is on.
-        fakes: the fake world that it is called in.
-        outside: tensors that the code may have from elsewhere than the arguments and the modules' tables.
+        fakes: the fake world of the trace.
+        outside: tensors that the code may reach other than by arguments and modules' tables.
         key_order: another order of the keys of dicts in the call; None: the example's.
-        output_tree: structure of what was returned; its leaves are indices of the flat tensors.
+        output_tree: structure of the returned value; its leaves are indices of the flat tensors.
         rebinds: entries that the call replaces, and the index of the new tensor.
-        container_changes: what the call did to lists and dicts of its caller.
-        effects: what the code asked for and did beside computing.
+        container_changes: changes of lists and dicts of the caller.
+        effects: side effects of the code, and the facts it asked for.
         differentiated: indices of tensors with regard to which the code takes gradients.
         recorded: entries to which the call writes values that require grad.
         above_autograd: whether the trace sees operators before autograd does.

@@ -1,4 +1,4 @@
-"""What the capture of a forward graph gives."""
+"""The result of capturing a forward graph."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from aotexport_runtime.schema.trees import Tree
 
 @dataclass(frozen=True)
 class Binding:
-    """What a graph input is: state (`entry`), argument tensor `argument`, or both when they are one tensor.
+    """The source of a graph input: state (`entry`), argument tensor `argument`, or both when they are one tensor.
 
     Attributes:
         entry: the state.
-        argument: which tensor of the call.
+        argument: index of the call's tensor.
         is_differentiated: whether the model takes gradients with regard to it.
     """
 
@@ -37,16 +37,16 @@ class ForwardCapture:
 
     Attributes:
         graph: its module; placeholders in the order of `bindings`, outputs flat.
-        bindings: what each placeholder is.
+        bindings: the source of each placeholder.
         inputs: fakes per placeholder, untouched by the trace.
         constants: state entries of tensors that the code closes over, not known before.
         output_tree: structure of the returned value.
         rebinds: state entries that the call replaces, with the index of the output that replaces them.
-        container_changes: what the call changes in containers of its caller; leaves index the graph's outputs.
-        effects: what was seen.
+        container_changes: changes of containers of the caller; leaves index the graph's outputs.
+        effects: side effects seen in the trace.
         fakes: the fake world; its shape environment collects guards.
         function: the traced function on flat inputs in the order of `bindings`, for a direct joint capture.
-        strategy: which one gave it.
+        strategy: the one that traced it.
         calls: calls of submodules, in the order in which they began.
         asks_modes: whether the model's code may have asked whether it trains, or whether gradients are on.
         any_order: paths of dicts of the call whose keys may come in any order.

@@ -1,7 +1,7 @@
-"""Dicts that the model reads by key alone: a call means the same with their keys in another order.
+"""Find dicts that the model reads by key alone: calls may pass their keys in any order.
 
-Whether that is so, further traces tell: with every key in another place, and with each two keys the other way round.
-Where one of them differs, the code iterates over a dict, and its order is part of the call.
+Further traces tell: one rotates the keys, one reverses them. If one of these differs, the code iterates over a dict,
+and its order is part of the call.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class KeyOrder:
     """Another order of the keys of some dicts.
 
     Attributes:
-        paths: where they stand in the call; the name of `**kwargs` for keywords.
-        order: gives their keys in that order.
+        paths: places of the dicts in the call; the name of `**kwargs` for keywords.
+        order: returns the keys in that order.
     """
 
     paths: frozenset[str]
@@ -66,7 +66,7 @@ def other_orders(call: ExampleCall, changed: Collection[ContainerChange]) -> lis
 
     Args:
         call: the example call.
-        changed: what it changes in containers of its caller: these keep their order.
+        changed: its changes of containers of its caller: these keep their order.
     """
     known = {change.path for change in changed}
     sizes = {
@@ -76,7 +76,7 @@ def other_orders(call: ExampleCall, changed: Collection[ContainerChange]) -> lis
         for path, tree in _mappings(parameter.tree, parameter.name)
         if len(tree.keys) > 1 and path not in known
     }
-    # Of two keys the one order that is another is both.
+    # Two keys have only one other order.
     orders = [_reversed, _turned] if any(size > 2 for size in sizes.values()) else [_reversed] if sizes else []
     return [KeyOrder(frozenset(sizes), order) for order in orders]
 
@@ -91,7 +91,7 @@ def _mappings(tree: Tree, path: str) -> Iterator[tuple[str, Mapping]]:
 
 
 def with_any_order(parameter: Parameter, paths: Collection[str]) -> Parameter:
-    """Return a parameter whose dicts at `paths` a call may pass with their keys in any order."""
+    """Return a parameter whose dicts at `paths` may have their keys in any order in a call."""
 
     def visit(tree: Tree, path: str) -> Tree:
         if isinstance(tree, Leaf | Constant):

@@ -1,7 +1,7 @@
-"""Example calls with a dynamic size of 0 or 1, made larger for the trace.
+"""Enlarge a dynamic size of 0 or 1 in the example call for the trace.
 
-With one row, layouts say nothing about rows, broadcasting hides them, and operators take special paths: a trace would
-hold for one row alone. So the trace sees more rows; that it holds for the example as well is checked.
+With one row, layouts say nothing about rows, broadcasting hides them, and operators take special paths, so a trace
+would hold for one row only. The trace gets more rows instead, and is then checked to hold for the example too.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def larger_tensors(call: ExampleCall) -> list[Any] | None:
     """Return substitutes for the call's tensors in which no dynamic size is 0 or 1.
 
     Returns:
-        Contiguous tensors without values; None: there is no such size, or the example's layout or aliases say more.
+        Contiguous tensors without values; None: no such size, or the example's layout or aliases matter.
     """
     declared = _dynamic_sizes(call)
     small = {size.root for size in declared if size.example < 2}
@@ -52,7 +52,7 @@ class _DeclaredSize:
 
     @property
     def root(self) -> Any:
-        """What sizes that change together share: a name, or nothing."""
+        """The key of sizes that change together: the name of their root, or else the size's own place."""
         return getattr(getattr(self.dimension, "root", self.dimension), "__name__", (self.argument, self.axis))
 
     def at(self, root: int) -> int:

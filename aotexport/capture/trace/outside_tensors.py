@@ -1,7 +1,7 @@
-"""Tensors that the model's code has from elsewhere than its tables: attributes of plain objects, closures, globals.
+"""Tensors that the model's code reaches outside of modules' tables: by attributes of objects, closures, globals.
 
-A trace would run operators of autograd on the tensors themselves: a write under grad mode leaves them with a history.
-So torch's functions are called with proxies of them, and the tensors stay as they are.
+A trace would run operators of autograd on the tensors themselves: a write under grad mode would give them a history.
+So torch's functions get proxies, and the tensors stay as they are.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _READS = frozenset(
         *(_TENSOR.__array__, _TENSOR.__deepcopy__),
     )
 )
-"""What gives values to Python: of the tensor itself, as long as the call has not written to it."""
+"""Functions that return values to Python: called on the tensor itself until the call has written to it."""
 
 
 class OutsideTensors(TorchFunctionMode):
-    """Passes proxies of tensors to torch's functions, one for each, for the time of a trace."""
+    """Pass one proxy per tensor to torch's functions, during a trace."""
 
     def __init__(
         self,
@@ -36,12 +36,12 @@ class OutsideTensors(TorchFunctionMode):
         outside: Iterable[torch.Tensor],
         known: Iterable[tuple[torch.Tensor, torch.Tensor]],
     ) -> None:
-        """Begin with what is known.
+        """Begin with the tensors that have a proxy already.
 
         Args:
             fakes: the fake world of the trace.
-            outside: tensors to make proxies of, where they are used.
-            known: tensors, with what stands for them already.
+            outside: tensors to make proxies of, when used.
+            known: tensors with their fakes.
         """
         super().__init__()
         self._fakes = fakes
@@ -66,13 +66,13 @@ class OutsideTensors(TorchFunctionMode):
         )
 
     def proxied(self, value: Any) -> Any:
-        """Return a value with proxies in place of the tensors in it."""
+        """Return a value with its tensors replaced by proxies."""
         if type(value) in (list, tuple):
             return type(value)(map(self.proxied, value))
         return self._proxy(value) if id(value) in self._outside else value
 
     def _proxy(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return what stands for a tensor; made, and recorded in the trace, where it is seen first."""
+        """Return the proxy of a tensor; made, and recorded in the trace, at first use."""
         if id(tensor) not in self._found:
             with without_modes():
                 fake = self._fakes.twins([self._fakes.fake(tensor)])[0]

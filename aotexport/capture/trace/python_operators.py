@@ -1,9 +1,9 @@
-"""Custom operators written in Python: traced through, so that a bundle holds what they compute, and not their names.
+"""Trace through custom operators written in Python, so that a bundle holds their computation, not their names.
 
-An operator of `torch.library.custom_op` becomes a custom autograd function, with the backward that was registered for
-it; without one, a backward raises as eager's does. One that writes to its arguments, or that was defined and
-implemented piece by piece, is traced where autograd has no part in it. What cannot be traced (compiled code, sizes and
-branches of values) stays an operator, and a load needs its package.
+An operator of `torch.library.custom_op` becomes a custom autograd function with its registered backward; without one,
+a backward raises as in eager. An operator that writes to its arguments, or that was defined and implemented piece by
+piece, is traced if autograd does not differentiate it. Operators that cannot be traced (compiled code, sizes and
+branches of values) stay, and a load needs their package.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def custom_operators(graph: torch.fx.GraphModule) -> set[str]:
 
 
 def traced_operators() -> Mapping[Any, Callable[..., Any]]:
-    """Return what to trace in place of custom operators, by operator; it returns NotImplemented where it stays."""
+    """Return the functions to trace in place of custom operators; they return NotImplemented to keep the operator."""
     found = {operator: _tracing(operator, described) for operator, described in python_operators().items()}
     return {operator: function for operator, function in found.items() if not is_kept(operator)}
 
@@ -67,7 +67,7 @@ def _tracing(operator: OpOverload, described: PythonOperator) -> Callable[..., A
             return whole_composite(operator, args, kwargs) if _is_traceable(operator, None, args, kwargs) else _STAYS
         args, kwargs = filled(operator, args, kwargs)
         if not traces_above_autograd():
-            # Run, the graph is seen by autograd again, which would differentiate the kernel.
+            # Autograd sees the graph again when it runs, and would differentiate the kernel.
             return _STAYS
         if described.has_autograd and not operator._schema.is_mutable:
             return _as_function(operator, described, args, kwargs)
@@ -83,7 +83,7 @@ _STAYS = NotImplemented
 
 
 def _as_function(operator: OpOverload, described: PythonOperator, args: tuple[Any, ...], kwargs: Any) -> Any:
-    """Record an operator as the custom autograd function that torch makes of it: of flat tensors.
+    """Record an operator as the custom autograd function of flat tensors that torch makes of it.
 
     Source: torch 2.13, torch/_library/autograd.py (`make_autograd_impl`, `supports_tensorlist`).
     """
@@ -130,12 +130,12 @@ def _as_function(operator: OpOverload, described: PythonOperator, args: tuple[An
 
 
 def _flat(values: Iterable[Any]) -> list[Any]:
-    """Return values with the items of lists of tensors, or of their gradients, in place of the lists."""
+    """Return values, with lists of tensors or of their gradients replaced by the items."""
     return [item for value in values for item in (value if _is_list_of_tensors(value) else [value])]
 
 
 def _nested(leaves: Iterable[Any], like: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return leaves as `_flat` takes them, in lists where `like` has lists of tensors."""
+    """Return the leaves of `_flat` in lists again where `like` has lists of tensors."""
     own = iter(leaves)
     return tuple([next(own) for _ in value] if _is_list_of_tensors(value) else next(own) for value in like)
 
@@ -145,7 +145,7 @@ def _is_list_of_tensors(value: Any) -> bool:
 
 
 def _is_traceable(operator: OpOverload, kernel: Callable[..., Any] | None, args: tuple[Any, ...], kwargs: Any) -> bool:
-    """Return whether the kernel of an operator can be traced: it is, and the trace is thrown away."""
+    """Return whether the kernel of an operator can be traced, by a trace that is dropped."""
     operands = _tensors((args, kwargs))
 
     def run(*_: Any) -> list[Any]:

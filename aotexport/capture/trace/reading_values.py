@@ -1,7 +1,7 @@
-"""Operators that read the values of their tensors, in operators that a trace can follow.
+"""Decompose operators that read the values of their tensors into operators that a trace can follow.
 
-Some return a Python bool or branch inside: what they read must be in the graph, or a check could not be. Others make
-tensors whose sizes only the data know, without saying so, or are torch's own and not for bundles to call.
+Some return a Python bool or branch inside: the values they read must be in the graph, so that it can check them. Others
+make tensors of data-dependent sizes without saying so, or are internal to torch and not allowed in bundles.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ def _ctc_loss(
     reduction: int = 1,
     zero_infinity: bool = False,
 ) -> torch.Tensor:
-    """Return the loss by the operator that tells the sizes of its table. Source: torch 2.13, `LossCTC.cpp`."""
+    """Compute the loss by the operator that tells the sizes of its table. Source: torch 2.13, `LossCTC.cpp`."""
     batched = log_probs if log_probs.dim() == 3 else log_probs.unsqueeze(1)
     targets = targets.to(log_probs.device, torch.int64)
-    # Where torch itself looks for the overload, it asks how long the tensors are, which fixes a dynamic batch.
+    # Torch's own choice of the overload asks for the lengths of the tensors, which fixes a dynamic batch.
     table = aten._ctc_loss.Tensor if isinstance(input_lengths, torch.Tensor) else aten._ctc_loss.default
     losses, _ = table(batched, targets, input_lengths, target_lengths, blank, zero_infinity)
     if zero_infinity:
@@ -61,7 +61,7 @@ def _ctc_loss(
 
 
 def _unbind(tensor: torch.Tensor, dim: int = 0) -> Any:
-    """Return the slices along an axis. Torch 2.13 keeps the axis of a single slice that only the data know of."""
+    """Return the slices along an axis. Torch 2.13 leaves the axis in a single slice of a data-dependent axis."""
     size: Any = tensor.shape[dim]
     if isinstance(size, int) or not is_data_dependent(size):
         return NotImplemented
@@ -69,7 +69,7 @@ def _unbind(tensor: torch.Tensor, dim: int = 0) -> Any:
 
 
 class _Lstsq:
-    """Least squares, whose result tells by its very sizes whether the matrices have full rank."""
+    """Least squares; the sizes of its result depend on whether the matrices have full rank."""
 
     def __init__(self) -> None:
         self._inside = False
@@ -90,16 +90,16 @@ class _Lstsq:
 
 
 def _random_(tensor: torch.Tensor, low: int, high: int | None, *, generator: Any = None) -> torch.Tensor:
-    """Write random integers, by an operator whose name is no keyword of Python: code of a graph cannot call `from`."""
+    """Write random integers by an operator that a graph's code can call: `from` is a keyword of Python."""
     if high is None or generator is not None:
         return NotImplemented
     return tensor.copy_(torch.randint_like(tensor.detach(), low, high))
 
 
 def _zeros_of_tangent(tangent: torch.Tensor, primal: torch.Tensor, *, self_num_batch_dims: int = 0) -> torch.Tensor:
-    """Return zeros laid out as the primal is, behind the tangent's own axes of `torch.vmap`.
+    """Return zeros in the primal's layout, behind the tangent's own axes of `torch.vmap`.
 
-    Forward-mode differentiation copies tangents there that are laid out otherwise.
+    Forward-mode differentiation copies tangents of other layouts there.
     Source: torch 2.13, aten/src/ATen/native/TensorFactories.cpp, `_new_zeros_with_same_feature_meta`.
     """
     batch = tangent.shape[:self_num_batch_dims]
@@ -128,4 +128,4 @@ READING_VALUES: dict[Any, Any] = {
     aten._new_zeros_with_same_feature_meta.default: _zeros_of_tangent,
     **{operator: operator.decompose for operator in _COMPOSITE},
 }
-"""Operators to trace by what they are made of, with the function that makes it."""
+"""Functions to trace in place of operators, by operator."""

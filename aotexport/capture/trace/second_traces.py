@@ -1,7 +1,7 @@
-"""Second traces of a call, in another grad mode, under another autocast, with the keys of dicts in another order.
+"""Trace a call again in another grad mode, under another autocast, or with keys of dicts in another order.
 
-Where the model does the same there, calls are not held to what its code asked for: most code that asks whether
-gradients are on asks something else besides.
+If the trace is the same, the program is not fixed to the fact that the code asked for: most code that asks whether
+gradients are on asks for another reason.
 """
 
 from __future__ import annotations
@@ -50,21 +50,21 @@ def dicts_read_by_key(trace: Trace) -> frozenset[str]:
 
 
 def _returned(flat: FlatCall) -> Any:
-    """Return the structure of what a call returns and changes."""
+    """Return the structure of the values that a call returns and changes."""
     return flat.output_tree, flat.container_changes, [(entry.names, index) for entry, index in flat.rebinds]
 
 
 def _may_depend_on_autocast(trace: Trace) -> bool:
     """Return whether autocast around the call may lead the model another way than the trace went.
 
-    What is traced below autograd, as backward passes are, is traced below autocast.
+    Anything traced below autograd, such as backward passes, is traced below autocast too.
     """
     effects = trace.function.effects
     return effects.asks_dtypes or effects.takes_gradients or not effects.above_autograd or not trace.strategy.is_direct
 
 
 def _same_under_other_autocast(trace: Trace) -> bool:
-    """Return whether the model does the same with autocast, or, where it surrounds the capture, without."""
+    """Return whether the model does the same with autocast, or without if the capture is under autocast."""
     if trace.strategy.follows_values:
         return False
     with other_autocast(trace.function.call):
@@ -72,18 +72,18 @@ def _same_under_other_autocast(trace: Trace) -> bool:
             with attempt("trace under another autocast"):
                 target = trace.strategy.prepare(trace.function.call)
         except ExportFailed:
-            # What cannot be captured so is not the same, and calls are held to what could be.
+            # A failed capture is not the same.
             return False
         return _again(trace, target=target) is not None
 
 
 def _again(trace: Trace, **changes: Any) -> FlatCall | None:
-    """Trace the call once more, changed, on fakes of its own.
+    """Trace the call once more with changes, on fakes of its own.
 
     Returns:
-        The changed call as it ran; None: it gives another graph, or none, or the same for other sizes.
+        The changed call as it ran; None: the graph differs, holds for other sizes, or cannot be traced.
     """
-    # Numbers that only the data know get new names in every trace, and new checks with them.
+    # Data-dependent numbers get new names, and new checks with them, in every trace.
     if any(node.meta.get("unbacked_bindings") for node in trace.graph.graph.nodes):
         return None
     flat = trace.function
@@ -93,7 +93,7 @@ def _again(trace: Trace, **changes: Any) -> FlatCall | None:
         with attempt("second trace"):
             same = _same(trace.graph, trace_graph(other, TracedCalls()))
     except ExportFailed:
-        # What cannot be traced so is not the same, and calls are held to what could be.
+        # A failed trace is not the same.
         return None
     return other if same and fakes.taken_for_granted() == flat.fakes.taken_for_granted() else None
 

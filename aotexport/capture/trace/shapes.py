@@ -1,7 +1,7 @@
-"""Symbols, ranges and guards of dynamic sizes, read off the shape environment after all traces.
+"""Read symbols, ranges and guards of dynamic sizes off the shape environment after all traces.
 
-Nothing that a trace assumed is dropped: a guard on the user's symbols is stored and enforced at every call, and
-one that contradicts what the user declared fails the export.
+No assumption of a trace is dropped: a guard on the user's symbols is stored and enforced at every call, and one that
+contradicts the user's declaration fails the export.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ def dimensions(forward: ForwardCapture, paths: list[str]) -> tuple[Dimension, ..
         paths: path per argument tensor, for errors.
 
     Raises:
-        ExportFailed: a size that the format cannot say.
+        ExportFailed: the format cannot express a size.
     """
     found: dict[str, Dimension] = {}
     derived: list[tuple[Any, _Place]] = []
     for at in _places(forward, paths):
-        # An integer has a symbol of its own, whatever the trace found it to be equal to.
+        # An integer has a symbol of its own, even if the trace found it equal to another.
         expression = at.size.node._expr if at.axis is None else at.expression
         if isinstance(expression, sympy.Symbol):
             if expression.name not in found:
@@ -57,7 +57,7 @@ def dimensions(forward: ForwardCapture, paths: list[str]) -> tuple[Dimension, ..
 
 @dataclass(frozen=True)
 class _Place:
-    """Where a size is read from: axis `axis` of an input, or, with None, the input itself, which is an integer."""
+    """The place that a size is read from: axis `axis` of an input, or, with None, an integer input itself."""
 
     size: Any
     declared: Any
@@ -87,7 +87,7 @@ def _places(forward: ForwardCapture, paths: list[str]) -> list[_Place]:
 
 
 def check_not_fixed(forward: ForwardCapture, paths: list[str]) -> None:
-    """Refuse a trace that holds sizes to the example's which the user declared dynamic.
+    """Refuse a trace that fixes sizes which the user declared dynamic.
 
     Args:
         forward: the traced program.
@@ -115,7 +115,7 @@ def check_not_fixed(forward: ForwardCapture, paths: list[str]) -> None:
 
 
 def fixed_hints(forward: ForwardCapture, call: ExampleCall) -> list[tuple[str, int, str]]:
-    """Return the sizes that hints (`Dim.AUTO`) left open and a trace fixed: where, to what, by the user's line."""
+    """Return the sizes that hints (`Dim.AUTO`) left open and a trace fixed: their place, value and user's line."""
     return [
         (str(at), int(at.expression), forward.fakes.fixed_at.get(at.size.node._expr, ""))
         for at in _places(forward, call.paths)
@@ -124,7 +124,7 @@ def fixed_hints(forward: ForwardCapture, call: ExampleCall) -> list[tuple[str, i
 
 
 def _guarded(forward: ForwardCapture) -> dict[Any, Any]:
-    """Return the numbers that guards hold symbols to."""
+    """Return the numbers that guards fix symbols to."""
     environment = forward.fakes.mode.shape_env
     assert environment is not None
     equal = [guard.expr.args for guard in environment.guards if isinstance(guard.expr, sympy.Eq)]
@@ -135,7 +135,7 @@ def _dimension(forward: ForwardCapture, symbol: Any, at: _Place, taken: Containe
     low, high = _range(forward, symbol)
     if at.axis is None:
         name = getattr(at.declared, "__name__", None)
-        # What derives from a name, or is equal to it, is a number of its own.
+        # An integer derived from a name, or equal to it, gets a name of its own.
         name = str(at) if name is None or name in taken or hasattr(at.declared, "root") else name
         fixed = at.size.node.expr
         low, high = (int(fixed), int(fixed)) if isinstance(fixed, sympy.Integer) else (low, high)
@@ -179,20 +179,20 @@ def _solved(forward: ForwardCapture, expression: Any, symbol: Any, at: _Place) -
 
 
 def guards(forward: ForwardCapture, known: tuple[Dimension, ...]) -> tuple[SizeExpression, ...]:
-    """Return what the traces assumed about the symbols beyond their ranges.
+    """Return the assumptions of the traces about the symbols beyond their ranges.
 
     Raises:
-        ExportFailed: an assumption that the format cannot say.
+        ExportFailed: the format cannot express an assumption.
     """
     environment = forward.fakes.mode.shape_env
     return _encoded([guard.expr for guard in environment.guards], known)  # type: ignore[union-attr]
 
 
 def assumptions(forward: ForwardCapture, known: tuple[Dimension, ...]) -> tuple[SizeExpression, ...]:
-    """Return what the traces took for granted about the symbols; layouts and aliases of a functional graph rely on it.
+    """Return the unguarded assumptions of the traces; layouts and aliases of a functional graph rely on them.
 
     Raises:
-        ExportFailed: an assumption that the format cannot say.
+        ExportFailed: the format cannot express an assumption.
     """
     return _encoded(forward.fakes.assumed, known)
 

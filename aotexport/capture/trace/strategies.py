@@ -34,15 +34,15 @@ from aotexport.torch_internals.patches import applied_functions, forward_mode_ru
 
 @dataclass(frozen=True)
 class Strategy:
-    """A named way.
+    """A named way to make the code traceable.
 
     Attributes:
         name: shown to the user.
         takes_arrays: whether it traces arrays of NumPy among the arguments.
         reads_code: follows Python's bytecode, so that `int(size)` need not ask for the size.
-        prepare: returns a callable with the parameters of the call's, for the state collected anew from it.
-        follows_values: whether code may branch on values; then it is for calls that nothing but such branches stopped.
-        runs_own_code: whether it runs the model's code as eager does, so that what it refuses, a bundle cannot hold.
+        prepare: returns a callable with the call's parameters; the state is collected anew from it.
+        follows_values: whether code may branch on values; used only if such branches stopped the other strategies.
+        runs_own_code: whether it runs the model's code as eager does; a refusal by it is then final.
     """
 
     name: str
@@ -54,7 +54,7 @@ class Strategy:
 
     @property
     def is_direct(self) -> bool:
-        """Whether a trace shows all that the model does, for all values."""
+        """Whether a trace shows all effects of the model, for all values."""
         return self.runs_own_code and not self.follows_values
 
 
@@ -84,7 +84,7 @@ def _with_functions(call: ExampleCall) -> nn.Module:
 
 @contextlib.contextmanager
 def _silent() -> Iterator[None]:
-    """Keep what a strategy prints and logs to itself: where it fails, its error is what the user is told."""
+    """Silence the output and logs of a strategy; the user gets its error."""
     disabled = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
@@ -96,7 +96,7 @@ def _silent() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _without_functions() -> Iterator[None]:
-    """Refuse custom autograd functions: `torch.export` keeps their forward, and autograd would differentiate that."""
+    """Refuse custom autograd functions: `torch.export` keeps only their forward, which autograd would differentiate."""
 
     def refuse(name: str) -> None:
         raise ExportFailed(f"the custom autograd function `{name}` would lose its backward")
@@ -117,7 +117,7 @@ def _without_functions() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _without_hooks() -> Iterator[None]:
-    """Refuse hooks on tensors: `torch.export` registers them on tensors of its own, and keeps none."""
+    """Refuse hooks on tensors: `torch.export` registers them on tensors of its own, and drops them."""
 
     def refuse(self: torch.Tensor, hook: Callable[[torch.Tensor], Any]) -> Any:
         raise ExportFailed("a hook that the model registers on a tensor would be lost")
@@ -140,7 +140,7 @@ class _Spec:
 
 
 def _dynamic_shapes(call: ExampleCall) -> Any:
-    """Return the call's dynamic dimensions as `torch.export.export` takes them."""
+    """Return the call's dynamic dimensions in the form of `torch.export.export`."""
     if not any(call.axes):
         return None
     specs = [

@@ -1,4 +1,4 @@
-"""One trace of the example call: it runs on fake tensors, and what it does becomes a graph."""
+"""One trace of the example call: it runs on fake tensors, and its operators become a graph."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ from aotexport.torch_internals.transforms import has_transforms, raised_in_trans
 
 @dataclass(frozen=True, kw_only=True)
 class Trace:
-    """A graph as it was traced, and what was seen on the way.
+    """A traced graph, with the effects of the traced call.
 
     Attributes:
         graph: its module; outputs flat.
-        function: the call on flat inputs, in the order of the graph's placeholders, with what it did.
+        function: the call on flat inputs, in the order of the graph's placeholders, with its effects.
         inputs: fakes per placeholder, untouched by the trace.
-        strategy: by which it was traced.
+        strategy: the one that traced it.
         calls: calls of submodules, in the order in which they began.
         asks_modes: whether the model's code may have asked whether it trains, or whether gradients are on.
     """
@@ -60,7 +60,7 @@ def trace_call(
         call: the example call; the module is in the wanted mode.
         state: its state.
         strategy: how the call is traced.
-        target: what is called, as the strategy prepared it.
+        target: the callable, as the strategy prepared it.
         fakes: a fake world for the trace alone.
         grad: whether grad mode is on.
     """
@@ -86,7 +86,7 @@ def _flat_call(call: ExampleCall, state: State, target: Any, fakes: FakeInputs, 
 
 
 def trace_graph(flat: FlatCall, calls: TracedCalls) -> torch.fx.GraphModule:
-    """Return a trace of `flat`, as far above autograd as what the model does allows, and its calls in `calls`."""
+    """Return a trace of `flat`, above autograd if its effects allow that, and record its calls in `calls`."""
     inputs = flat.inputs()
     fixed: Any = {"keeps_frame": is_user_frame, "decompositions": {**READING_VALUES, **traced_operators()}}
 
@@ -97,7 +97,7 @@ def trace_graph(flat: FlatCall, calls: TracedCalls) -> torch.fx.GraphModule:
     def trace(**options: Any) -> torch.fx.GraphModule:
         return trace_forward(recorded, flat.fakes.twins(inputs), flat.fakes.mode, **fixed, **options)
 
-    # Gradients are on while the model runs, and what it leaves behind stays in the trace.
+    # Gradients are on while the model runs; switches of grad mode stay in the trace.
     with (
         flat.fakes.tracing(),
         average_in_tensors(),
@@ -122,6 +122,6 @@ def trace_graph(flat: FlatCall, calls: TracedCalls) -> torch.fx.GraphModule:
 
 
 def _hides_tensors(graph: torch.fx.GraphModule) -> bool:
-    """Return whether the model's own backward pass uses what operators computed inside of them."""
+    """Return whether the model's own backward pass uses tensors computed inside of operators."""
     nodes = graph.graph.find_nodes(op="get_attr")
     return any(isinstance(getattr(graph, str(node.target), None), FakeTensor) for node in nodes)
