@@ -13,17 +13,17 @@ class ExportFailed(AotExportError):
     """The model cannot be exported: an operator or construct, named with the user's source line and a way out.
 
     Attributes:
-        error: what was raised: this, but for a `AttemptFailed`.
+        error: the original error: this one, or torch's or the model's for an `AttemptFailed`.
     """
 
     @property
     def error(self) -> Exception:
-        """What was raised: this, but for a `AttemptFailed`."""
+        """The original error: this one, or torch's or the model's for an `AttemptFailed`."""
         return self
 
 
 class AttemptFailed(ExportFailed):
-    """Torch, or the model's own code, cannot do what was attempted; the export may go on without."""
+    """Torch or the model's own code failed at an attempt; the export may go on without it."""
 
     def __init__(self, message: str, error: Exception) -> None:
         self._error = error
@@ -31,12 +31,12 @@ class AttemptFailed(ExportFailed):
 
     @property
     def error(self) -> Exception:
-        """What torch or the model's code raised."""
+        """The error that torch or the model's code raised."""
         return self._error
 
 
 class InternalError(AotExportError):
-    """Aotexport has a bug, to report with the versions that the message names. `__cause__` is what was raised."""
+    """Aotexport has a bug, to report with the versions in the message. `__cause__` is the original error."""
 
 
 class VerificationFailed(AotExportError):

@@ -1,8 +1,8 @@
 """Attributes of modules that calls read and change (counters, caches, the last result), as an argument of the call.
 
-A bundle keeps them in a dict, which every call passes to its program as the keyword argument `self`. So calls are held
-to what the attributes were in the example, integers among them may be dynamic, and what the call changes is a change of
-a container of its caller. Where another state leads another way through the code, a variant of the program serves it.
+A bundle holds them in a dict, passed to its program in every call as the keyword argument `self`. Calls must have the
+attributes of the example; integers among them may be dynamic. Changes by the call are changes of a container of its
+caller. If another state leads another way through the code, a variant of the program serves it.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ from aotexport_runtime.submodules.python_state import ARGUMENT
 from aotexport_runtime.values.subclasses import is_wrapper
 
 MAX_CALLS = 8
-"""How many calls in a row are followed for the states that they leave."""
+"""Number of calls in a row whose resulting states are captured."""
 _CALLS_BEFORE = 4
-"""After how many calls it is looked whether a call gives something else."""
+"""Number of calls after which another result of a call is looked for."""
 _MISSING = object()
 
 
 def with_attributes(spec: ProgramSpec, names: Iterable[str]) -> ProgramSpec:
-    """Return what to capture with attributes of the module as an argument.
+    """Return a program to capture, with attributes of the module as an argument.
 
     Args:
-        spec: what to capture, perhaps with other attributes as an argument already.
+        spec: the program, perhaps with other attributes as an argument already.
         names: paths of attributes: `calls`, `encoder.cache`.
 
     Raises:
-        ExportFailed: an attribute holds what a bundle cannot.
+        ExportFailed: an attribute holds a value that a bundle cannot.
     """
     call, known = spec.call, attributes_of(spec.call)
     assert call.module is not None
@@ -59,7 +59,7 @@ def with_attributes(spec: ProgramSpec, names: Iterable[str]) -> ProgramSpec:
 
 
 def attributes_of(call: ExampleCall) -> dict[str, Any]:
-    """Return the attributes that are an argument of the call, by path; the example's own."""
+    """Return the attributes that are an argument of the call, by path, with the example's values."""
     return call.kwargs.get(ARGUMENT, {}) if hasattr(call.callable, "without_attributes") else {}
 
 
@@ -75,7 +75,7 @@ def _call(callable_: Callable[..., Any], like: ExampleCall, values: dict[str, An
 
 
 def _dynamic(value: Any) -> Any:
-    """Return the dynamic integers in a value, as `dynamic_shapes` has them."""
+    """Return the dynamic integers in a value, in the form of `dynamic_shapes`."""
     if type(value) is int:
         return Dim.AUTO
     if isinstance(value, dict):
@@ -102,7 +102,7 @@ def _owner(module: nn.Module, name: str) -> nn.Module:
 
 
 def _taking(callable_: Callable[..., Any], module: nn.Module, names: Iterable[str]) -> Callable[..., Any]:
-    """Return `callable_` with a keyword argument of attributes: set for the call, and read after it."""
+    """Return `callable_` with a keyword argument of attributes, which are set for the call and read after it."""
     slots = {name: _slot(module, name) for name in names}
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -137,12 +137,12 @@ def _taking(callable_: Callable[..., Any], module: nn.Module, names: Iterable[st
 
 
 def depends_on(spec: ProgramSpec, state: State) -> bool:
-    """Return whether a call gives something else, or fails, once calls with other inputs have changed attributes.
+    """Return whether a call gives another result, or fails, after calls with other inputs have changed attributes.
 
-    What calls compute anew from the same sizes, such as tables, makes no difference.
+    Attributes that every call computes anew from the same sizes, such as tables, make no difference.
 
     Args:
-        spec: what is captured.
+        spec: the program.
         state: the module's state; left as it was, as are the attributes.
 
     Raises:
@@ -165,7 +165,7 @@ def depends_on(spec: ProgramSpec, state: State) -> bool:
                 call = _call(call.callable, call, after) if after else call
                 (other, later), _ = _run(call, state, spec)
             except ExportFailed:
-                # It does not fail before others have run.
+                # The first run did not fail, so a change of attributes made this one fail.
                 return True
             if tree != other or not all(map(_equal, first, later)):
                 return True
@@ -199,7 +199,7 @@ def _with_other_inputs(call: ExampleCall) -> ExampleCall:
 
 
 def later_states(spec: ProgramSpec, state: State) -> Iterator[ProgramSpec]:
-    """Yield what to capture for the states that calls leave, one after the other, until one comes again.
+    """Yield the programs to capture for the states that calls leave one after the other, until a state repeats.
 
     Args:
         spec: the program, with attributes as an argument.
@@ -219,13 +219,13 @@ def later_states(spec: ProgramSpec, state: State) -> Iterator[ProgramSpec]:
 
 
 def _run(call: ExampleCall, state: State, spec: ProgramSpec) -> tuple[tuple[Tree, list[Any]], dict[str, Any]]:
-    """Return what a call for real gives, as its structure and tensors with changed state; and its attributes then."""
+    """Call the model for real; return its result as structure and tensors with changed state, and its attributes."""
     with attributes_restored(call.module):
         return _run_for_good(call, state, spec)
 
 
 def _run_for_good(call: ExampleCall, state: State, spec: ProgramSpec) -> tuple[tuple[Tree, list[Any]], dict[str, Any]]:
-    """Do as `_run`, and leave in the module what the call stores in attributes that are no argument."""
+    """Do as `_run`, but leave in the module the values that the call stores in attributes outside of the argument."""
     values: list[Any] = []
 
     def keep(value: Any, path: str) -> int | None:
@@ -243,7 +243,7 @@ def _run_for_good(call: ExampleCall, state: State, spec: ProgramSpec) -> tuple[t
 
 
 def _detached(value: Any) -> Any:
-    """Return a value with copies of its tensors that know nothing of what they were computed from."""
+    """Return a copy of a value whose tensors are detached clones."""
     memo: dict[int, Any] = {}
 
     def visit(value: Any) -> None:
@@ -271,7 +271,7 @@ def _equal(one: Any, other: Any) -> bool:
 
 
 def _same_value(one: Any, other: Any) -> bool:
-    """Return whether two states are the same for a program: of tensors the metadata, of all else the values."""
+    """Return whether two states are the same for a program: equal metadata of tensors, equal other values."""
 
     def described(value: Any) -> Tree:
         def index(leaf: Any, path: str) -> int | None:
@@ -299,7 +299,7 @@ def fits(program: Program, call: ExampleCall) -> bool:
 
 
 def initial_values(call: ExampleCall, state: State) -> tuple[State, dict[str, Tree]]:
-    """Return the attributes that are an argument, by path, as trees over the tensors of a state, and that state.
+    """Return the attributes that are an argument as trees over the tensors of a state, by path, and that state.
 
     Args:
         call: an example call.

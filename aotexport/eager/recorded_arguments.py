@@ -1,4 +1,4 @@
-"""Which calls are recorded: the example's arguments, others of the same kind, and those of other sizes."""
+"""Arguments of recorded calls: the example's, others of the same kind, and those of other sizes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _MAX_INTEGER = 1 << 12
 
 @dataclass(frozen=True)
 class RecordedArguments:
-    """Arguments of a call to record: what they are, and the spans of storage they are made of."""
+    """Arguments of a call to record: their specifications, and the spans of storage that they are made of."""
 
     name: str
     specs: tuple[VectorInput, ...]
@@ -32,7 +32,7 @@ class RecordedArguments:
 
 
 def example_arguments(call: ExampleCall, program: Program) -> RecordedArguments:
-    """Return the arguments of the example call; those that share storage do so when they are made again."""
+    """Return the arguments of the example call; arguments that share storage share it again when remade."""
     by_path = dict(zip(call.paths, call.tensors, strict=True))
     stored: dict[str, torch.Tensor] = {}
     keys: dict[int, str] = {}
@@ -55,7 +55,7 @@ def example_arguments(call: ExampleCall, program: Program) -> RecordedArguments:
 
 
 def _span(tensor: torch.Tensor, stored: dict[str, torch.Tensor], keys: dict[int, str]) -> dict[str, Any]:
-    """Store the storage of a plain tensor, once; return where in it the tensor is."""
+    """Store the storage of a plain tensor once; return the tensor's place in it."""
     pointer = tensor.untyped_storage().data_ptr()
     key = keys.setdefault(pointer if pointer else -len(keys) - 1, f"input{len(keys)}")
     if key not in stored:
@@ -94,14 +94,14 @@ def _shuffled(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
         return values
     wide = values.to(torch.float64)
     noisy = wide + 0.1 * wide.std() * torch.randn(values.shape, generator=generator, dtype=torch.float64)
-    # Values that the model may rely on (probabilities, masks) keep their range.
+    # Values of a range that the model may rely on (probabilities, masks) stay in it.
     return noisy.clamp(wide.min(), wide.max()).to(values.dtype)
 
 
 def small_arguments(
     program: Program, example: RecordedArguments, dimension: Dimension, size: int, generator: torch.Generator
 ) -> RecordedArguments | None:
-    """Return arguments with `dimension` at `size` and the others beyond 1; None: the program takes no such call."""
+    """Return arguments with `dimension` at `size` and the others above 1; None: the program takes no such call."""
     symbols = {**_generic_sizes(program, example), dimension.symbol: size}
     if not _keeps_guards(program, symbols):
         return None
@@ -121,7 +121,7 @@ def _keeps_guards(program: Program, symbols: dict[str, int]) -> bool:
 
 
 def other_integers(program: Program, example: RecordedArguments) -> Iterator[RecordedArguments]:
-    """Yield the example's arguments with other values of each dynamic integer, those among them that branches tell."""
+    """Yield the example's arguments with other values of each dynamic integer, such as those at which code branches."""
     known = symbols_of(program, example.specs)
     for dimension in program.dimensions:
         if not isinstance(program.inputs[dimension.input_index], SizeInput):
@@ -152,7 +152,7 @@ def symbols_of(program: Program, inputs: Sequence[VectorInput]) -> dict[str, int
 
 
 def _fits_shapes(program: Program, example: RecordedArguments, symbols: dict[str, int]) -> bool:
-    """Return whether the tensors of the example are what the program takes for these values of its symbols."""
+    """Return whether the example's tensors have the shapes of the program for these values of its symbols."""
     metas = [spec.meta for spec in program.inputs if isinstance(spec, ArgumentInput)]
     shapes = [spec.shape for spec in example.specs if spec.value is None]
     return all(
@@ -171,7 +171,7 @@ def _with_integers(
 
 
 def beginning_at(program: Program, symbol: str, least: int) -> Program:
-    """Return the program with `least`, or the greatest value where that is less, as the least value of `symbol`."""
+    """Return the program with `least` as the least value of `symbol`, or its greatest value if that is smaller."""
     dimensions = [
         msgspec.structs.replace(d, min=least if d.max is None else min(least, d.max)) if d.symbol == symbol else d
         for d in program.dimensions
@@ -180,7 +180,7 @@ def beginning_at(program: Program, symbol: str, least: int) -> Program:
 
 
 def _generic_sizes(program: Program, example: RecordedArguments) -> dict[str, int]:
-    """Return a value per symbol that is no special one, where the range has such; integers stay as in the example."""
+    """Return a value per symbol, other than 0 and 1 if the range allows; integers stay as in the example."""
     known = symbols_of(program, example.specs)
     integers = {spec.symbol for spec in program.inputs if isinstance(spec, SizeInput)}
     return {
@@ -223,7 +223,7 @@ def _resized(
         stride = tuple(evaluate(step, symbols) for step in meta.stride)
         count = 1 + sum((n - 1) * s for n, s in zip(shape, stride, strict=True)) if all(shape) else 0
         source = example.stored.get(spec.key)
-        # What sizes the parts of a tensor subclass have is for its class to say.
+        # The class of a tensor subclass decides the sizes of its parts.
         if source is None:
             return None
         if count > _MAX_NUMEL or not source.numel():

@@ -1,4 +1,4 @@
-"""The model's own code, run for real: what it gives, with everything as it was afterwards."""
+"""Run the model's own code for real and return its results; everything is put back afterwards."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SEED = 20240229
 CALLS = 2
 
 _KEPT_NBYTES = 64 << 20
-"""How much of gradients is kept for the second call to add to."""
+"""Size of gradients to keep for the second call to add to."""
 
 T = TypeVar("T")
 
@@ -44,8 +44,8 @@ class Run:
     """The call of a model in a block of `eager_run`, on copies of the example's tensors.
 
     Attributes:
-        changes: returns what is in the places of the state now, see `restored`.
-        tensors: what it was called on: tensors and sizes, one per path of the example call.
+        changes: returns the current values of the state, see `restored`.
+        tensors: tensors and sizes passed to the call, one per path of the example call.
         kwargs: its keyword arguments, as it left them.
     """
 
@@ -55,7 +55,7 @@ class Run:
     kwargs: dict[str, Any] = field(default_factory=dict)
 
     def __call__(self) -> Any:
-        """Call the model; return what it returns."""
+        """Call the model; return its result."""
         self.tensors = [
             leaf.detach().clone().requires_grad_(leaf.requires_grad) if isinstance(leaf, torch.Tensor) else leaf
             for leaf in self.call.tensors
@@ -77,17 +77,17 @@ def eager_run(
     keeps_attributes: bool = False,
     attributes: Sequence[Attribute] = (),
 ) -> Iterator[Run]:
-    """Let the model run for real in the block; afterwards all is as it was: state, attributes, mode, random numbers.
+    """Let the model run for real in the block, then restore state, attributes, mode and random numbers.
 
     Args:
         call: the example call.
         state: the module's state.
-        mode: mode that the module is put in.
+        mode: mode to put the module in.
         grad: whether gradients are recorded; None: as they are outside.
-        seed: of torch's random generator; None: it goes on.
-        as_traced: without what tracing cannot take, see `attention_as_traced`.
-        outside: give back other tensors that the model reaches as well, which the trace does not tell yet.
-        keeps_attributes: let the module keep what calls store in its attributes.
+        seed: of torch's random generator; None: it is not seeded.
+        as_traced: without the fast path that tracing cannot take, see `attention_as_traced`.
+        outside: restore other tensors that the model reaches too, since no trace has told yet which it changes.
+        keeps_attributes: let the module keep the values that calls store in its attributes.
         attributes: attributes to set, beside those of the call.
     """
     with contextlib.ExitStack() as stack:
@@ -119,13 +119,13 @@ def runs_without_gradients(call: ExampleCall, state: State) -> bool:
 def watch_example(
     call: ExampleCall, state: State, program: Program, look: Callable[[Callable[[], Any], list[Any]], T]
 ) -> T:
-    """Return what `look` says of an eager call on the example inputs; everything stays as it was.
+    """Return the result of `look` at an eager call on the example inputs; everything is restored afterwards.
 
     Args:
         call: the example call.
         state: the module's state.
-        program: which program.
-        look: takes what calls the model, and its tensors and sizes, one per input of the program.
+        program: the program to which the call belongs.
+        look: takes a function that calls the model, and its tensors and sizes, one per input of the program.
     """
     arguments = example_arguments(call, program)
     eager, make = _eager(call, program, arguments)
@@ -141,7 +141,7 @@ def watch_example(
 def _eager(
     call: ExampleCall, program: Program, arguments: RecordedArguments
 ) -> tuple[Callable[[list[Any]], Any], Callable[[], Inputs]]:
-    """Return what calls the model on flat arguments, and what makes these anew."""
+    """Return a function that calls the model on flat arguments, and one that makes these arguments."""
     device = next((leaf.device for leaf in call.tensors if isinstance(leaf, torch.Tensor)), None)
     own = {spec.path: index for index, spec in enumerate(arguments.specs)}
     form = Environment(tensor_types=TensorTypes(CLASSES)).form
@@ -159,9 +159,9 @@ def _eager(
 
 
 def dropped_gradients(state: State) -> tuple[str, ...]:
-    """Return the names of the state tensors whose gradients recorded calls drop, as `Vector` has them: large ones.
+    """Return the names of state tensors whose large gradients recorded calls drop, as `Vector` has them.
 
-    A graph's backward gives all of its gradients at once, so those that are kept are there twice in the second call.
+    A graph's backward returns all of its gradients at once, so kept gradients exist twice in the second call.
     """
     sizes = {entry.names[0]: entry.tensor.nbytes for entry in state.entries if entry.tensor.requires_grad}
     ordered = sorted(sizes, key=lambda name: sizes[name])
@@ -170,7 +170,7 @@ def dropped_gradients(state: State) -> tuple[str, ...]:
 
 
 def observe_eager(call: ExampleCall, state: State, program: Program, arguments: RecordedArguments) -> Observation:
-    """Return what a caller of the model sees, with a second call and a backward pass.
+    """Return everything that a caller of the model sees, in two calls with a backward pass.
 
     Raises:
         ExportFailed: the model returns tensors of a class that a bundle cannot hold, or arrays where its trace has

@@ -1,8 +1,8 @@
-"""Gradients that are the same for every tangent, where an output's alone would have to be told from them.
+"""Find gradients that are the same for every tangent, in joint graphs of several outputs.
 
-A backward pass from some outputs visits, in eager, the operators before those alone. A joint graph has one term per
-operator, and which outputs a term belongs to shows in the tangents that it is computed from. A term without any (of a
-custom autograd function that returns what it saved, or zeros) would come to every pass.
+Eager's backward pass from some outputs visits only the operators before those. A joint graph has one term per operator;
+the tangents that a term is computed from tell its outputs. A term computed from no tangent (of a custom autograd
+function that returns a saved value, or zeros) would be added in every pass.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _PLACES = frozenset(
         *("scatter_add.default", "slice_scatter.default", "select_scatter.default", "as_strided_scatter.default"),
     )
 )
-"""Operators that put operands beside each other: zeros there are places that a gradient does not come to."""
+"""Operators that place operands beside each other: zeros among these are places that a gradient does not reach."""
 
 _ZEROS = frozenset(f"aten::{name}" for name in ("zeros.default", "zeros_like.default", "new_zeros.default"))
 _FILLED = frozenset(f"aten::{name}" for name in ("full.default", "full_like.default", "new_full.default"))
@@ -60,7 +60,7 @@ def constant_gradient(graph: Graph, gradients: Gradients) -> str | None:
 
 
 def _terms(node: Node) -> list[str]:
-    """Return the operands that a sum, or what puts operands beside each other, takes as they are."""
+    """Return the operands that a node of `_SUMS` or `_PLACES` adds or places unchanged."""
     taken: Sequence[Argument] = node.args[:2] if node.op in ("aten::add.Tensor", "aten::sub.Tensor") else node.args[:1]
     if node.op == "aten::where.self":
         taken = node.args[1:]
@@ -70,7 +70,7 @@ def _terms(node: Node) -> list[str]:
 
 
 def _zeros(nodes: Sequence[Node]) -> set[str]:
-    """Return the values that are zeros for every call: made so, or computed from nothing else."""
+    """Return the values that are zeros in every call: made as zeros, or computed from zeros alone."""
     found: set[str] = set()
     for node in nodes:
         operands = [name for argument in (*node.args, *node.kwargs.values()) for name in references(argument)]

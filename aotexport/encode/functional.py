@@ -1,4 +1,4 @@
-"""AOTAutograd's metadata of a functional graph to records: mutations, outputs, gradients.
+"""Encode AOTAutograd's metadata of a functional graph: mutations, outputs, gradients.
 
 Every field of `ViewAndMutationMeta` is encoded, derived from others, or refused by name;
 `schemas/README.md` has the table, and `tests/meta` compares it with the installed torch.
@@ -72,11 +72,11 @@ FIELDS: dict[str, str] = {
     "compile_id_str": "derived: names a compilation in messages of torch",
     "tangent_source_stack_traces": "derived: provenance of nodes",
 }
-"""What becomes of each field of `ViewAndMutationMeta` (torch 2.13)."""
+"""How each field of `ViewAndMutationMeta` (torch 2.13) is treated."""
 
 
 class Unsupported(Exception):
-    """The metadata holds something that the calling convention does not have; the message names it."""
+    """The metadata holds something outside of the calling convention; the message names it."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ def encode_functional(
         captured: graph and metadata.
         graph: its encoded record.
         file: name of the graph's file.
-        counts: how many inputs of the graph each input of the program is.
+        counts: per input of the program, its number of inputs of the graph.
 
     Raises:
         Unsupported: names the field of the metadata that has no record.
@@ -138,7 +138,7 @@ def encode_functional(
 
 
 def refuse_unsupported(metadata: ViewAndMutationMeta) -> None:
-    """Refuse what no functional graph of a bundle has.
+    """Refuse metadata that no functional graph of a bundle may have.
 
     Raises:
         Unsupported: names it.
@@ -168,7 +168,7 @@ def refuse_unsupported(metadata: ViewAndMutationMeta) -> None:
 
 
 def _is_plain_inside(meta: Any) -> bool:
-    """Return whether an input is a plain tensor, or is made of plain tensors alone, of static sizes."""
+    """Return whether an input is a plain tensor, or consists of plain tensors of static sizes."""
     if isinstance(meta, PlainTensorMeta):
         return True
     if not isinstance(meta, SubclassCreationMeta):
@@ -238,7 +238,7 @@ def _gradients(captured: FunctionalCapture, graph: Graph, returned: _Counts, cou
     for index, (gradient, info, count) in enumerate(zip(gradients, metadata.input_info, counts, strict=True)):
         if gradient is None and info.requires_grad:
             detached.append(len(of_inputs))
-        # A tensor subclass has no gradient here; see `refuse_unsupported`.
+        # Gradients of tensor subclasses are refused; see `refuse_unsupported`.
         of_inputs += [None] * count if gradient is None else [returned.returned + index]
     saved = saved_values(graph, returned.returned, inputs)
     unchecked = _unchecked(captured, graph)
@@ -249,7 +249,7 @@ def _gradients(captured: FunctionalCapture, graph: Graph, returned: _Counts, cou
 
 
 def _unchecked(captured: FunctionalCapture, graph: Graph) -> set[str]:
-    """Return the values that backward takes without a look at their version.
+    """Return the values that backward uses without a check of their version.
 
     A custom autograd function stashed them on its context, beside `save_for_backward`, or a checkpointed part of the
     model read them.

@@ -1,4 +1,4 @@
-"""FX graphs to graph records, with provenance."""
+"""Encode FX graphs as graph records, with provenance."""
 
 from __future__ import annotations
 
@@ -102,8 +102,8 @@ class GraphEncoder:
         input_names: name per placeholder, in order.
         root: directory that source files are relative to.
         strip: leave out source lines and module paths.
-        origins: nodes of another graph by name, whose provenance stands in for nodes that have none.
-        constants: gives, for a tensor that the graph closes over, the name of the input that it is.
+        origins: nodes of another graph by name, which give their provenance to nodes made from them.
+        constants: returns the name of the input that a closed-over tensor is.
     """
 
     module: torch.fx.GraphModule
@@ -159,7 +159,7 @@ class GraphEncoder:
         )
 
     def _attribute(self, node: torch.fx.Node) -> None:
-        """Take in an attribute of the graph module: a tensor that is an input, or the subgraph of an operator."""
+        """Encode an attribute of the graph module: a tensor that is an input, or the subgraph of an operator."""
         value = getattr(self.module, str(node.target), None)
         if isinstance(value, torch.fx.GraphModule):
             self.names[node] = self._subgraph(str(node.target), value)
@@ -197,7 +197,7 @@ class GraphEncoder:
         if op == "torch::enter_autocast":
             encoded_args[0] = DeviceArgument(type=str(args[0]))
             if encoded_args[3] is None:
-                # Dynamo leaves to the call what `torch.autocast` asks for when it is made.
+                # `torch.autocast` reads this when it is made; Dynamo leaves that to the call.
                 encoded_args[3] = torch.is_autocast_cache_enabled()
         return Node(
             name=name,
@@ -257,7 +257,7 @@ class GraphEncoder:
         return self._subclasses.index(record)
 
     def _check_growth(self, node: torch.fx.Node) -> None:
-        """Refuse what a bundle may not do, since numbers without bound come of it: `2 ** n` and `1 << n`."""
+        """Refuse operators that make numbers without bound: `2 ** n` and `1 << n`."""
         if node.target not in (operator.pow, operator.lshift) or not isinstance(node.args[1], torch.fx.Node):
             return
         operands = [arg.meta.get("val") if isinstance(arg, torch.fx.Node) else arg for arg in node.args]

@@ -1,4 +1,4 @@
-"""Traced calls of submodules to records, as runs of an encoded graph's nodes."""
+"""Encode traced calls of submodules as runs of an encoded graph's nodes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def with_calls(graph: Graph, forward: ForwardCapture, names: Mapping[torch.fx.No
 
     Args:
         graph: the record.
-        forward: what it was encoded from.
+        forward: the capture that it was encoded from.
         names: name in the record per node that it has.
     """
     times = _times(forward.graph)
@@ -46,7 +46,7 @@ def with_calls(graph: Graph, forward: ForwardCapture, names: Mapping[torch.fx.No
 
 
 def _times(module: torch.fx.GraphModule) -> list[int]:
-    """Return when each node was traced; what was inserted later, when the node before it was."""
+    """Return when each node was traced; a node inserted later has the time of the node before it."""
     times: list[int] = []
     for node in (node for node in module.graph.nodes if node.op == "call_function"):
         time = (node.meta.get("custom") or {}).get(CLOCK)

@@ -1,4 +1,4 @@
-"""What a trace held a program to, as notes for the user: values that its code read, sizes and integers."""
+"""Notes for the user on the facts that a trace fixed: values that its code read, sizes and integers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _SHOWN = 3
 def trace_notes(
     call: ExampleCall, forward: ForwardCapture, known: Iterable[Dimension], root: Path | None, *, strip: bool
 ) -> tuple[Note, ...]:
-    """Return what a trace held a program to.
+    """Return the facts that a trace fixed, as notes.
 
     Args:
         call: the example call.
@@ -55,14 +55,14 @@ def trace_notes(
 
 
 class Lines:
-    """Source lines of the user's, or none of them."""
+    """The user's source lines, or none with `strip`."""
 
     def __init__(self, root: Path | None, strip: bool) -> None:
         """Take the directory that files are relative to; with `strip`, every line is None."""
         self._root, self._strip = root, strip
 
     def at(self, line: str | None) -> SourceLine | None:
-        """Return the line that `user_line` told."""
+        """Return the line in a text of `user_line`."""
         match = None if self._strip else _LINE.fullmatch(line or "")
         if match is None:
             return None
@@ -80,7 +80,7 @@ class Lines:
 
 
 def size_lines(forward: ForwardCapture, root: Path | None, *, strip: bool) -> dict[str, SourceLine]:
-    """Return the line that narrowed the range of a symbol, where one did; by the symbol's name."""
+    """Return, by the symbol's name, the line that narrowed its range."""
     lines, found = Lines(root, strip), dict[str, SourceLine]()
     for guard in forward.fakes.mode.shape_env.guards:  # type: ignore[union-attr]
         line, symbols = lines.at(line_of(guard)), list(map(str, guard.expr.free_symbols))

@@ -1,4 +1,4 @@
-"""The cut of a joint graph in forward and backward: which values are saved in between.
+"""The cut of a joint graph into forward and backward: the set of values saved in between.
 
 A partition is no more than that set; the runtime derives both halves from it by reachability.
 """
@@ -13,14 +13,14 @@ from aotexport_runtime.validate import references
 def saved_values(graph: Graph, returned: int, inputs: int) -> tuple[str, ...]:
     """Return the values that backward takes from forward when nothing is recomputed, in graph order.
 
-    A node belongs to forward when an output of the forward needs it, or when it is a number that inputs or other such
-    nodes give, so that no tensor is kept for its sizes alone. Backward may use forward values and inputs: those are
-    saved, except that of an operator with several results the used items are saved.
+    A node belongs to forward if an output of the forward needs it, or if it is a number computed from inputs or other
+    such nodes, so that no tensor is saved for its sizes alone. Values of forward and inputs that backward uses are
+    saved; of an operator with several results, the used items are.
 
     Args:
         graph: a joint graph.
-        returned: how many of its outputs the forward returns.
-        inputs: how many of its inputs are the program's; the rest are tangents.
+        returned: number of outputs that the forward returns.
+        inputs: number of inputs that are the program's; the rest are tangents.
     """
     forward = _needed(graph, graph.outputs[:returned])
     backward = _needed(graph, graph.outputs[returned:])

@@ -1,4 +1,4 @@
-"""A captured program to its record and graphs."""
+"""Encode a captured program as its record and graphs."""
 
 from __future__ import annotations
 
@@ -57,10 +57,10 @@ class EncodedProgram:
     Attributes:
         record: its record.
         graphs: its graphs by file name.
-        notes: sentences for the user about what the bundle does not reproduce.
+        notes: sentences for the user about effects that the bundle does not reproduce.
         variant_of: see `ProgramEntry.variant_of`.
         lowered: its lowered forms by target, each with a `record` and `graphs` by file name.
-        compiled: names of the targets that it was compiled to libraries for.
+        compiled: names of the targets for which it was compiled to libraries.
         size_lines: the user's line that narrowed the range of a symbol, by its name.
     """
 
@@ -102,7 +102,7 @@ def encode_program(spec: ProgramSpec, forward: ForwardCapture, *, root: Path | N
     Must run before the functional graph is captured: that may fix sizes which the forward graph leaves open.
 
     Args:
-        spec: what was captured.
+        spec: the captured program.
         forward: its forward graph.
         root: directory that source files are relative to.
         strip: leave out provenance.
@@ -159,7 +159,7 @@ def with_functional(
 
     Args:
         program: the program with its forward graph.
-        forward: what it was encoded from.
+        forward: the capture that it was encoded from.
         functional: the functional graph.
         root: directory that source files are relative to.
         strip: leave out provenance.
@@ -193,7 +193,7 @@ def with_functional(
 
 
 def _refuse_fixed_sizes(program: EncodedProgram, graph: Graph) -> None:
-    """Refuse a functional graph whose trace held a size to the example's that the forward graph leaves open."""
+    """Refuse a functional graph whose trace fixed a size that the forward graph leaves open."""
     shapes = {value.name: value.meta for value in program.graphs[FORWARD_FILE].inputs}
     for value in graph.inputs:
         meta = shapes.get(value.name)
@@ -214,14 +214,14 @@ def _refuse_visible_mutations(
         if tangent.of != "mutation":
             continue
         mutation = mutations[tangent.index]
-        # A leaf that requires grad changes only out of autograd's sight.
+        # A leaf that requires grad can only change unseen by autograd.
         if not (mutation.under_no_grad or (mutation.is_leaf and required[mutation.input_index])):
             name = graph.inputs[mutation.input_index].name
             raise Unsupported(f"gradients flow through `{name}`, which the call changes")
 
 
 def _refuse_constant_gradients(graph: Graph, gradients: Gradients) -> None:
-    """Refuse gradients of which the joint graph does not say for which outputs eager has them."""
+    """Refuse a joint graph with a gradient that depends on no output's: it does not tell for which outputs it is."""
     name = constant_gradient(graph, gradients)
     if name is not None:
         node = next((node for node in graph.nodes if node.name == name), None)
@@ -264,7 +264,7 @@ def _names_of_parts(tensor: Any, name: str) -> list[str]:
 
 
 def counts_of_parts(program: Program) -> list[int]:
-    """Return how many plain tensors each input is made of."""
+    """Return the number of plain tensors that each input is made of."""
     records = [None if isinstance(spec, SizeInput) else spec.subclass for spec in program.inputs]
     return [1 if record is None else count_parts(record) for record in records]
 

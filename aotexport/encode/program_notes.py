@@ -1,4 +1,4 @@
-"""The notes of programs, complete: with the ranges of sizes that an export ends with, and what a bundle does not do."""
+"""Complete the notes of programs: the final ranges of sizes, and the effects that a bundle does not reproduce."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def with_notes(
         program: a program as it is written.
         call: its example call.
         off_path: names of recorded calls that its checks refused.
-        judged: how its verification was judged otherwise than usual; None: it was not.
-        lines: what source lines the bundle has.
+        judged: a sentence on an unusual way in which its verification was judged; None: there is none.
+        lines: the source lines that the bundle has.
     """
     notes = [_seen(note) if off_path else note for note in program.record.notes]
     notes += _of_ranges(program, call)
@@ -48,7 +48,7 @@ def _seen(note: Note) -> Note:
 
 
 def _of_ranges(program: EncodedProgram, call: ExampleCall) -> list[Note]:
-    """Return a note per dimension whose range is narrower than what was declared."""
+    """Return a note per dimension whose range is narrower than declared."""
     found: list[Note] = []
     for dimension in program.record.dimensions:
         declared = _declared(program.record, dimension, call)

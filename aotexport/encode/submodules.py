@@ -1,4 +1,4 @@
-"""The submodules of a module, by path and, where torch brings the class, by class."""
+"""Encode the submodules of a module, by path, and by class where torch has the class."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 
 
 def encode_submodules(module: nn.Module | None) -> tuple[Submodule, ...]:
-    """Return the records of a module and its submodules; of a function none."""
+    """Return the records of a module and its submodules; none for a function."""
     if module is None:
         return ()
     first: dict[int, str] = {}
@@ -39,7 +39,7 @@ def encode_submodules(module: nn.Module | None) -> tuple[Submodule, ...]:
 
 
 def _known_attributes(module: nn.Module) -> Tree | None:
-    """Return the attributes of a module that does what its class in `torch.nn` does, and nothing else; else None."""
+    """Return the attributes of a module that behaves exactly as its class in `torch.nn`; None: it may not."""
     class_ = _class_of(module)
     name = class_.__name__
     if name not in KNOWN or class_ is not getattr(nn, name, None):
@@ -54,12 +54,12 @@ def _known_attributes(module: nn.Module) -> Tree | None:
 
 
 def _class_of(module: nn.Module) -> type[nn.Module]:
-    """Return the class of a module; of a part of a loaded bundle torch's class that it stands for."""
+    """Return the class of a module; for a part of a loaded bundle, the class of torch that it replaces."""
     return module.stands_for() if isinstance(module, LoadedSubmodule) else type(module)
 
 
 def settings_of(module: nn.Module | None) -> dict[str, Constant | None]:
-    """Return the attributes of a module that its code may read, its own and those of its class, with plain values."""
+    """Return the attributes that a module's code may read, its own and its class's, if their values are plain."""
     if module is None:
         return {}
     if isinstance(module, BundleModule):
@@ -73,6 +73,6 @@ def settings_of(module: nn.Module | None) -> dict[str, Constant | None]:
 
 
 def _plain(value: Any) -> Constant | None:
-    """Return a number, flag, None or name; None of other text too, which may hold paths of this machine."""
+    """Return a number, flag, None or name as a constant; None for other text, which may hold paths of this machine."""
     is_text = isinstance(value, str) and not value.isidentifier()
     return Constant(value=encode_constant(value)) if is_constant(value) and not is_text else None

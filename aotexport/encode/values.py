@@ -1,4 +1,4 @@
-"""Arguments of operators and metadata of values to records."""
+"""Encode arguments of operators and metadata of values."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def encode_argument(value: Any, name_of: Mapping[torch.fx.Node, Argument], where
 
     Args:
         value: an argument of an FX node.
-        name_of: name per earlier node; a subgraph for those that stand for one.
+        name_of: name per earlier node; a subgraph per node that holds one.
         where: the node, for errors.
 
     Raises:
@@ -66,7 +66,7 @@ def encode_meta(value: Any) -> ValueMeta:
 
 
 def encode_result_meta(value: torch.Tensor) -> TensorMeta:
-    """Return the metadata record of a result; where it begins in its storage is nobody's to rely on."""
+    """Return the metadata record of a result, without its offset in its storage, on which nothing may rely."""
     return msgspec.structs.replace(encode_tensor_meta(value), offset=0)
 
 

@@ -1,1 +1,1 @@
-"""What a bundle holds, for people and for scripts, and how two bundles differ. No stage of an export is used here."""
+"""The contents of a bundle, for people and for scripts, and the differences of two. It uses no stage of an export."""

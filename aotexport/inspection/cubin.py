@@ -1,4 +1,4 @@
-"""What compiled code for NVIDIA GPUs says of the resources that it takes. No torch, no CUDA.
+"""Read the resources that compiled code for NVIDIA GPUs needs. No torch, no CUDA.
 
 Source: the attributes that `cuobjdump --dump-resource-usage` shows, in the section `.nv.info` of the ELF file.
 """
@@ -16,11 +16,11 @@ _SIZED = 0x04
 
 @dataclass(frozen=True, kw_only=True)
 class Resources:
-    """What a thread takes.
+    """Resources of a thread.
 
     Attributes:
         registers: registers of 32 bits.
-        stack_nbytes: memory for what does not fit in registers: spills, and arrays with computed indices.
+        stack_nbytes: memory for spilled registers, and for arrays with computed indices.
     """
 
     registers: int
@@ -28,7 +28,7 @@ class Resources:
 
 
 def resources(code: bytes) -> Resources | None:
-    """Return what the kernel in `code` takes; None: it is no machine code, or in another form than is known."""
+    """Return the resources of the kernel in `code`; None: it is no machine code, or of an unknown form."""
     try:
         found = dict(_attributes(_section(code, b".nv.info")))
         return Resources(registers=found[_REGISTERS], stack_nbytes=found.get(_FRAME, 0))
@@ -51,7 +51,7 @@ def _section(code: bytes, name: bytes) -> bytes:
 
 
 def _attributes(section: bytes) -> Iterator[tuple[int, int]]:
-    """Yield attributes of functions: which, and the value for the only function that a kernel's code has."""
+    """Yield attributes of functions, each with the value for the only function in a kernel's code."""
     at = 0
     while at < len(section):
         form, attribute, size = struct.unpack_from("<BBH", section, at)

@@ -1,4 +1,4 @@
-"""What differs between two bundles: format, programs, inputs and outputs, operators, weights, files."""
+"""Compare two bundles: format, programs, inputs and outputs, operators, weights, files."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from aotexport_runtime.schema.program import Program
 
 @dataclass(frozen=True)
 class Difference:
-    """One thing that differs.
+    """One difference between two bundles.
 
     Attributes:
-        section: what it belongs to: `format`, `programs`, `train: inputs`, `train: joint.json`, `weights`, `files`.
-        name: what differs.
-        before: what it is in the first bundle; None: it is not there.
-        after: what it is in the second bundle; None: it is not there.
+        section: its group: `format`, `programs`, `train: inputs`, `train: joint.json`, `weights`, `files`.
+        name: of the thing that differs.
+        before: its form in the first bundle; None: it is not there.
+        after: its form in the second bundle; None: it is not there.
         unequal: of weights of one kind: number of elements that differ.
         max_abs: of weights of one kind: the largest absolute difference.
     """
@@ -35,7 +35,7 @@ class Difference:
 
 
 def diff_bundles(a: Bundle, b: Bundle) -> list[Difference]:
-    """Return everything that differs between two open bundles; nothing when they are the same.
+    """Return all differences between two open bundles; none when they are the same.
 
     Raises:
         BundleInvalid: a record or a file of either is invalid.
@@ -96,7 +96,7 @@ def _refusals(program: Program) -> list[str]:
 
 
 def _keyed(lines: Iterable[str]) -> dict[str, str]:
-    """Return lines like `x: float32[b]` and `dimension b in [1:]` by what they are about."""
+    """Return lines like `x: float32[b]` and `dimension b in [1:]` by their subject."""
     keyed: dict[str, str] = {}
     for line in lines:
         separator = " in " if line.startswith("dimension ") else ": "
@@ -135,7 +135,7 @@ def _state(bundle: Bundle) -> dict[str, StateTensor]:
 
 
 def _stored(bundle: Bundle) -> tuple[Any, ...]:
-    """Return what decides the values of the state: where each tensor lies, and the digests of those files."""
+    """Return the facts that determine the values of the state: each tensor's place, and the digests of those files."""
     files = {part.file for entry in bundle.manifest.state for part in (entry, *entry.parts)}
     return bundle.manifest.state, [entry.sha256 for entry in bundle.manifest.files if entry.path in files]
 
@@ -149,7 +149,7 @@ def _kind(entry: StateTensor) -> str:
 
 
 def _values(a: Bundle, b: Bundle, before: list[StateTensor], after: list[StateTensor]) -> Iterator[Difference]:
-    # Torch only where it is needed: bundles of the same weights are compared without it.
+    # Import torch only if needed: bundles of the same weights are compared without it.
     import torch
 
     from aotexport_runtime.bundle.weights import load_parts, parts_of

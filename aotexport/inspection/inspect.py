@@ -29,12 +29,12 @@ _SHOWN_OPERATORS = 8
 
 
 def printable(text: str) -> str:
-    """Return `text` without control characters but line breaks: names in a bundle are not to steer a terminal."""
+    """Return `text` without control characters but line breaks: names in a bundle must not steer a terminal."""
     return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
 
 
 def render(bundle: Bundle, *, program: str | None = None, graph: bool = False) -> Iterator[RenderableType]:
-    """Yield what `inspect` shows, piece by piece.
+    """Yield the output of `inspect`, piece by piece.
 
     Args:
         bundle: an open bundle.
@@ -135,7 +135,7 @@ def graph_files(program: Program) -> list[str]:
 
 
 def operator_counts(graph: Graph) -> collections.Counter[str]:
-    """Return how often `graph`, with its subgraphs, calls each operator, by full name."""
+    """Return the number of calls of each operator, by full name, in `graph` and its subgraphs."""
     counts = collections.Counter(node.op for node in graph.nodes)
     for subgraph in graph.subgraphs.values():
         counts.update(operator_counts(subgraph))

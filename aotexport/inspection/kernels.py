@@ -26,7 +26,7 @@ class CodeFacts:
         architecture: see `KernelBinary.architecture`.
         nbytes: of all candidates.
         shared_nbytes: shared memory of a block, of the first candidate.
-        resources: of a thread, of the first candidate; None: of text nobody knows before a driver compiles it.
+        resources: of a thread, of the first candidate; None: of text, which a driver has still to compile.
     """
 
     architecture: str
@@ -41,10 +41,10 @@ class KernelFacts:
 
     Attributes:
         name: its name.
-        operators: what was fused in it.
+        operators: the operators fused in it.
         lines: `file:line` of the user's code that it came from.
-        launches: how many, per `program/half`.
-        candidates: how many there are.
+        launches: number of launches, per `program/half`.
+        candidates: number of candidates.
         code: per architecture.
     """
 
@@ -57,7 +57,7 @@ class KernelFacts:
 
 
 def kernel_facts(bundle: Bundle, program: str | None = None) -> list[KernelFacts]:
-    """Return what there is to know of the kernels of a bundle, or of one program.
+    """Return the facts about the kernels of a bundle, or of one program.
 
     Raises:
         BundleInvalid: a pack is damaged.
@@ -101,12 +101,12 @@ def _code(kernel: Kernel, packs: Mapping[str, bytes]) -> Iterator[CodeFacts]:
 
 
 def as_json(facts: list[KernelFacts]) -> list[dict[str, Any]]:
-    """Return kernels as `--json` prints them."""
+    """Return kernels in the form of `--json`."""
     return [asdict(kernel) for kernel in facts]
 
 
 def render(facts: list[KernelFacts]) -> Iterator[RenderableType]:
-    """Yield what `inspect --kernels` shows, piece by piece."""
+    """Yield the output of `inspect --kernels`, piece by piece."""
     if not facts:
         yield Text("no kernels")
     for kernel in facts:

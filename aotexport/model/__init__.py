@@ -1,5 +1,5 @@
-"""The user's model and its example call, as they are before anything is traced.
+"""The user's model and its example call, before any trace.
 
-In comes what the user gives: a model file, a module, arguments. Out go `ExampleCall`, `State` and `ProgramSpec`, and
-ways to leave the model as it was. Nothing is known here of graphs.
+It turns a model file, a module and arguments into `ExampleCall`, `State` and `ProgramSpec`, and has the means to leave
+the model as it was. It knows nothing of graphs.
 """

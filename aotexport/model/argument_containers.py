@@ -24,9 +24,9 @@ class ArgumentContainer:
     """A container among the arguments.
 
     Attributes:
-        path: where it stands.
-        container: it.
-        items: what was in it, by key, position or field.
+        path: its place in the call.
+        container: the object itself.
+        items: its items at the start, by key, position or field.
         is_default: whether it is the default of a parameter that is not passed.
     """
 
@@ -36,7 +36,7 @@ class ArgumentContainer:
     is_default: bool = False
 
     def is_changed(self) -> bool:
-        """Return whether something else is in it now."""
+        """Return whether its items have changed."""
         now = _items(self.container)
         return list(now) != list(self.items) or any(not same_item(self.items[key], item) for key, item in now.items())
 
@@ -50,7 +50,7 @@ class ArgumentContainer:
 
 
 def containers(call: ExampleCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[ArgumentContainer]:
-    """Return the containers among arguments like the example's, one per place, also in defaults that stand in."""
+    """Return the containers among arguments like the example's, one per place, including those of used defaults."""
     found: list[ArgumentContainer] = []
 
     def visit(tree: Tree, value: Any, path: str, is_default: bool) -> None:
@@ -71,11 +71,11 @@ def containers(call: ExampleCall, args: tuple[Any, ...], kwargs: dict[str, Any])
 def container_changes(
     call: ExampleCall, before: list[ArgumentContainer], leaf_index: LeafIndex
 ) -> list[ContainerChange]:
-    """Return what was changed in the containers of a call.
+    """Return the changes of the containers of a call.
 
     Args:
         call: the example call.
-        before: its containers, as they were before.
+        before: its containers, with their items before the call.
         leaf_index: see `tree_of`; leaves are outputs of the program.
 
     Raises:
@@ -94,11 +94,11 @@ def container_changes(
 
 
 def check_changes(before: list[ArgumentContainer], recorded: Iterable[ContainerChange]) -> None:
-    """Refuse a call that does not change its containers as it did when it was captured.
+    """Refuse a call whose changes of containers differ from those at capture.
 
     Args:
-        before: its containers, as they were before.
-        recorded: what it changed.
+        before: its containers, with their items before the call.
+        recorded: the changes at capture.
 
     Raises:
         ExportFailed: names a container.
@@ -212,7 +212,7 @@ def _is_changeable(value: Any) -> bool:
 
 
 def _nested(value: Any) -> Iterator[Any]:
-    """Yield the containers that a value holds, itself included, as far as none of them was seen above."""
+    """Yield a value and the containers in it, each once."""
     pending, seen = [value], set[int]()
     while pending:
         value = pending.pop()

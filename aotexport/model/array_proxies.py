@@ -1,7 +1,7 @@
-"""NumPy arrays while a model is traced: proxies that hold the tensor with the same memory.
+"""Proxies of NumPy arrays while a model is traced; each holds the tensor with the same memory.
 
-What NumPy would compute, `torch._numpy` computes by torch's operators, which a trace sees. Invariant: every proxy
-has a tensor object of its own, so that which tensor is returned tells which array.
+`torch._numpy` does NumPy's computations by torch's operators, which a trace sees. Invariant: every proxy has a tensor
+object of its own, so that a returned tensor identifies its array.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _SHAPING = (
     *("reshape", "squeeze", "transpose", "ravel", "copy", "view", "expand_dims", "broadcast_to", "where"),
     *("zeros_like", "ones_like", "empty_like", "full_like"),
 )
-"""What gives an array without axes for one, and not a scalar."""
+"""Functions that return an array for an array without axes, not a scalar."""
 _COMPARED = ("eq", "ne", "lt", "le", "gt", "ge")
 _UNARY = ("neg", "pos", "abs", "invert")
 
@@ -40,7 +40,7 @@ class ArrayProxy:
 
     @property
     def __class__(self) -> type:  # type: ignore[override]
-        """Return the class that it stands for."""
+        """Return the class that it imitates."""
         return np.ndarray
 
     @property
@@ -118,28 +118,28 @@ class ArrayProxy:
 
 
 class ScalarProxy(ArrayProxy):
-    """A scalar of NumPy in a traced call, which nothing changes; its tensor has no axes."""
+    """A scalar of NumPy in a traced call, which is immutable; its tensor has no axes."""
 
     __slots__ = ()
 
     @property
     def __class__(self) -> type:  # type: ignore[override]
-        """Return the class that it stands for."""
+        """Return the class that it imitates."""
         return self.dtype.type
 
 
 def is_proxy(value: Any) -> bool:
-    """Return whether `value` stands for an array or scalar of a traced call."""
+    """Return whether `value` is a proxy of an array or scalar."""
     return type(value) in (ArrayProxy, ScalarProxy)
 
 
 def is_scalar(value: Any) -> bool:
-    """Return whether `value` stands for a scalar of a traced call."""
+    """Return whether `value` is a proxy of a scalar."""
     return type(value) is ScalarProxy
 
 
 def proxy_of(tensor: torch.Tensor) -> ArrayProxy:
-    """Return the array with the memory of `tensor`, which must be no other's."""
+    """Return a proxy with the memory of `tensor`, which no other proxy may hold."""
     return ArrayProxy(tensor)
 
 
@@ -149,7 +149,7 @@ def tensor_within(array: Any) -> torch.Tensor:
 
 
 def as_argument(tensor: Any) -> Any:
-    """Return the array that a call passes for a tensor: a proxy where it is traced, else the real one."""
+    """Return the array to pass in a call for a tensor: a proxy in a trace, else a real array."""
     return array_of(tensor) if type(tensor) is torch.Tensor else ArrayProxy(tensor)
 
 
@@ -179,7 +179,7 @@ def _refuse(what: str, way_out: str = "Convert the array (`torch.from_numpy`), a
 
 
 def _applied(function: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
-    """Return what torch's counterpart of a function of NumPy gives, as NumPy's kinds of values."""
+    """Call torch's counterpart of a function of NumPy; return its result as proxies."""
     known: list[ArrayProxy] = []
     result = function(*_unwrapped(args, known), **_unwrapped(kwargs, known))
     if is_proxy(kwargs.get("out")):
@@ -193,7 +193,7 @@ def _applied(function: Callable[..., Any], args: Any, kwargs: dict[str, Any]) ->
 
 
 def _computed(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Return what a function of numbers gives: of integers in double precision, where torch's has its default."""
+    """Call a function of numbers; with integers it computes in NumPy's double precision, not in torch's default."""
     result = _applied(function, args, kwargs)
     operands = [tensor_within(arg) for arg in args if is_proxy(arg)]
     whole = not any(tensor.is_floating_point() or tensor.is_complex() for tensor in operands)
@@ -252,7 +252,7 @@ def _reflected(name: str) -> Any:
         if isinstance(other, torch.Tensor):
             if is_scalar(self):
                 return getattr(other, f"__{name}__")(self._tensor)
-            # A tensor before an array is one too, and what NumPy computes of them is made a tensor.
+            # A tensor before an array converts it: the result is a tensor.
             return tensor_made_of(_applied(_method(f"__r{name}__"), (self, other.numpy()), {}))
         return _computed(_method(f"__r{name}__"), (self, other), {})
 

@@ -14,7 +14,7 @@ from aotexport_runtime.submodules.python_state import INTERNAL, WithAttributes
 
 
 class ChangedOnFirstCall(ExportFailed):
-    """The call changed the model as a first call may: once it has run for real, the next need not."""
+    """The call changed the model as a first call may; after one call for real, the next may change nothing."""
 
 
 class PythonStateChanged(ExportFailed):
@@ -34,8 +34,8 @@ class AttributeChanged(ExportFailed):
 
     Attributes:
         name: the attribute's path.
-        old: what it was.
-        new: what the call made of it.
+        old: its value before.
+        new: its value after.
     """
 
     def __init__(self, name: str, old: Any, new: Any) -> None:
@@ -48,7 +48,7 @@ class AttributeChanged(ExportFailed):
 
 @contextlib.contextmanager
 def attributes_restored(module: nn.Module | None) -> Iterator[None]:
-    """Put the attributes of the model, and what is in them, back after the block, whatever it did."""
+    """Put the attributes of the model, and their items, back after the block."""
     put_back = attributes_to_put_back(named_modules(module))
     try:
         yield
@@ -57,10 +57,10 @@ def attributes_restored(module: nn.Module | None) -> Iterator[None]:
 
 
 def attributes_to_put_back(modules: Iterable[tuple[str, nn.Module]]) -> Callable[[], None]:
-    """Return what puts the attributes of modules, and what is in them, back as they are now.
+    """Return a function that puts the attributes of modules, and their items, back as they are now.
 
     Args:
-        modules: each with its path; their parts are not looked at.
+        modules: each with its path; their submodules are not included.
     """
     modules = list(modules)
     before = [(path, child, own_attributes(child)) for path, child in modules]
@@ -75,18 +75,18 @@ def attributes_to_put_back(modules: Iterable[tuple[str, nn.Module]]) -> Callable
 
 
 def named_modules(module: nn.Module | None) -> list[tuple[str, nn.Module]]:
-    """Return the modules of a model, each with its path; of a function none."""
+    """Return the modules of a model, each with its path; none for a function."""
     return [] if module is None else list(module.named_modules())
 
 
 def own_attributes(module: nn.Module) -> dict[str, Any]:
-    """Return the attributes of a module; of a loaded bundle without what its calls keep for themselves."""
+    """Return the attributes of a module; of a loaded bundle, without those internal to its calls."""
     hidden = INTERNAL if isinstance(module, WithAttributes) else ()
     return {name: value for name, value in vars(module).items() if name not in hidden}
 
 
 def containers_of(modules: Iterable[tuple[str, nn.Module]]) -> list[Snapshot]:
-    """Return the containers that the attributes of modules hold, torch's own tables of their state among them."""
+    """Return the containers in the attributes of modules, including torch's own tables of their state."""
     found: list[Snapshot] = []
     for path, child in modules:
         for name, value in own_attributes(child).items():
