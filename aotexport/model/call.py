@@ -34,7 +34,7 @@ from aotexport_runtime.values.constants import encode_constant, is_constant
 from aotexport_runtime.values.trees import arrays_in, keys_of, leaves, steps
 
 BY_KEYWORD = ("positional_or_keyword", "keyword_only")
-"""Kinds of parameters that a keyword argument may be for; the names of others may be keywords in `**kwargs`."""
+"""Kinds of parameters that take keyword arguments; a keyword may equal the name of any other one, in `**kwargs`."""
 
 
 @dataclass
@@ -44,13 +44,13 @@ class ExampleCall:
     Attributes:
         callable: an `nn.Module`, or a function of tensors.
         parameters: its signature; leaves of the trees index `tensors`.
-        tensors: argument tensors, each object once, and those with the memory of arrays; and dynamic integers.
-        paths: where each of them stands, first place first.
-        axes: per tensor, the user's dynamic dimension per axis; that of an integer as the one of axis 0.
+        tensors: argument tensors and dynamic integers, each tensor object once; arrays as tensors of the same memory.
+        paths: place of each of them in the call, the first one.
+        axes: per tensor, the user's dynamic dimension per axis; per integer, its dimension as that of axis 0.
         args: positional arguments.
         kwargs: keyword arguments.
         first_call_constants: attributes that the first call sets for good; see `add_first_call_constant`.
-        dynamic_shapes: what the user says of sizes, by the name of the argument.
+        dynamic_shapes: the user's dynamic dimensions, by the name of the argument.
     """
 
     callable: nn.Module | Callable[..., Any]
@@ -106,11 +106,11 @@ def example_call(
         args: positional example arguments.
         kwargs: keyword example arguments.
         dynamic_shapes: as `torch.export.export` takes it: by parameter name or position, nested like the arguments.
-        shared: sizes by the name of the argument, for a call that has no `dynamic_shapes`; taken for what it passes.
+        shared: sizes by the name of the argument, for a call without `dynamic_shapes`; used for passed arguments.
 
     Raises:
-        ModelFileInvalid: the arguments do not fit the signature, or `dynamic_shapes` does not fit the arguments, or
-            none of the arguments is one that `shared` has dynamic sizes for.
+        ModelFileInvalid: the arguments do not fit the signature, `dynamic_shapes` does not fit the arguments, or the
+            call passes none of the arguments that have dynamic sizes in `shared`.
         ExportFailed: an argument that a bundle cannot hold.
     """
     if isinstance(callable_, type) or not callable(callable_):
@@ -153,7 +153,7 @@ def example_call(
 
 
 def _fix_integers(call: ExampleCall, passed: set[str]) -> None:
-    """Make constants of the integers that are not dynamic."""
+    """Turn integers that are not dynamic into constants."""
     inputs = [i for i, leaf in enumerate(call.tensors) if isinstance(leaf, torch.Tensor) or call.axes[i] is not None]
     positions = {old: new for new, old in enumerate(inputs)}
 
@@ -183,7 +183,7 @@ def _fix_integers(call: ExampleCall, passed: set[str]) -> None:
 
 
 def signature_of(callable_: Any) -> inspect.Signature:
-    """Return the signature of a function, or of a module's `forward`; that of any where it has none."""
+    """Return the signature of a function, or of a module's `forward`; `(*args, **kwargs)` if it has none."""
     target = callable_.forward if isinstance(callable_, nn.Module) else callable_
     try:
         return inspect.signature(target)
@@ -197,7 +197,7 @@ def _parameter(parameter: inspect.Parameter, arguments: dict[str, Any], leaf_ind
     passed = parameter.name in arguments
     value = arguments[parameter.name] if passed else empty
     if not passed and _holds_tensor(value):
-        # A constant of the programs, which a call can only leave as it is.
+        # A constant of the programs, which calls cannot pass.
         return Parameter(name=parameter.name, kind=kind, tree=Constant(value=None), optional=True)
     tree = tree_of(value, parameter.name, leaf_index, what="input")
     default_stands_in = empty is not inspect.Parameter.empty and (not passed or _same_constant(value, empty))
@@ -220,7 +220,7 @@ def _same_constant(value: Any, default: Any) -> bool:
 
 
 def _of_passed(call: ExampleCall, shared: MappingABC[str, Any]) -> dict[str, Any]:
-    """Return the sizes among `shared` of arguments that the call passes tensors or integers for."""
+    """Return the sizes in `shared` of the arguments for which the call passes tensors or integers."""
     trees = {parameter.name: parameter.tree for parameter in call.parameters}
     extra = next((p.tree for p in call.parameters if p.kind == "var_keyword"), None)
     if isinstance(extra, Mapping):
@@ -241,7 +241,7 @@ def _is_dynamic(spec: Any) -> bool:
 
 
 def sizes_by_name(names: list[str], dynamic_shapes: Any) -> dict[str, Any]:
-    """Return what `dynamic_shapes` says, by the name of the argument.
+    """Return the entries of `dynamic_shapes` by the name of the argument.
 
     Args:
         names: the parameters.
@@ -344,7 +344,7 @@ def _of_integer(spec: Any, path: str) -> dict[int, Any] | None:
 
 
 def _swap(value: Any, tree: Tree, leaves: list[Any]) -> Any:
-    """Return `value`, whose tree is `tree`, with `leaves` in place of its own."""
+    """Return `value`, whose tree is `tree`, with its leaves replaced by `leaves`."""
     if isinstance(tree, Leaf):
         return leaves[tree.index]
     if isinstance(tree, Constant) or isinstance(value, torch.Size | enum.Enum | frozenset):
@@ -359,7 +359,7 @@ def _swap(value: Any, tree: Tree, leaves: list[Any]) -> Any:
         if dataclasses.is_dataclass(value):
             return type(value)(swapped)
         copied = copy.copy(value)
-        # One by one: what a `Counter` is updated with, it adds.
+        # Item by item: `Counter.update` would add to the values.
         for key, item in swapped.items():
             copied[key] = item
         return copied
@@ -371,7 +371,7 @@ def _swap(value: Any, tree: Tree, leaves: list[Any]) -> Any:
         items = [_swap(item, child, leaves) for item, child in zip(value, tree.items, strict=True)]
         return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
     assert isinstance(tree, NamedFields)
-    # Made without its `__init__`, which may compute fields of others.
+    # Copied without `__init__`, which may compute fields of others.
     copied = copy.copy(value)
     for name, child in zip(tree.fields, tree.items, strict=True):
         object.__setattr__(copied, name, _swap(getattr(value, name), child, leaves))

@@ -1,4 +1,4 @@
-"""Python containers, and what a call changes in them: lists, dicts and sets are no tensors, and tracing loses them."""
+"""Python containers (lists, dicts and sets), and their changes by a call, which tracing does not see."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class ItemChange:
     """An item that a call added, replaced or removed.
 
     Attributes:
-        path: where the item stands, in Python's notation.
-        old: what was there; None where nothing was.
-        new: what is there now; None where nothing is.
+        path: place of the item, in Python's notation.
+        old: the item before; None if there was none.
+        new: the item now; None if there is none.
         is_attribute: whether the item is an attribute of an object.
     """
 
@@ -33,7 +33,7 @@ class ItemChange:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A container and its items at a time; the items themselves are not copied. Of an object: its attributes."""
+    """A container, or an object's attributes, with the items at a time; the items themselves are not copied."""
 
     path: str
     container: Container
@@ -41,7 +41,7 @@ class Snapshot:
     of_object: bool = False
 
     def changes(self) -> Iterator[ItemChange]:
-        """Yield what differs now."""
+        """Yield the changes since."""
         before, after = _by_key(self.items), _by_key(self.container)
         for key in {**before, **after}:
             old, new = before.get(key), after.get(key)
@@ -60,7 +60,7 @@ class Snapshot:
 
 
 def snapshot(value: Any, path: str) -> Snapshot | None:
-    """Return a snapshot of a container, without those in it; None: `value` is none."""
+    """Return a snapshot of a container, without nested ones; None: `value` is no container."""
     return Snapshot(path, value, _copy(value)) if isinstance(value, list | dict | set | deque) else None
 
 
@@ -94,7 +94,7 @@ def snapshots(value: Any, path: str) -> list[Snapshot]:
 
 
 def is_user_class(type_: type) -> bool:
-    """Return whether a class is of the user's own files."""
+    """Return whether a class is defined in the user's own files."""
     return is_user_file(getattr(sys.modules.get(type_.__module__), "__file__", None) or "<built-in>")
 
 
@@ -105,7 +105,7 @@ def _copy(container: Container) -> Container:
 
 
 def _stored(table: dict[Any, Any]) -> dict[Any, Any]:
-    """Return what a dict stores; a class of it may give something else (a new object per look)."""
+    """Return the stored items of a dict; a subclass may return others (a new object per access)."""
     keys = OrderedDict.__iter__(table) if isinstance(table, OrderedDict) else dict.__iter__(table)
     return {key: dict.__getitem__(table, key) for key in keys}
 
@@ -119,5 +119,5 @@ def _by_key(container: Container) -> dict[Any, Any]:
 
 
 def same_item(old: Any, new: Any) -> bool:
-    """Return whether an item is what it was: the same object, or an equal number or string."""
+    """Return whether an item is unchanged: the same object, or an equal number or string."""
     return old is new or (type(old) is type(new) and isinstance(old, bool | int | float | str) and old == new)

@@ -1,7 +1,7 @@
-"""What a call leaves behind outside of the model: in globals of its code, in memos, in other generators than torch's.
+"""Restore state outside of the model after a call: globals of its code, memos, generators other than torch's.
 
-Tracing sees none of it. Tensors that a call keeps there for later ones (tables of positions, say) are a trace's, and go
-again with it; what the next call would take as another number is refused.
+Tracing sees none of it. Tensors that a call stores there for later calls (tables of positions, say) belong to the trace
+and are dropped with it. Numbers that the next call would find changed are refused.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _MISSING = object()
 
 @contextlib.contextmanager
 def globals_restored(target: Any, module: nn.Module | None) -> Iterator[None]:
-    """Undo what the block leaves in globals of the model's code, and in memos there.
+    """Undo the changes of the block in globals of the model's code, and in memos there.
 
     Args:
         target: the traced callable.
         module: the model; None: a function.
 
     Raises:
-        ExportFailed: the block counted in a global, or drew from a generator that a bundle has not.
+        ExportFailed: the block changed a number in a global, or drew from a generator that a bundle does not have.
     """
     tables = _globals(target, module)
     put_back = _to_put_back(tables)
@@ -57,12 +57,12 @@ def globals_restored(target: Any, module: nn.Module | None) -> Iterator[None]:
 
 
 def globals_to_put_back(target: Any, module: nn.Module | None) -> Callable[[], object]:
-    """Return what puts globals of the model's code back as they are now; see `globals_restored`."""
+    """Return a function that puts globals of the model's code back as they are now; see `globals_restored`."""
     return _to_put_back(_globals(target, module))
 
 
 def _to_put_back(tables: list[dict[str, Any]]) -> Callable[[], list[str]]:
-    """Return what puts globals back as they are now, and returns the names of numbers among those that changed."""
+    """Return a function that puts globals back as they are now, and returns the names of changed numbers."""
     before = [(table, dict(table)) for table in tables]
     containers = [found for table in tables for name, value in table.items() if (found := snapshot(value, name))]
 
@@ -74,7 +74,7 @@ def _to_put_back(tables: list[dict[str, Any]]) -> Callable[[], list[str]]:
 
 
 def _globals(target: Any, module: nn.Module | None) -> list[dict[str, Any]]:
-    """Return the globals of the user's files that the model's classes, or the function, are in."""
+    """Return the globals of the user's files that define the model's classes, or the function."""
     owners = {type(child).__module__ for child in module.modules()} if module is not None else set()
     owners.add(getattr(target, "__module__", None) or type(target).__module__)
     found = [sys.modules[name] for name in sorted(owners) if name in sys.modules]
@@ -82,7 +82,7 @@ def _globals(target: Any, module: nn.Module | None) -> list[dict[str, Any]]:
 
 
 def _restore(table: dict[str, Any], old: dict[str, Any]) -> list[str]:
-    """Give globals the values that they had; return the names of numbers among those that changed."""
+    """Restore the values of globals; return the names of changed numbers."""
     changed = [name for name in {**old, **table} if table.get(name, _MISSING) is not old.get(name, _MISSING)]
     counted = [name for name in changed if _is_number(old.get(name)) and table.get(name) != old[name]]
     for name in changed:
@@ -100,7 +100,7 @@ def _restore_items(container: Snapshot) -> list[str]:
 
 
 def _is_number(value: Any) -> bool:
-    # Truth values are flags (a warning was given), and the recorded calls tell whether they matter.
+    # Truth values are flags (a warning was given); the recorded calls show whether they matter.
     return type(value) in (int, float)
 
 
@@ -114,7 +114,7 @@ def _other_generators() -> dict[str, Any]:
 
 
 def _forget_fakes(tables: list[dict[str, Any]], module: nn.Module | None) -> None:
-    """Empty the memos (`functools.lru_cache`) that keep tensors of a trace, which have no values."""
+    """Empty the memos (`functools.lru_cache`) that hold tensors of a trace, which have no values."""
     classes = {base for child in module.modules() for base in type(child).__mro__} if module is not None else set()
     classes |= {value for table in tables for value in table.values() if isinstance(value, type)}
     for table in (*tables, *map(vars, classes)):

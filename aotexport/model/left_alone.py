@@ -1,8 +1,8 @@
-"""The caller's model, arguments and random generators: as an export found them, however it ends.
+"""Leave the caller's model, arguments and random generators as an export found them, however it ends.
 
-Captures and recorded calls put back what they change themselves. This is the frame around all of them: it sees to what
-torch leaves on tensors (marks, versions), to what code of the caller's did that was never traced, and to interrupts.
-The values of tensors are put back where they are changed, by `restored`.
+Captures and recorded calls undo their own changes. This block around all of them undoes the rest: torch's marks and
+versions on tensors, changes by code of the caller that was never traced, and interrupted calls. The values of tensors
+are put back by `restored`, around each change.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from aotexport.torch_internals.outside import set_version
 
 @contextlib.contextmanager
 def left_alone(target: Any, others: Iterable[Any]) -> Iterator[None]:
-    """Put everything that the block changes back.
+    """Put back everything that the block changes.
 
     Args:
         target: the model, a method of it, or a function.
-        others: arguments, and what else holds tensors of the caller.
+        others: arguments, and other objects with tensors of the caller.
     """
     found = reached((target, *others))
     modules = [("", value) for value in found if isinstance(value, nn.Module)]
-    # Parameters that are not initialised yet are refused before anything runs, and hold nothing to put back.
+    # Parameters that are not initialised yet are refused before anything runs, and have nothing to put back.
     tensors = [_TensorBefore.of(value) for value in found if isinstance(value, torch.Tensor) and not is_lazy(value)]
     module = target if isinstance(target, nn.Module) else getattr(target, "__self__", None)
     attributes = attributes_to_put_back(modules)
@@ -56,7 +56,7 @@ def left_alone(target: Any, others: Iterable[Any]) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class _TensorBefore:
-    """A tensor with its attributes, and how often it was written to: its version."""
+    """A tensor with its attributes and its version, the number of writes to it."""
 
     before: Before
     attributes: dict[str, Any]
@@ -71,13 +71,13 @@ class _TensorBefore:
         self.before.put_back()
         vars(tensor).clear()
         vars(tensor).update(self.attributes)
-        # The bytes are those of that version again, so that a backward from before the export finds what it saved.
+        # The bytes are those of that version again, so a backward from before the export accepts its saved tensors.
         if self.version is not None and tensor._version != self.version:
             set_version(tensor, self.version)
 
 
 def _generators() -> list[tuple[Any, Any]]:
-    """Return what sets the state of each random generator, and its state."""
+    """Return, per random generator, the function that sets its state, and its state."""
     states: list[tuple[Any, Any]] = [(torch.set_rng_state, torch.get_rng_state()), (random.setstate, random.getstate())]
     if torch.cuda.is_initialized():
         states.append((torch.cuda.set_rng_state_all, torch.cuda.get_rng_state_all()))

@@ -1,7 +1,7 @@
-"""Memory of a model as it was, kept to be compared and put back: as a copy, or in a file that holds the same bytes.
+"""Snapshots of a model's memory, to compare it and to put it back: a copy, or a file with the same bytes.
 
-Bytes are what counts: a NaN is itself, and a zero is not its negative. Files are read a part at a time, so that what
-they hold takes no memory of its own.
+Bytes are compared: a NaN equals itself, and a zero does not equal its negative. Files are read in parts, so their
+contents take no memory of their own.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ _WORD_NBYTES = 8
 
 @dataclass(frozen=True)
 class MemorySnapshot:
-    """A span of a storage, and what it held.
+    """A span of a storage, and its earlier bytes.
 
     Attributes:
         memory: the span, as bytes of the storage itself.
-        parts: gives what it held, in parts of `_PART_NBYTES`, each of which is valid until the next.
+        parts: returns the earlier bytes, in parts of `_PART_NBYTES`, each of which is valid until the next.
     """
 
     memory: torch.Tensor
@@ -34,7 +34,7 @@ class MemorySnapshot:
         return self._has_room() and all(_equal(now, before) for now, before in self._pairs())
 
     def put_back(self) -> None:
-        """Give the memory the bytes that it held."""
+        """Write the earlier bytes to the memory."""
         if not self._has_room():
             storage = self.memory.untyped_storage()
             storage.resize_(_end(self.memory))
@@ -43,7 +43,7 @@ class MemorySnapshot:
                 now.copy_(before)
 
     def _has_room(self) -> bool:
-        """Return whether the storage has not been made smaller."""
+        """Return whether the storage is still as large as the span needs."""
         return self.memory.untyped_storage().nbytes() >= _end(self.memory)
 
     def _pairs(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
@@ -52,13 +52,13 @@ class MemorySnapshot:
 
 
 def copied(memory: torch.Tensor) -> MemorySnapshot:
-    """Return a span of bytes with a copy of it."""
+    """Return a snapshot of a span of bytes by a copy."""
     copy = memory.clone()
     return MemorySnapshot(memory, lambda: copy.split(_PART_NBYTES))
 
 
 def in_file(memory: torch.Tensor, file: BinaryIO, offset: int) -> MemorySnapshot:
-    """Return a span of bytes with where a file holds the same.
+    """Return a snapshot of a span of bytes by a file that holds the same bytes.
 
     Args:
         memory: the span.
@@ -91,7 +91,7 @@ def _end(memory: torch.Tensor) -> int:
 
 
 def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Return whether two spans of as many bytes are equal; words are compared several times as fast as bytes."""
+    """Return whether two spans of equal length are equal; comparing words is several times as fast as bytes."""
     if any(size % _WORD_NBYTES for size in (len(one), one.storage_offset(), other.storage_offset())):
         return torch.equal(one, other)
     return torch.equal(one.view(torch.int64), other.view(torch.int64))
@@ -115,7 +115,7 @@ def bytes_of(tensor: torch.Tensor, start: int, count: int) -> torch.Tensor:
 
 
 def spans_of(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-    """Return the memory that tensors reach, as bytes without a copy; what several reach is there once."""
+    """Return the memory of tensors, as bytes without a copy; shared memory is returned once."""
     reached: dict[tuple[torch.device, int], list[torch.Tensor]] = {}
     for tensor in tensors:
         if tensor.numel():
@@ -130,7 +130,7 @@ def _span_of(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _merged(spans: list[torch.Tensor]) -> Iterator[torch.Tensor]:
-    """Yield spans of one storage, with one in place of those that overlap."""
+    """Yield spans of one storage, overlapping ones merged."""
     spans = sorted(spans, key=lambda span: span.storage_offset())
     current = spans[0]
     for span in spans[1:]:

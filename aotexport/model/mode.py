@@ -1,4 +1,4 @@
-"""Training and evaluation mode of a module, and attributes of its parts, set for a while."""
+"""Set the training or evaluation mode of a module, and attributes of its submodules, for a while."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def in_mode(module: nn.Module | None, mode: Mode, attributes: Sequence[Attribute
     Args:
         module: the module; None: a function.
         mode: the mode.
-        attributes: what else to set, and to put back.
+        attributes: attributes to set, and to put back.
     """
     if module is None:
         yield
@@ -47,19 +47,19 @@ def in_mode(module: nn.Module | None, mode: Mode, attributes: Sequence[Attribute
 
 @contextlib.contextmanager
 def _switched(module: nn.Module, training: bool) -> Iterator[None]:
-    """Switch the mode, unless it is this one; put back attributes that the user's own `train` sets."""
+    """Switch the mode if needed; put back attributes that the user's own `train` sets."""
     if module.training == training:
         yield
         return
     with attributes_restored(module) if _any_has_own_switches(module) else contextlib.nullcontext():
-        # What `torch.export` makes has the one mode that it was made in, and says so.
+        # Modules made by `torch.export` have one mode only, and raise.
         with contextlib.suppress(NotImplementedError):
             module.train() if training else module.eval()
         yield
 
 
 def has_own_switches(module: nn.Module) -> bool:
-    """Return whether a module, its parts aside, has a `train` or `eval` of its own."""
+    """Return whether a module, its submodules aside, has a `train` or `eval` of its own."""
     return any(
         getattr(type(module), name) is not getattr(nn.Module, name) or name in vars(module)
         for name in ("train", "eval")
@@ -71,7 +71,7 @@ def _any_has_own_switches(module: nn.Module) -> bool:
 
 
 def refuse_modes_that_change_state(module: nn.Module | None, mode: Mode, state: State) -> None:
-    """Refuse a module whose own `train` or `eval` changes its tensors: merged weights, for one.
+    """Refuse a module whose own `train` or `eval` changes its tensors, such as by merging weights.
 
     Args:
         module: the module, which is left as it was; None: a function.

@@ -1,4 +1,4 @@
-"""A model file as a Python module: found by path or by name, run, and its failures told with the user's line.
+"""A model file as a Python module: find it by path or name, run it, and report failures with the user's line.
 
 A model file is the user's own code and runs with the user's rights.
 """
@@ -32,7 +32,7 @@ class ModelFile:
     Attributes:
         name: as the user wrote it, without the attribute.
         attribute: name of the model in it, dots for attributes of attributes.
-        module: what running it gave.
+        module: the module that it was run as.
         root: directory that its own imports, and recorded source lines, are relative to.
     """
 
@@ -82,7 +82,7 @@ def _open_path(name: str, attribute: str) -> ModelFile:
 
 
 def _module_name(path: Path) -> str:
-    """Return the name that an import would give the file, unless another module has it (`inspect.py`)."""
+    """Return the module name that an import would use, unless another module has it (`inspect.py`)."""
     known = sys.modules.get(path.stem)
     free = known is None or getattr(known, "__file__", None) == str(path)
     return path.stem if free and path.stem not in sys.stdlib_module_names else f"_aotexport_{path.stem}"
@@ -100,7 +100,7 @@ def _open_module(name: str, attribute: str) -> ModelFile:
 
 @contextlib.contextmanager
 def importable(directory: Path) -> Iterator[None]:
-    """Let imports find modules in `directory` first, as for a script that lies there."""
+    """Let imports find modules in `directory` first, as for a script there."""
     entry = str(directory)
     sys.path.insert(0, entry)
     importlib.invalidate_caches()
@@ -113,10 +113,10 @@ def importable(directory: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def user_code(doing: str, root: Path) -> Iterator[None]:
-    """Turn whatever the user's code raises into one error with the user's line.
+    """Turn errors of the user's code into one error with the user's line.
 
     Args:
-        doing: what is going on, for the message.
+        doing: the action, for the message.
         root: directory of the user's own files.
 
     Raises:

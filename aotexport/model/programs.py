@@ -1,4 +1,4 @@
-"""Which programs an export captures: by default, by name, or as the user describes them, with their example calls."""
+"""Choose the programs to capture: by default, by name, or by the user's description, with their example calls."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class Example:
     Attributes:
         args: positional arguments.
         kwargs: keyword arguments.
-        dynamic_shapes: which sizes may differ from the example's, as `torch.export.export` takes it; None: those of the
-            export, by the names of the arguments; {}: none.
+        dynamic_shapes: the sizes that may differ from the example's, in the form of `torch.export.export`; None: those
+            of the export, by the names of the arguments; {}: none.
     """
 
     args: Sequence[Any] = ()
@@ -42,7 +42,7 @@ class Program:
 
     Attributes:
         name: letters, digits, `_`, `.`, `-`, at most 64, beginning with a letter or digit.
-        mode: mode that the module is put in.
+        mode: mode to put the module in.
         grad: capture it for calls that record gradients (the joint graph); False: for those that do not.
         method: method of the module to capture; a loaded bundle has it as a method too.
         example: its example call; None: that of the export.
@@ -63,13 +63,13 @@ class ProgramSpec:
 
     Attributes:
         name: name in the bundle.
-        mode: mode that the module is put in; `function` without a module.
+        mode: mode to put the module in; `function` without a module.
         grad: capture the joint graph; False: the inference graph.
-        method: method of the module that is captured.
+        method: method of the module to capture.
         call: the example call.
-        variant_of: the program that this is a further signature of.
-        without: arguments of that program that this leaves out; nobody asked for it, and it is left out itself where it
-            cannot be captured.
+        variant_of: the program of which this is another signature.
+        without: arguments of that program that this variant leaves out; the export adds such a variant unasked, and
+            drops it if it cannot be captured.
     """
 
     name: str
@@ -86,7 +86,7 @@ NAMED = {
     "infer": Program("infer"),
     "eval-joint": Program("eval-joint", grad=True),
 }
-"""The programs that a name alone describes."""
+"""The programs that can be given by name alone."""
 
 
 def choose_programs(
@@ -95,7 +95,7 @@ def choose_programs(
     programs: str | Program | Iterable[str | Program] | None = None,
     variants: Iterable[AnyExample] = (),
 ) -> list[ProgramSpec]:
-    """Return what to capture, each program before its variants.
+    """Return the programs to capture, each before its variants.
 
     Args:
         target: module or function of tensors.

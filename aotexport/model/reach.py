@@ -1,4 +1,4 @@
-"""What a model's code can reach beside its tables of state: attributes of plain objects, closures, globals."""
+"""Find tensors that a model's code can reach outside of its tables of state: by attributes, closures, globals."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ _NOT_ENTERED = (type, ModuleType, CodeType, FrameType, BuiltinFunctionType, str,
 
 
 def reached_tensors(roots: Iterable[Any]) -> list[torch.Tensor]:
-    """Return the plain tensors that can be reached from models, functions or arguments, each once; see `reached`."""
+    """Return the plain tensors within reach of models, functions or arguments, each once; see `reached`."""
     tensors = (value for value in reached(roots) if isinstance(value, torch.Tensor))
     return [tensor for tensor in tensors if type(tensor) in (torch.Tensor, nn.Parameter)]
 
 
 def reached(roots: Iterable[Any]) -> list[torch.Tensor | nn.Module]:
-    """Return the tensors and modules that can be reached from models, functions or arguments, each once.
+    """Return the tensors and modules within reach of models, functions or arguments, each once.
 
-    Functions are followed to what they close over and to the globals that they name; classes are not entered, but for
-    the attributes of those of modules.
+    Functions are followed to their closures and to the globals that they name; classes are not entered, except for the
+    attributes of modules' classes.
 
     Args:
-        roots: where to begin.
+        roots: objects to start from.
     """
     found: list[torch.Tensor | nn.Module] = []
     pending = list(roots)
-    # What is seen is kept, so that no other object gets its id.
+    # `seen` keeps the objects alive, so that no other object gets their id.
     seen: dict[int, Any] = {}
     while pending:
         value = pending.pop()

@@ -1,14 +1,14 @@
-"""What an error in a stage of the export says: that torch or the model's code refuses, or that aotexport has a bug.
+"""Classify errors in a stage of the export: torch or the model's code refuses, or aotexport has a bug.
 
-The traceback tells, and the class of the error. A refusal is
+The traceback and the class of the error decide. A refusal is
 
-- an error of ours (`AotExportError`), which says itself what it is;
-- any error of the model's code, or of what that calls;
+- an error of ours (`AotExportError`), by its class;
+- any error of the model's code, or of code that it calls;
 - any error of a compiler of code, graphs or kernels (Dynamo, Inductor, Triton), and of ONNX Runtime;
-- one of `TORCH_ERRORS`, where torch alone was at work.
+- one of `TORCH_ERRORS`, if no other code than torch's was running.
 
-All else is a bug, `InternalError`, and so is everywhere what only wrong code of ours raises: from a file of ours a
-misspelt name or attribute, a failed assertion, or a call of a function of ours with arguments that it does not take.
+All other errors are bugs, `InternalError`. So are, wherever they occur, errors that only wrong code of ours can raise:
+from a file of ours, a misspelt name or attribute, a failed assertion, or a call of our function with wrong arguments.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ from aotexport.torch_internals.failures import TORCH_ERRORS
 
 _OURS = tuple(str(Path(file).parent) + "/" for file in (Path(__file__).parent, aotexport_runtime.__file__))
 _LAYERS = tuple(f"{Path(torch.__file__).parent}/{package}/" for package in ("nn", "distributions", "optim"))
-"""Torch's own code that is part of models."""
+"""Torch's own code that counts as part of models."""
 _COMPILERS = re.compile(r"/torch/_(dynamo|inductor)/|/site-packages/triton/")
 _LIBRARIES = re.compile(r"/site-packages/(sympy|mpmath|numpy|onnx|onnx_ir|onnxscript|onnxruntime|msgspec|safetensors)/")
-"""What aotexport and torch themselves call; what a model calls has a line of the model above it."""
+"""Libraries that aotexport and torch call; if a model calls one, a line of the model is above it."""
 _ERRORS_OF_THE_MACHINE = (OSError, MemoryError, torch.OutOfMemoryError)
 _OF_THE_EXPORT = (ExportFailed, InternalError, ModelFileInvalid, OutputExists, VerificationFailed)
 _BINDING = re.compile(r"(?:\w+\.)*(\w+)\(\) (?:got|missing|takes)\b")
@@ -50,11 +50,10 @@ _BINDING = re.compile(r"(?:\w+\.)*(\w+)\(\) (?:got|missing|takes)\b")
 
 @contextlib.contextmanager
 def attempt(stage: str) -> Iterator[None]:
-    """Tell apart why what the export may leave out fails; errors of the exporter's own pass.
+    """Classify errors of an attempt that the export may go on without; errors of the exporter itself pass.
 
     Args:
-        stage: what is attempted, for the user who reports a bug: "functional graph".
-
+        stage: name of the attempt, for the user who reports a bug: "functional graph".
     Raises:
         AttemptFailed: torch or the model's code refuses.
         InternalError: aotexport has a bug.
@@ -71,10 +70,10 @@ def attempt(stage: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def bugs_reported(stage: Callable[[], str]) -> Iterator[None]:
-    """Let errors of ours, of the model's code and of the machine pass, and make all else `InternalError`.
+    """Let errors of ours, of the model's code and of the machine pass; turn others into `InternalError`.
 
     Args:
-        stage: returns what the export is at.
+        stage: returns the current stage of the export.
 
     Raises:
         InternalError: aotexport has a bug.
@@ -90,11 +89,11 @@ def bugs_reported(stage: Callable[[], str]) -> Iterator[None]:
 
 
 def internal_error(stage: str, error: Exception) -> InternalError:
-    """Return what tells the user of a bug.
+    """Return the error that reports a bug to the user.
 
     Args:
-        stage: what the export was at.
-        error: what was raised.
+        stage: the stage of the export.
+        error: the original error.
     """
     versions = (
         f"aotexport {metadata.version('aotexport')}, torch {torch.__version__}, Python {platform.python_version()}"
@@ -116,12 +115,12 @@ def is_bug(error: BaseException) -> bool:
         return False
     if _COMPILERS.search(frames[-1].f_code.co_filename) or type(error).__module__.startswith("onnxruntime."):
         return False
-    # Functions in C have no frames: what torch's raise, is raised in ours.
+    # Functions in C have no frames: an error of torch's functions seems raised by our frame.
     return not isinstance(error, RuntimeError if _is_ours(frames[-1]) else TORCH_ERRORS)
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """Yield an error and those that it was raised for."""
+    """Yield an error and its causes."""
     behind: BaseException | None = error
     seen: set[int] = set()
     while behind is not None and id(behind) not in seen:
@@ -131,7 +130,7 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def _raised_by_wrong_code(error: BaseException) -> bool:
-    """Return whether a line of ours raises what no model makes right code raise, even where the model calls it."""
+    """Return whether a line of ours raises an error that no model can make right code raise, even if called by it."""
     frames = _frames(error)
     while len(frames) > 1 and frames[-1].f_code.co_name in ("__getattr__", "__getattribute__"):
         frames.pop()
@@ -139,7 +138,7 @@ def _raised_by_wrong_code(error: BaseException) -> bool:
         return False
     code, names = frames[-1].f_code, frames[-1].f_globals
     if isinstance(error, AttributeError):
-        # Not `getattr` of a name that the model gives.
+        # A misspelt name in the code, not `getattr` of a name from the model.
         return error.name in code.co_names
     if isinstance(error, TypeError) and (match := _BINDING.match(str(error))):
         called = names.get(match[1])

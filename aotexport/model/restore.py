@@ -1,4 +1,4 @@
-"""The state of a model, put back as it was after a call for real."""
+"""Put the state of a model back as it was after a call for real."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from aotexport.process.interrupts import uninterrupted
 from aotexport_runtime.values.subclasses import is_wrapper, parts
 
 UNCHANGED = "unchanged"
-"""Stands for what a call has left as it was."""
+"""Marks a value that a call has left unchanged."""
 
 
 @contextlib.contextmanager
 def restored(state: State, outside: Iterable[torch.Tensor] = ()) -> Iterator[Callable[[], list[Any]]]:
-    """Give the state back as it was: data, metadata, gradients, places, and the random generator.
+    """Restore the state after the block: data, metadata, gradients, places, and the random generator.
 
     Args:
         state: a model's.
-        outside: further tensors that calls may change, of which data and metadata are given back.
+        outside: further tensors that calls may change, whose data and metadata are restored.
 
     Yields:
-        A function that returns what is in the places of the state now: `UNCHANGED`, or a copy of what is there instead.
+        A function that returns the current values of the state: `UNCHANGED`, or a copy of the new value.
     """
     before = [
         Before.of(tensor)
@@ -60,7 +60,7 @@ def restored(state: State, outside: Iterable[torch.Tensor] = ()) -> Iterator[Cal
 
 
 def copied_snapshots(state: State) -> list[MemorySnapshot]:
-    """Return the memory of the state, with a copy of it."""
+    """Return snapshots of the state's memory by copies."""
     return [copied(span) for span in spans_of(part for entry in state.entries for part in parts(entry.tensor))]
 
 
@@ -86,9 +86,9 @@ def _changes(
 
 @dataclass(frozen=True)
 class Before:
-    """A tensor as it was: an alias of its memory with its sizes and strides, and what autograd knew.
+    """A tensor as it was: an alias of its memory with its sizes and strides, and its autograd metadata.
 
-    A tensor subclass has no memory of its own; its parts are kept beside it.
+    A tensor subclass has no memory of its own; its parts have a `Before` of their own.
     """
 
     tensor: torch.Tensor
@@ -99,13 +99,13 @@ class Before:
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> Before:
-        """Return what `tensor` is now."""
+        """Return the record of `tensor` as it is now."""
         alias = None if is_wrapper(tensor) or why_not_held(tensor) else tensor.detach()
         grad = tensor.grad if tensor.is_leaf else None
         return cls(tensor, alias, tensor.is_leaf, tensor.requires_grad, grad)
 
     def is_equal(self, value: torch.Tensor, written: Container[int]) -> bool:
-        """Return whether `value` is what the tensor was.
+        """Return whether `value` equals the recorded tensor.
 
         Args:
             value: a tensor.
@@ -118,7 +118,7 @@ class Before:
         return alike and (value.is_set_to(was) or bool((value == was).all()))
 
     def put_back(self) -> None:
-        """Undo what was done to the tensor since; its memory is put back apart."""
+        """Undo changes of the tensor since; its memory is put back separately."""
         if self.alias is not None and not self.tensor.is_set_to(self.alias):
             self.tensor.data = self.alias
         if self.is_leaf and not self.tensor.is_leaf and not self.tensor._is_view():

@@ -1,4 +1,4 @@
-"""The source of an export: what a model file offers, checked, and the lines to write where it does not.
+"""Load the source of an export from a model file, and tell the lines to write when something is missing.
 
 A model file offers `model` (or another attribute) and `example_inputs`, and may offer `example_kwargs`,
 `dynamic_shapes`, `variants`, `programs`, `custom_ops` and `keep_operators`.
@@ -60,13 +60,13 @@ class ModelSource:
 
 
 def load_source(where: str) -> ModelSource:
-    """Run a model file and return what it offers.
+    """Run a model file and return its model, example and options.
 
     Args:
         where: `model.py`, `model.py:attr` or `package.module:attr`.
 
     Raises:
-        ModelFileInvalid: the file is not there, its code raises, or something that it must offer is missing or wrong.
+        ModelFileInvalid: the file is not there, its code raises, or a required name is missing or wrong.
     """
     file = open_model_file(where)
     with importable(file.root):
@@ -106,9 +106,9 @@ def _target(file: ModelFile) -> nn.Module | Callable[..., Any]:
 
 
 def _made(file: ModelFile, callable_: Callable[..., Any]) -> nn.Module | Callable[..., Any]:
-    """Return the module that a class or factory makes, or the function itself where it is one of tensors.
+    """Return the module that a class or factory makes, or the function itself if it is one of tensors.
 
-    What can be called without arguments and returns a module is a factory; everything else is a function of tensors.
+    A callable without required arguments that returns a module is a factory; others are functions of tensors.
     """
     try:
         parameters = list(inspect.signature(callable_).parameters.values())

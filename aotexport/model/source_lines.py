@@ -1,4 +1,4 @@
-"""The user's source lines: of the running frame, and of recorded stack traces."""
+"""Find the user's source lines in the running frame and in recorded stack traces."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<functio
 
 @functools.cache
 def is_user_file(file: str) -> bool:
-    """Return whether `file` is not of torch, Triton, Python or this package; a user may type code as well."""
+    """Return whether `file` is not of torch, Triton, Python or this package; typed code counts as the user's."""
     if file.startswith((_TORCH, _HERE, *_TRITON, "<")):
         return file.startswith(_TYPED)
     return not file.startswith(_STDLIB) or file.startswith(_SITE)
 
 
 def is_user_frame(frame: FrameType) -> bool:
-    """Return whether `frame` runs code of the user's.
+    """Return whether `frame` runs the user's code.
 
-    Code that a user types is in a module without a file. Libraries make code of text too: torch's has no module, and
-    that of dataclasses has one with a file.
+    Code that a user types runs in a module without a file. Libraries also compile code from text: torch's has no
+    module, that of dataclasses has one with a file.
     """
     file, names = frame.f_code.co_filename, frame.f_globals
     return is_user_file(file) and (not file.startswith(_TYPED) or ("__name__" in names and "__file__" not in names))
@@ -46,7 +46,7 @@ def user_line(error: BaseException | None = None) -> str:
     """Return `file:line: in function: ` of the innermost user frame, or an empty string.
 
     Args:
-        error: look in its traceback; None: in the running stack, below the export.
+        error: look in its traceback; None: in the running stack, up to the export.
     """
     found: tuple[str, int, str] | None = None
     if error is not None:
@@ -87,7 +87,7 @@ def source_of(stack_trace: str | None, root: Path | None) -> SourceLine | None:
 
 
 def relative_path(file: str, root: Path | None) -> str:
-    """Return `file` without anything of this machine: below `root`, below site-packages, or its bare name."""
+    """Return `file` without parts specific to this machine: relative to `root` or site-packages, or its bare name."""
     for base in (*(() if root is None else (str(root),)), *_SITE):
         if file.startswith(base.rstrip("/") + "/"):
             return file[len(base.rstrip("/")) + 1 :]

@@ -1,6 +1,6 @@
 """The module's state: parameters, buffers and tensor attributes, each tensor object once.
 
-A tensor that is an attribute but no buffer is *constant* state: the call may read it and may replace it.
+A tensor that is an attribute but no buffer is *constant* state: the call may read and replace it.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ class StateEntry:
 
     Attributes:
         tensor: the tensor object.
-        names: FQNs under which it is found; several when tied.
+        names: its FQNs; several when tied.
         role: see `StateTensor.role`.
         persistent: whether `state_dict` holds it.
-        slots: tables and keys where the module keeps it.
+        slots: tables of the module that hold it, with its key in each.
     """
 
     tensor: torch.Tensor
@@ -48,14 +48,14 @@ class State:
 
     Attributes:
         entries: its tensors.
-        snapshots: their memory as it is between calls, while that is kept elsewhere than in copies that a call makes.
+        snapshots: snapshots of their memory between calls in files; None: every call copies the memory.
     """
 
     entries: list[StateEntry] = field(default_factory=list)
     snapshots: list[MemorySnapshot] | None = None
 
     def add_constant(self, tensor: torch.Tensor) -> StateEntry:
-        """Return the entry of a tensor that the code closes over; made on first sight."""
+        """Return the entry of a tensor that the code closes over; made at first use."""
         for entry in self.entries:
             if entry.tensor is tensor:
                 return entry
@@ -134,12 +134,12 @@ def _check(tensor: torch.Tensor, name: str) -> None:
 
 @contextlib.contextmanager
 def swapped(state: State, tensors: list[Any], holder: Any = None) -> Iterator[list[tuple[StateEntry, Any]]]:
-    """Put `tensors` where the module keeps its state, and put everything back afterwards.
+    """Put `tensors` in place of the module's state, and put everything back afterwards.
 
     Args:
         state: the state.
         tensors: one substitute per entry.
-        holder: a module of another make that holds the same tensors.
+        holder: another module that holds the same tensors.
 
     Yields:
         A list that, once the block has ended, holds the entries that the block replaced, with the new tensors.
@@ -167,7 +167,7 @@ def swapped(state: State, tensors: list[Any], holder: Any = None) -> Iterator[li
 
 
 def _slots_in(holder: Any) -> dict[int, list[Slot]]:
-    """Return where the modules of `holder` keep tensors, by the tensors' ids."""
+    """Return the slots of tensors in the modules of `holder`, by the tensors' ids."""
     found: dict[int, list[Slot]] = {}
     for module in holder.modules() if isinstance(holder, nn.Module) else ():
         tables: tuple[dict[str, Any], ...] = (module._parameters, module._buffers, vars(module))

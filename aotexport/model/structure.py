@@ -1,4 +1,4 @@
-"""Nested Python values to trees and flat leaves."""
+"""Turn nested Python values into trees and flat leaves."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ from aotexport_runtime.values.constants import (
 from aotexport_runtime.values.trees import FACTORIES, SETS
 
 LeafIndex = Callable[[Any, str], int | None]
-"""Gives the index of a leaf value by the value and its path; None: not a leaf but a constant."""
+"""Returns the index of a leaf by its value and path; None: the value is a constant, not a leaf."""
 
 _HEAP_TYPE = 1 << 9
-"""Flag of types that Python code made."""
+"""Flag of types made by Python code."""
 
 
 def tree_of(value: Any, path: str, leaf_index: LeafIndex, *, what: str) -> Tree:
@@ -41,7 +41,7 @@ def tree_of(value: Any, path: str, leaf_index: LeafIndex, *, what: str) -> Tree:
 
     Args:
         value: nested containers of tensors, sizes and constants.
-        path: where `value` stands, for errors and for `leaf_index`.
+        path: place of `value`, for errors and for `leaf_index`.
         leaf_index: called for every tensor, array and symbolic integer (and every plain int, which may be dynamic).
         what: `input` or `output`, for errors.
 
@@ -79,7 +79,7 @@ def tree_of(value: Any, path: str, leaf_index: LeafIndex, *, what: str) -> Tree:
         if is_python_value(value):
             return Constant(value=encode_python_value(value))
         if isinstance(value, torch.Size):
-            # Of an argument's sizes none is dynamic: torch has no place for a dimension in them.
+            # Sizes in a `torch.Size` argument are constants: `dynamic_shapes` has no place for their dimensions.
             sizes = (
                 visit(item, f"{path}[{i}]") if what == "output" else Constant(value=item)
                 for i, item in enumerate(value)
@@ -94,7 +94,7 @@ def tree_of(value: Any, path: str, leaf_index: LeafIndex, *, what: str) -> Tree:
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
             return _fields("dataclass", type(value).__name__, dataclass_attributes(value, _is_kept), path)
         if attributes := _value_attributes(value):
-            # None of them may be dynamic: the object itself is what the code gets.
+            # None of them may be dynamic: the code gets the object itself.
             known = tuple(Constant(value=encode_constant(item)) for item in attributes.values())
             return NamedFields(type="dataclass", name=type(value).__name__, fields=tuple(attributes), items=known)
         if type(value) in SUPPORTED_NODES and what == "output":
@@ -112,7 +112,7 @@ def tree_of(value: Any, path: str, leaf_index: LeafIndex, *, what: str) -> Tree:
         )
 
     def _is_kept(item: Any) -> bool:
-        # What a model returns comes back as a plain record, without what only its class knows what to do with.
+        # An output comes back as a plain record, without attributes that only its own class can use.
         return what == "input" or is_constant(item) or isinstance(item, torch.SymInt) or _holds_tensor(item, depth=4)
 
     def _set(value: Any, path: str) -> Tree:
@@ -210,7 +210,7 @@ def _instead(value: Any) -> str:
 
 
 def _is_plain_sequence(value: Any) -> bool:
-    """Return whether a list or tuple of a class of its own is what its items are, however its class is made."""
+    """Return whether a list or tuple of another class has no state or behaviour of its own beside its items."""
     base = list if isinstance(value, list) else tuple
     if not isinstance(value, list | tuple) or getattr(value, "__dict__", None):
         return False
@@ -219,7 +219,7 @@ def _is_plain_sequence(value: Any) -> bool:
 
 
 def _value_attributes(value: Any) -> dict[str, Any]:
-    """Return what a member of an enumeration is known by; empty for anything else.
+    """Return the name and value of a member of an enumeration; empty for anything else.
 
     A call must pass an object with equal attributes: the runtime does not have the classes of enumerations.
     """
@@ -229,7 +229,7 @@ def _value_attributes(value: Any) -> dict[str, Any]:
 
 
 def is_plain_object(value: Any) -> bool:
-    """Return whether `value` is an object of a class of Python's, with attributes and no state besides."""
+    """Return whether `value` is an object of a class written in Python, whose only state is its attributes."""
     kinds = (type, torch.Tensor, nn.Module, list, tuple, dict, set, frozenset, collections.deque, np.ndarray, enum.Enum)
     if isinstance(value, (*kinds, FunctionType, MethodType, ModuleType, collections.UserDict)):
         return False
@@ -238,13 +238,13 @@ def is_plain_object(value: Any) -> bool:
 
 
 def object_attributes(value: Any) -> dict[str, Any]:
-    """Return the attributes of an object, those in slots too."""
+    """Return the attributes of an object, including those in slots."""
     slots = {name: getattr(value, name) for name in _slots(value) if hasattr(value, name)}
     return {**slots, **getattr(value, "__dict__", {})}
 
 
 def dataclass_attributes(value: Any, is_kept: Callable[[Any], bool] = lambda item: True) -> dict[str, Any]:
-    """Return the fields of a dataclass, and those of its further attributes that `is_kept` says."""
+    """Return the fields of a dataclass, and its further attributes for which `is_kept` is true."""
     names = [field.name for field in dataclasses.fields(value)]
     fields = {name: getattr(value, name) for name in names if hasattr(value, name)}
     others = object_attributes(value).items()

@@ -1,4 +1,4 @@
-"""Kinds of tensors: those that a bundle has no form for, and the classes of parameters that are but names."""
+"""Kinds of tensors: those that no bundle can hold, and subclasses of parameters without behaviour of their own."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from torch import nn
 from aotexport_runtime.values.subclasses import is_wrapper
 
 _SEEN = "_aotexport_seen"
-"""Attribute of fake tensors: class and attributes of what they stand for."""
+"""Attribute of fake tensors: class and attributes of the real tensor."""
 
 
 def is_plain_class(type_: type) -> bool:
-    """Return whether torch's operators do not tell tensors of a class from plain ones; parameters may be of many."""
+    """Return whether torch's operators treat tensors of a class as plain ones; parameters may have many classes."""
     return type_ in (torch.Tensor, nn.Parameter, nn.Buffer) or (
         issubclass(type_, nn.Parameter)
         and type_.__torch_function__ is nn.Parameter.__torch_function__
@@ -23,11 +23,11 @@ def is_plain_class(type_: type) -> bool:
 
 
 def dress(fake: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
-    """Return `fake` with what the model's code can see of a state tensor beside its values: attributes and class.
+    """Return `fake` with the class and attributes of a state tensor, which the model's code can see.
 
     Args:
-        fake: stands for the tensor.
-        tensor: the tensor, or another that stands for it.
+        fake: the fake of the tensor.
+        tensor: the tensor, or another fake of it.
     """
     if _SEEN in vars(tensor):
         vars(fake)[_SEEN] = vars(tensor)[_SEEN]
@@ -39,12 +39,12 @@ def dress(fake: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def class_of(value: torch.Tensor) -> type:
-    """Return the class of the tensor that a fake one stands for, as far as it is known."""
+    """Return the class of the real tensor of a fake one, as far as it is known."""
     return vars(value).get(_SEEN, (type(value),))[0]
 
 
 def why_not_held(tensor: torch.Tensor) -> str | None:
-    """Return why a bundle cannot hold a tensor, and what to do; None: it can."""
+    """Return why a bundle cannot hold a tensor, and a way out; None: it can."""
     if tensor.is_meta:
         return "is on the meta device, and has no values. Make it on a real one"
     if tensor.is_nested:

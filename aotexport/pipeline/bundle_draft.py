@@ -1,4 +1,4 @@
-"""`BundleDraft`: what a bundle will hold, as the stages of an export know it so far."""
+"""`BundleDraft`: the contents of a bundle, as far as the stages of an export have made them."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from aotexport_runtime.schema.trees import Tree
 
 @dataclass(frozen=True, kw_only=True)
 class BundleDraft:
-    """What a bundle will hold; a stage returns it renewed.
+    """The future contents of a bundle; every stage returns a new draft.
 
     Attributes:
-        options: what was asked for.
-        specs: the calls that were captured; never empty.
-        programs: what they were encoded to, one per call.
+        options: of the export.
+        specs: the captured calls; never empty.
+        programs: the encoded programs, one per call.
         state: the module's state, with the constants that traces found.
         attributes: values of the module's attributes that calls leave and read, by path.
         modules: records of the module and its submodules.
-        weights: where each tensor of `state` is written; empty: nowhere yet.
+        weights: places of the tensors of `state` in files; empty: not yet written.
         vectors: the recorded calls.
-        entries: where each recorded call is written; empty: nowhere yet.
+        entries: places of the recorded calls in files; empty: not yet written.
         digested: entries of files that no later stage changes.
-        target_files: what programs of a target share.
+        target_files: files shared by the programs of a target.
         off_path: names of recorded calls that the checks of their program refused, by program.
-        comparisons: what was compared with eager execution.
+        comparisons: comparisons with eager execution.
         judged: a sentence per program whose verification allows for eager's own error.
     """
 

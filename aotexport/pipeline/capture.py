@@ -1,4 +1,4 @@
-"""The programs of an export: those that were asked for, for calls without labels, and for states that calls leave."""
+"""Capture the programs of an export: those asked for, those for calls without labels, and those for later states."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from aotexport.process.clock import Clock
 from aotexport_runtime.errors import first_line
 
 Captured = tuple[list[ProgramSpec], list[EncodedProgram]]
-"""What was captured, and what it was encoded to."""
+"""Captured programs, and their encoded forms."""
 
 
 def choose_calls(
@@ -37,7 +37,7 @@ def choose_calls(
     options: ExportOptions,
     clock: Clock,
 ) -> tuple[list[ProgramSpec], State]:
-    """Return what to capture, each program before its variants, and the state of the module.
+    """Return the programs to capture, each before its variants, and the state of the module.
 
     Raises:
         ExportFailed: an argument or a mode that a bundle cannot hold.
@@ -56,10 +56,10 @@ def capture_programs(specs: list[ProgramSpec], state: State, options: ExportOpti
     """Return a draft with every program captured, encoded, made functional and lowered to kernels.
 
     Args:
-        specs: what to capture, each program before its variants.
+        specs: the programs, each before its variants.
         state: the module's state; constants that traces find are added.
         options: of the export.
-        clock: told the stages.
+        clock: times the stages.
 
     Raises:
         ExportFailed: a program holds something that a bundle cannot.
@@ -68,7 +68,7 @@ def capture_programs(specs: list[ProgramSpec], state: State, options: ExportOpti
     try:
         specs, programs = _capture_all(specs, state, options, clock)
     except ChangedOnFirstCall:
-        # Libraries prepare their modules at the first call; a real one, and the next leaves the model as it is.
+        # Libraries prepare their modules at the first call: after a call for real, the next leaves the model unchanged.
         with eager_run(specs[0].call, state, specs[0].mode, outside=True, keeps_attributes=True) as run:
             run()
         state = collect_state(specs[0].call.module)
@@ -85,7 +85,7 @@ def capture_programs(specs: list[ProgramSpec], state: State, options: ExportOpti
 
 
 def _capture_all(specs: list[ProgramSpec], state: State, options: ExportOptions, clock: Clock) -> Captured:
-    """Capture again with attributes as an argument, as long as calls leave in more of them what later calls read."""
+    """Capture the programs; start again with attributes as an argument if calls change more that later calls read."""
     known = len(state.entries)
     while True:
         graphs = ForwardGraphs(state)
@@ -105,7 +105,7 @@ def _capture_all(specs: list[ProgramSpec], state: State, options: ExportOptions,
 
 
 def _capture_specs(specs: list[ProgramSpec], capture: Callable[[ProgramSpec], EncodedProgram]) -> Captured:
-    """Capture what was asked for; of calls without labels, those that can be captured."""
+    """Capture the programs; a variant without labels is left out if it cannot be captured."""
     captured, encoded = list[ProgramSpec](), list[EncodedProgram]()
     for spec in specs:
         try:

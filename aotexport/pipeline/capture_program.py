@@ -1,4 +1,4 @@
-"""One program: captured, encoded, made functional, and lowered to kernels."""
+"""Capture, encode, functionalise and lower one program."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ def capture_program(
     """Return a program with its graphs and its lowered forms.
 
     Args:
-        spec: what to capture.
+        spec: the program to capture.
         state: the module's state; constants that traces find are added.
         graphs: captures forward graphs over that state.
         options: of the export.
-        clock: told the stages.
+        clock: times the stages.
 
     Raises:
         ExportFailed: the program holds something that a bundle cannot.
-        ChangedOnFirstCall: the module is complete after a call for real alone.
-        PythonStateChanged: the call stores in attributes what later calls read.
+        ChangedOnFirstCall: the module is complete only after a call for real.
+        PythonStateChanged: the call stores values in attributes that later calls read.
     """
     if spec.grad:
         refuse_backward_hooks(spec.call.module)
@@ -65,7 +65,7 @@ def capture_program(
 
 
 def quoted(names: Iterable[str]) -> str:
-    """Return names as a message lists them."""
+    """Return names as a list in a message."""
     return " and ".join(f"`{name}`" for name in names)
 
 
@@ -84,7 +84,7 @@ def _forward_graph(
 
 
 def _refuse_lost_launches(program: EncodedProgram) -> None:
-    """Refuse a program of kernels that the model launches itself, and that was not lowered: it runs nowhere."""
+    """Refuse a program with kernels launched by the model that was not lowered: it runs nowhere."""
     if program.launched and not program.lowered:
         raise ExportFailed(
             f"the model launches the Triton kernel `{program.launched[0]}` itself, and {program.notes[-1]}"

@@ -60,7 +60,7 @@ def export(
     """Export a module or a function of tensors to a bundle.
 
     Args:
-        model_or_fn: what to export; left as it was, however the export ends.
+        model_or_fn: the module or function; left as it was, however the export ends.
         args: positional example inputs.
         kwargs: keyword example inputs.
         output: directory to write the bundle to.
@@ -69,7 +69,7 @@ def export(
             `infer`.
         variants: further example calls, with other signatures than `args` and `kwargs` have: a call of the bundle runs
             the first that it fits. A tuple is positional arguments, a dict keyword arguments.
-        dynamic_shapes: which sizes may differ from the example's, as `torch.export.export` takes it.
+        dynamic_shapes: the sizes that may differ from the example's, in the form of `torch.export.export`.
         label_free: where the example holds labels, capture programs that record no gradients for calls without them
             too, see `with_label_free`.
         targets: forms to ship; `portable` always is. `cpu`: shared libraries for this machine's processor, `cpu:v3,v4`
@@ -87,7 +87,7 @@ def export(
         progress: called with the name of each stage as it begins.
 
     Returns:
-        What was done.
+        The written bundle, its programs and the comparisons with eager execution.
 
     Raises:
         ArgumentInvalid: an argument is of a wrong type.

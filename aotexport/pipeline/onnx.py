@@ -1,4 +1,4 @@
-"""`add_onnx`: ONNX models of a bundle's programs, from their forward graphs, beside the weights that are there."""
+"""Add ONNX models of a bundle's programs, made from their forward graphs, beside the stored weights."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def export_onnx(
 ) -> tuple[Manifest, list[Comparison]]:
     """Add ONNX models to the bundle at `path`, from its forward graphs, without the model's code.
 
-    The bundle is replaced whole when all went well; else it stays as it is.
+    The bundle is replaced whole on success; else it stays as it is.
 
     Args:
         path: directory of a bundle.
@@ -200,12 +200,12 @@ def _write_manifest(bundle: Bundle, root: Path, models: list[OnnxModel]) -> Mani
         for entry in bundle.manifest.programs
     )
     manifest = msgspec.structs.replace(bundle.manifest, programs=programs, onnx=tuple(models), files=list_files(root))
-    # A new file, not new content: this one may be a link to another bundle's.
+    # A new file, not new content: the old one may be a hard link to another bundle's.
     (root / MANIFEST_NAME).unlink()
     (root / MANIFEST_NAME).write_bytes(encode_record(manifest))
     return manifest
 
 
 def constants_file(root: Path, program: str) -> Path:
-    """Return where the constants of a program's model are stored, if it has large ones."""
+    """Return the path of the constants of a program's model, if it has large ones."""
     return root / "targets" / "onnx" / f"{program}.safetensors"

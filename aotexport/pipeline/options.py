@@ -1,4 +1,4 @@
-"""`ExportOptions`: what an export is asked for, in one record that Python, the command line and model files fill."""
+"""`ExportOptions`: the options of an export, in one record for Python, the command line and model files."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from aotexport_runtime.values.arguments import check_type, names_of, path_of
 
 @dataclass(frozen=True, kw_only=True)
 class ExportOptions:
-    """What an export is asked for. `checked` makes one of the keywords of `aotexport.export`, which says more of each.
+    """Options of an export. `checked` makes them from the keywords of `aotexport.export`, which documents each.
 
     Attributes:
         output: directory to write the bundle to.
         source_root: directory that recorded source files are relative to.
-        programs: names and descriptions of programs; None: what the model suggests.
+        programs: names and descriptions of programs; None: the default for the model.
         variants: further example calls.
-        dynamic_shapes: which sizes may differ from the example's.
+        dynamic_shapes: the sizes that may differ from the example's.
         label_free: capture programs for calls without labels too.
-        targets: what to ship beside the portable form.
+        targets: forms to ship beside the portable one.
         verify: compare the written bundle with eager execution.
         force: replace a bundle at `output`.
         strip: leave source lines and module paths out.
@@ -71,7 +71,7 @@ class ExportOptions:
         dump_passes: str | os.PathLike[str] | None = None,
         **others: Any,
     ) -> ExportOptions:
-        """Return the options that keywords of `aotexport.export` stand for.
+        """Return the options of the keywords of `aotexport.export`.
 
         Raises:
             ArgumentInvalid: one is of a wrong type.

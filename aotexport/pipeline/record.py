@@ -1,4 +1,4 @@
-"""The calls that a bundle holds with eager's results: made, and written below its directory."""
+"""Record calls with eager's results, and write them below the bundle's directory."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from aotexport.write.weights_as_snapshots import weights_as_snapshots
 
 
 def record_calls(draft: BundleDraft, directory: Path, clock: Clock) -> BundleDraft:
-    """Run the model, and return the draft with the recorded calls, and with what they told of its programs.
+    """Run the model, and return the draft with the recorded calls, and with facts about its programs from these runs.
 
     Raises:
         ExportFailed: the model fails on its example inputs.
@@ -50,7 +50,7 @@ def _recorded(
     try:
         program = with_versions(spec.call, state, program)
     except Exception:
-        # Tracing is more lenient than the kernels: of indices that are out of range, of dtypes that differ.
+        # Tracing accepts calls that kernels refuse: indices out of range, differing dtypes.
         refuse_failing_example(spec, state)
         raise
     record = begun_at_zero(program.record, spec.call) if verified else program.record
@@ -59,7 +59,7 @@ def _recorded(
 
 
 def write_calls(draft: BundleDraft, directory: Path, clock: Clock) -> BundleDraft:
-    """Write the recorded calls; those that take another path through the code than their program's are left out.
+    """Write the recorded calls, without those that take another path through the code than their program's.
 
     Raises:
         ExportFailed: an example call, made again, takes another path.
