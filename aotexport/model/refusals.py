@@ -54,6 +54,7 @@ def attempt(stage: str) -> Iterator[None]:
 
     Args:
         stage: name of the attempt, for the user who reports a bug: "functional graph".
+
     Raises:
         AttemptFailed: torch or the model's code refuses.
         InternalError: aotexport has a bug.

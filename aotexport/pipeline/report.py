@@ -1,4 +1,4 @@
-"""What an export tells its user: the notes of programs, complete, and the report."""
+"""Tell the user the results of an export: the complete notes of programs, and the report."""
 
 from __future__ import annotations
 

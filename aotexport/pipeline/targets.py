@@ -1,4 +1,4 @@
-"""What targets need beside graphs: kernels for GPUs, and libraries for processors."""
+"""Compile for the targets: kernels for GPUs, and libraries for processors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from aotexport.process.clock import Clock
 
 
 def compile_kernels(draft: BundleDraft, clock: Clock) -> BundleDraft:
-    """Return the draft with the kernels that its lowered programs launch, compiled."""
+    """Return the draft with the compiled kernels of its lowered programs."""
     options = draft.options
     if options.targets.cuda:
         clock.stage("compile kernels")

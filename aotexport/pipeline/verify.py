@@ -1,4 +1,4 @@
-"""The written bundle, compared with eager execution: its graphs, then its libraries for processors."""
+"""Compare the written bundle with eager execution: its graphs, then its libraries for processors."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from aotexport_runtime.schema.manifest import Manifest
 def verify_graphs(
     draft: BundleDraft, directory: Path, fresh: FreshProcess | None, eager: EagerErrors, clock: Clock
 ) -> BundleDraft:
-    """Return the draft without the functional graphs, the sizes and the recorded calls that do not hold.
+    """Return the draft without the functional graphs, the sizes and the recorded calls that disagree.
 
     Args:
-        draft: as it is to be written.
+        draft: the draft to be written.
         directory: of the bundle, with weights and recorded calls.
         fresh: the process that runs the bundle; None: nothing is verified.
-        eager: judges what differs by eager's own errors.
-        clock: told the stage.
+        eager: judges differences by eager's own errors.
+        clock: times the stages.
 
     Raises:
         VerificationFailed: a forward graph disagrees with eager execution.
@@ -61,5 +61,5 @@ def verify_libraries(draft: BundleDraft, directory: Path, eager: EagerErrors, cl
 
 
 def _rewrite(draft: BundleDraft, directory: Path) -> Callable[[Sequence[EncodedProgram]], Manifest]:
-    """Return what writes the bundle anew with other programs."""
+    """Return a function that rewrites the bundle with other programs."""
     return lambda programs: write_bundle(replace(draft, programs=tuple(programs)), directory)

@@ -1,4 +1,4 @@
-"""A draft, written below the directory of its bundle."""
+"""Write a draft below the directory of its bundle."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from aotexport_runtime.schema.manifest import Manifest
 
 
 def write_weights(draft: BundleDraft, directory: Path, clock: Clock) -> BundleDraft:
-    """Write the state of the module; return the draft with where each tensor is."""
+    """Write the state of the module; return the draft with the place of each tensor."""
     clock.stage("write weights")
     places = weights.write_weights(draft.state, directory, shard_nbytes=draft.options.shard_nbytes)
     return replace(draft, weights=places)
 
 
 def write_bundle(draft: BundleDraft, directory: Path) -> Manifest:
-    """Write everything but weights, recorded calls and libraries, in place of what is there; return the manifest."""
+    """Write everything but weights, recorded calls and libraries, replacing earlier files; return the manifest."""
     programs, module = draft.programs, draft.call.module
     name = draft.call.name if module is None else type(module).__name__
     write_programs(programs, directory)
@@ -45,7 +45,7 @@ def write_bundle(draft: BundleDraft, directory: Path) -> Manifest:
 
 
 def _starts_in_training(draft: BundleDraft) -> bool:
-    """Return whether a loaded module begins in train mode: as the model is, if the bundle has programs of both."""
+    """Return whether a loaded module begins in train mode: as the model does, if the bundle has programs of both modes."""
     module, modes = draft.call.module, {program.record.mode for program in draft.programs}
     if module is None:
         return False

@@ -1,4 +1,4 @@
-"""The exporting process: its clock, warnings, garbage, stack and interrupts, and what is patched in it.
+"""The exporting process: its clock, warnings, garbage, stack, interrupts and patches.
 
-Nothing is known here of models and of graphs.
+This package knows nothing of models and graphs.
 """

@@ -1,4 +1,4 @@
-"""The stages of an export: their wall time, and what tells them to the caller."""
+"""The stages of an export: their wall time, and their names for the caller."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ class Clock:
 
     @property
     def current(self) -> str:
-        """Name of the stage that goes on."""
+        """Name of the current stage."""
         return "" if self._current is None else self._current[0]
 
     def stage(self, name: str) -> None:
-        """Begin a stage; the one before it is done."""
+        """Begin a stage, and end the one before it."""
         self.finish()
         self._progress(name)
         self._current = (name, time.perf_counter())
 
     def count(self, done: int, of: int) -> None:
-        """Tell how far the current stage is, to a callback that has a `count`."""
+        """Report the progress of the current stage, to a callback that has a `count`."""
         tell = getattr(self._progress, "count", None)
         if tell is not None:
             tell(done, of)
 
     def finish(self) -> dict[str, float]:
-        """Return the seconds of every stage; the current one is done."""
+        """End the current stage; return the seconds of every stage."""
         if self._current is not None:
             name, start = self._current
             self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - start

@@ -1,4 +1,4 @@
-"""The main thread's stack, which has to be deep where long chains of autograd nodes are freed."""
+"""Deepen the main thread's stack, for freeing long chains of autograd nodes."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ NBYTES = 120 << 20
 
 @contextlib.contextmanager
 def deep_stack() -> Iterator[None]:
-    """Let the main thread's stack grow in this block; other threads have what they were started with.
+    """Let the main thread's stack grow in this block; other threads keep the size they were started with.
 
-    In torch 2.13 freeing the autograd graph of a joint trace goes one level deeper for each node of a chain: the
-    tensors that nodes save are Python objects there, which own the node before. 100,000 operators in a row take
-    more than 8 MiB, which is what threads usually have, and less than 84.
+    In torch 2.13 freeing the autograd graph of a joint trace recurses one level for each node of a chain: the tensors
+    that nodes save are Python objects there, which own the node before. 100,000 operators in a row take more than 8
+    MiB, the usual size for threads, and less than 84.
     """
     if sys.platform == "win32":
         yield

@@ -1,4 +1,4 @@
-"""Memory that nothing needs any more: when Python looks for it, and when the system gets it back."""
+"""Tune when Python looks for garbage, and when the system gets freed memory back."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import sys
 from collections.abc import Callable, Iterator
 
 _ALLOCATIONS = 100_000
-"""After how many new objects Python looks for garbage among them; its own number is 700."""
+"""Number of new objects after which Python looks for garbage among them; its own number is 700."""
 
 
 @contextlib.contextmanager
 def collected_rarely() -> Iterator[None]:
     """Look for garbage less often in this block.
 
-    What a trace makes lives as long as its graph, and would be looked through again and again: a tenth of the time of
-    an export of thousands of operators. Fake tensors have no memory that waits to be freed.
+    Objects of a trace live as long as its graph, and would be searched again and again: a tenth of the time of an
+    export of thousands of operators. Fake tensors have no memory that waits to be freed.
     """
     before = gc.get_threshold()
     if before[0]:
@@ -29,7 +29,7 @@ def collected_rarely() -> Iterator[None]:
 
 
 def give_back_freed_memory() -> None:
-    """Give the system what is free in the heap: gradients of recorded calls, say, while another process verifies.
+    """Give free memory of the heap back to the system, such as gradients of recorded calls, while others verify.
 
     Of the C libraries, glibc keeps such memory in the holes between blocks in use, and has a function for it.
     """

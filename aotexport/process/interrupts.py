@@ -1,4 +1,4 @@
-"""Interrupts (Ctrl-C) held back while something is put back as it was."""
+"""Delay interrupts (Ctrl-C) while something is put back."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any
 
 @contextlib.contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Let an interrupt that comes in the block be raised after it.
+    """Delay an interrupt in the block until its end.
 
-    Python raises interrupts in its main thread alone, and only there handlers can be set.
+    Python raises interrupts in its main thread alone, and handlers can be set only there.
     """
     handler = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(handler):

@@ -1,4 +1,4 @@
-"""One export at a time in a process: the tracer and what is patched for it belong to the process."""
+"""Allow one export at a time in a process: the tracer and its patches belong to the process."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def only_export() -> Iterator[None]:
     """Refuse to begin while another thread exports.
 
     Raises:
-        ExportFailed: one does.
+        ExportFailed: another thread exports.
     """
     if not _running.acquire(blocking=False):
         raise ExportFailed(

@@ -1,7 +1,7 @@
-"""Patches of Python and torch for the time of a block: the one way to make them, and the registry of what is patched.
+"""Patch Python and torch for the time of a block, and register the patches; there is no other way to patch.
 
 A patch says why it is there and when it can go. A function is patched for the thread that captures: other threads of
-the process get the original. What is no function, a flag or a class, is patched for all of them.
+the process get the original. A flag or a class is patched for all threads.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch.compiler import is_dynamo_compiling
 from aotexport.process.interrupts import uninterrupted
 
 ALWAYS = "never: tracing needs it by its nature"
-"""Of patches that show to a trace what torch does outside of its operators."""
+"""For patches that show to a trace the behaviour of torch outside of its operators."""
 
 
 @dataclass(frozen=True)
@@ -30,9 +30,9 @@ class Patch:
     Attributes:
         owner: a class, module, function or object with the attribute, or a dict with the key.
         name: of the attribute or key; inherited attributes are shadowed.
-        replacement: what is there instead.
+        replacement: the value to set instead.
         reason: why, as a sentence without a subject: `Record ...`, `Refuse ...`.
-        remove_when: a requirement such as `torch>=2.15` under which to see whether it can go; or `ALWAYS`.
+        remove_when: a requirement such as `torch>=2.15`, under which to check whether it can go; or `ALWAYS`.
         in_all_threads: patch a function for every thread, for one that torch's compiler reads.
     """
 
@@ -45,7 +45,7 @@ class Patch:
 
     @property
     def target(self) -> str:
-        """What is patched: `torch._tensor.Tensor.contiguous`."""
+        """Name of the patched object: `torch._tensor.Tensor.contiguous`."""
         if isinstance(self.owner, MutableMapping):
             return f"[{self.name}]"
         owner = self.owner if hasattr(self.owner, "__name__") else type(self.owner)
@@ -78,7 +78,7 @@ def _put(patch: Patch) -> None:
 
 
 def _put_back(patch: Patch) -> Callable[[], None]:
-    """Return what undoes a patch that is not made yet."""
+    """Return a function that undoes a patch; call this before patching."""
     owner, name = patch.owner, patch.name
     if isinstance(owner, MutableMapping):
         known, original = name in owner, owner.get(name)
@@ -96,7 +96,7 @@ def _put_back(patch: Patch) -> Callable[[], None]:
 
 
 def _for_this_thread(patch: Patch) -> Any:
-    """Return the replacement of a function or property as one that other threads find the original in."""
+    """Return the replacement of a function or property in a form that gives other threads the original."""
     replacement = patch.replacement
     if isinstance(replacement, property):
         original = getattr(patch.owner, patch.name, None)
@@ -112,7 +112,7 @@ def _for_this_thread(patch: Patch) -> Any:
 
 
 def in_this_thread(replacement: Callable[..., Any], original: Callable[..., Any] | None) -> Callable[..., Any]:
-    """Return a function that calls `replacement` in the running thread, and in all others `original`."""
+    """Return a function that calls `replacement` in the current thread, and `original` in all others."""
     captures = threading.get_ident()
 
     def dispatch(*args: Any, **kwargs: Any) -> Any:
@@ -127,7 +127,7 @@ def in_this_thread(replacement: Callable[..., Any], original: Callable[..., Any]
 
 
 def caller() -> FrameType:
-    """Return the frame that called a replacement, which asks this itself."""
+    """Return the frame that called a replacement; to be called by the replacement itself."""
     frame = sys._getframe(2)
     while frame.f_code.co_filename == __file__ and frame.f_back is not None:
         frame = frame.f_back

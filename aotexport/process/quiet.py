@@ -1,4 +1,4 @@
-"""Remarks of torch and its libraries, kept from the user, who can do nothing about them."""
+"""Hide remarks of torch and its libraries from the user, who can do nothing about them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def quiet(*names: str) -> Iterator[None]:
-    """Hide warnings, and what the loggers of these names say below a critical error, for a while."""
+    """Hide warnings, and messages of these loggers below critical errors, for a while."""
     loggers = [logging.getLogger(name) for name in names]
     levels = [logger.level for logger in loggers]
     for logger in loggers:

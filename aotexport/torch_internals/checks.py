@@ -1,4 +1,4 @@
-"""Numbers that only the data know: what a trace assumes of them becomes checks in its graph."""
+"""Data-dependent numbers: turn the assumptions of a trace about them into checks in its graph."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def is_data_dependent(number: torch.SymInt | torch.SymFloat | torch.SymBool) -> 
 
 
 def insert_data_dependent_checks(module: torch.fx.GraphModule, shape_env: ShapeEnv) -> None:
-    """Write what a trace assumed about numbers that only the data know into its graph."""
+    """Insert checks of a trace's assumptions about data-dependent numbers into its graph."""
     if not any(symbol_is_type(symbol, _FROM_DATA) for symbol in shape_env.var_to_range):
         return
     for node in module.graph.find_nodes(op="call_function", target=torch.ops.aten.masked_select.default):
         # torch 2.13 bounds the count by the elements of the tensor before it is broadcast with the mask.
         shape_env.var_to_range[node.meta["val"].shape[0].node.expr] = ValueRanges(0, int_oo)
     for symbol, _ in _truth_values(module.graph):
-        # That a truth value is 0 or 1 is not worth a check.
+        # Truth values are always 0 or 1, which needs no check.
         shape_env.var_to_range[symbol] = ValueRanges.unknown_int()
     _describe_checks(module.graph)
     insert_deferred_runtime_asserts(module, shape_env, "forward", export=True)
@@ -51,12 +51,12 @@ def insert_data_dependent_checks(module: torch.fx.GraphModule, shape_env: ShapeE
 
 
 def line_of(guard: Any) -> str | None:
-    """Return the user's line that a guard of a shape environment came from, as `fixed_symbols` noted it."""
+    """Return the user's line that caused a guard of a shape environment, as `fixed_symbols` recorded it."""
     return guard.sloc.maybe_user_loc
 
 
 class _Answers(dict[Any, Any]):
-    """What `ShapeEnv.real_tensor_prop_unbacked_vals` holds, looked up when it is asked for."""
+    """Replaces `ShapeEnv.real_tensor_prop_unbacked_vals`: looks values up when asked for them."""
 
     def __init__(self, get: Callable[[Any], Any]) -> None:
         super().__init__()
@@ -79,13 +79,13 @@ class _Answers(dict[Any, Any]):
 def branches_follow(
     shape_env: ShapeEnv, get: Callable[[Any], Any], decided: Callable[[Any, Any], None]
 ) -> Iterator[None]:
-    """Let code that branches on data-dependent numbers go the way that their values tell.
+    """Let code that branches on data-dependent numbers follow their values.
 
-    Torch would check what such code assumes where the number is computed; that is left to `decided`.
+    Torch would insert checks where the numbers are computed; `decided` inserts them instead.
 
     Args:
         shape_env: of the trace.
-        get: gives the value of a data-dependent symbol, or None.
+        get: returns the value of a data-dependent symbol, or None.
         decided: called with each expression that code branched on, and its value.
     """
     defer, ranges = shape_env.guard_or_defer_runtime_assert, shape_env.var_to_range
@@ -112,12 +112,12 @@ def branches_follow(
         ):
             yield
     finally:
-        # What branches say about a range is in their checks.
+        # Drop ranges narrowed by branches: their checks cover them.
         ranges.update({symbol: first for symbol, (first, last) in narrowed.items() if ranges[symbol] == last})
 
 
 def find_symbol(graph: torch.fx.Graph, symbol: Any) -> tuple[torch.fx.Node, Any] | None:
-    """Return the node whose result holds a data-dependent symbol, with the path to it in the result; None: no node."""
+    """Return the node whose result holds a data-dependent symbol, with the path to it; None: no node does."""
     for node in reversed(graph.nodes):
         path = _bindings(node).get(symbol)
         if path is not None:
@@ -140,11 +140,11 @@ def add_check(graph: torch.fx.Graph, expression: Any, value: Any, message: str, 
     """Append the check that an expression of data-dependent symbols has this value.
 
     Args:
-        graph: of a trace that is going on; it defines the symbols.
+        graph: of the current trace; it defines the symbols.
         expression: comparison or integer.
-        value: what it must be.
-        message: for the error of a call where it is something else.
-        stack_trace: where the code depends on it.
+        value: the required value.
+        message: for the error of a call with another value.
+        stack_trace: of the code that depends on it.
     """
     tracer = GraphAppendingTracer(graph)
     before = set(graph.nodes)
@@ -165,7 +165,7 @@ def add_check(graph: torch.fx.Graph, expression: Any, value: Any, message: str, 
 
 
 def _truth_values(graph: torch.fx.Graph) -> Iterator[tuple[Any, torch.fx.Node]]:
-    """Return the data-dependent symbols that are 1 where a truth value is true, with the nodes that compute it."""
+    """Yield the data-dependent symbols that are 1 where a truth value is true, with the nodes that compute it."""
     for node in graph.nodes:
         for symbol, path in _bindings(node).items():
             if any(isinstance(key, ConvertIntKey) for key in path):
@@ -173,7 +173,7 @@ def _truth_values(graph: torch.fx.Graph) -> Iterator[tuple[Any, torch.fx.Node]]:
 
 
 def _number(graph: torch.fx.Graph, symbol: Any) -> torch.fx.Node:
-    """Return a node whose result is a symbol, appended where the graph has none.
+    """Return a node whose result is a symbol; append one if the graph has none.
 
     Raises:
         LookupError: no result of the graph has the symbol, and no input has it as a size.
@@ -191,10 +191,10 @@ def _number(graph: torch.fx.Graph, symbol: Any) -> torch.fx.Node:
 def unchecked_assumption(
     forward: torch.fx.GraphModule, functional: torch.fx.GraphModule, shape_env: ShapeEnv
 ) -> Any | None:
-    """Return what the trace of a functional graph assumed about data-dependent numbers beyond the forward graph.
+    """Return an assumption about data-dependent numbers that only the trace of the functional graph made.
 
     Args:
-        forward: holds checks of all that its own trace assumed.
+        forward: the forward graph, with checks of its own trace's assumptions.
         functional: traced from it; has its checks, and nodes that tell their origin in it.
         shape_env: of both traces.
 
@@ -218,12 +218,12 @@ def unchecked_assumption(
 
 
 def _bindings(node: torch.fx.Node) -> dict[Any, Any]:
-    """Return the data-dependent symbols that the result of a node brings in, with the path to each."""
+    """Return the data-dependent symbols that the result of a node introduces, with the path to each."""
     return node.meta.get("unbacked_bindings") or {}
 
 
 def _describe_checks(graph: torch.fx.Graph) -> None:
-    """Give the nodes that compute the conditions of checks what tracing would have."""
+    """Give the nodes that compute the conditions of checks the metadata of traced nodes."""
     for node in graph.nodes:
         if node.meta.pop("checks", False):
             args = torch.fx.map_arg(node.args, lambda arg: arg.meta["val"])

@@ -1,4 +1,4 @@
-"""Compilation of functional graphs to CPU libraries; torch's compiler is imported late, which takes seconds."""
+"""Compile functional graphs to CPU libraries; torch's compiler is imported late, which takes seconds."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-# The tracing context tells AOTAutograd which fake mode and shape environment to go on with.
+# The tracing context gives AOTAutograd the fake mode and shape environment to use.
 from torch._guards import TracingContext, tracing
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -25,15 +25,15 @@ from aotexport.process.patches import Patch, patched
 from aotexport.torch_internals.corrections import pools_by_torch
 
 _AS_EAGER = {"emulate_precision_casts": True, "fallback_random": True}
-"""Options of the compiler and of traces for it: what eager rounds to 16 bits between operators is rounded where they
-are fused, and random operators stay whole, so that they draw eager's numbers."""
+"""Options of the compiler and of traces for it: fused operators round to 16 bits between operators as eager does, and
+random operators stay whole, so that they draw eager's numbers."""
 
 
 def symbolic_sizes(sizes: Mapping[str, tuple[int, int | None]]) -> tuple[FakeTensorMode, dict[str, torch.SymInt]]:
     """Return a fake mode with fresh symbolic integers.
 
     Args:
-        sizes: per name, the value at hand, and the greatest, which may be open; the least is 2.
+        sizes: per name, the current value and the greatest one, which may be None; the least is 2.
     """
     from torch._dynamo.source import ConstantSource
 
@@ -52,7 +52,7 @@ def symbolic_sizes(sizes: Mapping[str, tuple[int, int | None]]) -> tuple[FakeTen
 def trace_decomposed(
     function: Callable[..., Any], fakes: Sequence[torch.Tensor], fake_mode: FakeTensorMode
 ) -> torch.fx.GraphModule:
-    """Trace a function of tensors as the operators that torch's compiler fuses.
+    """Trace a function of tensors to the operators that torch's compiler fuses.
 
     Args:
         function: functional; takes and returns flat tensors.
@@ -84,9 +84,9 @@ def compile_library(
     Indices are not checked against bounds: see `lower/cpu/indices.py`.
 
     Args:
-        module: of `trace_decomposed`; taken over. Its results keep the strides that they were traced with.
-        fakes: what it was traced with.
-        fake_mode: what they are of.
+        module: of `trace_decomposed`; changed in place. Its results keep the strides that they were traced with.
+        fakes: the fake inputs that it was traced with.
+        fake_mode: their fake mode.
         path: the library; nothing else is written beside it.
         march: instruction set, as the C++ compiler names it.
         vector_nbits: width of vector registers.
@@ -94,7 +94,7 @@ def compile_library(
         header: C++ to put between torch's headers and the library's code.
 
     Raises:
-        NotImplementedError: it calls operators that libraries have no entry point for.
+        NotImplementedError: it calls operators for which libraries have no entry point.
     """
     from torch._inductor import compile_fx, config, cpu_vec_isa
     from torch._inductor.codegen.cpp import CppKernel
@@ -110,7 +110,7 @@ def compile_library(
         self.header.splice(header)
 
     def decide_at_compile_time(self: CppKernel, *args: Any) -> Any:
-        # With threads counted at run time every loop would be parallel, those of three elements as well.
+        # Thread counts at run time would make every loop parallel, even one over three elements.
         with config.patch({"cpp.dynamic_threads": False}):
             return decide(self, *args)
 
@@ -161,7 +161,7 @@ def compile_library(
 
 
 def _strip(library: Path) -> None:
-    """Leave out what only debuggers read, four fifths of a library, where there is a tool for it."""
+    """Strip symbols for debuggers, four fifths of a library, if there is a tool for it."""
     tool = shutil.which("strip")
     if tool is not None:
         subprocess.run([tool, "--strip-unneeded", str(library)], check=True)

@@ -1,4 +1,4 @@
-"""What torch's compiler gets wrong, mended for the time of a block; written for torch 2.13.
+"""Correct errors of torch's compiler for the time of a block; written for torch 2.13.
 
 Torch's compiler is imported late, which takes seconds.
 """
@@ -20,10 +20,10 @@ _LEAST_OF_32_BITS = torch.iinfo(torch.int32).min
 
 @contextlib.contextmanager
 def pools_by_torch() -> Iterator[None]:
-    """Leave those gradients of average pools to torch's operators that the compiler computes wrongly.
+    """Leave gradients of average pools that the compiler computes wrongly to torch's operators.
 
-    Its code divides by the whole window where the window reaches past the padding (`ceil_mode`); torch counts what is
-    inside.
+    The compiler's code divides by the whole window where the window reaches past the padding (`ceil_mode`); torch
+    counts only the elements inside.
     """
     from torch._inductor import lowering
 
@@ -51,7 +51,7 @@ def _pool(lowered: Callable[..., Any], fallback: Callable[..., Any]) -> Callable
 
 @contextlib.contextmanager
 def wide_negative_integers() -> Iterator[None]:
-    """Pass integers below -2^31 to kernels of users in 64 bits; the compiler looks at the other bound alone."""
+    """Pass integers below -2^31 to kernels of users in 64 bits; the compiler checks only the upper bound."""
     from torch._inductor.codegen import triton_utils
     from torch._inductor.utils import expr_fits_within_32bit as fits_above
     from torch._inductor.virtualized import V

@@ -1,4 +1,4 @@
-"""Custom operators as torch knows them: which are written in Python, and what runs for them."""
+"""Custom operators that are written in Python, with the functions that implement them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-# The functions that define operators, and which keys operators have Python kernels for.
+# The functions that define operators, and the keys that have Python kernels.
 from torch._library.custom_ops import OPDEFS
 from torch._library.triton import triton_ops_to_kernels
 from torch._library.utils import fill_defaults
@@ -22,13 +22,13 @@ _COMPOSITE, _EXPLICIT = "CompositeImplicitAutograd", "CompositeExplicitAutograd"
 
 @dataclass(frozen=True)
 class PythonOperator:
-    """What runs for an operator.
+    """The implementation of an operator.
 
     Attributes:
         kernel: takes its arguments, below autograd; None: composite, so that autograd is inside.
         has_autograd: whether torch makes an autograd function of it.
-        setup_context: what was registered to keep values for backward.
-        backward: what was registered as its backward; None: a backward raises.
+        setup_context: the registered function that saves values for backward.
+        backward: the registered backward; None: a backward raises.
     """
 
     kernel: Callable[..., Any] | None
@@ -38,7 +38,7 @@ class PythonOperator:
 
 
 def python_operators() -> dict[OpOverload, PythonOperator]:
-    """Return the custom operators that are written in Python by now, those of Triton kernels aside."""
+    """Return the currently registered custom operators that are written in Python, those of Triton kernels aside."""
     found: dict[OpOverload, PythonOperator] = {}
     for name, definition in OPDEFS.items():
         if name not in triton_ops_to_kernels:
@@ -61,10 +61,10 @@ def python_operators() -> dict[OpOverload, PythonOperator]:
 
 
 def _of_kernels(operator: OpOverload, keys: set[str]) -> PythonOperator | None:
-    """Return what runs for an operator that has Python kernels for these keys; None: more than a trace would hold."""
+    """Return the implementation of an operator with Python kernels for these keys; None: a trace would lose some."""
     if _COMPOSITE in keys:
         return PythonOperator(None)
-    # What a kernel for autograd does is its own.
+    # A kernel for autograd may do anything.
     key = next((key for key in ("CPU", _EXPLICIT) if key in keys), None)
     if key is None or any(key.startswith("Autograd") for key in keys):
         return None
@@ -99,5 +99,5 @@ def filled(
 
 
 def whole_composite(operator: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Run a composite operator by the operators that it is made of."""
+    """Run a composite operator by the operators that it consists of."""
     return operator.decompose(*args, **kwargs)

@@ -1,10 +1,10 @@
-"""The errors by which torch says that it cannot do something, by name; what else comes out of torch is a bug."""
+"""The errors by which torch says that it cannot do something; other errors from torch are bugs."""
 
 from __future__ import annotations
 
 TORCH_ERRORS: tuple[type[Exception], ...] = (
     # `TORCH_CHECK` and all C++ errors without a Python class of their own: torch 2.13, torch/csrc/Exceptions.h. In
-    # Python, what derives from it: `DataDependentOutputException`, `DynamicOutputShapeException`,
+    # Python, classes derived from it: `DataDependentOutputException`, `DynamicOutputShapeException`,
     # `UnsupportedOperatorException` (torch/_subclasses/fake_tensor.py), `GuardOnDataDependentSymNode`,
     # `ConstraintViolationError` (torch/fx/experimental/symbolic_shapes.py), `TorchDynamoException`
     # (torch/_dynamo/exc.py), `InductorError`, `LoweringException` (torch/_inductor/exc.py), `OnnxExporterError`
@@ -14,6 +14,6 @@ TORCH_ERRORS: tuple[type[Exception], ...] = (
     IndexError,
     TypeError,
     ValueError,
-    # What torch's own Python asserts of programs: torch/_functorch/_aot_autograd, torch/export, torch/fx/experimental.
+    # Assertions of torch's own Python about programs: torch/_functorch/_aot_autograd, torch/export, torch/fx.
     AssertionError,
 )

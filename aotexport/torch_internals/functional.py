@@ -15,12 +15,12 @@ from torch._functorch._aot_autograd.schemas import ViewAndMutationMeta
 # AOTAutograd's capture with descriptors: the route with torch.compile's full semantics.
 from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 
-# The tracing context tells AOTAutograd which fake mode and shape environment to go on with.
+# The tracing context gives AOTAutograd the fake mode and shape environment to use.
 from torch._guards import TracingContext, tracing
 from torch._library import simple_registry
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-# Traced graphs are read and interpreted: Python is made of them only where one is called.
+# Traced graphs are read and interpreted; lazy graph modules generate Python code only when called.
 from torch.fx._lazy_graph_module import _use_lazy_graph_module
 
 from aotexport.process.patches import Patch, patched
@@ -30,7 +30,7 @@ from aotexport.torch_internals.patches import convolution_choice_unguarded, expo
 
 @dataclass(frozen=True)
 class FunctionalCapture:
-    """A functional graph with what AOTAutograd knows about it.
+    """A functional graph with AOTAutograd's metadata of it.
 
     Attributes:
         module: the joint or inference graph; functional.
@@ -64,10 +64,10 @@ def capture_functional(
     Args:
         function: takes and returns flat tensors.
         fakes: fake tensors of `fake_mode`, one per input.
-        fake_mode: goes on with its shape environment.
+        fake_mode: their mode; its shape environment is used further.
         kernels: see `fake_kernels`.
         grad: capture forward and backward; False: forward alone.
-        launches: take operators of `torch.library.triton_op` apart, to launches of their kernels; False: leave them
+        launches: decompose operators of `torch.library.triton_op` to launches of their kernels; False: leave them
             whole.
     """
     with (
@@ -88,7 +88,7 @@ def capture_functional(
 
 @contextlib.contextmanager
 def _linalg_errors_unordered() -> Iterator[None]:
-    """Let linear algebra's checks for errors be plain operators: their order among themselves needs no token."""
+    """Trace linear algebra's checks for errors as plain operators: their order needs no token."""
     effect = simple_registry.singleton.find("aten::_linalg_check_errors").effect
     with patched(Patch(effect, "_effect", None, "Leave checks of linear algebra without tokens for their order")):
         yield

@@ -2,7 +2,7 @@
 
 Importing torch's compiler takes seconds, so this file is imported only when a bundle is lowered.
 
-Torch is made to believe in a GPU that is not there (`offline_gpu`). Every change is undone when the block ends.
+`offline_gpu` makes torch believe in a GPU that is not there. Every change is undone when the block ends.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from aotexport.torch_internals.corrections import pools_by_torch, wide_negative_
 from aotexport.torch_internals.launches import DeviceModel, triton_target
 
 with warnings.catch_warnings():
-    # Importing this uses what torch itself has deprecated.
+    # This import uses names that torch itself has deprecated.
     warnings.simplefilter("ignore", DeprecationWarning)
     from torch._inductor.compile_fx import _recursive_joint_graph_passes, compile_fx_inner
 
@@ -83,7 +83,7 @@ SETTINGS: dict[str, Any] = {
     "triton.autotune_at_compile_time": False,
     "triton.cudagraphs": False,
     "autotune_local_cache": False,
-    # These run operators on real tensors to measure or to fold them.
+    # These would run operators on real tensors to measure or fold them.
     "shape_padding": False,
     "joint_graph_constant_folding": False,
     # Checks come as text, for which a graph has no node; the runtime makes its own.
@@ -91,7 +91,7 @@ SETTINGS: dict[str, Any] = {
     "alignment_asserts": False,
     "scalar_asserts": False,
     "nan_asserts": False,
-    # As Triton itself passes Python floats.
+    # Triton itself passes Python floats so.
     "_use_fp64_for_unbacked_floats": False,
     # Gradients are returned in the layout of the traced graph, like outputs.
     "bw_outputs_user_visible": True,
@@ -104,7 +104,7 @@ def offline_gpu(device: DeviceModel, wrapper: type[WrapperFxCodegen]) -> Iterato
     """Let torch's compiler generate code for a CUDA device on a machine without one; kernels are not compiled.
 
     Args:
-        device: what heuristics see.
+        device: the device that heuristics see.
         wrapper: turns the compiler's program into a graph.
     """
     codegen_common.init_backend_registration()
@@ -130,7 +130,7 @@ def offline_gpu(device: DeviceModel, wrapper: type[WrapperFxCodegen]) -> Iterato
 
 
 def _device_answers(device: DeviceModel, wrapper: type[WrapperFxCodegen]) -> list[Patch]:
-    """Return patches of what torch's compiler asks a device and its driver."""
+    """Return patches of torch's queries to a device and its driver."""
     answers: list[tuple[Any, str, Any]] = [
         (torch.cuda, "get_device_properties", constant(device)),
         (torch.cuda, "get_device_capability", constant((device.major, device.minor))),
@@ -150,12 +150,12 @@ def _device_answers(device: DeviceModel, wrapper: type[WrapperFxCodegen]) -> lis
 
 
 def constant(value: Any) -> Callable[..., Any]:
-    """Return a function that returns `value`, whatever it is asked."""
+    """Return a function that returns `value` for any arguments."""
     return lambda *args, **kwargs: value
 
 
 def _interface(device: DeviceModel) -> type[device_interface.DeviceInterface]:
-    """Return what torch's compiler asks about devices, answered for `device`."""
+    """Return a device interface for torch's compiler that answers its queries for `device`."""
     answers = {
         "current_device": 0,
         "set_device": None,
@@ -194,10 +194,10 @@ _CUDA, _META, _DEVICE_TYPES = 1, 14, 22
 
 @contextlib.contextmanager
 def cuda_guard() -> Iterator[None]:
-    """Lend fake CUDA tensors the device guard of meta tensors, which does nothing; a build with CUDA keeps its own.
+    """Give fake CUDA tensors the device guard of meta tensors, which does nothing; a build with CUDA keeps its own.
 
     Raises:
-        RuntimeError: this build of torch keeps its guards otherwise.
+        RuntimeError: this build of torch has another registry of guards.
     """
     registry = _guard_registry()
     before = registry[_CUDA]
@@ -217,7 +217,7 @@ def _guard_registry() -> Any:
 
 
 def _forget_devices() -> None:
-    """Empty the caches that remember devices, or kernels made for them."""
+    """Empty the caches that hold devices, or kernels made for them."""
     CompiledTritonKernels.cache_clear()
     codecache.PyCodeCache.cache_clear()
     DeviceProperties.create.cache_clear()
@@ -239,16 +239,16 @@ _NORMAL = (aten.normal.Tensor_Tensor, aten.normal.Tensor_float, aten.normal.floa
 
 
 def _normal(mean: Any, std: Any, generator: Any = None) -> torch.Tensor:
-    """Return normal random numbers; torch's own decomposition leads to an operator that no bundle may call."""
+    """Return normal random numbers; torch's own decomposition uses an operator that no bundle may call."""
     like = mean * std
     return mean + std * torch.randn(like.shape, dtype=like.dtype, device=like.device)
 
 
 def rounding_as_eager(dtypes: Iterable[torch.dtype]) -> contextlib.AbstractContextManager[None]:
-    """Round fused values where eager does, if any is of 16 bits, while they are traced and lowered.
+    """Round fused values as eager does while they are traced and lowered, if any is of 16 bits.
 
-    A backward that computes a maximum's operand anew, to find where the maximum was, must find it to the bit. Programs
-    of wider values stay as they are: this also keeps products and sums apart, which costs their speed.
+    A backward that recomputes a maximum's operand, to find the place of the maximum, must find it to the bit. Programs
+    of wider values stay as they are: this setting also keeps products and sums apart, which is slower.
 
     Args:
         dtypes: of the values.
@@ -260,12 +260,12 @@ _NARROW = (torch.bfloat16, torch.float16)
 
 
 def retraced(function: Callable[..., Any], fakes: Sequence[Any], fake_mode: FakeTensorMode) -> torch.fx.GraphModule:
-    """Trace `function` on fake CUDA tensors, operators decomposed as torch's compiler wants them.
+    """Trace `function` on fake CUDA tensors, with the decompositions of torch's compiler.
 
     Args:
         function: takes and returns flat values.
         fakes: fake tensors of `fake_mode`.
-        fake_mode: goes on with its shape environment.
+        fake_mode: their mode; its shape environment is used further.
     """
     decompositions = {**select_decomp_table(), **dict.fromkeys(_NORMAL, _normal)}
     with (
@@ -273,7 +273,7 @@ def retraced(function: Callable[..., Any], fakes: Sequence[Any], fake_mode: Fake
         tracing(TracingContext(fake_mode)),
         fake_mode,
         torch.no_grad(),
-        # Without kernels for CUDA, autograd would take composite operators apart, to others that work in place.
+        # Without kernels for CUDA, autograd would decompose composite operators to others that work in place.
         torch._C._AutoDispatchBelowAutograd(),
         torch.fx.traceback.preserve_node_meta(),
     ):
@@ -306,7 +306,7 @@ def partitioned(
 
     Args:
         module: a joint graph; the names of its tangents contain `tangents`.
-        returned: how many of its outputs the forward returns.
+        returned: number of outputs that the forward returns.
         fake_mode: of its values.
     """
     with tracing(TracingContext(fake_mode)):
@@ -323,7 +323,7 @@ def compile_half(
     Args:
         module: changed in place.
         fake_mode: of its values.
-        visible: how many of its outputs, from the first, must keep the layout that they were traced with.
+        visible: number of leading outputs that must keep the layout that they were traced with.
         is_backward: whether it is a backward graph.
         is_inference: whether there is no backward.
     """

@@ -1,4 +1,4 @@
-"""Functions that the sources of kernels import from torch, inductor's own library for Triton."""
+"""Functions of torch's library for Triton that the sources of kernels import."""
 
 from typing import Any
 
@@ -6,5 +6,5 @@ from torch._inductor.runtime import triton_helpers
 
 
 def replace_device_functions(functions: Any) -> None:
-    """Give torch's library other functions in place of NVIDIA's."""
+    """Replace NVIDIA's functions in torch's library."""
     triton_helpers.__dict__["libdevice"] = functions

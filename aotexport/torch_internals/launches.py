@@ -1,4 +1,4 @@
-"""Launches of Triton kernels in traces, and the device that Triton answers for; torch's compiler is not imported."""
+"""Record launches of Triton kernels in traces, and set Triton's target device; torch's compiler is not imported."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class DeviceModel:
-    """The device that heuristics of the compiler see; field names are those of torch's device properties.
+    """The device for heuristics of the compiler; its fields have the names of torch's device properties.
 
     Kernels are correct on every device; block sizes and splits are chosen for this one, an A100.
     """
@@ -52,7 +52,7 @@ class DeviceModel:
 
 @contextlib.contextmanager
 def triton_target(device: DeviceModel) -> Iterator[None]:
-    """Let Triton answer which device it would compile for."""
+    """Let Triton compile for this device."""
     from triton.backends.compiler import GPUTarget
     from triton.runtime import driver
 
@@ -66,7 +66,7 @@ def triton_target(device: DeviceModel) -> Iterator[None]:
 
 
 def launch_recorded(kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Record the launch of a kernel in the trace that is going on; nothing is run.
+    """Record the launch of a kernel in the current trace; nothing is run.
 
     Args:
         kernel: a function of `triton.jit`, tuned or not.
@@ -82,7 +82,7 @@ def launch_recorded(kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
 
 @contextlib.contextmanager
 def launches_checked(check: Callable[[Any, Sequence[Any]], None]) -> Iterator[None]:
-    """Call `check` with every kernel that torch is about to record, and what it is given, before torch looks at it."""
+    """Call `check` with every kernel and its arguments before torch records the launch."""
     owner = triton_kernel_wrap.TritonHOPifier
     init, call = owner.init_variable, owner.call_triton_kernel
 
@@ -102,7 +102,7 @@ def launches_checked(check: Callable[[Any, Sequence[Any]], None]) -> Iterator[No
 
 
 def is_launch(target: Any) -> bool:
-    """Return whether what a node calls is the launch of a kernel, in place or functional."""
+    """Return whether the target of a node is the launch of a kernel, in place or functional."""
     return target in (
         triton_kernel_wrap.triton_kernel_wrapper_mutation,
         triton_kernel_wrap.triton_kernel_wrapper_functional,

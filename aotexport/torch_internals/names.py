@@ -1,4 +1,4 @@
-"""Private names of torch as they are, each with what it is for, and what torch keeps about declared dimensions."""
+"""Private names of torch, unchanged, each with its purpose, and torch's kinds of declared dimensions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch._refs
 # Fake tensors with a shape environment that knows the user's dynamic dimensions.
 from torch._export.non_strict_utils import make_fake_inputs
 
-# The metadata that functional graphs come with.
+# The metadata of functional graphs.
 from torch._functorch._aot_autograd.schemas import (
     InputAliasInfo,
     MemoryFormatMeta,
@@ -23,7 +23,7 @@ from torch._functorch._aot_autograd.schemas import (
     ViewAndMutationMeta,
 )
 
-# What Dynamo makes of custom autograd functions in code that torch compiles (branches of `torch.cond`).
+# Dynamo's form of custom autograd functions in code that torch compiles (branches of `torch.cond`).
 from torch._functorch.autograd_function import AutogradFunctionApply
 
 # Custom operators with the functions that define them, to tell the user what to import.
@@ -31,10 +31,10 @@ from torch._library.custom_ops import OPDEFS
 from torch._library.triton import triton_ops_to_kernels
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-# Dynamo's capture before anything is made of custom autograd functions.
+# Dynamo's capture, before custom autograd functions are transformed.
 from torch.export._trace import _export_to_torch_ir as export_to_torch_operators
 
-# What users declare sizes and integers dynamic with: named dimensions, and hints (`Dim.DYNAMIC`, `Dim.AUTO`).
+# The user's declarations of dynamic sizes and integers: named dimensions, and hints (`Dim.DYNAMIC`, `Dim.AUTO`).
 from torch.export.dynamic_shapes import _DimHint, _DimHintType, _StaticDim
 from torch.fx.experimental.symbolic_shapes import (
     ConstraintViolationError,
@@ -87,13 +87,13 @@ __all__ = [
     "triton_runs_on_cpu",
 ]
 
-# Torch's own method, whatever stands in for it.
+# Torch's own method, also while it is patched.
 REQUIRES_GRAD = torch._C.TensorBase.requires_grad_
 
 # The function transforms that are active.
 TRANSFORMS: Any = torch._C._functorch  # type: ignore[attr-defined]
 
-# What nodes of a pre-dispatch graph call, beside operators.
+# Targets of nodes of a pre-dispatch graph, beside operators.
 OpOverload = torch._ops.OpOverload
 HigherOrderOperator = torch._ops.HigherOrderOperator
 SET_GRAD_ENABLED = torch._C._set_grad_enabled
@@ -125,33 +125,33 @@ MATH_FUNCTIONS: dict[str, Callable[[Any], Any]] = {
 
 
 def tensor_of_numbers(data: Any, **options: Any) -> torch.Tensor:
-    """Return what `torch.tensor` gives for (nested lists of) numbers, symbolic ones among them."""
+    """Return the result of `torch.tensor` for (nested lists of) numbers, including symbolic ones."""
     return torch._refs.tensor(data, **options)
 
 
 def custom_operator_module(name: str) -> str | None:
-    """Return the Python module that registered the custom operator `namespace::base.overload`, where torch knows."""
+    """Return the Python module that registered the custom operator `namespace::base.overload`, if torch knows it."""
     definition = OPDEFS.get(name.partition(".")[0])
     if definition is None:
         return None
     function = definition._init_fn
     if function.__module__ == "torch._library.triton":
-        # `triton_op` wraps the function, which is also what runs on fake tensors.
+        # `triton_op` wraps the function, which is also the fake kernel.
         function = definition._abstract_fn
     return getattr(function, "__module__", None)
 
 
 def runs_triton(target: Any) -> bool:
-    """Return whether what a node calls is an operator that `torch.library.triton_op` defined."""
+    """Return whether the target of a node is an operator that `torch.library.triton_op` defined."""
     return isinstance(target, OpOverload) and target._schema.name in triton_ops_to_kernels
 
 
 def triton_runs_on_cpu(operator: Any) -> bool:
-    """Return whether something is registered for CPUs to run in place of an operator's Triton kernels."""
+    """Return whether an operator with Triton kernels has a kernel for CPUs."""
     return "cpu" in OPDEFS[operator._schema.name]._backend_fns
 
 
 def has_sizes_of_data(node: torch.fx.Node) -> bool:
-    """Return whether the value of a node has, or is, a size that only the data of a call know."""
+    """Return whether the value of a node has, or is, a data-dependent size."""
     values = tree_leaves(node.meta.get("val"))
     return any(free_unbacked_symbols(v) for v in values if isinstance(v, torch.Tensor | torch.SymInt | torch.SymFloat))

@@ -1,4 +1,4 @@
-"""Tensors that a trace meets from outside: kept from it, recorded in its graph, and put back as autograd knew them."""
+"""Handle tensors that a trace meets from outside: pause its modes, record them in its graph, and set their versions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 @contextlib.contextmanager
 def without_modes() -> Iterator[None]:
-    """Run what is computed in the block for real, whatever is traced around it."""
+    """Run the block for real, outside of any trace."""
     modes = [torch.overrides._pop_mode() for _ in torch.overrides._get_current_function_mode_stack()]
     try:
         with _disable_current_modes():
@@ -32,13 +32,13 @@ def record_attribute(tracer: PythonKeyTracer, tensor: torch.Tensor, fake: torch.
 
 
 def set_version(tensor: torch.Tensor, version: int) -> None:
-    """Give a tensor, and the views that share its count of writes, a version."""
+    """Set the version of a tensor, and of the views that share its version counter."""
     torch._C._autograd._unsafe_set_version_counter((tensor,), (version,))  # type: ignore[attr-defined]
 
 
 @contextlib.contextmanager
 def fresh_symbols_dropped() -> Iterator[None]:
-    """Forget numbers of data that the block made and let no value have, as a trace does that fails half way."""
+    """Drop data-dependent numbers that the block made and that no value has, as from a trace that failed half way."""
     mode = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
     environment = None if mode is None else mode.shape_env
     before = None if environment is None else list(environment.pending_fresh_unbacked_symbols)
