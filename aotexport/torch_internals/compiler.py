@@ -138,7 +138,7 @@ def compile_library(
             patched(
                 Patch(cpu_vec_isa, "valid_vec_isa_list", lambda: [isa], "Compile for the wanted vectors"),
                 Patch(CppKernel, "decide_parallel_depth", decide_at_compile_time, "Leave short loops to one thread"),
-                Patch(CppWrapperCpu, "write_header", write_header_and_ours, "Add the header of matrix products"),
+                Patch(CppWrapperCpu, "write_header", write_header_and_ours, "Add the header of matmuls"),
             )
         )
         (output,) = module.graph.find_nodes(op="output")

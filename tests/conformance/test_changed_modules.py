@@ -251,7 +251,7 @@ FOLLOWED = {
 
 @pytest.mark.parametrize("change", FOLLOWED.values(), ids=FOLLOWED)
 def test_change_of_a_loaded_module_does_what_it_does_in_eager(bundle, change):
-    original, loaded = make(), load(bundle, products="torch")
+    original, loaded = make(), load(bundle, matmul="torch")
     x = torch.randn(7, 4)
     for module in (original, loaded):
         torch.manual_seed(2)
@@ -261,7 +261,7 @@ def test_change_of_a_loaded_module_does_what_it_does_in_eager(bundle, change):
 
 @pytest.mark.parametrize("change", FOLLOWED.values(), ids=FOLLOWED)
 def test_change_after_calls_does_what_it_does_in_eager(bundle, change):
-    original, loaded = make(), load(bundle, products="torch")
+    original, loaded = make(), load(bundle, matmul="torch")
     x = torch.randn(7, 4)
     for module in (original, loaded):
         observed(module, x)
@@ -278,7 +278,7 @@ NO_COPY = ("weight norm by", "pruning", "another forward")
 
 @pytest.mark.parametrize("name", [name for name in FOLLOWED if not name.startswith(NO_COPY)])
 def test_copy_of_a_changed_module_is_changed_and_apart(bundle, name):
-    loaded = load(bundle, products="torch")
+    loaded = load(bundle, matmul="torch")
     FOLLOWED[name](loaded)
     twin = copy.deepcopy(loaded)
     x = torch.randn(7, 4)
@@ -288,7 +288,7 @@ def test_copy_of_a_changed_module_is_changed_and_apart(bundle, name):
 
 
 def test_module_that_is_changed_back_runs_its_functional_graph_again(bundle):
-    loaded = load(bundle, products="torch", target="portable")
+    loaded = load(bundle, matmul="torch", target="portable")
     head, x = loaded.head, torch.randn(7, 4)
     before = observed(loaded, x)
     before = {name: None if value is None else value.clone() for name, value in before.items()}
@@ -302,7 +302,7 @@ def test_module_that_is_changed_back_runs_its_functional_graph_again(bundle):
 
 
 def test_own_mode_of_a_layer_of_torch_is_followed(bundle):
-    original, loaded = make(), load(bundle, products="torch")
+    original, loaded = make(), load(bundle, matmul="torch")
     x = torch.randn(7, 4)
     for module in (original, loaded):
         module.train()
@@ -563,7 +563,7 @@ def sequence_bundle(tmp_path_factory):
     ],
 )
 def test_change_of_an_item_of_a_whole_sequential_does_what_it_does_in_eager(sequence_bundle, change):
-    original, loaded = make_sequence(), load(sequence_bundle, products="torch")
+    original, loaded = make_sequence(), load(sequence_bundle, matmul="torch")
     change(original)
     change(loaded)
     assert_same(observed(loaded, torch.ones(5, 4)), observed(original, torch.ones(5, 4)))
@@ -619,12 +619,12 @@ def export_again(module, path):
 
 
 def test_wrapper_of_a_loaded_bundle_trains_and_is_exported_whole(bundle, tmp_path):
-    original, wrapper = Wrapper(make()), Wrapper(load(bundle, products="torch"))
+    original, wrapper = Wrapper(make()), Wrapper(load(bundle, matmul="torch"))
     assert_same(wrapper.state_dict(), original.state_dict())
     x = torch.randn(7, 4)
     assert_same(observed(wrapper, x), observed(original, x))
     export_again(wrapper.train(), tmp_path / "whole")
-    again = load(tmp_path / "whole", products="torch")
+    again = load(tmp_path / "whole", matmul="torch")
     for module in (again, original):
         module.zero_grad()
     assert_same(observed(again, x), observed(original, x))
@@ -638,7 +638,7 @@ def test_loaded_module_with_another_head_is_exported_whole(bundle, tmp_path):
     original, loaded = make(), load(bundle).train()
     original.head, loaded.head = linear(6, 7), linear(6, 7)
     export_again(loaded, tmp_path / "whole")
-    again = load(tmp_path / "whole", products="torch")
+    again = load(tmp_path / "whole", matmul="torch")
     assert_same(observed(again, torch.ones(3, 4)), observed(original, torch.ones(3, 4)))
     save(again, tmp_path / "saved")
     assert not loaded._calls_submodules
@@ -650,7 +650,7 @@ def test_loaded_module_is_as_it_was_after_an_export_that_fails(bundle, tmp_path)
             super().forward(x)
             raise ValueError("no")
 
-    wrapper = Failing(load(bundle, products="torch"))
+    wrapper = Failing(load(bundle, matmul="torch"))
     with pytest.raises(aotexport.ExportFailed):
         export_again(wrapper, tmp_path / "failed")
     original = make()
@@ -732,7 +732,7 @@ TIED = {
 
 @pytest.mark.parametrize("change", TIED.values(), ids=TIED)
 def test_change_of_shared_modules_does_what_it_does_in_eager(tied_bundle, change):
-    original, loaded = make_tied(), load(tied_bundle, products="torch")
+    original, loaded = make_tied(), load(tied_bundle, matmul="torch")
     assert loaded.mix is loaded.alias
     change(original)
     change(loaded)
@@ -803,7 +803,7 @@ def placed_bundle(tmp_path_factory):
 
 @pytest.mark.parametrize("change", SIZES.values(), ids=SIZES)
 def test_change_of_a_module_of_dynamic_sizes_does_what_it_does_in_eager(placed_bundle, change):
-    original, loaded = make_placed(), load(placed_bundle, products="torch")
+    original, loaded = make_placed(), load(placed_bundle, matmul="torch")
     change(original)
     change(loaded)
     x = torch.randn(2, 7, 6)

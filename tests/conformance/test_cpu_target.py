@@ -224,7 +224,7 @@ def test_bundle_without_trust_runs_its_graphs_and_says_so(words, library_calls, 
     reason = "it holds native code, and was loaded without trust='native'"
     assert caplog.messages == [
         f"target auto; not {name}: {reason}",
-        "program train runs its forward graph: no product of matrices is large enough to gain by oneDNN",
+        "program train runs its forward graph: no matmul is large enough to gain by oneDNN",
         "program train runs forward and backward by autograd",
     ]
     assert library_calls == []

@@ -81,7 +81,7 @@ def selftest(capsys):
             {
                 "cuda": NO_KERNELS,
                 CPU: NO_TRUST,
-                "portable": "no product of matrices is large enough to gain by oneDNN",
+                "portable": "no matmul is large enough to gain by oneDNN",
             },
         ),
         ({"trust": "native"}, (CPU, "portable", "autograd"), {"cuda": NO_KERNELS}),

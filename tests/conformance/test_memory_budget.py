@@ -14,7 +14,7 @@ BUDGETS = (0.75, 0.5, 0.0)
 
 
 class Block(nn.Module):
-    """Products, element-wise operators, normalisations with and without state, and a draw."""
+    """Matmuls, element-wise operators, normalisations with and without state, and a draw."""
 
     def __init__(self):
         super().__init__()

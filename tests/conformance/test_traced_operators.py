@@ -124,7 +124,7 @@ def test_mixture_of_experts_loads_without_the_library_of_the_model(tmp_path):
         model, (), {"input_ids": ids}, output=tmp_path / "bundle", dynamic_shapes={"input_ids": {0: batch}}
     )
     assert report.manifest.requirements.operator_namespaces == ()
-    loaded = aotexport_runtime.load(tmp_path / "bundle", products="torch")
+    loaded = aotexport_runtime.load(tmp_path / "bundle", matmul="torch")
     for tokens in (ids, torch.randint(0, 50, (1, 5))):
         results = []
         for module in (loaded, model):

@@ -331,7 +331,7 @@ def test_inspect_shows_inputs_outputs_changes_and_graphs(run: Run, bundle: Path)
         "changes the values of norm.running_var",
     ]:
         assert expected in lines
-    reason = "no product of matrices is large enough to gain by oneDNN"
+    reason = "no matmul is large enough to gain by oneDNN"
     assert lines.count(f"under target auto the forward graph runs: {reason}") == 2
 
 

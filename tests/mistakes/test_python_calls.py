@@ -191,7 +191,12 @@ LOADS = [
         ArgumentInvalid,
         "`memory_budget`: expected a number from 0 to 1, got str",
     ),
-    ("products_are_unknown", load(products="mkl"), NotSupported, "no `mkl` products; there are fastest, onednn, torch"),
+    (
+        "matmul_backend_is_unknown",
+        load(matmul="mkl"),
+        NotSupported,
+        "no `mkl` matmul backend; there are fastest, onednn, torch",
+    ),
     ("device_is_a_fraction", load(device=0.5), ArgumentInvalid, "`device`: expected the name of a device, got float"),
     (
         "namespaces_are_a_number",

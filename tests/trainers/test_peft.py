@@ -55,7 +55,7 @@ def bundle(tmp_path_factory):
 )
 def test_adapters_train_on_a_loaded_bundle_as_on_the_original(bundle, config):
     x, losses, adapters = torch.randn(6, 5, 8), [], []
-    for module in (make(), aotexport_runtime.load(bundle, products="torch").train()):
+    for module in (make(), aotexport_runtime.load(bundle, matmul="torch").train()):
         torch.manual_seed(1)
         adapted = peft.get_peft_model(module, peft.LoraConfig(r=2, **config))
         optimizer = torch.optim.AdamW([p for p in adapted.parameters() if p.requires_grad], lr=0.1)

@@ -77,11 +77,11 @@ class Deep(torch.nn.Module):
     [
         (torch.nn.GRU(3, 3), (12, 2, 3), {}, "the other graph takes its 4 operators apart, into 751"),
         (torch.nn.GRU(3, 3), (12, 2, 3), {"target": "portable"}, None),
-        (torch.nn.Linear(3, 3), (2, 3), {}, "no product of matrices is large enough to gain by oneDNN"),
-        (torch.nn.Linear(3, 3), (None, 3), {}, "no product of matrices is large enough to gain by oneDNN"),
+        (torch.nn.Linear(3, 3), (2, 3), {}, "no matmul is large enough to gain by oneDNN"),
+        (torch.nn.Linear(3, 3), (None, 3), {}, "no matmul is large enough to gain by oneDNN"),
         (torch.nn.Linear(3, 3), (2, 3), {"target": "portable"}, None),
         (torch.nn.Linear(3, 3), (2, 3), {"memory_budget": 0.5}, None),
-        (torch.nn.Linear(3, 900), (9000, 3), {}, "no product of matrices is large enough to gain by oneDNN"),
+        (torch.nn.Linear(3, 900), (9000, 3), {}, "no matmul is large enough to gain by oneDNN"),
         (Deep(), (2, 3), {}, None),
     ],
 )

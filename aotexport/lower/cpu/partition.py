@@ -106,7 +106,7 @@ def lower_half(piece: Piece, level: Level, file: str, directory: Path) -> tuple[
         march=level.march,
         vector_nbits=level.vector_nbits,
         ordered=bool(random_nodes(piece.graph)),
-        header=(Path(__file__).parent / "products.h").read_text(),
+        header=(Path(__file__).parent / "matmul.h").read_text(),
     )
     half = CompiledHalf(file=file, inputs=tuple(inputs), results=tuple(results), indexes=indexes)
     return half, _assumptions(mode.shape_env, names)

@@ -78,7 +78,7 @@ class _Retargeting(torch.fx.Interpreter):
 
     def run_node(self, n: torch.fx.Node) -> Any:
         result = super().run_node(n)
-        if _stand_in(n.target) is None:
+        if _replacement(n.target) is None:
             return result
         # Statistics are for the backward alone, which reads them as the forward laid them out.
         return tuple(
@@ -91,9 +91,9 @@ class _Retargeting(torch.fx.Interpreter):
         kwargs = {name: _elsewhere(value) for name, value in kwargs.items()}
         if isinstance(target, OpOverload) and kwargs.get("device") is None and _makes_tensors(target, args, kwargs):
             kwargs["device"] = DEVICE
-        stand_in = _stand_in(target)
-        if stand_in is not None:
-            return stand_in(*args, **kwargs)
+        replacement = _replacement(target)
+        if replacement is not None:
+            return replacement(*args, **kwargs)
         try:
             return super().call_function(target, args, kwargs)
         except (AssertionError, RuntimeError) as error:
@@ -109,7 +109,7 @@ class _Retargeting(torch.fx.Interpreter):
         return value
 
 
-def _stand_in(target: Any) -> Callable[..., Any] | None:
+def _replacement(target: Any) -> Callable[..., Any] | None:
     """Return what computes an operator on CUDA devices, where only CPUs have it."""
     if not isinstance(target, OpOverload):
         return None

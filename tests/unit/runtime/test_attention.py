@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: TID251 (results of operators that do not run here)
 
-from aotexport_runtime.engines.attention import MOVED, on_cpu, stand_in
+from aotexport_runtime.engines.attention import MOVED, on_cpu, replacement
 from aotexport_runtime.engines.attention.on_cuda import bias, fitted, fused_kind
 from aotexport_runtime.engines.codegen import Environment
 
@@ -140,7 +140,7 @@ def on_cuda(tensor):
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
 @pytest.mark.parametrize("name", ["flash", "efficient", "cudnn"])
-def test_stand_in_returns_the_shapes_dtypes_and_layouts_of_the_operator(name, dtype):
+def test_replacement_returns_the_shapes_dtypes_and_layouts_of_the_operator(name, dtype):
     query, key, value = operands(dtype)
     arguments = ((0.5, True, False) if name == "flash" else (None, True, 0.5, True), {"scale": 0.5})
     operator = getattr(aten, f"_scaled_dot_product_{name}_attention")
@@ -182,7 +182,7 @@ def test_backward_of_dropout_is_given_its_seeds_on_the_host(dropout_p, cuda_oper
     query, key, value = operands(torch.float64)
     results = on_cpu.efficient(query, key, value, None, True, dropout_p)
     rest = (None, *results, dropout_p, [True, True, True, False])
-    found = stand_in("aten::_scaled_dot_product_efficient_attention_backward.default", "cuda")
+    found = replacement("aten::_scaled_dot_product_efficient_attention_backward.default", "cuda")
     assert found is not None
     expected = on_cpu.efficient_backward(query, query, key, value, *rest)
     torch.testing.assert_close(found(query, query, key, value, *rest), expected)
@@ -231,4 +231,4 @@ def test_heads_that_share_keys_and_values_have_their_gradients_summed():
 @pytest.mark.parametrize(("device", "moved"), [(None, False), ("cpu", False), ("cuda:0", True)])
 def test_operator_is_exchanged_where_the_bundle_is_loaded_to_another_kind_of_device(device, moved):
     environment = Environment(device=None if device is None else torch.device(device))
-    assert (environment.stand_in(FOR_CPU) is not None) is moved
+    assert (environment.replacement(FOR_CPU) is not None) is moved

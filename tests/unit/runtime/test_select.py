@@ -25,8 +25,8 @@ def graph(*operators, inputs=(), of=None):
     return Graph(inputs=(GraphInput(name="x", meta=of), *inputs), nodes=tuple(nodes), outputs=[])
 
 
-def product(rows, depth, columns, dtype="float32"):
-    """Return a functional graph of one product."""
+def matmul(rows, depth, columns, dtype="float32"):
+    """Return a functional graph of one matmul."""
     inputs = [("x", meta(rows, depth, dtype=dtype)), ("w", meta(depth, columns, dtype=dtype))]
     node = Node(name="y", op="aten::mm.default", args=["x", "w"], meta=meta(rows, columns, dtype=dtype))
     return Graph(inputs=tuple(GraphInput(name=n, meta=m) for n, m in inputs), nodes=(node,), outputs=["y"])
@@ -48,7 +48,7 @@ def chosen(forward, functional, request=None, *, differentiable=True, engines=()
     return select_engine(bundle, program, request or Request(), targets=Choice(engines=engines), **options)
 
 
-SMALL, LARGE = graph("linear.default"), product(256, 256, 256)
+SMALL, LARGE = graph("linear.default"), matmul(256, 256, 256)
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ SMALL, LARGE = graph("linear.default"), product(256, 256, 256)
             graph(*["mul.Tensor"] * 60),
             {},
             "autograd",
-            "no product of matrices is large enough to gain by oneDNN",
+            "no matmul is large enough to gain by oneDNN",
         ),
         (SMALL, LARGE, {"prefers_onednn": lambda _: True}, "portable", "oneDNN is faster here for 256x256 by 256x256"),
         (
@@ -140,14 +140,14 @@ def test_libraries_win_on_small_tensors_from_a_few_operators_on(operators, wins)
 @pytest.mark.parametrize(
     ("functional", "found"),
     [
-        (product(128, 128, 128), (128, 128, 128)),
-        (product(127, 128, 128), None),
-        (product(1 << 14, 15, 1 << 14), None),
-        (product(128, 128, 128, dtype="bfloat16"), None),
-        (product("s0", 256, 256), (64, 256, 256)),
-        (product("s0", 128, 128), None),
+        (matmul(128, 128, 128), (128, 128, 128)),
+        (matmul(127, 128, 128), None),
+        (matmul(1 << 14, 15, 1 << 14), None),
+        (matmul(128, 128, 128, dtype="bfloat16"), None),
+        (matmul("s0", 256, 256), (64, 256, 256)),
+        (matmul("s0", 128, 128), None),
     ],
 )
-def test_products_that_are_worth_a_choice_are_found(functional, found):
-    largest = figures.largest_product(functional)
+def test_matmuls_that_are_worth_a_choice_are_found(functional, found):
+    largest = figures.largest_matmul(functional)
     assert (None if largest is None else figures.sizes_of(largest)) == found

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 
 from aotexport_runtime.bundle.read import Bundle
 from aotexport_runtime.engines import figures
-from aotexport_runtime.engines.matmul.sizes import Product
+from aotexport_runtime.engines.matmul.sizes import Matmul
 from aotexport_runtime.schema.graph import Graph
 from aotexport_runtime.schema.program import Program
 
@@ -81,7 +81,7 @@ class EngineOfProgram(Candidate):
     program: Program
     changed: str
     failed: str | None
-    prefers_onednn: Callable[[Product], bool] | None
+    prefers_onednn: Callable[[Matmul], bool] | None
 
     @property
     def no_functional(self) -> str | None:
@@ -130,21 +130,21 @@ class EngineOfProgram(Candidate):
         return f"its {len(self.forward.nodes)} operators apart, into {len(self.functional.nodes)}"
 
     @cached_property
-    def product(self) -> Product | None:
-        """The largest matrix product of the functional graph; None: it has none."""
-        return figures.largest_product(self.functional)
+    def matmul(self) -> Matmul | None:
+        """The largest matmul of the functional graph; None: it has none."""
+        return figures.largest_matmul(self.functional)
 
     @property
-    def product_in_words(self) -> str:
-        """The sizes of the largest matrix product."""
-        assert self.product is not None
-        rows, depth, columns = figures.sizes_of(self.product)
+    def matmul_in_words(self) -> str:
+        """The sizes of the largest matmul."""
+        assert self.matmul is not None
+        rows, depth, columns = figures.sizes_of(self.matmul)
         return f"{rows}x{depth} by {depth}x{columns}"
 
     @cached_property
     def onednn_is_faster(self) -> bool:
-        """Whether this machine measures oneDNN as faster for that product."""
-        return self.product is not None and self.prefers_onednn is not None and self.prefers_onednn(self.product)
+        """Whether this machine measures oneDNN as faster for that matmul."""
+        return self.matmul is not None and self.prefers_onednn is not None and self.prefers_onednn(self.matmul)
 
     @property
     def libraries_lose(self) -> bool:

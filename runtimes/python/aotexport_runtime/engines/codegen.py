@@ -19,7 +19,7 @@ from aotexport_runtime.engines import attention, checks, higher_order, impure, o
 from aotexport_runtime.engines.checkpoint import outlined
 from aotexport_runtime.engines.detached import without_base
 from aotexport_runtime.engines.matmul.modes import Mode
-from aotexport_runtime.engines.matmul.operators import StandIn
+from aotexport_runtime.engines.matmul.operators import MatmulReplacement
 from aotexport_runtime.engines.source import define
 from aotexport_runtime.errors import BundleInvalid
 from aotexport_runtime.schema.graph import Graph, Node
@@ -61,7 +61,7 @@ class Environment:
         lowering: gives the lowered form of programs (`LoweringEngine`); None: functional graphs run as they are.
         kernels: what launches each kernel, by name; of lowered graphs.
         memory_budget: the part of what backward needs to save in forward; the rest is computed again.
-        products: which library computes products of matrices; `torch`: as operators of torch run.
+        matmul: which library computes matmuls; `torch`: the one that torch's operators call.
         submodules: what calls each submodule that changed, by name of the node.
     """
 
@@ -71,16 +71,16 @@ class Environment:
     lowering: Callable[..., Any] | None = None
     kernels: Mapping[str, Callable[..., None]] = field(default_factory=dict[str, Callable[..., None]])
     memory_budget: float = 1
-    products: Mode = "torch"
+    matmul: Mode = "torch"
     submodules: Mapping[str, Callable[..., Any]] = field(default_factory=dict[str, Callable[..., Any]])
 
     def place(self, device_type: str) -> torch.device:
         """Return the device for a device class of the capture."""
         return self.device if self.device is not None else torch.device(device_type)
 
-    def stand_in(self, name: str) -> Callable[..., Any] | None:
+    def replacement(self, name: str) -> Callable[..., Any] | None:
         """Return what computes operator `name` where the bundle was loaded to; None: the operator itself."""
-        return None if self.device is None else attention.stand_in(name, self.device.type)
+        return None if self.device is None else attention.replacement(name, self.device.type)
 
     def form(self, record: Subclass) -> Form:
         """Return the structure of a tensor subclass with its class."""
@@ -93,7 +93,7 @@ class _Source:
 
     graph: Graph
     environment: Environment
-    products: Mapping[str, StandIn]
+    replacements: Mapping[str, MatmulReplacement]
     lines: list[str] = field(default_factory=list)
     objects: dict[str, Any] = field(default_factory=dict)
     names: dict[str, str] = field(default_factory=dict)
@@ -129,12 +129,12 @@ class _Source:
         if node.op not in self.operators:
             resolved = ops.resolve(node.op, self.graph.schemas.get(node.op), self.environment.namespaces)
             self.operators[node.op] = resolved
-            stand_in = self.environment.stand_in(node.op)
-            self.functions[node.op] = self.object("f", stand_in or ops.direct(node.op) or resolved)
+            replacement = self.environment.replacement(node.op)
+            self.functions[node.op] = self.object("f", replacement or ops.direct(node.op) or resolved)
         ops.check_call(node.op, self.operators[node.op], node.args, node.kwargs)
-        if node.name in self.products:
+        if node.name in self.replacements:
             name = self.object("p", None)
-            self.products[node.name].stands_in(self.objects, name)
+            self.replacements[node.name].install(self.objects, name)
             return name
         return self.functions[node.op]
 
@@ -158,7 +158,7 @@ def compile_graph(
     *,
     label: str | None = None,
     detached: Container[str] = (),
-    products: Mapping[str, StandIn] = MappingProxyType({}),
+    replacements: Mapping[str, MatmulReplacement] = MappingProxyType({}),
 ) -> Function:
     """Return a function that computes `outputs` from `inputs` by `nodes`, dropping each value at its last use.
 
@@ -170,14 +170,14 @@ def compile_graph(
         environment: see there.
         label: shown in tracebacks and profiles; None: it is a part of another.
         detached: values that may be views, and are returned without their bases.
-        products: what stands for products that other libraries may compute, by name of the value.
+        replacements: of matmuls that another library may compute, by name of the value.
 
     Raises:
         BundleInvalid: an operator is not allowed.
         NotSupported: an operator is missing in this torch.
     """
     graph, nodes = outlined(graph, list(nodes), outputs)
-    source = _Source(graph, environment, products)
+    source = _Source(graph, environment, replacements)
     parameters = [source.local(name) for name in inputs]
     if label is not None:
         is_profiled, marked, shown_as = (source.constant(value) for value in (profile.active, profile.marked, label))

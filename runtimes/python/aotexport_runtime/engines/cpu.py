@@ -78,7 +78,7 @@ class Libraries:
         halves = [half for half in (compiled.forward, compiled.backward) if half is not None]
         paths = {half.file: bundle.intact_file(f"targets/{target}/{half.file}") for half in halves}
         self._runners = {
-            file: ChoosingRunner(path, load_library(path), environment.products) for file, path in paths.items()
+            file: ChoosingRunner(path, load_library(path), environment.matmul) for file, path in paths.items()
         }
         gradients = program.functional.gradients
         partitions: tuple[Partition, ...] = () if gradients is None else gradients.partitions

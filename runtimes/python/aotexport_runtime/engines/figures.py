@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable
 
 from aotexport_runtime.engines.matmul.modes import is_worth_choosing
-from aotexport_runtime.engines.matmul.sizes import Product, products_of
+from aotexport_runtime.engines.matmul.sizes import Matmul, matmuls_of
 from aotexport_runtime.engines.reuse import IN_PLACE
 from aotexport_runtime.schema.graph import Graph
 from aotexport_runtime.schema.sizes import Size
@@ -21,8 +21,8 @@ FEW_OPERATORS = 3
 SMALL_ELEMENTS = 1 << 14
 """Elements of a tensor up to which calls of operators cost more than what they compute."""
 
-FUSED_PER_PRODUCT = 1.5
-"""Operators for a compiler to fuse, per product, from which on libraries win by fusing alone: BERT has 0.9 of them, and
+FUSED_PER_MATMUL = 1.5
+"""Operators for a compiler to fuse, per matmul, from which on libraries win by fusing alone: BERT has 0.9 of them, and
 loses; GPT-2 has 2.6, ResNet 2.1."""
 
 MANY_OPERATORS = 64
@@ -33,14 +33,14 @@ ELEMENT_WISE_PART = 0.75
 forward graph in 1.08."""
 
 MEASURED_WORK = 1 << 30
-"""Multiplications of a product up to which it is measured in a few milliseconds."""
+"""Multiplications of a matmul up to which it is measured in a few milliseconds."""
 
 DYNAMIC_SIZE = 64
 """What a size that only calls know counts as."""
 
 _ELEMENT_WISE = frozenset((*IN_PLACE, *IN_PLACE.values(), "aten::pow.Tensor_Scalar"))
 _FUSED_NORMS = frozenset(("aten::batch_norm.default", "aten::layer_norm.default"))
-_PRODUCTS = (
+_MATMULS = (
     *("linear", "mm", "addmm", "bmm", "baddbmm", "matmul", "scaled_dot_product_attention"),
     *("convolution", "conv1d", "conv2d", "conv3d"),
 )
@@ -51,17 +51,17 @@ def is_taken_apart(forward: Graph, functional: Graph) -> bool:
     return len(functional.nodes) > 10 * len(forward.nodes) + 50
 
 
-def largest_product(functional: Graph) -> Product | None:
-    """Return the largest product that oneDNN may be faster for and that is measured soon; None: there is none."""
+def largest_matmul(functional: Graph) -> Matmul | None:
+    """Return the largest matmul that oneDNN may be faster for and that is measured soon; None: there is none."""
     metas: dict[str, ValueMeta] = {value.name: value.meta for value in (*functional.inputs, *functional.nodes)}
-    products = [each for each in products_of(functional.nodes, metas) if is_worth_choosing("fastest", *sizes_of(each))]
-    soon = [each for each in products if math.prod(sizes_of(each)) <= MEASURED_WORK]
-    return max(soon or products[:1], key=lambda each: math.prod(sizes_of(each)), default=None)
+    matmuls = [each for each in matmuls_of(functional.nodes, metas) if is_worth_choosing("fastest", *sizes_of(each))]
+    soon = [each for each in matmuls if math.prod(sizes_of(each)) <= MEASURED_WORK]
+    return max(soon or matmuls[:1], key=lambda each: math.prod(sizes_of(each)), default=None)
 
 
-def sizes_of(product: Product) -> tuple[int, int, int]:
+def sizes_of(matmul: Matmul) -> tuple[int, int, int]:
     """Return rows, depth and columns, with a number for sizes that only calls know."""
-    return _size(product.rows), _size(product.depth), _size(product.columns)
+    return _size(matmul.rows), _size(matmul.depth), _size(matmul.columns)
 
 
 def is_element_wise(forward: Graph, functional: Graph) -> bool:
@@ -71,15 +71,15 @@ def is_element_wise(forward: Graph, functional: Graph) -> bool:
 
 
 def libraries_win(forward: Graph, functional: Graph) -> bool:
-    """Return whether libraries are faster than both graphs by what they fuse, wherever products are computed."""
+    """Return whether libraries are faster than both graphs by what they fuse, wherever matmuls are computed."""
     if is_element_wise(forward, functional):
         return True
     if _is_small(forward):
         return len(forward.nodes) > FEW_OPERATORS
     operators = [node.op for node in forward.nodes]
     fused = sum(op in _ELEMENT_WISE or op in _FUSED_NORMS for op in operators)
-    products = sum(op.removeprefix("aten::").partition(".")[0] in _PRODUCTS for op in operators)
-    return fused >= FUSED_PER_PRODUCT * products
+    matmuls = sum(op.removeprefix("aten::").partition(".")[0] in _MATMULS for op in operators)
+    return fused >= FUSED_PER_MATMUL * matmuls
 
 
 def _is_small(graph: Graph) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from aotexport_runtime.engines.codegen import Environment, Function, compile_graph
-from aotexport_runtime.engines.matmul.choice import stand_ins
+from aotexport_runtime.engines.matmul.choice import replacements
 from aotexport_runtime.engines.partition import StraightLine
 from aotexport_runtime.engines.reuse import possible_views, reusing
 from aotexport_runtime.engines.simplify import simplified
@@ -40,7 +40,7 @@ def compile_functional(
     # Where nothing is written in place, operands may be batches of function transforms, which oneDNN knows nothing of.
     chooses = in_place and environment.place("cpu").type == "cpu"
     metas.update((node.name, node.meta) for node in line.nodes)
-    products = stand_ins(line.nodes, metas, environment.products if chooses else "torch")
+    matmuls = replacements(line.nodes, metas, environment.matmul if chooses else "torch")
     return compile_graph(
-        graph, line.nodes, line.inputs, line.outputs, environment, label=label, detached=views, products=products
+        graph, line.nodes, line.inputs, line.outputs, environment, label=label, detached=views, replacements=matmuls
     )

@@ -1,6 +1,6 @@
 """Values of forward that backward computes again, so that less is saved in between.
 
-What costs least per byte goes first: element-wise results and normalisations, then products. Nothing is computed again
+What costs least per byte goes first: element-wise results and normalisations, then matmuls. Nothing is computed again
 that draws random numbers or reads what the program changes; the rest is computed late, where backward needs it.
 """
 
@@ -20,7 +20,7 @@ from aotexport_runtime.schema.values import NothingMeta, SequenceMeta, TensorMet
 from aotexport_runtime.validate import references
 from aotexport_runtime.values import dtypes, sizes
 
-_PRODUCTS = frozenset(
+_MATMULS = frozenset(
     f"aten::{name}"
     for name in (
         *("mm.default", "addmm.default", "bmm.default", "baddbmm.default", "linear.default", "convolution.default"),
@@ -28,7 +28,7 @@ _PRODUCTS = frozenset(
     )
 )
 
-_PRODUCTS_PER_MOVE = 50
+_MULTIPLICATIONS_PER_MOVE = 50
 """Multiplications in the time that an element-wise operator takes for an element, which memory bounds."""
 
 
@@ -131,11 +131,11 @@ class _Values:
             return 0
         out = self._numel(node.meta)
         operands = [self._numel(self.metas[a]) for a in node.args if isinstance(a, str)]
-        if node.op not in _PRODUCTS or len(operands) < 2 or not out:
+        if node.op not in _MATMULS or len(operands) < 2 or not out:
             return out + sum(operands)
         factors = operands[-2:] if "addmm" in node.op or "baddbmm" in node.op else operands[:2]
         # Of matrices m x k and k x n, the length of the sums: k.
-        return out * math.sqrt(factors[0] * factors[1] / out) / _PRODUCTS_PER_MOVE
+        return out * math.sqrt(factors[0] * factors[1] / out) / _MULTIPLICATIONS_PER_MOVE
 
     def _numel(self, meta: ValueMeta) -> int:
         if isinstance(meta, SequenceMeta):

@@ -202,11 +202,11 @@ def _remember(node: Node, memories: dict[str, _Memory], last_uses: dict[str, int
 
 def _is_new(node: Node) -> bool:
     """Return whether the results of `node` are memory of their own."""
-    return node.op in FRESH or _drops(node) or _is_product(node)
+    return node.op in FRESH or _drops(node) or _is_matmul(node)
 
 
-def _is_product(node: Node) -> bool:
-    """Return whether `node` is a linear layer of rows, which is no more than a product and a sum."""
+def _is_matmul(node: Node) -> bool:
+    """Return whether `node` is a linear layer of rows, which is no more than a matmul and a sum."""
     return node.op == "aten::linear.default" and isinstance(node.meta, TensorMeta) and len(node.meta.shape) == 2
 
 

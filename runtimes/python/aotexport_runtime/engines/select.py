@@ -25,7 +25,7 @@ from aotexport_runtime.engines.candidates import (
     is_native,
     is_of,
 )
-from aotexport_runtime.engines.matmul.sizes import Product
+from aotexport_runtime.engines.matmul.sizes import Matmul
 from aotexport_runtime.errors import NotSupported
 from aotexport_runtime.schema.program import Program
 
@@ -112,14 +112,14 @@ GRAPH_RULES: tuple[Rule[EngineOfProgram], ...] = (
         lambda its: figures.is_element_wise(its.forward, its.functional),
         "most of its {0.functional_count} operators are element-wise",
     ),
-    Rule("autograd", lambda its: its.product is None, "no product of matrices is large enough to gain by oneDNN"),
+    Rule("autograd", lambda its: its.matmul is None, "no matmul is large enough to gain by oneDNN"),
     Rule(
         "portable",
         lambda its: its.prefers_onednn is None,
-        "oneDNN may be faster for {0.product_in_words}, which the first call measures; else the forward graph runs",
+        "oneDNN may be faster for {0.matmul_in_words}, which the first call measures; else the forward graph runs",
     ),
-    Rule("portable", lambda its: its.onednn_is_faster, "oneDNN is faster here for {0.product_in_words}"),
-    Rule("autograd", lambda its: True, "oneDNN is not clearly faster here for {0.product_in_words}"),
+    Rule("portable", lambda its: its.onednn_is_faster, "oneDNN is faster here for {0.matmul_in_words}"),
+    Rule("autograd", lambda its: True, "oneDNN is not clearly faster here for {0.matmul_in_words}"),
 )
 """Which graph of a program is the faster one where both are right and nothing else is asked for: the first rule decides
 for its engine. They follow the figures of docs/decisions/0018."""
@@ -192,7 +192,7 @@ def select_engine(
     device: str | None = None,
     changed: str = "",
     failed: Mapping[str, str] = MappingProxyType({}),
-    prefers_onednn: Callable[[Product], bool] | None = None,
+    prefers_onednn: Callable[[Matmul], bool] | None = None,
 ) -> Choice:
     """Return the engines that serve `program`.
 
@@ -204,7 +204,7 @@ def select_engine(
         device: type of the device that the bundle is on; None: where it was captured.
         changed: how submodules that the program calls differ from those that were exported; empty: they do not.
         failed: why an engine that was chosen before could not be prepared, by name.
-        prefers_onednn: says whether oneDNN computes a product clearly faster on this machine; None: nobody knows.
+        prefers_onednn: says whether oneDNN computes a matmul clearly faster on this machine; None: nobody knows.
     """
     serving: list[str] = []
     why_not, because = dict(targets.why_not), ""

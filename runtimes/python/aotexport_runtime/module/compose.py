@@ -20,7 +20,7 @@ from aotexport_runtime.engines.cpu import Libraries
 from aotexport_runtime.engines.figures import sizes_of
 from aotexport_runtime.engines.lowered import Lowered
 from aotexport_runtime.engines.matmul.operators import prefers_onednn
-from aotexport_runtime.engines.matmul.sizes import Product
+from aotexport_runtime.engines.matmul.sizes import Matmul
 from aotexport_runtime.engines.select import Choice, select_engine
 from aotexport_runtime.errors import NotSupported
 from aotexport_runtime.schema.program import Program
@@ -150,13 +150,11 @@ def program_of(method: str, methods: Mapping[str, Sequence[Program]], *, trainin
     return next((program.name for program in fitting if program.grad == grad), fitting[0].name)
 
 
-def _prefers_onednn(environment: Environment, product: Product) -> bool:
+def _prefers_onednn(environment: Environment, matmul: Matmul) -> bool:
     if environment.place("cpu").type != "cpu":
         return False
-    rows, depth, columns = sizes_of(product)
-    return prefers_onednn(
-        rows, depth, columns, adds=product.adds, is_turned=product.is_turned, mode=environment.products
-    )
+    rows, depth, columns = sizes_of(matmul)
+    return prefers_onednn(rows, depth, columns, adds=matmul.adds, is_turned=matmul.is_turned, mode=environment.matmul)
 
 
 def _prepared(engine: str, bundle: Bundle, program: Program, environment: Environment) -> Lowered | Libraries:

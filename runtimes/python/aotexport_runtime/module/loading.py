@@ -52,7 +52,7 @@ def load(
     trust: Literal["data", "native"] = "data",
     mapped: bool = True,
     memory_budget: float = 1,
-    products: Literal["fastest", "onednn", "torch"] | None = None,
+    matmul: Literal["fastest", "onednn", "torch"] | None = None,
     check_digests: bool = True,
     operator_namespaces: str | Iterable[str] = (),
     tensor_types: Iterable[type] | Mapping[str, type] = (),
@@ -68,7 +68,7 @@ def load(
     trust: Literal["data", "native"] = "data",
     mapped: bool = True,
     memory_budget: float = 1,
-    products: Literal["fastest", "onednn", "torch"] | None = None,
+    matmul: Literal["fastest", "onednn", "torch"] | None = None,
     check_digests: bool = True,
     operator_namespaces: str | Iterable[str] = (),
     tensor_types: Iterable[type] | Mapping[str, type] = (),
@@ -87,10 +87,10 @@ def load(
         mapped: map weights into memory (private pages); False: read them, for network disks.
         memory_budget: of programs that record gradients: the part of the memory of their saved tensors to keep to, from
             0 to 1; backward computes the rest again, as far as it can. Below 1 they run as `portable`.
-        products: how matrices of float32 are multiplied on processors. `fastest`: by the library that is the faster one
-            for a product, measured at its first call and kept in the user's cache folder; `torch`: as operators of
+        matmul: how float32 matrices are multiplied on processors. `fastest`: by the library that is the faster one
+            for a matmul, measured at its first call and kept in the user's cache folder; `torch`: as operators of
             torch do, bit by bit; `onednn`: always by oneDNN, where it can. None: what the environment variable
-            `AOTEXPORT_PRODUCTS` says, else `fastest`.
+            `AOTEXPORT_MATMUL` says, else `fastest`.
         check_digests: compare every file with its SHA-256 in the manifest.
         operator_namespaces: namespaces of custom operators that the bundle may call; the packages that register
             them must be imported.
@@ -139,9 +139,7 @@ def load(
     passed = passed_over(targets, target)
     if passed or targets.native:
         log.info("target %s%s", targets.native or target, passed)
-    environment = Environment(
-        namespaces, place, types, lowering, memory_budget=memory_budget, products=mode_of(products)
-    )
+    environment = Environment(namespaces, place, types, lowering, memory_budget=memory_budget, matmul=mode_of(matmul))
     tensors = load_tensors(bundle, bundle.manifest.state, environment.form, mapped=mapped)
     keep_freed_memory()
     module = BundleModule(bundle, tensors, environment=environment, request=request, targets=targets)

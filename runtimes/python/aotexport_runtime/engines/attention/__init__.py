@@ -35,6 +35,6 @@ CAREFUL: Mapping[str, Mapping[str, Callable[..., Any]]] = {
 """Per kind of device, what calls operators that it has where these alone would fail, by their full names."""
 
 
-def stand_in(name: str, device_type: str) -> Callable[..., Any] | None:
+def replacement(name: str, device_type: str) -> Callable[..., Any] | None:
     """Return what computes operator `name` on a kind of device; None: the operator itself."""
     return MOVED.get(device_type, {}).get(name) or CAREFUL.get(device_type, {}).get(name)

@@ -1,29 +1,29 @@
-"""Which products of a functional graph may be computed by another library than torch's operators call."""
+"""Which matmuls of a functional graph may be computed by another library than torch's operators call."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
 from aotexport_runtime.engines.matmul.modes import Mode, is_worth_choosing
-from aotexport_runtime.engines.matmul.operators import EverySize, FirstCall, StandIn
-from aotexport_runtime.engines.matmul.sizes import products_of
+from aotexport_runtime.engines.matmul.operators import EverySize, FirstCall, MatmulReplacement
+from aotexport_runtime.engines.matmul.sizes import matmuls_of
 from aotexport_runtime.schema.graph import Node
 from aotexport_runtime.schema.values import ValueMeta
 
 
-def stand_ins(nodes: Iterable[Node], metas: Mapping[str, ValueMeta], mode: Mode) -> dict[str, StandIn]:
-    """Return what stands for each product that oneDNN may compute, by the value's name.
+def replacements(nodes: Iterable[Node], metas: Mapping[str, ValueMeta], mode: Mode) -> dict[str, MatmulReplacement]:
+    """Return what stands for each matmul that oneDNN may compute, by the value's name.
 
     Args:
         nodes: functional operators that run on the processor, where nothing records gradients.
         metas: metadata of their operands.
         mode: `torch`: there are none.
     """
-    found: dict[str, StandIn] = {}
-    for product in products_of(nodes, metas) if mode != "torch" else ():
-        rows, depth, columns = sizes = product.rows, product.depth, product.columns
+    found: dict[str, MatmulReplacement] = {}
+    for matmul in matmuls_of(nodes, metas) if mode != "torch" else ():
+        rows, depth, columns = sizes = matmul.rows, matmul.depth, matmul.columns
         if not isinstance(rows, int) or not isinstance(depth, int) or not isinstance(columns, int):
-            found[product.name] = EverySize(product.op, mode, [isinstance(size, int) for size in sizes])
+            found[matmul.name] = EverySize(matmul.op, mode, [isinstance(size, int) for size in sizes])
         elif is_worth_choosing(mode, rows, depth, columns):
-            found[product.name] = FirstCall(product.op, mode)
+            found[matmul.name] = FirstCall(matmul.op, mode)
     return found

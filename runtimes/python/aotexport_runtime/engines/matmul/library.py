@@ -1,6 +1,6 @@
-"""Products inside of a shared library: noted by its first call, decided, and computed so from then on.
+"""Matmuls inside of a shared library: noted by its first call, decided, and computed so from then on.
 
-The other side is `aotexport/lower/cpu/products.h`. A library without that table runs as torch runs it.
+The other side is `aotexport/lower/cpu/matmul.h`. A library without that table runs as torch runs it.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ _MODES: tuple[Mode | None, ...] = (None, "fastest", "onednn", "torch")
 """By number in the table."""
 
 
-class _Product(ctypes.Structure):
+class _Matmul(ctypes.Structure):
     _fields_ = (("is_", ctypes.c_int64 * 8), ("by_onednn", ctypes.c_int64))
 
 
-class _Products(ctypes.Structure):
+class _MatmulTable(ctypes.Structure):
     _fields_ = (
         ("mode", ctypes.c_int64),
         ("count", ctypes.c_int64),
         ("is_closed", ctypes.c_int64),
-        ("products", _Product * _CAPACITY),
+        ("matmuls", _Matmul * _CAPACITY),
     )
 
 
 class ChoosingRunner:
-    """Runs a library; its products are decided before its first results are given out.
+    """Runs a library; its matmuls are decided before its first results are given out.
 
     Attributes:
         run: takes the library's inputs, returns its results.
@@ -54,10 +54,10 @@ class ChoosingRunner:
         Args:
             path: of a library that the caller trusts.
             run: calls it; the same inputs and random state give the same results.
-            mode: which library computes products.
+            mode: which library computes matmuls.
 
         Raises:
-            NotSupported: the process has the library loaded in another mode, and its products are decided only once.
+            NotSupported: the process has the library loaded in another mode, and its matmuls are decided only once.
         """
         self._run = run
         self._mode: Mode = mode
@@ -69,7 +69,7 @@ class ChoosingRunner:
         other = _MODES[table.mode]
         if other not in (None, mode):
             raise NotSupported(
-                f"this process has the library `{path.name}` loaded with products=`{other}`; for products=`{mode}`, "
+                f"this process has the library `{path.name}` loaded with matmul=`{other}`; for matmul=`{mode}`, "
                 "load it in another process"
             )
         table.mode = _MODES.index(mode)
@@ -87,17 +87,17 @@ class ChoosingRunner:
             self.run = self._run
             return results
 
-    def _decide(self, table: _Products) -> bool:
-        """Close the table of products; return whether any of them is computed in another way from now on."""
-        for product in table.products[: table.count]:
-            product.by_onednn = onednn.available() and self._prefers_onednn(list(product.is_))
+    def _decide(self, table: _MatmulTable) -> bool:
+        """Close the table of matmuls; return whether any of them is computed in another way from now on."""
+        for matmul in table.matmuls[: table.count]:
+            matmul.by_onednn = onednn.available() and self._prefers_onednn(list(matmul.is_))
         table.is_closed = True
-        return any(product.by_onednn for product in table.products[: table.count])
+        return any(matmul.by_onednn for matmul in table.matmuls[: table.count])
 
-    def _prefers_onednn(self, product: Sequence[int]) -> bool:
+    def _prefers_onednn(self, matmul: Sequence[int]) -> bool:
         if self._mode == "onednn":
             return True
-        has_bias, rows, depth, columns, *strides = product
+        has_bias, rows, depth, columns, *strides = matmul
         # Of the layout that the library computes with; numbers do not matter.
         left = torch.ones(rows * depth).as_strided((rows, depth), strides[:2])
         right = torch.ones(depth * columns).as_strided((depth, columns), strides[2:])
@@ -105,15 +105,15 @@ class ChoosingRunner:
         op = "aten::addmm.default" if has_bias else "aten::mm.default"
         torchs = torch.addmm if has_bias else torch.mm
         return faster_by_onednn(
-            described(op, args), functools.partial(onednn.PRODUCTS[op], *args), functools.partial(torchs, *args)
+            described(op, args), functools.partial(onednn.MATMULS[op], *args), functools.partial(torchs, *args)
         )
 
 
-def table_of(path: Path) -> _Products | None:
-    """Return the table of products of a loaded library, in its own memory; None: it has none."""
+def table_of(path: Path) -> _MatmulTable | None:
+    """Return the table of matmuls of a loaded library, in its own memory; None: it has none."""
     try:
         given = ctypes.CDLL(loader_name(path)).aotexport_products
     except (OSError, AttributeError):
         return None
-    given.restype = ctypes.POINTER(_Products)
+    given.restype = ctypes.POINTER(_MatmulTable)
     return given().contents

@@ -1,4 +1,4 @@
-"""Which library is the faster one for a product: measured once per process, and kept for the next."""
+"""Which library is the faster one for a matmul: measured once per process, and kept for the next."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from aotexport_runtime.engines.matmul.kept import Kept
+from aotexport_runtime.engines.matmul.cache_file import CacheFile
 from aotexport_runtime.engines.matmul.sizes import operands
 from aotexport_runtime.engines.matmul.trial import clearly_faster
 from aotexport_runtime.engines.user_cache import cache_folder
@@ -22,12 +22,12 @@ _BUDGET_S = 0.3
 
 _lock = threading.Lock()
 _known: dict[int, dict[str, bool]] = {}
-"""By number of threads: whether oneDNN was clearly faster, by product."""
+"""By number of threads: whether oneDNN was clearly faster, by matmul."""
 _left_s = _BUDGET_S
 
 
 def described(op: str, args: Sequence[Any]) -> str:
-    """Return what products are measured once for: sizes and strides, and whether something is added."""
+    """Return what matmuls are measured once for: sizes and strides, and whether something is added."""
     bias, rows, matrix = operands(op, args)
     columns = matrix.t() if op == "aten::linear.default" else matrix
     return " ".join(("mm" if bias is None else "addmm", _layout(rows), _layout(columns)))
@@ -37,27 +37,27 @@ def _layout(matrix: torch.Tensor) -> str:
     return f"{'x'.join(map(str, matrix.shape))}@{','.join(map(str, matrix.stride()))}"
 
 
-def faster_by_onednn(product: str, ours: Callable[[], object], torchs: Callable[[], object]) -> bool:
-    """Return whether oneDNN computes `product` clearly faster than torch does otherwise; one answer per process.
+def faster_by_onednn(matmul: str, ours: Callable[[], object], torchs: Callable[[], object]) -> bool:
+    """Return whether oneDNN computes `matmul` clearly faster than torch does otherwise; one answer per process.
 
     Args:
-        product: sizes and layouts.
+        matmul: sizes and layouts.
         ours: computes it by oneDNN.
         torchs: computes it as torch does.
     """
     global _left_s
     threads = torch.get_num_threads()
     with _lock:
-        kept = Kept(cache_folder("products"), torch.__version__, threads)
+        cache = CacheFile(cache_folder("matmul"), torch.__version__, threads)
         known = _known.get(threads)
         if known is None:
-            known = _known[threads] = kept.read()
-        if product not in known:
+            known = _known[threads] = cache.read()
+        if matmul not in known:
             start = time.perf_counter()
             found = clearly_faster(ours, torchs, _left_s)
             _left_s -= time.perf_counter() - start
-            log.debug("product %s: oneDNN clearly faster: %s", product, found)
-            known[product] = bool(found)
+            log.debug("matmul %s: oneDNN clearly faster: %s", matmul, found)
+            known[matmul] = bool(found)
             if found is not None:
-                kept.add(product, found)
-        return known[product]
+                cache.add(matmul, found)
+        return known[matmul]

@@ -1,4 +1,4 @@
-"""How a caller of `load` wants products of matrices computed."""
+"""How a caller of `load` wants matmuls computed."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Literal
 from aotexport_runtime.errors import NotSupported
 
 Mode = Literal["fastest", "onednn", "torch"]
-VARIABLE = "AOTEXPORT_PRODUCTS"
+VARIABLE = "AOTEXPORT_MATMUL"
 """Environment variable with the mode of callers who name none."""
 
 _LEAST_SIZE = 16
 _LEAST_WORK = 1 << 21
-"""Multiplications from which on a product is worth measuring: below, oneDNN's fixed cost weighs."""
+"""Multiplications from which on a matmul is worth measuring: below, oneDNN's fixed cost weighs."""
 
 
 def mode_of(name: str | None) -> Mode:
@@ -24,12 +24,12 @@ def mode_of(name: str | None) -> Mode:
     """
     chosen = os.environ.get(VARIABLE, "fastest") if name is None else name
     if chosen not in ("fastest", "onednn", "torch"):
-        asked = f"environment variable {VARIABLE} asks for" if name is None else "no"
-        raise NotSupported(f"{asked} `{chosen}` products; there are fastest, onednn, torch")
+        asked = f"environment variable {VARIABLE} asks for the" if name is None else "no"
+        raise NotSupported(f"{asked} `{chosen}` matmul backend; there are fastest, onednn, torch")
     return chosen
 
 
 def is_worth_choosing(mode: Mode, rows: int, depth: int, columns: int) -> bool:
-    """Return whether a product of these sizes may go to oneDNN."""
+    """Return whether a matmul of these sizes may go to oneDNN."""
     least, work = (_LEAST_SIZE, _LEAST_WORK) if mode == "fastest" else (2, 0)
     return mode != "torch" and min(rows, depth, columns) >= least and rows * depth * columns >= work

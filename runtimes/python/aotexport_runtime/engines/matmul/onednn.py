@@ -1,6 +1,6 @@
-"""Products by oneDNN, which every torch for processors has: fresh results in torch's layout, and no gradients.
+"""Matmuls by oneDNN, which every torch for processors has: fresh results in torch's layout, and no gradients.
 
-Of torch's operator these hold only within bounds: it takes a bias for contiguous without looking, and has no products
+Of torch's operator these hold only within bounds: it takes a bias for contiguous without looking, and has no matmuls
 over nothing.
 """
 
@@ -56,7 +56,7 @@ def takes(matrix: torch.Tensor, turned: torch.Tensor) -> bool:
     return matrix.is_contiguous() or turned.is_contiguous()
 
 
-PRODUCTS: dict[str, Callable[..., torch.Tensor]] = {
+MATMULS: dict[str, Callable[..., torch.Tensor]] = {
     "aten::mm.default": mm,
     "aten::addmm.default": addmm,
     "aten::linear.default": linear,

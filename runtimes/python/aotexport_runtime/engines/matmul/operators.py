@@ -1,4 +1,4 @@
-"""What stands for a product in generated code until, or whenever, there is something to choose."""
+"""What stands for a matmul in generated code until, or whenever, there is something to choose."""
 
 from __future__ import annotations
 
@@ -17,63 +17,63 @@ from aotexport_runtime.engines.matmul.sizes import operands
 Run = Callable[..., Any]
 
 _SIZES = 16
-"""How many sizes of a product that changes are looked at; oneDNN takes 0.7 ms to prepare itself for each."""
+"""How many sizes of a matmul that changes are looked at; oneDNN takes 0.7 ms to prepare itself for each."""
 
 
-class StandIn(Protocol):
-    """Stands for one product of a graph."""
+class MatmulReplacement(Protocol):
+    """Stands for one matmul of a graph."""
 
-    def stands_in(self, scope: dict[str, Any], name: str) -> None:
-        """Put what computes the product into `scope` as `name`, now or once it is chosen."""
+    def install(self, scope: dict[str, Any], name: str) -> None:
+        """Put what computes the matmul into `scope` as `name`, now or once it is chosen."""
         ...
 
 
 class FirstCall:
-    """Stands for a product until it is called with tensors, and then puts the function that was chosen in its place."""
+    """Stands for a matmul until it is called with tensors, and then puts the function that was chosen in its place."""
 
     def __init__(self, op: str, mode: Mode) -> None:
-        """Stand for an operator of `onednn.PRODUCTS` on tensors of known sizes."""
+        """Stand for an operator of `onednn.MATMULS` on tensors of known sizes."""
         self._op = op
         self._mode: Mode = mode
         self._torchs = _torchs(op)
         self._put: Callable[[Run], None] | None = None
 
-    def stands_in(self, scope: dict[str, Any], name: str) -> None:
+    def install(self, scope: dict[str, Any], name: str) -> None:
         """Put what is chosen into `scope` as `name`, and this until then."""
         scope[name] = self
         self._put = functools.partial(scope.__setitem__, name)
 
     def __call__(self, *args: Any) -> Any:
-        """Return the product."""
+        """Return the matmul."""
         if not _are_plain(args):
             return self._torchs(*args)
         prefers = _prefers_onednn(self._op, args, self._mode, described(self._op, args))
-        chosen = onednn.PRODUCTS[self._op] if prefers else self._torchs
+        chosen = onednn.MATMULS[self._op] if prefers else self._torchs
         if self._put is not None:
             self._put(chosen)
         return chosen(*args)
 
 
 class EverySize:
-    """Stands for a product whose sizes change from call to call: each is decided when it is met for the first time.
+    """Stands for a matmul whose sizes change from call to call: each is decided when it is met for the first time.
 
     Sizes that change are measured for all of them up to the next power of two. Those met after the first few run as
     torch runs them, since oneDNN prepares itself for each.
     """
 
     def __init__(self, op: str, mode: Mode, known: Sequence[bool]) -> None:
-        """Stand for an operator of `onednn.PRODUCTS`; `known`: whether its rows, depth and columns stay the same."""
+        """Stand for an operator of `onednn.MATMULS`; `known`: whether its rows, depth and columns stay the same."""
         self._op = op
         self._mode: Mode = mode
         self._known = known
         self._torchs = _torchs(op)
 
-    def stands_in(self, scope: dict[str, Any], name: str) -> None:
+    def install(self, scope: dict[str, Any], name: str) -> None:
         """Put a function that chooses into `scope` as `name`."""
         chosen: dict[Any, Run] = {}
         torchs, rows = self._torchs, 1 if self._op == "aten::addmm.default" else 0
 
-        def product(*args: Any) -> Any:
+        def matmul(*args: Any) -> Any:
             sizes = args[rows].shape, args[rows + 1].shape
             run = chosen.get(sizes)
             if run is None:
@@ -82,7 +82,7 @@ class EverySize:
                 run = chosen[sizes] = self._chosen(args)
             return run(*args)
 
-        scope[name] = product
+        scope[name] = matmul
 
     def _chosen(self, args: Sequence[Any]) -> Run:
         bias, rows, matrix = operands(self._op, args)
@@ -94,13 +94,13 @@ class EverySize:
             str(size) if known else f"<={_next_power(size)}" for size, known in zip(sizes, self._known, strict=True)
         )
         kind = "mm" if bias is None else "addmm"
-        product = f"{kind} {m}x{k}@{_order(rows)} {k}x{n}@{_order(matrix)}"
-        prefers = _prefers_onednn(self._op, args, self._mode, product)
-        return onednn.PRODUCTS[self._op] if prefers else self._torchs
+        matmul = f"{kind} {m}x{k}@{_order(rows)} {k}x{n}@{_order(matrix)}"
+        prefers = _prefers_onednn(self._op, args, self._mode, matmul)
+        return onednn.MATMULS[self._op] if prefers else self._torchs
 
 
 def prefers_onednn(rows: int, depth: int, columns: int, *, adds: bool, is_turned: bool, mode: Mode) -> bool:
-    """Return whether a product of such matrices goes to oneDNN on this machine, as its first call would decide it.
+    """Return whether a matmul of such matrices goes to oneDNN on this machine, as its first call would decide it.
 
     Args:
         rows: of the first matrix.
@@ -108,7 +108,7 @@ def prefers_onednn(rows: int, depth: int, columns: int, *, adds: bool, is_turned
         columns: of the second matrix.
         adds: whether a bias is added.
         is_turned: whether the second matrix lies in memory column by column.
-        mode: as of `stand_ins`.
+        mode: as of `replacements`.
     """
     if mode == "torch":
         return False
@@ -129,15 +129,13 @@ def _are_plain(args: Sequence[Any]) -> bool:
     return all(type(arg) in (torch.Tensor, torch.nn.Parameter) for arg in args if arg is not None)
 
 
-def _prefers_onednn(op: str, args: Sequence[Any], mode: Mode, product: str) -> bool:
+def _prefers_onednn(op: str, args: Sequence[Any], mode: Mode, matmul: str) -> bool:
     _, rows, matrix = operands(op, args)
     if not onednn.available() or rows.device.type != "cpu" or not onednn.takes(matrix, matrix.t()):
         return False
     if mode == "onednn":
         return True
-    return faster_by_onednn(
-        product, functools.partial(onednn.PRODUCTS[op], *args), functools.partial(_torchs(op), *args)
-    )
+    return faster_by_onednn(matmul, functools.partial(onednn.MATMULS[op], *args), functools.partial(_torchs(op), *args))
 
 
 def _next_power(size: int) -> int:

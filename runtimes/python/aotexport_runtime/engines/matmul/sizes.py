@@ -1,4 +1,4 @@
-"""Which nodes of a functional graph are products of matrices, and how large they are. No torch."""
+"""Which nodes of a functional graph are matmuls, and how large they are. No torch."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from aotexport_runtime.schema.values import TensorMeta, ValueMeta
 OPERATORS = ("aten::mm.default", "aten::addmm.default", "aten::linear.default")
 
 
-class Product(NamedTuple):
-    """A product of matrices of float32: `rows` x `depth` by `depth` x `columns`.
+class Matmul(NamedTuple):
+    """A matmul of float32: `rows` x `depth` by `depth` x `columns`.
 
     Attributes:
         name: of its value.
@@ -34,8 +34,8 @@ class Product(NamedTuple):
     is_turned: bool
 
 
-def products_of(nodes: Iterable[Node], metas: Mapping[str, ValueMeta]) -> Iterable[Product]:
-    """Return the products among `nodes`, whose operands have `metas`."""
+def matmuls_of(nodes: Iterable[Node], metas: Mapping[str, ValueMeta]) -> Iterable[Matmul]:
+    """Return the matmuls among `nodes`, whose operands have `metas`."""
     for node in nodes:
         if node.op not in OPERATORS or node.kwargs:
             continue
@@ -48,7 +48,7 @@ def products_of(nodes: Iterable[Node], metas: Mapping[str, ValueMeta]) -> Iterab
         added = _meta(bias, metas)
         if bias is None or (added is not None and added.shape == (columns,)):
             is_turned = is_weight == (matrix.stride[1] == 1)
-            yield Product(node.name, node.op, *rows.shape, columns, bias is not None, is_turned)
+            yield Matmul(node.name, node.op, *rows.shape, columns, bias is not None, is_turned)
 
 
 def operands(op: str, args: Sequence[Any]) -> tuple[Any, Any, Any]:

@@ -1,4 +1,4 @@
-"""Products by oneDNN beside torch's own, what is chosen between them, and what is kept of the choice."""
+"""Matmuls by oneDNN beside torch's own, what is chosen between them, and what is kept of the choice."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 from aotexport_runtime import NotSupported
 from aotexport_runtime.engines.matmul import choice, measured, onednn, operators
-from aotexport_runtime.engines.matmul.kept import Kept
+from aotexport_runtime.engines.matmul.cache_file import CacheFile
 from aotexport_runtime.engines.matmul.modes import mode_of
 from aotexport_runtime.engines.matmul.operators import EverySize, FirstCall
 from aotexport_runtime.engines.matmul.trial import clearly_faster
@@ -47,7 +47,7 @@ def same(got, expected):
 @needs_onednn
 @pytest.mark.parametrize("right", LAYOUTS)
 @pytest.mark.parametrize("left", LAYOUTS)
-def test_product_of_any_layout_by_onednn_is_torchs(left, right):
+def test_matmul_of_any_layout_by_onednn_is_torchs(left, right):
     torch.manual_seed(0)
     rows, matrix = LAYOUTS[left](16, 24), LAYOUTS[right](24, 8)
 
@@ -58,7 +58,7 @@ def test_product_of_any_layout_by_onednn_is_torchs(left, right):
 @needs_onednn
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("bias", BIASES)
-def test_product_and_bias_of_any_layout_by_onednn_are_torchs(bias, layout):
+def test_matmul_and_bias_of_any_layout_by_onednn_are_torchs(bias, layout):
     torch.manual_seed(0)
     added, rows, matrix = BIASES[bias](8), torch.randn(16, 24), LAYOUTS[layout](24, 8)
 
@@ -103,20 +103,20 @@ def meta(*shape, dtype="float32"):
         ("bmm", [meta(2, 128, 256), meta(2, 256, 128)], []),
     ],
 )
-def test_products_of_matrices_may_be_chosen(op, metas, modes):
+def test_matmuls_may_be_chosen(op, metas, modes):
     names = [f"x{index}" for index in range(len(metas))]
     node = Node(name="y", op=f"aten::{op}.default", args=list(names), meta=meta(2, 2))
 
     known = dict(zip(names, metas, strict=True))
 
-    assert [mode for mode in ("fastest", "onednn", "torch") if choice.stand_ins([node], known, mode)] == modes
+    assert [mode for mode in ("fastest", "onednn", "torch") if choice.replacements([node], known, mode)] == modes
 
 
-def test_product_with_factors_is_left_to_torch():
+def test_matmul_with_factors_is_left_to_torch():
     known = {"b": meta(128), "x": meta(128, 256), "y": meta(256, 128)}
     node = Node(name="z", op="aten::addmm.default", args=["b", "x", "y"], kwargs={"beta": 2}, meta=meta(128, 128))
 
-    assert not choice.stand_ins([node], known, "onednn")
+    assert not choice.replacements([node], known, "onednn")
 
 
 @needs_onednn
@@ -124,10 +124,10 @@ def test_product_with_factors_is_left_to_torch():
 def test_what_another_process_kept_is_chosen_and_put_in_place(kept, function, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(measured, "_known", {})
-    product = "mm 16x24@24,1 24x8@8,1"
-    Kept(cache_folder("products"), torch.__version__, torch.get_num_threads()).add(product, kept)
+    matmul = "mm 16x24@24,1 24x8@8,1"
+    CacheFile(cache_folder("matmul"), torch.__version__, torch.get_num_threads()).add(matmul, kept)
     scope, call = {}, FirstCall("aten::mm.default", "fastest")
-    call.stands_in(scope, "p0")
+    call.install(scope, "p0")
     rows, matrix = torch.randn(16, 24), torch.randn(24, 8)
 
     same(call(rows, matrix), torch.mm(rows, matrix))
@@ -139,7 +139,7 @@ def test_what_another_process_kept_is_chosen_and_put_in_place(kept, function, tm
 def test_without_onednn_switched_on_torchs_is_chosen(monkeypatch):
     monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)
     scope, call = {}, FirstCall("aten::mm.default", "onednn")
-    call.stands_in(scope, "p0")
+    call.install(scope, "p0")
 
     call(torch.randn(16, 24), torch.randn(24, 8))
 
@@ -148,15 +148,15 @@ def test_without_onednn_switched_on_torchs_is_chosen(monkeypatch):
 
 @pytest.fixture
 def decisions(monkeypatch):
-    """Return a list that grows with each product that is measured; the measurement finds for oneDNN."""
+    """Return a list that grows with each matmul that is measured; the measurement finds for oneDNN."""
     asked: list[str] = []
-    monkeypatch.setattr(operators, "faster_by_onednn", lambda product, ours, torchs: [asked.append(product)] != [])
+    monkeypatch.setattr(operators, "faster_by_onednn", lambda matmul, ours, torchs: [asked.append(matmul)] != [])
     return asked
 
 
-def stand_in(op, mode, known):
+def replacement(op, mode, known):
     scope = {}
-    EverySize(f"aten::{op}.default", mode, known).stands_in(scope, "p0")
+    EverySize(f"aten::{op}.default", mode, known).install(scope, "p0")
     return scope["p0"]
 
 
@@ -173,31 +173,31 @@ def stand_in(op, mode, known):
     ids=["rows", "columns", "apart", "addmm", "linear"],
 )
 @pytest.mark.parametrize("mode", ["fastest", "onednn"])
-def test_product_of_any_size_is_torchs(decisions, op, make, mode):
+def test_matmul_of_any_size_is_torchs(decisions, op, make, mode):
     torch.manual_seed(0)
-    product = stand_in(op, mode, (False, True, True))
+    matmul = replacement(op, mode, (False, True, True))
 
     for rows in (0, 1, 5, 64, 65, 64, 100, 128):
         args = make(rows)
-        same(product(*args), getattr(torch.ops.aten, op).default(*args))
+        same(matmul(*args), getattr(torch.ops.aten, op).default(*args))
 
 
 @needs_onednn
 def test_sizes_are_measured_for_all_up_to_the_next_power_of_two(decisions):
-    product = stand_in("mm", "fastest", (False, True, True))
+    matmul = replacement("mm", "fastest", (False, True, True))
 
     for rows in (64, 65, 128, 129, 64, 8):
-        product(torch.ones(rows, 128), torch.ones(128, 256))
+        matmul(torch.ones(rows, 128), torch.ones(128, 256))
 
     assert decisions == [f"mm <={n}x128@rows 128x256@rows" for n in (64, 128, 128, 256)]
 
 
 @needs_onednn
-def test_few_sizes_of_a_product_go_to_onednn(decisions):
-    product = stand_in("mm", "fastest", (False, True, True))
+def test_few_sizes_of_a_matmul_go_to_onednn(decisions):
+    matmul = replacement("mm", "fastest", (False, True, True))
 
     for rows in range(64, 128):
-        product(torch.ones(rows, 128), torch.ones(128, 256))
+        matmul(torch.ones(rows, 128), torch.ones(128, 256))
 
     assert len(decisions) == 16
 
@@ -208,14 +208,14 @@ class Watched(torch.Tensor):
 
 @needs_onednn
 def test_sizes_of_tensors_that_say_nothing_about_time_are_not_decided(decisions):
-    product = stand_in("mm", "fastest", (False, True, True))
+    matmul = replacement("mm", "fastest", (False, True, True))
 
-    assert product(torch.ones(64, 128).as_subclass(Watched), torch.ones(128, 256)).shape == (64, 256)
+    assert matmul(torch.ones(64, 128).as_subclass(Watched), torch.ones(128, 256)).shape == (64, 256)
 
     assert decisions == []
 
 
-def test_measured_product_is_the_same_for_the_whole_process(tmp_path, monkeypatch):
+def test_measured_matmul_is_the_same_for_the_whole_process(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(measured, "_known", {})
     monkeypatch.setattr(measured, "_left_s", 0.3)
@@ -238,49 +238,49 @@ def test_nothing_is_measured_without_time_for_it():
 
 
 def test_kept_results_are_read_again_beside_those_of_others(tmp_path):
-    one, other = Kept(tmp_path, "2.13", 2), Kept(tmp_path, "2.13", 2)
+    one, other = CacheFile(tmp_path, "2.13", 2), CacheFile(tmp_path, "2.13", 2)
     one.add("a", True)
     other.add("b", False)
 
     assert one.read() == {"a": True, "b": False}
-    assert Kept(tmp_path, "2.13", 1).read() == {}
-    assert Kept(tmp_path, "2.14", 2).read() == {}
+    assert CacheFile(tmp_path, "2.13", 1).read() == {}
+    assert CacheFile(tmp_path, "2.14", 2).read() == {}
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"faster": 3}', '{"faster": {"a": 1}}', "\x00"])
 def test_kept_file_that_is_broken_is_done_without(text, tmp_path):
-    kept = Kept(tmp_path, "2.13", 2)
-    kept.add("a", True)
+    cache = CacheFile(tmp_path, "2.13", 2)
+    cache.add("a", True)
     (file,) = tmp_path.iterdir()
     file.write_text(text)
 
-    assert kept.read() == {}
-    kept.add("b", True)
+    assert cache.read() == {}
+    cache.add("b", True)
     assert json.loads(file.read_text())["faster"] == {"b": True}
 
 
 def test_folder_that_cannot_be_made_is_done_without(tmp_path):
     (tmp_path / "file").write_text("")
-    kept = Kept(tmp_path / "file" / "products", "2.13", 2)
+    cache = CacheFile(tmp_path / "file" / "matmul", "2.13", 2)
 
-    kept.add("a", True)
+    cache.add("a", True)
 
-    assert kept.read() == {}
-    assert Kept(None, "2.13", 2).read() == {}
+    assert cache.read() == {}
+    assert CacheFile(None, "2.13", 2).read() == {}
 
 
 def test_mode_is_the_callers_then_the_environments(monkeypatch):
-    monkeypatch.delenv("AOTEXPORT_PRODUCTS", raising=False)
+    monkeypatch.delenv("AOTEXPORT_MATMUL", raising=False)
     assert mode_of(None) == "fastest"
-    monkeypatch.setenv("AOTEXPORT_PRODUCTS", "torch")
+    monkeypatch.setenv("AOTEXPORT_MATMUL", "torch")
     assert mode_of(None) == "torch"
     assert mode_of("onednn") == "onednn"
-    monkeypatch.setenv("AOTEXPORT_PRODUCTS", "mkl")
+    monkeypatch.setenv("AOTEXPORT_MATMUL", "mkl")
     with pytest.raises(NotSupported) as caught:
         mode_of(None)
     assert str(caught.value) == (
-        "environment variable AOTEXPORT_PRODUCTS asks for `mkl` products; there are fastest, onednn, torch"
+        "environment variable AOTEXPORT_MATMUL asks for the `mkl` matmul backend; there are fastest, onednn, torch"
     )
     with pytest.raises(NotSupported) as caught:
         mode_of("fast")
-    assert str(caught.value) == "no `fast` products; there are fastest, onednn, torch"
+    assert str(caught.value) == "no `fast` matmul backend; there are fastest, onednn, torch"

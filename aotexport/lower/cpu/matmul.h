@@ -1,7 +1,7 @@
-// Products of float32 matrices in a library, by torch's route (MKL) or by oneDNN, as the loader says.
+// Float32 matmuls in a library, by torch's route (MKL) or by oneDNN, as the loader says.
 //
-// The first call of a library notes which products it computes. The loader then chooses a route for each, closes the
-// list, and calls again. Torch's headers come before this file; below it, the names of torch's products mean these.
+// The first call of a library notes which matmuls it computes. The loader then chooses a route for each, closes the
+// list, and calls again. Torch's headers come before this file; below it, the names of torch's matmuls mean these.
 
 #include <torch/csrc/inductor/aoti_torch/c/shim_cpu.h>
 
@@ -15,24 +15,24 @@
 namespace {
 namespace aotexport {
 
-// One product, as `aotexport_runtime.engines.products.library` reads it: whether a bias is added; rows, depth and
+// One matmul, as `aotexport_runtime.engines.matmul.library` reads it: whether a bias is added; rows, depth and
 // columns; strides of the first and of the second operand; and whether oneDNN computes it.
-struct Product {
+struct Matmul {
   int64_t is[8];
   int64_t by_onednn;
 };
 
 constexpr int64_t capacity = 128;
 
-// `mode` is the loader's own: how whoever loaded the library first wants its products computed; 0: nobody did.
-struct Products {
+// `mode` is the loader's own: how whoever loaded the library first wants its matmuls computed; 0: nobody did.
+struct MatmulTable {
   int64_t mode;
   int64_t count;
   int64_t is_closed;
-  Product products[capacity];
+  Matmul matmuls[capacity];
 };
 
-Products known{};
+MatmulTable known{};
 
 constexpr int64_t least_size = 16;
 constexpr int64_t least_work = 1 << 21;
@@ -78,7 +78,7 @@ inline bool is_turned(const Matrix& matrix) {
   return matrix.strides[0] == 1 && matrix.strides[1] == matrix.sizes[0];
 }
 
-// Whether oneDNN computes this product. One that is met for the first time is noted while the list is open.
+// Whether oneDNN computes this matmul. One that is met for the first time is noted while the list is open.
 inline bool by_onednn(const int64_t (&is)[8]) {
   static std::mutex mutex;
   std::unique_lock<std::mutex> lock(mutex, std::defer_lock);
@@ -86,12 +86,12 @@ inline bool by_onednn(const int64_t (&is)[8]) {
     lock.lock();
   }
   for (int64_t index = 0; index < known.count; ++index) {
-    if (std::equal(is, is + 8, known.products[index].is)) {
-      return known.products[index].by_onednn;
+    if (std::equal(is, is + 8, known.matmuls[index].is)) {
+      return known.matmuls[index].by_onednn;
     }
   }
   if (!known.is_closed && known.count < capacity) {
-    std::copy(is, is + 8, known.products[known.count].is);
+    std::copy(is, is + 8, known.matmuls[known.count].is);
     ++known.count;
   }
   return false;
@@ -107,7 +107,7 @@ struct Owned {
   }
 };
 
-// Computes the product by oneDNN and returns true, or does nothing and returns false.
+// Computes the matmul by oneDNN and returns true, or does nothing and returns false.
 inline bool computed(AtenTensorHandle out, AtenTensorHandle added, AtenTensorHandle rows, AtenTensorHandle matrix) {
   Matrix o, a, b;
   if (!aoti_torch_cpu__linear_pointwise || !described(rows, a) || !described(matrix, b)) {

@@ -1,4 +1,4 @@
-"""`load(..., products="onednn")`: products by another library, and nothing else differs."""
+"""`load(..., matmul="onednn")`: matmuls by another library, and nothing else differs."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from aotexport_runtime.engines.matmul import onednn
 from aotexport_runtime.engines.matmul.library import table_of
 
 
-class Products(nn.Module):
-    """Products of every kind that engines meet: with and without bias, transposed, of parts, repeated, batched."""
+class Matmuls(nn.Module):
+    """Matmuls of every kind that engines meet: with and without bias, transposed, of parts, repeated, batched."""
 
     def __init__(self):
         super().__init__()
@@ -33,9 +33,9 @@ class Products(nn.Module):
 
 @pytest.fixture(scope="module", params=["known", "dynamic"])
 def bundle(request, tmp_path_factory):
-    path = tmp_path_factory.mktemp("bundles") / "products"
+    path = tmp_path_factory.mktemp("bundles") / "matmuls"
     torch.manual_seed(0)
-    model = Products()
+    model = Matmuls()
     example = [torch.randn(*shape, requires_grad=True) for shape in ((8, 24), (24, 16))]
     shapes = ({0: torch.export.Dim("rows", min=2, max=64)}, None) if request.param == "dynamic" else None
     aotexport.export(model, tuple(example), output=path, dynamic_shapes=shapes, verify=False, programs=("train",))
@@ -51,7 +51,7 @@ def step(module, x, y):
 @pytest.mark.skipif(not onednn.available(), reason="this torch has no oneDNN")
 def test_step_by_onednn_is_eagers(bundle):
     path, model = bundle
-    module = aotexport_runtime.load(path, target="portable", products="onednn").train()
+    module = aotexport_runtime.load(path, target="portable", matmul="onednn").train()
     given = [torch.randn(8, 24), torch.randn(24, 16)]
 
     # The first call chooses, the second runs what was chosen.
@@ -85,7 +85,7 @@ def test_library_decides_before_its_first_results_are_given_out(tmp_path):
     model, x = Layers(), torch.randn(128, 128)
     path = tmp_path / "layers"
     aotexport.export(model, (x,), output=path, targets=("portable", "cpu"), verify=False, programs=("train",))
-    module = aotexport_runtime.load(path, target="cpu", trust="native", products="onednn").train()
+    module = aotexport_runtime.load(path, target="cpu", trust="native", matmul="onednn").train()
 
     def results(module):
         torch.manual_seed(1)
@@ -98,19 +98,19 @@ def test_library_decides_before_its_first_results_are_given_out(tmp_path):
 
     (folder,) = (path / "targets").iterdir()
     tables = {file.name: table_of(file) for file in folder.glob("*.so")}
-    products = {name: [p.by_onednn for p in table.products[: table.count]] for name, table in tables.items()}
-    assert products == {"train.forward.so": [1, 1], "train.backward.so": [1, 1, 1]}
+    matmuls = {name: [p.by_onednn for p in table.matmuls[: table.count]] for name, table in tables.items()}
+    assert matmuls == {"train.forward.so": [1, 1], "train.backward.so": [1, 1, 1]}
     assert all(torch.equal(one, other) for one, other in zip(first, later, strict=True))
     torch.testing.assert_close(first, expected, rtol=1e-5, atol=1e-6)
 
     # The table is the library's, and so there is one for the process.
-    other = aotexport_runtime.load(path, trust="native", products="torch").train()
+    other = aotexport_runtime.load(path, trust="native", matmul="torch").train()
     torch.testing.assert_close(results(other), expected, rtol=1e-5, atol=1e-6)
     reason = (
-        "this process has the library `train.forward.so` loaded with products=`onednn`; for products=`torch`, load it "
+        "this process has the library `train.forward.so` loaded with matmul=`onednn`; for matmul=`torch`, load it "
         "in another process"
     )
-    asked = aotexport_runtime.load(path, target="cpu", trust="native", products="torch").train()
+    asked = aotexport_runtime.load(path, target="cpu", trust="native", matmul="torch").train()
     with pytest.raises(aotexport_runtime.NotSupported) as caught:
         asked(x)
     assert str(caught.value) == (

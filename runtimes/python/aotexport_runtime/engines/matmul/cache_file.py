@@ -1,4 +1,4 @@
-"""Which library was the faster one, by product, kept for the next process on such a machine. No torch."""
+"""Which library was the faster one, by matmul, kept for the next process on such a machine. No torch."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def processor() -> str:
     return ", ".join(facts[name] for name in names if name in facts) or platform.machine()
 
 
-class Kept:
-    """Whether oneDNN was clearly faster, by product; a file that cannot be used is done without."""
+class CacheFile:
+    """Whether oneDNN was clearly faster, by matmul; a file that cannot be used is done without."""
 
     def __init__(self, folder: Path | None, torch_version: str, threads: int) -> None:
         """Use the file in `folder` for this processor, torch, and number of threads; None: keep nothing."""
@@ -40,8 +40,8 @@ class Kept:
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return {}
 
-    def add(self, product: str, faster: bool) -> None:
+    def add(self, matmul: str, faster: bool) -> None:
         """Keep a result beside those that other processes kept; one that is lost to another writer is found again."""
         if self._path is not None:
-            record = {"measured on": self._facts, "faster": {**self.read(), product: faster}}
+            record = {"measured on": self._facts, "faster": {**self.read(), matmul: faster}}
             write_whole(self._path, json.dumps(record, indent=1))
