@@ -22,7 +22,7 @@ from aotexport.model.reach import reached_tensors
 from aotexport.model.restore import restored
 from aotexport.model.state import State
 from aotexport.values.subclasses import CLASSES
-from aotexport_runtime.call.given import given_tree, giving
+from aotexport_runtime.call.whole_result import returning_whole_result, whole_result_tree
 from aotexport_runtime.commands.self_test import flat_outputs
 from aotexport_runtime.engines.codegen import Environment
 from aotexport_runtime.errors import NotSupported
@@ -145,7 +145,7 @@ def _eager(
     device = next((leaf.device for leaf in call.tensors if isinstance(leaf, torch.Tensor)), None)
     own = {spec.path: index for index, spec in enumerate(arguments.specs)}
     form = Environment(tensor_types=TensorTypes(CLASSES)).form
-    function = giving(program, call.callable)
+    function = returning_whole_result(program, call.callable)
 
     def eager(values: list[Any]) -> Any:
         tensors = [values[own[p]] if p in own else t for p, t in zip(call.paths, call.tensors, strict=True)]
@@ -183,7 +183,7 @@ def observe_eager(call: ExampleCall, state: State, program: Program, arguments: 
 
     def outputs(value: Any) -> list[tuple[str, Any]]:
         try:
-            found = flat_outputs(given_tree(program), value)
+            found = flat_outputs(whole_result_tree(program), value)
         except NotSupported as error:
             raise ExportFailed(
                 f"{error}, where a trace of the call has an array. Return an array or a tensor"

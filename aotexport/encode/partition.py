@@ -1,6 +1,6 @@
 """The cut of a joint graph into forward and backward: the set of values saved in between.
 
-A partition is no more than that set; the runtime derives both halves from it by reachability.
+A partition is no more than that set; the runtime derives forward and backward from it by reachability.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from aotexport_runtime.allowed.modules import KNOWN, is_own_attribute
 from aotexport_runtime.module.bundle_module import BundleModule
 from aotexport_runtime.schema.manifest import Submodule
 from aotexport_runtime.schema.trees import Constant, Tree
-from aotexport_runtime.submodules.submodule import Submodule as LoadedSubmodule
+from aotexport_runtime.submodules.submodule import LoadedSubmodule
 from aotexport_runtime.values.constants import encode_constant, is_constant
 
 _OWN = vars(nn.Module()).keys()

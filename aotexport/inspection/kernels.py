@@ -43,7 +43,7 @@ class KernelFacts:
         name: its name.
         operators: the operators fused in it.
         lines: `file:line` of the user's code that it came from.
-        launches: number of launches, per `program/half`.
+        launches: number of launches, per `program/forward` or `program/backward`.
         candidates: number of candidates.
         code: per architecture.
     """
@@ -67,7 +67,7 @@ def kernel_facts(bundle: Bundle, program: str | None = None) -> list[KernelFacts
         return []
     library = bundle.kernels(TARGET)
     packs = {pack.architecture: unpacked(bundle, pack.architecture) for pack in library.packs}
-    counts = {f"{name}/{half}": counter for name in programs for half, counter in launches_of(bundle, name).items()}
+    counts = {f"{name}/{part}": counter for name in programs for part, counter in launches_of(bundle, name).items()}
     facts = [_facts(kernel, counts, packs) for kernel in library.kernels]
     return [kernel for kernel in facts if kernel.launches]
 
@@ -77,7 +77,7 @@ def _facts(kernel: Kernel, counts: Mapping[str, Mapping[str, int]], packs: Mappi
         name=kernel.name,
         operators=kernel.operators,
         lines=tuple(f"{line.file}:{line.line}" for line in kernel.lines),
-        launches={half: counter[kernel.name] for half, counter in counts.items() if counter.get(kernel.name)},
+        launches={part: counter[kernel.name] for part, counter in counts.items() if counter.get(kernel.name)},
         candidates=len(kernel.candidates),
         code=tuple(_code(kernel, packs)),
     )
@@ -112,7 +112,7 @@ def render(facts: list[KernelFacts]) -> Iterator[RenderableType]:
     for kernel in facts:
         yield Text(printable(kernel.name), style="bold")
         table = Table.grid(padding=(0, 2))
-        launches = ", ".join(f"{count} in {half}" for half, count in kernel.launches.items())
+        launches = ", ".join(f"{count} in {part}" for part, count in kernel.launches.items())
         rows = {
             "operators": ", ".join(name.removeprefix("aten::") for name in kernel.operators) or "not recorded",
             "lines": ", ".join(kernel.lines) or "not recorded",

@@ -109,8 +109,8 @@ def write_targets(programs: Sequence[EncodedProgram], shared: TargetFiles, direc
             files[f"{place}/lowered.json"] = encode_record(lowered.record)
             for name, graph in lowered.graphs.items():
                 files[f"{place}/{name}"] = encode_record(graph, indent=False)
-    kept = {name.partition("/")[0] for name in files}
-    files |= {name: data for name, data in shared.files.items() if name.partition("/")[0] in kept}
+    remaining = {name.partition("/")[0] for name in files}
+    files |= {name: data for name, data in shared.files.items() if name.partition("/")[0] in remaining}
     for name, data in files.items():
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)

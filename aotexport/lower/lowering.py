@@ -73,16 +73,18 @@ def lower_programs(
 def write_target(target: Target, directory: Path) -> None:
     """Write the record of `target` below `directory`, and remove files that it does not name."""
     folder = directory / "targets" / target.name
-    halves = [half for program in target.programs for half in (program.forward, program.backward) if half is not None]
-    kept = {half.file for half in halves}
+    libraries = [
+        each for program in target.programs for each in (program.forward, program.backward) if each is not None
+    ]
+    named = {library.file for library in libraries}
     for path in folder.iterdir():
-        if path.name not in kept:
+        if path.name not in named:
             path.unlink()
     (folder / RECORD_NAME).write_bytes(encode_record(target))
 
 
 def without_program(target: Target, program: str, reason: str) -> Target:
     """Return `target` without `program`, which `reason` rules out."""
-    kept = tuple(compiled for compiled in target.programs if compiled.program != program)
+    remaining = tuple(compiled for compiled in target.programs if compiled.program != program)
     refusals = (*target.refusals, TargetRefusal(program=program, reason=reason))
-    return msgspec.structs.replace(target, programs=kept, refusals=refusals)
+    return msgspec.structs.replace(target, programs=remaining, refusals=refusals)

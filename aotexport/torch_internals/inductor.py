@@ -64,7 +64,7 @@ __all__ = [
     "SymbolicCallArg",
     "WrapperFxCodegen",
     "WrapperLine",
-    "compile_half",
+    "compile_for_gpu",
     "convert_to_symint",
     "get_constexprs",
     "joint_passes",
@@ -315,7 +315,7 @@ def partitioned(
         )
 
 
-def compile_half(
+def compile_for_gpu(
     module: torch.fx.GraphModule, fake_mode: FakeTensorMode, *, visible: int, is_backward: bool, is_inference: bool
 ) -> None:
     """Run the compiler on a forward or backward graph; the wrapper class in force gets the result.

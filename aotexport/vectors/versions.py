@@ -23,7 +23,7 @@ from aotexport.model.state import State
 from aotexport.torch_internals.names import tree_leaves
 from aotexport.torch_internals.saved_tensors import watched
 from aotexport_runtime.allowed.operators import VIEWS
-from aotexport_runtime.call.given import given_tree
+from aotexport_runtime.call.whole_result import whole_result_tree
 from aotexport_runtime.commands.self_test import flat_outputs
 from aotexport_runtime.schema.graph import Graph
 from aotexport_runtime.schema.program import (
@@ -120,7 +120,7 @@ def _is_plain(value: Any) -> bool:
 
 def _outputs(program: Program, left: Any) -> dict[int, Any]:
     """Return the outputs among what a call returned, by their index; what it put elsewhere is not among them."""
-    tree = given_tree(program)
+    tree = whole_result_tree(program)
     indices = [leaf.index for _, leaf in leaves(tree) if isinstance(leaf, Leaf)]
     values = [value for _, value in flat_outputs(tree, left)]
     return dict(zip(indices, values, strict=True))
@@ -207,7 +207,7 @@ def _checked(
 
 
 def _read_for(graph: Graph, saved: Sequence[str], inputs: int) -> dict[str, set[int]]:
-    """Return, per value whose memory is saved, the tangents for which the backward half reads it.
+    """Return, per value whose memory is saved, the tangents for which the backward reads it.
 
     Args:
         graph: a joint graph.

@@ -408,7 +408,7 @@ REFUSED_AT_ONCE = {
     ),
     "another class of a submodule": (
         lambda m: setattr(m.block, "__class__", nn.Linear),
-        "`block` cannot become a `Linear`, only an object of a subclass of `Submodule`",
+        "`block` cannot become a `Linear`, only an object of a subclass of `LoadedSubmodule`",
     ),
     "a mode of a submodule of the model's own class": (
         lambda m: m.block.eval(),

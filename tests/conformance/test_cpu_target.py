@@ -82,11 +82,11 @@ def library_calls(monkeypatch):
     calls = []
     original = Libraries._function
 
-    def watched(self, half, line, otherwise):
-        function = original(self, half, line, otherwise)
+    def watched(self, library, subgraph, fallback):
+        function = original(self, library, subgraph, fallback)
 
         def call(args, symbols):
-            calls.append(half.file)
+            calls.append(library.file)
             return function(args, symbols)
 
         return call

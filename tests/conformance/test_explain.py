@@ -54,7 +54,7 @@ def program(module, name="train"):
 
 
 def runs(module, name="train"):
-    return [(run.half, run.engine, run.because) for run in program(module, name).has_run]
+    return [(run.passes, run.engine, run.because) for run in program(module, name).has_run]
 
 
 @pytest.fixture
@@ -114,7 +114,7 @@ def test_engines_and_reasons_are_told_before_a_call(net, options, engines, why_n
 
 
 @has_level
-def test_halves_that_ran_are_told_with_the_reason_for_a_slower_engine(net, caplog):
+def test_passes_that_ran_are_told_with_the_reason_for_a_slower_engine(net, caplog):
     caplog.set_level(logging.INFO, "aotexport_runtime")
     module = aotexport_runtime.load(net, target="cpu", trust="native").train()
     caplog.clear()
@@ -261,8 +261,8 @@ def test_self_test_names_what_ran(net, selftest):
 @has_level
 def test_self_test_names_what_ran_as_json(net, selftest):
     first = json.loads(selftest(net, "--target", "portable", "--json")[1])[0]
-    halves = [{"half": half, "engine": "portable", "because": ""} for half in ("forward", "backward")]
-    assert (first["device"], first["ran"], first["error"]) == ("cpu", halves, "")
+    passes = [{"passes": each, "engine": "portable", "because": ""} for each in ("forward", "backward")]
+    assert (first["device"], first["ran"], first["error"]) == ("cpu", passes, "")
 
 
 @has_level

@@ -126,15 +126,15 @@ def test_alignment_that_kernels_assume_is_recorded():
 def test_guards_that_the_lowering_adds_are_recorded(monkeypatch):
     from aotexport.lower.cuda import lowering
 
-    compile_half = lowering.compile_half
+    compile_for_gpu = lowering.compile_for_gpu
 
     def assuming(module, mode, **kwargs):
         symbol = next(iter(mode.shape_env.var_to_range))
         node = module.graph.find_nodes(op="placeholder")[0]
         assert bool(node.meta["val"].shape[0] < 50), symbol
-        return compile_half(module, mode, **kwargs)
+        return compile_for_gpu(module, mode, **kwargs)
 
-    monkeypatch.setattr(lowering, "compile_half", assuming)
+    monkeypatch.setattr(lowering, "compile_for_gpu", assuming)
     batch = torch.export.Dim("batch", min=2, max=64)
     program = lowered(lambda x: x.relu(), torch.randn(4, 8), dynamic_shapes=({0: batch},))
     (guard,) = program.record.guards

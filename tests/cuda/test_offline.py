@@ -49,7 +49,7 @@ def test_lowering_undoes_every_change():
 def test_lowering_that_fails_undoes_every_change(monkeypatch):
     lowered(scaled, torch.randn(4, 8))
     before = observed()
-    monkeypatch.setattr("aotexport.lower.cuda.lowering.compile_half", lambda *args, **kwargs: 1 / 0)
+    monkeypatch.setattr("aotexport.lower.cuda.lowering.compile_for_gpu", lambda *args, **kwargs: 1 / 0)
     with pytest.raises(Exception, match="the compiler fails: division by zero"):
         lowered(scaled, torch.randn(4, 8))
     assert observed() == before

@@ -112,7 +112,7 @@ def test_graphs_are_replayed(bundles, monkeypatch):
     monkeypatch.setattr(torch.cuda.CUDAGraph, "replay", lambda self: (replays.append(1), replay(self))[1])
     _, args = on_device("perceptron")
     trained(loaded(bundles / "perceptron", OPTIONS["graphs"]).train(), args)
-    # Each half twice without, and the backward only once the forward has a graph.
+    # Each pass twice without, and the backward only once the forward has a graph.
     assert len(replays) == (STEPS - 2) + (STEPS - 4)
 
 

@@ -103,4 +103,4 @@ def test_calls_that_overlap_are_refused(crafted: Crafted):
 def test_submodule_of_a_class_that_is_not_known_is_one_of_the_models(crafted: Crafted):
     crafted.put("manifest", "modules", [{"name": ""}, {"name": "linear", "type": "os.system"}])
     crafted.seal()
-    assert type(load(crafted.root).linear).__name__ == "Submodule"
+    assert type(load(crafted.root).linear).__name__ == "LoadedSubmodule"

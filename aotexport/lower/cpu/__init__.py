@@ -1,4 +1,4 @@
 """Shared libraries for processors, compiled by AOTInductor; they hold no weights.
 
-functional graph -> partition -> halves -> trace with the compiler's decompositions -> compile -> record
+functional graph -> partition -> subgraphs -> trace with the compiler's decompositions -> compile -> record
 """

@@ -1,4 +1,4 @@
-"""Indices that only the data know: held inside of their bounds, and told of when they were not.
+"""Indices that only the data know: outside_bounds inside of their bounds, and told of when they were not.
 
 An error in a compiled loop would end the process. A library therefore never raises one: indices are clamped, and one
 more result says whether that changed any. Where it did, the results mean nothing, and the graph runs, whose operators
@@ -42,7 +42,7 @@ def hold_indices(module: torch.fx.GraphModule, fake_mode: FakeTensorMode) -> boo
     Returns:
         Whether there are any; without, there is no further result.
     """
-    held: list[torch.fx.Node] = []
+    outside_bounds: list[torch.fx.Node] = []
     for node in list(module.graph.nodes):
         if node.op != "call_function":
             continue
@@ -51,19 +51,19 @@ def hold_indices(module: torch.fx.GraphModule, fake_mode: FakeTensorMode) -> boo
             operand: Any = node.args[0]
             index: Any = node.args[position] if place is None else node.args[position][place]  # type: ignore[index]
             clamped = _clamped(call, operand, index, axis, wraps)
-            held.append(call(aten.any.dims, call(aten.ne.Tensor, clamped, index)))
+            outside_bounds.append(call(aten.any.dims, call(aten.ne.Tensor, clamped, index)))
             if place is None:
                 node.update_arg(position, clamped)
             else:
                 indices: Any = list(node.args[position])  # type: ignore[call-overload]
                 indices[place] = clamped
                 node.update_arg(position, indices)
-    if not held:
+    if not outside_bounds:
         return False
     (output,) = module.graph.find_nodes(op="output")
     call = _Inserter(module.graph, output, fake_mode)
-    outside = held[0]
-    for other in held[1:]:
+    outside = outside_bounds[0]
+    for other in outside_bounds[1:]:
         outside = call(aten.logical_or.default, outside, other)
     output.update_arg(0, (*output.args[0], outside))
     module.recompile()

@@ -1,4 +1,4 @@
-"""A half of a functional graph to a shared library."""
+"""A subgraph of a functional graph to a shared library."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from aotexport.torch_internals.names import ShapeEnv
 from aotexport.values.sizes import encode_size
 from aotexport_runtime.engines.codegen import Environment, compile_graph
 from aotexport_runtime.engines.impure import random_nodes
-from aotexport_runtime.engines.partition import StraightLine
+from aotexport_runtime.engines.partition import Subgraph
 from aotexport_runtime.schema.compiled import CompiledHalf
 from aotexport_runtime.schema.graph import Graph
 from aotexport_runtime.schema.program import Program, SizeInput
@@ -30,23 +30,23 @@ from aotexport_runtime.values.sizes import evaluate
 
 
 class NotLowered(ExportFailed):
-    """A half that is not compiled; the message says why."""
+    """A subgraph that is not compiled; the message says why."""
 
 
 @dataclass(frozen=True)
 class Piece:
-    """A half to compile.
+    """A subgraph to compile.
 
     Attributes:
         graph: the functional graph.
-        line: the half.
+        subgraph: the whole graph, its forward or its backward.
         program: whose graph it is.
         sizes: value per symbol in the example call.
         namespaces: namespaces of custom operators.
     """
 
     graph: Graph
-    line: StraightLine
+    subgraph: Subgraph
     program: Program
     sizes: Mapping[str, int]
     namespaces: frozenset[str]
@@ -57,7 +57,7 @@ class Piece:
         return {value.name: value.meta for value in (*self.graph.inputs, *self.graph.nodes)}
 
 
-def lower_half(piece: Piece, level: Level, file: str, directory: Path) -> tuple[CompiledHalf, list[SizeExpression]]:
+def lower_subgraph(piece: Piece, level: Level, file: str, directory: Path) -> tuple[CompiledHalf, list[SizeExpression]]:
     """Compile `piece` to the library `file` in `directory`.
 
     Args:
@@ -73,9 +73,9 @@ def lower_half(piece: Piece, level: Level, file: str, directory: Path) -> tuple[
         NotLowered: it has something that a library cannot do.
     """
     _check_effects(piece)
-    metas, line = piece.metas, piece.line
-    used = {name for node in line.nodes for a in (*node.args, *node.kwargs.values()) for name in references(a)}
-    inputs = [name for name in line.inputs if name in used and isinstance(metas[name], TensorMeta)]
+    metas, subgraph = piece.metas, piece.subgraph
+    used = {name for node in subgraph.nodes for a in (*node.args, *node.kwargs.values()) for name in references(a)}
+    inputs = [name for name in subgraph.inputs if name in used and isinstance(metas[name], TensorMeta)]
     results = _results(piece)
     dimensions = piece.program.dimensions
     if any(piece.sizes[dimension.symbol] < 2 for dimension in dimensions):
@@ -87,14 +87,19 @@ def lower_half(piece: Piece, level: Level, file: str, directory: Path) -> tuple[
         fakes = [_fake(metas[name], symbols) for name in inputs]
         carrier = [torch.empty([*symbols.values(), 0])] if symbols else []
     function = compile_graph(
-        piece.graph, line.nodes, line.inputs, results, Environment(piece.namespaces), label="half to compile"
+        piece.graph,
+        subgraph.nodes,
+        subgraph.inputs,
+        results,
+        Environment(piece.namespaces),
+        label="subgraph to compile",
     )
 
     def run(*tensors: Any) -> tuple[Any, ...]:
         # The sizes come in as those of a tensor without elements.
         known = dict(zip(symbols, tensors[0].shape, strict=False)) if symbols else {}
-        given = dict(zip(inputs, tensors[len(carrier) :], strict=True))
-        return function([given[n] if n in given else _size(n, piece, known) for n in line.inputs], known)
+        by_name = dict(zip(inputs, tensors[len(carrier) :], strict=True))
+        return function([by_name[n] if n in by_name else _size(n, piece, known) for n in subgraph.inputs], known)
 
     module = trace_decomposed(run, [*carrier, *fakes], mode)
     indexes = hold_indices(module, mode)
@@ -108,15 +113,17 @@ def lower_half(piece: Piece, level: Level, file: str, directory: Path) -> tuple[
         ordered=bool(random_nodes(piece.graph)),
         header=(Path(__file__).parent / "matmul.h").read_text(),
     )
-    half = CompiledHalf(file=file, inputs=tuple(inputs), results=tuple(results), indexes=indexes)
-    return half, _assumptions(mode.shape_env, names)
+    library = CompiledHalf(file=file, inputs=tuple(inputs), results=tuple(results), indexes=indexes)
+    return library, _assumptions(mode.shape_env, names)
 
 
 def _check_effects(piece: Piece) -> None:
-    uses = {name for node in piece.line.nodes for a in (*node.args, *node.kwargs.values()) for name in references(a)}
-    uses |= {name for output in piece.line.outputs for name in references(output)}
+    uses = {
+        name for node in piece.subgraph.nodes for a in (*node.args, *node.kwargs.values()) for name in references(a)
+    }
+    uses |= {name for output in piece.subgraph.outputs for name in references(output)}
     random = random_nodes(piece.graph)
-    for node in piece.line.nodes:
+    for node in piece.subgraph.nodes:
         if isinstance(node.meta, NothingMeta):
             raise NotLowered(f"`{node.op}` only checks for errors, which a compiler leaves out")
         if node.name in random and node.name not in uses:
@@ -127,12 +134,12 @@ def _results(piece: Piece) -> list[str]:
     """Return the tensors that the library returns.
 
     Raises:
-        NotLowered: the half returns something that only the library would know, and that is no tensor.
+        NotLowered: the subgraph returns something that only the library would know, and that is no tensor.
     """
     metas = piece.metas
-    computed = {node.name for node in piece.line.nodes}
+    computed = {node.name for node in piece.subgraph.nodes}
     found: dict[str, None] = {}
-    for output in piece.line.outputs:
+    for output in piece.subgraph.outputs:
         for name in references(output):
             meta = metas[name]
             if not isinstance(output, str) or not isinstance(meta, TensorMeta | SizeMeta):
@@ -156,7 +163,7 @@ def _fake(meta: ValueMeta, symbols: Mapping[str, Any]) -> torch.Tensor:
 
 
 def _size(name: str, piece: Piece, symbols: Mapping[str, Any]) -> Any:
-    """Return an input of the half that is no tensor, or a tensor that it does not use."""
+    """Return an input of the subgraph that is no tensor, or a tensor that it does not use."""
     for value, spec in zip(piece.graph.inputs, piece.program.inputs, strict=False):
         if value.name == name and isinstance(spec, SizeInput):
             return symbols[spec.symbol]

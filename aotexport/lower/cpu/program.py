@@ -12,10 +12,10 @@ import msgspec
 from aotexport.encode.program import EncodedProgram
 from aotexport.errors import AttemptFailed
 from aotexport.lower.cpu.levels import Level
-from aotexport.lower.cpu.partition import NotLowered, Piece, least_sizes, lower_half
+from aotexport.lower.cpu.partition import NotLowered, Piece, least_sizes, lower_subgraph
 from aotexport.model.refusals import attempt
 from aotexport_runtime.engines.impure import impure_nodes
-from aotexport_runtime.engines.partition import StraightLine, cut, with_tangents
+from aotexport_runtime.engines.partition import Subgraph, partition_graph, with_tangents
 from aotexport_runtime.engines.saved import views_recomputed
 from aotexport_runtime.errors import first_line
 from aotexport_runtime.schema.compiled import CompiledProgram
@@ -48,7 +48,9 @@ def lower_program(
     undefined = () if functional.gradients is None else _beside_the_loss(functional.gradients.tangents)
     if len(graph.nodes) > 10 * len(program.graphs[record.forward.file].nodes) + 50:
         raise NotLowered("its functional graph takes apart operators that run faster whole (recurrent layers)")
-    pieces = [Piece(graph, line, record, sizes, namespaces) for line in _lines(graph, functional, undefined)]
+    pieces = [
+        Piece(graph, subgraph, record, sizes, namespaces) for subgraph in _subgraphs(graph, functional, undefined)
+    ]
     names = ("forward", "backward")
     guards: list[SizeExpression] = least_sizes(record.dimensions)
     compiled = []
@@ -57,12 +59,12 @@ def lower_program(
             # Torch's compiler warns of its own deprecations.
             with attempt("libraries for CPUs"), warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                half, assumed = lower_half(piece, level, f"{record.name}.{name}.so", directory)
+                library, assumed = lower_subgraph(piece, level, f"{record.name}.{name}.so", directory)
         except AttemptFailed as refusal:
             error = refusal.error
             raise NotLowered(f"the compiler fails: {type(error).__name__}: {first_line(error)}") from refusal.error
         guards += [guard for guard in assumed if guard not in guards]
-        compiled.append(half)
+        compiled.append(library)
     return CompiledProgram(
         program=record.name,
         partition=None if functional.gradients is None else functional.gradients.partitions[-1].name,
@@ -94,12 +96,12 @@ def _beside_the_loss(tangents: Sequence[Tangent]) -> tuple[int, ...]:
     return tuple(index for index in range(len(tangents)) if index != losses[0]) if losses else ()
 
 
-def _lines(graph: Graph, functional: FunctionalGraph, undefined: Sequence[int]) -> list[StraightLine]:
-    """Return the halves for a call in which every gradient is wanted, or the whole inference graph."""
+def _subgraphs(graph: Graph, functional: FunctionalGraph, undefined: Sequence[int]) -> list[Subgraph]:
+    """Return the forward and backward for a call in which every gradient is wanted, or the whole inference graph."""
     gradients = functional.gradients
     if gradients is None:
-        return [StraightLine([value.name for value in graph.inputs], list(graph.nodes), graph.outputs)]
+        return [Subgraph([value.name for value in graph.inputs], list(graph.nodes), graph.outputs)]
     needed = [index is not None for index in gradients.of_inputs]
-    halves = cut(graph, functional, gradients.partitions[-1], needed, impure_nodes(graph))
+    partitioned = partition_graph(graph, functional, gradients.partitions[-1], needed, impure_nodes(graph))
     defined = [index not in undefined for index in range(len(gradients.tangents))]
-    return [halves.forward, with_tangents(graph, halves.backward, defined)]
+    return [partitioned.forward, with_tangents(graph, partitioned.backward, defined)]

@@ -12,7 +12,7 @@ import torch
 from aotexport.encode.values import encode_argument, encode_meta
 from aotexport.errors import ExportFailed
 from aotexport.lower.cuda.layout import inverse, memory_order
-from aotexport.lower.cuda.lowering import Half
+from aotexport.lower.cuda.lowering import LoweredGraph
 from aotexport.lower.cuda.retarget import CannotLower, check_on_gpu
 from aotexport.lower.cuda.wrapper import launch
 from aotexport.torch_internals.names import OpOverload
@@ -42,14 +42,14 @@ _VIEWS = (
 )
 
 
-def encode_half(
-    half: Half, inputs: dict[str, str], outputs: Sequence[int | None], namespaces: Collection[str]
+def encode_lowered(
+    lowered: LoweredGraph, inputs: dict[str, str], outputs: Sequence[int | None], namespaces: Collection[str]
 ) -> Graph:
     """Return the record of a lowered graph.
 
     Args:
-        half: the graph.
-        inputs: name in the record per name among `Half.inputs`, in the record's order; sizes are left out.
+        lowered: the graph.
+        inputs: name in the record per name among `LoweredGraph.inputs`, in the record's order; sizes are left out.
         outputs: which outputs to return, in order; None: nothing.
         namespaces: of the program's custom operators.
 
@@ -57,14 +57,14 @@ def encode_half(
         CannotLower: it holds something that the format cannot say.
     """
     try:
-        return _Encoder(half, inputs, namespaces).encode(outputs)
+        return _Encoder(lowered, inputs, namespaces).encode(outputs)
     except ExportFailed as error:
         raise CannotLower(str(error)) from None
 
 
 @dataclass
 class _Encoder:
-    half: Half
+    lowered: LoweredGraph
     inputs: dict[str, str]
     namespaces: Collection[str]
     names: dict[torch.fx.Node, Any] = field(default_factory=dict)
@@ -72,10 +72,10 @@ class _Encoder:
     schemas: dict[str, str] = field(default_factory=dict)
 
     def encode(self, outputs: Sequence[int | None]) -> Graph:
-        graph = self.half.module.graph
+        graph = self.lowered.module.graph
         placeholders = graph.find_nodes(op="placeholder")
         metas: dict[str, ValueMeta] = {}
-        for name, node in zip(self.half.inputs, placeholders, strict=False):
+        for name, node in zip(self.lowered.inputs, placeholders, strict=False):
             if name in self.inputs:
                 self.names[node] = self.inputs[name]
                 metas[self.inputs[name]] = _on_gpu(encode_meta(node.meta["val"]))
@@ -254,9 +254,9 @@ def _on_gpu(meta: ValueMeta) -> ValueMeta:
     return meta
 
 
-def tensors_among(half: Half) -> Iterator[str]:
-    """Yield the names of a half's inputs that are tensors, in order."""
-    placeholders = half.module.graph.find_nodes(op="placeholder")
-    for name, node in zip(half.inputs, placeholders, strict=False):
+def tensors_among(lowered: LoweredGraph) -> Iterator[str]:
+    """Yield the names of a lowered graph's inputs that are tensors, in order."""
+    placeholders = lowered.module.graph.find_nodes(op="placeholder")
+    for name, node in zip(lowered.inputs, placeholders, strict=False):
         if isinstance(node.meta["val"], torch.Tensor):
             yield name

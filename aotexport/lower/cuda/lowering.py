@@ -16,7 +16,7 @@ from aotexport.lower.cuda.wrapper import capturing, launch
 from aotexport.model.refusals import attempt
 from aotexport.process.quiet import quiet
 from aotexport.torch_internals.inductor import (
-    compile_half,
+    compile_for_gpu,
     joint_passes,
     offline_gpu,
     partitioned,
@@ -28,7 +28,7 @@ from aotexport.torch_internals.patches import fake_kernels
 
 
 @dataclass(frozen=True)
-class Half:
+class LoweredGraph:
     """A lowered forward or backward graph.
 
     Attributes:
@@ -52,8 +52,8 @@ class LoweredGraphs:
         kernels: every kernel of both.
     """
 
-    forward: Half
-    backward: Half | None
+    forward: LoweredGraph
+    backward: LoweredGraph | None
     kernels: list[KernelSource]
 
 
@@ -82,12 +82,12 @@ def lower(module: torch.fx.GraphModule, mode: FakeTensorMode, *, returned: int, 
                 joint_passes(graph, mode)
                 backward = None
                 if tangents is None:
-                    forward = _half(graph, mode, modules, visible=returned, is_inference=True)
+                    forward = _lowered(graph, mode, modules, visible=returned, is_inference=True)
                 else:
                     first, second = partitioned(graph, returned, mode)
-                    forward = _half(first, mode, modules, visible=returned)
+                    forward = _lowered(first, mode, modules, visible=returned)
                     _restride(forward, second, mode)
-                    backward = _half(second, mode, modules, visible=len(_outputs(second)), is_backward=True)
+                    backward = _lowered(second, mode, modules, visible=len(_outputs(second)), is_backward=True)
                 return LoweredGraphs(forward, backward, list(_kernels(modules)))
     except AttemptFailed as refusal:
         lines = [line.strip() for line in str(refusal.error).splitlines() if line.strip()] or [""]
@@ -95,7 +95,7 @@ def lower(module: torch.fx.GraphModule, mode: FakeTensorMode, *, returned: int, 
         raise CannotLower(f"the compiler fails: {said[:300]}") from refusal.error
 
 
-def _half(
+def _lowered(
     module: torch.fx.GraphModule,
     mode: FakeTensorMode,
     modules: list[torch.fx.GraphModule],
@@ -103,19 +103,19 @@ def _half(
     visible: int,
     is_backward: bool = False,
     is_inference: bool = False,
-) -> Half:
+) -> LoweredGraph:
     # Now: the compiler's passes rename nodes.
     inputs = [node.name for node in module.graph.find_nodes(op="placeholder")]
     outputs = [value.name if isinstance(value, torch.fx.Node) else None for value in _outputs(module)]
     before = len(modules)
     if _calls(module):
-        compile_half(module, mode, visible=visible, is_backward=is_backward, is_inference=is_inference)
+        compile_for_gpu(module, mode, visible=visible, is_backward=is_backward, is_inference=is_inference)
         if len(modules) != before + 1:
             raise CannotLower(f"the compiler made {len(modules) - before} graphs of one")
         lowered = modules[-1]
     else:
         lowered = module  # The compiler returns a graph without calls as it is.
-    return Half(lowered, inputs, outputs)
+    return LoweredGraph(lowered, inputs, outputs)
 
 
 def _kernels(modules: list[torch.fx.GraphModule]) -> Iterator[KernelSource]:
@@ -148,7 +148,7 @@ def _calls(module: torch.fx.GraphModule) -> bool:
     return any(node.op == "call_function" for node in module.graph.nodes)
 
 
-def _restride(forward: Half, backward: torch.fx.GraphModule, mode: FakeTensorMode) -> None:
+def _restride(forward: LoweredGraph, backward: torch.fx.GraphModule, mode: FakeTensorMode) -> None:
     """Give the inputs of `backward` the layout that the lowered forward saves them in.
 
     Source: torch 2.13, `_functorch/_aot_autograd/graph_compile.py`, before the backward is compiled.

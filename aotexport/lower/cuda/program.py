@@ -10,7 +10,7 @@ import torch
 from aotexport.capture.functional.mutating_operators import call_subgraph
 from aotexport.capture.trace.forward_capture import ForwardCapture
 from aotexport.capture.trace.shapes import guards
-from aotexport.lower.cuda.encode import encode_half, tensors_among
+from aotexport.lower.cuda.encode import encode_lowered, tensors_among
 from aotexport.lower.cuda.lowering import LoweredGraphs, lower
 from aotexport.lower.cuda.recapture import captured_for_gpu
 from aotexport.lower.cuda.retarget import CannotLower
@@ -117,14 +117,14 @@ def _encoded(
     inputs = dict(zip(lowered.forward.inputs, names, strict=True))
     kernels = joined(lowered.kernels)
     if lowered.backward is None:
-        graph = unshared(encode_half(lowered.forward, inputs, list(range(returned)), namespaces), convention)
+        graph = unshared(encode_lowered(lowered.forward, inputs, list(range(returned)), namespaces), convention)
         record = LoweredProgram(forward=FORWARD_FILE, guards=guards)
         return CudaProgram(record, {FORWARD_FILE: graph}, tuple(kernels.values()))
     taken = list(tensors_among(lowered.backward))
     tangents = [name for name in taken if name.startswith("tangents_")]
     saved = [name for name in taken if not name.startswith("tangents_")]
     positions = {name: index for index, name in enumerate(lowered.forward.outputs) if index >= returned}
-    forward_graph = encode_half(
+    forward_graph = encode_lowered(
         lowered.forward, inputs, [*range(returned), *(positions[name] for name in saved)], namespaces
     )
     forward_graph = unshared(forward_graph, convention)
@@ -132,7 +132,7 @@ def _encoded(
     backward_inputs |= {name: f"tangent:{index}" for index, name in enumerate(tangents)}
     assert convention.gradients is not None
     gradients = [None if index is None else index - returned for index in convention.gradients.of_inputs]
-    backward_graph = encode_half(lowered.backward, backward_inputs, gradients, namespaces)
+    backward_graph = encode_lowered(lowered.backward, backward_inputs, gradients, namespaces)
     record = LoweredProgram(forward=FORWARD_FILE, backward=BACKWARD_FILE, saved=len(saved), guards=guards)
     return CudaProgram(record, {FORWARD_FILE: forward_graph, BACKWARD_FILE: backward_graph}, tuple(kernels.values()))
 

@@ -165,8 +165,8 @@ def _module(text: str) -> str:
     for statement in tree.body:
         for first, last in _superfluous(statement):
             removed.update(range(first - 1, last))
-    kept = [line for index, line in enumerate(lines) if index not in removed]
-    body = "\n".join(kept).strip("\n")
+    remaining = [line for index, line in enumerate(lines) if index not in removed]
+    body = "\n".join(remaining).strip("\n")
     body = body.replace("import triton_helpers, triton_heuristics", "import triton_helpers")
     return re.sub(r"\n{3,}", "\n\n", body) + "\n"
 

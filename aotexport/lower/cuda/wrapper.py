@@ -159,8 +159,8 @@ class _Converter(FxConverter):
         values = [self._argument(argument, line) for argument in line.call_args]
         if len(names) != len(values):
             raise NotImplementedError(f"kernel {line.kernel_name} takes {names}, and is given {len(values)} arguments")
-        kept = {name: value for name, value in zip(names, values, strict=True) if name in runtime_arguments(tuner)}
-        node = self.gm.graph.call_function(launch, kwargs=kept)
+        passed = {name: value for name, value in zip(names, values, strict=True) if name in runtime_arguments(tuner)}
+        node = self.gm.graph.call_function(launch, kwargs=passed)
         node.meta["tuner"] = tuner
         node.meta["origins"] = self._origins.get(line.kernel_name, [])
 

@@ -33,7 +33,7 @@ def batch_norm(call: Call, args: list[Any], kwargs: Mapping[str, Any], metas: Me
     if running_mean is not None:
         seen = (mean, call(aten.var.correction, wide, axes, correction=1))
         for running, batch in zip((running_mean, running_var), seen, strict=True):
-            kept = call(aten.mul.Scalar, running, 1 - momentum)
+            previous = call(aten.mul.Scalar, running, 1 - momentum)
             new = call(aten.mul.Scalar, call(aten.reshape.default, batch, [-1]), momentum)
-            call(aten.copy_.default, running, call(aten.add.Tensor, kept, new))
+            call(aten.copy_.default, running, call(aten.add.Tensor, previous, new))
     return call(aten._to_copy.default, result, dtype=getattr(torch, meta.dtype)) if narrow else result

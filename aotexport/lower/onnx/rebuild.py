@@ -14,7 +14,7 @@ import torch
 import torch.fx.traceback
 from torch import fx, nn
 
-from aotexport.lower.onnx.body import Body
+from aotexport.lower.onnx.graph_builder import GraphBuilder
 from aotexport_runtime.schema.graph import Graph
 from aotexport_runtime.schema.program import Program, SizeInput, StateInput
 from aotexport_runtime.schema.values import TensorMeta
@@ -63,29 +63,29 @@ def rebuild(
     root = nn.Module()
     state: dict[str, str] = {}
     metas: dict[str, TensorMeta] = {}
-    body = _Whole(graph, root, frozenset(namespaces))
+    builder = _ProgramBuilder(graph, root, frozenset(namespaces))
     for spec, graph_input in zip(program.inputs, graph.inputs, strict=True):
         name = spec.name if isinstance(spec, StateInput) else spec.path
         if isinstance(spec, StateInput):
             attribute = f"state_{len(state)}"
             state[attribute] = spec.name
-            node = body.state(attribute, tensors[spec.name].detach())
+            node = builder.state(attribute, tensors[spec.name].detach())
         else:
-            node = body.graph.placeholder(f"argument_{len(body.values) - len(state)}")
-        body.values[graph_input.name] = node
-        body.inputs[name] = node
+            node = builder.graph.placeholder(f"argument_{len(builder.values) - len(state)}")
+        builder.values[graph_input.name] = node
+        builder.inputs[name] = node
         if not isinstance(spec, SizeInput):
             metas[name] = spec.meta
     for name in updated:
-        body.replace(name)
-    body.symbols.bind_dimensions(program, [body.values[value.name] for value in graph.inputs])
-    outputs = body.run([*graph.outputs])
-    results = [body.fresh(value, meta) for value, meta in zip(outputs, program.outputs, strict=True)]
-    results += [body.fresh(body.inputs[name], metas[name]) for name in updated]
-    messages, holds = [message for message, _ in body.checks], [value for _, value in body.checks]
-    body.graph.output((*results, *holds))
-    module = _Traced(fx.GraphModule(root, body.graph))
-    return Rebuilt(module, state, tuple(updated), tuple(messages), body.may_write)
+        builder.replace(name)
+    builder.symbols.bind_dimensions(program, [builder.values[value.name] for value in graph.inputs])
+    outputs = builder.run([*graph.outputs])
+    results = [builder.fresh(value, meta) for value, meta in zip(outputs, program.outputs, strict=True)]
+    results += [builder.fresh(builder.inputs[name], metas[name]) for name in updated]
+    messages, holds = [message for message, _ in builder.checks], [value for _, value in builder.checks]
+    builder.graph.output((*results, *holds))
+    module = _Traced(fx.GraphModule(root, builder.graph))
+    return Rebuilt(module, state, tuple(updated), tuple(messages), builder.may_write)
 
 
 class _Traced(nn.Module):
@@ -100,7 +100,7 @@ class _Traced(nn.Module):
             return fx.Interpreter(self.program).run(*args)
 
 
-class _Whole(Body):
+class _ProgramBuilder(GraphBuilder):
     """The graph of a program.
 
     Attributes:

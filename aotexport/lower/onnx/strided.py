@@ -50,10 +50,10 @@ def _layout(meta: TensorMeta, base: int) -> tuple[list[int], list[int]] | None:
     except UNDEFINED:
         return None
     repeated = [axis for axis, step in enumerate(stride) if step == 0 and shape[axis] != 1]
-    kept = [axis for axis in range(len(shape)) if axis not in repeated]
-    order = sorted(range(len(kept)), key=lambda index: (-stride[kept[index]], -shape[kept[index]]))
+    unrepeated = [axis for axis in range(len(shape)) if axis not in repeated]
+    order = sorted(range(len(unrepeated)), key=lambda index: (-stride[unrepeated[index]], -shape[unrepeated[index]]))
     step = 1
-    for axis in (kept[index] for index in reversed(order)):
+    for axis in (unrepeated[index] for index in reversed(order)):
         if shape[axis] != 1 and stride[axis] != step:
             return None
         step *= shape[axis]

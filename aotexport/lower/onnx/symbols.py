@@ -17,7 +17,7 @@ from aotexport_runtime.schema.values import SizeMeta, TensorMeta, ValueMeta
 
 
 class Symbols:
-    """The value of every symbol that a graph or body knows."""
+    """The value of every symbol that a graph or subgraph knows."""
 
     def __init__(self, call: Call) -> None:
         """Begin with none; `call` adds to the graph."""
@@ -37,7 +37,7 @@ class Symbols:
             self._values[dimension.symbol] = value
 
     def bind_operand(self, value: Any, meta: ValueMeta) -> None:
-        """Let sizes that a body reads be those of its operands."""
+        """Let sizes that a subgraph reads be those of its operands."""
         if isinstance(meta, SizeMeta) and isinstance(meta.value, str):
             self._values[meta.value] = value
         for axis, size in enumerate(meta.shape if isinstance(meta, TensorMeta) else ()):

@@ -38,7 +38,7 @@ def attach_state(
         The names of these inputs, by state tensor.
     """
     graph = model.graph
-    kept: dict[str, str] = {}
+    remaining_inputs: dict[str, str] = {}
     headers: dict[str, dict[str, tuple[int, int]]] = {}
     taken = {value.name for value in [*graph.inputs, *graph.outputs] if value.name not in state}
     values = [value for value in graph.inputs if value.name in state]
@@ -55,8 +55,8 @@ def attach_state(
         graph.initializers[value.name] = value
         if name in changing:
             graph.inputs.append(value)
-            kept[name] = value.name
-    return kept
+            remaining_inputs[name] = value.name
+    return remaining_inputs
 
 
 def _external(value: ir.Value, entry: StateTensor | StoredPart, where: tuple[int, int], root: Path) -> Any:

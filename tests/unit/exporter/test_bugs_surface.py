@@ -99,7 +99,7 @@ STAGES = {
     "first call": ("eager.first_call:tree_of", Preparing(), (X,), {}),
     "Python state": ("eager.python_state:tree_of", Counting(), (X,), {"programs": "infer"}),
     "label-free call": ("eager.label_free:tree_of", Net(), (X, torch.ones(2, 3)), {"programs": "infer"}),
-    "recorded calls": ("eager.run:given_tree", Net(), (X,), {}),
+    "recorded calls": ("eager.run:whole_result_tree", Net(), (X,), {}),
     "versions": ("vectors.versions:_counted", Net(), (X,), {}),
     "small sizes": (
         "vectors.small_sizes:is_dimension",

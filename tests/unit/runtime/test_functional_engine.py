@@ -8,7 +8,7 @@ import torch
 from aotexport_runtime.engines import reuse
 from aotexport_runtime.engines.codegen import Environment, compile_graph
 from aotexport_runtime.engines.ops import direct, resolve
-from aotexport_runtime.engines.partition import StraightLine
+from aotexport_runtime.engines.partition import Subgraph
 from aotexport_runtime.engines.reuse import reusing
 from aotexport_runtime.engines.simplify import simplified
 from aotexport_runtime.schema.graph import Graph, GraphInput, Node
@@ -26,7 +26,7 @@ def node(name, op, *args, meta=SQUARE, **kwargs):
 
 
 def line(*nodes, outputs):
-    return StraightLine(["x", "y"], list(nodes), outputs)
+    return Subgraph(["x", "y"], list(nodes), outputs)
 
 
 def metas():

@@ -117,7 +117,7 @@ BODY_OPERANDS: dict[str, int] = {
     "higher_order::register_hook": 3,
     "higher_order::autograd_function": 10,
 }
-"""How many operands each operator with bodies takes."""
+"""How many operands each higher-order operator takes."""
 
 LAUNCH_OPERANDS: dict[str, int] = {"higher_order::triton_kernel": 2}
 """How many operands the launch of a kernel of the model takes."""

@@ -57,7 +57,7 @@ def load_parts(
     bundle: Bundle, records: Iterable[StateTensor | StoredPart], *, mapped: bool = True
 ) -> list[torch.Tensor]:
     """Return the plain tensor of each record; see `load_tensors`."""
-    stored = _Stored(bundle, mapped)
+    stored = _StoredTensors(bundle, mapped)
     return [_restore(record, stored.get(record.file, record.key)) for record in records]
 
 
@@ -79,7 +79,7 @@ def read_tensors(path: Path, *, where: str) -> dict[str, torch.Tensor]:
     return {key: _from_bytes(value, where) for key, value in stored}
 
 
-class _Stored:
+class _StoredTensors:
     """The stored tensors, each made once, so that entries of one key share its storage."""
 
     def __init__(self, bundle: Bundle, mapped: bool) -> None:

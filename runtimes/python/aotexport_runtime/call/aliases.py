@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from msgspec.structs import replace
 
-from aotexport_runtime.call.holder import unwrap
+from aotexport_runtime.call.opaque import unwrap
 from aotexport_runtime.engines import ops
 from aotexport_runtime.engines.codegen import Environment, constant_value
 from aotexport_runtime.engines.tangents import flowless_outputs

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from aotexport_runtime.call.double_backward import Again
+from aotexport_runtime.call.double_backward import RepeatableCall
 from aotexport_runtime.call.inner import refuse_unseen_gradients
 from aotexport_runtime.call.joint import JointProgram, Pattern
 from aotexport_runtime.call.versions import check_versions
@@ -47,50 +47,50 @@ class _Joint(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, joint: JointProgram, symbols: dict[str, int], *inputs: Any) -> Sequence[Any]:
         needed: Pattern = ctx.needs_input_grad
-        variant = joint.found.get(needed) or joint.variant(needed, inputs, symbols)
+        compiled = joint.found.get(needed) or joint.compiled(needed, inputs, symbols)
         # A lowered form draws its random numbers otherwise, and the reference would differentiate another call.
-        repeats = joint.reference is not None and not (variant.lowered is not None and joint.draws)
-        again = Again.of(joint, inputs, symbols) if repeats else None
-        ctx.call = variant, symbols, torch.are_deterministic_algorithms_enabled(), again
+        repeats = joint.reference is not None and not (compiled.lowered is not None and joint.draws)
+        repeatable = RepeatableCall.of(joint, inputs, symbols) if repeats else None
+        ctx.call = compiled, symbols, torch.are_deterministic_algorithms_enabled(), repeatable
         ctx.set_materialize_grads(False)
-        results = variant.forward([*inputs], symbols)
+        results = compiled.forward([*inputs], symbols)
         if isinstance(results, LeasedResults):
             ctx.lease = results.lease
-        if variant.unchecked is None:
-            ctx.save_for_backward(*results[variant.checked])
+        if compiled.unchecked is None:
+            ctx.save_for_backward(*results[compiled.checked])
         else:
             # The same memory under a version of its own.
-            unchecked = [tensor.data for tensor in results[variant.unchecked]]
-            ctx.save_for_backward(*results[variant.checked], *unchecked)
-        if variant.loose is not None:
-            ctx.loose = results[variant.loose]
-        returned = results[: variant.returns]
-        return variant.marked(ctx, returned) if variant.has_marks else returned
+            unchecked = [tensor.data for tensor in results[compiled.unchecked]]
+            ctx.save_for_backward(*results[compiled.checked], *unchecked)
+        if compiled.loose is not None:
+            ctx.loose = results[compiled.loose]
+        returned = results[: compiled.returns]
+        return compiled.marked(ctx, returned) if compiled.has_marks else returned
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor | None) -> Sequence[Any]:
-        variant, symbols, deterministic, again = ctx.call
-        if variant.joint.inner:
+        compiled, symbols, deterministic, repeatable = ctx.call
+        if compiled.joint.inner:
             refuse_unseen_gradients(ctx, grads)
         if torch.is_grad_enabled():
-            return _differentiable_backward(ctx, again, grads)
+            return _differentiable_backward(ctx, repeatable, grads)
         if not deterministic and torch.are_deterministic_algorithms_enabled():
             raise NotSupported(
                 "deterministic algorithms were switched on between forward and backward; switch them on before both"
             )
-        if variant.lowered is not None and any(grad is not None and transforms.batched(grad) for grad in grads):
+        if compiled.lowered is not None and any(grad is not None and transforms.batched(grad) for grad in grads):
             # Kernels take no batches of gradients.
             with torch.enable_grad():
-                found = _differentiable_backward(ctx, again, grads)
+                found = _differentiable_backward(ctx, repeatable, grads)
             return tuple([None if gradient is None else gradient.detach() for gradient in found])
         # A second pass raises where eager saved something, which the first one freed.
-        args: list[Any] = [] if variant.saves_nothing else _saved(ctx, grads)
-        if variant.checks:
+        args: list[Any] = [] if compiled.saves_nothing else _saved(ctx, grads)
+        if compiled.checks:
             check_versions(ctx, grads)
-        if variant.loose is not None:
+        if compiled.loose is not None:
             args += ctx.loose
         batched, undefined = transforms.active(), 0
-        for position, lay_out in variant.tangents:
+        for position, lay_out in compiled.tangents:
             tangent = grads[position]
             if tangent is None:
                 undefined += 1
@@ -99,24 +99,24 @@ class _Joint(torch.autograd.Function):
                 batched = batched or transforms.batched(tangent)
                 tangent = lay_out(tangent, symbols)
             args.append(tangent)
-        if undefined == len(variant.tangents):
+        if undefined == len(compiled.tangents):
             return (None,) * len(ctx.needs_input_grad)
-        function = variant.backward(args, batched) if undefined or batched else variant.whole_backward
-        if undefined and variant.joint.is_sized_by_data:
-            args = variant.filled(args, ctx.shapes)
+        function = compiled.backward(args, batched) if undefined or batched else compiled.whole_backward
+        if undefined and compiled.joint.is_sized_by_data:
+            args = compiled.filled(args, ctx.shapes)
         if _clear is not None:
             _clear(ctx)
         try:
             found = (None, None, *function(args, symbols))
-            if (variant.checks or getattr(ctx, "lease", None) is not None) and _is_freed(ctx):
+            if (compiled.checks or getattr(ctx, "lease", None) is not None) and _is_freed(ctx):
                 ctx.lease, ctx.versions = None, ()
             return found
         except ZeroDivisionError:
-            if again is None:
+            if repeatable is None:
                 raise
             # Torch's own formulas give an infinity there, where Python raises.
             with torch.enable_grad():
-                found = again.gradients(grads, ctx.needs_input_grad[2:])
+                found = repeatable.gradients(grads, ctx.needs_input_grad[2:])
             return (None, None, *[None if gradient is None else gradient.detach() for gradient in found])
 
 
@@ -162,8 +162,10 @@ apply_joint: Callable[..., Sequence[Any]] = _super.apply
 looks for function transforms, none of which may be active, and for what they left behind among `plain` inputs."""
 
 
-def _differentiable_backward(ctx: Any, again: Again | None, grads: Sequence[torch.Tensor | None]) -> tuple[Any, ...]:
-    if again is None:
+def _differentiable_backward(
+    ctx: Any, repeatable: RepeatableCall | None, grads: Sequence[torch.Tensor | None]
+) -> tuple[Any, ...]:
+    if repeatable is None:
         raise NotSupported(
             "double backward (`create_graph=True`) through this program's joint graph is not supported: it changes "
             "inputs that require grad, or has custom autograd functions. Load the bundle with target='autograd'"
@@ -171,4 +173,4 @@ def _differentiable_backward(ctx: Any, again: Again | None, grads: Sequence[torc
     _saved(ctx, grads)  # Raises where one was changed in place.
     if ctx.call[0].checks:
         check_versions(ctx, grads)
-    return (None, None, *again.gradients(grads, ctx.needs_input_grad[2:]))
+    return (None, None, *repeatable.gradients(grads, ctx.needs_input_grad[2:]))

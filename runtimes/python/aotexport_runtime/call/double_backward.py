@@ -12,7 +12,7 @@ from aotexport_runtime.errors import NotSupported
 from aotexport_runtime.schema.program import IntermediateAlias
 
 
-class Again(NamedTuple):
+class RepeatableCall(NamedTuple):
     """What it takes to run a call again by the forward graph: double backward differentiates that.
 
     Attributes:
@@ -30,7 +30,7 @@ class Again(NamedTuple):
     random_state: torch.Tensor | None
 
     @classmethod
-    def of(cls, joint: JointProgram, inputs: Sequence[Any], symbols: dict[str, int]) -> Again:
+    def of(cls, joint: JointProgram, inputs: Sequence[Any], symbols: dict[str, int]) -> RepeatableCall:
         """Return it for a call that is about to run."""
         if joint.mutated:
             inputs = list(inputs)

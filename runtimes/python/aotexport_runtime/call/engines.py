@@ -1,4 +1,4 @@
-"""What runs a program: the engines that serve its calls, why others do not, and which halves of it have run."""
+"""What runs a program: the engines that serve its calls, why others do not, and which passes of it have run."""
 
 from __future__ import annotations
 
@@ -15,33 +15,33 @@ log = logging.getLogger("aotexport_runtime")
 LIBRARY_FAILED = "the library left the call to the graph: for an index outside of its bounds, or a failure in the log"
 
 WHOLE = "forward and backward"
-"""The half of a forward graph, whose backward torch's autograd records as it runs."""
+"""The passes of a forward graph: torch's autograd records the backward as the forward runs."""
 
 
 @dataclass(frozen=True)
-class HalfRun:
-    """A half of a program that has run.
+class EngineRun:
+    """A pass of a program that has run.
 
     Attributes:
-        half: `forward`, `backward`, or `forward and backward` of a forward graph under autograd.
+        passes: `forward`, `backward`, or `forward and backward` of a forward graph under autograd.
         engine: what ran it: `cuda`, a compiled target such as `cpu-x86_64-v3`, `portable`, `autograd` or `onnx`.
         because: why no faster engine of the program did, the first time; empty where this is the fastest.
     """
 
-    half: str
+    passes: str
     engine: str
     because: str = ""
 
     def __str__(self) -> str:
-        return f"{self.half} by {self.engine}" + (f" ({self.because})" if self.because else "")
+        return f"{self.passes} by {self.engine}" + (f" ({self.because})" if self.because else "")
 
 
-def words(runs: Iterable[HalfRun]) -> str:
+def words(runs: Iterable[EngineRun]) -> str:
     """Return what ran: `forward and backward by portable`."""
     found: dict[tuple[str, str], list[str]] = {}
     for run in runs:
-        found.setdefault((run.engine, run.because), []).append(run.half)
-    return "; ".join(str(HalfRun(" and ".join(halves), *key)) for key, halves in found.items())
+        found.setdefault((run.engine, run.because), []).append(run.passes)
+    return "; ".join(str(EngineRun(" and ".join(passes), *key)) for key, passes in found.items())
 
 
 class Engines:
@@ -62,17 +62,17 @@ class Engines:
         self.serving = choice.engines
         self.why_not = choice.why_not
         self.because = choice.because
-        self._runs: dict[tuple[str, str], HalfRun] = {}
+        self._runs: dict[tuple[str, str], EngineRun] = {}
 
     @property
-    def runs(self) -> tuple[HalfRun, ...]:
-        """The halves that have run, in the order in which they did first."""
+    def runs(self) -> tuple[EngineRun, ...]:
+        """The passes that have run, in the order of their first runs."""
         return tuple(self._runs.values())
 
-    def ran(self, half: str, engine: str, because: str = "") -> None:
-        """Note that an engine runs a half; the log says so the first time."""
-        if (half, engine) not in self._runs:
-            self._runs[half, engine] = run = HalfRun(half, engine, because)
+    def ran(self, passes: str, engine: str, because: str = "") -> None:
+        """Note that an engine runs a pass; the log says so the first time."""
+        if (passes, engine) not in self._runs:
+            self._runs[passes, engine] = run = EngineRun(passes, engine, because)
             log.info("program %s runs %s", self.program, run)
 
     def demand(self, target: str) -> None:

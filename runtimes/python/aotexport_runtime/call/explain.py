@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from aotexport_runtime.call.engines import Engines, HalfRun, words
+from aotexport_runtime.call.engines import EngineRun, Engines, words
 
 _KINDS = {
     "cuda": "kernels",
@@ -24,7 +24,7 @@ class ProgramExplanation:
         engines: names of the engines that serve its calls: `cuda`, compiled targets such as `cpu-x86_64-v3`,
             `portable`, `autograd`, `onnx`. Each takes those calls that the ones before it do not.
         why_not: why other engines do not, by name.
-        has_run: the halves that have run, in the order in which they did first; None: nobody looks (ONNX Runtime).
+        has_run: the passes that have run, in the order of their first runs; None: nobody looks (ONNX Runtime).
         refused: why no call is served; empty: calls are.
         because: why the functional graph serves where the forward graph would do; empty: it does not, or was asked for.
     """
@@ -33,7 +33,7 @@ class ProgramExplanation:
     device: str = ""
     engines: tuple[str, ...] = ()
     why_not: dict[str, str] = field(default_factory=dict[str, str])
-    has_run: tuple[HalfRun, ...] | None = None
+    has_run: tuple[EngineRun, ...] | None = None
     refused: str = ""
     because: str = ""
 

@@ -14,7 +14,7 @@ from aotexport_runtime.call.autograd import apply_joint
 from aotexport_runtime.call.guards.functional import DIRECT
 from aotexport_runtime.call.guards.kinds import torch_tensors
 from aotexport_runtime.call.guards.quick_path import Call, bind, quick_path
-from aotexport_runtime.call.guards.rule import Row, Source, input_name, rows
+from aotexport_runtime.call.guards.rule import GuardSource, Row, input_name, rows
 from aotexport_runtime.call.joint import JointProgram
 from aotexport_runtime.call.signature import Signature
 from aotexport_runtime.schema.program import Program, StateInput
@@ -48,12 +48,12 @@ class FastPath:
         positional = self.signature.plain_leaves
         if positional is None or set(positional) != passed:
             return self.fallback
-        source = Source(kind=torch_tensors())
+        source = GuardSource(kind=torch_tensors())
         asked = [*self.rows, *(rows(DIRECT, self.joint.plain) if self.joint is not None else [])]
         label = f"{self.program.name} call"
         return quick_path(source, bind(source, positional), asked, self._served, self.fallback, label)
 
-    def _served(self, source: Source) -> str:
+    def _served(self, source: GuardSource) -> str:
         """Return the expression that runs the program on the inputs."""
         inputs = ", ".join(map(input_name, range(len(self.program.inputs))))
         symbols = ", ".join(f"{source.constant(symbol)}: {name}" for symbol, name in source.symbols.items())

@@ -11,7 +11,7 @@ from aotexport_runtime.engines.codegen import Environment, Function
 from aotexport_runtime.engines.cpu import Libraries
 from aotexport_runtime.engines.functional import compile_functional
 from aotexport_runtime.engines.lowered import Lowered
-from aotexport_runtime.engines.partition import StraightLine
+from aotexport_runtime.engines.partition import Subgraph
 from aotexport_runtime.engines.select import obstacle
 from aotexport_runtime.schema.graph import Graph
 
@@ -39,7 +39,7 @@ class Inference:
             native: the graph as native code; None: there is none.
         """
         self._graph = graph
-        self._line = StraightLine([value.name for value in graph.inputs], list(graph.nodes), graph.outputs)
+        self._subgraph = Subgraph([value.name for value in graph.inputs], list(graph.nodes), graph.outputs)
         self._environment = environment
         self._engines = engines
         self._ran = False
@@ -47,7 +47,9 @@ class Inference:
         if isinstance(native, Lowered):
             self.run = functools.partial(self._by_native, native, native.forward)
         elif native is not None:
-            self.run = functools.partial(self._by_native, native, native.forward(self._line, self._where_library_fails))
+            self.run = functools.partial(
+                self._by_native, native, native.forward(self._subgraph, self._where_library_fails)
+            )
 
     def _first(self, args: list[Any], symbols: dict[str, int]) -> tuple[Any, ...]:
         self._engines.ran("forward", PORTABLE)
@@ -74,4 +76,4 @@ class Inference:
     @functools.cached_property
     def _portable(self) -> Function:
         label = self._engines.program
-        return compile_functional(self._graph, self._line, self._environment, label=label, detached=True)
+        return compile_functional(self._graph, self._subgraph, self._environment, label=label, detached=True)

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 import torch
 
 from aotexport_runtime.call.engines import LIBRARY_FAILED, Engines
-from aotexport_runtime.call.holder import Held
 from aotexport_runtime.call.inner import InnerOutput
-from aotexport_runtime.engines import partition as halves
+from aotexport_runtime.call.opaque import OpaqueTensor
+from aotexport_runtime.engines import partition as partitions
 from aotexport_runtime.engines import transforms
 from aotexport_runtime.engines.candidates import PORTABLE, CallFacts
 from aotexport_runtime.engines.codegen import Environment, Function
@@ -40,7 +40,7 @@ class JointProgram:
         steady: tensor inputs whose version a call leaves as it is, or that it changes.
         plain: tensor inputs that are no `nn.Parameter`s.
         is_sized_by_data: whether tangents have sizes that only the data of a call know.
-        found: what `variant` returned for patterns of needed gradients, where that depends on nothing else.
+        found: what `compiled` returned for patterns of needed gradients, where that depends on nothing else.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class JointProgram:
             graph: the joint graph.
             functional: its calling convention.
             environment: namespaces and device.
-            engines: of the program; told of each half that runs.
+            engines: of the program; told of each pass that runs.
             reference: runs the program's forward graph under autograd, for double backward; None: there is none.
             native: the graph as native code, for calls that want every gradient; None: there is none.
             parameters: inputs that are `nn.Parameter`s.
@@ -73,7 +73,7 @@ class JointProgram:
         self.environment = environment
         self.engines = engines
         self.label = engines.program
-        self.kept = impure_nodes(graph)
+        self.impure = impure_nodes(graph)
         self.draws = bool(random_nodes(graph))
         # What a call changes is copied before, which does not do for what gradients flow through.
         copied = all(m.data and not (m.metadata or m.storage or m.requires_grad) for m in functional.mutations)
@@ -88,23 +88,23 @@ class JointProgram:
         sizes_of_inputs = {size for value in graph.inputs[: len(inputs)] for size in _symbols(value.meta)}
         self.is_sized_by_data = any(_symbols(tangent.meta) - sizes_of_inputs for tangent in self.gradients.tangents)
         self._native = native
-        self.found: dict[Pattern, Variant] = {}
-        self._variants: dict[tuple[Pattern, bool], Variant] = {}
+        self.found: dict[Pattern, CompiledJoint] = {}
+        self._compiled: dict[tuple[Pattern, bool], CompiledJoint] = {}
 
-    def variant(self, needed: Pattern, inputs: Sequence[Any], symbols: dict[str, int]) -> Variant:
-        """Return the compiled halves, and keep them in `found` if they serve all such calls.
+    def compiled(self, needed: Pattern, inputs: Sequence[Any], symbols: dict[str, int]) -> CompiledJoint:
+        """Return the compiled forward and backward, and keep them in `found` if they serve all such calls.
 
         Args:
             needed: of the arguments of `apply_joint`, which gradients are wanted.
             inputs: of the program.
             symbols: value per symbol.
         """
-        found = self._variant(needed[2:], inputs, symbols)
+        found = self._compile(needed[2:], inputs, symbols)
         if self._native is None:
             self.found[needed] = found
         return found
 
-    def _variant(self, needed: Pattern, inputs: Sequence[Any], symbols: dict[str, int]) -> Variant:
+    def _compile(self, needed: Pattern, inputs: Sequence[Any], symbols: dict[str, int]) -> CompiledJoint:
         native, rule, call = self._native, None, None
         if native is not None:
             call = CallFacts(native, inputs, symbols, self.complete(needed), transforms.active())
@@ -112,9 +112,9 @@ class JointProgram:
         if rule is not None:
             native = None
         key = needed, native is not None
-        found = self._variants.get(key)
+        found = self._compiled.get(key)
         if found is None:
-            found = self._variants[key] = Variant.build(self, needed, native, symbols)
+            found = self._compiled[key] = CompiledJoint.build(self, needed, native, symbols)
             self.engines.ran("forward", found.engine, "" if rule is None else rule.reason.format(call))
         return found
 
@@ -138,36 +138,36 @@ class Check(NamedTuple):
 
 
 @dataclass
-class Variant:
-    """Compiled halves, and what the `autograd.Function` must know about their values.
+class CompiledJoint:
+    """A compiled forward and backward, and what the `autograd.Function` must know about their values.
 
     Attributes:
         joint: the joint graph.
-        halves: its forward and backward.
+        partitioned: its forward and backward.
         lowered: what runs in their place; None: they run.
         forward: returns results, then saved values.
         returns: how many of those are results.
         checked: which are saved tensors whose versions autograd checks.
         unchecked: which are saved tensors whose versions it does not; None: there are none.
         loose: which are saved beside autograd, which then does not free them; None: there are none.
-        held: results that autograd must not take for its own: aliases, and tensors changed in another way than by data.
+        opaque: results that autograd must not see: aliases, and tensors whose metadata or storage changes.
         views: results that are views which nobody may change.
         checks: whose versions are checked in addition, as eager's saved tensors would be.
         nondifferentiable: results without a gradient.
         tangents: per tangent the position of its result, and what lays it out.
-        libraries: compiled halves; None: there are none.
+        libraries: compiled forward and backward; None: there are none.
         backwards: compiled backward passes, by which tangents are defined and whether they are batches.
     """
 
     joint: JointProgram
-    halves: halves.Halves
+    partitioned: partitions.PartitionedGraph
     lowered: Lowered | None
     forward: Function
     returns: int
     checked: slice
     unchecked: slice | None
     loose: slice | None
-    held: list[int]
+    opaque: list[int]
     views: list[int]
     checks: list[Check]
     nondifferentiable: list[int]
@@ -182,7 +182,7 @@ class Variant:
         needed: Pattern,
         native: Lowered | Libraries | None,
         symbols: dict[str, int],
-    ) -> Variant:
+    ) -> CompiledJoint:
         """Cut and compile `joint` for calls that need these gradients.
 
         Args:
@@ -199,11 +199,11 @@ class Variant:
         else:
             partition = views_recomputed(joint.graph, functional, gradients.partitions[0])
         if budget < 1:
-            partition = within_budget(joint.graph, functional, partition, budget, symbols, joint.kept)
-        cut = halves.cut(joint.graph, functional, partition, needed, joint.kept)
+            partition = within_budget(joint.graph, functional, partition, budget, symbols, joint.impure)
+        partitioned = partitions.partition_graph(joint.graph, functional, partition, needed, joint.impure)
         if budget < 1:
-            cut = computed_late(cut)
-        checked, unchecked, loose = cut.saved_tensors, cut.saved_unchecked, cut.saved_others
+            partitioned = computed_late(partitioned)
+        checked, unchecked, loose = partitioned.saved_tensors, partitioned.saved_unchecked, partitioned.saved_others
         if lowered is not None:
             checked, unchecked, loose = lowered.saved, 0, 0
         elif gradients.saves_nothing:
@@ -212,37 +212,37 @@ class Variant:
         mutations, outputs = len(functional.mutations), len(functional.outputs)
         start = {"mutation": 0, "output": mutations, "intermediate_base": mutations + outputs}
         positions = [start[tangent.of] + tangent.index for tangent in gradients.tangents]
-        reached = {position for position, reaches in zip(positions, cut.reaching, strict=True) if reaches}
+        reached = {position for position, reaches in zip(positions, partitioned.reaching, strict=True) if reaches}
         flowless = {mutations + index for index in flowless_outputs(functional)}
-        held = [index for index, mutation in enumerate(functional.mutations) if not mutation.data]
-        held += [mutations + i for i, output in enumerate(functional.outputs) if not isinstance(output, FreshOutput)]
-        returns = halves.forward_returns(functional)
+        opaque = [index for index, mutation in enumerate(functional.mutations) if not mutation.data]
+        opaque += [mutations + i for i, output in enumerate(functional.outputs) if not isinstance(output, FreshOutput)]
+        returns = partitions.forward_returns(functional)
 
         def portable() -> Function:
             if libraries is not None:
                 joint.engines.ran("forward", PORTABLE, LIBRARY_FAILED)
             label = f"{joint.label} forward"
             return compile_functional(
-                joint.graph, cut.forward, joint.environment, label=label, visible=returns, detached=True
+                joint.graph, partitioned.forward, joint.environment, label=label, visible=returns, detached=True
             )
 
         if lowered is not None:
             forward = lowered.forward
         else:
-            forward = portable() if libraries is None else libraries.forward(cut.forward, portable)
+            forward = portable() if libraries is None else libraries.forward(partitioned.forward, portable)
         return cls(
             joint=joint,
-            halves=cut,
+            partitioned=partitioned,
             lowered=lowered,
             forward=forward,
             returns=returns,
             checked=slice(returns, returns + checked),
             unchecked=_slice(returns + checked, unchecked),
             loose=_slice(returns + checked + unchecked, loose),
-            held=held,
+            opaque=opaque,
             views=[mutations + i for i, output in enumerate(functional.outputs) if _is_protected_view(output)],
-            checks=_checks(joint, positions, None if joint.complete(needed) else cut),
-            nondifferentiable=[i for i in range(returns) if i not in reached and i not in held and i not in flowless],
+            checks=_checks(joint, positions, None if joint.complete(needed) else partitioned),
+            nondifferentiable=[i for i in range(returns) if i not in reached and i not in opaque and i not in flowless],
             tangents=[(position, layout(spec)) for position, spec in zip(positions, gradients.tangents, strict=True)],
             libraries=libraries,
         )
@@ -257,15 +257,15 @@ class Variant:
     @cached_property
     def has_marks(self) -> bool:
         """Whether autograd must be told more of the results than that they are results."""
-        return bool(self.held or self.views or self.nondifferentiable or self.joint.is_sized_by_data)
+        return bool(self.opaque or self.views or self.nondifferentiable or self.joint.is_sized_by_data)
 
     def marked(self, ctx: Any, results: Sequence[Any]) -> tuple[Any, ...]:
         """Return the results as the `autograd.Function` returns them, and tell it which of them get no gradient."""
         returned = list(results)
         if self.joint.is_sized_by_data:
             ctx.shapes = [returned[position].shape for position, _ in self.tangents]
-        for index in self.held:
-            returned[index] = Held(returned[index])
+        for index in self.opaque:
+            returned[index] = OpaqueTensor(returned[index])
         for index in self.views:
             returned[index] = returned[index].view_as(returned[index])
         tensors = [returned[i] for i in self.nondifferentiable if isinstance(returned[i], torch.Tensor)]
@@ -309,12 +309,12 @@ class Variant:
             ran("backward", PORTABLE, LIBRARY_FAILED)
             return self._graph_backward(defined, batched)
 
-        piece = halves.with_tangents(self.joint.graph, self.halves.backward, defined)
+        piece = partitions.with_tangents(self.joint.graph, self.partitioned.backward, defined)
         return self.libraries.backward(piece, portable)
 
     def _graph_backward(self, defined: Pattern, batched: bool) -> Function:
-        whole, undefined = self.halves.backward, not all(defined)
-        piece = halves.with_tangents(self.joint.graph, whole, defined)
+        whole, undefined = self.partitioned.backward, not all(defined)
+        piece = partitions.with_tangents(self.joint.graph, whole, defined)
         if self.lowered is not None:
             assert self.lowered.backward is not None
             return with_zeros(self.lowered.backward, self.joint.gradients, [g is None for g in piece.outputs])
@@ -341,10 +341,12 @@ def _slice(start: int, count: int) -> slice | None:
     return slice(start, start + count) if count else None
 
 
-def _checks(joint: JointProgram, positions: Sequence[int], cut: halves.Halves | None) -> list[Check]:
-    """Return the checks of versions for calls that want every gradient, or those of what `cut` saves for others."""
+def _checks(
+    joint: JointProgram, positions: Sequence[int], partitioned: partitions.PartitionedGraph | None
+) -> list[Check]:
+    """Return the version checks of a call that wants every gradient, or those of values that `partitioned` saves."""
     graph, mutations = joint.graph, len(joint.functional.mutations)
-    saved = None if cut is None else {base_of(graph, name) for name in cut.backward.inputs}
+    saved = None if partitioned is None else {base_of(graph, name) for name in partitioned.backward.inputs}
     found: list[Check] = []
     for check in joint.gradients.checks:
         value = graph.inputs[check.index].name if check.of == "input" else graph.outputs[mutations + check.index]

@@ -23,7 +23,7 @@ from aotexport_runtime.errors import NotSupported
 from aotexport_runtime.schema.graph import Graph, ModuleCall, Node
 from aotexport_runtime.schema.program import Program, StateInput
 from aotexport_runtime.schema.values import Argument, SequenceMeta, ValueMeta
-from aotexport_runtime.submodules.changes import Change
+from aotexport_runtime.submodules.changes import SubmoduleChange
 from aotexport_runtime.submodules.places import StateSlot, is_below, module_at
 from aotexport_runtime.validate import references
 from aotexport_runtime.values import dtypes
@@ -73,7 +73,7 @@ class LiveGraph:
 def live_graph(
     graph: Graph,
     program: Program,
-    changes: Sequence[Change],
+    changes: Sequence[SubmoduleChange],
     names: Mapping[str, Sequence[str]],
     environment: Environment,
 ) -> LiveGraph | None:
@@ -115,7 +115,7 @@ def live_graph(
     return LiveGraph(live, outline.environment, reads, reasons)
 
 
-def _check_can_follow(change: Change, is_called: bool, graph: Graph, program: Program) -> None:
+def _check_can_follow(change: SubmoduleChange, is_called: bool, graph: Graph, program: Program) -> None:
     if is_called and change.module is None:
         raise CannotFollow(
             change.path,
@@ -142,7 +142,11 @@ class _Outline:
     """Nodes of a forward graph with calls of submodules in the place of their nodes."""
 
     def __init__(
-        self, graph: Graph, changes: Mapping[str, Change], state: Mapping[str, Sequence[str]], environment: Environment
+        self,
+        graph: Graph,
+        changes: Mapping[str, SubmoduleChange],
+        state: Mapping[str, Sequence[str]],
+        environment: Environment,
     ) -> None:
         self._graph = graph
         self._changes = changes
@@ -247,7 +251,7 @@ class _Outline:
         names = self._state.get(name, ())
         return next((alias.removeprefix(prefix) for alias in names if alias.startswith(prefix)), None)
 
-    def _results(self, call: ModuleCall, change: Change, returned: set[int]) -> list[Result]:
+    def _results(self, call: ModuleCall, change: SubmoduleChange, returned: set[int]) -> list[Result]:
         """Return the values that others use of what a call returns; values that it passes on get new names."""
         inside = range(call.begin, call.end)
         by_name = {value: i for i in sorted(returned) if isinstance(value := call.values[i], str)}
@@ -300,7 +304,7 @@ class _Outline:
             value = node.args[0]
         return value
 
-    def _refused(self, change: Change, reason: str) -> CannotFollow:
+    def _refused(self, change: SubmoduleChange, reason: str) -> CannotFollow:
         return CannotFollow(
             change.path,
             f"`{change.path}` {change.how}, and no call can follow: {reason}. Change the model, and export it again",
@@ -316,7 +320,7 @@ def graph_of_calls(
     whole: nn.Module,
     graph: Graph,
     program: Program,
-    changes: Sequence[Change],
+    changes: Sequence[SubmoduleChange],
     names: Mapping[str, Sequence[str]],
     environment: Environment,
 ) -> tuple[LiveGraph | None, set[str]]:
@@ -337,7 +341,9 @@ def graph_of_calls(
     paths = {graph.modules[call.module] for call in graph.calls if call.refusal is None}
     apart = {path for path in paths if not any(path == other or is_below(path, other) for other in changed)}
     modules = {path: module_at(whole, path) for path in sorted(apart)}
-    shown = {path: Change(path, module, "is called", runs_part=True) for path, module in modules.items() if module}
+    shown = {
+        path: SubmoduleChange(path, module, "is called", runs_part=True) for path, module in modules.items() if module
+    }
     while True:
         try:
             live = live_graph(graph, program, [*changes, *shown.values()], names, environment)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.autograd.graph import increment_version
 
-from aotexport_runtime.call.holder import unwrap
+from aotexport_runtime.call.opaque import unwrap
 from aotexport_runtime.schema.program import FunctionalGraph, InputMutation
 
 

@@ -24,8 +24,8 @@ from aotexport_runtime.call.guards.caller import MODES, STATE, Caller
 from aotexport_runtime.call.guards.functional import CALLER, INPUTS, Functional
 from aotexport_runtime.call.guards.kinds import torch_tensors
 from aotexport_runtime.call.guards.rule import rows
-from aotexport_runtime.call.guards.subjects import Arguments
-from aotexport_runtime.call.guards.table import Table
+from aotexport_runtime.call.guards.subjects import ArgumentFacts
+from aotexport_runtime.call.guards.table import GuardTable
 from aotexport_runtime.call.inference import Inference
 from aotexport_runtime.call.inner import InnerOutput, inner_outputs, watch
 from aotexport_runtime.call.joint import JointProgram
@@ -74,7 +74,7 @@ class Plan:
             program: its record.
             slot: gives, per name of a state tensor, where its current tensor is kept.
             environment: namespaces and device.
-            engines: which serve; told of each half that runs.
+            engines: which serve; told of each pass that runs.
             native: the functional graph as native code, for the calls that it serves; None: there is none.
             live: the forward graph that serves every call since submodules changed; None: none that the program calls.
         """
@@ -117,9 +117,9 @@ class Plan:
             forms={index: form for index, form in forms.items() if index in reads},
         )
         devices = () if environment.device is None else (environment.device.type,)
-        arguments = Arguments(program=program, device_types=devices, forms=forms)
+        arguments = ArgumentFacts(program=program, device_types=devices, forms=forms)
         stages = [[*rows(ARGUMENTS, arguments), *rows(MODES, caller)], rows(STATE, caller)]
-        self.guards = Table(stages, len(program.inputs), torch_tensors())
+        self.guards = GuardTable(stages, len(program.inputs), torch_tensors())
         self._forward: Function | None = None
         self._has_effects = False
         self._functional = None
@@ -239,8 +239,8 @@ class _Functional:
         inputs = rows(INPUTS, Functional(program, functional, graph, device_type))
         self.rows = [*caller, *inputs]
         """What calls must fit that it serves."""
-        self._caller = Table([caller], len(plan.program.inputs), known=symbols)
-        self._inputs = Table([inputs], len(program.inputs), known=symbols)
+        self._caller = GuardTable([caller], len(plan.program.inputs), known=symbols)
+        self._inputs = GuardTable([inputs], len(program.inputs), known=symbols)
         self._mutations = Mutations(functional) if functional.mutations or functional.version_rises else None
         self._checks = functional.gradients is not None and bool(functional.gradients.checks)
         self._regenerators = regenerators(program, functional, graph, plan.environment)
@@ -248,8 +248,8 @@ class _Functional:
         self._joint = None
         self._inference = None
         if functional.gradients is not None:
-            again = _put_together(plan) if self._wraps else plan.run_forward
-            reference = again if program.forward.differentiable else None
+            by_forward_graph = _put_together(plan) if self._wraps else plan.run_forward
+            reference = by_forward_graph if program.forward.differentiable else None
             self._inner = inner_outputs(graph, functional, program)
             self._joint = JointProgram(
                 graph,
@@ -328,8 +328,8 @@ def _put_together(plan: Plan) -> Callable[[list[Any], dict[str, int]], Any]:
     forms = [None if record is None else plan.environment.form(record) for record in records]
 
     def run(apart: list[Any], symbols: dict[str, int]) -> Any:
-        given = iter(apart)
-        inputs = [next(given) if form is None else form.make(given, symbols) for form in forms]
+        remaining = iter(apart)
+        inputs = [next(remaining) if form is None else form.make(remaining, symbols) for form in forms]
         return plan.run_forward(inputs, symbols)
 
     return run

@@ -20,7 +20,7 @@ from aotexport_runtime.schema.program import Parameter
 from aotexport_runtime.schema.trees import Constant, Leaf, Tree
 from aotexport_runtime.schema.trees import Sequence as SequenceTree
 from aotexport_runtime.schema.values import Argument, SizeArgument, TensorMeta, ValueMeta
-from aotexport_runtime.submodules.changes import Change
+from aotexport_runtime.submodules.changes import SubmoduleChange
 from aotexport_runtime.submodules.running import running
 from aotexport_runtime.validate import references
 from aotexport_runtime.values import dtypes, sizes
@@ -136,7 +136,7 @@ class SubmoduleCall:
     def __init__(
         self,
         path: str,
-        change: Change,
+        change: SubmoduleChange,
         call: ModuleCall,
         inputs: Mapping[int, Argument],
         results: Sequence[Result],

@@ -12,7 +12,7 @@ from aotexport_runtime.schema.trees import Leaf
 from aotexport_runtime.values.trees import leaves
 
 
-class Plan(Protocol):
+class AnyPlan(Protocol):
     """A program of any engine, ready to be called."""
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Bound:
@@ -31,7 +31,7 @@ class Variants:
     there fits as well: the model's code may ask whether two of its arguments are one.
     """
 
-    def __init__(self, programs: Sequence[Program], plan: Callable[[str], Plan]) -> None:
+    def __init__(self, programs: Sequence[Program], plan: Callable[[str], AnyPlan]) -> None:
         """Prepare the variants of a program.
 
         Args:
@@ -41,7 +41,7 @@ class Variants:
         self._names = [program.name for program in programs]
         self._order = [program.name for program in sorted(programs, key=_shared_tensors, reverse=True)]
         self._make = plan
-        self._plans: dict[str, Plan] = {}
+        self._plans: dict[str, AnyPlan] = {}
 
     def plan(self, name: str) -> Any:
         """Return the plan of variant `name`."""

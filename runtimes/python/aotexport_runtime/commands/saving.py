@@ -127,8 +127,8 @@ def _write(module: BundleModule, tensors: dict[str, torch.Tensor], attributes: S
     constants = {f"targets/onnx/{model.program}.safetensors" for model in bundle.manifest.onnx}
     # Files of tensors that were in attributes alone.
     left = {part.file for entry in bundle.manifest.state for part in parts_of(entry)} - rewritten
-    kept = [entry for entry in bundle.manifest.files if entry.path not in left]
-    for entry in kept:
+    remaining = [entry for entry in bundle.manifest.files if entry.path not in left]
+    for entry in remaining:
         target = stage.joinpath(*entry.path.split("/"))
         target.parent.mkdir(parents=True, exist_ok=True)
         if entry.path in constants:
@@ -137,8 +137,8 @@ def _write(module: BundleModule, tensors: dict[str, torch.Tensor], attributes: S
         elif entry.path not in rewritten:
             _link(bundle.file(entry.path), target)
     for file in sorted({record.file for record, _ in stored}):
-        held = [(record, part) for record, part in stored if record.file == file]
-        _write_as_before(_stored(bundle, held), bundle.file(file), stage.joinpath(*file.split("/")))
+        in_file = [(record, part) for record, part in stored if record.file == file]
+        _write_as_before(_stored(bundle, in_file), bundle.file(file), stage.joinpath(*file.split("/")))
     manifest = msgspec.structs.replace(
         bundle.manifest,
         training=module.training,
@@ -151,12 +151,12 @@ def _write(module: BundleModule, tensors: dict[str, torch.Tensor], attributes: S
         ),
         attributes=attributes.attributes,
     )
-    again = module.over(manifest, {**tensors, **attributes.tensors}) if manifest.attributes else module
+    reloaded = module.over(manifest, {**tensors, **attributes.tensors}) if manifest.attributes else module
     for vector in bundle.manifest.testvectors:
-        record, values = record_again(again, vector)
+        record, values = record_again(reloaded, vector)
         stage.joinpath(*vector.record.split("/")).write_bytes(schema.encode_record(record))
         save_file(values, stage.joinpath(*vector.tensors.split("/")))
-    files = [_entry(e.path, stage) if e.path in rewritten else e for e in kept]
+    files = [_entry(e.path, stage) if e.path in rewritten else e for e in remaining]
     if attributes.stored:
         stage.joinpath(*FILE.split("/")).parent.mkdir(exist_ok=True)
         save_file(attributes.stored, stage.joinpath(*FILE.split("/")), metadata={"format": "pt"})
@@ -165,15 +165,15 @@ def _write(module: BundleModule, tensors: dict[str, torch.Tensor], attributes: S
     (stage / MANIFEST_NAME).write_bytes(schema.encode_record(manifest))
 
 
-def _stored(bundle: Bundle, held: list[tuple[StateTensor | StoredPart, torch.Tensor]]) -> dict[str, torch.Tensor]:
+def _stored(bundle: Bundle, in_file: list[tuple[StateTensor | StoredPart, torch.Tensor]]) -> dict[str, torch.Tensor]:
     """Return what a safetensors file holds now, by key."""
     stored: dict[str, torch.Tensor] = {}
-    spans = [(record, tensor) for record, tensor in held if not record.whole]
+    spans = [(record, tensor) for record, tensor in in_file if not record.whole]
     before = load_parts(bundle, [record for record, _ in spans], mapped=False)
     for (record, tensor), span in zip(spans, before, strict=True):
         span.copy_(tensor)
         stored[record.key] = torch.empty(0, dtype=span.dtype).set_(span.untyped_storage())
-    for record, tensor in held:
+    for record, tensor in in_file:
         if record.whole:
             stored[record.key] = tensor.cpu().resolve_conj().resolve_neg().contiguous()
     return {

@@ -14,9 +14,9 @@ import torch
 
 from aotexport_runtime.bundle.read import Bundle, open_bundle
 from aotexport_runtime.bundle.weights import read_tensors
-from aotexport_runtime.call.engines import HalfRun, words
+from aotexport_runtime.call.engines import EngineRun, words
 from aotexport_runtime.call.explain import ProgramExplanation
-from aotexport_runtime.call.given import given_tree, giving
+from aotexport_runtime.call.whole_result import returning_whole_result, whole_result_tree
 from aotexport_runtime.engines.autocast import device_type_of, under_autocast
 from aotexport_runtime.engines.candidates import is_native, is_of
 from aotexport_runtime.engines.codegen import Environment, constant_value
@@ -49,7 +49,7 @@ class VectorResult:
         differences: every compared quantity.
         error: what the call raised, if it raised, or that the target that was asked for ran none of it.
         device: where it ran.
-        ran: the halves of the program that ran, and what ran them.
+        ran: the passes of the program that ran, with their engines.
     """
 
     program: str
@@ -58,7 +58,7 @@ class VectorResult:
     differences: list[Difference]
     error: str = ""
     device: str = ""
-    ran: tuple[HalfRun, ...] = ()
+    ran: tuple[EngineRun, ...] = ()
 
     @property
     def agrees(self) -> bool:
@@ -290,7 +290,7 @@ def _observe(
 ) -> Observation:
     program = module.bundle.program(vector.program)
     module.train(program.mode == "train")
-    function = giving(program, module.program(vector.program))
+    function = returning_whole_result(program, module.program(vector.program))
     arguments = arguments_of(program)
     device = next((tensor.device for tensor in module.state_tensors().values()), module.device)
 
@@ -304,7 +304,7 @@ def _observe(
             lambda: make_inputs(vector.inputs, stored, device, module.form),
             [spec.path for spec in vector.inputs],
             module.state_tensors,
-            lambda value: flat_outputs(given_tree(program), value),
+            lambda value: flat_outputs(whole_result_tree(program), value),
             seed=vector.seed,
             calls=vector.calls,
             backward=vector.backward,

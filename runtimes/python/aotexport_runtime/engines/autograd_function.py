@@ -1,4 +1,4 @@
-"""Custom autograd functions: a forward and the backward that belongs to it, each a body.
+"""Custom autograd functions: a forward and the backward that belongs to it, each a subgraph.
 
 They are applied as functions of `torch.autograd`, so that autograd treats their results, saved tensors and gradients as
 it treated those of the function in the model.
@@ -16,7 +16,7 @@ from torch.autograd.function import once_differentiable
 from aotexport_runtime.engines import transforms
 from aotexport_runtime.errors import NotSupported
 
-Body = Callable[[list[Any], dict[str, int]], tuple[Any, ...]]
+CompiledSubgraph = Callable[[list[Any], dict[str, int]], tuple[Any, ...]]
 
 
 @dataclass(frozen=True)
@@ -24,8 +24,8 @@ class _Application:
     """One call of a function; fields are the node's operands."""
 
     symbols: dict[str, int]
-    forward: Body
-    backwards: Sequence[Body | None]
+    forward: CompiledSubgraph
+    backwards: Sequence[CompiledSubgraph | None]
     additional: Sequence[Any]
     outputs: int
     saved: int
@@ -34,24 +34,24 @@ class _Application:
     materializes: bool
 
     def gradients(self, ctx: Any, grads: Sequence[torch.Tensor | None]) -> tuple[Any, ...]:
-        body, given = self.backwards[0], list(grads)
+        subgraph, gradients = self.backwards[0], list(grads)
         if not self.materializes:
             skipped = set(self.nondifferentiable)
             tangents = [grad for index, grad in enumerate(grads) if index not in skipped]
-            body = self.backwards[sum(1 << place for place, grad in enumerate(tangents) if grad is not None)]
-            given = [grad for grad in tangents if grad is not None]
-        if body is None:
+            subgraph = self.backwards[sum(1 << place for place, grad in enumerate(tangents) if grad is not None)]
+            gradients = [grad for grad in tangents if grad is not None]
+        if subgraph is None:
             raise NotSupported(
                 "the bundle has no backward of the model's custom autograd function for this call: it failed at export "
                 "for gradients that are undefined as here, or this derivative is of too high an order"
             )
-        return (None, *body([*given, *ctx.saved_tensors, *ctx.stashed, *self.additional], self.symbols))
+        return (None, *subgraph([*gradients, *ctx.saved_tensors, *ctx.stashed, *self.additional], self.symbols))
 
 
 def apply_function(
     symbols: dict[str, int],
-    forward: Body,
-    backwards: Sequence[Body | None],
+    forward: CompiledSubgraph,
+    backwards: Sequence[CompiledSubgraph | None],
     operands: list[Any],
     additional: Sequence[Any],
     outputs: int,

@@ -27,7 +27,7 @@ class Request:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Candidate:
+class EngineCandidate:
     """An engine, and what rules look at to rule it out."""
 
     engine: str
@@ -53,7 +53,7 @@ class Candidate:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TargetOfBundle(Candidate):
+class TargetOfBundle(EngineCandidate):
     """Native code of a bundle, for whatever programs it has."""
 
     why_unfit: Callable[[str], str | None]
@@ -75,7 +75,7 @@ class TargetOfBundle(Candidate):
 
 
 @dataclass(frozen=True, kw_only=True)
-class EngineOfProgram(Candidate):
+class EngineOfProgram(EngineCandidate):
     """An engine for one program."""
 
     program: Program

@@ -22,11 +22,11 @@ from aotexport_runtime.validate import references
 
 ENTER, EXIT = "torch::enter_checkpoint", "torch::exit_checkpoint"
 
-# --- parts as operators with bodies -----------------------------------------------------------------------
+# --- parts as higher-order operators -----------------------------------------------------------------------
 
 
 def outlined(graph: Graph, nodes: Sequence[Node], outputs: Sequence[Argument]) -> tuple[Graph, list[Node]]:
-    """Return nodes in which every checkpointed part is a call of `higher_order::checkpoint`, and a graph with bodies.
+    """Return nodes in which each checkpointed part is one `higher_order::checkpoint`, and a graph with their subgraphs.
 
     Args:
         graph: a forward graph.
@@ -36,7 +36,7 @@ def outlined(graph: Graph, nodes: Sequence[Node], outputs: Sequence[Argument]) -
     if not any(node.op == ENTER for node in nodes):
         return graph, list(nodes)
     metas: dict[str, ValueMeta] = {value.name: value.meta for value in (*graph.inputs, *graph.nodes)}
-    bodies: dict[str, Graph] = {}
+    subgraphs: dict[str, Graph] = {}
     result: list[Node] = []
     index = 0
     while index < len(nodes):
@@ -54,7 +54,7 @@ def outlined(graph: Graph, nodes: Sequence[Node], outputs: Sequence[Argument]) -
         read = set[str]().union(*map(_operands, inner)) - own - {*arguments}
         others = [name for name in metas if name in read]
         name = f"checkpoint {enter.name}"
-        bodies[name] = msgspec.structs.replace(
+        subgraphs[name] = msgspec.structs.replace(
             graph,
             inputs=tuple(GraphInput(name=each, meta=metas[each]) for each in (*arguments, *others)),
             nodes=tuple(inner),
@@ -68,7 +68,7 @@ def outlined(graph: Graph, nodes: Sequence[Node], outputs: Sequence[Argument]) -
             for place, each in enumerate(returned)
         ]
         index = end + 1
-    return msgspec.structs.replace(graph, subgraphs={**graph.subgraphs, **bodies}), result
+    return msgspec.structs.replace(graph, subgraphs={**graph.subgraphs, **subgraphs}), result
 
 
 def _operands(node: Node) -> set[str]:
@@ -84,7 +84,7 @@ def _names(arguments: Sequence[Argument]) -> set[str]:
 
 def checkpoint(
     symbols: dict[str, int],
-    body: Callable[[list[Any], dict[str, int]], tuple[Any, ...]],
+    subgraph: Callable[[list[Any], dict[str, int]], tuple[Any, ...]],
     arguments: Sequence[Any],
     others: Sequence[Any],
     repeats_draws: bool,
@@ -93,16 +93,16 @@ def checkpoint(
 
     Args:
         symbols: value per symbol.
-        body: the part; takes arguments, then what else it reads.
+        subgraph: the part; takes arguments, then what else it reads.
         arguments: what the part was called with; backward raises where one was changed in place since.
         others: what else it reads.
         repeats_draws: whether backward draws the random numbers of this call again.
     """
     if not torch.is_grad_enabled():
-        return body([*arguments, *others], symbols)
-    part = _Part(lambda: body([*arguments, *others], symbols), arguments, repeats_draws)
+        return subgraph([*arguments, *others], symbols)
+    part = _Part(lambda: subgraph([*arguments, *others], symbols), arguments, repeats_draws)
     with saved_tensors_hooks(part.pack, part.unpack):
-        return body([*arguments, *others], symbols)
+        return subgraph([*arguments, *others], symbols)
 
 
 class _Enough(Exception):
@@ -157,7 +157,7 @@ class _Part:
 
         with (
             contextlib.suppress(_Enough),
-            self._surroundings(),
+            self._state_of_call(),
             torch.enable_grad(),
             saved_tensors_hooks(pack, lambda tensor: tensor),
         ):
@@ -165,7 +165,7 @@ class _Part:
         self._anew = dict(enumerate(found))
 
     @contextlib.contextmanager
-    def _surroundings(self) -> Generator[None]:
+    def _state_of_call(self) -> Generator[None]:
         """Set the random generators and autocast as they were when the part began."""
         with contextlib.ExitStack() as stack:
             if self._random_states:

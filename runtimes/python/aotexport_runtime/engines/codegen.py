@@ -88,7 +88,7 @@ class Environment:
 
 
 @dataclass
-class _Source:
+class _FunctionSource:
     """A function under construction: its lines, and the table of objects that they refer to."""
 
     graph: Graph
@@ -100,7 +100,7 @@ class _Source:
     operators: dict[str, Callable[..., Any]] = field(default_factory=dict)
     functions: dict[str, str] = field(default_factory=dict)
     constants: dict[tuple[type, Any], str] = field(default_factory=dict)
-    bodies: dict[str, str] = field(default_factory=dict)
+    subgraphs: dict[str, str] = field(default_factory=dict)
 
     def local(self, name: str) -> str:
         """Return the local variable of value `name`, made on first use."""
@@ -138,15 +138,15 @@ class _Source:
             return name
         return self.functions[node.op]
 
-    def body(self, name: str) -> str:
+    def subgraph(self, name: str) -> str:
         """Return the global that holds the compiled subgraph `name`."""
-        if name not in self.bodies:
+        if name not in self.subgraphs:
             graph = self.graph.subgraphs[name]
             inputs = [graph_input.name for graph_input in graph.inputs]
-            self.bodies[name] = self.object(
+            self.subgraphs[name] = self.object(
                 "g", compile_graph(graph, graph.nodes, inputs, graph.outputs, self.environment)
             )
-        return self.bodies[name]
+        return self.subgraphs[name]
 
 
 def compile_graph(
@@ -177,7 +177,7 @@ def compile_graph(
         NotSupported: an operator is missing in this torch.
     """
     graph, nodes = outlined(graph, list(nodes), outputs)
-    source = _Source(graph, environment, replacements)
+    source = _FunctionSource(graph, environment, replacements)
     parameters = [source.local(name) for name in inputs]
     if label is not None:
         is_profiled, marked, shown_as = (source.constant(value) for value in (profile.active, profile.marked, label))
@@ -220,13 +220,13 @@ def _last_uses(nodes: Sequence[Node], outputs: Sequence[Argument], shown: Mappin
     return uses
 
 
-def _drop(source: _Source, names: Iterable[str]) -> None:
+def _drop(source: _FunctionSource, names: Iterable[str]) -> None:
     variables = [source.local(name) for name in names]
     if variables:
         source.lines.append(f"del {', '.join(variables)}")
 
 
-def _check(source: _Source, node: Node, shown: Mapping[str, list[str]]) -> str:
+def _check(source: _FunctionSource, node: Node, shown: Mapping[str, list[str]]) -> str:
     source.function(node)
     where = source.constant(checks.place(source.graph, node))
     condition, message = [_argument(source, argument) for argument in node.args]
@@ -235,7 +235,7 @@ def _check(source: _Source, node: Node, shown: Mapping[str, list[str]]) -> str:
     return f"{source.local(node.name)} = {function}({condition}, {message}, {where}, {values})"
 
 
-def _statement(source: _Source, node: Node) -> str:
+def _statement(source: _FunctionSource, node: Node) -> str:
     arguments = [_argument(source, argument) for argument in node.args]
     if node.op in higher_order.EFFECTS:
         function = source.object("f", higher_order.EFFECTS[node.op])
@@ -269,12 +269,12 @@ def _statement(source: _Source, node: Node) -> str:
     return f"{source.local(node.name)} = {source.function(node)}({', '.join(arguments)})"
 
 
-def _output(source: _Source, output: Argument, detached: Container[str]) -> str:
+def _output(source: _FunctionSource, output: Argument, detached: Container[str]) -> str:
     value = _argument(source, output)
     return f"{source.constant(without_base)}({value})" if isinstance(output, str) and output in detached else value
 
 
-def _argument(source: _Source, argument: Argument) -> str:
+def _argument(source: _FunctionSource, argument: Argument) -> str:
     """Return the source of an argument."""
     if isinstance(argument, str):
         return source.local(argument)
@@ -287,7 +287,7 @@ def _argument(source: _Source, argument: Argument) -> str:
     if isinstance(argument, SizeArgument):
         return sizes.source(argument.value, lambda symbol: f"symbols[{source.constant(symbol)}]")
     if isinstance(argument, SubgraphArgument):
-        return source.body(argument.name)
+        return source.subgraph(argument.name)
     if isinstance(argument, SliceArgument):
         parts = [_argument(source, part) for part in (argument.start, argument.stop, argument.step)]
         return f"slice({', '.join(parts)})"

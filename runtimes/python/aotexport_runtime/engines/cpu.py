@@ -1,4 +1,4 @@
-"""The `cpu` engine: halves of functional graphs as shared libraries.
+"""The `cpu` engine: functional graphs, whole or partitioned, as shared libraries.
 
 A library stands for a function over the same values as the generated code of the `portable` engine, so that everything
 around it (saved values, epilogues, hooks) is the same. Calls that it was not compiled for run that code.
@@ -21,7 +21,7 @@ from aotexport_runtime.engines.codegen import Environment, Function, constant_va
 from aotexport_runtime.engines.detached import without_base
 from aotexport_runtime.engines.library import load_library
 from aotexport_runtime.engines.matmul.library import ChoosingRunner
-from aotexport_runtime.engines.partition import StraightLine
+from aotexport_runtime.engines.partition import Subgraph
 from aotexport_runtime.errors import BundleInvalid, first_line
 from aotexport_runtime.schema.compiled import CompiledHalf, CpuRequirements
 from aotexport_runtime.schema.graph import Graph
@@ -75,8 +75,8 @@ class Libraries:
         self._program = program
         self._symbols = [dimension.symbol for dimension in program.dimensions]
         self._where = f"targets/{target}/target.json"
-        halves = [half for half in (compiled.forward, compiled.backward) if half is not None]
-        paths = {half.file: bundle.intact_file(f"targets/{target}/{half.file}") for half in halves}
+        libraries = [each for each in (compiled.forward, compiled.backward) if each is not None]
+        paths = {library.file: bundle.intact_file(f"targets/{target}/{library.file}") for library in libraries}
         self._runners = {
             file: ChoosingRunner(path, load_library(path), environment.matmul) for file, path in paths.items()
         }
@@ -95,12 +95,12 @@ class Libraries:
 
     @property
     def taken(self) -> str:
-        """The backward passes that the backward half is for, in words."""
+        """The backward passes that the backward library is for, in words."""
         from_ = "the loss alone" if self._compiled.undefined_tangents else "every output"
         return f"the library is for a backward pass from {from_}"
 
     def takes(self, defined: Sequence[bool]) -> bool:
-        """Return whether the backward half is for a pass in which these tangents are defined."""
+        """Return whether the backward library is for a pass in which these tangents are defined."""
         undefined = self._compiled.undefined_tangents
         return all(is_defined == (index not in undefined) for index, is_defined in enumerate(defined))
 
@@ -110,36 +110,38 @@ class Libraries:
             return False
         return all(sizes.evaluate(guard, symbols) for guard in self._compiled.guards)
 
-    def forward(self, line: StraightLine, otherwise: Callable[[], Function]) -> Function:
-        """Return a function that runs the forward half `line`; where the library fails, `otherwise` makes another."""
-        return self._function(self._compiled.forward, line, otherwise)
+    def forward(self, subgraph: Subgraph, fallback: Callable[[], Function]) -> Function:
+        """Return a function that runs `subgraph`, the forward; where the library fails, `fallback` makes another."""
+        return self._function(self._compiled.forward, subgraph, fallback)
 
-    def backward(self, line: StraightLine, otherwise: Callable[[], Function]) -> Function:
-        """Return a function that runs the backward half `line`; where the library fails, `otherwise` makes another."""
+    def backward(self, subgraph: Subgraph, fallback: Callable[[], Function]) -> Function:
+        """Return a function that runs `subgraph`, the backward; where the library fails, `fallback` makes another."""
         assert self._compiled.backward is not None
-        return self._function(self._compiled.backward, line, otherwise)
+        return self._function(self._compiled.backward, subgraph, fallback)
 
-    def _function(self, half: CompiledHalf, line: StraightLine, otherwise: Callable[[], Function]) -> Function:
-        taken = {name: index for index, name in enumerate(line.inputs)}
-        for name in half.inputs:
+    def _function(self, library: CompiledHalf, subgraph: Subgraph, fallback: Callable[[], Function]) -> Function:
+        taken = {name: index for index, name in enumerate(subgraph.inputs)}
+        for name in library.inputs:
             if name not in taken:
-                raise BundleInvalid(f"library {half.file!r} takes {name[:80]!r}, which is no input", where=self._where)
-        inputs = [taken[name] for name in half.inputs]
-        places = _places(line, half, self._graph, self._where)
-        runner, symbols_taken, environment = self._runners[half.file], self._symbols, self._environment
-        portable = functools.cache(otherwise)
+                raise BundleInvalid(
+                    f"library {library.file!r} takes {name[:80]!r}, which is no input", where=self._where
+                )
+        inputs = [taken[name] for name in library.inputs]
+        places = _places(subgraph, library, self._graph, self._where)
+        runner, symbols_taken, environment = self._runners[library.file], self._symbols, self._environment
+        portable = functools.cache(fallback)
 
         def call(args: list[Any], symbols: dict[str, int]) -> tuple[Any, ...]:
-            given = [args[index] for index in inputs]
+            tensors = [args[index] for index in inputs]
             if symbols_taken:
                 # A tensor without elements tells the library the sizes.
-                given.insert(0, torch.empty([*[symbols[symbol] for symbol in symbols_taken], 0]))
+                tensors.insert(0, torch.empty([*[symbols[symbol] for symbol in symbols_taken], 0]))
             try:
-                results = profile.marked(half.file, runner.run, given) if profile.active() else runner.run(given)
+                results = profile.marked(library.file, runner.run, tensors) if profile.active() else runner.run(tensors)
             except RuntimeError as error:
-                log.warning("library %s failed, and the graph runs instead: %s", half.file, first_line(error))
+                log.warning("library %s failed, and the graph runs instead: %s", library.file, first_line(error))
                 return portable()(args, symbols)
-            if half.indexes and results.pop().item():
+            if library.indexes and results.pop().item():
                 # Operators of torch say what is wrong in eager's words.
                 return portable()(args, symbols)
             results += args
@@ -152,7 +154,7 @@ class Libraries:
 
 
 class _Other:
-    """An output of a half that is no tensor of the library."""
+    """An output of a subgraph that is no tensor of the library."""
 
     def __init__(self, argument: Argument) -> None:
         self.argument = argument
@@ -165,16 +167,16 @@ def _computed(place: int | _Other, symbols: Mapping[str, int], environment: Envi
     return constant_value(place.argument, environment)
 
 
-def _places(line: StraightLine, half: CompiledHalf, graph: Graph, where: str) -> list[int | _Other]:
-    """Return where each output of `line` is found: among the library's results and then the inputs, or computed.
+def _places(subgraph: Subgraph, library: CompiledHalf, graph: Graph, where: str) -> list[int | _Other]:
+    """Return where each output of `subgraph` is found: among the library's results and then the inputs, or computed.
 
     Raises:
         BundleInvalid: the library does not return it.
     """
-    places = {name: index for index, name in enumerate((*half.results, *line.inputs))}
+    places = {name: index for index, name in enumerate((*library.results, *subgraph.inputs))}
     sizes_known = {node.name: node.meta.value for node in graph.nodes if isinstance(node.meta, SizeMeta)}
     found: list[int | _Other] = []
-    for output in line.outputs:
+    for output in subgraph.outputs:
         if not isinstance(output, str):
             found.append(_Other(output))
         elif output in places:
@@ -182,5 +184,5 @@ def _places(line: StraightLine, half: CompiledHalf, graph: Graph, where: str) ->
         elif (size := sizes_known.get(output)) is not None:
             found.append(_Other(SizeArgument(value=size)))
         else:
-            raise BundleInvalid(f"library {half.file!r} does not return {output[:80]!r}", where=where)
+            raise BundleInvalid(f"library {library.file!r} does not return {output[:80]!r}", where=where)
     return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from aotexport_runtime.engines.codegen import Environment, Function, compile_graph
 from aotexport_runtime.engines.matmul.choice import replacements
-from aotexport_runtime.engines.partition import StraightLine
+from aotexport_runtime.engines.partition import Subgraph
 from aotexport_runtime.engines.reuse import possible_views, reusing
 from aotexport_runtime.engines.simplify import simplified
 from aotexport_runtime.schema.graph import Graph
@@ -13,7 +13,7 @@ from aotexport_runtime.schema.values import ValueMeta
 
 def compile_functional(
     graph: Graph,
-    line: StraightLine,
+    subgraph: Subgraph,
     environment: Environment,
     *,
     label: str,
@@ -21,11 +21,11 @@ def compile_functional(
     in_place: bool = True,
     detached: bool = False,
 ) -> Function:
-    """Return a function that runs `line`, a piece of the functional `graph`; called where nothing records gradients.
+    """Return a function that runs `subgraph`, a piece of the functional `graph`, where nothing records gradients.
 
     Args:
         graph: where metadata, schemas and subgraphs are found.
-        line: what to run.
+        subgraph: what to run.
         environment: see `compile_graph`.
         label: see `compile_graph`.
         visible: how many outputs the caller sees, from the first on; None: all.
@@ -33,14 +33,21 @@ def compile_functional(
         detached: whether what it returns must be no views.
     """
     metas: dict[str, ValueMeta] = {value.name: value.meta for value in (*graph.inputs, *graph.nodes)}
-    line = simplified(line, metas)
+    subgraph = simplified(subgraph, metas)
     if in_place:
-        line = reusing(line, visible=len(line.outputs) if visible is None else visible)
-    views = possible_views(line) if detached else ()
+        subgraph = reusing(subgraph, visible=len(subgraph.outputs) if visible is None else visible)
+    views = possible_views(subgraph) if detached else ()
     # Where nothing is written in place, operands may be batches of function transforms, which oneDNN knows nothing of.
     chooses = in_place and environment.place("cpu").type == "cpu"
-    metas.update((node.name, node.meta) for node in line.nodes)
-    matmuls = replacements(line.nodes, metas, environment.matmul if chooses else "torch")
+    metas.update((node.name, node.meta) for node in subgraph.nodes)
+    matmuls = replacements(subgraph.nodes, metas, environment.matmul if chooses else "torch")
     return compile_graph(
-        graph, line.nodes, line.inputs, line.outputs, environment, label=label, detached=views, replacements=matmuls
+        graph,
+        subgraph.nodes,
+        subgraph.inputs,
+        subgraph.outputs,
+        environment,
+        label=label,
+        detached=views,
+        replacements=matmuls,
     )

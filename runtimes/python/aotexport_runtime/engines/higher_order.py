@@ -1,6 +1,6 @@
-"""Operators that are not plain tensor functions: changes of interpreter state, and operators with bodies.
+"""Operators that are not plain tensor functions: changes of interpreter state, and higher-order operators.
 
-Bodies are run as eager execution runs them, branch by branch and step by step, so that autograd sees through them.
+Subgraphs are run as eager execution runs them, branch by branch and step by step, so that autograd sees through them.
 
 Source: torch 2.13, `torch/_higher_order_ops/` (`cond_op_dense`, `while_loop_dense`, `generic_scan`, `map_dense`).
 """
@@ -21,7 +21,7 @@ from aotexport_runtime.engines.checkpoint import checkpoint
 from aotexport_runtime.engines.redrawn import redrawn
 from aotexport_runtime.errors import NotSupported
 
-Body = Callable[[list[Any], dict[str, int]], tuple[Any, ...]]
+CompiledSubgraph = Callable[[list[Any], dict[str, int]], tuple[Any, ...]]
 """A compiled subgraph, see `codegen.Function`."""
 
 # --- interpreter state ------------------------------------------------------------------------------------
@@ -79,7 +79,9 @@ EFFECTS: dict[str, Callable[..., Any]] = {
 # --- bodies -----------------------------------------------------------------------------------------------
 
 
-def _cond(symbols: dict[str, int], predicate: Any, yes: Body, no: Body, operands: list[Any]) -> tuple[Any, ...]:
+def _cond(
+    symbols: dict[str, int], predicate: Any, yes: CompiledSubgraph, no: CompiledSubgraph, operands: list[Any]
+) -> tuple[Any, ...]:
     return _reaching((yes if predicate else no)(list(operands), symbols), operands)
 
 
@@ -108,16 +110,20 @@ class _Reaching(torch.autograd.Function):
 
 
 def _while_loop(
-    symbols: dict[str, int], condition: Body, body: Body, carried: list[Any], additional: list[Any]
+    symbols: dict[str, int],
+    condition: CompiledSubgraph,
+    subgraph: CompiledSubgraph,
+    carried: list[Any],
+    additional: list[Any],
 ) -> tuple[Any, ...]:
     tracked = torch.is_grad_enabled() and any(_requires_grad(value) for value in (*carried, *additional))
     values = tuple(carried)
     if not condition([*values, *additional], symbols)[0]:
         if tracked:
-            return _differentiated_once(values, partial(body, [*values, *additional], symbols))
+            return _differentiated_once(values, partial(subgraph, [*values, *additional], symbols))
         return tuple(value.clone() if isinstance(value, torch.Tensor) else value for value in values)
     while True:
-        values = body([*_continued(values, carried), *additional], symbols)
+        values = subgraph([*_continued(values, carried), *additional], symbols)
         if not condition([*values, *additional], symbols)[0]:
             break
     if not tracked:
@@ -200,19 +206,23 @@ def _requires_grad(value: Any) -> bool:
 
 
 def _while_loop_stack_output(
-    symbols: dict[str, int], condition: Body, body: Body, carried: list[Any], additional: list[Any]
+    symbols: dict[str, int],
+    condition: CompiledSubgraph,
+    subgraph: CompiledSubgraph,
+    carried: list[Any],
+    additional: list[Any],
 ) -> tuple[Any, ...]:
     """Return every value that the loop went through, stacked: what its backward needs."""
     values = tuple(carried)
     steps: list[tuple[Any, ...]] = []
     while condition([*values, *additional], symbols)[0]:
-        values = body([*_continued(values, carried), *additional], symbols)
+        values = subgraph([*_continued(values, carried), *additional], symbols)
         steps.append(values)
     return _stacked(steps) if steps else tuple(value.unsqueeze(0).clone() for value in values)
 
 
 def _scan(
-    symbols: dict[str, int], combine: Body, initial: list[Any], xs: list[Any], additional: list[Any]
+    symbols: dict[str, int], combine: CompiledSubgraph, initial: list[Any], xs: list[Any], additional: list[Any]
 ) -> tuple[Any, ...]:
     carried: tuple[Any, ...] = tuple(initial)
     steps: list[tuple[Any, ...]] = []
@@ -223,8 +233,8 @@ def _scan(
     return (*carried, *_stacked(steps))
 
 
-def _map(symbols: dict[str, int], body: Body, xs: list[Any], additional: list[Any]) -> tuple[Any, ...]:
-    return _stacked([body([*(x[index] for x in xs), *additional], symbols) for index in range(xs[0].shape[0])])
+def _map(symbols: dict[str, int], subgraph: CompiledSubgraph, xs: list[Any], additional: list[Any]) -> tuple[Any, ...]:
+    return _stacked([subgraph([*(x[index] for x in xs), *additional], symbols) for index in range(xs[0].shape[0])])
 
 
 def _stacked(steps: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
@@ -232,13 +242,15 @@ def _stacked(steps: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
     return tuple(None if column[0] is None else torch.stack(column) for column in columns)
 
 
-def _invoke_subgraph(symbols: dict[str, int], body: Body, operands: list[Any]) -> tuple[Any, ...]:
-    return body(list(operands), symbols)
+def _invoke_subgraph(symbols: dict[str, int], subgraph: CompiledSubgraph, operands: list[Any]) -> tuple[Any, ...]:
+    return subgraph(list(operands), symbols)
 
 
-def _register_hook(symbols: dict[str, int], body: Body, tensor: torch.Tensor, additional: list[Any]) -> tuple[()]:
+def _register_hook(
+    symbols: dict[str, int], subgraph: CompiledSubgraph, tensor: torch.Tensor, additional: list[Any]
+) -> tuple[()]:
     if tensor.requires_grad:
-        tensor.register_hook(lambda grad: body([grad, *additional], symbols)[0])
+        tensor.register_hook(lambda grad: subgraph([grad, *additional], symbols)[0])
     return ()
 
 
@@ -249,11 +261,11 @@ def _triton_kernel(symbols: dict[str, int], name: str, operands: list[torch.Tens
     )
 
 
-def _checkpoint(symbols: dict[str, int], body: Body, *operands: Any) -> tuple[Any, ...]:
+def _checkpoint(symbols: dict[str, int], subgraph: CompiledSubgraph, *operands: Any) -> tuple[Any, ...]:
     def run(values: list[Any], symbols: dict[str, int]) -> tuple[Any, ...]:
         # Backward leaves the part, and the regions in it, once it has what it needs.
         with restored_on_error():
-            return body(values, symbols)
+            return subgraph(values, symbols)
 
     return checkpoint(symbols, run, *operands)
 
@@ -270,7 +282,7 @@ OPERATORS: dict[str, Callable[..., Any]] = {
     "higher_order::triton_kernel": _triton_kernel,
     "higher_order::checkpoint": _checkpoint,
 }
-"""Operators with bodies, and launches of the model's own kernels; called with the symbols first.
+"""Operators with subgraphs, and launches of the model's own kernels; called with the symbols first.
 
 A bundle says `higher_order::checkpoint` by the operators that begin and end a part, see `checkpoint.outlined`.
 """
@@ -278,19 +290,27 @@ A bundle says `higher_order::checkpoint` by the operators that begin and end a p
 # --- bodies that draw random numbers ----------------------------------------------------------------------
 
 
-def _cond_drawing(symbols: dict[str, int], predicate: Any, yes: Body, no: Body, operands: list[Any]) -> tuple[Any, ...]:
+def _cond_drawing(
+    symbols: dict[str, int], predicate: Any, yes: CompiledSubgraph, no: CompiledSubgraph, operands: list[Any]
+) -> tuple[Any, ...]:
     return redrawn(yes if predicate else no, operands, symbols)
 
 
 def _while_loop_drawing(
-    symbols: dict[str, int], condition: Body, body: Body, carried: list[Any], additional: list[Any]
+    symbols: dict[str, int],
+    condition: CompiledSubgraph,
+    subgraph: CompiledSubgraph,
+    carried: list[Any],
+    additional: list[Any],
 ) -> tuple[Any, ...]:
-    return _while_loop(symbols, condition, partial(redrawn, body), carried, additional)
+    return _while_loop(symbols, condition, partial(redrawn, subgraph), carried, additional)
 
 
-def _map_drawing(symbols: dict[str, int], body: Body, xs: list[Any], additional: list[Any]) -> tuple[Any, ...]:
+def _map_drawing(
+    symbols: dict[str, int], subgraph: CompiledSubgraph, xs: list[Any], additional: list[Any]
+) -> tuple[Any, ...]:
     def whole(operands: list[Any], symbols: dict[str, int]) -> tuple[Any, ...]:
-        return _map(symbols, body, operands[: len(xs)], operands[len(xs) :])
+        return _map(symbols, subgraph, operands[: len(xs)], operands[len(xs) :])
 
     return redrawn(whole, [*xs, *additional], symbols)
 
@@ -300,4 +320,4 @@ DRAWING: dict[str, Callable[..., Any]] = OPERATORS | {
     "higher_order::while_loop": _while_loop_drawing,
     "higher_order::map_impl": _map_drawing,
 }
-"""`OPERATORS` whose bodies draw: eager's backward of three of them runs the body once more, on other numbers."""
+"""`OPERATORS` whose subgraphs draw: eager's backward of three of them runs the subgraph once more, on other numbers."""

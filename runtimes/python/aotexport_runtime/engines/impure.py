@@ -19,16 +19,16 @@ def impure_nodes(graph: Graph) -> set[str]:
 
 
 def random_nodes(graph: Graph) -> set[str]:
-    """Return the nodes that draw random numbers, in bodies that they run too."""
+    """Return the nodes that draw random numbers, in subgraphs that they run too."""
     return {node.name for node in graph.nodes if draws(graph, node)}
 
 
 def draws(graph: Graph, node: Node) -> bool:
-    """Return whether a node of `graph`, or a body that it runs, draws random numbers."""
+    """Return whether a node of `graph`, or a subgraph that it runs, draws random numbers."""
     if node.op.startswith("aten::"):
         return _operator_draws(node)
-    bodies = [argument.name for argument in node.args if isinstance(argument, SubgraphArgument)]
-    return any(random_nodes(graph.subgraphs[name]) for name in bodies)
+    subgraphs = [argument.name for argument in node.args if isinstance(argument, SubgraphArgument)]
+    return any(random_nodes(graph.subgraphs[name]) for name in subgraphs)
 
 
 def _operator_draws(node: Node) -> bool:
@@ -43,6 +43,6 @@ def _value(node: Node, function: Any, name: str) -> Any:
     """Return what a node gives for an argument of its operator; None: the operator has none of this name."""
     for index, argument in enumerate(function._schema.arguments):
         if argument.name == name:
-            given = node.args[index] if index < len(node.args) else node.kwargs.get(name, argument.default_value)
-            return given if isinstance(given, bool | int | float) else None
+            arguments = node.args[index] if index < len(node.args) else node.kwargs.get(name, argument.default_value)
+            return arguments if isinstance(arguments, bool | int | float) else None
     return None

@@ -163,17 +163,17 @@ def check_call(op: str, function: Any, args: Sequence[Argument], kwargs: Mapping
     positional = [parameter for parameter in parameters if not parameter.keyword_only]
     if len(args) > len(positional):
         raise BundleInvalid(f"operator `{op}` takes {len(positional)} positional arguments, got {len(args)}")
-    given: dict[str, Argument] = {parameter.name: arg for parameter, arg in zip(positional, args, strict=False)}
+    by_name: dict[str, Argument] = {parameter.name: arg for parameter, arg in zip(positional, args, strict=False)}
     for name, argument in kwargs.items():
-        if name in given or not any(parameter.name == name for parameter in parameters):
+        if name in by_name or not any(parameter.name == name for parameter in parameters):
             raise BundleInvalid(f"operator `{op}` takes no keyword argument {name[:40]!r} here")
-        given[name] = argument
+        by_name[name] = argument
     for parameter in parameters:
-        if parameter.name not in given:
+        if parameter.name not in by_name:
             if parameter.required:
                 raise BundleInvalid(f"operator `{op}` lacks its argument `{parameter.name}`")
         elif parameter.kind is not None:
-            argument = given[parameter.name]
+            argument = by_name[parameter.name]
             if not isinstance(argument, parameter.kind) and not (argument is None and parameter.optional):
                 raise BundleInvalid(f"argument `{parameter.name}` of operator `{op}` is no {parameter.kind.__name__}")
 

@@ -1,4 +1,4 @@
-"""A joint graph cut in two: the forward and backward that one pattern of needed gradients asks for.
+"""A joint graph partitioned into the forward and backward that one pattern of needed gradients asks for.
 
 Data only, no torch. The joint graph is stored once; a partition names the values that are saved in between, and
 everything else follows by reachability: what backward does not need is not saved, and what no needed gradient
@@ -24,7 +24,7 @@ from aotexport_runtime.validate import references
 
 
 @dataclass(frozen=True)
-class StraightLine:
+class Subgraph:
     """A piece of a graph: named inputs, nodes in order, returned arguments."""
 
     inputs: list[str]
@@ -33,7 +33,7 @@ class StraightLine:
 
 
 @dataclass(frozen=True)
-class Halves:
+class PartitionedGraph:
     """Forward and backward for one set of needed gradients.
 
     Attributes:
@@ -46,8 +46,8 @@ class Halves:
         reaching: per tangent, whether its output requires grad: a needed gradient comes through it.
     """
 
-    forward: StraightLine
-    backward: StraightLine
+    forward: Subgraph
+    backward: Subgraph
     saved_tensors: int
     saved_unchecked: int
     saved_others: int
@@ -59,17 +59,17 @@ def forward_returns(functional: FunctionalGraph) -> int:
     return len(functional.mutations) + len(functional.outputs) + functional.intermediate_bases
 
 
-def cut(
-    graph: Graph, functional: FunctionalGraph, partition: Partition, needed: Sequence[bool], kept: set[str]
-) -> Halves:
-    """Return the halves of a joint graph.
+def partition_graph(
+    graph: Graph, functional: FunctionalGraph, partition: Partition, needed: Sequence[bool], impure: set[str]
+) -> PartitionedGraph:
+    """Return the forward and backward of a joint graph.
 
     Args:
         graph: the joint graph.
         functional: its calling convention; `gradients` is not None.
         partition: which values are saved.
         needed: per program input, whether its gradient is wanted.
-        kept: names of nodes that run even when nothing uses them: random operators advance the generator, others
+        impure: names of nodes that run even when nothing uses them: random operators advance the generator, others
             check for errors. Those that depend on tangents run in backward, where what they look at is computed.
     """
     gradients = functional.gradients
@@ -83,10 +83,10 @@ def cut(
     ]
 
     boundary = {*partition.saved, *primals, *tangents}
-    backward_effects = kept & descendants(graph.nodes, set(tangents))
-    backward_nodes, _ = _ancestors(graph, wanted, boundary, kept=set())
+    backward_effects = impure & descendants(graph.nodes, set(tangents))
+    backward_nodes, _ = _ancestors(graph, wanted, boundary, also=set())
     checks = _checks(graph, backward_nodes, boundary, backward_effects)
-    backward_nodes, reached = _ancestors(graph, wanted, boundary, kept=checks)
+    backward_nodes, reached = _ancestors(graph, wanted, boundary, also=checks)
     saved = _ordered(reached - set(tangents), graph, partition)
 
     # With all gradients of the capture wanted, the outputs that required grad there do; and a gradient that is the same
@@ -95,10 +95,12 @@ def cut(
     derived = descendants(backward_nodes, set(tangents))
     constant = any(isinstance(gradient, str) and gradient not in derived for gradient in wanted)
 
-    forward_nodes, _ = _ancestors(graph, [*returned, *saved.names], {*primals, *tangents}, kept=kept - backward_effects)
-    return Halves(
-        forward=StraightLine(primals, forward_nodes, [*returned, *saved.names]),
-        backward=StraightLine([*saved.names, *tangents], backward_nodes, wanted),
+    forward_nodes, _ = _ancestors(
+        graph, [*returned, *saved.names], {*primals, *tangents}, also=impure - backward_effects
+    )
+    return PartitionedGraph(
+        forward=Subgraph(primals, forward_nodes, [*returned, *saved.names]),
+        backward=Subgraph([*saved.names, *tangents], backward_nodes, wanted),
         saved_tensors=saved.tensors,
         saved_unchecked=saved.unchecked,
         saved_others=saved.others,
@@ -107,35 +109,35 @@ def cut(
 
 
 @dataclass(frozen=True)
-class _Saved:
+class _SavedValues:
     names: list[str]
     tensors: int
     unchecked: int
     others: int
 
 
-def _ordered(names: set[str], graph: Graph, partition: Partition) -> _Saved:
+def _ordered(names: set[str], graph: Graph, partition: Partition) -> _SavedValues:
     """Return the saved values in graph order: checked tensors, unchecked tensors, numbers and unchecked inputs."""
     metas: dict[str, ValueMeta] = {value.name: value.meta for value in (*graph.inputs, *graph.nodes)}
     unchecked = set(partition.unchecked)
     in_order = [name for name in metas if name in names]
     # An input that nobody checks is kept as the very tensor, which may get other memory (`.data = `).
-    kept = {value.name for value in graph.inputs} & unchecked
+    unchecked_inputs = {value.name for value in graph.inputs} & unchecked
     tensors = [name for name in in_order if isinstance(metas[name], TensorMeta) and name not in unchecked]
-    loose = [n for n in in_order if isinstance(metas[n], TensorMeta) and n in unchecked and n not in kept]
-    others = [name for name in in_order if not isinstance(metas[name], TensorMeta) or name in kept]
-    return _Saved([*tensors, *loose, *others], len(tensors), len(loose), len(others))
+    loose = [n for n in in_order if isinstance(metas[n], TensorMeta) and n in unchecked and n not in unchecked_inputs]
+    others = [name for name in in_order if not isinstance(metas[name], TensorMeta) or name in unchecked_inputs]
+    return _SavedValues([*tensors, *loose, *others], len(tensors), len(loose), len(others))
 
 
 def _ancestors(
-    graph: Graph, roots: Sequence[Argument], boundary: set[str], kept: set[str]
+    graph: Graph, roots: Sequence[Argument], boundary: set[str], also: set[str]
 ) -> tuple[list[Node], set[str]]:
-    """Return the nodes that `roots` need, not looking behind `boundary`, and the boundary values reached."""
+    """Return the nodes that `roots` and `also` need, not looking behind `boundary`, and the boundary values reached."""
     wanted = {name for root in roots for name in references(root)}
     reached = wanted & boundary
     nodes: list[Node] = []
     for node in reversed(graph.nodes):
-        if node.name in boundary or (node.name not in wanted and node.name not in kept):
+        if node.name in boundary or (node.name not in wanted and node.name not in also):
             continue
         nodes.append(node)
         for argument in (*node.args, *node.kwargs.values()):
@@ -152,7 +154,7 @@ def _checks(graph: Graph, nodes: Sequence[Node], boundary: set[str], effects: se
     computed = {node.name for node in nodes}
     found: set[str] = set()
     for effect in effects:
-        ancestors, _ = _ancestors(graph, [], boundary, kept={effect})
+        ancestors, _ = _ancestors(graph, [], boundary, also={effect})
         others = (node.name for node in ancestors if node.op != "python::getitem" and node.name != effect)
         if computed.issuperset(others):
             found.add(effect)
@@ -187,7 +189,7 @@ def reached_in_part(graph: Graph, functional: FunctionalGraph) -> list[int]:
     return [i for i, gradient in gradients if isinstance(gradient, str) and sources.get(gradient, every) != every]
 
 
-def with_tangents(graph: Graph, backward: StraightLine, defined: Sequence[bool]) -> StraightLine:
+def with_tangents(graph: Graph, backward: Subgraph, defined: Sequence[bool]) -> Subgraph:
     """Return `backward` for a call in which some tangents are undefined.
 
     Backward is linear in its tangents, so a value computed from undefined ones alone is undefined too, and a
@@ -196,7 +198,7 @@ def with_tangents(graph: Graph, backward: StraightLine, defined: Sequence[bool])
 
     Args:
         graph: the joint graph, for metadata.
-        backward: its backward half.
+        backward: its backward.
         defined: per tangent, whether it is defined.
     """
     if all(defined):
@@ -231,7 +233,7 @@ def with_tangents(graph: Graph, backward: StraightLine, defined: Sequence[bool])
     for output in backward.outputs:
         output = rename(output, alias)
         outputs.append(None if any(name in missing for name in references(output)) else output)
-    return StraightLine(backward.inputs, nodes, outputs)
+    return Subgraph(backward.inputs, nodes, outputs)
 
 
 def _other_term(node: Node, missing: set[str], alias: dict[str, str], metas: dict[str, ValueMeta]) -> str | None:

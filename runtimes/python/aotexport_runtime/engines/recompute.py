@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 
-from aotexport_runtime.engines.partition import Halves, StraightLine, descendants
+from aotexport_runtime.engines.partition import PartitionedGraph, Subgraph, descendants
 from aotexport_runtime.engines.saved import VIEWS
 from aotexport_runtime.schema.graph import Graph, Node
 from aotexport_runtime.schema.program import FunctionalGraph, Partition
@@ -52,23 +52,23 @@ def within_budget(
         once: nodes that run once, in forward.
     """
     values = _Values(graph, functional, partition, symbols, once)
-    held = {name: values.nbytes(name) for name in partition.saved if name in values.nodes}
-    excess = sum(held.values()) * (1 - budget)
-    candidates = [name for name in held if held[name] and name not in partition.unchecked]
+    nbytes = {name: values.nbytes(name) for name in partition.saved if name in values.nodes}
+    excess = sum(nbytes.values()) * (1 - budget)
+    candidates = [name for name in nbytes if nbytes[name] and name not in partition.unchecked]
     queue = [(0.0, index, name) for index, name in enumerate(candidates)]
     while queue and excess > 0:
         _, index, name = heapq.heappop(queue)
-        again = values.needed_for(name)
-        if again is None:
+        needed = values.needed_for(name)
+        if needed is None:
             continue
-        price = sum(map(values.cost, again - values.again)) / held[name]
+        price = sum(map(values.cost, needed - values.recomputed)) / nbytes[name]
         # What was dropped since it was queued may have made it dearer.
         if queue and price > queue[0][0]:
             heapq.heappush(queue, (price, index, name))
             continue
         values.saved.remove(name)
-        values.again |= again
-        excess -= held[name]
+        values.recomputed |= needed
+        excess -= nbytes[name]
     saved = tuple(name for name in partition.saved if name in values.saved)
     return Partition(name="within-budget", saved=saved, unchecked=partition.unchecked)
 
@@ -79,7 +79,7 @@ class _Values:
 
     Attributes:
         saved: what is saved.
-        again: nodes that backward computes again.
+        recomputed: nodes that backward computes again.
     """
 
     graph: Graph
@@ -88,7 +88,7 @@ class _Values:
     symbols: Mapping[str, int]
     once: Set[str]
     saved: set[str] = field(init=False)
-    again: set[str] = field(default_factory=set[str])
+    recomputed: set[str] = field(default_factory=set[str])
 
     def __post_init__(self) -> None:
         assert self.functional.gradients is not None
@@ -147,20 +147,20 @@ class _Values:
         return math.prod(sizes.evaluate(size, self.symbols) for size in meta.shape)
 
 
-def computed_late(cut: Halves) -> Halves:
-    """Return `cut` with what backward computes from saved values alone placed before its first use."""
-    line = cut.backward
-    tangents = set(line.inputs[len(line.inputs) - len(cut.reaching) :])
-    own = descendants(line.nodes, tangents)
-    waiting = {node.name: node for node in line.nodes if node.name not in own}
+def computed_late(partitioned: PartitionedGraph) -> PartitionedGraph:
+    """Return `partitioned` with what backward computes from saved values alone placed before its first use."""
+    subgraph = partitioned.backward
+    tangents = set(subgraph.inputs[len(subgraph.inputs) - len(partitioned.reaching) :])
+    own = descendants(subgraph.nodes, tangents)
+    waiting = {node.name: node for node in subgraph.nodes if node.name not in own}
     places = {name: index for index, name in enumerate(waiting)}
     nodes: list[Node] = []
-    for node in line.nodes:
+    for node in subgraph.nodes:
         if node.name in own:
             nodes += sorted(_taken(waiting, _operands(node)), key=lambda taken: places[taken.name])
             nodes.append(node)
     nodes += waiting.values()
-    return dataclasses.replace(cut, backward=StraightLine(line.inputs, nodes, line.outputs))
+    return dataclasses.replace(partitioned, backward=Subgraph(subgraph.inputs, nodes, subgraph.outputs))
 
 
 def _taken(waiting: dict[str, Node], names: Set[str]) -> list[Node]:

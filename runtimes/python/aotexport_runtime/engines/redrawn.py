@@ -1,4 +1,4 @@
-"""Bodies whose backward runs them once more, on random numbers of its own."""
+"""Subgraphs whose backward runs them once more, on random numbers of its own."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from aotexport_runtime.engines import transforms
 from aotexport_runtime.engines.autocast import autocast_of_now
 from aotexport_runtime.errors import NotSupported
 
-Body = Callable[[list[Any], dict[str, int]], tuple[Any, ...]]
+CompiledSubgraph = Callable[[list[Any], dict[str, int]], tuple[Any, ...]]
 
 
-def redrawn(body: Body, operands: list[Any], symbols: dict[str, int]) -> tuple[Any, ...]:
-    """Return what `body` gives; its gradients are those of a second run, which draws anew.
+def redrawn(subgraph: CompiledSubgraph, operands: list[Any], symbols: dict[str, int]) -> tuple[Any, ...]:
+    """Return what `subgraph` gives; its gradients are those of a second run, which draws anew.
 
     Every operand that requires grad gets a gradient, zeros where no result is computed from it.
 
     Args:
-        body: what draws; it changes nothing but the random generator.
+        subgraph: what draws; it changes nothing but the random generator.
         operands: tensors and integers.
         symbols: value of each symbol.
 
@@ -32,23 +32,23 @@ def redrawn(body: Body, operands: list[Any], symbols: dict[str, int]) -> tuple[A
         backward does not keep the state of the generator.
     """
     if not torch.is_grad_enabled() or not any(isinstance(o, torch.Tensor) and o.requires_grad for o in operands):
-        return body(list(operands), symbols)
+        return subgraph(list(operands), symbols)
     if transforms.active():
         raise NotSupported(
             "this call is inside of torch.func or forward-mode AD, and a branch or loop of the model draws random "
             "numbers on the way to gradients. Use torch.autograd outside of them"
         )
-    return _Redrawn.apply(body, symbols, *operands)
+    return _Redrawn.apply(subgraph, symbols, *operands)
 
 
 class _Redrawn(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, body: Body, symbols: dict[str, int], *operands: Any) -> tuple[Any, ...]:
+    def forward(ctx: Any, subgraph: CompiledSubgraph, symbols: dict[str, int], *operands: Any) -> tuple[Any, ...]:
         device = next(operand.device for operand in operands if isinstance(operand, torch.Tensor))
-        ctx.body, ctx.symbols, ctx.casts = body, symbols, autocast_of_now(device.type)
+        ctx.subgraph, ctx.symbols, ctx.casts = subgraph, symbols, autocast_of_now(device.type)
         ctx.others = [None if isinstance(operand, torch.Tensor) else operand for operand in operands]
         ctx.save_for_backward(*[operand if isinstance(operand, torch.Tensor) else None for operand in operands])
-        return body(list(operands), symbols)
+        return subgraph(list(operands), symbols)
 
     @staticmethod
     @once_differentiable
@@ -61,7 +61,7 @@ class _Redrawn(torch.autograd.Function):
             for tensor, other, is_tracked in zip(ctx.saved_tensors, ctx.others, tracked, strict=True)
         ]
         with torch.enable_grad(), ctx.casts():
-            results = ctx.body(list(operands), ctx.symbols)
+            results = ctx.subgraph(list(operands), ctx.symbols)
         ways = [(r, g) for r, g in zip(results, grads, strict=True) if isinstance(r, torch.Tensor) and r.requires_grad]
         inputs = [operand for operand, is_tracked in zip(operands, tracked, strict=True) if is_tracked]
         found = iter(torch.autograd.grad([r for r, _ in ways], inputs, [g for _, g in ways], materialize_grads=True))

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from aotexport_runtime.engines.partition import StraightLine
+from aotexport_runtime.engines.partition import Subgraph
 from aotexport_runtime.schema.graph import Node
 from aotexport_runtime.schema.values import Argument, SequenceMeta, TensorMeta
 from aotexport_runtime.validate import references
@@ -92,20 +92,20 @@ FRESH = frozenset(
 """Operators whose results are memory of their own, each of them."""
 
 
-def reusing(line: StraightLine, *, visible: int) -> StraightLine:
-    """Return `line` with calls that write over dead operands where nothing can see it.
+def reusing(subgraph: Subgraph, *, visible: int) -> Subgraph:
+    """Return `subgraph` with calls that write over dead operands where nothing can see it.
 
     Args:
-        line: functional operators; what it takes is never written to.
+        subgraph: functional operators; what it takes is never written to.
         visible: how many of its outputs the caller sees, from the first on; those stay no views, since autograd
             refuses to let a caller change views that a custom function returns.
     """
-    last_uses = _last_uses(line)
-    seen = {name for output in line.outputs[:visible] for name in references(output)}
+    last_uses = _last_uses(subgraph)
+    seen = {name for output in subgraph.outputs[:visible] for name in references(output)}
     memories: dict[str, _Memory] = {}
-    metas = {node.name: node.meta for node in line.nodes}
+    metas = {node.name: node.meta for node in subgraph.nodes}
     nodes: list[Node] = []
-    for index, node in enumerate(line.nodes):
+    for index, node in enumerate(subgraph.nodes):
 
         def dies(name: str, node: Node = node, index: int = index) -> bool:
             memory = memories.get(name)
@@ -125,13 +125,13 @@ def reusing(line: StraightLine, *, visible: int) -> StraightLine:
             memories[node.name] = memory.joined(node.name, last_uses, view=written[1] in memory.views)
         else:
             _remember(node, memories, last_uses)
-    return StraightLine(line.inputs, nodes, line.outputs)
+    return Subgraph(subgraph.inputs, nodes, subgraph.outputs)
 
 
-def possible_views(line: StraightLine) -> set[str]:
-    """Return what `line`, perhaps of `reusing`, returns that is not known to be no view."""
+def possible_views(subgraph: Subgraph) -> set[str]:
+    """Return what `subgraph`, perhaps of `reusing`, returns that is not known to be no view."""
     no_views: set[str] = set()
-    for node in line.nodes:
+    for node in subgraph.nodes:
         if _is_new(node):
             is_new = True
         elif node.op == "python::getitem":
@@ -140,7 +140,7 @@ def possible_views(line: StraightLine) -> set[str]:
             is_new = _destination(node) in no_views
         if is_new:
             no_views.add(node.name)
-    return {name for output in line.outputs for name in references(output)} - no_views
+    return {name for output in subgraph.outputs for name in references(output)} - no_views
 
 
 def _destination(node: Node) -> str | None:
@@ -242,8 +242,10 @@ def _arguments(node: Node) -> Sequence[Argument]:
     return (*node.args, *node.kwargs.values())
 
 
-def _last_uses(line: StraightLine) -> dict[str, int]:
+def _last_uses(subgraph: Subgraph) -> dict[str, int]:
     """Return per value the index of the node that uses it last; the number of nodes for returned ones."""
-    uses = {name: index for index, node in enumerate(line.nodes) for a in _arguments(node) for name in references(a)}
-    uses.update((name, len(line.nodes)) for output in line.outputs for name in references(output))
+    uses = {
+        name: index for index, node in enumerate(subgraph.nodes) for a in _arguments(node) for name in references(a)
+    }
+    uses.update((name, len(subgraph.nodes)) for output in subgraph.outputs for name in references(output))
     return uses

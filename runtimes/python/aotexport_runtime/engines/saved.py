@@ -1,4 +1,4 @@
-"""Other values to save between the halves of a joint graph than a bundle names. Data only, no torch."""
+"""Other values to save for the backward of a joint graph than a bundle names. Data only, no torch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def views_recomputed(graph: Graph, functional: FunctionalGraph, partition: Parti
     """
     nodes = {node.name: node for node in graph.nodes}
     mutated = {graph.inputs[mutation.input_index].name for mutation in functional.mutations}
-    kept: set[str] = set()
+    bases: set[str] = set()
     checked: set[str] = set()
     for name in partition.saved:
         base = name
@@ -29,10 +29,10 @@ def views_recomputed(graph: Graph, functional: FunctionalGraph, partition: Parti
             if not isinstance(source, str) or source in mutated:
                 break
             base = source
-        kept.add(base)
+        bases.add(base)
         if name not in partition.unchecked:
             checked.add(base)
-    saved = tuple(value.name for value in (*graph.inputs, *graph.nodes) if value.name in kept)
+    saved = tuple(value.name for value in (*graph.inputs, *graph.nodes) if value.name in bases)
     unchecked = tuple(name for name in saved if name not in checked)
     return Partition(name="views-recomputed", saved=saved, unchecked=unchecked)
 

@@ -66,7 +66,7 @@ NO_TARGETS = Choice()
 _Facts = TypeVar("_Facts")
 
 
-class Rule(NamedTuple, Generic[_Facts]):
+class EngineRule(NamedTuple, Generic[_Facts]):
     """Rules engines out.
 
     Attributes:
@@ -80,73 +80,75 @@ class Rule(NamedTuple, Generic[_Facts]):
     reason: str
 
 
-TARGET_RULES: tuple[Rule[TargetOfBundle], ...] = (
-    Rule("cuda", lambda its: not its.has_kernels, "the bundle has no kernels. Export it with `--target cuda`"),
-    Rule("cuda cpu", lambda its: its.is_for_another_target, "target `{0.request.target}` was asked for"),
-    Rule(
+TARGET_RULES: tuple[EngineRule[TargetOfBundle], ...] = (
+    EngineRule("cuda", lambda its: not its.has_kernels, "the bundle has no kernels. Export it with `--target cuda`"),
+    EngineRule("cuda cpu", lambda its: its.is_for_another_target, "target `{0.request.target}` was asked for"),
+    EngineRule(
         "cuda",
         lambda its: its.request.trust != "native",
         "kernels are native code, which runs only with `trust='native'`",
     ),
-    Rule(
+    EngineRule(
         "cpu",
         lambda its: its.request.trust != "native",
         "it holds native code, and was loaded without trust='native'",
     ),
-    Rule("cpu", lambda its: its.is_off_processors, "it is for processors, and was loaded to {0.device}"),
-    Rule("cpu", lambda its: not its.bundle.target(its.engine).programs, "it has none of the programs"),
-    Rule("cpu", lambda its: its.unfit, "{0.unfit}"),
-    Rule("cpu", lambda its: its.higher_level, "{0.higher_level} was chosen"),
+    EngineRule("cpu", lambda its: its.is_off_processors, "it is for processors, and was loaded to {0.device}"),
+    EngineRule("cpu", lambda its: not its.bundle.target(its.engine).programs, "it has none of the programs"),
+    EngineRule("cpu", lambda its: its.unfit, "{0.unfit}"),
+    EngineRule("cpu", lambda its: its.higher_level, "{0.higher_level} was chosen"),
 )
 """Which native code of a bundle is wanted, and is for this machine."""
 
-GRAPH_RULES: tuple[Rule[EngineOfProgram], ...] = (
-    Rule("portable", lambda its: not its.program.forward.differentiable, "the forward graph is not differentiable"),
-    Rule(
+GRAPH_RULES: tuple[EngineRule[EngineOfProgram], ...] = (
+    EngineRule(
+        "portable", lambda its: not its.program.forward.differentiable, "the forward graph is not differentiable"
+    ),
+    EngineRule(
         "autograd",
         lambda its: figures.is_taken_apart(its.forward, its.functional),
         "the other graph takes {0.counts}",
     ),
-    Rule(
+    EngineRule(
         "portable",
         lambda its: figures.is_element_wise(its.forward, its.functional),
         "most of its {0.functional_count} operators are element-wise",
     ),
-    Rule("autograd", lambda its: its.matmul is None, "no matmul is large enough to gain by oneDNN"),
-    Rule(
+    EngineRule("autograd", lambda its: its.matmul is None, "no matmul is large enough to gain by oneDNN"),
+    EngineRule(
         "portable",
         lambda its: its.prefers_onednn is None,
         "oneDNN may be faster for {0.matmul_in_words}, which the first call measures; else the forward graph runs",
     ),
-    Rule("portable", lambda its: its.onednn_is_faster, "oneDNN is faster here for {0.matmul_in_words}"),
-    Rule("autograd", lambda its: True, "oneDNN is not clearly faster here for {0.matmul_in_words}"),
+    EngineRule("portable", lambda its: its.onednn_is_faster, "oneDNN is faster here for {0.matmul_in_words}"),
+    EngineRule("autograd", lambda its: True, "oneDNN is not clearly faster here for {0.matmul_in_words}"),
 )
 """Which graph of a program is the faster one where both are right and nothing else is asked for: the first rule decides
 for its engine. They follow the figures of docs/decisions/0018."""
 
-PROGRAM_RULES: tuple[Rule[EngineOfProgram], ...] = (
-    Rule("cuda cpu portable", lambda its: its.changed, "{0.changed}"),
-    Rule("cuda portable", lambda its: its.no_functional is not None, "{0.no_functional}"),
-    Rule("cuda cpu", lambda its: its.is_for_another_target, "target `{0.request.target}` was asked for"),
-    Rule("portable", lambda its: its.request.target == AUTOGRAD, "target `{0.request.target}` was asked for"),
-    Rule("cpu", lambda its: its.is_off_processors, "it is for processors, and the bundle is on {0.device}"),
-    Rule("cuda", lambda its: its.exceeds_budget, "they save more for backward than the memory budget"),
-    Rule(
+PROGRAM_RULES: tuple[EngineRule[EngineOfProgram], ...] = (
+    EngineRule("cuda cpu portable", lambda its: its.changed, "{0.changed}"),
+    EngineRule("cuda portable", lambda its: its.no_functional is not None, "{0.no_functional}"),
+    EngineRule("cuda cpu", lambda its: its.is_for_another_target, "target `{0.request.target}` was asked for"),
+    EngineRule("portable", lambda its: its.request.target == AUTOGRAD, "target `{0.request.target}` was asked for"),
+    EngineRule("cpu", lambda its: its.is_off_processors, "it is for processors, and the bundle is on {0.device}"),
+    EngineRule("cuda", lambda its: its.exceeds_budget, "they save more for backward than the memory budget"),
+    EngineRule(
         "cpu",
         lambda its: its.exceeds_budget,
         "it saves more for backward than the memory budget of {0.request.memory_budget:g}",
     ),
-    Rule("cpu", lambda its: its.not_compiled, "{0.not_compiled}"),
-    Rule("cuda cpu", lambda its: its.failed, "{0.failed}"),
-    Rule("cpu", lambda its: its.libraries_lose, "it has too little to fuse to be faster than the forward graph"),
+    EngineRule("cpu", lambda its: its.not_compiled, "{0.not_compiled}"),
+    EngineRule("cuda cpu", lambda its: its.failed, "{0.failed}"),
+    EngineRule("cpu", lambda its: its.libraries_lose, "it has too little to fuse to be faster than the forward graph"),
 )
 """Which engines serve a program; the functional graph also takes the calls that native code of it does not."""
 
 
-CALL_RULES: tuple[Rule[CallFacts], ...] = (
-    Rule("cuda cpu", lambda call: not call.wants_all, "not every gradient is wanted"),
-    Rule("cuda cpu", lambda call: call.is_transformed, "function transforms"),
-    Rule("cuda cpu", lambda call: not call.native.serves(call.inputs, call.symbols), "{0.unmet}"),
+CALL_RULES: tuple[EngineRule[CallFacts], ...] = (
+    EngineRule("cuda cpu", lambda call: not call.wants_all, "not every gradient is wanted"),
+    EngineRule("cuda cpu", lambda call: call.is_transformed, "function transforms"),
+    EngineRule("cuda cpu", lambda call: not call.native.serves(call.inputs, call.symbols), "{0.unmet}"),
 )
 """Which calls the graph of a program takes, though native code serves the program."""
 
@@ -231,7 +233,7 @@ def select_engine(
     return Choice(engines=(*serving, AUTOGRAD), why_not=why_not, because=because)
 
 
-def _decide(candidate: Any, rules: Iterable[Rule[Any]], serving: list[str], why_not: dict[str, str]) -> None:
+def _decide(candidate: Any, rules: Iterable[EngineRule[Any]], serving: list[str], why_not: dict[str, str]) -> None:
     """Add a candidate to those that serve, or the reason why it does not."""
     rule = next((rule for rule in rules if candidate.kind in rule.engines.split() and rule.holds(candidate)), None)
     if rule is None:
@@ -246,6 +248,6 @@ def passed_over(targets: Choice, target: str) -> str:
     return "".join(f"; not {name}: {targets.why_not[name]}" for name in asked)
 
 
-def obstacle(call: CallFacts) -> Rule[CallFacts] | None:
+def obstacle(call: CallFacts) -> EngineRule[CallFacts] | None:
     """Return the rule by which the graph takes a call, and not native code; None: that does."""
     return next((rule for rule in CALL_RULES if rule.holds(call)), None)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from aotexport_runtime.engines.partition import StraightLine, rename, renamed
+from aotexport_runtime.engines.partition import Subgraph, rename, renamed
 from aotexport_runtime.schema.graph import Node
 from aotexport_runtime.schema.values import Argument, TensorMeta, ValueMeta
 from aotexport_runtime.validate import references
@@ -20,17 +20,17 @@ _SUM = "aten::sum.dim_IntList"
 _ZEROS = "aten::new_zeros.default"
 
 
-def simplified(line: StraightLine, metas: dict[str, ValueMeta]) -> StraightLine:
-    """Return `line` without the calls that change nothing.
+def simplified(subgraph: Subgraph, metas: dict[str, ValueMeta]) -> Subgraph:
+    """Return `subgraph` without the calls that change nothing.
 
     Args:
-        line: functional operators.
+        subgraph: functional operators.
         metas: metadata of its inputs.
     """
-    returned = {name for output in line.outputs for name in references(output)}
+    returned = {name for output in subgraph.outputs for name in references(output)}
     state = _State(dict(metas))
-    uses = _uses(line)
-    for node in line.nodes:
+    uses = _uses(subgraph)
+    for node in subgraph.nodes:
         node = renamed(node, state.alias) if state.alias else node
         same = state.equal_value(node)
         if same is not None and node.name in returned:
@@ -43,9 +43,9 @@ def simplified(line: StraightLine, metas: dict[str, ValueMeta]) -> StraightLine:
         if (fused := state.summed(node, uses)) is not None:
             node = fused
         state.add(node)
-    outputs = [rename(output, state.alias) for output in line.outputs]
+    outputs = [rename(output, state.alias) for output in subgraph.outputs]
     nodes = [state.linear(node) for node in state.nodes]
-    return StraightLine(line.inputs, [_reshaping(node) for node in _needed(nodes, outputs)], outputs)
+    return Subgraph(subgraph.inputs, [_reshaping(node) for node in _needed(nodes, outputs)], outputs)
 
 
 @dataclass
@@ -93,15 +93,15 @@ class _State:
         total = self.by_name.get(node.args[0])
         if total is None or total.op != _SUM or uses[total.name] != 1 or total.kwargs or len(total.args) != 3:
             return None
-        source, axes, keeps = total.args
-        kept, dropped = total.meta, node.meta
-        if keeps is not True or not isinstance(axes, list) or len(axes) != 1 or not isinstance(axes[0], int):
+        source, axes, keeps_axes = total.args
+        summed, dropped = total.meta, node.meta
+        if keeps_axes is not True or not isinstance(axes, list) or len(axes) != 1 or not isinstance(axes[0], int):
             return None
-        if not isinstance(kept, TensorMeta) or not isinstance(dropped, TensorMeta):
+        if not isinstance(summed, TensorMeta) or not isinstance(dropped, TensorMeta):
             return None
-        axis = axes[0] % len(kept.shape)
-        shape = kept.shape[:axis] + kept.shape[axis + 1 :]
-        stride = kept.stride[:axis] + kept.stride[axis + 1 :]
+        axis = axes[0] % len(summed.shape)
+        shape = summed.shape[:axis] + summed.shape[axis + 1 :]
+        stride = summed.stride[:axis] + summed.stride[axis + 1 :]
         if (shape, stride) != (dropped.shape, dropped.stride):
             return None
         return Node(
@@ -159,9 +159,9 @@ def _same_layout(before: ValueMeta | None, after: ValueMeta) -> bool:
     )
 
 
-def _uses(line: StraightLine) -> dict[str, int]:
+def _uses(subgraph: Subgraph) -> dict[str, int]:
     uses: dict[str, int] = {}
-    for argument in (*(a for node in line.nodes for a in (*node.args, *node.kwargs.values())), *line.outputs):
+    for argument in (*(a for node in subgraph.nodes for a in (*node.args, *node.kwargs.values())), *subgraph.outputs):
         for name in references(argument):
             uses[name] = uses.get(name, 0) + 1
     return uses
@@ -171,11 +171,11 @@ def _needed(nodes: list[Node], outputs: list[Argument]) -> list[Node]:
     """Return `nodes` without the ones that only served what was left out: pure views, sums and zeros."""
     wanted = {name for output in outputs for name in references(output)}
     droppable = {*_IDENTITIES, *_INVOLUTIONS, *_RESHAPES, _SUM, _ZEROS}
-    kept: list[Node] = []
+    needed: list[Node] = []
     for node in reversed(nodes):
         if node.name not in wanted and node.op in droppable:
             continue
-        kept.append(node)
+        needed.append(node)
         wanted.update(name for argument in (*node.args, *node.kwargs.values()) for name in references(argument))
-    kept.reverse()
-    return kept
+    needed.reverse()
+    return needed

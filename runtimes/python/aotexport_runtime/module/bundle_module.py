@@ -25,9 +25,9 @@ from aotexport_runtime.module.module_class import class_of, methods_of
 from aotexport_runtime.schema.manifest import Manifest
 from aotexport_runtime.schema.subclasses import Subclass
 from aotexport_runtime.submodules.build import at, build, sealed, tell
-from aotexport_runtime.submodules.changes import Change, changes_of
+from aotexport_runtime.submodules.changes import SubmoduleChange, changes_of
 from aotexport_runtime.submodules.places import StateSlot, slot_of
-from aotexport_runtime.submodules.python_state import Kept, PythonState, WithAttributes
+from aotexport_runtime.submodules.python_state import OwnAttributes, PythonState, WithAttributes
 from aotexport_runtime.submodules.submodule import (
     check_class,
     copied_origin,
@@ -83,7 +83,7 @@ class BundleModule(WithAttributes):
         self._served: dict[tuple[bool, bool], Call] = {}
         self._methods = methods_of(bundle)
         self._fixed = frozenset(bundle.manifest.settings)
-        self._changes: list[Change] | None = None
+        self._changes: list[SubmoduleChange] | None = None
         self._calls_submodules = False
         self._untold: set[str] = set()
         # Last, since a name of the user's may equal one of ours, and can then no longer be assigned to.
@@ -102,7 +102,7 @@ class BundleModule(WithAttributes):
             path = attribute.name.rpartition(".")[0]
             owner = at(self, path.split(".") if path else [], self.changed)
             assert isinstance(owner, WithAttributes)
-            owner.keep(Kept(self.python_state, path))
+            owner.keep(OwnAttributes(self.python_state, path))
 
     @property
     def device(self) -> torch.device | None:
@@ -141,13 +141,13 @@ class BundleModule(WithAttributes):
         self.__dict__["_plans"].clear()
         self.__dict__["_served"].clear()
 
-    def changes(self) -> list[Change]:
+    def changes(self) -> list[SubmoduleChange]:
         """Return the submodules that are no longer what was loaded.
 
         Raises:
             NotSupported: one was changed in a way that no call can follow.
         """
-        found: list[Change] | None = self.__dict__["_changes"]
+        found: list[SubmoduleChange] | None = self.__dict__["_changes"]
         if found is None:
             found = self.__dict__["_changes"] = changes_of(self, self.__dict__["_origin"], self.bundle.manifest)
         return found
@@ -355,7 +355,7 @@ class BundleModule(WithAttributes):
                 twin.__dict__[name] = None
             elif name == "_origin":
                 twin.__dict__[name] = copied_origin(value, memo)
-            elif name not in (*STATE, "_modules", *HOOKS, "_python_state", "_kept"):
+            elif name not in (*STATE, "_modules", *HOOKS, "_python_state", "_own_attributes"):
                 twin.__dict__[name] = copy.deepcopy(value, memo)
         copy_tables(self, twin, memo)
         tell(twin, twin.__dict__["_origin"])

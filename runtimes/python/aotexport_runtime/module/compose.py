@@ -24,7 +24,7 @@ from aotexport_runtime.engines.matmul.sizes import Matmul
 from aotexport_runtime.engines.select import Choice, select_engine
 from aotexport_runtime.errors import NotSupported
 from aotexport_runtime.schema.program import Program
-from aotexport_runtime.submodules.changes import Change
+from aotexport_runtime.submodules.changes import SubmoduleChange
 from aotexport_runtime.submodules.places import StateSlot
 
 log = logging.getLogger("aotexport_runtime")
@@ -90,7 +90,7 @@ def live_of(
     module: nn.Module,
     bundle: Bundle,
     program: Program,
-    changes: Sequence[Change],
+    changes: Sequence[SubmoduleChange],
     slot: Callable[[str], StateSlot],
     environment: Environment,
     untold: set[str] | None,

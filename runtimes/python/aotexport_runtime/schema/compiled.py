@@ -21,7 +21,7 @@ class CpuRequirements(Record, kw_only=True, tag="cpu", tag_field="kind"):
 
 
 class CompiledHalf(Record, kw_only=True):
-    """A half of a functional graph, compiled.
+    """A subgraph of a functional graph, compiled: the whole, its forward or its backward.
 
     Attributes:
         file: the shared library; a plain name, in the directory of the target.
@@ -38,14 +38,14 @@ class CompiledHalf(Record, kw_only=True):
 
 
 class CompiledProgram(Record, kw_only=True):
-    """The functional graph of a program, compiled: whole, or its forward and backward half.
+    """The functional graph of a program, compiled: whole, or its forward and backward.
 
     Attributes:
         program: name of the program.
         partition: name of the partition that a joint graph was cut by; None: an inference graph.
         guards: truths over the program's symbols that a call must satisfy; one that violates any runs the graph.
-        forward: the forward half of a joint graph, or an inference graph.
-        backward: the backward half for a call in which every gradient is wanted, and every tangent but
+        forward: the forward of a joint graph, or an inference graph.
+        backward: the backward for a call in which every gradient is wanted, and every tangent but
             `undefined_tangents` is defined.
         undefined_tangents: indices into `Gradients.tangents`; a training step has none of them where a model returns
             its loss and more.

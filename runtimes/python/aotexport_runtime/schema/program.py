@@ -269,7 +269,7 @@ class VersionCheck(Record, kw_only=True):
 
 
 class Gradients(Record, kw_only=True):
-    """The backward half of a joint graph.
+    """The backward of a joint graph.
 
     Attributes:
         tangents: graph inputs after `Program.inputs`, in order.

@@ -16,7 +16,7 @@ from aotexport_runtime.errors import NotSupported
 from aotexport_runtime.schema.manifest import Manifest, StateTensor
 from aotexport_runtime.schema.manifest import Submodule as Record
 from aotexport_runtime.schema.trees import Constant
-from aotexport_runtime.submodules.submodule import WRAP, Origin, Submodule, known_class
+from aotexport_runtime.submodules.submodule import WRAP, LoadedSubmodule, Origin, known_class
 from aotexport_runtime.submodules.tables import kind_of, told
 from aotexport_runtime.values.trees import builder
 
@@ -62,7 +62,7 @@ def _place(whole: nn.Module, record: Record, changed: Callable[[], None], consta
     if name:
         known = record.type if record.type in KNOWN else None
         origin = Origin(record.name, nn.Module, changed, known is not None)
-        owner = (Submodule if known is None else known_class(known))(origin)
+        owner = (LoadedSubmodule if known is None else known_class(known))(origin)
         if record.attributes is not None and known is not None:
             origin.attributes = builder(record.attributes, constant)([])
             owner.__dict__.update(origin.attributes)
@@ -92,9 +92,9 @@ def at(whole: nn.Module, path: list[str], changed: Callable[[], None]) -> nn.Mod
     module = whole
     for position, part in enumerate(path):
         if part not in module._modules:
-            module._modules[part] = Submodule(Origin(".".join(path[: position + 1]), nn.Module, changed))
+            module._modules[part] = LoadedSubmodule(Origin(".".join(path[: position + 1]), nn.Module, changed))
         child = module._modules[part]
-        assert isinstance(child, Submodule)
+        assert isinstance(child, LoadedSubmodule)
         module = child
     return module
 
@@ -102,7 +102,7 @@ def at(whole: nn.Module, path: list[str], changed: Callable[[], None]) -> nn.Mod
 def sealed(whole: nn.Module, changed: Callable[[], None]) -> Origin:
     """Take what a module and its submodules are now for what was loaded, and tell of every change from now on."""
     for module in whole.modules():
-        if isinstance(module, Submodule):
+        if isinstance(module, LoadedSubmodule):
             module.seal()
     origin = Origin("", type(whole), changed)
     origin.submodules = {name: module for name, module in whole._modules.items() if module is not None}

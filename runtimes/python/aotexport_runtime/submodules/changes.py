@@ -12,12 +12,12 @@ from torch import nn
 from aotexport_runtime.errors import NotSupported
 from aotexport_runtime.schema.manifest import Manifest
 from aotexport_runtime.submodules.places import is_below, module_at
-from aotexport_runtime.submodules.submodule import WRAP, Origin, Submodule
+from aotexport_runtime.submodules.submodule import WRAP, LoadedSubmodule, Origin
 from aotexport_runtime.submodules.tables import HOOKS
 
 
 @dataclass(frozen=True)
-class Change:
+class SubmoduleChange:
     """A submodule that is no longer what was loaded.
 
     Attributes:
@@ -39,7 +39,7 @@ class Change:
     computes_state: bool = False
 
 
-def changes_below(module: nn.Module, origin: Origin, mode: bool) -> list[Change]:
+def changes_below(module: nn.Module, origin: Origin, mode: bool) -> list[SubmoduleChange]:
     """Return the submodules of a loaded module that changed, but for those of submodules that were replaced.
 
     Args:
@@ -50,47 +50,49 @@ def changes_below(module: nn.Module, origin: Origin, mode: bool) -> list[Change]
     Raises:
         NotSupported: it has a parameter or buffer that no call would use.
     """
-    found: list[Change] = []
+    found: list[SubmoduleChange] = []
     prefix = f"{origin.path}." if origin.path else ""
     for name, child in origin.submodules.items():
         now = module._modules.get(name)
         if now is None:
-            found.append(Change(f"{prefix}{name}", None, "was removed"))
+            found.append(SubmoduleChange(f"{prefix}{name}", None, "was removed"))
         elif now is not child:
-            found.append(Change(f"{prefix}{name}", now, f"was replaced by a `{type(now).__name__}`"))
-        elif isinstance(now, Submodule):
+            found.append(SubmoduleChange(f"{prefix}{name}", now, f"was replaced by a `{type(now).__name__}`"))
+        elif isinstance(now, LoadedSubmodule):
             own: Origin = now.__dict__["_origin"]
             change = _change(now, own, mode)
             found += [*([] if change is None else [change]), *changes_below(now, own, mode)]
     return found
 
 
-def _change(module: Submodule, origin: Origin, mode: bool) -> Change | None:
+def _change(module: LoadedSubmodule, origin: Origin, mode: bool) -> SubmoduleChange | None:
     """Return how a submodule itself changed; None: it did not."""
     path, runs_part = origin.path, not origin.known
     if type(module) is not origin.type:
         computed = "parametrizations" in module._modules
         how = "is parametrized" if computed else "has another class"
-        return Change(path, module, how, runs_part=runs_part, computes_state=computed)
+        return SubmoduleChange(path, module, how, runs_part=runs_part, computes_state=computed)
     tensors = {**module._parameters, **module._buffers}
     gone = next((name for name in origin.tensors if tensors.get(name) is None), None)
     if gone is not None:
         computed = getattr(module, gone, None) is not None
         how = f"has a `{gone}` that is computed" if computed else f"has no `{gone}` anymore"
-        return Change(path, module, how, runs_part=runs_part, computes_state=computed)
+        return SubmoduleChange(path, module, how, runs_part=runs_part, computes_state=computed)
     if isinstance(module, nn.Sequential) and module._modules.keys() != origin.submodules.keys():
-        return Change(path, module, "has other submodules", needs_call=True)
+        return SubmoduleChange(path, module, "has other submodules", needs_call=True)
     reshaped, attribute = module.reshaped(), module.attributes_changed()
     if reshaped is not None:
-        return Change(path, module, f"has a `{reshaped}` of another dtype, shape or class", runs_part=runs_part)
+        return SubmoduleChange(
+            path, module, f"has a `{reshaped}` of another dtype, shape or class", runs_part=runs_part
+        )
     if attribute is not None:
-        return Change(path, module, f"has another `{attribute}`", needs_call=True)
+        return SubmoduleChange(path, module, f"has another `{attribute}`", needs_call=True)
     if "forward" in module.__dict__:
-        return Change(path, module, "has another `forward`", keeps_state=True, runs_part=True)
+        return SubmoduleChange(path, module, "has another `forward`", keeps_state=True, runs_part=True)
     if module.training != mode and origin.known and not module._modules:
-        return Change(path, module, f"is in {'train' if module.training else 'eval'} mode", keeps_state=True)
+        return SubmoduleChange(path, module, f"is in {'train' if module.training else 'eval'} mode", keeps_state=True)
     if any(module.__dict__[table] for table in HOOKS):
-        return Change(path, module, "has hooks", keeps_state=True, runs_part=True)
+        return SubmoduleChange(path, module, "has hooks", keeps_state=True, runs_part=True)
     check_nothing_added(module, origin)
     return None
 
@@ -108,7 +110,7 @@ def check_nothing_added(module: nn.Module, origin: Origin) -> None:
             raise NotSupported(f"`{path}` was not there at export, so no call would use it. {WRAP}")
 
 
-def changes_of(whole: nn.Module, origin: Origin, manifest: Manifest) -> list[Change]:
+def changes_of(whole: nn.Module, origin: Origin, manifest: Manifest) -> list[SubmoduleChange]:
     """Return the submodules of a loaded module that are no longer what was loaded, each by its first name.
 
     Args:
@@ -124,7 +126,7 @@ def changes_of(whole: nn.Module, origin: Origin, manifest: Manifest) -> list[Cha
     return [*found, *_with_ties(whole, manifest, found)]
 
 
-def _without_twins(whole: nn.Module, manifest: Manifest, found: list[Change]) -> list[Change]:
+def _without_twins(whole: nn.Module, manifest: Manifest, found: list[SubmoduleChange]) -> list[SubmoduleChange]:
     """Return changes of modules that had several names by their first name alone.
 
     Raises:
@@ -143,11 +145,11 @@ def _without_twins(whole: nn.Module, manifest: Manifest, found: list[Change]) ->
     return list(by_path.values())
 
 
-def _with_ties(whole: nn.Module, manifest: Manifest, found: list[Change]) -> list[Change]:
+def _with_ties(whole: nn.Module, manifest: Manifest, found: list[SubmoduleChange]) -> list[SubmoduleChange]:
     """Return what else must be called: submodules that share a weight with one that has another one now."""
     paths = [change.path for change in found if not change.keeps_state]
     known = {change.path for change in found}
-    more: dict[str, Change] = {}
+    more: dict[str, SubmoduleChange] = {}
     for entry in manifest.state:
         names = (entry.name, *entry.tied) if entry.tied else ()
         if not any(is_below(name, path) for name in names for path in paths):
@@ -155,7 +157,7 @@ def _with_ties(whole: nn.Module, manifest: Manifest, found: list[Change]) -> lis
         for name in names:
             path, _, leaf = name.rpartition(".")
             module = module_at(whole, path)
-            if isinstance(module, Submodule) and not any(is_below(name, other) for other in known):
+            if isinstance(module, LoadedSubmodule) and not any(is_below(name, other) for other in known):
                 how = f"shared `{leaf}` with a submodule that changed"
-                more[path] = Change(path, module, how, runs_part=True)
+                more[path] = SubmoduleChange(path, module, how, runs_part=True)
     return list(more.values())

@@ -82,7 +82,7 @@ def _built(trees: dict[str, Tree], tensors: Sequence[torch.Tensor]) -> dict[str,
     }
 
 
-class Kept:
+class OwnAttributes:
     """The attributes of one module of a loaded bundle, by name."""
 
     def __init__(self, state: PythonState, path: str) -> None:
@@ -102,7 +102,7 @@ class Kept:
 
 INTERNAL = frozenset(
     (
-        *("_calls_submodules", "_changes", "_constants", "_environment", "_fixed", "_kept", "_methods"),
+        *("_calls_submodules", "_changes", "_constants", "_environment", "_fixed", "_own_attributes", "_methods"),
         *("_origin", "_plans", "_request", "_served", "_targets", "_untold", "bundle"),
     )
 )
@@ -112,23 +112,23 @@ INTERNAL = frozenset(
 class WithAttributes(nn.Module):
     """A module whose attributes that calls change are read and set as the original's."""
 
-    def keep(self, kept: Kept) -> None:
-        """Take the attributes of this module from `kept`."""
+    def keep(self, own: OwnAttributes) -> None:
+        """Take the attributes of this module from `own`."""
         # Past `__setattr__`, which keeps names of the user's.
-        self.__dict__["_kept"] = kept
+        self.__dict__["_own_attributes"] = own
 
     def __getattr__(self, name: str) -> Any:
         """Return what a call left in an attribute, or a parameter, buffer or submodule."""
-        kept: Kept | None = self.__dict__.get("_kept")
-        return kept[name] if kept is not None and name in kept else super().__getattr__(name)
+        own: OwnAttributes | None = self.__dict__.get("_own_attributes")
+        return own[name] if own is not None and name in own else super().__getattr__(name)
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Let the next call find `value`, where calls read the attribute; else do as any module."""
-        kept: Kept | None = self.__dict__.get("_kept")
-        if kept is not None and name in kept:
-            kept[name] = value
+        own: OwnAttributes | None = self.__dict__.get("_own_attributes")
+        if own is not None and name in own:
+            own[name] = value
         else:
             super().__setattr__(name, value)
 
 
-__all__ = ["ARGUMENT", "Kept", "PythonState", "WithAttributes"]
+__all__ = ["ARGUMENT", "OwnAttributes", "PythonState", "WithAttributes"]

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from aotexport_runtime.errors import NotSupported
-from aotexport_runtime.submodules.python_state import Kept, WithAttributes
+from aotexport_runtime.submodules.python_state import OwnAttributes, WithAttributes
 from aotexport_runtime.submodules.running import running_parts
 from aotexport_runtime.submodules.tables import HOOKS, STATE, TensorKind, kind_of, refill, told
 
@@ -49,7 +49,7 @@ class Origin:
     submodules: dict[str, nn.Module] = field(default_factory=dict[str, nn.Module])
 
 
-class Submodule(WithAttributes):
+class LoadedSubmodule(WithAttributes):
     """Stands where the original had a submodule."""
 
     def __init__(self, origin: Origin) -> None:
@@ -129,7 +129,7 @@ class Submodule(WithAttributes):
                 return name
         return None
 
-    def train(self, mode: bool = True) -> Submodule:
+    def train(self, mode: bool = True) -> LoadedSubmodule:
         """Switch the mode of a submodule alone, where its class is one of torch's.
 
         Raises:
@@ -138,7 +138,7 @@ class Submodule(WithAttributes):
         origin: Origin = self.__dict__["_origin"]
         if mode != origin.changed.__self__.training:  # type: ignore[attr-defined] (a method of the whole)
             for module in self.modules():
-                if isinstance(module, Submodule):
+                if isinstance(module, LoadedSubmodule):
                     module.check_mode()
         for module in self.modules():
             module.__dict__["training"] = mode
@@ -192,10 +192,10 @@ class Submodule(WithAttributes):
     def _is_looked_at(self, name: str) -> bool:
         """Return whether calls look at an attribute that is no tensor and no submodule."""
         origin: Origin = self.__dict__["_origin"]
-        kept: Kept | None = self.__dict__.get("_kept")
+        own: OwnAttributes | None = self.__dict__.get("_own_attributes")
         if name in ("forward", "extra_repr") or name in origin.tensors or name in origin.attributes:
             return True
-        return (kept is not None and name in kept) or isinstance(getattr(type(self), name, None), property)
+        return (own is not None and name in own) or isinstance(getattr(type(self), name, None), property)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> nn.Module:
         """Return a copy: as a part of the copied whole, or alone, as a plain module of torch's class."""
@@ -213,7 +213,7 @@ class Submodule(WithAttributes):
         for name, value in self.__dict__.items():
             if name in (*STATE, "_modules", *HOOKS):
                 plain.__dict__[name].update(copy.deepcopy(dict(value), memo))
-            elif name not in ("_origin", "_kept"):
+            elif name not in ("_origin", "_own_attributes"):
                 plain.__dict__[name] = copy.deepcopy(value, memo)
         return plain
 
@@ -259,17 +259,17 @@ def check_class(module: nn.Module, value: Any) -> None:
 
 def switch(module: nn.Module, mode: bool) -> None:
     """Switch the mode of a loaded module and its submodules; those of the user's by their own `train`."""
-    # Past `Submodule.__setattr__`, which keeps to the mode of the whole.
+    # Past `LoadedSubmodule.__setattr__`, which keeps to the mode of the whole.
     module.__dict__["training"] = mode
     for child in module.children():
-        switch(child, mode) if isinstance(child, Submodule) else child.train(mode)
+        switch(child, mode) if isinstance(child, LoadedSubmodule) else child.train(mode)
 
 
 @cache
-def known_class(name: str) -> type[Submodule]:
+def known_class(name: str) -> type[LoadedSubmodule]:
     """Return the class of submodules that are of a class of `torch.nn`."""
-    bases = (Submodule, *([Sliced] if name in ("Sequential", "ModuleList") else []), getattr(nn, name))
-    return type(name, bases, {"__module__": Submodule.__module__})
+    bases = (LoadedSubmodule, *([Sliced] if name in ("Sequential", "ModuleList") else []), getattr(nn, name))
+    return type(name, bases, {"__module__": LoadedSubmodule.__module__})
 
 
 class Sliced:
@@ -282,13 +282,13 @@ class Sliced:
         return nn.Sequential(*modules) if isinstance(self, nn.Sequential) else nn.ModuleList(modules)
 
 
-def copied_submodule(module: Submodule, memo: dict[int, Any]) -> nn.Module:
+def copied_submodule(module: LoadedSubmodule, memo: dict[int, Any]) -> nn.Module:
     """Return the copy of a submodule in a copied whole, which `memo` has."""
     twin = memo[id(module)] = type(module).__new__(type(module))
     for name, value in module.__dict__.items():
         if name == "_origin":
             twin.__dict__[name] = copied_origin(value, memo)
-        elif name not in (*STATE, "_modules", *HOOKS, "_kept"):
+        elif name not in (*STATE, "_modules", *HOOKS, "_own_attributes"):
             twin.__dict__[name] = copy.deepcopy(value, memo)
     copy_tables(module, twin, memo)
     told(twin, twin.__dict__["_origin"].changed, twin.check_added)

@@ -54,7 +54,7 @@ class _Telling:
         return self
 
 
-class Table(_Telling, dict[str, Any]):  # type: ignore[misc]
+class ModuleTable(_Telling, dict[str, Any]):  # type: ignore[misc]
     """Parameters, buffers or submodules of a module."""
 
 
@@ -76,9 +76,9 @@ def kind_of(tensor: torch.Tensor) -> TensorKind:
 def refill(module: nn.Module, name: str, entries: Any) -> None:
     """Put `entries` into a table of a module in the place of what is in it, where another table was to be set."""
     table = module.__dict__[name]
-    held = dict(entries)
+    new_entries = dict(entries)
     table.clear()
-    table.update(held)
+    table.update(new_entries)
 
 
 def told(module: nn.Module, changed: Callable[[], None], check: Callable[[str, Any], None] | None = None) -> None:
@@ -90,7 +90,7 @@ def told(module: nn.Module, changed: Callable[[], None], check: Callable[[str, A
         check: called with name and module before a submodule is added; may refuse.
     """
     for name in (*STATE, "_modules", *HOOKS):
-        table = (HookTable if name in HOOKS else Table)(module.__dict__[name])
+        table = (HookTable if name in HOOKS else ModuleTable)(module.__dict__[name])
         table.changed = changed
         table.check = check if name == "_modules" else None
         module.__dict__[name] = table

@@ -45,7 +45,7 @@ def check_argument(
     Args:
         argument: of an operator, or a returned value.
         defined: names of the values that it may refer to.
-        subgraphs: names of the bodies that it may refer to.
+        subgraphs: names of the subgraphs that it may refer to.
         symbols: of the program.
         where: for errors.
 
@@ -73,7 +73,7 @@ def check_argument(
 
 
 def check_constant(argument: Argument, what: str, where: str) -> None:
-    """Refuse an argument that is no constant: it refers to a value, a symbol or a body.
+    """Refuse an argument that is no constant: it refers to a value, a symbol or a subgraph.
 
     Raises:
         BundleInvalid: names `what`.

@@ -102,9 +102,9 @@ class Builtins:
         single = ("higher_order::scan", "higher_order::map_impl", "higher_order::invoke_subgraph")
         count = 1 if node.op in single else 2
         start = 1 if node.op == "higher_order::cond" else 0
-        bodies = node.args[start : start + count]
-        if not all(isinstance(body, SubgraphArgument) for body in bodies):
-            raise self._invalid(node, "takes subgraphs as its bodies")
+        subgraphs = node.args[start : start + count]
+        if not all(isinstance(subgraph, SubgraphArgument) for subgraph in subgraphs):
+            raise self._invalid(node, "takes subgraphs")
         if not all(isinstance(operands, list) for operands in node.args[start + count :]):
             raise self._invalid(node, "takes lists of operands")
 
@@ -151,11 +151,11 @@ class Builtins:
     def _check_function(self, node: Node) -> None:
         forward, backwards, operands, additional, outputs, saved, dirty, nondifferentiable, *flags = node.args
         if not isinstance(forward, SubgraphArgument):
-            raise self._invalid(node, "takes subgraphs as its bodies")
+            raise self._invalid(node, "takes subgraphs")
         if not (isinstance(backwards, list) and isinstance(operands, list) and isinstance(additional, list)):
             raise self._invalid(node, "takes lists of operands")
-        if not all(body is None or isinstance(body, SubgraphArgument) for body in backwards):
-            raise self._invalid(node, "takes subgraphs as its bodies")
+        if not all(subgraph is None or isinstance(subgraph, SubgraphArgument) for subgraph in backwards):
+            raise self._invalid(node, "takes subgraphs")
         if not (_is_count(outputs) and _is_count(saved) and all(isinstance(flag, bool) for flag in flags)):
             raise self._invalid(node, "takes two counts and two truth values")
         assert isinstance(outputs, int)
@@ -164,12 +164,12 @@ class Builtins:
         assert isinstance(nondifferentiable, list)
         expected = 1 if flags[0] else 1 << min(outputs - len(nondifferentiable), 16)
         if len(backwards) != expected:
-            raise self._invalid(node, f"takes {expected} bodies of its backward, got {len(backwards)}")
+            raise self._invalid(node, f"takes {expected} subgraphs of its backward, got {len(backwards)}")
 
     def _check_hook(self, node: Node) -> None:
-        body, tensor, additional = node.args
-        if not isinstance(body, SubgraphArgument):
-            raise self._invalid(node, "takes subgraphs as its bodies")
+        subgraph, tensor, additional = node.args
+        if not isinstance(subgraph, SubgraphArgument):
+            raise self._invalid(node, "takes subgraphs")
         if not self._is_tensor(tensor) or not isinstance(additional, list):
             raise self._invalid(node, "takes a tensor and a list of operands")
 

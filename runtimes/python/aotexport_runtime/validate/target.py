@@ -39,10 +39,10 @@ def check_target(target: Target, manifest: Manifest, *, name: str, where: str) -
     for program in target.programs:
         if program.program not in having:
             raise BundleInvalid(f"the manifest does not say that it has program {program.program[:80]!r}", where=where)
-        for half in _halves(program):
-            check_plain_name(half.file, "library", where)
-            if f"targets/{name}/{half.file}" not in listed:
-                raise BundleInvalid(f"library {half.file!r} is not listed in the manifest", where=where)
+        for library in _libraries(program):
+            check_plain_name(library.file, "library", where)
+            if f"targets/{name}/{library.file}" not in listed:
+                raise BundleInvalid(f"library {library.file!r} is not listed in the manifest", where=where)
 
 
 def check_compiled(compiled: CompiledProgram, program: Program, graph: Graph | None, *, where: str) -> None:
@@ -72,13 +72,13 @@ def check_compiled(compiled: CompiledProgram, program: Program, graph: Graph | N
     for guard in compiled.guards:
         check_size(guard, symbols, where=where)
     tensors = {value.name for value in (*graph.inputs, *graph.nodes) if isinstance(value.meta, TensorMeta)}
-    for half in _halves(compiled):
-        check_unique(half.inputs, "input of a library", where)
-        check_unique(half.results, "result of a library", where)
-        for value in (*half.inputs, *half.results):
+    for library in _libraries(compiled):
+        check_unique(library.inputs, "input of a library", where)
+        check_unique(library.results, "result of a library", where)
+        for value in (*library.inputs, *library.results):
             if value not in tensors:
                 raise BundleInvalid(f"{value[:80]!r} is no tensor of the functional graph", where=where)
 
 
-def _halves(program: CompiledProgram) -> list[CompiledHalf]:
+def _libraries(program: CompiledProgram) -> list[CompiledHalf]:
     return [program.forward] if program.backward is None else [program.forward, program.backward]

@@ -160,5 +160,5 @@ def redistribute(
 ) -> torch.Tensor:
     """Return a distributed tensor in the placements `target`, on its mesh."""
     dtypes = {"forward_dtype": forward_dtype, "backward_dtype": backward_dtype}
-    given = {name: dtype for name, dtype in dtypes.items() if dtype is not None}
-    return tensor.redistribute(placements=placements(target), **given)
+    set_dtypes = {name: dtype for name, dtype in dtypes.items() if dtype is not None}
+    return tensor.redistribute(placements=placements(target), **set_dtypes)

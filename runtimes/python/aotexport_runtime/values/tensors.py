@@ -11,7 +11,7 @@ import numpy as np
 _CPU = SimpleNamespace(type="cpu")
 
 
-class Array:
+class NumpyTensor:
     """A numpy array with the metadata that guards read, under torch's names.
 
     Attributes:
@@ -39,8 +39,8 @@ class Array:
 
 
 def is_tensor(value: Any) -> bool:
-    """Return whether `value` is a tensor of torch or an `Array`."""
-    return isinstance(value, Array) or is_torch_tensor(value)
+    """Return whether `value` is a tensor of torch or an `NumpyTensor`."""
+    return isinstance(value, NumpyTensor) or is_torch_tensor(value)
 
 
 def is_torch_tensor(value: Any) -> bool:

@@ -5,31 +5,31 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from aotexport_runtime.call.guards.rule import Call, Rule, Source, input_name, rows
+from aotexport_runtime.call.guards.rule import Call, GuardRule, GuardSource, input_name, rows
 from aotexport_runtime.call.guards.subjects import (
     Argument,
-    Arguments,
+    ArgumentFacts,
     Symbol,
     arguments,
     guards,
+    integer_arguments,
     name_of,
     same_layout,
-    size_arguments,
     symbols,
     value_of,
 )
-from aotexport_runtime.call.guards.table import Table
+from aotexport_runtime.call.guards.table import GuardTable
 from aotexport_runtime.errors import NotSupported
 from aotexport_runtime.schema.program import Program
 from aotexport_runtime.values import sizes
 from aotexport_runtime.values.tensors import is_tensor
 
 
-def _distinct_arguments(facts: Arguments) -> list[Argument]:
+def _distinct_arguments(facts: ArgumentFacts) -> list[Argument]:
     return arguments(facts) if "identity" in facts.program.fixed else []
 
 
-def _read_in_python(facts: Arguments) -> list[Argument]:
+def _read_in_python(facts: ArgumentFacts) -> list[Argument]:
     return arguments(facts) if {"layout", "requires_grad"} & set(facts.program.fixed) else []
 
 
@@ -37,11 +37,11 @@ def _is_static(argument: Argument) -> bool:
     return all(isinstance(size, int) for size in argument.spec.meta.shape)
 
 
-def _has_structure(source: Source, argument: Argument) -> str:
+def _has_structure(source: GuardSource, argument: Argument) -> str:
     return f"{source.ask(argument.difference, argument.variable)} is None"
 
 
-def _distinct(_: Source, argument: Argument) -> str:
+def _distinct(_: GuardSource, argument: Argument) -> str:
     before = [other for other in arguments(argument.facts) if other.index < argument.index]
     return " and ".join(f"{argument.variable} is not {other.variable}" for other in before) or "True"
 
@@ -55,7 +55,7 @@ def _the_same(argument: Argument, call: Call) -> str:
     )
 
 
-def _laid_out(source: Source, argument: Argument) -> str:
+def _laid_out(source: GuardSource, argument: Argument) -> str:
     if "layout" not in argument.facts.program.fixed:
         return "True"
     value, meta = argument.variable, argument.spec.meta
@@ -72,51 +72,51 @@ def _other_layout(argument: Argument, call: Call) -> str:
     )
 
 
-def _requires_grad(_: Source, argument: Argument) -> str:
+def _requires_grad(_: GuardSource, argument: Argument) -> str:
     fixed = "requires_grad" in argument.facts.program.fixed
     return f"{argument.variable}.requires_grad is {argument.spec.meta.requires_grad}" if fixed else "True"
 
 
-def _autograd_only(holds: Callable[[Source, Argument], str]) -> Callable[[Source, Argument], str | None]:
+def _autograd_only(holds: Callable[[GuardSource, Argument], str]) -> Callable[[GuardSource, Argument], str | None]:
     """Return the quick form of a question that only tensors of torch are asked."""
 
-    def quick(source: Source, argument: Argument) -> str | None:
+    def quick(source: GuardSource, argument: Argument) -> str | None:
         predicate = holds(source, argument)
         return predicate if source.kind.has_autograd or predicate == "True" else None
 
     return quick
 
 
-def _read(source: Source, symbol: Symbol) -> list[str]:
+def _read(source: GuardSource, symbol: Symbol) -> list[str]:
     value = input_name(symbol.record.input_index)
     return [f"{symbol.name} = {value if symbol.is_argument else f'{value}.shape[{int(symbol.record.axis)}]'}"]
 
 
-def _divide(source: Source, symbol: Symbol) -> list[str]:
+def _divide(source: GuardSource, symbol: Symbol) -> list[str]:
     factor, offset = int(symbol.record.factor), int(symbol.record.offset)
     if (factor, offset) == (1, 0):
         return []
     return [f"{symbol.name}, rest = divmod({symbol.name} - ({offset}), {factor})"]
 
 
-def _is_multiple(_: Source, symbol: Symbol) -> str:
+def _is_multiple(_: GuardSource, symbol: Symbol) -> str:
     return "True" if symbol.record.factor == 1 else "not rest"
 
 
-def _take(source: Source, symbol: Symbol) -> list[str]:
+def _take(source: GuardSource, symbol: Symbol) -> list[str]:
     source.symbols[symbol.record.symbol] = symbol.name
     return [f"symbols[{source.constant(symbol.record.symbol)}] = {symbol.name}"] if source.explains else []
 
 
-def _in_range(_: Source, symbol: Symbol) -> str:
+def _in_range(_: GuardSource, symbol: Symbol) -> str:
     low, high = symbol.record.min, symbol.record.max
     above = [] if low is None else [f"{symbol.name} >= {int(low)}"]
     below = [] if high is None else [f"{symbol.name} <= {int(high)}"]
     return " and ".join(above + below) or "True"
 
 
-ARGUMENTS: tuple[Rule[Arguments, Any], ...] = (
-    Rule(
+ARGUMENTS: tuple[GuardRule[ArgumentFacts, Any], ...] = (
+    GuardRule(
         name="tensor",
         cost="tensor",
         of=arguments,
@@ -128,7 +128,7 @@ ARGUMENTS: tuple[Rule[Arguments, Any], ...] = (
             f"`{a.spec.path}`: expected a tensor {a.spec.meta.dtype}, got {type(call.inputs[a.index]).__name__}"
         ),
     ),
-    Rule(
+    GuardRule(
         name="structure",
         cost="tensor",
         of=arguments,
@@ -138,7 +138,7 @@ ARGUMENTS: tuple[Rule[Arguments, Any], ...] = (
         ends=("subject", "ranks", "symbols"),
         message=lambda a, call: f"`{a.spec.path}`: {a.difference(call.inputs[a.index])}",
     ),
-    Rule(
+    GuardRule(
         name="dtype",
         cost="tensor",
         of=arguments,
@@ -148,7 +148,7 @@ ARGUMENTS: tuple[Rule[Arguments, Any], ...] = (
             f"`{a.spec.path}`: expected dtype {a.spec.meta.dtype}, got {name_of(call.inputs[a.index].dtype)}"
         ),
     ),
-    Rule(
+    GuardRule(
         name="device",
         cost="tensor",
         of=arguments,
@@ -158,7 +158,7 @@ ARGUMENTS: tuple[Rule[Arguments, Any], ...] = (
             f"`{a.spec.path}`: expected a tensor on {a.device_types[0]}, got one on {call.inputs[a.index].device}"
         ),
     ),
-    Rule(
+    GuardRule(
         name="layout",
         cost="tensor",
         of=arguments,
@@ -167,7 +167,7 @@ ARGUMENTS: tuple[Rule[Arguments, Any], ...] = (
         ends=("subject", "ranks", "symbols"),
         message=lambda a, call: f"`{a.spec.path}`: expected layout strided, got {name_of(call.inputs[a.index].layout)}",
     ),
-    Rule(
+    GuardRule(
         name="rank",
         cost="tensor",
         of=arguments,
@@ -179,15 +179,15 @@ ARGUMENTS: tuple[Rule[Arguments, Any], ...] = (
             f"`{a.spec.path}`: expected shape {a.expected_shape}, got {list(call.inputs[a.index].shape)}"
         ),
     ),
-    Rule(
+    GuardRule(
         name="integer",
         cost="tensor",
-        of=size_arguments,
+        of=integer_arguments,
         holds=lambda source, size: f"type({input_name(size.index)}) is int",
         ends=("ranks", "symbols"),
         message=lambda size, call: f"`{size.spec.path}`: expected an int, got {type(call.inputs[size.index]).__name__}",
     ),
-    Rule(
+    GuardRule(
         name="traced size",
         cost="sizes",
         of=symbols,
@@ -202,7 +202,7 @@ ARGUMENTS: tuple[Rule[Arguments, Any], ...] = (
             "ones. Save the bundle itself, or export with fixed sizes"
         ),
     ),
-    Rule(
+    GuardRule(
         name="factor",
         cost="sizes",
         of=symbols,
@@ -215,7 +215,7 @@ ARGUMENTS: tuple[Rule[Arguments, Any], ...] = (
             f"{symbol.record.offset}"
         ),
     ),
-    Rule(
+    GuardRule(
         name="range",
         cost="sizes",
         of=symbols,
@@ -227,7 +227,7 @@ ARGUMENTS: tuple[Rule[Arguments, Any], ...] = (
             f"{sizes.describe_range(symbol.record.min, symbol.record.max)}"
         ),
     ),
-    Rule(
+    GuardRule(
         name="guard",
         cost="sizes",
         of=guards,
@@ -238,7 +238,7 @@ ARGUMENTS: tuple[Rule[Arguments, Any], ...] = (
             + ", ".join(f"{guard.facts.names[s]}={call.symbols[s]}" for s in sorted(sizes.symbols_of(guard.record)))
         ),
     ),
-    Rule(
+    GuardRule(
         name="sizes",
         cost="sizes",
         of=arguments,
@@ -246,17 +246,17 @@ ARGUMENTS: tuple[Rule[Arguments, Any], ...] = (
         needs=("symbols",),
         message=lambda a, call: f"`{a.spec.path}`: expected shape {a.expected_shape}, {a.unequal_axis(call)}",
     ),
-    Rule(
+    GuardRule(
         name="integer's value",
         cost="sizes",
-        of=size_arguments,
+        of=integer_arguments,
         holds=lambda source, size: f"{input_name(size.index)} == {source.size(size.spec.symbol)}",
         needs=("symbols",),
         message=lambda size, call: (
             f"`{size.spec.path}`: expected {call.symbols[size.spec.symbol]}, got {call.inputs[size.index]}"
         ),
     ),
-    Rule(
+    GuardRule(
         name="identity",
         cost="tensor",
         of=_distinct_arguments,
@@ -264,7 +264,7 @@ ARGUMENTS: tuple[Rule[Arguments, Any], ...] = (
         needs=("symbols",),
         message=_the_same,
     ),
-    Rule(
+    GuardRule(
         name="fixed layout",
         cost="sizes",
         of=_read_in_python,
@@ -273,7 +273,7 @@ ARGUMENTS: tuple[Rule[Arguments, Any], ...] = (
         needs=("symbols",),
         message=_other_layout,
     ),
-    Rule(
+    GuardRule(
         name="fixed requires_grad",
         cost="tensor",
         of=_read_in_python,
@@ -289,11 +289,11 @@ ARGUMENTS: tuple[Rule[Arguments, Any], ...] = (
 """What a program holds its arguments to."""
 
 
-def argument_guards(program: Program, *device_types: str) -> Table:
+def argument_guards(program: Program, *device_types: str) -> GuardTable:
     """Return what `program` holds its arguments to, without what it asks of its caller.
 
     Args:
         program: its record.
-        device_types: see `Arguments`.
+        device_types: see `ArgumentFacts`.
     """
-    return Table([rows(ARGUMENTS, Arguments(program=program, device_types=device_types))], len(program.inputs))
+    return GuardTable([rows(ARGUMENTS, ArgumentFacts(program=program, device_types=device_types))], len(program.inputs))

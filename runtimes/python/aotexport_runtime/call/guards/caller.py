@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from aotexport_runtime.call.guards.rule import Call, Rule, Source, input_name
+from aotexport_runtime.call.guards.rule import Call, GuardRule, GuardSource, input_name
 from aotexport_runtime.call.inner import has_hooks
 from aotexport_runtime.engines.autocast import autocast_dtype
 from aotexport_runtime.errors import NotSupported
@@ -43,7 +43,7 @@ class Caller:
 
 
 @dataclass(frozen=True)
-class State:
+class ModuleTensor:
     """A tensor of the module that the program reads."""
 
     index: int
@@ -62,19 +62,20 @@ class Differentiated:
     requires_grad: bool
 
 
-def _state(caller: Caller) -> list[State]:
+def _state(caller: Caller) -> list[ModuleTensor]:
     trees = [parameter.tree for parameter in caller.program.parameters]
     passed = {leaf.index for tree in trees for _, leaf in leaves(tree) if isinstance(leaf, Leaf)}
     return [
-        State(index, table, key, _name(caller.program, index), index in passed) for index, table, key in caller.state
+        ModuleTensor(index, table, key, _name(caller.program, index), index in passed)
+        for index, table, key in caller.state
     ]
 
 
-def _passed_state(caller: Caller) -> list[State]:
+def _passed_state(caller: Caller) -> list[ModuleTensor]:
     return [state for state in _state(caller) if state.is_passed]
 
 
-def _subclass_state(caller: Caller) -> list[tuple[State, Form]]:
+def _subclass_state(caller: Caller) -> list[tuple[ModuleTensor, Form]]:
     return [(state, caller.forms[state.index]) for state in _state(caller) if state.index in caller.forms]
 
 
@@ -100,18 +101,18 @@ def _ties(caller: Caller) -> Ties:
     return caller.ties
 
 
-def _no_autocast(source: Source, caller: Caller) -> str:
+def _no_autocast(source: GuardSource, caller: Caller) -> str:
     if caller.program.autocast is not None:
         return _same_autocast(source, caller)
     return without_autocast(source, caller.device_type)
 
 
-def _same_autocast(source: Source, caller: Caller) -> str:
+def _same_autocast(source: GuardSource, caller: Caller) -> str:
     asked = source.ask(autocast_dtype, source.constant(caller.device_type))
     return f"{asked} == {source.constant(caller.program.autocast)}"
 
 
-def without_autocast(source: Source, device_type: str) -> str:
+def without_autocast(source: GuardSource, device_type: str) -> str:
     """Return the quick question whether autocast is off for a type of devices."""
     if not torch.amp.is_autocast_available(device_type):
         return "True"
@@ -127,14 +128,14 @@ def _other_autocast(caller: Caller, call: Call) -> str:
     )
 
 
-def _take(source: Source, state: State) -> list[str]:
+def _take(source: GuardSource, state: ModuleTensor) -> list[str]:
     value = input_name(state.index)
     lines = [f"p{state.index} = {value}"] if state.is_passed else []
     lines.append(f"{value} = {source.constant(state.table)}.get({source.constant(state.key)})")
     return [*lines, f"inputs[{state.index}] = {value}"] if source.explains else lines
 
 
-def _is_tied(source: Source, tie: tuple[StateSlot, Sequence[StateSlot], StateTensor]) -> str:
+def _is_tied(source: GuardSource, tie: tuple[StateSlot, Sequence[StateSlot], StateTensor]) -> str:
     (table, key), others, _ = tie
     value = f"{source.constant(table)}.get({source.constant(key)})"
     same = (f"{source.constant(other)}.get({source.constant(name)}) is {value}" for other, name in others)
@@ -145,8 +146,8 @@ def _names_of_tie(tie: tuple[StateSlot, Sequence[StateSlot], StateTensor]) -> st
     return ", ".join(f"`{name}`" for name in (tie[2].name, *tie[2].tied))
 
 
-MODES: tuple[Rule[Caller, Any], ...] = (
-    Rule(
+MODES: tuple[GuardRule[Caller, Any], ...] = (
+    GuardRule(
         name="grad mode",
         cost="mode",
         of=_fixing("grad_mode"),
@@ -156,7 +157,7 @@ MODES: tuple[Rule[Caller, Any], ...] = (
             f"model's code reads it; got {not caller.program.grad}"
         ),
     ),
-    Rule(
+    GuardRule(
         name="inference mode",
         cost="mode",
         of=_fixing("inference_mode"),
@@ -166,7 +167,7 @@ MODES: tuple[Rule[Caller, Any], ...] = (
             "torch.no_grad()"
         ),
     ),
-    Rule(
+    GuardRule(
         name="autocast",
         cost="mode",
         of=_fixing("autocast"),
@@ -177,8 +178,8 @@ MODES: tuple[Rule[Caller, Any], ...] = (
 )
 """Modes of the process that the model's code read."""
 
-STATE: tuple[Rule[Caller, Any], ...] = (
-    Rule(
+STATE: tuple[GuardRule[Caller, Any], ...] = (
+    GuardRule(
         name="present",
         cost="tensor",
         of=_state,
@@ -190,7 +191,7 @@ STATE: tuple[Rule[Caller, Any], ...] = (
             "(pruning, parametrization), and the programs read it. Change the model, and export it again"
         ),
     ),
-    Rule(
+    GuardRule(
         name="structure of state",
         cost="tensor",
         of=_subclass_state,
@@ -199,14 +200,14 @@ STATE: tuple[Rule[Caller, Any], ...] = (
         error=NotSupported,
         message=lambda pair, call: f"the module's `{pair[0].name}`: {pair[1].why_not(call.inputs[pair[0].index])}",
     ),
-    Rule(
+    GuardRule(
         name="the module's own",
         cost="tensor",
         of=_passed_state,
         holds=lambda source, state: f"p{state.index} is None or p{state.index} is {input_name(state.index)}",
         message=lambda state, call: f"an argument that was the module's own `{state.name}` at capture must be it again",
     ),
-    Rule(
+    GuardRule(
         name="hooks",
         cost="tensor",
         of=_differentiated,
@@ -217,7 +218,7 @@ STATE: tuple[Rule[Caller, Any], ...] = (
             "has none"
         ),
     ),
-    Rule(
+    GuardRule(
         name="differentiated",
         cost="tensor",
         of=_differentiated,
@@ -227,7 +228,7 @@ STATE: tuple[Rule[Caller, Any], ...] = (
             "regard to it; got False"
         ),
     ),
-    Rule(
+    GuardRule(
         name="ties",
         cost="tensor",
         of=_ties,

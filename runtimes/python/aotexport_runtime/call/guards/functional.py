@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from aotexport_runtime.call.guards.caller import without_autocast
-from aotexport_runtime.call.guards.rule import Call, Rule, Source, input_name
+from aotexport_runtime.call.guards.rule import Call, GuardRule, GuardSource, input_name
 from aotexport_runtime.call.guards.subjects import same_layout, value_of
 from aotexport_runtime.engines import transforms
 from aotexport_runtime.engines.autocast import autocast_dtype
@@ -176,7 +176,7 @@ def _some_require_grad(tensors: Sequence[Tensor]) -> str:
     return " or ".join(f"{tensor.variable}.requires_grad" for tensor in tensors) or "False"
 
 
-def _is_laid_out(source: Source, tensor: Tensor) -> str:
+def _is_laid_out(source: GuardSource, tensor: Tensor) -> str:
     value, stride = tensor.variable, source.shape(tensor.spec.meta.stride)
     same = source.ask(same_layout, f"{value}.shape", f"{value}.stride()", stride)
     return f"{value}.stride() == {stride} or {same}"
@@ -187,22 +187,22 @@ def _other_strides(tensor: Tensor, call: Call) -> str:
     return f"input {tensor.index} has strides {call.inputs[tensor.index].stride()}, captured with {expected}"
 
 
-def _is_resolved(_: Source, tensor: Tensor) -> str:
+def _is_resolved(_: GuardSource, tensor: Tensor) -> str:
     value = tensor.variable
     return f"not {value}.is_neg()" + (
         f" and not {value}.is_conj()" if tensor.spec.meta.dtype.startswith("complex") else ""
     )
 
 
-CALLER: tuple[Rule[Functional, Any], ...] = (
-    Rule(
+CALLER: tuple[GuardRule[Functional, Any], ...] = (
+    GuardRule(
         name="transforms",
         cost="mode",
         of=_graph,
         holds=lambda source, graph: f"not {source.ask(transforms.active)}",
         message=lambda graph, call: "function transforms",
     ),
-    Rule(
+    GuardRule(
         # Under the caller's autocast every operator chooses its dtype anew, which only the forward graph does.
         name="autocast",
         cost="mode",
@@ -211,21 +211,21 @@ CALLER: tuple[Rule[Functional, Any], ...] = (
         quick=lambda source, graph: without_autocast(source, graph.device_type),
         message=lambda graph, call: "autocast around the call",
     ),
-    Rule(
+    GuardRule(
         name="grad mode",
         cost="mode",
         of=_joint,
         holds=lambda source, graph: source.ask(torch.is_grad_enabled),
         message=lambda graph, call: "no gradients are recorded",
     ),
-    Rule(
+    GuardRule(
         name="records",
         cost="tensor",
         of=_joint,
         holds=lambda source, graph: _some_require_grad(graph.tensors),
         message=lambda graph, call: "no gradients are recorded",
     ),
-    Rule(
+    GuardRule(
         name="records nothing",
         cost="tensor",
         of=_inference,
@@ -237,22 +237,22 @@ CALLER: tuple[Rule[Functional, Any], ...] = (
 )
 """What surrounds a call that a functional graph serves; inputs are whole."""
 
-INPUTS: tuple[Rule[Functional, Any], ...] = (
-    Rule(
+INPUTS: tuple[GuardRule[Functional, Any], ...] = (
+    GuardRule(
         name="no size is 0",
         cost="sizes",
         of=_dynamic_sizes,
         holds=lambda source, symbol: f"{source.size(symbol)} != 0",
         message=lambda symbol, call: "a size is 0, and kernels of functional graphs do not all bear that",
     ),
-    Rule(
+    GuardRule(
         name="guard of the graph",
         cost="sizes",
         of=_guards,
         holds=lambda source, guard: source.size(guard),
         message=lambda guard, call: f"the graph assumes {sizes.describe(guard)}",
     ),
-    Rule(
+    GuardRule(
         name="strides",
         cost="sizes",
         of=_tensors,
@@ -261,21 +261,21 @@ INPUTS: tuple[Rule[Functional, Any], ...] = (
         stricter=True,
         message=_other_strides,
     ),
-    Rule(
+    GuardRule(
         name="lazy",
         cost="tensor",
         of=_lazy,
         holds=_is_resolved,
         message=lambda tensor, call: f"input {tensor.index} is a conjugated or negated view",
     ),
-    Rule(
+    GuardRule(
         name="without grad",
         cost="tensor",
         of=_without_grad,
         holds=lambda source, tensor: f"not {tensor.variable}.requires_grad",
         message=lambda tensor, call: f"input {tensor.index} requires grad, and did not at capture",
     ),
-    Rule(
+    GuardRule(
         name="with grad",
         cost="tensor",
         of=_joint,
@@ -284,14 +284,14 @@ INPUTS: tuple[Rule[Functional, Any], ...] = (
         quick=lambda source, graph: _some_require_grad(_with_grad(graph)) if _detached(graph) else "True",
         message=lambda graph, call: "only inputs that get no gradient require grad",
     ),
-    Rule(
+    GuardRule(
         name="hooks",
         cost="tensor",
         of=_without_hooks,
         holds=lambda source, index: f"not {input_name(index)}._backward_hooks",
         message=lambda index, call: f"input {index} has hooks, and some outputs have no gradient with regard to it",
     ),
-    Rule(
+    GuardRule(
         name="changed leaves",
         cost="tensor",
         of=_changed_leaves,
@@ -300,14 +300,14 @@ INPUTS: tuple[Rule[Functional, Any], ...] = (
             f"mutated input {mutation.input_index} is {'no' if mutation.is_leaf else 'a'} leaf, unlike at capture"
         ),
     ),
-    Rule(
+    GuardRule(
         name="offset",
         cost="sizes",
         of=_offsets,
         holds=lambda source, tensor: f"{tensor.variable}.storage_offset() == {source.size(tensor.spec.meta.offset)}",
         message=lambda tensor, call: f"input {tensor.index} does not begin where it did in its storage at capture",
     ),
-    Rule(
+    GuardRule(
         name="shared memory",
         cost="memory",
         of=_shared,
@@ -324,8 +324,8 @@ def _indices(indices: Sequence[int]) -> Sequence[int]:
     return indices
 
 
-DIRECT: tuple[Rule[Sequence[int], int], ...] = (
-    Rule(
+DIRECT: tuple[GuardRule[Sequence[int], int], ...] = (
+    GuardRule(
         name="alive",
         cost="tensor",
         of=_indices,

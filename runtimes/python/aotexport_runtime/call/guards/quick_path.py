@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from aotexport_runtime.call.guards.rule import Row, Source, input_name
+from aotexport_runtime.call.guards.rule import GuardSource, Row, input_name
 from aotexport_runtime.call.guards.table import quick_lines
 from aotexport_runtime.engines.source import define
 
@@ -18,7 +18,7 @@ Call = Callable[[tuple[Any, ...], dict[str, Any]], Any]
 _TURN_AWAY = "return fallback(args, kwargs)"
 
 
-def bind(source: Source, positional: Sequence[int] | None, keywords: Mapping[str, int] | None = None) -> list[str]:
+def bind(source: GuardSource, positional: Sequence[int] | None, keywords: Mapping[str, int] | None = None) -> list[str]:
     """Return lines that take the arguments of a call that passes all by position, or all by name.
 
     Args:
@@ -42,10 +42,10 @@ def bind(source: Source, positional: Sequence[int] | None, keywords: Mapping[str
 
 
 def quick_path(
-    source: Source,
+    source: GuardSource,
     binding: Sequence[str],
     rows: Sequence[Row],
-    serve: Callable[[Source], str],
+    serve: Callable[[GuardSource], str],
     fallback: Call,
     label: str,
 ) -> Call:

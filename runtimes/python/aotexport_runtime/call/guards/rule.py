@@ -45,7 +45,7 @@ class Call(NamedTuple):
 
 
 @dataclass
-class Source:
+class GuardSource:
     """What the source of predicates refers to.
 
     Attributes:
@@ -91,7 +91,7 @@ Subject = TypeVar("Subject")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rule(Generic[Facts, Subject]):
+class GuardRule(Generic[Facts, Subject]):
     """A row of a table of guards.
 
     Attributes:
@@ -113,11 +113,11 @@ class Rule(Generic[Facts, Subject]):
     name: str
     cost: Cost
     of: Callable[[Facts], Iterable[Subject]]
-    holds: Callable[[Source, Subject], str]
+    holds: Callable[[GuardSource, Subject], str]
     message: Callable[[Subject, Call], str] | None
-    quick: Callable[[Source, Subject], str | None] | None = None
+    quick: Callable[[GuardSource, Subject], str | None] | None = None
     stricter: bool = False
-    prepare: Callable[[Source, Subject], list[str]] | None = None
+    prepare: Callable[[GuardSource, Subject], list[str]] | None = None
     needs: tuple[Gate, ...] = ()
     ends: tuple[Gate, ...] = ()
     error: type[AotExportError] = CallInvalid
@@ -132,12 +132,12 @@ class Row(NamedTuple):
         number: of the subject among those of its `of`, from the start of the table.
     """
 
-    rule: Rule[Any, Any]
+    rule: GuardRule[Any, Any]
     subject: Any
     number: int
 
 
-def rows(rules: Sequence[Rule[Facts, Any]], facts: Facts) -> list[Row]:
+def rows(rules: Sequence[GuardRule[Facts, Any]], facts: Facts) -> list[Row]:
     """Return the rows of a program, in the order in which they are explained."""
     found: list[Row] = []
     for of, group in groupby(rules, key=lambda rule: rule.of):

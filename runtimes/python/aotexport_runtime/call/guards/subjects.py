@@ -14,7 +14,7 @@ from aotexport_runtime.values.subclasses import Form, is_wrapper, parts
 
 
 @dataclass(frozen=True, kw_only=True)
-class Arguments:
+class ArgumentFacts:
     """What rows about arguments know.
 
     Attributes:
@@ -43,7 +43,7 @@ class Argument:
 
     index: int
     spec: ArgumentInput
-    facts: Arguments
+    facts: ArgumentFacts
 
     @property
     def variable(self) -> str:
@@ -93,7 +93,7 @@ class Argument:
 
 
 @dataclass(frozen=True)
-class SizeArgument:
+class IntegerArgument:
     """A dynamic integer of the call."""
 
     index: int
@@ -106,7 +106,7 @@ class Symbol:
 
     number: int
     record: Dimension
-    facts: Arguments
+    facts: ArgumentFacts
 
     @property
     def name(self) -> str:
@@ -137,7 +137,7 @@ class Guard:
     """A truth over the symbols."""
 
     record: SizeExpression
-    facts: Arguments
+    facts: ArgumentFacts
 
 
 def name_of(value: Any) -> str:
@@ -158,22 +158,24 @@ def same_layout(shape: Sequence[int], actual: Sequence[int], expected: Sequence[
     return 0 in shape or all(size <= 1 or a == b for size, a, b in zip(shape, actual, expected, strict=True))
 
 
-def arguments(facts: Arguments) -> list[Argument]:
+def arguments(facts: ArgumentFacts) -> list[Argument]:
     """Return the tensors of a call."""
     inputs = enumerate(facts.program.inputs)
     return [Argument(index, spec, facts) for index, spec in inputs if isinstance(spec, ArgumentInput)]
 
 
-def size_arguments(facts: Arguments) -> list[SizeArgument]:
+def integer_arguments(facts: ArgumentFacts) -> list[IntegerArgument]:
     """Return the dynamic integers of a call."""
-    return [SizeArgument(index, spec) for index, spec in enumerate(facts.program.inputs) if isinstance(spec, SizeInput)]
+    return [
+        IntegerArgument(index, spec) for index, spec in enumerate(facts.program.inputs) if isinstance(spec, SizeInput)
+    ]
 
 
-def symbols(facts: Arguments) -> Iterator[Symbol]:
+def symbols(facts: ArgumentFacts) -> Iterator[Symbol]:
     """Return the symbols of a program."""
     return (Symbol(number, record, facts) for number, record in enumerate(facts.program.dimensions))
 
 
-def guards(facts: Arguments) -> Iterator[Guard]:
+def guards(facts: ArgumentFacts) -> Iterator[Guard]:
     """Return the truths over symbols that a call must satisfy."""
     return (Guard(guard, facts) for guard in facts.program.guards)

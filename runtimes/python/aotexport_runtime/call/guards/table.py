@@ -7,19 +7,19 @@ from functools import cached_property
 from typing import Any
 
 from aotexport_runtime.call.guards.kinds import Kind
-from aotexport_runtime.call.guards.rule import COSTS, Call, Row, Source, input_name
+from aotexport_runtime.call.guards.rule import COSTS, Call, GuardSource, Row, input_name
 from aotexport_runtime.engines.source import define
 from aotexport_runtime.errors import CallInvalid
 from aotexport_runtime.values import sizes
 
 
-def quick_lines(source: Source, rows: Sequence[Row], turn_away: str) -> list[str] | None:
+def quick_lines(source: GuardSource, rows: Sequence[Row], turn_away: str) -> list[str] | None:
     """Return source that reaches its end for calls that fit `rows`, cheap questions first; None: there is no such.
 
     Args:
         source: of predicates; gets their constants and symbols.
         rows: what is asked.
-        turn_away: the statement for other calls, and for those that only `Table.violations` admits.
+        turn_away: the statement for other calls, and for those that only `GuardTable.violations` admits.
     """
     lines: list[str] = []
     for rule, subject, _ in sorted(rows, key=lambda row: COSTS.index(row.rule.cost)):
@@ -35,7 +35,7 @@ def quick_lines(source: Source, rows: Sequence[Row], turn_away: str) -> list[str
     return ["try:", *(f"    {line}" for line in lines), f"except {undefined}: {turn_away}"]
 
 
-class Table:
+class GuardTable:
     """Rows about the inputs of a program."""
 
     def __init__(
@@ -91,7 +91,7 @@ class Table:
         """Whether all rows hold, by the quick forms of their predicates; None: some have none."""
         if self._kind is None:
             return None
-        source = Source(kind=self._kind)
+        source = GuardSource(kind=self._kind)
         lines = [*self._inputs(), *source.known(self._known)]
         quick = quick_lines(source, self.rows, "return False")
         if quick is None:
@@ -102,7 +102,7 @@ class Table:
     @cached_property
     def violations(self) -> Callable[[list[Any], Mapping[str, int]], Iterator[Row]]:
         """The rows that do not hold, in order; those are left out that cannot be asked any more."""
-        source = Source(explains=True)
+        source = GuardSource(explains=True)
         closing = {row.number for row in self.rows if "subject" in row.rule.ends}
         gates = "".join(f"g{number} = " for number in sorted(closing))
         lines = [*self._inputs(), *source.known(self._known), f"{gates}fits = ranks = known = True"]
@@ -116,14 +116,14 @@ class Table:
         names = ", ".join(map(input_name, range(self._count)))
         return [f"{names}, = inputs"] if names else []
 
-    def _results(self, source: Source) -> list[str]:
+    def _results(self, source: GuardSource) -> list[str]:
         """Return lines that put what rows bound where the caller finds it."""
         bound = [f"symbols[{source.constant(symbol)}] = {name}" for symbol, name in source.symbols.items()]
         taken = [row.subject.index for row in self.rows if row.rule.name == "present"]
         return [*(bound if not self._known else []), *(f"inputs[{i}] = {input_name(i)}" for i in taken)]
 
 
-def _asked(source: Source, row: Row, closing: Set[int]) -> list[str]:
+def _asked(source: GuardSource, row: Row, closing: Set[int]) -> list[str]:
     """Return source that yields a row where it can be asked and does not hold.
 
     Args:

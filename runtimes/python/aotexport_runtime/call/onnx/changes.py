@@ -38,8 +38,8 @@ class Changes:
 
     def state(self) -> tuple[list[str], list[Any]]:
         """Return the names of the model's inputs for changed state tensors, and their values."""
-        held = {name: self._state[key] for key, name in self._inputs.items() if key in self._state}
-        return list(held), list(held.values())
+        changed = {name: self._state[key] for key, name in self._inputs.items() if key in self._state}
+        return list(changed), list(changed.values())
 
     def apply(self, arguments: list[Any], outputs: list[Any]) -> None:
         """Write what a call changed.

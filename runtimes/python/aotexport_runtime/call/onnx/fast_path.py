@@ -14,7 +14,7 @@ import numpy as np
 
 from aotexport_runtime.call.guards.kinds import ARRAYS, Kind, torch_tensors
 from aotexport_runtime.call.guards.quick_path import Call, bind, quick_path
-from aotexport_runtime.call.guards.rule import Row, Source, input_name
+from aotexport_runtime.call.guards.rule import GuardSource, Row, input_name
 from aotexport_runtime.call.signature import Signature
 from aotexport_runtime.schema.manifest import OnnxModel
 from aotexport_runtime.schema.program import ArgumentInput, Program, SizeInput, StateInput
@@ -80,7 +80,7 @@ class OnnxFastPath:
             fallback: takes the calls that are turned away.
         """
 
-        def served(source: Source) -> str:
+        def served(source: GuardSource) -> str:
             arguments = [index for index, spec in enumerate(self.program.inputs) if isinstance(spec, ArgumentInput)]
             feeds = ", ".join(
                 f"{source.constant(name)}: {array.format(input_name(index))}"
@@ -90,7 +90,7 @@ class OnnxFastPath:
             results = f"[{source.constant(convert)}(y) for y in {run}({outputs}, {{{feeds}}})]"
             return f"{source.constant(self.unflatten)}({results})"
 
-        source = Source(kind=kind)
+        source = GuardSource(kind=kind)
         binding = bind(source, self.signature.plain_leaves, self.signature.plain_keywords)
         return quick_path(source, binding, self.rows, served, fallback, f"{self.program.name} ONNX call")
 

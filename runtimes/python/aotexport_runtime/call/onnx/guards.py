@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from aotexport_runtime.call.guards.rule import Rule, Source, input_name
+from aotexport_runtime.call.guards.rule import GuardRule, GuardSource, input_name
 from aotexport_runtime.errors import NotSupported
 from aotexport_runtime.schema.program import ArgumentInput, Program, StateInput
-from aotexport_runtime.values.tensors import Array, is_torch_tensor
+from aotexport_runtime.values.tensors import NumpyTensor, is_torch_tensor
 
 
 @dataclass(frozen=True)
@@ -56,17 +56,17 @@ def _require_grad(*values: Any) -> bool:
     return any(is_torch_tensor(value) and value.requires_grad for value in values)
 
 
-def _records_nothing(source: Source, inputs: ModelInputs) -> str:
+def _records_nothing(source: GuardSource, inputs: ModelInputs) -> str:
     return f"not {source.constant(_require_grad)}({', '.join(map(input_name, _tensors(inputs)))})"
 
 
-def _requires_nothing(source: Source, inputs: ModelInputs) -> str:
+def _requires_nothing(source: GuardSource, inputs: ModelInputs) -> str:
     if not source.kind.has_autograd:
         return "True"
     return " and ".join(f"not {input_name(index)}.requires_grad" for index in _tensors(inputs)) or "True"
 
 
-def _is_as_models_read(source: Source, index: int) -> str:
+def _is_as_models_read(source: GuardSource, index: int) -> str:
     value = input_name(index)
     if source.kind.has_autograd:
         return f"{value}.is_contiguous() and not {value}.is_neg()"
@@ -74,17 +74,17 @@ def _is_as_models_read(source: Source, index: int) -> str:
 
 
 def _is_writable(value: Any) -> bool:
-    return not isinstance(value, Array) or value.value.flags.writeable
+    return not isinstance(value, NumpyTensor) or value.value.flags.writeable
 
 
 def _share(a: Any, b: Any) -> bool:
     if is_torch_tensor(a) and is_torch_tensor(b):
         return a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
-    return isinstance(a, Array) and isinstance(b, Array) and np.may_share_memory(a.value, b.value)
+    return isinstance(a, NumpyTensor) and isinstance(b, NumpyTensor) and np.may_share_memory(a.value, b.value)
 
 
-MODEL: tuple[Rule[ModelInputs, Any], ...] = (
-    Rule(
+MODEL: tuple[GuardRule[ModelInputs, Any], ...] = (
+    GuardRule(
         name="no gradients",
         cost="tensor",
         of=lambda inputs: [inputs],
@@ -97,14 +97,14 @@ MODEL: tuple[Rule[ModelInputs, Any], ...] = (
             "under `torch.no_grad()`, or load target `portable`"
         ),
     ),
-    Rule(
+    GuardRule(
         name="as models read it",
         cost="tensor",
         of=_tensors,
         holds=_is_as_models_read,
         message=None,
     ),
-    Rule(
+    GuardRule(
         name="writable",
         cost="tensor",
         of=_written,
@@ -113,7 +113,7 @@ MODEL: tuple[Rule[ModelInputs, Any], ...] = (
         error=NotSupported,
         message=lambda each, call: f"the program changes `{each.path}`, which is a read-only array",
     ),
-    Rule(
+    GuardRule(
         name="memory of its own",
         cost="memory",
         of=_written,

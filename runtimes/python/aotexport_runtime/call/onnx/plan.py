@@ -9,8 +9,8 @@ import numpy as np
 from aotexport_runtime.bundle.read import Bundle
 from aotexport_runtime.call.guards.arguments import ARGUMENTS
 from aotexport_runtime.call.guards.rule import rows
-from aotexport_runtime.call.guards.subjects import Arguments
-from aotexport_runtime.call.guards.table import Table
+from aotexport_runtime.call.guards.subjects import ArgumentFacts
+from aotexport_runtime.call.guards.table import GuardTable
 from aotexport_runtime.call.onnx.changes import Changes
 from aotexport_runtime.call.onnx.fast_path import OnnxFastPath
 from aotexport_runtime.call.onnx.guards import MODEL, ModelInputs
@@ -20,7 +20,7 @@ from aotexport_runtime.errors import BundleInvalid, CallInvalid, CheckFailed
 from aotexport_runtime.schema.manifest import OnnxModel
 from aotexport_runtime.schema.program import ArgumentInput, Program, StateInput
 from aotexport_runtime.schema.trees import Constant
-from aotexport_runtime.values.tensors import Array, is_torch_tensor
+from aotexport_runtime.values.tensors import NumpyTensor, is_torch_tensor
 from aotexport_runtime.values.trees import builder
 
 
@@ -56,9 +56,9 @@ class OnnxPlan:
         self._changes = Changes(program, model, state)
         # Tensors elsewhere are copied for ONNX Runtime, wherever the program was captured.
         captured = [spec.meta.device for spec in program.inputs if isinstance(spec, ArgumentInput)]
-        facts = Arguments(program=program, device_types=("cpu", *captured))
+        facts = ArgumentFacts(program=program, device_types=("cpu", *captured))
         model_inputs = ModelInputs(program, [arguments[index] for index in self._changes.written])
-        self.guards = Table([rows(ARGUMENTS, facts), rows(MODEL, model_inputs)], len(program.inputs))
+        self.guards = GuardTable([rows(ARGUMENTS, facts), rows(MODEL, model_inputs)], len(program.inputs))
         self._arguments = arguments
         self._sizes = [index for index, meta in enumerate(program.outputs) if meta is None]
         self._complex = [
@@ -101,10 +101,10 @@ class OnnxPlan:
         violations = self._signature.flatten(args, kwargs, inputs)
         if violations:
             return Bound(inputs, {}, violations, {})
-        wrapped: dict[int, Array] = {}
+        wrapped: dict[int, NumpyTensor] = {}
         for index, value in enumerate(inputs):
             if isinstance(value, np.ndarray):
-                inputs[index] = wrapped.setdefault(id(value), Array(value))
+                inputs[index] = wrapped.setdefault(id(value), NumpyTensor(value))
         symbols: dict[str, int] = {}
         violations = self.guards.check(inputs, symbols)
         return Bound(inputs, symbols, violations, {})
@@ -112,12 +112,12 @@ class OnnxPlan:
     def run(self, call: Bound) -> Any:
         """Run the model on a call without violations; return what the call returns."""
         values = [call.inputs[index] for index in self._arguments]
-        arrays = [value.value if isinstance(value, Array) else value for value in values]
-        names, held = self._changes.state()
+        arrays = [value.value if isinstance(value, NumpyTensor) else value for value in values]
+        names, changed = self._changes.state()
         outputs = run_session(
             self.session,
             [*self._model.inputs, *names],
-            [*arrays, *held],
+            [*arrays, *changed],
             self._model.outputs,
             with_torch=any(map(is_torch_tensor, arrays)),
         )

@@ -52,7 +52,7 @@ def attend(
     mask: torch.Tensor | None,
     is_causal: bool,
     factor: float,
-    kept: torch.Tensor | None = None,
+    dropout_mask: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return results, and the logarithm of each row's sum of exponentials.
 
@@ -63,12 +63,12 @@ def attend(
         mask: truths, or what is added to scores; None: there is none.
         is_causal: whether scores above the diagonal are left out.
         factor: see `factor_of`.
-        kept: what dropout multiplies weights with; None: there is no dropout.
+        dropout_mask: what dropout multiplies weights with; None: there is no dropout.
     """
     scores = _scores(query, key, mask, is_causal, factor)
     logsumexp = torch.logsumexp(scores, -1)
     weights = _weights(scores, logsumexp)
-    weights = weights if kept is None else weights * kept
+    weights = weights if dropout_mask is None else weights * dropout_mask
     return torch.matmul(weights, _wide(value)).to(query.dtype), logsumexp
 
 
@@ -87,15 +87,15 @@ def attend_backward(
     mask: torch.Tensor | None,
     is_causal: bool,
     factor: float,
-    kept: torch.Tensor | None = None,
+    dropout_mask: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return the gradients of query, key, value and of what is added to scores; arguments are those of `attend`."""
     weights = _weights(_scores(query, key, mask, is_causal, factor), logsumexp)
     grad = _wide(grad_out)
     grad_weights = torch.matmul(grad, _wide(value).transpose(-2, -1))
     used = weights
-    if kept is not None:
-        used, grad_weights = weights * kept, grad_weights * kept
+    if dropout_mask is not None:
+        used, grad_weights = weights * dropout_mask, grad_weights * dropout_mask
     inner = (grad * _wide(out)).sum(-1, keepdim=True)
     grad_scores = weights * (grad_weights - inner)
     grad_query = torch.matmul(grad_scores, _wide(key)) * factor

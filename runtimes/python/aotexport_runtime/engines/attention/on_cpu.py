@@ -31,12 +31,12 @@ def _forward(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return results, statistics, and the seed of the dropout."""
     seed = torch.randint(1 << 62, (), dtype=torch.int64) if dropout_p else torch.zeros((), dtype=torch.int64)
-    kept = _kept(query, key, dropout_p, seed)
-    out, logsumexp = attend(query, key, value, mask, is_causal, factor_of(query, scale), kept)
+    dropout_mask = _dropout_mask(query, key, dropout_p, seed)
+    out, logsumexp = attend(query, key, value, mask, is_causal, factor_of(query, scale), dropout_mask)
     return out, logsumexp, seed
 
 
-def _kept(query: torch.Tensor, key: torch.Tensor, dropout_p: float, seed: torch.Tensor) -> torch.Tensor | None:
+def _dropout_mask(query: torch.Tensor, key: torch.Tensor, dropout_p: float, seed: torch.Tensor) -> torch.Tensor | None:
     """Return what dropout multiplies weights with; None: there is no dropout."""
     if not dropout_p:
         return None
@@ -83,9 +83,11 @@ def flash_backward(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Stand for `aten::_scaled_dot_product_flash_attention_backward`."""
     heads = for_all_heads(query, key, value)
-    kept = _kept(query, key, dropout_p, philox_seed.view(torch.int64).flatten()[0])
+    dropout_mask = _dropout_mask(query, key, dropout_p, philox_seed.view(torch.int64).flatten()[0])
     factor = factor_of(query, scale)
-    gradients = attend_backward(grad_out, query, heads[0], heads[1], out, logsumexp, None, is_causal, factor, kept)
+    gradients = attend_backward(
+        grad_out, query, heads[0], heads[1], out, logsumexp, None, is_causal, factor, dropout_mask
+    )
     return gradients[0], summed_heads(gradients[1], key), summed_heads(gradients[2], value)
 
 
@@ -124,10 +126,10 @@ def efficient_backward(
     scale: float | None = None,
 ) -> tuple[torch.Tensor | None, ...]:
     """Stand for `aten::_scaled_dot_product_efficient_attention_backward`."""
-    kept = _kept(query, key, dropout_p, philox_seed)
+    dropout_mask = _dropout_mask(query, key, dropout_p, philox_seed)
     statistics = logsumexp[..., : query.shape[2]]
     gradients = attend_backward(
-        grad_out_, query, key, value, out, statistics, attn_bias, is_causal, factor_of(query, scale), kept
+        grad_out_, query, key, value, out, statistics, attn_bias, is_causal, factor_of(query, scale), dropout_mask
     )
     biased = gradients[3].to(attn_bias.dtype) if attn_bias is not None and grad_input_mask[3] else None
     return by_rows(gradients[0]), by_rows(gradients[1]), by_rows(gradients[2]), biased
@@ -173,9 +175,9 @@ def cudnn_backward(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Stand for `aten::_scaled_dot_product_cudnn_attention_backward`."""
     heads = for_all_heads(query, key, value)
-    kept = _kept(query, key, dropout_p, philox_seed)
+    dropout_mask = _dropout_mask(query, key, dropout_p, philox_seed)
     factor, statistics = factor_of(query, scale), logsumexp.squeeze(-1)
     gradients = attend_backward(
-        grad_out, query, heads[0], heads[1], out, statistics, attn_bias, is_causal, factor, kept
+        grad_out, query, heads[0], heads[1], out, statistics, attn_bias, is_causal, factor, dropout_mask
     )
     return gradients[0], summed_heads(gradients[1], key), summed_heads(gradients[2], value)

@@ -146,7 +146,7 @@ def on_device(lowered: Lowered, driver: Driver, device: torch.device) -> Lowered
 
 
 def with_graphs(lowered: Lowered, program: Program, capture: Capture) -> Lowered:
-    """Return `lowered` with its halves captured where that is safe; see `GraphedProgram`."""
+    """Return `lowered` with its forward and backward captured where that is safe; see `GraphedProgram`."""
     assert program.functional is not None
     state = {index for index, spec in enumerate(taken_apart(program).inputs) if isinstance(spec, StateInput)}
     graphed = GraphedProgram(lowered, forward_returns(program.functional), state, capture)

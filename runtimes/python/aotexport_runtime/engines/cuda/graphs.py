@@ -102,8 +102,8 @@ class GraphedProgram:
         with self._lock:
             source = self._forward.owner_of(args, self._lowered.saved)
             if source is not None:
-                kept = source.kept(self._returned)
-                graph = self._backward.graph(args, symbols, [index in kept for index in range(len(args))])
+                fixed = source.fixed_saved(self._returned)
+                graph = self._backward.graph(args, symbols, [index in fixed for index in range(len(args))])
                 with self._capture.ordered():
                     if graph is None:
                         return self._lowered.backward(args, symbols)
@@ -201,7 +201,7 @@ class _Graph:
             for value, source in zip(self.outputs[returned:], sources, strict=True)
         ]
 
-    def kept(self, returned: int) -> set[int]:
+    def fixed_saved(self, returned: int) -> set[int]:
         """Return which saved tensors have the same address after every replay, as positions among them."""
         return {at for at, source in enumerate(self._from_input[returned:]) if source is None}
 

@@ -15,12 +15,12 @@ TARGET = "cuda"
 
 
 def launches_of(bundle: Bundle, program: str) -> dict[str, Counter[str]]:
-    """Return how often the halves of a program, `forward` and `backward`, launch each kernel."""
-    halves = ["forward"] if bundle.lowered(TARGET, program).backward is None else ["forward", "backward"]
-    graphs = {half: bundle.lowered_graph(TARGET, program, backward=half == "backward") for half in halves}
+    """Return how often the `forward` and the `backward` of a program launch each kernel."""
+    names = ["forward"] if bundle.lowered(TARGET, program).backward is None else ["forward", "backward"]
+    graphs = {part: bundle.lowered_graph(TARGET, program, backward=part == "backward") for part in names}
     return {
-        half: Counter(node.op.removeprefix(KERNEL) for node in graph.nodes if node.op.startswith(KERNEL))
-        for half, graph in graphs.items()
+        part: Counter(node.op.removeprefix(KERNEL) for node in graph.nodes if node.op.startswith(KERNEL))
+        for part, graph in graphs.items()
     }
 
 

@@ -15,7 +15,7 @@ from aotexport_runtime.engines.codegen import Environment
 from aotexport_runtime.engines.functional import compile_functional
 from aotexport_runtime.engines.impure import impure_nodes, random_nodes
 from aotexport_runtime.engines.lowered import Lowered
-from aotexport_runtime.engines.partition import StraightLine, cut, forward_returns
+from aotexport_runtime.engines.partition import Subgraph, forward_returns, partition_graph
 from aotexport_runtime.engines.tangents import layout
 from aotexport_runtime.errors import NotSupported, first_line
 from aotexport_runtime.schema.program import FunctionalGraph, Program
@@ -105,16 +105,20 @@ def portable_form(bundle: Bundle, program: Program, environment: Environment) ->
         functional.gradients,
     )
     if gradients is None:
-        line = StraightLine([value.name for value in graph.inputs], list(graph.nodes), graph.outputs)
-        forward = compile_functional(graph, line, environment, label=label, detached=True)
+        subgraph = Subgraph([value.name for value in graph.inputs], list(graph.nodes), graph.outputs)
+        forward = compile_functional(graph, subgraph, environment, label=label, detached=True)
         return Lowered(target="portable", forward=forward, backward=None, saved=0)
-    halves = cut(graph, functional, gradients.partitions[0], [True] * len(gradients.of_inputs), impure_nodes(graph))
+    partitioned = partition_graph(
+        graph, functional, gradients.partitions[0], [True] * len(gradients.of_inputs), impure_nodes(graph)
+    )
     returns = forward_returns(functional)
     return Lowered(
         target="portable",
-        forward=compile_functional(graph, halves.forward, environment, label=label, visible=returns, detached=True),
-        backward=compile_functional(graph, halves.backward, environment, label=label),
-        saved=halves.saved_tensors + halves.saved_unchecked + halves.saved_others,
+        forward=compile_functional(
+            graph, partitioned.forward, environment, label=label, visible=returns, detached=True
+        ),
+        backward=compile_functional(graph, partitioned.backward, environment, label=label),
+        saved=partitioned.saved_tensors + partitioned.saved_unchecked + partitioned.saved_others,
     )
 
 

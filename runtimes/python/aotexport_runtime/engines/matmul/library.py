@@ -40,7 +40,7 @@ class _MatmulTable(ctypes.Structure):
 
 
 class ChoosingRunner:
-    """Runs a library; its matmuls are decided before its first results are given out.
+    """Runs a library; its matmuls are decided before its first results are table_function out.
 
     Attributes:
         run: takes the library's inputs, returns its results.
@@ -112,8 +112,8 @@ class ChoosingRunner:
 def table_of(path: Path) -> _MatmulTable | None:
     """Return the table of matmuls of a loaded library, in its own memory; None: it has none."""
     try:
-        given = ctypes.CDLL(loader_name(path)).aotexport_products
+        table_function = ctypes.CDLL(loader_name(path)).aotexport_products
     except (OSError, AttributeError):
         return None
-    given.restype = ctypes.POINTER(_MatmulTable)
-    return given().contents
+    table_function.restype = ctypes.POINTER(_MatmulTable)
+    return table_function().contents

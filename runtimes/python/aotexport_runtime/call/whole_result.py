@@ -14,7 +14,7 @@ from aotexport_runtime.schema.trees import Sequence, Tree
 from aotexport_runtime.values.trees import key_of
 
 
-def given_tree(program: Program) -> Tree:
+def whole_result_tree(program: Program) -> Tree:
     """Return the structure of what a call of `program` gives: of its result, where it changes no containers."""
     if not program.container_changes:
         return program.output_tree
@@ -22,7 +22,7 @@ def given_tree(program: Program) -> Tree:
     return Sequence(type="tuple", items=(program.output_tree, *(Sequence(type="tuple", items=items) for items in put)))
 
 
-def giving(program: Program, function: Callable[..., Any]) -> Callable[..., Any]:
+def returning_whole_result(program: Program, function: Callable[..., Any]) -> Callable[..., Any]:
     """Return `function`, which does what `program` does, so that it returns everything that it gives."""
     if not program.container_changes:
         return function

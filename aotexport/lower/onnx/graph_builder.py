@@ -1,4 +1,4 @@
-"""A recorded graph as an FX graph under construction, node by node, with the bodies of its branches and loops."""
+"""A recorded graph as an FX graph under construction, node by node, with the subgraphs of its branches and loops."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ _WITHOUT_GRADIENTS = ("torch::set_grad_enabled", "torch::is_grad_enabled", check
 _MOVES = ("aten::set_data.default",)
 
 
-class Body:
+class GraphBuilder:
     """An FX graph under construction from a recorded graph.
 
     Attributes:
         record: what is rebuilt.
-        root: holds tensors and bodies that the graph refers to.
+        root: holds tensors and subgraphs that the graph refers to.
         graph: what is built.
         values: value in the graph per name in the record.
         symbols: values of its sizes.
@@ -112,7 +112,7 @@ class Body:
 
     def _value(self, node: Node) -> Any:
         if node.op.startswith("higher_order::"):
-            return self._with_bodies(node)
+            return self._higher_order(node)
         if node.op in EFFECTS:
             raise ExportFailed(
                 f"a region of autocast{where(self.record, node)} has no translation: export with `dtype` instead"
@@ -151,8 +151,8 @@ class Body:
                 "has no form in ONNX. Let it write values alone, as `copy_` does, or make a new tensor"
             )
 
-    def _with_bodies(self, node: Node) -> Any:
-        """Return the results of an operator with bodies; of a hook there are none, since no gradients are recorded."""
+    def _higher_order(self, node: Node) -> Any:
+        """Return the results of a higher-order operator; of a hook there are none, since no gradients are recorded."""
         name = node.op.partition("::")[2]
         if name == "register_hook":
             return ()
@@ -170,10 +170,10 @@ class Body:
             raise ExportFailed(f"operator `{node.op}`{where(self.record, node)} has no translation to ONNX")
         return self.call(getattr(torch.ops.higher_order, name), *operands)
 
-    def _inlined(self, body: Argument, operands: Sequence[Any]) -> list[Any]:
-        """Return the results of a body for `operands`, its nodes put here."""
-        assert isinstance(body, SubgraphArgument)
-        inner = self._inner(body)
+    def _inlined(self, subgraph: Argument, operands: Sequence[Any]) -> list[Any]:
+        """Return the results of a subgraph for `operands`, its nodes put here."""
+        assert isinstance(subgraph, SubgraphArgument)
+        inner = self._inner(subgraph)
         inner.root, inner.graph, inner.checks, inner.symbols = self.root, self.graph, self.checks, self.symbols
         inner.values = {value.name: operand for value, operand in zip(inner.record.inputs, operands, strict=True)}
         results = inner.run([*inner.record.outputs])
@@ -185,11 +185,11 @@ class Body:
         predicate, operands = self._argument(node.args[0]), tuple(self._argument(node.args[3]))
         branches = [self._opened(branch) for branch in node.args[1:3]]
         checks = [check for branch, _ in branches for check in branch.checks]
-        bodies: list[fx.Node] = []
+        subgraphs: list[fx.Node] = []
         for branch, results in branches:
-            held = [value if value.graph is branch.graph else branch.true() for _, value in checks]
-            bodies.append(self._closed(branch, [*results, *held]))
-        results = self.call(torch.ops.higher_order.cond, predicate, *bodies, operands)
+            truths = [value if value.graph is branch.graph else branch.true() for _, value in checks]
+            subgraphs.append(self._closed(branch, [*results, *truths]))
+        results = self.call(torch.ops.higher_order.cond, predicate, *subgraphs, operands)
         for index, (words, _) in enumerate(checks, len(branches[0][1])):
             self.checks.append((words, self.call(operator.getitem, results, index)))
         return results
@@ -206,18 +206,18 @@ class Body:
         if isinstance(argument, SizeArgument):
             return self.symbols.value(argument.value)
         if isinstance(argument, SubgraphArgument):
-            return self._body(argument)
+            return self._subgraph(argument)
         if isinstance(argument, SliceArgument):
             return slice(*(self._argument(part) for part in (argument.start, argument.stop, argument.step)))
         return constant_value(argument, Environment(self.namespaces))
 
-    def _body(self, body: SubgraphArgument) -> fx.Node:
-        """Return a body of a loop as a module.
+    def _subgraph(self, subgraph: SubgraphArgument) -> fx.Node:
+        """Return the subgraph of a loop as a module.
 
         Raises:
             ExportFailed: it has something that torch's exporters cannot take.
         """
-        inner, results = self._opened(body)
+        inner, results = self._opened(subgraph)
         if inner.checks:
             raise ExportFailed(
                 f"a loop body checks a value, which has no translation to ONNX: {inner.checks[0][0]}. Check what comes "
@@ -225,21 +225,21 @@ class Body:
             )
         return self._closed(inner, results)
 
-    def _inner(self, body: SubgraphArgument) -> Body:
-        inner = Body(self.record.subgraphs[body.name], nn.Module(), self.namespaces)
+    def _inner(self, subgraph: SubgraphArgument) -> GraphBuilder:
+        inner = GraphBuilder(self.record.subgraphs[subgraph.name], nn.Module(), self.namespaces)
         return inner
 
-    def _opened(self, body: Argument) -> tuple[Body, list[Any]]:
-        """Return a body, to be closed, and its results."""
-        assert isinstance(body, SubgraphArgument)
-        inner = self._inner(body)
+    def _opened(self, subgraph: Argument) -> tuple[GraphBuilder, list[Any]]:
+        """Return a subgraph, to be closed, and its results."""
+        assert isinstance(subgraph, SubgraphArgument)
+        inner = self._inner(subgraph)
         for index, graph_input in enumerate(inner.record.inputs):
             value = inner.values[graph_input.name] = inner.graph.placeholder(f"operand_{index}")
             inner.symbols.bind_operand(value, graph_input.meta)
         return inner, inner.run([*inner.record.outputs])
 
-    def _closed(self, inner: Body, results: Sequence[Any]) -> fx.Node:
-        """Return a body with these results as a module."""
+    def _closed(self, inner: GraphBuilder, results: Sequence[Any]) -> fx.Node:
+        """Return a subgraph with these results as a module."""
         inner.graph.output(tuple(results))
         self.may_write |= inner.may_write
         attribute = f"body_{sum(1 for _ in self.root.children())}"

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 
 
-class Held(NamedTuple):
+class OpaqueTensor(NamedTuple):
     """A held tensor: an alias whose history the epilogue makes anew."""
 
     tensor: torch.Tensor
@@ -15,4 +15,4 @@ class Held(NamedTuple):
 
 def unwrap(value: Any) -> Any:
     """Return the tensor of a box, or `value` itself."""
-    return value.tensor if value.__class__ is Held else value
+    return value.tensor if value.__class__ is OpaqueTensor else value
