@@ -32,7 +32,7 @@ def autocast_dtype(device_type: str) -> Any:
 
 
 def autocast_of_now(device_type: str) -> Callable[[], AbstractContextManager[Any]]:
-    """Return what makes contexts with the autocast of now, for code of this call that runs once more in backward."""
+    """Return a function that makes contexts with the current autocast, for code that runs again in backward."""
     if not torch.amp.is_autocast_available(device_type):
         return contextlib.nullcontext
     enabled, dtype = torch.is_autocast_enabled(device_type), torch.get_autocast_dtype(device_type)

@@ -1,7 +1,7 @@
-"""Custom autograd functions: a forward and the backward that belongs to it, each a subgraph.
+"""Custom autograd functions: a forward and its backward, each a subgraph.
 
 They are applied as functions of `torch.autograd`, so that autograd treats their results, saved tensors and gradients as
-it treated those of the function in the model.
+those of the function in the model.
 """
 
 from __future__ import annotations

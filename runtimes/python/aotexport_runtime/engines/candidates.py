@@ -1,4 +1,4 @@
-"""What rules look at to choose an engine: the request, the bundle, the program, the machine, a call. No torch."""
+"""The facts that rules choose an engine by: the request, the bundle, the program, the machine, a call. No torch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CUDA, PORTABLE, AUTOGRAD = "cuda", "portable", "autograd"
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What the caller of `load` asks for; see there."""
+    """Arguments of `load` that choose an engine; see there."""
 
     target: str = "auto"
     trust: str = "data"
@@ -28,7 +28,7 @@ class Request:
 
 @dataclass(frozen=True, kw_only=True)
 class EngineCandidate:
-    """An engine, and what rules look at to rule it out."""
+    """An engine, with the facts that may rule it out."""
 
     engine: str
     bundle: Bundle
@@ -54,7 +54,7 @@ class EngineCandidate:
 
 @dataclass(frozen=True, kw_only=True)
 class TargetOfBundle(EngineCandidate):
-    """Native code of a bundle, for whatever programs it has."""
+    """Native code of a bundle, for all programs that it has."""
 
     why_unfit: Callable[[str], str | None]
 
@@ -100,12 +100,12 @@ class EngineOfProgram(EngineCandidate):
 
     @property
     def exceeds_budget(self) -> bool:
-        """Whether a memory budget asks for values that are computed anew."""
+        """Whether a memory budget asks for values that backward recomputes."""
         return self.request.memory_budget < 1 and self.program.grad
 
     @property
     def is_left_to_figures(self) -> bool:
-        """Whether recorded figures decide: nothing was asked for, and no native code serves."""
+        """Whether recorded figures decide: the target is `auto`, and no native code serves."""
         return self.request.target == "auto" and not self.exceeds_budget and not any(map(is_native, self.serving))
 
     @cached_property
@@ -143,7 +143,7 @@ class EngineOfProgram(EngineCandidate):
 
     @cached_property
     def onednn_is_faster(self) -> bool:
-        """Whether this machine measures oneDNN as faster for that matmul."""
+        """Whether this machine measures oneDNN as faster for the largest matmul."""
         return self.matmul is not None and self.prefers_onednn is not None and self.prefers_onednn(self.matmul)
 
     @property
@@ -155,7 +155,7 @@ class EngineOfProgram(EngineCandidate):
 
 
 class NativeCode(Protocol):
-    """A program of native code, for the calls that it was made for."""
+    """A program of native code, which serves the calls that it was compiled for."""
 
     @property
     def target(self) -> str:
@@ -167,12 +167,12 @@ class NativeCode(Protocol):
         ...
 
     def why_not(self, symbols: Mapping[str, int]) -> str:
-        """Return why it does not take a call with these sizes, which `serves` found."""
+        """Return why `serves` is False for a call with these sizes."""
         ...
 
 
 class CallFacts(NamedTuple):
-    """What a call asks of native code that serves its program.
+    """The facts that decide whether native code of a program serves a call.
 
     Attributes:
         native: the code.
@@ -195,10 +195,10 @@ class CallFacts(NamedTuple):
 
 
 def is_native(target: str) -> bool:
-    """Return whether a target is of native code, which not every machine runs."""
+    """Return whether a target is native code, which not every machine runs."""
     return target == CUDA or target.partition("-")[0] == "cpu"
 
 
 def is_of(engine: str, target: str) -> bool:
-    """Return whether an engine is what `load` takes `target` for: `cpu` stands for every compiled target."""
+    """Return whether `target` of `load` names an engine: `cpu` names every compiled target."""
     return engine == target or (target == "cpu" and engine.startswith("cpu-"))

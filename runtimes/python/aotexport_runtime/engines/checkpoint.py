@@ -1,6 +1,6 @@
-"""Checkpointed parts of forward graphs: backward computes anew what they saved, from what they read by then.
+"""Checkpointed parts of forward graphs: backward recomputes their saved tensors, from the current values of inputs.
 
-Torch's own (`torch.utils.checkpoint`) brings its compiler along. Whether a part is reentrant makes no difference here.
+Torch's own (`torch.utils.checkpoint`) imports its compiler. Whether a part is reentrant makes no difference here.
 
 Source: torch 2.13, `torch/utils/checkpoint.py`, `_checkpoint_without_reentrant_generator`, `_checkpoint_hook`.
 """
@@ -31,7 +31,7 @@ def outlined(graph: Graph, nodes: Sequence[Node], outputs: Sequence[Argument]) -
     Args:
         graph: a forward graph.
         nodes: some of its nodes, in order.
-        outputs: what they are for.
+        outputs: the outputs that they compute.
     """
     if not any(node.op == ENTER for node in nodes):
         return graph, list(nodes)
@@ -93,9 +93,9 @@ def checkpoint(
 
     Args:
         symbols: value per symbol.
-        subgraph: the part; takes arguments, then what else it reads.
-        arguments: what the part was called with; backward raises where one was changed in place since.
-        others: what else it reads.
+        subgraph: the part; takes `arguments`, then `others`.
+        arguments: arguments of the part; backward raises where one was changed in place since.
+        others: other values that it reads.
         repeats_draws: whether backward draws the random numbers of this call again.
     """
     if not torch.is_grad_enabled():
@@ -106,11 +106,11 @@ def checkpoint(
 
 
 class _Enough(Exception):
-    """Everything that was saved is computed anew."""
+    """All saved tensors are recomputed."""
 
 
 class _Part:
-    """A checkpointed part that ran, for as long as autograd's graph holds what it saved."""
+    """A checkpointed part that ran; lives as long as autograd's graph holds its saved tensors."""
 
     def __init__(self, run: Callable[[], Any], arguments: Sequence[Any], repeats_draws: bool) -> None:
         self._run = run
@@ -125,12 +125,12 @@ class _Part:
         self._anew: dict[int, torch.Tensor] = {}
 
     def pack(self, tensor: torch.Tensor) -> int:
-        """Keep the place of a tensor among those that are saved in its stead."""
+        """Return the position of a tensor among the saved ones; autograd saves it in place of the tensor."""
         self._count += 1
         return self._count - 1
 
     def unpack(self, place: int) -> torch.Tensor:
-        """Return the tensor of that place, computed anew once per backward pass."""
+        """Return the saved tensor at a position, recomputed once per backward pass."""
         # Torch says by no public name which pass runs.
         current: int = torch._C._current_graph_task_id()  # noqa: TID251 # pyright: ignore[reportPrivateUsage]
         if current == -1 or current != self._pass or place not in self._anew:

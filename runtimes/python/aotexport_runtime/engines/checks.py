@@ -1,4 +1,4 @@
-"""Checks on the values of a call, with what a failing one shows."""
+"""Checks on the values of a call, and the values that a failing check shows."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ def check(condition: Any, message: str, where: str, *values: Any) -> None:
     """Pass where `condition` holds.
 
     Args:
-        condition: what is checked.
-        message: what it means, as the bundle says.
+        condition: the condition.
+        message: its meaning, as the bundle says.
         where: the user's line; empty: unknown.
-        values: what the condition was computed from.
+        values: the values that the condition was computed from.
 
     Raises:
         CheckFailed: it does not hold.

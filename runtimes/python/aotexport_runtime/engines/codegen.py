@@ -1,6 +1,6 @@
 """Straight-line graphs to Python functions.
 
-The generated source holds only what was validated: positions, integers, finite floats, booleans and signs of a fixed
+The generated source holds validated values alone: positions, integers, finite floats, booleans and signs of a fixed
 table. Names and strings of the bundle never reach it; they become entries of a constant table.
 """
 
@@ -52,17 +52,17 @@ Function = Callable[[list[Any], dict[str, int]], tuple[Any, ...]]
 
 @dataclass(frozen=True)
 class Environment:
-    """What compiling a graph needs beside the graph.
+    """The environment of a program: namespaces, device and options that compiling its graphs needs.
 
     Attributes:
         namespaces: operator namespaces that the caller allowed beside `aten`.
         device: where the bundle was loaded to; None: the device class of the capture.
         tensor_types: classes of tensors, and of objects in their contexts, that the caller gave.
-        lowering: gives the lowered form of programs (`LoweringEngine`); None: functional graphs run as they are.
-        kernels: what launches each kernel, by name; of lowered graphs.
-        memory_budget: the part of what backward needs to save in forward; the rest is computed again.
+        lowering: returns the lowered form of a program (`LoweringEngine`); None: functional graphs run as they are.
+        kernels: launcher of each kernel, by name; of lowered graphs.
+        memory_budget: the part of the saved tensors' memory that forward may save; backward recomputes the rest.
         matmul: which library computes matmuls; `torch`: the one that torch's operators call.
-        submodules: what calls each submodule that changed, by name of the node.
+        submodules: function that calls each submodule that changed, by name of the node.
     """
 
     namespaces: frozenset[str] = frozenset()
@@ -79,7 +79,7 @@ class Environment:
         return self.device if self.device is not None else torch.device(device_type)
 
     def replacement(self, name: str) -> Callable[..., Any] | None:
-        """Return what computes operator `name` where the bundle was loaded to; None: the operator itself."""
+        """Return the replacement of operator `name` on the bundle's device; None: the operator itself runs."""
         return None if self.device is None else attention.replacement(name, self.device.type)
 
     def form(self, record: Subclass) -> Form:
@@ -123,7 +123,7 @@ class _FunctionSource:
         return name
 
     def function(self, node: Node) -> str:
-        """Return the global that holds what calls the operator of `node`."""
+        """Return the global that holds the function for the operator of `node`."""
         if node.op.startswith(KERNEL):
             return self.object("k", self.environment.kernels[node.op.removeprefix(KERNEL)])
         if node.op not in self.operators:
@@ -166,7 +166,7 @@ def compile_graph(
         graph: where schemas and subgraphs are found.
         nodes: operator calls, in an order of execution.
         inputs: names of the values that the function takes, in order.
-        outputs: what the function returns, in order.
+        outputs: the values that the function returns, in order.
         environment: see there.
         label: shown in tracebacks and profiles; None: it is a part of another.
         detached: values that may be views, and are returned without their bases.
@@ -201,7 +201,7 @@ def compile_graph(
         _drop(source, dead)
     returned = "".join(f"{_output(source, output, detached)}, " for output in outputs)
     source.lines.append(f"return ({returned})")
-    # The function's own globals, not a copy: what is chosen at a first call is put there.
+    # The function's own globals, not a copy: replacements of matmuls put the chosen function there.
     source.objects.update(sizes.SCOPE)
     return define("run", "args, symbols, is_marked=False", source.lines, source.objects, label or "graph")
 

@@ -1,7 +1,7 @@
 """The `cpu` engine: functional graphs, whole or partitioned, as shared libraries.
 
-A library stands for a function over the same values as the generated code of the `portable` engine, so that everything
-around it (saved values, epilogues, hooks) is the same. Calls that it was not compiled for run that code.
+A library computes the same values as the generated code of the `portable` engine, so that everything around it (saved
+values, epilogues, hooks) is the same. Calls that it was not compiled for run the generated code.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from aotexport_runtime.values import sizes
 log = logging.getLogger("aotexport_runtime")
 
 _CAPABILITIES = {"x86_64-v3": ("AVX2", "AVX512"), "x86_64-v4": ("AVX512",)}
-"""What torch calls processors that have a level."""
+"""Torch's names of processors that have a level."""
 
 
 def unfit(requirements: CpuRequirements) -> str | None:
@@ -61,7 +61,7 @@ class Libraries:
             environment: namespaces and device.
 
         Raises:
-            BundleInvalid: the record or a library is not what the manifest says.
+            BundleInvalid: the digest of the record or a library differs from the manifest's.
             NotSupported: a library cannot be loaded here.
         """
         compiled = bundle.compiled(target, program.name)
@@ -83,10 +83,10 @@ class Libraries:
         gradients = program.functional.gradients
         partitions: tuple[Partition, ...] = () if gradients is None else gradients.partitions
         self.partition = next((p for p in partitions if p.name == compiled.partition), None)
-        """How the joint graph was cut; None: it is an inference graph."""
+        """Partition of the joint graph; None: it is an inference graph."""
 
     def why_not(self, symbols: Mapping[str, int]) -> str:
-        """Return why the libraries are not for a call with these sizes, which `serves` found."""
+        """Return why `serves` is False for a call with these sizes."""
         if torch.are_deterministic_algorithms_enabled():
             return "deterministic algorithms were asked for"
         names = {dimension.symbol: dimension.name for dimension in self._program.dimensions}
@@ -105,7 +105,7 @@ class Libraries:
         return all(is_defined == (index not in undefined) for index, is_defined in enumerate(defined))
 
     def serves(self, inputs: Sequence[Any], symbols: Mapping[str, int]) -> bool:
-        """Return whether the libraries are right for a call with these sizes; nothing is asked of the inputs."""
+        """Return whether the libraries are right for a call with these sizes; the inputs do not matter."""
         if torch.are_deterministic_algorithms_enabled():
             return False
         return all(sizes.evaluate(guard, symbols) for guard in self._compiled.guards)
@@ -142,7 +142,7 @@ class Libraries:
                 log.warning("library %s failed, and the graph runs instead: %s", library.file, first_line(error))
                 return portable()(args, symbols)
             if library.indexes and results.pop().item():
-                # Operators of torch say what is wrong in eager's words.
+                # Operators of torch raise eager's error.
                 return portable()(args, symbols)
             results += args
             args.clear()
@@ -168,7 +168,7 @@ def _computed(place: int | _Other, symbols: Mapping[str, int], environment: Envi
 
 
 def _places(subgraph: Subgraph, library: CompiledHalf, graph: Graph, where: str) -> list[int | _Other]:
-    """Return where each output of `subgraph` is found: among the library's results and then the inputs, or computed.
+    """Return the place of each output of `subgraph` among the library's results and then the inputs, or its expression.
 
     Raises:
         BundleInvalid: the library does not return it.

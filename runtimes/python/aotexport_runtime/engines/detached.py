@@ -8,7 +8,7 @@ import torch
 
 
 def without_base(value: Any) -> Any:
-    """Return a tensor that is no view: a view is detached from its base, sharing its memory and version.
+    """Return a tensor that is no view; a view is detached from its base, and shares its memory and version.
 
     Operators may return no tensor where their metadata promises one (workspaces that a kernel does not use).
     """

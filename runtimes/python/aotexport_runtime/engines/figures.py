@@ -1,4 +1,4 @@
-"""What recorded figures say of a program, read off its records: which engine is the faster one. No torch.
+"""Which engine is the faster one for a program, by its records and recorded figures. No torch.
 
 The figures are those of docs/decisions/0018.
 """
@@ -16,27 +16,27 @@ from aotexport_runtime.schema.sizes import Size
 from aotexport_runtime.schema.values import SequenceMeta, TensorMeta, ValueMeta
 
 FEW_OPERATORS = 3
-"""Operators of a forward graph on small tensors up to which entering a library takes longer than calling them."""
+"""Most operators of a forward graph on small tensors that run faster by calls than by entering a library."""
 
 SMALL_ELEMENTS = 1 << 14
-"""Elements of a tensor up to which calls of operators cost more than what they compute."""
+"""Most elements of a tensor for which calling an operator costs more than its arithmetic."""
 
 FUSED_PER_MATMUL = 1.5
-"""Operators for a compiler to fuse, per matmul, from which on libraries win by fusing alone: BERT has 0.9 of them, and
-loses; GPT-2 has 2.6, ResNet 2.1."""
+"""Least operators to fuse, per matmul, for which libraries win by fusing alone: BERT has 0.9 of them, and loses; GPT-2
+has 2.6, ResNet 2.1."""
 
 MANY_OPERATORS = 64
-"""Operators of a functional graph from which on its fixed cost is made up for."""
+"""Most operators of a functional graph that does not make up for its fixed cost."""
 
 ELEMENT_WISE_PART = 0.75
-"""Part of a forward graph's operators that is element-wise in chains, which train in 0.69 of eager's time, and by the
-forward graph in 1.08."""
+"""Least part of element-wise operators in a chain of them; chains train in 0.69 of eager's time, and by the forward
+graph in 1.08."""
 
 MEASURED_WORK = 1 << 30
-"""Multiplications of a matmul up to which it is measured in a few milliseconds."""
+"""Most multiplications of a matmul that is measured in a few milliseconds."""
 
 DYNAMIC_SIZE = 64
-"""What a size that only calls know counts as."""
+"""Value that stands for a dynamic size in estimates."""
 
 _ELEMENT_WISE = frozenset((*IN_PLACE, *IN_PLACE.values(), "aten::pow.Tensor_Scalar"))
 _FUSED_NORMS = frozenset(("aten::batch_norm.default", "aten::layer_norm.default"))
@@ -47,12 +47,12 @@ _MATMULS = (
 
 
 def is_taken_apart(forward: Graph, functional: Graph) -> bool:
-    """Return whether the functional graph has an operator's steps one by one, as of recurrent layers."""
+    """Return whether the functional graph unrolls operators step by step, as of recurrent layers."""
     return len(functional.nodes) > 10 * len(forward.nodes) + 50
 
 
 def largest_matmul(functional: Graph) -> Matmul | None:
-    """Return the largest matmul that oneDNN may be faster for and that is measured soon; None: there is none."""
+    """Return the largest matmul worth a choice among those quick to measure, else the first; None: there is none."""
     metas: dict[str, ValueMeta] = {value.name: value.meta for value in (*functional.inputs, *functional.nodes)}
     matmuls = [each for each in matmuls_of(functional.nodes, metas) if is_worth_choosing("fastest", *sizes_of(each))]
     soon = [each for each in matmuls if math.prod(sizes_of(each)) <= MEASURED_WORK]
@@ -60,18 +60,18 @@ def largest_matmul(functional: Graph) -> Matmul | None:
 
 
 def sizes_of(matmul: Matmul) -> tuple[int, int, int]:
-    """Return rows, depth and columns, with a number for sizes that only calls know."""
+    """Return rows, depth and columns; `DYNAMIC_SIZE` for dynamic sizes."""
     return _size(matmul.rows), _size(matmul.depth), _size(matmul.columns)
 
 
 def is_element_wise(forward: Graph, functional: Graph) -> bool:
-    """Return whether a program is many element-wise operators, which cost less without nodes of autograd between."""
+    """Return whether a program is a long chain of element-wise operators, which autograd nodes between would slow."""
     element_wise = sum(node.op in _ELEMENT_WISE for node in forward.nodes)
     return len(functional.nodes) > MANY_OPERATORS and element_wise >= ELEMENT_WISE_PART * len(forward.nodes)
 
 
 def libraries_win(forward: Graph, functional: Graph) -> bool:
-    """Return whether libraries are faster than both graphs by what they fuse, wherever matmuls are computed."""
+    """Return whether fusion alone makes libraries faster than both graphs, by any matmul backend."""
     if is_element_wise(forward, functional):
         return True
     if _is_small(forward):

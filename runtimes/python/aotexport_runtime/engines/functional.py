@@ -25,19 +25,19 @@ def compile_functional(
 
     Args:
         graph: where metadata, schemas and subgraphs are found.
-        subgraph: what to run.
+        subgraph: inputs, nodes and outputs.
         environment: see `compile_graph`.
         label: see `compile_graph`.
         visible: how many outputs the caller sees, from the first on; None: all.
         in_place: whether calls may write over dead operands.
-        detached: whether what it returns must be no views.
+        detached: whether no result may be a view.
     """
     metas: dict[str, ValueMeta] = {value.name: value.meta for value in (*graph.inputs, *graph.nodes)}
     subgraph = simplified(subgraph, metas)
     if in_place:
         subgraph = reusing(subgraph, visible=len(subgraph.outputs) if visible is None else visible)
     views = possible_views(subgraph) if detached else ()
-    # Where nothing is written in place, operands may be batches of function transforms, which oneDNN knows nothing of.
+    # Without in-place writes, operands may be batches of function transforms, which oneDNN does not support.
     chooses = in_place and environment.place("cpu").type == "cpu"
     metas.update((node.name, node.meta) for node in subgraph.nodes)
     matmuls = replacements(subgraph.nodes, metas, environment.matmul if chooses else "torch")

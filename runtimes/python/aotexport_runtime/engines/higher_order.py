@@ -128,12 +128,12 @@ def _while_loop(
             break
     if not tracked:
         return values
-    # Eager stacks what its backward needs, and returns the last.
+    # Eager stacks the values that its backward needs, and returns the last.
     return tuple(_stacked([(value,)])[0][0] if isinstance(value, torch.Tensor) else value for value in values)
 
 
 def _continued(values: Sequence[Any], carried: Sequence[Any]) -> list[Any]:
-    """Return what the next step of a loop takes: gradients that go back are zero where the loop began without any.
+    """Return the arguments of a loop's next step; gradients of values that began without grad are zero.
 
     Source: torch 2.13, `WhileLoopAutogradOp.backward`, whose loop carries the gradients of such values alone.
     """
@@ -147,7 +147,7 @@ def _continued(values: Sequence[Any], carried: Sequence[Any]) -> list[Any]:
 
 
 class _Stopped(torch.autograd.Function):
-    """The value that it is given, whose gradient is zero, so that the steps before it run in backward too."""
+    """The identity with a zero gradient, so that the steps before it run in backward too."""
 
     generate_vmap_rule = True
 
@@ -165,21 +165,21 @@ class _Stopped(torch.autograd.Function):
 
 
 def _differentiated_once(values: tuple[Any, ...], step: Callable[[], Sequence[Any]]) -> tuple[Any, ...]:
-    """Return what a loop without a step gives, differentiated as eager does: as if it had made one.
+    """Return the results of a loop without a step, differentiated as in eager: as if it had made one.
 
-    Source: torch 2.13, `while_loop_dense`: what it gives `WhileLoopAutogradOp.backward` has one row then, too.
+    Source: torch 2.13, `while_loop_dense`: `WhileLoopAutogradOp.backward` gets one row then, too.
     """
     devices = {value.device.index for value in values if isinstance(value, torch.Tensor) and value.is_cuda}
-    # Eager makes that step in backward alone, where what draws random numbers draws anew.
+    # Eager makes that step in backward alone, with new random numbers.
     with torch.random.fork_rng(devices=devices):
         after = step()
     return tuple(
-        _ValueOf.apply(value, way)
-        if _requires_grad(way)
+        _ValueOf.apply(value, result)
+        if _requires_grad(result)
         else value.clone()
         if isinstance(value, torch.Tensor)
         else value
-        for value, way in zip(values, after, strict=True)
+        for value, result in zip(values, after, strict=True)
     )
 
 
@@ -189,7 +189,7 @@ class _ValueOf(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(value: torch.Tensor, way: torch.Tensor) -> torch.Tensor:
+    def forward(value: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
         return value.detach().clone()
 
     @staticmethod
@@ -212,7 +212,7 @@ def _while_loop_stack_output(
     carried: list[Any],
     additional: list[Any],
 ) -> tuple[Any, ...]:
-    """Return every value that the loop went through, stacked: what its backward needs."""
+    """Return the values of every step, stacked, which the loop's backward needs."""
     values = tuple(carried)
     steps: list[tuple[Any, ...]] = []
     while condition([*values, *additional], symbols)[0]:
@@ -263,7 +263,7 @@ def _triton_kernel(symbols: dict[str, int], name: str, operands: list[torch.Tens
 
 def _checkpoint(symbols: dict[str, int], subgraph: CompiledSubgraph, *operands: Any) -> tuple[Any, ...]:
     def run(values: list[Any], symbols: dict[str, int]) -> tuple[Any, ...]:
-        # Backward leaves the part, and the regions in it, once it has what it needs.
+        # Backward leaves the part, and regions in it, once it has recomputed the saved tensors.
         with restored_on_error():
             return subgraph(values, symbols)
 

@@ -19,7 +19,7 @@ def impure_nodes(graph: Graph) -> set[str]:
 
 
 def random_nodes(graph: Graph) -> set[str]:
-    """Return the nodes that draw random numbers, in subgraphs that they run too."""
+    """Return the nodes that draw random numbers, themselves or in a subgraph that they run."""
     return {node.name for node in graph.nodes if draws(graph, node)}
 
 
@@ -40,7 +40,7 @@ def _operator_draws(node: Node) -> bool:
 
 
 def _value(node: Node, function: Any, name: str) -> Any:
-    """Return what a node gives for an argument of its operator; None: the operator has none of this name."""
+    """Return the value of a node's argument if it is a number or flag; None: it is not, or the operator has no such."""
     for index, argument in enumerate(function._schema.arguments):
         if argument.name == name:
             arguments = node.args[index] if index < len(node.args) else node.kwargs.get(name, argument.default_value)

@@ -1,7 +1,7 @@
 """Shared libraries of compiled graphs, loaded into this process.
 
-It uses a private name of torch: AOTInductor's runner, which has no public one that does without importing torch's
-compiler. Where a torch moves it, programs run their graphs.
+It uses a private name of torch: AOTInductor's runner. The public one imports torch's compiler. Where a torch moves the
+runner, programs run their graphs.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Runner = Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]
 
 
 def load_library(path: Path) -> Runner:
-    """Load the shared library at `path`, which runs code of it.
+    """Load the shared library at `path`; loading runs code of the library.
 
     Args:
         path: a file that the caller trusts.
@@ -36,14 +36,14 @@ def load_library(path: Path) -> Runner:
 
 
 _names: dict[tuple[str, int, int], str] = {}
-"""By path, device and inode: what files were loaded by."""
+"""Names that files were loaded by; keys are path, device and inode."""
 
 
 def loader_name(path: Path) -> str:
-    """Return the name by which the system's loader finds the file that is at `path` now.
+    """Return a name by which the system's loader opens the file that is at `path` now.
 
-    The loader takes a name that it has loaded for the same file, whatever has taken its place since: another export to
-    the same directory, a link that leads elsewhere. Another spelling of the path makes it look.
+    The loader takes a known name for the file that it loaded before, even if another has replaced it: another export to
+    the same directory, a link that leads elsewhere. Another spelling of the path makes the loader open the file.
 
     Raises:
         OSError: there is no such file.

@@ -1,4 +1,4 @@
-"""Lowered programs, whatever they were lowered to: functions that stand in for a functional graph."""
+"""Lowered programs of any target: functions that replace a functional graph."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from aotexport_runtime.validate import references
 from aotexport_runtime.values import sizes
 
 ALIGNMENT = 16
-"""What kernels assume of the address of every tensor that they are given, in bytes."""
+"""Alignment that kernels assume of every tensor's address, in bytes."""
 
 
 @dataclass(frozen=True)
@@ -25,15 +25,15 @@ class Lowered:
     """A lowered program.
 
     Attributes:
-        target: which target it is of.
-        forward: takes the program's inputs; returns what the functional graph returns before gradients, then the
-            saved tensors; none of them a view.
+        target: its target.
+        forward: takes the program's inputs; returns the functional graph's results before gradients, then the saved
+            tensors; none of them a view.
         backward: takes the saved tensors, then all tangents; returns a gradient, or None, per input. None: there is
             none, as in an inference program.
         saved: how many tensors the forward saves.
         guards: truths over the symbols that it assumes.
-        trial: given inputs and symbols of the first call, says whether the program's results are right; None: they are
-            not looked at.
+        trial: given inputs and symbols of the first call, says whether the program's results are right; None: nobody
+            compares them.
     """
 
     target: str
@@ -50,7 +50,7 @@ class Lowered:
         return self.trial is None or self.trial(inputs, symbols)
 
     def why_not(self, symbols: Mapping[str, int]) -> str:
-        """Return why it does not take a call with these sizes, which `serves` found."""
+        """Return why `serves` is False for a call with these sizes."""
         unmet = [guard for guard in self.guards if not sizes.evaluate(guard, symbols)]
         if unmet:
             return f"kernels are for {' and '.join(sizes.describe(guard).strip('()') for guard in unmet)}"
@@ -62,10 +62,10 @@ class Lease:
 
 
 class LeasedResults(tuple[Any, ...]):
-    """What a forward returns where the saved tensors among it lie in memory that is used again.
+    """Results of a forward whose saved tensors lie in memory that later calls overwrite.
 
     Attributes:
-        lease: to be kept until they are freed.
+        lease: keep it until the saved tensors are freed.
     """
 
     lease: Lease
@@ -78,7 +78,7 @@ class LeasedResults(tuple[Any, ...]):
 
 
 class LoweringEngine(Protocol):
-    """Gives the lowered form of programs."""
+    """Returns the lowered form of programs."""
 
     def check(self, place: torch.device | None) -> None:
         """Refuse a device that lowered programs do not run on.
@@ -104,14 +104,14 @@ def lowered_graphs(
     environment: Environment,
     kernels: Mapping[str, Callable[..., None]],
 ) -> Lowered:
-    """Return a program whose lowered form is graphs of operator calls and kernel launches.
+    """Return a program lowered to graphs of operator calls and kernel launches.
 
     Args:
         bundle: where it is.
         target: name of the target.
         program: its record.
         environment: namespaces and device.
-        kernels: what launches each kernel, by name.
+        kernels: launcher of each kernel, by name.
     """
     record = bundle.lowered(target, program.name)
     environment = dataclasses.replace(environment, kernels=kernels)
@@ -135,7 +135,7 @@ def lowered_graphs(
 
 
 def _aligned(value: Any) -> Any:
-    """Return a tensor that begins where kernels assume: itself, or a copy of the same layout."""
+    """Return a tensor, or a copy of the same layout where it is not aligned as kernels assume."""
     if not isinstance(value, torch.Tensor) or value.data_ptr() % ALIGNMENT == 0:
         return value
     copy = torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device=value.device)

@@ -2,8 +2,8 @@
 
 Threat: a bundle names an operator that reads a file, touches memory unchecked, or runs code. Defence: `aten`
 operators must be on the list in `allowed/aten.txt`; other namespaces only as the caller of `load` names them;
-`python::` builtins only from the table in `allowed.py`; and every argument is of the kind that the operator's schema
-asks for, since torch takes any integer for a dtype and looks it up unchecked.
+`python::` builtins only from the table in `allowed.py`; and every argument has the kind that the operator's schema
+asks for, since torch looks up any integer as a dtype unchecked.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def direct(name: str) -> Callable[..., Any] | None:
         return None
     base = name.removeprefix("aten::").partition(".")[0]
     found = (getattr(owner, base, None) for owner in (torch, torch.Tensor, torch.nn.functional))
-    # Of a name in Python, another release may have made a function with a meaning of its own.
+    # Another release may have a Python function of this name with a meaning of its own.
     return next((function for function in found if isinstance(function, _BUILT_IN)), None)
 
 
@@ -150,7 +150,7 @@ def check_call(op: str, function: Any, args: Sequence[Argument], kwargs: Mapping
 
     Args:
         op: full operator name, for errors.
-        function: what `resolve` returned.
+        function: the result of `resolve`.
         args: positional arguments, as recorded.
         kwargs: keyword arguments, as recorded.
 

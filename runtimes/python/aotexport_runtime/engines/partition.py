@@ -1,8 +1,8 @@
 """A joint graph partitioned into the forward and backward that one pattern of needed gradients asks for.
 
 Data only, no torch. The joint graph is stored once; a partition names the values that are saved in between, and
-everything else follows by reachability: what backward does not need is not saved, and what no needed gradient
-depends on is not computed.
+everything else follows by reachability: values that backward does not need are not saved, and values that no needed
+gradient depends on are not computed.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class PartitionedGraph:
         backward: inputs are the saved values, then one tangent per `Gradients.tangents`; outputs one gradient per
             program input, None where it is not needed or statically undefined.
         saved_tensors: how many saved values are tensors whose version is checked; they come first.
-        saved_unchecked: how many tensors without such a check follow.
-        saved_others: how many numbers, and inputs without such a check, follow those.
+        saved_unchecked: how many tensors without a version check follow.
+        saved_others: how many numbers, and inputs without a version check, come last.
         reaching: per tangent, whether its output requires grad: a needed gradient comes through it.
     """
 
@@ -70,7 +70,7 @@ def partition_graph(
         partition: which values are saved.
         needed: per program input, whether its gradient is wanted.
         impure: names of nodes that run even when nothing uses them: random operators advance the generator, others
-            check for errors. Those that depend on tangents run in backward, where what they look at is computed.
+            check for errors. Those that depend on tangents run in backward, if backward computes their operands.
     """
     gradients = functional.gradients
     assert gradients is not None
@@ -89,8 +89,8 @@ def partition_graph(
     backward_nodes, reached = _ancestors(graph, wanted, boundary, also=checks)
     saved = _ordered(reached - set(tangents), graph, partition)
 
-    # With all gradients of the capture wanted, the outputs that required grad there do; and a gradient that is the same
-    # for every tangent (zeros, of a sign) comes through any of them.
+    # If all gradients of the capture are wanted, the outputs that required grad there require it here. A gradient that
+    # is the same for every tangent (zeros, as of a sign) comes through any of them.
     complete = all(wants or index is None for index, wants in zip(gradients.of_inputs, needed, strict=True))
     derived = descendants(backward_nodes, set(tangents))
     constant = any(isinstance(gradient, str) and gradient not in derived for gradient in wanted)
@@ -121,7 +121,7 @@ def _ordered(names: set[str], graph: Graph, partition: Partition) -> _SavedValue
     metas: dict[str, ValueMeta] = {value.name: value.meta for value in (*graph.inputs, *graph.nodes)}
     unchecked = set(partition.unchecked)
     in_order = [name for name in metas if name in names]
-    # An input that nobody checks is kept as the very tensor, which may get other memory (`.data = `).
+    # An unchecked input is saved as the very tensor object, which may get other memory (`.data = `).
     unchecked_inputs = {value.name for value in graph.inputs} & unchecked
     tensors = [name for name in in_order if isinstance(metas[name], TensorMeta) and name not in unchecked]
     loose = [n for n in in_order if isinstance(metas[n], TensorMeta) and n in unchecked and n not in unchecked_inputs]
@@ -132,7 +132,7 @@ def _ordered(names: set[str], graph: Graph, partition: Partition) -> _SavedValue
 def _ancestors(
     graph: Graph, roots: Sequence[Argument], boundary: set[str], also: set[str]
 ) -> tuple[list[Node], set[str]]:
-    """Return the nodes that `roots` and `also` need, not looking behind `boundary`, and the boundary values reached."""
+    """Return the nodes that compute `roots` and `also` from `boundary`, and the boundary values that they use."""
     wanted = {name for root in roots for name in references(root)}
     reached = wanted & boundary
     nodes: list[Node] = []
@@ -150,7 +150,7 @@ def _ancestors(
 
 
 def _checks(graph: Graph, nodes: Sequence[Node], boundary: set[str], effects: set[str]) -> set[str]:
-    """Return those of `effects`, nodes whose results nothing uses, that look at nothing but what `nodes` compute."""
+    """Return those of `effects`, nodes whose results nothing uses, whose operands `nodes` compute."""
     computed = {node.name for node in nodes}
     found: set[str] = set()
     for effect in effects:
@@ -171,7 +171,7 @@ def descendants(nodes: Sequence[Node], roots: set[str]) -> set[str]:
 
 
 def reached_in_part(graph: Graph, functional: FunctionalGraph) -> list[int]:
-    """Return the inputs of a joint graph whose gradient is None for some outputs: it comes from others alone."""
+    """Return the inputs of a joint graph whose gradient comes from some of the outputs alone."""
     if functional.gradients is None:
         return []
     of_inputs = functional.gradients.of_inputs
@@ -192,9 +192,9 @@ def reached_in_part(graph: Graph, functional: FunctionalGraph) -> list[int]:
 def with_tangents(graph: Graph, backward: Subgraph, defined: Sequence[bool]) -> Subgraph:
     """Return `backward` for a call in which some tangents are undefined.
 
-    Backward is linear in its tangents, so a value computed from undefined ones alone is undefined too, and a
-    gradient that is undefined is None, as in eager autograd. A sum with one undefined term is the other term. Only
-    where an operator needs the tensor all the same, zeros stand in.
+    Backward is linear in its tangents, so a value computed from undefined ones alone is undefined too, and an
+    undefined gradient is None, as in eager autograd. A sum with one undefined term is the other term. Where another
+    operator needs an undefined tensor, it gets zeros.
 
     Args:
         graph: the joint graph, for metadata.
@@ -215,7 +215,7 @@ def with_tangents(graph: Graph, backward: Subgraph, defined: Sequence[bool]) -> 
         arguments = (*node.args, *node.kwargs.values())
         names = {alias.get(name, name) for argument in arguments for name in references(argument)}
         gone = names & missing
-        # The other term of a sum may be the same for every tangent (zeros, of a sign), and is a gradient all the same.
+        # The other term of a sum may be the same for every tangent (zeros, as of a sign); it is a gradient too.
         if gone and (term := _other_term(node, missing, alias, metas)) is not None:
             alias[node.name] = term
             derived.add(term)

@@ -1,4 +1,4 @@
-"""Stages of a call in the traces of `torch.profiler`, where one is active; without, asking is all that it costs."""
+"""Stages of a call in the traces of `torch.profiler`; without an active profiler the only cost is to ask for one."""
 
 from __future__ import annotations
 
@@ -14,6 +14,6 @@ def active() -> bool:
 
 
 def marked(label: str, run: Callable[..., Any], *args: Any) -> Any:
-    """Return what `run` returns for `args`, marked as `label` in the active profiler's trace."""
+    """Return `run(*args)`, marked as `label` in the active profiler's trace."""
     with profiler.record_function(f"aotexport: {label}"):
         return run(*args)

@@ -1,7 +1,8 @@
-"""Values of forward that backward computes again, so that less is saved in between.
+"""Values of forward that backward computes again, so that forward saves less.
 
-What costs least per byte goes first: element-wise results and normalisations, then matmuls. Nothing is computed again
-that draws random numbers or reads what the program changes; the rest is computed late, where backward needs it.
+The values that cost least per byte are recomputed first: element-wise results and normalisations, then matmuls. Nodes
+that draw random numbers or read inputs that the program changes are never recomputed. Backward recomputes a value
+before its first use.
 """
 
 from __future__ import annotations
@@ -45,9 +46,9 @@ def within_budget(
     Args:
         graph: a joint graph.
         functional: its calling convention.
-        partition: what is saved otherwise.
-        budget: the part of the memory of its values to keep to, from 0 to 1; more where too little can be computed
-            again.
+        partition: the values that are saved without a budget.
+        budget: most memory of the saved values, as a part of those of `partition`, from 0 to 1; exceeded where too
+            little can be recomputed.
         symbols: value per symbol, for the sizes of tensors.
         once: nodes that run once, in forward.
     """
@@ -62,7 +63,7 @@ def within_budget(
         if needed is None:
             continue
         price = sum(map(values.cost, needed - values.recomputed)) / nbytes[name]
-        # What was dropped since it was queued may have made it dearer.
+        # Values dropped since this one was queued may have made it dearer.
         if queue and price > queue[0][0]:
             heapq.heappush(queue, (price, index, name))
             continue
@@ -75,10 +76,10 @@ def within_budget(
 
 @dataclass
 class _Values:
-    """The values of a joint graph: which are saved, and what it takes to compute the others.
+    """The values of a joint graph: which are saved, and the cost of computing the others.
 
     Attributes:
-        saved: what is saved.
+        saved: names of the saved values.
         recomputed: nodes that backward computes again.
     """
 
@@ -125,7 +126,7 @@ class _Values:
         return self._numel(meta) * dtypes.dtype(meta.dtype).itemsize if isinstance(meta, TensorMeta) else 0
 
     def cost(self, name: str) -> float:
-        """Return what computing a node takes, in elements of an element-wise operator."""
+        """Return the cost of a node, in elements of an element-wise operator."""
         node = self.nodes[name]
         if node.op == "python::getitem" or node.op in VIEWS:
             return 0
@@ -148,7 +149,7 @@ class _Values:
 
 
 def computed_late(partitioned: PartitionedGraph) -> PartitionedGraph:
-    """Return `partitioned` with what backward computes from saved values alone placed before its first use."""
+    """Return `partitioned` with nodes of backward that depend on saved values alone moved before their first use."""
     subgraph = partitioned.backward
     tangents = set(subgraph.inputs[len(subgraph.inputs) - len(partitioned.reaching) :])
     own = descendants(subgraph.nodes, tangents)
@@ -164,7 +165,7 @@ def computed_late(partitioned: PartitionedGraph) -> PartitionedGraph:
 
 
 def _taken(waiting: dict[str, Node], names: Set[str]) -> list[Node]:
-    """Return the waiting nodes that `names` need, which wait no more."""
+    """Remove from `waiting`, and return, the nodes that compute `names`."""
     found: list[Node] = []
     pending = list(names)
     while pending:

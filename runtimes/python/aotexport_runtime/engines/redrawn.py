@@ -1,4 +1,4 @@
-"""Subgraphs whose backward runs them once more, on random numbers of its own."""
+"""Subgraphs whose backward runs them once more, with new random numbers."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ CompiledSubgraph = Callable[[list[Any], dict[str, int]], tuple[Any, ...]]
 
 
 def redrawn(subgraph: CompiledSubgraph, operands: list[Any], symbols: dict[str, int]) -> tuple[Any, ...]:
-    """Return what `subgraph` gives; its gradients are those of a second run, which draws anew.
+    """Return the results of `subgraph`; their gradients are those of a second run, which draws anew.
 
     Every operand that requires grad gets a gradient, zeros where no result is computed from it.
 
     Args:
-        subgraph: what draws; it changes nothing but the random generator.
+        subgraph: draws random numbers; it changes nothing but the random generator.
         operands: tensors and integers.
         symbols: value of each symbol.
 
@@ -62,7 +62,7 @@ class _Redrawn(torch.autograd.Function):
         ]
         with torch.enable_grad(), ctx.casts():
             results = ctx.subgraph(list(operands), ctx.symbols)
-        ways = [(r, g) for r, g in zip(results, grads, strict=True) if isinstance(r, torch.Tensor) and r.requires_grad]
+        roots = [(r, g) for r, g in zip(results, grads, strict=True) if isinstance(r, torch.Tensor) and r.requires_grad]
         inputs = [operand for operand, is_tracked in zip(operands, tracked, strict=True) if is_tracked]
-        found = iter(torch.autograd.grad([r for r, _ in ways], inputs, [g for _, g in ways], materialize_grads=True))
+        found = iter(torch.autograd.grad([r for r, _ in roots], inputs, [g for _, g in roots], materialize_grads=True))
         return (None, None, *[next(found) if is_tracked else None for is_tracked in tracked])

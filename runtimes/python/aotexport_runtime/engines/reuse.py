@@ -1,8 +1,8 @@
 """Results written over operands that nothing else can see any more. Data only, no torch.
 
 Functional graphs give every result memory of its own. Fresh memory is page-faulted in at every call, which costs more
-than the arithmetic of a cheap operator; where an operand dies at a call, is of the result's very layout, and lies in
-memory that this line allocated and no other living value shares, the call writes there instead.
+than the arithmetic of a cheap operator. A call writes over an operand instead, where the operand dies at the call, has
+the result's layout, and lies in memory that this subgraph allocated and that no other living value shares.
 """
 
 from __future__ import annotations
@@ -96,9 +96,9 @@ def reusing(subgraph: Subgraph, *, visible: int) -> Subgraph:
     """Return `subgraph` with calls that write over dead operands where nothing can see it.
 
     Args:
-        subgraph: functional operators; what it takes is never written to.
-        visible: how many of its outputs the caller sees, from the first on; those stay no views, since autograd
-            refuses to let a caller change views that a custom function returns.
+        subgraph: functional operators; its inputs are never written to.
+        visible: how many of its outputs the caller sees, from the first on; none of them becomes a view, since
+            autograd refuses to let a caller change views that a custom function returns.
     """
     last_uses = _last_uses(subgraph)
     seen = {name for output in subgraph.outputs[:visible] for name in references(output)}
@@ -129,7 +129,7 @@ def reusing(subgraph: Subgraph, *, visible: int) -> Subgraph:
 
 
 def possible_views(subgraph: Subgraph) -> set[str]:
-    """Return what `subgraph`, perhaps of `reusing`, returns that is not known to be no view."""
+    """Return the outputs of `subgraph` that may be views; it may be a result of `reusing`."""
     no_views: set[str] = set()
     for node in subgraph.nodes:
         if _is_new(node):
@@ -144,7 +144,7 @@ def possible_views(subgraph: Subgraph) -> set[str]:
 
 
 def _destination(node: Node) -> str | None:
-    """Return the operand that a call of `reusing` writes over and returns; None: it is no such call."""
+    """Return the operand that a call made by `reusing` writes over and returns; None: it writes over none."""
     operand = node.args[0] if node.op in _IN_PLACE_FORMS else node.kwargs.get(_INTO_FORMS.get(node.op, ""))
     return operand if isinstance(operand, str) else None
 
@@ -154,10 +154,10 @@ class _Memory:
     """An allocation: the values that lie in it.
 
     Attributes:
-        owned: whether this line made it, and every value that may lie in it is known.
-        last_use: of all the values that lie in it, as `_last_uses` counts; -1: none is used.
-        whole: those that cover all of it.
-        views: those that are views of another.
+        owned: whether this subgraph allocated it, and every value that may lie in it is known.
+        last_use: last use of any value that lies in it, as `_last_uses` counts; -1: none is used.
+        whole: values that cover all of it.
+        views: values that are views of another.
     """
 
     owned: bool
@@ -178,7 +178,7 @@ def _remember(node: Node, memories: dict[str, _Memory], last_uses: dict[str, int
     """Note where the result of `node` lies."""
     operands = [name for argument in _arguments(node) for name in references(argument)]
     if node.op == "python::getitem":
-        # Each item has memory of its own, told apart by its place, and lives as long as the sequence can give it again.
+        # Each item has memory of its own, keyed by its index, and lives as long as the sequence.
         key = f"{operands[0]}[{node.args[1]!r}]" if operands else ""
         owned = memories.get(operands[0]) if operands else None
         if owned is None or not owned.owned or len(operands) != 1:
@@ -206,7 +206,7 @@ def _is_new(node: Node) -> bool:
 
 
 def _is_matmul(node: Node) -> bool:
-    """Return whether `node` is a linear layer of rows, which is no more than a matmul and a sum."""
+    """Return whether `node` is a linear layer of a matrix: a matmul and a sum."""
     return node.op == "aten::linear.default" and isinstance(node.meta, TensorMeta) and len(node.meta.shape) == 2
 
 

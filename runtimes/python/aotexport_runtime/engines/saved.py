@@ -7,16 +7,16 @@ from aotexport_runtime.schema.program import FunctionalGraph, Partition
 
 
 def views_recomputed(graph: Graph, functional: FunctionalGraph, partition: Partition) -> Partition:
-    """Return `partition` with, in place of a view, what it is a view of.
+    """Return `partition` with views replaced by their bases.
 
-    Backward makes the view anew, or often does without it: the transpose of a transposed weight is the weight. What is
-    saved has the version that tells of changes; a library returns a view as a tensor of its own.
+    Backward makes the view anew, or often needs none: the transpose of a transposed weight is the weight. A saved base
+    has the version that tells of changes; a library returns a view as a tensor of its own.
 
     Args:
         graph: a joint graph.
-        functional: its calling convention. What is seen through inputs that it changes is afterwards not what forward
-            saw, so that views of those are saved themselves.
-        partition: what is saved otherwise.
+        functional: its calling convention. Views of inputs that it changes are saved themselves, since the base has
+            other values in backward.
+        partition: the saved values.
     """
     nodes = {node.name: node for node in graph.nodes}
     mutated = {graph.inputs[mutation.input_index].name for mutation in functional.mutations}
@@ -38,7 +38,7 @@ def views_recomputed(graph: Graph, functional: FunctionalGraph, partition: Parti
 
 
 def base_of(graph: Graph, name: str) -> str:
-    """Return the value whose memory and version a value of `graph` has: itself, or what it is a view of."""
+    """Return the base of a value of `graph`, whose memory and version it has; itself, where it is no view."""
     nodes = {node.name: node for node in graph.nodes}
     while name in nodes and nodes[name].op in VIEWS and isinstance(source := nodes[name].args[0], str):
         name = source

@@ -36,7 +36,7 @@ ENGINES = {
     CUDA: "precompiled kernels for NVIDIA GPUs; needs trust='native'",
     "onnx": "ONNX models of programs that record no gradients, through ONNX Runtime, without torch",
 }
-"""What `load` takes for a target, beside `auto` and compiled targets by name."""
+"""Targets of `load`, beside `auto` and compiled targets by name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,9 +44,9 @@ class Choice:
     """Which engines serve.
 
     Attributes:
-        engines: their names; each takes what the ones before it do not.
-        why_not: why others do not, by name.
-        because: why the functional graph serves where the forward graph would do; empty: it does not, or was asked for.
+        engines: their names; each takes the calls that the ones before it do not.
+        why_not: why others do not serve, by name.
+        because: why the functional graph serves where the forward graph could; empty: it does not, or was asked for.
     """
 
     engines: tuple[str, ...] = ()
@@ -60,19 +60,19 @@ class Choice:
 
 
 NO_TARGETS = Choice()
-"""No native code may run, for no reason that anybody asks for."""
+"""No native code may run; no reasons are given."""
 
 
 _Facts = TypeVar("_Facts")
 
 
 class EngineRule(NamedTuple, Generic[_Facts]):
-    """Rules engines out.
+    """A rule that rules engines out.
 
     Attributes:
-        engines: which; `cpu` stands for every compiled target.
-        holds: whether it does, for what it looks at.
-        reason: in words; `{0.x}` is what it looks at.
+        engines: names of the engines; `cpu` stands for every compiled target.
+        holds: returns whether it rules them out, given the facts.
+        reason: why, in words; `{0.x}` is attribute `x` of the facts.
     """
 
     engines: str
@@ -123,8 +123,8 @@ GRAPH_RULES: tuple[EngineRule[EngineOfProgram], ...] = (
     EngineRule("portable", lambda its: its.onednn_is_faster, "oneDNN is faster here for {0.matmul_in_words}"),
     EngineRule("autograd", lambda its: True, "oneDNN is not clearly faster here for {0.matmul_in_words}"),
 )
-"""Which graph of a program is the faster one where both are right and nothing else is asked for: the first rule decides
-for its engine. They follow the figures of docs/decisions/0018."""
+"""Which graph of a program is the faster one where both are right and the target is `auto`: the first rule that holds
+decides for its engine. They follow the figures of docs/decisions/0018."""
 
 PROGRAM_RULES: tuple[EngineRule[EngineOfProgram], ...] = (
     EngineRule("cuda cpu portable", lambda its: its.changed, "{0.changed}"),
@@ -142,7 +142,7 @@ PROGRAM_RULES: tuple[EngineRule[EngineOfProgram], ...] = (
     EngineRule("cuda cpu", lambda its: its.failed, "{0.failed}"),
     EngineRule("cpu", lambda its: its.libraries_lose, "it has too little to fuse to be faster than the forward graph"),
 )
-"""Which engines serve a program; the functional graph also takes the calls that native code of it does not."""
+"""Which engines serve a program; the functional graph also takes the calls that its native code does not."""
 
 
 CALL_RULES: tuple[EngineRule[CallFacts], ...] = (
@@ -150,7 +150,7 @@ CALL_RULES: tuple[EngineRule[CallFacts], ...] = (
     EngineRule("cuda cpu", lambda call: call.is_transformed, "function transforms"),
     EngineRule("cuda cpu", lambda call: not call.native.serves(call.inputs, call.symbols), "{0.unmet}"),
 )
-"""Which calls the graph of a program takes, though native code serves the program."""
+"""Which calls run the graph of a program though native code serves the program."""
 
 
 def select_targets(
@@ -160,12 +160,12 @@ def select_targets(
 
     Args:
         bundle: an open bundle.
-        request: what the caller asks for.
+        request: the caller's request.
         device: type of the device that the bundle is loaded to; None: where it was captured.
         why_unfit: says why this machine cannot run libraries of a compiled target; None: it can.
 
     Raises:
-        NotSupported: one was asked for, and cannot run; says why.
+        NotSupported: the requested one cannot run; says why.
     """
     # The highest level first; names end with it.
     compiled = [name for name in reversed(bundle.target_names) if name.startswith("cpu-")]
@@ -201,8 +201,8 @@ def select_engine(
     Args:
         bundle: an open bundle.
         program: its record.
-        request: what the caller asks for.
-        targets: what `select_targets` returned.
+        request: the caller's request.
+        targets: the result of `select_targets`.
         device: type of the device that the bundle is on; None: where it was captured.
         changed: how submodules that the program calls differ from those that were exported; empty: they do not.
         failed: why an engine that was chosen before could not be prepared, by name.
@@ -234,7 +234,7 @@ def select_engine(
 
 
 def _decide(candidate: Any, rules: Iterable[EngineRule[Any]], serving: list[str], why_not: dict[str, str]) -> None:
-    """Add a candidate to those that serve, or the reason why it does not."""
+    """Add a candidate to `serving`, or the reason against it to `why_not`."""
     rule = next((rule for rule in rules if candidate.kind in rule.engines.split() and rule.holds(candidate)), None)
     if rule is None:
         serving.append(candidate.engine)
@@ -243,11 +243,11 @@ def _decide(candidate: Any, rules: Iterable[EngineRule[Any]], serving: list[str]
 
 
 def passed_over(targets: Choice, target: str) -> str:
-    """Return which compiled targets that `target` stands for do not run, and why, for the end of a sentence."""
+    """Return the compiled targets named by `target` that do not run, with reasons, for the end of a sentence."""
     asked = [name for name in targets.why_not if name != CUDA and (target == "auto" or is_of(name, target))]
     return "".join(f"; not {name}: {targets.why_not[name]}" for name in asked)
 
 
 def obstacle(call: CallFacts) -> EngineRule[CallFacts] | None:
-    """Return the rule by which the graph takes a call, and not native code; None: that does."""
+    """Return the rule against native code for a call; None: native code serves it."""
     return next((rule for rule in CALL_RULES if rule.holds(call)), None)

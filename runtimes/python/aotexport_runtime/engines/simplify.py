@@ -1,7 +1,7 @@
-"""Straight lines of functional operators with fewer calls: what changes nothing is left out. Data only, no torch.
+"""Removes calls that change nothing from subgraphs of functional operators. Data only, no torch.
 
-AOTAutograd's formulas transpose twice, detach where nothing records, and reshape to the shape at hand. What a line
-returns stays as many tensors as it was, since that can be seen.
+AOTAutograd's formulas transpose twice, detach where nothing records, and reshape to the shape at hand. Distinct outputs
+of a subgraph stay distinct tensors, since callers can see that.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def simplified(subgraph: Subgraph, metas: dict[str, ValueMeta]) -> Subgraph:
         node = renamed(node, state.alias) if state.alias else node
         same = state.equal_value(node)
         if same is not None and node.name in returned:
-            # One result may stand for another, but not for two, nor for an input.
+            # A removed output may be replaced by one result that is no output itself, and by no input.
             same = same if same in state.by_name and same not in returned else None
             returned.update({same} if same else ())
         if same is not None:
@@ -61,7 +61,7 @@ class _State:
         self.metas[node.name] = node.meta
 
     def equal_value(self, node: Node) -> str | None:
-        """Return the earlier value that `node` equals, memory and all."""
+        """Return the earlier value with the result and memory of `node`; None: there is none."""
         source = node.args[0] if node.args else None
         if not isinstance(source, str) or node.kwargs:
             return None
@@ -79,7 +79,7 @@ class _State:
         return None
 
     def _adds_zeros(self, node: Node) -> bool:
-        """Return whether a sum of two is its first term; what makes gradients defined adds such zeros."""
+        """Return whether a sum of two equals its first term; code that makes gradients defined adds such zeros."""
         added = self.by_name.get(node.args[1]) if len(node.args) == 2 and isinstance(node.args[1], str) else None
         before = self.metas.get(node.args[0]) if isinstance(node.args[0], str) else None
         if added is None or added.op != _ZEROS or not isinstance(before, TensorMeta):
@@ -87,7 +87,7 @@ class _State:
         return isinstance(node.meta, TensorMeta) and (before.shape, before.dtype) == (node.meta.shape, node.meta.dtype)
 
     def summed(self, node: Node, uses: dict[str, int]) -> Node | None:
-        """Return the sum without kept axes, where `node` is what drops the kept axes of a sum used here alone."""
+        """Return a sum that drops its axis, where `node` drops the kept axis of a sum used here alone; else None."""
         if node.op != "aten::view.default" or node.kwargs or not isinstance(node.args[0], str):
             return None
         total = self.by_name.get(node.args[0])
@@ -114,7 +114,7 @@ class _State:
         )
 
     def linear(self, node: Node) -> Node:
-        """Return the call that transposes the weight by itself, where `node` is what that would compute."""
+        """Return a linear layer in place of `node`, where that is an `addmm` by a transposed weight; else `node`."""
         if node.op != "aten::addmm.default" or node.kwargs or len(node.args) != 3:
             return node
         bias, source, matrix = node.args
@@ -138,7 +138,7 @@ class _State:
 
 
 def _reshaping(node: Node) -> Node:
-    """Return a view as a reshape: nothing is written through it, and kernels may choose other strides than traced."""
+    """Return a view as a reshape: nothing writes through it, and kernels may choose other strides than traced."""
     if node.op not in ("aten::view.default", "aten::_unsafe_view.default"):
         return node
     return Node(
@@ -168,7 +168,7 @@ def _uses(subgraph: Subgraph) -> dict[str, int]:
 
 
 def _needed(nodes: list[Node], outputs: list[Argument]) -> list[Node]:
-    """Return `nodes` without the ones that only served what was left out: pure views, sums and zeros."""
+    """Return `nodes` without pure views, sums and zeros that nothing uses any more."""
     wanted = {name for output in outputs for name in references(output)}
     droppable = {*_IDENTITIES, *_INVOLUTIONS, *_RESHAPES, _SUM, _ZEROS}
     needed: list[Node] = []

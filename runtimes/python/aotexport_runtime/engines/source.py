@@ -17,7 +17,7 @@ def define(name: str, parameters: str, body: Iterable[str], scope: dict[str, Any
         name: of the function.
         parameters: its parameters, separated by commas.
         body: its lines; made of positions, numbers and names of `scope`, never of text of a bundle.
-        scope: global names of the function; owned by it from now on.
+        scope: global names of the function, which owns the dict from now on.
         label: shown in tracebacks and profiles.
     """
     text = f"def {name}({parameters}):\n" + "".join(f"    {line}\n" for line in body)

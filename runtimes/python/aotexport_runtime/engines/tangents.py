@@ -1,4 +1,4 @@
-"""Gradients of outputs: in the layouts that a joint graph was traced with, undefined, or never flowing."""
+"""Tangents, the gradients of outputs: laid out as a joint graph was traced, undefined, or never flowing."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def layout(spec: Tangent) -> LayOut:
         def formatted(tangent: torch.Tensor, symbols: dict[str, int]) -> torch.Tensor:
             if tangent.dtype is not dtype:
                 tangent = tangent.to(dtype)
-            # Asking is much cheaper than what does nothing.
+            # Asking is much cheaper than a conversion that does nothing.
             return tangent if contiguous and tangent.is_contiguous() else tangent.contiguous(memory_format=format_)
 
         return formatted
@@ -37,7 +37,7 @@ def layout(spec: Tangent) -> LayOut:
         stride = tuple([sizes.evaluate(step, symbols) for step in steps])
         if tangent.stride() == stride:
             return tangent
-        # Exports name no such layout any more; bundles that are written may.
+        # Exports no longer write such layouts; existing bundles may have them.
         if _overlaps(tangent.shape, stride):
             return tangent.contiguous()
         laid_out = torch.empty_strided(tangent.shape, stride, dtype=dtype, device=tangent.device)
@@ -64,9 +64,9 @@ def _overlaps(shape: Sequence[int], stride: Sequence[int]) -> bool:
 
 
 def with_zeros(backward: Function, gradients: Gradients, undefined: Sequence[bool]) -> Function:
-    """Return a lowered backward for calls with undefined tangents, which it knows nothing of.
+    """Return a function that calls a lowered backward with zeros for undefined tangents.
 
-    Zeros stand in for them, and a gradient that only they give is None, as in eager autograd.
+    A gradient that comes from undefined tangents alone is None, as in eager autograd.
 
     Args:
         backward: takes saved tensors and all tangents.

@@ -1,4 +1,4 @@
-"""Small files that spare the next process a measurement, in the user's cache folder. No torch."""
+"""Small files of measurements in the user's cache folder, for the next process. No torch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def cache_folder(name: str) -> Path | None:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file so that others see all of it or what was there before; where it cannot be written, it is not."""
+    """Write a file atomically; ignore a file system that refuses."""
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:

@@ -1,7 +1,7 @@
 """Fused attention on another kind of device than it was captured on: each kind has operators of its own.
 
-A stand-in takes and returns what its operator does, apart from the layout of results, so forward and backward of a
-graph are exchanged one by one. Invariant: both choose by shapes and dtypes alone, so that they choose the same.
+A replacement has the signature of its operator, but for the layout of results; forward and backward of a graph are
+replaced one by one. Invariant: both choose by shapes and dtypes alone, so that they choose the same.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ MOVED: Mapping[str, Mapping[str, Callable[..., Any]]] = {
         "aten::_scaled_dot_product_cudnn_attention_backward.default": on_cpu.cudnn_backward,
     },
 }
-"""Per kind of device, what stands in for operators that it does not have, by their full names."""
+"""Per kind of device, replacements of operators that it does not have, by their full names."""
 
 CAREFUL: Mapping[str, Mapping[str, Callable[..., Any]]] = {
     "cuda": {
         "aten::_scaled_dot_product_efficient_attention_backward.default": on_cuda.efficient_backward,
     },
 }
-"""Per kind of device, what calls operators that it has where these alone would fail, by their full names."""
+"""Per kind of device, wrappers of operators that it has but that would fail on some calls, by their full names."""
 
 
 def replacement(name: str, device_type: str) -> Callable[..., Any] | None:
-    """Return what computes operator `name` on a kind of device; None: the operator itself."""
+    """Return the replacement of operator `name` on a kind of device; None: the operator itself runs."""
     return MOVED.get(device_type, {}).get(name) or CAREFUL.get(device_type, {}).get(name)

@@ -10,7 +10,7 @@ HALF = (torch.float16, torch.bfloat16)
 
 
 def factor_of(query: torch.Tensor, scale: float | None) -> float:
-    """Return what scores are multiplied with."""
+    """Return the factor of the scores."""
     return 1 / math.sqrt(query.shape[-1]) if scale is None else scale
 
 
@@ -60,10 +60,10 @@ def attend(
         query: `[batch, heads, rows, width]`.
         key: `[batch, heads, columns, width]`.
         value: `[batch, heads, columns, width of values]`.
-        mask: truths, or what is added to scores; None: there is none.
+        mask: truths, or a tensor to add to scores; None: there is none.
         is_causal: whether scores above the diagonal are left out.
         factor: see `factor_of`.
-        dropout_mask: what dropout multiplies weights with; None: there is no dropout.
+        dropout_mask: factors of the weights under dropout; None: there is no dropout.
     """
     scores = _scores(query, key, mask, is_causal, factor)
     logsumexp = torch.logsumexp(scores, -1)
@@ -89,7 +89,7 @@ def attend_backward(
     factor: float,
     dropout_mask: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return the gradients of query, key, value and of what is added to scores; arguments are those of `attend`."""
+    """Return the gradients of query, key, value and the added mask; arguments are those of `attend`."""
     weights = _weights(_scores(query, key, mask, is_causal, factor), logsumexp)
     grad = _wide(grad_out)
     grad_weights = torch.matmul(grad, _wide(value).transpose(-2, -1))
@@ -105,7 +105,7 @@ def attend_backward(
 
 
 def added_by(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return what a mask adds to scores."""
+    """Return the tensor that a mask adds to scores."""
     if mask.dtype != torch.bool:
         return mask
     return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill(mask.logical_not(), -math.inf)

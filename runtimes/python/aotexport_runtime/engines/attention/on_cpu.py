@@ -1,4 +1,4 @@
-"""What CPUs compute fused attention of CUDA devices by: the definition."""
+"""Fused attention of CUDA devices on CPUs, by the definition."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _forward(
 
 
 def _dropout_mask(query: torch.Tensor, key: torch.Tensor, dropout_p: float, seed: torch.Tensor) -> torch.Tensor | None:
-    """Return what dropout multiplies weights with; None: there is no dropout."""
+    """Return the factors of the weights under dropout; None: there is no dropout."""
     if not dropout_p:
         return None
     generator = torch.Generator().manual_seed(int(seed))

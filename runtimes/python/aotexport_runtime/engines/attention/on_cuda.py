@@ -1,4 +1,4 @@
-"""What CUDA devices compute fused attention of CPUs by: flash or efficient attention, or the definition."""
+"""Fused attention of CPUs on CUDA devices, by flash or efficient attention, or by the definition."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def fused_kind(
         query: `[batch, heads, rows, width]`.
         key: `[batch, heads, columns, width]`; several heads of queries may share one.
         value: `[batch, heads, columns, width of values]`, with as many heads as keys.
-        mask: truths, or what is added to scores; broadcasts to `[batch, heads, rows, columns]`.
+        mask: truths, or a tensor to add to scores; broadcasts to `[batch, heads, rows, columns]`.
         is_causal: whether scores above the diagonal are left out.
     """
     operands = (query, key, value)

@@ -28,12 +28,12 @@ class TorchCapture:
         self._ended_on: torch.cuda.Stream | None = None
 
     def possible(self) -> bool:
-        """Return whether no capture of somebody else's is under way."""
+        """Return whether nobody else captures on the current stream."""
         return not torch.cuda.is_current_stream_capturing()
 
     @contextlib.contextmanager
     def ordered(self) -> Generator[None, None, None]:
-        """Let what is put on the current stream wait for what the last context put on its own."""
+        """Make the current stream wait for the work that the last context put on its stream."""
         stream = torch.cuda.current_stream(self._device)
         if self._ended is not None and self._ended_on != stream:
             stream.wait_event(self._ended)
@@ -44,7 +44,7 @@ class TorchCapture:
         self._ended_on = stream
 
     def capture(self, run: Callable[[], Sequence[Any]]) -> tuple[Callable[[], None], Sequence[Any]]:
-        """Return what replays `run`, and what it returned.
+        """Return a function that replays `run`, and the results of `run`.
 
         Raises:
             RuntimeError: it cannot be captured.

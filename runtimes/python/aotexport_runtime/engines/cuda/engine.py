@@ -47,7 +47,7 @@ class CudaEngine:
         """Refuse a device that is no NVIDIA GPU.
 
         Raises:
-            NotSupported: says what it is.
+            NotSupported: names the device.
         """
         if place is None or place.type != "cuda":
             there = "the devices of the capture" if place is None else place.type
@@ -131,7 +131,7 @@ def _launch(
 
 
 def on_device(lowered: Lowered, driver: Driver, device: torch.device) -> Lowered:
-    """Return `lowered` with its device, and the context of that, current to the thread that runs it."""
+    """Return `lowered` such that its device and the device's context are current to the thread that runs it."""
 
     def there(function: Function) -> Function:
         def run(args: list[Any], symbols: dict[str, int]) -> tuple[Any, ...]:

@@ -1,10 +1,10 @@
 """Forward and backward of a lowered program as CUDA graphs: when they are captured, and when a replay is safe.
 
 A graph reads and writes at fixed addresses. State is read where it is; other inputs are copied into memory of the
-graph before each replay, and what the program returns, gradients too, is copied out of it. Saved tensors stay in the
-graph's memory, under a lease that lives as long as autograd may read them: a forward that finds one alive runs
-without the graph. A replay raises the versions of the saved tensors, so that autograd refuses a backward that a lease
-did not protect. Nothing here needs a GPU but what `Capture` does; see `capture.py`.
+graph before each replay, and results, gradients too, are copied out of it. Saved tensors stay in the graph's memory,
+under a lease that lives as long as autograd may read them: a forward that finds one alive runs without the graph. A
+replay raises the versions of the saved tensors, so that autograd refuses a backward that a lease did not protect. Only
+`Capture` needs a GPU; see `capture.py`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _MAX_COUNTED = 64
 
 
 class Capture(Protocol):
-    """Captures what is put on a CUDA stream."""
+    """Captures the work that is put on a CUDA stream."""
 
     def possible(self) -> bool:
         """Return whether something can be captured, or replayed, now."""
@@ -47,7 +47,7 @@ class Capture(Protocol):
         ...
 
     def capture(self, run: Callable[[], Sequence[Any]]) -> tuple[Callable[[], None], Sequence[Any]]:
-        """Return what replays `run`, and what it returned, which every replay fills again.
+        """Return a function that replays `run`, and the results of `run`, which every replay fills again.
 
         Raises:
             RuntimeError: it cannot be captured.
@@ -65,14 +65,14 @@ class GraphedProgram:
             lowered: the program.
             returned: how many results of its forward are the caller's; those behind are saved tensors.
             state: inputs that are parameters and buffers, which keep their addresses.
-            capture: captures what it runs.
+            capture: captures its passes.
         """
         self._lowered = lowered
         self._returned = returned
         self._state = state
         self._capture = capture
-        self._forward = _Half(lowered.forward, capture)
-        self._backward = None if lowered.backward is None else _Half(lowered.backward, capture)
+        self._forward = _CapturedPass(lowered.forward, capture)
+        self._backward = None if lowered.backward is None else _CapturedPass(lowered.backward, capture)
         self._lock = threading.Lock()
 
     def forward(self, args: list[Any], symbols: dict[str, int]) -> tuple[Any, ...]:
@@ -124,7 +124,7 @@ class _Counted:
     failed: bool = False
 
 
-class _Half:
+class _CapturedPass:
     """The graphs of a forward, or of a backward, by the shapes of its arguments."""
 
     def __init__(self, run: Function, capture: Capture) -> None:
@@ -189,7 +189,7 @@ class _Graph:
         for index in self._copied:
             _without_repetition(self.inputs[index]).copy_(_without_repetition(args[index]))
 
-    # --- saved tensors, the outputs behind those that are returned ----------------------------------------
+    # --- saved tensors, the outputs after the returned ones ----------------------------------------------
 
     def saved(self, args: Sequence[Any], returned: int) -> list[Any]:
         """Return the saved tensors of the replay for `args`: inputs of that call, and others where they lie."""
@@ -212,7 +212,7 @@ class _Graph:
         return all(source is not None or value.data_ptr() == address for value, source, address in rest)
 
     def leased(self) -> Lease:
-        """Return what protects the saved tensors from the next replay while it lives."""
+        """Return a new lease; while it lives, no replay overwrites the saved tensors."""
         lease = Lease()
         self._lease = weakref.ref(lease)
         return lease
@@ -249,7 +249,7 @@ def _place(value: torch.Tensor) -> tuple[Any, ...]:
 
 
 def _shapes(args: Sequence[Any], fixed: Sequence[bool]) -> tuple[Any, ...]:
-    """Return what a graph holds fixed of its arguments: of state the address says everything."""
+    """Return the shapes, strides and dtypes that a graph fixes of its arguments; None for state, known by address."""
     return tuple(
         [
             None if is_fixed else (arg.shape, arg.stride(), arg.dtype) if isinstance(arg, torch.Tensor) else arg

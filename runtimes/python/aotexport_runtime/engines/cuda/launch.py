@@ -27,7 +27,7 @@ _FORMATS = {"fp16": "<e", "fp32": "<f", "fp64": "<d"}
 
 
 def pack_number(type_: str, value: Any) -> int:
-    """Return a number as the driver is given it: an unsigned integer whose low bytes are the value.
+    """Return a number as the driver takes it: an unsigned integer whose low bytes are the value.
 
     Args:
         type_: see `NumberParameter.type`.
@@ -53,7 +53,7 @@ def grid_of(kernel: Kernel, candidate: KernelCandidate, arguments: Mapping[str, 
     """Return the blocks per axis of a launch; any may be 0.
 
     Args:
-        kernel: what is launched.
+        kernel: the kernel.
         candidate: how it was compiled.
         arguments: arguments by name.
 
@@ -82,10 +82,10 @@ class Launcher:
         """Prepare a candidate.
 
         Args:
-            kernel: what to launch.
+            kernel: the kernel.
             candidate: how it was compiled.
             binary: its code.
-            modules: loads that.
+            modules: loads the code.
             driver: the driver.
             device: a CUDA device with its index.
             stream: gives the handle of the current stream.
@@ -137,7 +137,7 @@ class Launcher:
         values = block.values
         for index, (name, pack) in enumerate(self._packers):
             values[index] = pack(arguments[name])
-        # After the parameters come the addresses of scratch memory and of a profile, which there is none of.
+        # After the parameters come the addresses of scratch memory and of a profile; there is no profile.
         values[len(self._packers)] = address
         self._driver.launch(
             self._function,
@@ -166,7 +166,7 @@ def _packer(parameter: KernelParameter, device: torch.device) -> Callable[[Any],
     type_ = parameter.type
     if type_ not in ("i32", "i64"):
         return lambda value: pack_number(type_, value)
-    # Nearly every number of a launch; the rest of what `pack_number` does only looks at the type.
+    # Nearly every number of a launch; other branches of `pack_number` depend on the type alone.
     end = 1 << int(type_[1:]) - 1
 
     def integer(value: Any) -> int:
@@ -177,7 +177,7 @@ def _packer(parameter: KernelParameter, device: torch.device) -> Callable[[Any],
 
 def _address(parameter: PointerParameter, device: torch.device) -> Callable[[Any], int]:
     dtype, alignment = dtypes.dtype(parameter.dtype), parameter.alignment
-    # Much faster to ask for than the device; -1 for CPUs.
+    # Asking for the index is much faster than for the device; -1 for CPUs.
     index = device.index if device.type == "cuda" else -1
 
     def address(value: Any) -> int:

@@ -28,7 +28,7 @@ class Modules:
         """Return the handle of a kernel on a device, whose context is current to this thread.
 
         Raises:
-            BundleInvalid: the code is not what the record says.
+            BundleInvalid: the code's digest differs from the record's.
             NotSupported: the driver refuses it.
         """
         key = (device_index, kernel.name, binary.sha256)

@@ -1,4 +1,4 @@
-"""How precompiled kernels run: what a caller of `load` may choose. No torch."""
+"""How precompiled kernels run: the options of a caller of `load`. No torch."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ class CudaRuntime:
     Attributes:
         tune: time the candidates of each kernel at its first launch, on copies of its arguments, and keep the fastest;
             False: the first candidate runs, which is the compiler's guess, and always the same.
-        remember: keep what tuning found in the user's cache folder, for the next process.
+        remember: keep the winners in the user's cache folder, for the next process.
         cuda_graphs: capture forward and backward as CUDA graphs where calls repeat with the same shapes, and replay
-            them; what a program returns is copied out of the graph's memory.
+            them; results of a program are copied out of the graph's memory.
         verify: `first-call`: compare each program with its portable form on the first call that it serves, and run that
             form where they disagree; `never`: do not.
     """

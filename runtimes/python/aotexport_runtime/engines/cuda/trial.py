@@ -76,7 +76,7 @@ class Trial:
             log.warning("program %s was not compared: there is not the memory for it", name)
             return True
         except (NotSupported, RuntimeError) as error:
-            # What is wrong with the call itself, the portable form says in eager's words.
+            # If the call itself is wrong, the portable form says so in eager's words.
             log.warning("program %s runs without its kernels: %s", name, first_line(error))
             return False
         wrong = [
@@ -125,7 +125,7 @@ def portable_form(bundle: Bundle, program: Program, environment: Environment) ->
 def _observed(
     lowered: Lowered, inputs: Sequence[Any], symbols: dict[str, int], functional: FunctionalGraph
 ) -> Observation:
-    """Return the results of forward, and the gradients of backward for incoming gradients that a seed gives."""
+    """Return the results of forward, and the gradients of backward for incoming gradients drawn from a seed."""
     returns, gradients = forward_returns(functional), functional.gradients
     results = lowered.forward(list(inputs), symbols)
     values: dict[str, Any] = {f"result {index}": value for index, value in enumerate(results[:returns])}

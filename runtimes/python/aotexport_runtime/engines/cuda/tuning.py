@@ -1,7 +1,7 @@
-"""Candidates of a kernel timed at its first launch, on copies of what it is given.
+"""Candidates of a kernel timed at its first launch, on copies of its arguments.
 
-Invariant: tuning changes nothing but which candidate runs. What is launched to be timed works on copies, and what
-cannot be timed runs its first candidate.
+Invariant: tuning changes nothing but which candidate runs. Timed launches work on copies, and a kernel that cannot be
+timed runs its first candidate.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Measure = Callable[[Callable[[], None], Callable[[], None]], float]
 
 
 def device_time(prepare: Callable[[], None], launch: Callable[[], None]) -> float:
-    """Return how long the current CUDA stream takes for what `launch` puts on it, in milliseconds."""
+    """Return how long the current CUDA stream takes for the work of `launch`, in milliseconds."""
     launch()  # Code is loaded at the first launch.
     times: list[float] = []
     for _ in range(REPETITIONS):
@@ -49,11 +49,11 @@ def may_measure() -> bool:
 
 @dataclass(frozen=True)
 class Tuner:
-    """What the kernels of a device are tuned with.
+    """The means to tune the kernels of a device.
 
     Attributes:
-        winners: what earlier processes found.
-        key: what winners are kept under, given the launchers of all candidates.
+        winners: the fastest candidates that earlier processes found.
+        key: returns the key of a kernel in `winners`, given the launchers of all candidates.
         measure: times a launch.
         may_measure: whether launches can be timed now.
     """
@@ -119,7 +119,7 @@ def fastest(launchers: Sequence[Launcher], arguments: Mapping[str, Any], measure
 class _Copies:
     """Arguments of a launch with tensors of their own.
 
-    Whole storages are copied, each once: a kernel may read around what it is given, or be given one tensor twice.
+    Whole storages are copied, each once: a kernel may read beyond a tensor, or take one tensor twice.
     """
 
     def __init__(self, arguments: Mapping[str, Any]) -> None:

@@ -12,12 +12,12 @@ from aotexport_runtime.schema.kernels import KernelBinary
 
 
 def default_directory() -> Path | None:
-    """Return where winners are kept unless the caller says otherwise; None: nowhere."""
+    """Return the folder that winners are kept in by default; None: nowhere."""
     return cache_folder("tuned")
 
 
 def key_of(binaries: Sequence[KernelBinary], device: str, driver: int) -> str:
-    """Return what a winner is kept under: the code of all candidates, in order, and what it ran on.
+    """Return the key of a winner: a digest of the code of all candidates, in order, the device and its driver.
 
     Args:
         binaries: code of each candidate.
@@ -29,7 +29,7 @@ def key_of(binaries: Sequence[KernelBinary], device: str, driver: int) -> str:
 
 
 class Winners:
-    """Positions of the fastest candidates by key, one small file each; a folder that cannot be used is done without."""
+    """Positions of the fastest candidates by key, one small file each; a folder that cannot be used is ignored."""
 
     def __init__(self, directory: Path | None) -> None:
         """Use the files in `directory`; None: keep nothing."""

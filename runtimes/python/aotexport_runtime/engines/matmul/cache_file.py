@@ -1,4 +1,4 @@
-"""Which library was the faster one, by matmul, kept for the next process on such a machine. No torch."""
+"""The file that keeps the faster library per matmul, for the next process on such a machine. No torch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from aotexport_runtime.engines.user_cache import write_whole
 
 
 def processor() -> str:
-    """Return what tells this machine's processor from others."""
+    """Return the identity of this machine's processor: vendor, family, model, stepping."""
     try:
         lines = Path("/proc/cpuinfo").read_text().partition("\n\n")[0].splitlines()
     except OSError:
@@ -22,7 +22,7 @@ def processor() -> str:
 
 
 class CacheFile:
-    """Whether oneDNN was clearly faster, by matmul; a file that cannot be used is done without."""
+    """Whether oneDNN was clearly faster, by matmul; a file that cannot be used is ignored."""
 
     def __init__(self, folder: Path | None, torch_version: str, threads: int) -> None:
         """Use the file in `folder` for this processor, torch, and number of threads; None: keep nothing."""
@@ -31,7 +31,7 @@ class CacheFile:
         self._path = None if folder is None else folder / f"{name}.json"
 
     def read(self) -> dict[str, bool]:
-        """Return what was kept."""
+        """Return the results in the file, by matmul."""
         if self._path is None:
             return {}
         try:
@@ -41,7 +41,7 @@ class CacheFile:
             return {}
 
     def add(self, matmul: str, faster: bool) -> None:
-        """Keep a result beside those that other processes kept; one that is lost to another writer is found again."""
+        """Add a result to those of other processes; one that another writer overwrites is measured again."""
         if self._path is not None:
             record = {"measured on": self._facts, "faster": {**self.read(), matmul: faster}}
             write_whole(self._path, json.dumps(record, indent=1))

@@ -1,4 +1,4 @@
-"""Which matmuls of a functional graph may be computed by another library than torch's operators call."""
+"""The matmuls of a functional graph that another library may compute than torch's operators call."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from aotexport_runtime.schema.values import ValueMeta
 
 
 def replacements(nodes: Iterable[Node], metas: Mapping[str, ValueMeta], mode: Mode) -> dict[str, MatmulReplacement]:
-    """Return what stands for each matmul that oneDNN may compute, by the value's name.
+    """Return the replacement of each matmul that oneDNN may compute, by the value's name.
 
     Args:
         nodes: functional operators that run on the processor, where nothing records gradients.

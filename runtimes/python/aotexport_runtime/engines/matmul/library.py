@@ -1,4 +1,4 @@
-"""Matmuls inside of a shared library: noted by its first call, decided, and computed so from then on.
+"""Matmuls inside of a shared library: its first call notes them, and the backend of each is decided after it.
 
 The other side is `aotexport/lower/cpu/matmul.h`. A library without that table runs as torch runs it.
 """
@@ -54,10 +54,10 @@ class ChoosingRunner:
         Args:
             path: of a library that the caller trusts.
             run: calls it; the same inputs and random state give the same results.
-            mode: which library computes matmuls.
+            mode: the matmul backend.
 
         Raises:
-            NotSupported: the process has the library loaded in another mode, and its matmuls are decided only once.
+            NotSupported: the process has the library loaded in another mode; its backends are decided only once.
         """
         self._run = run
         self._mode: Mode = mode
@@ -88,7 +88,7 @@ class ChoosingRunner:
             return results
 
     def _decide(self, table: _MatmulTable) -> bool:
-        """Close the table of matmuls; return whether any of them is computed in another way from now on."""
+        """Decide the backend of each matmul and close the table; return whether oneDNN computes any."""
         for matmul in table.matmuls[: table.count]:
             matmul.by_onednn = onednn.available() and self._prefers_onednn(list(matmul.is_))
         table.is_closed = True
@@ -98,7 +98,7 @@ class ChoosingRunner:
         if self._mode == "onednn":
             return True
         has_bias, rows, depth, columns, *strides = matmul
-        # Of the layout that the library computes with; numbers do not matter.
+        # In the layout that the library computes with; numbers do not matter.
         left = torch.ones(rows * depth).as_strided((rows, depth), strides[:2])
         right = torch.ones(depth * columns).as_strided((depth, columns), strides[2:])
         args = (torch.ones(columns), left, right) if has_bias else (left, right)

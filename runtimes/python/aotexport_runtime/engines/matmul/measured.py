@@ -1,4 +1,4 @@
-"""Which library is the faster one for a matmul: measured once per process, and kept for the next."""
+"""The faster library for a matmul: measured once per process, and kept for the next."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _left_s = _BUDGET_S
 
 
 def described(op: str, args: Sequence[Any]) -> str:
-    """Return what matmuls are measured once for: sizes and strides, and whether something is added."""
+    """Return the key under which a matmul is measured: whether a bias is added, sizes and strides."""
     bias, rows, matrix = operands(op, args)
     columns = matrix.t() if op == "aten::linear.default" else matrix
     return " ".join(("mm" if bias is None else "addmm", _layout(rows), _layout(columns)))
@@ -38,12 +38,12 @@ def _layout(matrix: torch.Tensor) -> str:
 
 
 def faster_by_onednn(matmul: str, ours: Callable[[], object], torchs: Callable[[], object]) -> bool:
-    """Return whether oneDNN computes `matmul` clearly faster than torch does otherwise; one answer per process.
+    """Return whether oneDNN computes `matmul` clearly faster than torch's operator; one answer per process.
 
     Args:
-        matmul: sizes and layouts.
+        matmul: see `described`.
         ours: computes it by oneDNN.
-        torchs: computes it as torch does.
+        torchs: computes it by torch's operator.
     """
     global _left_s
     threads = torch.get_num_threads()

@@ -1,4 +1,4 @@
-"""How a caller of `load` wants matmuls computed."""
+"""The matmul backend that a caller of `load` chooses."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from aotexport_runtime.errors import NotSupported
 
 Mode = Literal["fastest", "onednn", "torch"]
 VARIABLE = "AOTEXPORT_MATMUL"
-"""Environment variable with the mode of callers who name none."""
+"""Environment variable with the mode of calls that name none."""
 
 _LEAST_SIZE = 16
 _LEAST_WORK = 1 << 21
-"""Multiplications from which on a matmul is worth measuring: below, oneDNN's fixed cost weighs."""
+"""Least multiplications of a matmul that is worth measuring: below, oneDNN's fixed cost dominates."""
 
 
 def mode_of(name: str | None) -> Mode:

@@ -1,7 +1,6 @@
 """Matmuls by oneDNN, which every torch for processors has: fresh results in torch's layout, and no gradients.
 
-Of torch's operator these hold only within bounds: it takes a bias for contiguous without looking, and has no matmuls
-over nothing.
+They keep torch's operator within its bounds: it reads a bias as contiguous without checking, and fails on empty sums.
 """
 
 from __future__ import annotations
@@ -61,4 +60,4 @@ MATMULS: dict[str, Callable[..., torch.Tensor]] = {
     "aten::addmm.default": addmm,
     "aten::linear.default": linear,
 }
-"""Operators that have a form here."""
+"""The operators above by name."""

@@ -1,4 +1,4 @@
-"""What stands for a matmul in generated code until, or whenever, there is something to choose."""
+"""Replacements of matmuls in generated code, which choose between torch's operator and oneDNN."""
 
 from __future__ import annotations
 
@@ -17,34 +17,34 @@ from aotexport_runtime.engines.matmul.sizes import operands
 Run = Callable[..., Any]
 
 _SIZES = 16
-"""How many sizes of a matmul that changes are looked at; oneDNN takes 0.7 ms to prepare itself for each."""
+"""Most sizes of a dynamic matmul that are decided; oneDNN takes 0.7 ms to prepare for each."""
 
 
 class MatmulReplacement(Protocol):
-    """Stands for one matmul of a graph."""
+    """Replaces one matmul of a graph."""
 
     def install(self, scope: dict[str, Any], name: str) -> None:
-        """Put what computes the matmul into `scope` as `name`, now or once it is chosen."""
+        """Put a function that computes the matmul into `scope` as `name`."""
         ...
 
 
 class FirstCall:
-    """Stands for a matmul until it is called with tensors, and then puts the function that was chosen in its place."""
+    """A matmul of fixed sizes: its first call with tensors chooses a function, which replaces it in the scope."""
 
     def __init__(self, op: str, mode: Mode) -> None:
-        """Stand for an operator of `onednn.MATMULS` on tensors of known sizes."""
+        """Replace an operator of `onednn.MATMULS` on tensors of known sizes."""
         self._op = op
         self._mode: Mode = mode
         self._torchs = _torchs(op)
         self._put: Callable[[Run], None] | None = None
 
     def install(self, scope: dict[str, Any], name: str) -> None:
-        """Put what is chosen into `scope` as `name`, and this until then."""
+        """Put this into `scope` as `name`; the first call puts the chosen function there."""
         scope[name] = self
         self._put = functools.partial(scope.__setitem__, name)
 
     def __call__(self, *args: Any) -> Any:
-        """Return the matmul."""
+        """Compute the matmul."""
         if not _are_plain(args):
             return self._torchs(*args)
         prefers = _prefers_onednn(self._op, args, self._mode, described(self._op, args))
@@ -55,14 +55,14 @@ class FirstCall:
 
 
 class EverySize:
-    """Stands for a matmul whose sizes change from call to call: each is decided when it is met for the first time.
+    """A matmul of dynamic sizes: each size is decided at its first call.
 
-    Sizes that change are measured for all of them up to the next power of two. Those met after the first few run as
-    torch runs them, since oneDNN prepares itself for each.
+    A dynamic size is measured once for all sizes up to the next power of two. Sizes after the first few run by torch's
+    operator, since oneDNN prepares for each.
     """
 
     def __init__(self, op: str, mode: Mode, known: Sequence[bool]) -> None:
-        """Stand for an operator of `onednn.MATMULS`; `known`: whether its rows, depth and columns stay the same."""
+        """Replace an operator of `onednn.MATMULS`; `known`: whether its rows, depth and columns are fixed."""
         self._op = op
         self._mode: Mode = mode
         self._known = known
@@ -100,7 +100,7 @@ class EverySize:
 
 
 def prefers_onednn(rows: int, depth: int, columns: int, *, adds: bool, is_turned: bool, mode: Mode) -> bool:
-    """Return whether a matmul of such matrices goes to oneDNN on this machine, as its first call would decide it.
+    """Return whether oneDNN computes a matmul of such matrices on this machine, as its first call would decide.
 
     Args:
         rows: of the first matrix.
@@ -108,7 +108,7 @@ def prefers_onednn(rows: int, depth: int, columns: int, *, adds: bool, is_turned
         columns: of the second matrix.
         adds: whether a bias is added.
         is_turned: whether the second matrix lies in memory column by column.
-        mode: as of `replacements`.
+        mode: see `replacements`.
     """
     if mode == "torch":
         return False
@@ -125,7 +125,7 @@ def _torchs(op: str) -> Run:
 
 
 def _are_plain(args: Sequence[Any]) -> bool:
-    """Return whether these are tensors that take time: not those of tracers and transforms."""
+    """Return whether the arguments are real tensors, which can be timed: not those of tracers and transforms."""
     return all(type(arg) in (torch.Tensor, torch.nn.Parameter) for arg in args if arg is not None)
 
 
@@ -143,5 +143,5 @@ def _next_power(size: int) -> int:
 
 
 def _order(matrix: torch.Tensor) -> str:
-    """Return how a matrix lies in memory, whatever its sizes are."""
+    """Return the memory order of a matrix, for any sizes."""
     return "rows" if matrix.is_contiguous() else "columns" if matrix.t().is_contiguous() else "apart"

@@ -1,4 +1,4 @@
-"""Which nodes of a functional graph are matmuls, and how large they are. No torch."""
+"""The matmuls of a functional graph and their sizes. No torch."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ OPERATORS = ("aten::mm.default", "aten::addmm.default", "aten::linear.default")
 
 
 class Matmul(NamedTuple):
-    """A matmul of float32: `rows` x `depth` by `depth` x `columns`.
+    """A float32 matmul: `rows` x `depth` by `depth` x `columns`.
 
     Attributes:
-        name: of its value.
+        name: name of its value.
         op: its operator.
         rows: a size.
         depth: a size.
@@ -35,7 +35,7 @@ class Matmul(NamedTuple):
 
 
 def matmuls_of(nodes: Iterable[Node], metas: Mapping[str, ValueMeta]) -> Iterable[Matmul]:
-    """Return the matmuls among `nodes`, whose operands have `metas`."""
+    """Return the float32 matmuls among `nodes`; `metas` has the metadata of their operands."""
     for node in nodes:
         if node.op not in OPERATORS or node.kwargs:
             continue
@@ -52,13 +52,13 @@ def matmuls_of(nodes: Iterable[Node], metas: Mapping[str, ValueMeta]) -> Iterabl
 
 
 def operands(op: str, args: Sequence[Any]) -> tuple[Any, Any, Any]:
-    """Return what is added (None: nothing), the rows, and the matrix or weight, of a call of one of `OPERATORS`."""
+    """Return the bias (None: none), the rows, and the matrix or weight of a call of one of `OPERATORS`."""
     if op == "aten::addmm.default":
         return args[0], args[1], args[2]
     return (args[2] if len(args) > 2 else None), args[0], args[1]
 
 
 def _meta(argument: Any, metas: Mapping[str, ValueMeta]) -> TensorMeta | None:
-    """Return what is known of a tensor of float32."""
+    """Return the metadata of a float32 tensor; None: it is none."""
     meta = metas.get(argument) if isinstance(argument, str) else None
     return meta if isinstance(meta, TensorMeta) and meta.dtype == "float32" else None

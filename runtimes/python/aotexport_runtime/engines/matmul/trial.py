@@ -1,4 +1,4 @@
-"""One computation timed against another, for a few milliseconds, on a machine that may be in use by others."""
+"""Times one computation against another, for a few milliseconds, on a machine that may be busy."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ import time
 from collections.abc import Callable
 
 MARGIN = 0.92
-"""The part of the other's time that the faster one takes at most."""
+"""Most time of the faster computation, as a part of the other's."""
 
 _ROUNDS, _FEW_ROUNDS = 5, 3
 _LONG_S = 1e-3
-"""From how many seconds on few rounds do."""
+"""Computations of at least so many seconds run `_FEW_ROUNDS`."""
 _ROUND_S = 2e-4
-"""The least time to measure in one go, in seconds."""
+"""Least seconds of one measurement."""
 
 _UNSTEADY = 1.5
-"""How far the median may be above the least time; above, others use the machine, and nothing is known."""
+"""Most ratio of median to least time; above, the machine is busy and the result unknown."""
 
 
 def clearly_faster(candidate: Callable[[], object], reference: Callable[[], object], limit_s: float) -> bool | None:
     """Return whether `candidate` is faster than `reference` beyond doubt; None: it could not be measured.
 
     Args:
-        candidate: what might be faster.
-        reference: what it is compared to.
-        limit_s: seconds that the whole comparison may take; where it would take longer, little more is run than
-            `reference`, once.
+        candidate: the computation that may be faster.
+        reference: the computation to compare with.
+        limit_s: most seconds of the whole comparison; where it would take longer, `reference` runs once and nothing
+            else.
     """
     if limit_s <= 0 or 2 * _FEW_ROUNDS * _timed(reference, 1) > limit_s:
         return None

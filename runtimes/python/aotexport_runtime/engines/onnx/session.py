@@ -1,4 +1,4 @@
-"""A session of ONNX Runtime over one model of a bundle, and values in and out of it."""
+"""A session of ONNX Runtime over one model of a bundle, and conversion of its values."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def open_session(bundle: Bundle, model: OnnxModel, options: OnnxRuntime) -> Any:
     """Return an `onnxruntime.InferenceSession` of `model`.
 
     Raises:
-        BundleInvalid: the file is no such model.
+        BundleInvalid: the file is damaged, or its inputs and outputs are not those in the manifest.
         NotSupported: ONNX Runtime is missing, or lacks a provider or an operator of the model.
     """
     try:
@@ -82,7 +82,7 @@ def open_session(bundle: Bundle, model: OnnxModel, options: OnnxRuntime) -> Any:
 
 
 _ONNX_TYPES = {"bfloat16": 16, "float8_e4m3fn": 17, "float8_e4m3fnuz": 18, "float8_e5m2": 19, "float8_e5m2fnuz": 20}
-"""Numbers in ONNX of element types that numpy has not."""
+"""ONNX numbers of element types that numpy lacks."""
 
 
 def run_session(
@@ -174,6 +174,6 @@ def as_complex(value: Any) -> Any:
     if is_torch_tensor(value):
         import torch
 
-        # Strides of what is empty say nothing.
+        # `view_as_complex` checks strides, which mean nothing for an empty tensor.
         return torch.view_as_complex(value if value.numel() else torch.zeros(value.shape, dtype=value.dtype))
     return np.ascontiguousarray(value).view(np.result_type(value.dtype, np.complex64))[..., 0]
