@@ -1,8 +1,8 @@
 """Epilogue: outputs that are, or are views of, inputs, intermediates or other outputs.
 
 A view is made anew from its base, so that autograd knows it as a view of the caller's tensor: by the recorded view
-operators where there are any, else by `as_strided`. Where the model made it of another view that it returns, so does
-the epilogue: gradients come by that view, and by the hooks that the caller hangs on it.
+operators where there are any, else by `as_strided`. If the model made it of another view that it returns, so does the
+epilogue: gradients pass through that view, and through the caller's hooks on it.
 
 Source: torch 2.13, `_functorch/_aot_autograd/functional_utils.py`, `gen_alias_from_base`.
 """
@@ -55,7 +55,7 @@ class Regenerator(NamedTuple):
 def regenerators(
     program: Program, functional: FunctionalGraph, graph: Graph, environment: Environment
 ) -> list[Regenerator] | None:
-    """Return how the outputs are made that are not returned as they are, in that order, or None when all are.
+    """Return how to make the outputs that the epilogue must make, in order; None: it makes none.
 
     Args:
         program: the program.
@@ -81,9 +81,9 @@ def regenerators(
 
 
 def _views_of_views(functional: FunctionalGraph, graph: Graph, flowless: set[int]) -> dict[int, int]:
-    """Return per output that is computed from another view of its base which gradients flow through, that one.
+    """Return, per view that is made of another returned view of its base, the index of the other.
 
-    In an order in which each is made before what is made of it.
+    Gradients flow through both. A view comes after the view that it is made of.
     """
     first = len(functional.mutations)
     names = [next(iter(references(graph.outputs[first + i])), None) for i in range(len(functional.outputs))]
@@ -94,7 +94,7 @@ def _views_of_views(functional: FunctionalGraph, graph: Graph, flowless: set[int
     }
     if len(views) < 2:
         return {}
-    # Per value the nearest of the views that it is, or is made of.
+    # Per value, the nearest of the views that it is or is made of.
     nearest: dict[str, int] = {}
     found: dict[int, int] = {}
     for node in graph.nodes:
@@ -121,14 +121,14 @@ def _base(output: Alias) -> tuple[type, int]:
 
 
 def _is_part(output: OutputSpec, other: OutputSpec) -> bool:
-    """Return whether `output` is a view of the memory that `other` is, by further steps where both have steps."""
+    """Return whether both are views of one base, and the steps of `other`, if both have steps, begin those of `output`."""
     if not isinstance(output, Alias) or not isinstance(other, Alias) or _base(output) != _base(other):
         return False
     return output.steps is None or other.steps is None or output.steps[: len(other.steps)] == other.steps
 
 
 def _flowless(index: int) -> Regenerate:
-    """Return a function that makes a view that requires grad, known to be made under `torch.no_grad`."""
+    """Return a function that makes a view under `torch.no_grad` of a result that requires grad."""
 
     def make(inputs: Sequence[Any], returned: Sequence[Any], outputs: Sequence[Any]) -> torch.Tensor:
         with torch.no_grad():
@@ -182,8 +182,8 @@ def _viewer(
     Args:
         output: the view.
         environment: namespaces and device.
-        like_base: whether the base required grad at capture: where the view did as its base did, it does in every
-            call, whatever the caller's tensors are.
+        like_base: whether the base required grad at capture. A view that required grad as its base did follows the
+            base in every call.
     """
     like_base = like_base is output.requires_grad
     requires_grad, under_no_grad = output.requires_grad, output.under_no_grad

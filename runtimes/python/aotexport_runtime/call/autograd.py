@@ -48,7 +48,7 @@ class _Joint(torch.autograd.Function):
     def forward(ctx: Any, joint: JointProgram, symbols: dict[str, int], *inputs: Any) -> Sequence[Any]:
         needed: Pattern = ctx.needs_input_grad
         compiled = joint.found.get(needed) or joint.compiled(needed, inputs, symbols)
-        # A lowered form draws its random numbers otherwise, and the reference would differentiate another call.
+        # A lowered form draws other random numbers than the reference, which would differentiate another call.
         repeats = joint.reference is not None and not (compiled.lowered is not None and joint.draws)
         repeatable = RepeatableCall.of(joint, inputs, symbols) if repeats else None
         ctx.call = compiled, symbols, torch.are_deterministic_algorithms_enabled(), repeatable
@@ -83,7 +83,7 @@ class _Joint(torch.autograd.Function):
             with torch.enable_grad():
                 found = _differentiable_backward(ctx, repeatable, grads)
             return tuple([None if gradient is None else gradient.detach() for gradient in found])
-        # A second pass raises where eager saved something, which the first one freed.
+        # A second pass raises where eager's first pass has freed saved tensors.
         args: list[Any] = [] if compiled.saves_nothing else _saved(ctx, grads)
         if compiled.checks:
             check_versions(ctx, grads)
@@ -124,8 +124,8 @@ def _saved(ctx: Any, grads: Sequence[torch.Tensor | None]) -> list[Any]:
     """Return the saved tensors.
 
     Raises:
-        RuntimeError: one was changed, or an earlier pass that eager would not bear either freed them.
-        NotSupported: a pass from other outputs freed them, which in eager may have saved tensors of their own.
+        RuntimeError: one was changed, or freed by an earlier pass after which eager raises too.
+        NotSupported: a pass from other outputs freed them; in eager these may have saved tensors of their own.
     """
     try:
         saved = [*ctx.saved_tensors]
@@ -144,11 +144,11 @@ def _saved(ctx: Any, grads: Sequence[torch.Tensor | None]) -> list[Any]:
 
 
 _clear: Callable[[Any], None] | None = getattr(torch.autograd.Function, "maybe_clear_saved_tensors", None)
-"""Frees what was saved before backward computes, where this torch has it and the graph is not retained."""
+"""Frees the saved tensors before backward computes, if the graph is not retained; None: this torch lacks it."""
 
 
 def _is_freed(ctx: Any) -> bool:
-    """Return whether what was saved was freed: the graph is not retained."""
+    """Return whether the saved tensors were freed: the graph is not retained."""
     try:
         _ = ctx.saved_tensors
     except RuntimeError:
@@ -158,8 +158,8 @@ def _is_freed(ctx: Any) -> bool:
 
 _super: Any = super(torch.autograd.Function, _Joint)
 apply_joint: Callable[..., Sequence[Any]] = _super.apply
-"""Runs a `JointProgram` under autograd, given its symbols and inputs: `_Joint.apply` without the layer of Python that
-looks for function transforms, none of which may be active, and for what they left behind among `plain` inputs."""
+"""Runs a `JointProgram` under autograd, given its symbols and inputs: `_Joint.apply` without Python's checks for
+function transforms. No transform may be active, and none may have left wrappers among `plain` inputs."""
 
 
 def _differentiable_backward(

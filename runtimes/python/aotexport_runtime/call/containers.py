@@ -1,4 +1,4 @@
-"""Lists, dicts, sets and objects of the caller, and what a call changes in them."""
+"""Lists, dicts, sets and objects of the caller, and the changes of a call to them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Containers:
         self._places: dict[int, str] = {}
 
     def take(self, path: str, value: Any) -> str | None:
-        """Note a container of the call; return what is wrong with it, or None."""
+        """Record a container of the call; return a violation in words, or None."""
         if not self._changed:
             return None
         if path in self._changed:
@@ -33,7 +33,7 @@ class Containers:
 
 
 class ContainerChanges:
-    """What a program changes in the containers of its caller."""
+    """The changes of a program to the containers of its caller."""
 
     def __init__(self, changes: Sequence[ContainerChange], constant: Callable[[Constant], Any]) -> None:
         """Prepare to make `changes`; `constant` gives the value of a constant leaf."""
@@ -49,8 +49,8 @@ class ContainerChanges:
         """Change the containers of a call.
 
         Args:
-            containers: those that it changes, by path.
-            outputs: what the program's graph returned.
+            containers: the changed ones, by path.
+            outputs: results of the program's graph.
         """
         values = list(outputs)
         for path, items in self._changes:
@@ -62,7 +62,7 @@ def _builder(tree: Any, constant: Callable[[Constant], Any]) -> Builder | None:
 
 
 def _fill(container: Any, items: list[tuple[Any, Any, bool]]) -> None:
-    """Give a container new items: each with its key, and whether what stood there stays."""
+    """Give a container new items: each with its key, its value, and whether the old value stays."""
     if isinstance(container, list | dict | UserDict | deque | set):
         if isinstance(container, set):
             container.clear()
@@ -73,7 +73,7 @@ def _fill(container: Any, items: list[tuple[Any, Any, bool]]) -> None:
         if isinstance(container, list | deque):
             container.extend(value for _, value in after)
         else:
-            # A `Counter` adds what it is updated with.
+            # `Counter.update` would add to the old counts.
             dict.update(container, after) if isinstance(container, dict) else container.update(after)
         return
     for key, value, stays in items:

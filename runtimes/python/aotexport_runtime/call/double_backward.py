@@ -1,4 +1,4 @@
-"""Double backward of a joint graph: the call is run again by the forward graph, and autograd differentiates that."""
+"""Double backward of a joint graph: the forward graph runs the call again, and autograd differentiates that run."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from aotexport_runtime.schema.program import IntermediateAlias
 
 
 class RepeatableCall(NamedTuple):
-    """What it takes to run a call again by the forward graph: double backward differentiates that.
+    """A call that the forward graph can run again, for double backward.
 
     Attributes:
         joint: the program.
-        inputs: as they were before the call.
-        versions: of `joint.steady` among them; empty where tensors have none.
+        inputs: inputs with their values before the call.
+        versions: versions of the inputs `joint.steady`; empty: inference tensors have none.
         symbols: value per symbol.
-        random_state: of before the call; None: it draws nothing.
+        random_state: state of the random generator before the call; None: the call draws nothing.
     """
 
     joint: JointProgram
@@ -31,7 +31,7 @@ class RepeatableCall(NamedTuple):
 
     @classmethod
     def of(cls, joint: JointProgram, inputs: Sequence[Any], symbols: dict[str, int]) -> RepeatableCall:
-        """Return it for a call that is about to run."""
+        """Record a call that is about to run."""
         if joint.mutated:
             inputs = list(inputs)
             for index in joint.mutated:
@@ -46,7 +46,7 @@ class RepeatableCall(NamedTuple):
         """Return differentiable gradients of the inputs.
 
         Raises:
-            NotSupported: an input was changed since the call, which eager does not read again.
+            NotSupported: an input was changed since the call; eager would not read it again.
         """
         assert self.joint.reference is not None
         for index, version in zip(self.joint.steady, self.versions, strict=False):
@@ -80,7 +80,7 @@ class RepeatableCall(NamedTuple):
         return [next(found) if needs else None for needs in needed]
 
     def _as_returned(self, outputs: Sequence[Any]) -> list[Any]:
-        """Return what the joint graph's forward returns: None per mutation, the outputs, and the bases of views."""
+        """Return the outputs in the order of the joint graph's forward: None per mutation, outputs, bases of views."""
         functional = self.joint.functional
         bases: list[Any] = [None] * functional.intermediate_bases
         for spec, output in zip(functional.outputs, outputs, strict=True):

@@ -1,4 +1,4 @@
-"""What runs a program: the engines that serve its calls, why others do not, and which passes of it have run."""
+"""The engines of a program: which serve its calls, why others do not, and which passes have run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class EngineRun:
 
     Attributes:
         passes: `forward`, `backward`, or `forward and backward` of a forward graph under autograd.
-        engine: what ran it: `cuda`, a compiled target such as `cpu-x86_64-v3`, `portable`, `autograd` or `onnx`.
+        engine: its engine: `cuda`, a compiled target such as `cpu-x86_64-v3`, `portable`, `autograd` or `onnx`.
         because: why no faster engine of the program did, the first time; empty where this is the fastest.
     """
 
@@ -37,7 +37,7 @@ class EngineRun:
 
 
 def words(runs: Iterable[EngineRun]) -> str:
-    """Return what ran: `forward and backward by portable`."""
+    """Return runs in words: `forward and backward by portable`."""
     found: dict[tuple[str, str], list[str]] = {}
     for run in runs:
         found.setdefault((run.engine, run.because), []).append(run.passes)
@@ -51,8 +51,8 @@ class Engines:
         program: its name.
         device: where it runs.
         serving: names of the engines that serve its calls; each takes those that the ones before it do not.
-        why_not: why others do not, by name.
-        because: why the functional graph serves where the forward graph would do; empty: it does not, or was asked for.
+        why_not: why others do not serve, by name.
+        because: why the functional graph serves where the forward graph could; empty: it does not, or was asked for.
     """
 
     def __init__(self, program: str, device: str, choice: Choice) -> None:
@@ -76,10 +76,10 @@ class Engines:
             log.info("program %s runs %s", self.program, run)
 
     def demand(self, target: str) -> None:
-        """Refuse the program where a target of native code was asked for, and does not serve it.
+        """Refuse the program if `target` is native code that does not serve it.
 
         Raises:
-            NotSupported: says why it does not.
+            NotSupported: says why.
         """
         if not is_native(target) or any(is_of(engine, target) for engine in self.serving):
             return

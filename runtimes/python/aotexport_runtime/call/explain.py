@@ -1,4 +1,4 @@
-"""What runs the programs of a loaded bundle, for the user to see. No torch."""
+"""The engines of a loaded bundle's programs, for the user to see. No torch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _KINDS = {
 
 @dataclass(frozen=True)
 class ProgramExplanation:
-    """What runs a program.
+    """The engines of a program.
 
     Attributes:
         program: its name.
@@ -26,7 +26,7 @@ class ProgramExplanation:
         why_not: why other engines do not, by name.
         has_run: the passes that have run, in the order of their first runs; None: nobody looks (ONNX Runtime).
         refused: why no call is served; empty: calls are.
-        because: why the functional graph serves where the forward graph would do; empty: it does not, or was asked for.
+        because: why the functional graph serves where the forward graph could; empty: it does not, or was asked for.
     """
 
     program: str
@@ -51,10 +51,10 @@ class ProgramExplanation:
 
 @dataclass(frozen=True)
 class Explanation:
-    """What runs the programs of a loaded bundle; as text, a few lines per program.
+    """The engines of a loaded bundle's programs; as text, a few lines per program.
 
     Attributes:
-        target: what `load` was asked for.
+        target: target that `load` was called with.
         programs: one per program of the bundle.
     """
 
@@ -66,12 +66,12 @@ class Explanation:
 
 
 def kind_of(engine: str) -> str:
-    """Return what an engine runs, in words."""
+    """Return the kind of code that an engine runs, in words."""
     return _KINDS.get(engine, "libraries")
 
 
 def explained(engines: Engines) -> ProgramExplanation:
-    """Return what `engines` says now, for a user."""
+    """Return the current state of `engines`, for a user."""
     return ProgramExplanation(
         engines.program,
         engines.device,

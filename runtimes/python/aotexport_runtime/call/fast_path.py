@@ -1,7 +1,7 @@
 """The fast path of a call: a generated function that serves the calls that a program gets most often.
 
-Invariant: what it serves, the explaining path admits as well, with the same inputs and symbols, and the functional
-graph, where there is one, serves it.
+Invariant: a call that it serves is admitted by the explaining path as well, with the same inputs and symbols, and
+served by the functional graph, if there is one.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from aotexport_runtime.schema.program import Program, StateInput
 
 @dataclass(frozen=True, kw_only=True)
 class FastPath:
-    """What a fast path asks, and where it leads.
+    """The guards of a fast path, and the functions that it calls.
 
     Attributes:
         program: its record.
         signature: binds calls.
-        rows: what calls that are served must fit.
-        joint: a joint graph without epilogues: what it returns is what the program returns; None: it is no such.
-        serve: runs the program on inputs and symbols that were checked; returns what the call returns.
-        unflatten: puts the program's outputs into the structure that the call returns.
-        fallback: takes the calls that are turned away.
+        rows: guards of the calls that it serves.
+        joint: a joint graph without epilogues, whose results are the program's outputs; None: there is none.
+        serve: runs the program on checked inputs and symbols; returns the call's result.
+        unflatten: puts the program's outputs into the structure of the call's result.
+        fallback: takes the calls that the fast path does not serve.
     """
 
     program: Program
@@ -43,7 +43,7 @@ class FastPath:
     fallback: Call
 
     def function(self) -> Call:
-        """Return what takes every call of the program; the fallback, where the program has no fast path."""
+        """Return a function for every call of the program; the fallback, where the program has no fast path."""
         passed = {index for index, spec in enumerate(self.program.inputs) if not isinstance(spec, StateInput)}
         positional = self.signature.plain_leaves
         if positional is None or set(positional) != passed:

@@ -1,4 +1,4 @@
-"""An inference graph, run by its lowered form or its library where that serves the call, else by generated code."""
+"""An inference graph: its lowered form or library runs the calls that it serves, generated code the others."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Inference:
     """Runs an inference graph.
 
     Attributes:
-        run: takes the inputs, which it empties, and the value of each symbol; another after the first call.
+        run: takes the list of inputs, which it empties, and the value of each symbol; replaced by the first call.
     """
 
     def __init__(
@@ -30,12 +30,12 @@ class Inference:
         engines: Engines,
         native: Lowered | Libraries | None,
     ) -> None:
-        """Prepare `graph`; what runs it is compiled at the first call.
+        """Prepare `graph`; generated code is compiled at the first call.
 
         Args:
             graph: a functional graph without gradients.
             environment: namespaces and device.
-            engines: of the program; told of each that runs.
+            engines: engines of the program; they record which has run.
             native: the graph as native code; None: there is none.
         """
         self._graph = graph

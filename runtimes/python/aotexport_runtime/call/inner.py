@@ -1,7 +1,7 @@
-"""Outputs that other outputs are computed from.
+"""Inner outputs: outputs that other outputs are computed from.
 
-A joint graph is one node of autograd, so gradients do not come by such an output on their way from the others: what
-the caller hangs on it, a hook or `retain_grad`, would see a part of its gradient. Backward refuses that.
+A joint graph is one node of autograd, so gradients of the other outputs do not pass through an inner output: a hook or
+`retain_grad` on it would see only a part of its gradient. Backward refuses that.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ class InnerOutput(NamedTuple):
     """An output that others are computed from.
 
     Attributes:
-        output: which output of the program.
-        name: its path in what a call returns.
-        outer: positions of the others among what the joint graph's forward returns.
+        output: index of the output of the program.
+        name: its path in the call's result.
+        outer: positions of the other outputs among the results of the joint graph's forward.
     """
 
     output: int
@@ -46,7 +46,7 @@ def inner_outputs(graph: Graph, functional: FunctionalGraph, program: Program) -
         if not isinstance(spec, InputItself) and spec.requires_grad:
             for name in references(graph.outputs[mutations + index]):
                 own[name] = own.get(name, 0) | 1 << index
-    # Per value a bit for each output that it is computed from.
+    # Per value, a bit for each output that it is computed from.
     sources: dict[str, int] = {}
     for node in graph.nodes:
         sources[node.name] = _union((*node.args, *node.kwargs.values()), sources) | own.get(node.name, 0)
@@ -68,12 +68,12 @@ def _union(arguments: Sequence[Argument], bits: dict[str, int]) -> int:
 
 
 def has_hooks(tensor: torch.Tensor) -> bool:
-    """Return whether a hook sees the gradients of `tensor` on their way, or it retains them."""
+    """Return whether `tensor` has hooks or retains its gradient."""
     return tensor.retains_grad or bool(tensor._backward_hooks)
 
 
 def watch(node: Any, inner: Sequence[InnerOutput], outputs: Sequence[Any]) -> None:
-    """Let the backward of a joint graph's `node` see what the caller hangs on its inner outputs."""
+    """Let the backward of a joint graph's `node` find the hooks on its inner outputs."""
     node.watched = [(each, weakref.ref(outputs[each.output])) for each in inner]
 
 
@@ -81,8 +81,8 @@ def refuse_unseen_gradients(node: Any, gradients: Sequence[torch.Tensor | None])
     """Refuse a backward in which a hook or `retain_grad` would see less than the whole gradient.
 
     Args:
-        node: what `watch` was called with.
-        gradients: per value that the forward returns.
+        node: the node that `watch` was called with.
+        gradients: gradient per result of the forward.
 
     Raises:
         NotSupported: names the output.

@@ -1,4 +1,4 @@
-"""The joint graph, cut into forward and backward and compiled for the gradients that a call needs."""
+"""The joint graph, partitioned into forward and backward and compiled for the gradients that a call needs."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ from aotexport_runtime.schema.values import SizeMeta, TensorMeta
 from aotexport_runtime.values import dtypes, sizes
 
 Pattern = tuple[bool, ...]
-"""Of gradients, or of tangents: which there are."""
+"""Which gradients are needed, or which tangents are defined."""
 
 
 class JointProgram:
     """A joint graph, compiled per pattern of needed gradients on first use.
 
     Attributes:
-        steady: tensor inputs whose version a call leaves as it is, or that it changes.
+        steady: tensor inputs that a call mutates by the epilogue, or whose version it leaves as it is.
         plain: tensor inputs that are no `nn.Parameter`s.
-        is_sized_by_data: whether tangents have sizes that only the data of a call know.
-        found: what `compiled` returned for patterns of needed gradients, where that depends on nothing else.
+        is_sized_by_data: whether tangents have sizes that depend on the data of a call.
+        found: results of `compiled` per pattern of needed gradients, if they depend on nothing else.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class JointProgram:
             graph: the joint graph.
             functional: its calling convention.
             environment: namespaces and device.
-            engines: of the program; told of each pass that runs.
+            engines: engines of the program; they record which passes have run.
             reference: runs the program's forward graph under autograd, for double backward; None: there is none.
             native: the graph as native code, for calls that want every gradient; None: there is none.
             parameters: inputs that are `nn.Parameter`s.
@@ -75,7 +75,7 @@ class JointProgram:
         self.label = engines.program
         self.impure = impure_nodes(graph)
         self.draws = bool(random_nodes(graph))
-        # What a call changes is copied before, which does not do for what gradients flow through.
+        # The reference runs on copies of mutated inputs, which is wrong where gradients flow through a mutation.
         copied = all(m.data and not (m.metadata or m.storage or m.requires_grad) for m in functional.mutations)
         self.reference = reference if copied else None
         self.mutated = [mutation.input_index for mutation in functional.mutations]
@@ -95,7 +95,7 @@ class JointProgram:
         """Return the compiled forward and backward, and keep them in `found` if they serve all such calls.
 
         Args:
-            needed: of the arguments of `apply_joint`, which gradients are wanted.
+            needed: which gradients of the arguments of `apply_joint` are wanted.
             inputs: of the program.
             symbols: value per symbol.
         """
@@ -128,8 +128,8 @@ class Check(NamedTuple):
 
     Attributes:
         is_input: whether it is an input, else an output.
-        place: which one.
-        positions: of what the forward returns: a gradient of one of these makes eager read the tensor.
+        place: index of the input or output.
+        positions: results of the forward whose gradients make eager read the tensor.
     """
 
     is_input: bool
@@ -139,22 +139,22 @@ class Check(NamedTuple):
 
 @dataclass
 class CompiledJoint:
-    """A compiled forward and backward, and what the `autograd.Function` must know about their values.
+    """A compiled forward and backward, with the facts about their values that the `autograd.Function` needs.
 
     Attributes:
         joint: the joint graph.
         partitioned: its forward and backward.
-        lowered: what runs in their place; None: they run.
+        lowered: native code that runs in their place; None: they run.
         forward: returns results, then saved values.
         returns: how many of those are results.
-        checked: which are saved tensors whose versions autograd checks.
-        unchecked: which are saved tensors whose versions it does not; None: there are none.
-        loose: which are saved beside autograd, which then does not free them; None: there are none.
+        checked: slice of the saved tensors whose versions autograd checks.
+        unchecked: slice of the saved tensors whose versions it does not check; None: there are none.
+        loose: slice of values saved without autograd, which does not free them; None: there are none.
         opaque: results that autograd must not see: aliases, and tensors whose metadata or storage changes.
         views: results that are views which nobody may change.
-        checks: whose versions are checked in addition, as eager's saved tensors would be.
+        checks: further tensors whose versions are checked, as eager checks its saved tensors.
         nondifferentiable: results without a gradient.
-        tangents: per tangent the position of its result, and what lays it out.
+        tangents: per tangent the position of its result, and a function that lays it out.
         libraries: compiled forward and backward; None: there are none.
         backwards: compiled backward passes, by which tangents are defined and whether they are batches.
     """
@@ -188,7 +188,7 @@ class CompiledJoint:
         Args:
             joint: the joint graph.
             needed: per gradient, whether it is wanted.
-            native: the graph as native code, if that serves.
+            native: the graph as native code, if it serves.
             symbols: value per symbol of the first such call.
         """
         functional, gradients, budget = joint.functional, joint.gradients, joint.environment.memory_budget
@@ -207,7 +207,7 @@ class CompiledJoint:
         if lowered is not None:
             checked, unchecked, loose = lowered.saved, 0, 0
         elif gradients.saves_nothing:
-            # Nor may anything be freed that autograd would have to free.
+            # Autograd must not free anything either.
             unchecked, loose = 0, unchecked + loose
         mutations, outputs = len(functional.mutations), len(functional.outputs)
         start = {"mutation": 0, "output": mutations, "intermediate_base": mutations + outputs}
@@ -256,11 +256,11 @@ class CompiledJoint:
 
     @cached_property
     def has_marks(self) -> bool:
-        """Whether autograd must be told more of the results than that they are results."""
+        """Whether results need the treatment of `marked`."""
         return bool(self.opaque or self.views or self.nondifferentiable or self.joint.is_sized_by_data)
 
     def marked(self, ctx: Any, results: Sequence[Any]) -> tuple[Any, ...]:
-        """Return the results as the `autograd.Function` returns them, and tell it which of them get no gradient."""
+        """Return the results as the `autograd.Function` returns them, and mark those that get no gradient."""
         returned = list(results)
         if self.joint.is_sized_by_data:
             ctx.shapes = [returned[position].shape for position, _ in self.tangents]
@@ -286,7 +286,7 @@ class CompiledJoint:
         """Return the compiled backward.
 
         Args:
-            args: what it is called with: saved values, then tangents, of which some may be None.
+            args: its arguments: saved values, then tangents, of which some may be None.
             batched: whether tangents are batches of gradients.
         """
         defined = tuple([tangent is not None for tangent in args[len(args) - len(self.tangents) :]])
@@ -326,7 +326,7 @@ class CompiledJoint:
         return without(compiled, [g is None for g in piece.outputs]) if filled else compiled
 
     def filled(self, args: Sequence[Any], shapes: Sequence[torch.Size]) -> list[Any]:
-        """Return the arguments of backward with zeros of these shapes for undefined tangents."""
+        """Return the arguments of backward with undefined tangents replaced by zeros of these shapes."""
         start = len(args) - len(shapes)
         like = next(arg for arg in args[start:] if arg is not None)
         specs = zip(args[start:], shapes, self.joint.gradients.tangents, strict=True)

@@ -16,7 +16,7 @@ from aotexport_runtime.schema.program import FunctionalGraph, InputMutation
 
 
 class Mutations:
-    """What a functional graph changes of its inputs: their data, metadata, storage, and versions.
+    """The changes of a functional graph to its inputs: their data, metadata, storage, and versions.
 
     Attributes:
         count: how many updated values the graph returns.
@@ -40,7 +40,7 @@ class Mutations:
 
         Args:
             inputs: the program's inputs; mutated in place.
-            updated: new values, one per mutation, and what else the graph returns; metadata-only ones may be held.
+            updated: results of the graph: new values, one per mutation, then others; aliases may be opaque.
         """
         for (mutation, silent), value in zip(self._writes, updated, strict=False):
             _apply(mutation, inputs[mutation.input_index], unwrap(value), silent)
@@ -64,10 +64,10 @@ def _apply(mutation: InputMutation, original: torch.Tensor, updated: torch.Tenso
     if not mutation.data:
         return
     if silent:
-        # Kernels write running statistics under the same version, and so do models through `.data`.
+        # Kernels, and models through `.data`, write without a new version.
         original.data.copy_(updated)
     elif mutation.is_leaf and original.requires_grad:
-        # Only changes that autograd does not see are possible on a leaf that requires grad.
+        # A leaf that requires grad can only be changed without autograd.
         original.detach().copy_(updated)
     elif mutation.under_no_grad:
         with torch.no_grad():

@@ -8,7 +8,7 @@ import torch
 
 
 class OpaqueTensor(NamedTuple):
-    """A held tensor: an alias whose history the epilogue makes anew."""
+    """An opaque tensor: an alias whose history the epilogue makes anew."""
 
     tensor: torch.Tensor
 

@@ -2,8 +2,8 @@
 
     bind and flatten -> hard guards -> state -> choose a graph -> run -> mutations -> aliases -> grad mode -> unflatten
 
-The functional graph serves the calls it was captured for; every other call that the hard guards admit is served
-by the forward graph under eager autograd, which is the program's meaning.
+The functional graph serves the calls that it was captured for. The forward graph under eager autograd, which is the
+program's meaning, serves every other call that the hard guards admit.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from aotexport_runtime.values.subclasses import parts
 from aotexport_runtime.values.trees import builder
 
 _UNREAD: StateSlot = ({"": torch.empty(0)}, "")
-"""Stands where no node reads a state tensor."""
+"""Slot of a state tensor that no node reads."""
 
 
 class Plan:
@@ -72,11 +72,11 @@ class Plan:
         Args:
             bundle: where its graphs are.
             program: its record.
-            slot: gives, per name of a state tensor, where its current tensor is kept.
+            slot: returns the slot of a state tensor's current value, by name.
             environment: namespaces and device.
-            engines: which serve; told of each pass that runs.
+            engines: engines that serve; they record which passes have run.
             native: the functional graph as native code, for the calls that it serves; None: there is none.
-            live: the forward graph that serves every call since submodules changed; None: none that the program calls.
+            live: the forward graph with changed submodules, which serves every call; None: the program calls none.
         """
         self.program = program
         self.engines = engines
@@ -155,7 +155,7 @@ class Plan:
         return self.run(call)
 
     def _serve(self, inputs: list[Any], symbols: dict[str, int]) -> Any:
-        """Run the program by its functional graph, if it has one, which serves the call."""
+        """Run the program by its functional graph, which serves the call, if it has one."""
         if self._functional is None:
             return self._returned(self.run_forward(inputs, symbols))
         return self._returned(self._functional.run(inputs, symbols))
@@ -172,7 +172,7 @@ class Plan:
         return Bound(inputs, symbols, violations, containers)
 
     def run(self, call: Bound) -> Any:
-        """Run the program on a call without violations; return what the call returns."""
+        """Run the program on a call without violations; return the call's result."""
         inputs, symbols = call.inputs, call.symbols
         functional = self._functional
         if functional is not None and functional.why_not(inputs, symbols) is None:
@@ -183,13 +183,13 @@ class Plan:
         return self._returned(outputs)
 
     def _returned(self, outputs: Any) -> Any:
-        """Return what the call returns, once the module has the tensors that the call replaces."""
+        """Put the tensors that the call replaces into the module; return the call's result."""
         for index, table, key in self._rebinds:
             table[key] = outputs[index]
         return self._unflatten(outputs)
 
     def _reads(self) -> set[int]:
-        """Return the inputs that the program itself reads; submodules that changed read their own state."""
+        """Return the inputs that the program itself reads; changed submodules read their own state."""
         if self._live is None:
             return set(range(len(self.program.inputs)))
         return {index for index, value in enumerate(self._live.graph.inputs) if value.name in self._live.reads}
@@ -238,7 +238,7 @@ class _Functional:
         caller = rows(CALLER, Functional(plan.program, functional, graph, device_type))
         inputs = rows(INPUTS, Functional(program, functional, graph, device_type))
         self.rows = [*caller, *inputs]
-        """What calls must fit that it serves."""
+        """Guards of the calls that it serves."""
         self._caller = GuardTable([caller], len(plan.program.inputs), known=symbols)
         self._inputs = GuardTable([inputs], len(program.inputs), known=symbols)
         self._mutations = Mutations(functional) if functional.mutations or functional.version_rises else None
@@ -267,7 +267,7 @@ class _Functional:
         fresh = fresh and not self._checks and not self._inner
         alone = fresh and not program.rebinds and self._joint is not None and not self._joint.gradients.detached_inputs
         self.direct = self._joint if alone else None
-        """Its joint graph, where that returns what the program returns."""
+        """Its joint graph, if its results are the program's outputs; else None."""
 
     def why_not(self, inputs: list[Any], symbols: dict[str, int]) -> str | None:
         """Return why the functional graph does not serve this call; None: it does."""
@@ -318,12 +318,12 @@ def _parameters(program: Program, state: Sequence[StateTensor]) -> set[int]:
 
 
 def _apart(inputs: list[Any]) -> list[Any]:
-    """Return the inputs with the parts of tensor subclasses in their place."""
+    """Return the inputs with tensor subclasses replaced by their parts."""
     return [part for value in inputs for part in (parts(value) if isinstance(value, torch.Tensor) else (value,))]
 
 
 def _put_together(plan: Plan) -> Callable[[list[Any], dict[str, int]], Any]:
-    """Return what runs the forward graph on inputs that were taken apart."""
+    """Return a function that runs the forward graph on inputs that were taken apart."""
     records = [None if isinstance(spec, SizeInput) else spec.subclass for spec in plan.program.inputs]
     forms = [None if record is None else plan.environment.form(record) for record in records]
 
@@ -336,7 +336,7 @@ def _put_together(plan: Plan) -> Callable[[list[Any], dict[str, int]], Any]:
 
 
 def _records(inputs: Sequence[Any]) -> bool:
-    """Return whether autograd records what is done with these inputs."""
+    """Return whether autograd records operations on these inputs."""
     return torch.is_grad_enabled() and any(map(_requires_grad, inputs))
 
 

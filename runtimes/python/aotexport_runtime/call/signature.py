@@ -59,17 +59,17 @@ class Signature:
         self._by_name = {p.name: p for p in parameters if p.kind in ("positional_or_keyword", "keyword_only")}
         self._var_positional = next((p for p in parameters if p.kind == "var_positional"), None)
         self._var_keyword = next((p for p in parameters if p.kind == "var_keyword"), None)
-        # What is left out is as it was at capture: a default of constants.
+        # An argument that is left out has its default, all constants, as at capture.
         leading = list(itertools.takewhile(lambda p: isinstance(p.tree, Leaf), self._positional))
         self._arrays = arrays_in(parameter.tree for parameter in parameters)
         self.plain_leaves = None if (plain := self._plain(leading)) is None else list(plain.values())
-        """Input per positional argument of a call that passes all that is needed so, each a tensor or number of its
-        own; None: arguments are nested, or come after some that may be left out."""
+        """Input per positional argument of a call that passes every required argument by position, each a distinct
+        tensor or number; None: arguments are nested, or follow optional ones."""
         self.plain_keywords = self._plain([p for p in self._by_name.values() if isinstance(p.tree, Leaf)])
-        """Input per name of a call that passes all that is needed by name; None: arguments are nested."""
+        """Input per name of a call that passes every required argument by name; None: arguments are nested."""
 
     def _plain(self, passed: list[Parameter]) -> dict[str, int] | None:
-        """Return the input per parameter, if a call that passes these passes each tensor once, and all that it must."""
+        """Return the input per parameter, if a call of these passes each tensor once and every required argument."""
         names = {p.name for p in passed}
         indices = {p.name: p.tree.index for p in passed if isinstance(p.tree, Leaf)}
         if self._arrays or len(set(indices.values())) < len(passed):
@@ -109,7 +109,7 @@ class Signature:
         return violations
 
     def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any], report: Report) -> list[tuple[Parameter, Any]]:
-        """Return each parameter with what the call passes for it; `_MISSING` for a default that stands in."""
+        """Return each parameter with the value that the call passes; `_MISSING`: it is left out."""
         rest = dict(kwargs)
         bound: list[tuple[Parameter, Any]] = list(zip(self._positional, args, strict=False))
         if len(args) > len(self._positional) and self._var_positional is None:
@@ -175,7 +175,7 @@ class Signature:
 
 
 def _tensor(array: Any, known: Any, path: str, report: Report) -> Any:
-    """Return the tensor with the memory of an array: `known`, where that is one already; reports what is none."""
+    """Return the tensor with the memory of an array: `known`, if it is one already; report a value that is no array."""
     from aotexport_runtime.values.arrays import known_array, tensor_of, why_not
 
     if (reason := why_not(array)) is not None:
@@ -185,7 +185,7 @@ def _tensor(array: Any, known: Any, path: str, report: Report) -> Any:
 
 
 def _equal(value: Any, expected: Any) -> bool:
-    """Return whether two constants are the same: zeros of another sign are not; NaN is, and the CPU by any index."""
+    """Return whether two constants are equal: zeros by their sign, NaN to NaN, CPUs of any index."""
     if getattr(value, "type", None) == getattr(expected, "type", "") == "cpu":
         return True
     if isinstance(value, float) and isinstance(expected, float) and not value and not expected:
@@ -194,7 +194,7 @@ def _equal(value: Any, expected: Any) -> bool:
 
 
 def _children(tree: Sequence | Mapping | NamedFields, value: Any) -> list[Any] | str:
-    """Return the children of `value` in the order of `tree`, or what is wrong with its structure."""
+    """Return the children of `value` in the order of `tree`, or the fault of its structure in words."""
     if isinstance(tree, Sequence):
         type_ = {"tuple": tuple, "list": list, "size": size_type(), "deque": deque}[tree.type]
         fits = type(value) is type_ if tree.name is None else _is_of_class(value, type_, tree.name)
@@ -209,7 +209,7 @@ def _children(tree: Sequence | Mapping | NamedFields, value: Any) -> list[Any] |
 
 
 def _values(tree: Mapping, value: Any) -> list[Any] | str:
-    """Return the values of a dict in the order of the tree's keys, or what is wrong with its own."""
+    """Return the values of a dict in the order of the tree's keys, or the fault of its keys in words."""
     keys = keys_of(tree)
     expected = f"expected a dict with keys {keys} in {'any' if tree.any_order else 'this'} order"
     if not isinstance(value, dict | UserDict):

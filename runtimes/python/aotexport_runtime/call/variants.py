@@ -20,15 +20,15 @@ class AnyPlan(Protocol):
         ...
 
     def run(self, call: Bound) -> Any:
-        """Run the program on what `bind` gave without violations."""
+        """Run the program on a call bound without violations."""
         ...
 
 
 class Variants:
     """Several plans of one program; a call runs the first that it fits.
 
-    Those that were captured with one tensor in several places are asked before the others, which a call with one tensor
-    there fits as well: the model's code may ask whether two of its arguments are one.
+    Variants that were captured with one tensor in several places come first, since a call with one tensor there fits
+    the others as well: the model's code may ask whether two of its arguments are one.
     """
 
     def __init__(self, programs: Sequence[Program], plan: Callable[[str], AnyPlan]) -> None:
@@ -36,7 +36,7 @@ class Variants:
 
         Args:
             programs: their records, in order of preference; the first is the program's own.
-            plan: makes the plan of a variant; asked when a call reaches it for the first time.
+            plan: makes the plan of a variant, when a call first reaches it.
         """
         self._names = [program.name for program in programs]
         self._order = [program.name for program in sorted(programs, key=_shared_tensors, reverse=True)]
@@ -68,7 +68,7 @@ class Variants:
 
 
 def _shared_tensors(program: Program) -> int:
-    """Return in how many places an argument is a tensor that stands elsewhere too, or that is the module's own."""
+    """Return how many arguments are tensors that also stand elsewhere, or the module's own."""
     indices = [leaf.index for p in program.parameters for _, leaf in leaves(p.tree) if isinstance(leaf, Leaf)]
     own = [index for index in set(indices) if isinstance(program.inputs[index], StateInput)]
     return len(indices) - len(set(indices)) + len(own)

@@ -1,4 +1,4 @@
-"""Versions of tensors that eager reads in backward, where a joint graph does not, or does more often."""
+"""Version checks of tensors that eager reads in backward, and a joint graph does not, or in more passes than eager."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import torch
 
 
 def node_of(returned: Sequence[Any]) -> Any:
-    """Return the node of autograd that a joint graph's forward made, given what it returned; None: it made none."""
+    """Return the autograd node of a joint graph's forward, given its results; None: it made none."""
     nodes = (value.grad_fn for value in returned if isinstance(value, torch.Tensor))
     return next((node for node in nodes if node is not None), None)
 
 
 def remember_versions(node: Any, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
-    """Let backward passes through `node`, a joint graph's, raise where what eager reads is changed from now on."""
+    """Let backward through a joint graph's `node` raise if a tensor that eager reads is changed from now on."""
     versions: list[tuple[torch.Tensor, int, Sequence[int]]] = []
     for is_input, index, positions in node.call[0].checks:
         # An output would keep its own graph alive.
@@ -26,7 +26,7 @@ def remember_versions(node: Any, inputs: Sequence[Any], outputs: Sequence[Any]) 
 
 
 def check_versions(ctx: Any, grads: Sequence[torch.Tensor | None]) -> None:
-    """Raise where a tensor was changed since the call that eager reads for one of `grads`."""
+    """Raise if a tensor that eager reads for one of `grads` was changed since the call."""
     for tensor, version, positions in getattr(ctx, "versions", ()):
         if tensor._version != version and any(grads[position] is not None for position in positions):
             raise RuntimeError(

@@ -1,4 +1,4 @@
-"""What a call gives its caller, as one value: its result, and what it puts into the caller's containers."""
+"""The whole result of a call as one value: its return value, and the new items of the caller's containers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from aotexport_runtime.values.trees import key_of
 
 
 def whole_result_tree(program: Program) -> Tree:
-    """Return the structure of what a call of `program` gives: of its result, where it changes no containers."""
+    """Return the structure of the whole result of `program`: of its return value, where it changes no containers."""
     if not program.container_changes:
         return program.output_tree
     put = [tuple(item for item in change.items if item is not None) for change in program.container_changes]
@@ -23,7 +23,7 @@ def whole_result_tree(program: Program) -> Tree:
 
 
 def returning_whole_result(program: Program, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `function`, which does what `program` does, so that it returns everything that it gives."""
+    """Return a function that calls `function`, which computes `program`, and returns the whole result."""
     if not program.container_changes:
         return function
     environment = Environment()
