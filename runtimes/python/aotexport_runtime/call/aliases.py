@@ -121,7 +121,7 @@ def _base(output: Alias) -> tuple[type, int]:
 
 
 def _is_part(output: OutputSpec, other: OutputSpec) -> bool:
-    """Return whether both are views of one base, and the steps of `other`, if both have steps, begin those of `output`."""
+    """Return whether both are views of one base and, if both have steps, those of `other` begin those of `output`."""
     if not isinstance(output, Alias) or not isinstance(other, Alias) or _base(output) != _base(other):
         return False
     return output.steps is None or other.steps is None or output.steps[: len(other.steps)] == other.steps
