@@ -45,7 +45,7 @@ def write_bundle(draft: BundleDraft, directory: Path) -> Manifest:
 
 
 def _starts_in_training(draft: BundleDraft) -> bool:
-    """Return whether a loaded module begins in train mode: as the model does, if programs of both modes exist."""
+    """Return whether a loaded module begins in train mode, like the model if the bundle has programs of both modes."""
     module, modes = draft.call.module, {program.record.mode for program in draft.programs}
     if module is None:
         return False

@@ -1,4 +1,4 @@
-"""Changes of torch for the time of a block: what a capture needs to be otherwise, undone when the block ends."""
+"""Change torch for the time of a capture's block; every change is undone when the block ends."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from torch._decomp import decompositions
 from torch._guards import SLoc
 
-# Sizes that fake kernels do not know.
+# Operators whose result sizes fake kernels do not know.
 from torch._library.fake_impl import FakeImplCtx, set_ctx_getter
 from torch._subclasses.fake_impls import op_implementations_checks
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -26,12 +26,12 @@ from aotexport.process.patches import Patch, in_this_thread, patched
 
 @contextlib.contextmanager
 def fixed_symbols(shape_env: ShapeEnv, seen: Callable[[sympy.Symbol], None], line: Callable[[], str]) -> Iterator[None]:
-    """Let a shape environment tell where it comes to hold sizes to something.
+    """Let a shape environment tell when it fixes sizes.
 
     Args:
         shape_env: of the trace.
-        seen: called with every symbol that is held to a number, at that moment.
-        line: gives the running line of the user's, which guards keep, see `line_of`.
+        seen: called with every symbol when it is fixed to a number.
+        line: returns the user's running line, which guards record, see `line_of`.
     """
     replace = shape_env._set_replacement
 
@@ -57,7 +57,7 @@ _as_in_eager: ContextVar[bool] = ContextVar("_as_in_eager", default=False)
 
 @contextlib.contextmanager
 def exporting_hidden() -> Iterator[None]:
-    """Let the model see no export while one goes on, so that its code runs as in eager."""
+    """Hide the current export from the model, so that its code runs as in eager."""
     token = _as_in_eager.set(True)
     try:
         yield
@@ -67,7 +67,7 @@ def exporting_hidden() -> Iterator[None]:
 
 @contextlib.contextmanager
 def exporting() -> Iterator[None]:
-    """Let the model see that an export goes on (`torch.compiler.is_exporting()`), as `torch.export` does."""
+    """Let the model see the current export (`torch.compiler.is_exporting()`), as `torch.export` does."""
     if _as_in_eager.get():
         yield
         return
@@ -80,7 +80,7 @@ def exporting() -> Iterator[None]:
 def masks_unread() -> Iterator[None]:
     """Keep transformer layers from comparing a mask with the causal one, which branches on values.
 
-    Where the two are equal the layers then use the mask, in place of the kernels' own causal one.
+    The layers then use a causal mask too, in place of the kernels' own causal option.
     """
     unread = lambda mask, is_causal=None, size=None: is_causal is True  # noqa: E731
     reason = "Keep transformer layers from reading the values of masks"
@@ -90,7 +90,7 @@ def masks_unread() -> Iterator[None]:
 
 @contextlib.contextmanager
 def forward_mode_rules_hidden() -> Iterator[None]:
-    """Let custom autograd functions seem to have no rule of forward-mode AD."""
+    """Hide the rules of forward-mode AD of custom autograd functions."""
     found: list[type] = [torch.autograd.Function]
     for function in found:
         found += function.__subclasses__()
@@ -112,9 +112,9 @@ Apply = Callable[..., Any]
 
 @contextlib.contextmanager
 def applied_functions(apply_instead: Callable[[Any, tuple[Any, ...], dict[str, Any], Apply], Any]) -> Iterator[None]:
-    """Call `apply_instead` where custom autograd functions are applied, with class, arguments and torch's `apply`.
+    """Call `apply_instead` for applications of custom autograd functions, with class, arguments and torch's `apply`.
 
-    The code of `Function.apply` is exchanged, not the attribute: models bind the method beforehand (`apply = F.apply`).
+    The code of `Function.apply` is replaced, not the attribute: models may have bound the method (`apply = F.apply`).
     """
     apply = vars(torch.autograd.Function)["apply"].__func__
     original = FunctionType(apply.__code__, apply.__globals__, apply.__name__, apply.__defaults__, apply.__closure__)
@@ -131,7 +131,7 @@ def applied_functions(apply_instead: Callable[[Any, tuple[Any, ...], dict[str, A
 
 
 def _watched() -> CodeType:
-    """Return code that calls the watcher of `Function.apply`, with the free variable that the method has."""
+    """Return code that calls the watcher of `Function.apply`, with the same free variable as the method."""
     __class__ = torch.autograd.Function
 
     def apply(cls: type, *args: Any, **kwargs: Any) -> Any:
@@ -154,9 +154,9 @@ def onednn_disabled() -> Iterator[None]:
 
 @contextlib.contextmanager
 def convolution_choice_unguarded(fake_mode: FakeTensorMode) -> Iterator[None]:
-    """Let torch pick the kernel of a convolution without assuming anything about its sizes.
+    """Let torch choose the kernel of a convolution without guards on sizes.
 
-    The graph keeps the operator that picks anew at every call, so a guard such as `batch < 16` would be in vain.
+    The graph keeps the operator, which chooses anew at every call, so a guard such as `batch < 16` would be needless.
     """
     choose: Any = torch._C._select_conv_backend
     environment = fake_mode.shape_env
@@ -192,7 +192,7 @@ def dropout_between_layers() -> Iterator[None]:
             )
             states += last
             if train and dropout and index < num_layers - 1:
-                # Eager draws nothing where all is dropped.
+                # Eager draws nothing if all elements are dropped.
                 output = output.mul(output.new_zeros(())) if dropout == 1 else torch.dropout(output, dropout, True)
         return output.transpose(0, 1) if batch_first else output, states
 
@@ -204,7 +204,7 @@ def dropout_between_layers() -> Iterator[None]:
 
 @contextlib.contextmanager
 def fake_kernels(kernels: Mapping[Any, Callable[..., Any]]) -> Iterator[None]:
-    """Let fake tensors take `kernels` for operators that torch refuses as data-dependent."""
+    """Let fake tensors use `kernels` for operators that torch refuses as data-dependent."""
 
     def takes(operator: Any) -> bool:
         return operator in kernels
@@ -223,7 +223,7 @@ def fake_kernels(kernels: Mapping[Any, Callable[..., Any]]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def average_in_tensors() -> Iterator[None]:
-    """Let batch normalization with a cumulative average (`momentum=None`) keep the factor, 1 / calls, a tensor."""
+    """Keep the factor 1 / calls of batch normalization with a cumulative average (`momentum=None`) a tensor."""
     layer = torch.nn.modules.batchnorm._BatchNorm
     original = layer.forward
 
@@ -249,22 +249,22 @@ def _asks_for_zero_or_one(condition: sympy.Basic) -> bool:
 
 @contextlib.contextmanager
 def zero_and_one_symbolic(*, symbolic: bool) -> Iterator[None]:
-    """Give dynamic sizes a symbol also where the example has 0 or 1, which torch takes for special ones otherwise."""
+    """Give dynamic sizes a symbol even if the example's is 0 or 1, values that torch would specialise on."""
     with shape_config.patch(backed_size_oblivious=symbolic):  # type: ignore[attr-defined]
         yield
 
 
 @contextlib.contextmanager
 def general_sizes_kept(assumed: Callable[[Any], None]) -> Iterator[None]:
-    """Let torch take its general path where that is right for all sizes, instead of holding calls to the example's.
+    """Let torch take its general path if that is right for all sizes, instead of guarding on the example's.
 
-    Torch's operators ask whether a size is 0 or 1, or a layout contiguous, and go on with an answer that is always
-    right (`guard_or_false`, `guard_or_true`); for sizes that have an example value they still guard on it. Here they
-    guard only where the example takes a special path, and not because a size of it happens to be 0 or 1.
+    Torch's operators ask whether a size is 0 or 1, or a layout contiguous, with an answer that is always right as
+    default (`guard_or_false`, `guard_or_true`); for sizes that have an example value they guard on it nevertheless.
+    Here they guard only if the example takes a special path, but not because a size of it happens to be 0 or 1.
 
     Args:
-        assumed: called with each condition (a sympy expression) that a trace took for granted and did not guard on.
-            Operators are right without it; the layouts and aliases of a trace may be others.
+        assumed: called with each condition (a sympy expression) that a trace assumed without a guard. Operators are
+            right without it; the layouts and aliases of a trace may differ.
     """
     original = symbolic_shapes._guard_or
 
@@ -287,5 +287,5 @@ def general_sizes_kept(assumed: Callable[[Any], None]) -> Iterator[None]:
 
 
 def sizes_of_any_value() -> contextlib.AbstractContextManager[Any]:
-    """Return a context in which a traced size of 0 or 1 is no fixed one, as in torch's ONNX exporter."""
+    """Return a context in which a traced size of 0 or 1 is not fixed, as in torch's ONNX exporter."""
     return torch.fx.experimental._config.patch(backed_size_oblivious=True)  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""What autograd saved for backward, as its graph holds it: which node reads which memory."""
+"""Find the tensors that autograd saved for backward: the memory that each node of its graph reads."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 
 
 class _PackedTensor:
-    """What autograd saved, below autograd: it lives as long as the graph that it was saved for."""
+    """A tensor that autograd saved, in the form it stores; it lives as long as the graph that it was saved for."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self._tensor = tensor.detach()
@@ -21,19 +21,19 @@ class _PackedTensor:
 
     @property
     def address(self) -> int:
-        """Where its memory is; 0: nowhere, as of what operators with subgraphs trace, and of tensor subclasses."""
+        """Address of its memory; 0: none, as for tensors of traced subgraphs, and for tensor subclasses."""
         return self._tensor.untyped_storage().data_ptr() if self._is_plain else 0
 
 
 class SavedTensors:
-    """What was saved while `watched` watched."""
+    """The tensors that were saved during `watched`."""
 
     def __init__(self) -> None:
         """Begin with nothing."""
         self._saved: weakref.WeakSet[_PackedTensor] = weakref.WeakSet()
 
     def pack(self, tensor: torch.Tensor) -> _PackedTensor:
-        """Take what autograd saves."""
+        """Pack a tensor that autograd saves."""
         packed = _PackedTensor(tensor)
         self._saved.add(packed)
         return packed
@@ -46,7 +46,7 @@ class SavedTensors:
     def behind(self, roots: Sequence[Sequence[torch.Tensor]]) -> list[set[int]]:
         """Return, per list of roots, the addresses that a backward pass from them reads.
 
-        What no node shows (torch hides what views that were written to saved, and operators in C++) counts for all.
+        Saved tensors that no node shows (those of views that were written to, and of operators in C++) count for all.
         """
         bits: dict[Any, int] = {}
         found: list[set[int]] = [set() for _ in roots]
@@ -71,7 +71,7 @@ class SavedTensors:
 
 
 def _in_order(roots: Sequence[Any]) -> list[Any]:
-    """Return the nodes of autograd's graph behind `roots`, each before those that its gradients go to."""
+    """Return the nodes of autograd's graph behind `roots`, each before the nodes its gradients flow to."""
     finished: dict[Any, None] = {}
     seen: set[Any] = set()
     stack = [(root, False) for root in roots if root is not None]
@@ -87,12 +87,12 @@ def _in_order(roots: Sequence[Any]) -> list[Any]:
 
 
 def _read_by(node: Any) -> set[int]:
-    """Return the addresses of what a node saved and `SavedTensors` took."""
+    """Return the addresses of the tensors that a node saved and `SavedTensors` packed."""
     return {saved.data.address for saved in _saved_by(node) if isinstance(saved.data, _PackedTensor)}
 
 
 def _saved_by(node: Any) -> Iterator[Any]:
-    """Yield what a node saved, not unpacked."""
+    """Yield the saved tensors of a node, packed."""
     for name in _fields(type(node)):
         value = getattr(node, name)
         for saved in value if isinstance(value, list | tuple) else (value,):
@@ -102,13 +102,13 @@ def _saved_by(node: Any) -> Iterator[Any]:
 
 @functools.cache
 def _fields(type_: type) -> tuple[str, ...]:
-    """Return the names under which a node holds what it saved, not unpacked: a checkpoint would compute it anew."""
+    """Return the attributes of a node with its saved tensors, packed: unpacking would recompute a checkpoint."""
     return tuple(name for name in dir(type_) if name.startswith("_raw_saved_"))
 
 
 @contextlib.contextmanager
 def watched() -> Iterator[SavedTensors]:
-    """Watch what autograd saves for backward in this block, in which no backward pass may run."""
+    """Watch the tensors that autograd saves for backward in this block, in which no backward pass may run."""
 
     def unpack(packed: _PackedTensor) -> torch.Tensor:
         raise RuntimeError("the model itself runs a backward pass")

@@ -1,4 +1,4 @@
-"""Traces that follow tensors into wrapper subclasses and out of them."""
+"""Let traces follow tensors into wrapper subclasses and out of them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-# Constructors of tensor subclasses that torch marks, which record themselves while an export goes on.
+# Constructors of tensor subclasses that torch marks, which record themselves during an export.
 from torch._export import wrappers
 from torch.fx.experimental import proxy_tensor
 from torch.utils._pytree import tree_leaves
@@ -18,12 +18,12 @@ from aotexport_runtime.values.subclasses import inner_tensor, inner_tensors, is_
 
 
 def is_wrap(target: Any) -> bool:
-    """Return whether a node's target makes a tensor subclass of plain tensors; its `meta['val']` says which."""
+    """Return whether a node's target makes a tensor subclass of plain tensors; its `meta['val']` has the class."""
     return getattr(target, "_aotexport_wraps", False)
 
 
 def _wrap_like(template: torch.Tensor) -> Callable[..., Any]:
-    """Return a function that makes a tensor of the structure of `template` of plain tensors."""
+    """Return a function that makes a tensor with the structure of `template` from plain tensors."""
 
     def made(like: torch.Tensor, inner: Iterator[torch.Tensor]) -> torch.Tensor:
         if not is_wrapper(like):
@@ -44,7 +44,7 @@ class _Within:
 
 
 def within_subclass() -> bool:
-    """Return whether an operator on a tensor subclass runs, whose code runs again in every call of the graph."""
+    """Return whether an operator on a tensor subclass is running; its code runs again in every call of the graph."""
     return _Within.depth > 0
 
 
@@ -52,9 +52,9 @@ def within_subclass() -> bool:
 def subclasses_tracked() -> Iterator[None]:
     """Let a trace follow tensors into wrapper subclasses and out of them.
 
-    Operators on a tensor subclass are recorded as they are, and run by its own code at run time. The code of a model,
-    or of the class above operators (`__torch_function__`), may read the inner tensors and go on with them, and may make
-    such tensors of others: nodes for both.
+    Operators on a tensor subclass are recorded whole, and run by its own code at run time. The code of a model, or of
+    the class above operators (`__torch_function__`), may read the inner tensors, and make such tensors of others: both
+    get nodes.
     """
     track, call = proxy_tensor.track_tensor, proxy_tensor.proxy_call
 
@@ -86,7 +86,7 @@ def subclasses_tracked() -> Iterator[None]:
 
 
 def adopt(tensor: torch.Tensor, tracer: Any) -> None:
-    """Give a tensor subclass that the traced code made of others a node."""
+    """Give a node to a tensor subclass that the traced code made of other tensors."""
     if proxy_tensor.has_proxy_slot(tensor, tracer):
         return
     known = [proxy_tensor.get_proxy_slot(part, tracer, part, lambda slot: slot.proxy) for part in parts(tensor)]

@@ -1,4 +1,4 @@
-"""Operators that run a function: marks for torch's compiler, and what AOTAutograd makes of operators that mutate."""
+"""Operators that run a function: marks for torch's compiler, and AOTAutograd's form of operators that mutate."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ __all__ = ["CheckpointFunction", "Print", "checkpoints", "functionalised_calls",
 
 
 def marks_inlined() -> list[Patch]:
-    """Return patches of operators that mark a region for torch's compiler: as in eager, its function runs."""
+    """Return patches of operators that mark a region for torch's compiler: their function just runs, as in eager."""
 
     def run(operator: Any, function: Callable[..., Any], *operands: Any, **options: Any) -> Any:
         return function(*operands)
@@ -73,11 +73,11 @@ def marks_inlined() -> list[Patch]:
 def functionalised_calls(
     module: torch.fx.GraphModule,
 ) -> Iterator[tuple[torch.fx.Node, Callable[..., Any], list[torch.fx.Node]]]:
-    """Return the calls that stand for operators which write to their arguments, in a functional graph.
+    """Yield the calls in a functional graph that replace operators which write to their arguments.
 
     Yields:
-        The node; a function that copies what is written to, calls the operator and returns its results and the copies;
-        and the nodes that the function takes the values of.
+        The node; a function that copies written arguments, calls the operator and returns its results and the copies;
+        and the nodes whose values the function takes.
     """
     for node in module.graph.find_nodes(op="call_function", target=auto_functionalized_v2):
         arguments = torch.fx.map_arg((node.args, node.kwargs), lambda arg: _attribute(module, arg))
@@ -94,13 +94,13 @@ def functionalised_calls(
 
 
 def _attribute(module: torch.fx.GraphModule, node: torch.fx.Node) -> Any:
-    """Return what a node stands for, where that is an attribute of the graph and no tensor."""
+    """Return the attribute of the graph that a node is, if it is no tensor; else the node."""
     return node if node.op != "get_attr" or "val" in node.meta else getattr(module, str(node.target))
 
 
 def trace_function(
     function: Callable[..., Any], values: Sequence[Any], fake_mode: FakeTensorMode
 ) -> torch.fx.GraphModule:
-    """Trace a function of fake tensors and sizes, its operators as they are."""
+    """Trace a function of fake tensors and sizes, without decompositions."""
     with fake_mode, torch.no_grad():
         return make_fx(function, tracing_mode="real", _allow_non_fake_inputs=True)(*values)

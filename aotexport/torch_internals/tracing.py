@@ -1,4 +1,4 @@
-"""Traces of functions before autograd, and of the subgraphs of operators in them."""
+"""Trace functions before autograd, and the subgraphs of operators in them."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from typing import Any
 import torch
 import torch.fx.traceback
 
-# The composite operators, to take apart.
+# The composite operators, to decompose.
 from torch._export.utils import _collect_all_valid_cia_ops_for_aten_namespace as composite_operators
 
-# The tracing context tells AOTAutograd which fake mode and shape environment to go on with.
+# The tracing context gives AOTAutograd the fake mode and shape environment to use.
 from torch._guards import TracingContext, tracing
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch._subclasses.functional_tensor import FunctionalTensor
 
-# Traced graphs are read and interpreted: Python is made of them only where one is called.
+# Traced graphs are read and interpreted; lazy graph modules generate Python code only when called.
 from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from torch.fx.experimental import proxy_tensor
 from torch.fx.experimental.proxy_tensor import PythonKeyTracer, make_fx
@@ -41,7 +41,7 @@ from aotexport_runtime.values.subclasses import is_wrapper
 
 @contextlib.contextmanager
 def stamped(stamp: Callable[[torch.fx.Node], None]) -> Iterator[None]:
-    """Call `stamp` with every node that is traced."""
+    """Call `stamp` with every traced node."""
     original = PythonKeyTracer.create_node
 
     def create_node(self: PythonKeyTracer, *args: Any, **kwargs: Any) -> torch.fx.Node:
@@ -54,7 +54,7 @@ def stamped(stamp: Callable[[torch.fx.Node], None]) -> Iterator[None]:
 
 
 def nodes_annotated(annotations: dict[str, Any]) -> contextlib.AbstractContextManager[None]:
-    """Return a context in which new nodes get these entries of `node.meta['custom']`, put back after it."""
+    """Return a context that adds these entries to `node.meta['custom']` of new nodes."""
     return torch.fx.traceback.annotate(annotations)
 
 
@@ -67,8 +67,8 @@ def node_annotations() -> dict[str, Any]:
 def node_meta_preserved() -> Iterator[None]:
     """Let traced nodes take metadata over, and leave none behind.
 
-    Torch 2.13 puts the outer metadata back, but not the annotations in it, which are changed in place: what a model
-    annotates (as flexible attention does) would stay, and later compilations take it for theirs.
+    Torch 2.13 restores the outer metadata, but not the annotations in it, which are changed in place: a model's
+    annotations (as by flexible attention) would stay, and later compilations would use them.
     """
     with torch.fx.traceback.preserve_node_meta():
         meta = torch.fx.traceback.get_current_meta()
@@ -78,7 +78,7 @@ def node_meta_preserved() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _frames_kept(keeps: Callable[[FrameType], bool]) -> Iterator[None]:
-    """Record the frames below the call of the model that `keeps` takes; torch keeps functions called `forward`.
+    """Record the frames below the call of the model for which `keeps` is true; torch records functions `forward`.
 
     Torch looks up the source of every frame of every node before it chooses among them, which takes as long as the rest
     of a trace.
@@ -102,12 +102,12 @@ def _frames_kept(keeps: Callable[[FrameType], bool]) -> Iterator[None]:
         yield
 
 
-# Frames of this package that follow stand in for what the model calls.
+# Frames of this package below that file run in place of functions that the model calls.
 _CALLER = str(Path(__file__).parents[1] / "capture" / "forward.py")
 
 
 def _frames_below_call(frame: FrameType | None, keeps: Callable[[FrameType], bool]) -> tuple[tuple[str, int, str], ...]:
-    """Return file, line and function of the frames that `keeps` takes, from the call of the model to `frame`."""
+    """Return file, line and function of the frames that `keeps` accepts, from the call of the model to `frame`."""
     found: list[tuple[str, int, str]] = []
     while frame is not None and frame.f_code.co_filename != _CALLER:
         code = frame.f_code
@@ -123,10 +123,10 @@ def _stack_trace(frames: tuple[tuple[str, int, str], ...]) -> str:
 
 
 class _TensorsByMemory(WeakTensorKeyDictionary):
-    """The tracer's tensors, found by their memory where the object is another.
+    """The tracer's tensors, found by their memory if the object is another.
 
-    Autograd keeps what an operator returned for backward, and gives it back as a new tensor of the same memory. A model
-    that computes gradients of its own reads it there.
+    Autograd saves the results of operators for backward, and returns them as new tensors of the same memory. A model
+    that computes gradients itself reads these.
     """
 
     def __init__(self) -> None:
@@ -136,7 +136,7 @@ class _TensorsByMemory(WeakTensorKeyDictionary):
     def __setitem__(self, tensor: torch.Tensor, proxy: Any) -> None:
         super().__setitem__(tensor, proxy)
         if isinstance(tensor, FakeTensor) and tensor.layout is torch.strided:
-            # The storage is kept: its address must not be given to another.
+            # Holding the storage keeps its address from being reused.
             self._by_memory[_memory(tensor)] = (tensor.untyped_storage(), proxy)
 
     def get(self, tensor: torch.Tensor, default: Any = None) -> Any:
@@ -147,12 +147,12 @@ class _TensorsByMemory(WeakTensorKeyDictionary):
 
 
 def _composites_apart() -> dict[Any, Callable[..., Any]]:
-    """Return a decomposition of every composite operator without mutations and views into those it calls."""
+    """Return a decomposition of every composite operator, except mutations and views, into the operators it calls."""
     return {operator: operator.decompose for operator in composite_operators() if isinstance(operator, OpOverload)}
 
 
 def _memory(tensor: torch.Tensor) -> Any:
-    """Return what two tensors that hold the same elements of the same memory have in common."""
+    """Return a key that is equal for two tensors of the same elements of the same memory."""
     layout = (*tensor.size(), *tensor.stride(), tensor.storage_offset())
     sizes = tuple(size if isinstance(size, int) else str(size) for size in layout)
     return tensor.untyped_storage()._cdata, tensor.dtype, tensor.is_conj(), tensor.is_neg(), sizes
@@ -160,7 +160,7 @@ def _memory(tensor: torch.Tensor) -> Any:
 
 @contextlib.contextmanager
 def _saved_tensors_known() -> Iterator[None]:
-    """Let tracers know tensors that autograd saved."""
+    """Let tracers recognise tensors that autograd saved."""
     original = PythonKeyTracer.__init__
 
     def init(self: PythonKeyTracer) -> None:
@@ -173,11 +173,11 @@ def _saved_tensors_known() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _autocast_cache_kept() -> Iterator[None]:
-    """Let regions of autocast in traced code ask for the cache of casts as they do in eager: `make_fx` turns it off.
+    """Let regions of autocast in traced code use the cache of casts as in eager; `make_fx` would turn it off.
 
-    With it a weight that is used twice is cast once, and its gradients are added up in the lower precision.
+    With it a weight that is used twice is cast once, and its gradients are summed in the lower precision.
     """
-    # Casts of another trace are none of this one.
+    # Drop the casts of other traces.
     torch.clear_autocast_cache()
     reason = "Cast a weight once in a region of autocast, as eager does"
     with patched(Patch(proxy_tensor, "disable_autocast_cache", contextlib.nullcontext, reason)):
@@ -201,10 +201,10 @@ def trace_forward(
         fakes: fake tensors of `fake_mode`, one per input.
         fake_mode: the mode under which the trace runs.
         keeps_frame: whether a frame runs the user's code, so that its line is recorded.
-        decompositions: functions that stand in for operators, which then take no nodes.
-        above_autograd: False: trace below autograd and function transforms, which then take no nodes: composite
-            operators come decomposed, and grad-mode changes do not show.
-        whole_composites: False: take composite operators apart, so that nothing that autograd saves is hidden in them.
+        decompositions: functions to trace in place of operators, which then get no nodes.
+        above_autograd: False: trace below autograd and function transforms, which then get no nodes: composite
+            operators are decomposed, and grad-mode changes do not show.
+        whole_composites: False: decompose composite operators, so that no tensor that autograd saves is inside them.
 
     Returns:
         The graph, each node with `meta['val']` and, where known, `stack_trace` and `custom`.
@@ -243,19 +243,19 @@ def trace_forward(
 
 
 def traces_above_autograd() -> bool:
-    """Return whether a forward graph is being traced, and no function transform stands in between."""
+    """Return whether a forward graph is being traced, and no function transform is in between."""
     mode = proxy_tensor.get_proxy_mode()
     return mode is not None and mode.pre_dispatch and not torch._C._are_functorch_transforms_active()
 
 
 def is_functionalised(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor is one of those that AOTAutograd traces its graphs with."""
+    """Return whether a tensor is one with which AOTAutograd traces its graphs."""
     return isinstance(tensor, FunctionalTensor)
 
 
 @contextlib.contextmanager
 def tracing_paused() -> Iterator[PythonKeyTracer]:
-    """Record nothing for a while, neither operators nor changes of grad mode; yield the tracer."""
+    """Pause the recording of operators and changes of grad mode; yield the tracer."""
     modes = [torch.overrides._pop_mode() for _ in torch.overrides._get_current_function_mode_stack()]
     try:
         with proxy_tensor.disable_proxy_modes_tracing() as mode:
@@ -270,7 +270,7 @@ def trace_subgraph(
 ) -> torch.fx.GraphModule:
     """Trace the subgraph of an operator, while the trace around it is paused.
 
-    Tensors that `function` takes from elsewhere become attributes of the graph; `lift_tensors` makes them inputs.
+    Tensors from outside of `function` become attributes of the graph; `lift_tensors` makes them inputs.
 
     Args:
         function: takes the operands and returns a list of values.
@@ -287,7 +287,7 @@ def trace_subgraph(
 
 
 def lift_tensors(subgraphs: Sequence[torch.fx.GraphModule]) -> list[torch.Tensor]:
-    """Turn tensors that subgraphs close over into further inputs, the same of each subgraph; return them."""
+    """Turn tensors that subgraphs close over into further inputs, the same for each subgraph; return them."""
     found: dict[int, torch.Tensor] = {}
     for subgraph in subgraphs:
         for node in subgraph.graph.find_nodes(op="get_attr"):
@@ -315,17 +315,17 @@ def lift_tensors(subgraphs: Sequence[torch.fx.GraphModule]) -> list[torch.Tensor
 def record_call(
     tracer: PythonKeyTracer, target: Callable[..., Any], args: tuple[Any, ...], results: Any, **kwargs: Any
 ) -> None:
-    """Record a call that may have subgraphs among its arguments, and that `results` are what it returns.
+    """Record a call with results, which may have subgraphs among its arguments.
 
     Args:
         tracer: of the trace.
-        target: what is called.
+        target: the called function.
         args: its positional arguments.
         results: a tensor or several.
         kwargs: its keyword arguments; no tensors.
 
     Raises:
-        LookupError: an argument is a tensor that the trace knows nothing of.
+        LookupError: an argument is a tensor that the trace does not know.
     """
     current = proxy_tensor._CURRENT_MAKE_FX_TRACER
     nested = current is not None and current.is_hop_subgraph_tracer()
@@ -346,18 +346,18 @@ def traces_subgraph() -> bool:
 
 
 def traced_value(value: Any) -> Any:
-    """Return the node of a tensor or symbolic size in the trace that is going on; itself, where the trace has none."""
+    """Return the node of a tensor or symbolic size in the current trace; the value itself if the trace has none."""
     tracer = current_tracer()
     proxy = value if tracer is None else tracer.unwrap_proxy(value)
     return proxy.node if isinstance(proxy, torch.fx.Proxy) else value
 
 
 def record_mark(target: Callable[..., Any], *args: Any) -> torch.fx.Proxy:
-    """Record a call without a result in the trace of a forward graph; return what stands for it in other such calls.
+    """Record a call without a result in the trace of a forward graph; return its proxy, an argument for later marks.
 
     Args:
-        target: what is called.
-        args: its arguments; of lists of tensors those that the trace knows.
+        target: the called function.
+        args: its arguments; of lists of tensors, those that the trace knows are recorded.
     """
     tracer = current_tracer()
     known = [
@@ -372,11 +372,11 @@ def record_mark(target: Callable[..., Any], *args: Any) -> torch.fx.Proxy:
 
 
 UNCHECKED = "saved_tensor_with_no_vc_check"
-"""Metadata of nodes of a joint graph: backward takes the value without a look at its version."""
+"""Metadata of nodes of a joint graph: backward uses the value without a check of its version."""
 
 
 def annotate_values(tensors: Sequence[torch.Tensor], key: str) -> None:
-    """Note in a graph being traced, under `key` of `node.meta`, that these are such values; elsewhere nothing."""
+    """Set `key` in the metadata of these tensors' nodes, in a graph being traced; do nothing elsewhere."""
     for tensor in tensors:
         for proxy in proxy_tensor._get_proxies(tensor):
             proxy.node.meta[key] = True
@@ -393,6 +393,6 @@ def is_of_backward(node: torch.fx.Node) -> bool:
 
 
 def current_tracer() -> Any:
-    """Return the tracer of the trace that is going on; None: there is none."""
+    """Return the tracer of the current trace; None: there is none."""
     mode = proxy_tensor.get_proxy_mode()
     return None if mode is None else mode.tracer

@@ -11,7 +11,7 @@ import torch
 from torch._functorch import eager_transforms
 from torch.autograd import forward_ad
 
-# What `torch.func.linearize` keeps the constants of its linear function in.
+# The container in which `torch.func.linearize` holds the constants of its linear function.
 from torch.fx.experimental.const_fold import FoldedGraphModule
 
 from aotexport.torch_internals.names import TRANSFORMS
@@ -20,16 +20,16 @@ __all__ = ["FoldedGraphModule", "has_transforms", "load_forward_mode", "raised_i
 
 
 def load_forward_mode() -> None:
-    """Compile what torch differentiates forward by other operators' rules.
+    """Compile torch's rules of forward-mode differentiation that are made of other operators.
 
-    Torch does so when the first dual tensor is made, and cannot while a model is traced: it reads the source of
-    functions that others stand in for.
+    Torch does so when the first dual tensor is made, and cannot during a trace: it reads the source of functions that
+    are patched then.
     """
     forward_ad._maybe_load_decompositions()
 
 
 def raised_in_transform(error: BaseException) -> bool:
-    """Return whether an error came out of a function transform (`torch.vmap`, `torch.func.grad`)."""
+    """Return whether an error was raised in a function transform (`torch.vmap`, `torch.func.grad`)."""
     files = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
     return any("_functorch" in Path(file).parts and Path(file).stem in ("vmap", "eager_transforms") for file in files)
 
@@ -42,7 +42,7 @@ def has_transforms(graph: torch.fx.Graph) -> bool:
 
 @contextlib.contextmanager
 def transforms_left() -> Iterator[None]:
-    """Leave the function transforms that the block enters and, failing, does not leave."""
+    """Leave the function transforms that the block entered and, by failing, did not leave."""
     depth = TRANSFORMS.get_dynamic_layer_stack_depth()
     level, nesting = forward_ad._current_level, eager_transforms.JVP_NESTING
     try:
@@ -51,6 +51,6 @@ def transforms_left() -> Iterator[None]:
         TRANSFORMS.pop_dynamic_layer_stack_and_undo_to_depth(depth)
         forward_ad._current_level, eager_transforms.JVP_NESTING = level, nesting
         if level < 0:
-            # Torch has at most one level, and only says whether it is open by refusing to close it.
+            # Torch has at most one level; closing it fails unless it is open.
             with contextlib.suppress(RuntimeError):
                 torch._C._exit_dual_level(level=0)

@@ -1,1 +1,1 @@
-"""Sizes and tensor subclasses of torch as records of the schema. Nothing is known here of graphs."""
+"""Encode sizes and tensor subclasses of torch as records of the schema. This package knows nothing of graphs."""

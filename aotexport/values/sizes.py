@@ -1,4 +1,4 @@
-"""sympy expressions of the shape environment to size expressions of the format."""
+"""Encode sympy expressions of the shape environment as size expressions of the format."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def encode_size(value: Any, *, or_none: bool = False) -> Any:
 
     Args:
         value: int, SymInt or SymBool.
-        or_none: return None instead of refusing an expression that the format cannot say (data-dependent ones).
+        or_none: return None instead of refusing an expression that the format cannot express (data-dependent ones).
 
     Raises:
         ExportFailed: such an expression, unless `or_none`.

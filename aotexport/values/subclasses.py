@@ -1,4 +1,4 @@
-"""Tensors of wrapper subclasses to records: their structure, and their contexts as data."""
+"""Encode tensors of wrapper subclasses: their structure, and their contexts as data."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from aotexport_runtime.values.constants import encode_constant, is_constant
 from aotexport_runtime.values.subclasses import flatten, is_wrapper, type_name
 
 CLASSES: dict[str, type] = {}
-"""Every class that was encoded, by its name in bundles: what this process gives when it loads a bundle itself."""
+"""Every encoded class, by its name in bundles; used when this process loads a bundle itself."""
 
 
 def encode_subclass(tensor: torch.Tensor, what: str) -> Subclass | None:
@@ -28,7 +28,7 @@ def encode_subclass(tensor: torch.Tensor, what: str) -> Subclass | None:
         what: the tensor, for errors.
 
     Raises:
-        ExportFailed: its context holds what is no data.
+        ExportFailed: its context holds something other than data.
     """
     if not is_wrapper(tensor):
         return None
@@ -82,7 +82,7 @@ def _instance(form: Any, value: Any, fields: dict[str, Any], what: str) -> Insta
 
 
 def types_of(record: Subclass | None) -> set[str]:
-    """Return the names of the classes that a structure needs, those of its context among them."""
+    """Return the names of the classes that a structure needs, including those of its context."""
     if record is None:
         return set()
     return {record.type, *_types_in(record.context)}.union(*map(types_of, record.inner))

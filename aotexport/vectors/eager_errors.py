@@ -1,7 +1,7 @@
-"""Eager's own errors: how far what it gives in float32 is from what it gives in float64.
+"""Eager's own errors: the distance of its results in float32 from those in float64.
 
-Two computations of one function may both be right and differ by what the function makes of their roundings. Where a
-bundle is further from eager than its tolerance, this says whether eager is as far from the truth itself. See
+Two correct computations of one function may differ by an amplified rounding. If a bundle is further from eager than its
+tolerance, this tells whether eager itself is as far from the truth. See
 docs/decisions/0016-float32-is-judged-by-eagers-own-error.md.
 """
 
@@ -41,14 +41,14 @@ from aotexport_runtime.values.observe import TOLERANCES, Observation, allowance,
 
 _DIGITS = 3
 _OTHERS = 4
-"""How many further calls tell eager's error: one alone may round well by luck."""
+"""Number of further calls that measure eager's error: a single one may round well by luck."""
 
 
 class EagerErrors:
-    """Judges comparisons that failed by eager's own errors, which it writes to the recorded calls of a bundle.
+    """Judges failed comparisons by eager's own errors, and writes these to the recorded calls of a bundle.
 
     Attributes:
-        notes: a sentence for the user per program that agrees so.
+        notes: a sentence for the user per program that agrees only by this.
     """
 
     def __init__(
@@ -77,11 +77,11 @@ class EagerErrors:
         self._known: dict[tuple[str, str], dict[str, float]] = {}
 
     def judged(self, results: Iterable[Mapping[str, Any]], rewrite: Callable[[], object]) -> list[dict[str, Any]]:
-        """Return results of the self-test, as it prints them, in which eager's own errors are allowed for.
+        """Return results of the self-test, in its own form, with allowance for eager's own errors.
 
         Args:
             results: one per recorded call and target.
-            rewrite: writes the manifest, once records of calls have changed.
+            rewrite: writes the manifest, after records of calls have changed.
         """
         known = len(self._known)
         judged = [dict(result) if result["agrees"] else self._judged(result) for result in results]
@@ -92,7 +92,7 @@ class EagerErrors:
     def _judged(self, result: Mapping[str, Any]) -> dict[str, Any]:
         wrong = [difference for difference in result["differences"] if not difference["agrees"]]
         key = result["program"], result["vector"]
-        # What is no number is no matter of rounding, and one such is enough.
+        # A value that is not finite is no matter of rounding, and one is enough to fail.
         if result["error"] or key not in self._vectors or not all(math.isfinite(each["error"]) for each in wrong):
             return dict(result)
         if key not in self._known:
@@ -125,9 +125,9 @@ class EagerErrors:
 def eager_errors(call: ExampleCall, state: State, program: Program, forward: Graph, vector: Vector) -> dict[str, float]:
     """Return the errors of eager's float32 in a recorded call, by name of the value, on the scale of comparisons.
 
-    A copy of the model runs with its tensors of float32 in float64, which is the truth. Some more run with parameters
-    that are changed by up to their last bit; their errors are eager's as well, for one call may round well by luck. The
-    model itself is left as it is.
+    A copy of the model runs with its tensors of float32 in float64, as the truth. Further runs have parameters changed
+    by up to their last bit; their errors count too, since one call may round well by luck. The model itself is left as
+    it is.
 
     Args:
         call: the example call.
@@ -137,9 +137,9 @@ def eager_errors(call: ExampleCall, state: State, program: Program, forward: Gra
         vector: the recorded call.
 
     Returns:
-        Errors that allow for more than the tolerance. None where float64 tells nothing: of a program that draws other
-        random numbers in float64 (`randn`; dropout draws the same), or that computes in 16 bits as well; and none where
-        the copy cannot be made or does not run: of a model whose code asks for float32.
+        Errors that allow for more than the tolerance. Empty if float64 tells nothing: the program draws other random
+        numbers in float64 (`randn`; dropout draws the same), or also computes in 16 bits; or if the copy cannot be made
+        or does not run, as with code that asks for float32.
     """
     if _has_16_bits(forward):
         return {}
@@ -168,9 +168,9 @@ def eager_errors(call: ExampleCall, state: State, program: Program, forward: Gra
 
 @dataclass(frozen=True)
 class _ObservedRun:
-    """What a caller sees of a run of a copy, and the states of the random generator after its calls.
+    """The observation of a run of a copy, and the states of the random generator after its calls.
 
-    Runs whose generator ends alike have drawn the same numbers: a dtype of more bits takes more of the generator.
+    Runs with equal states have drawn the same numbers: a wider dtype takes more of the generator.
     """
 
     seen: Observation
@@ -196,7 +196,7 @@ def _in_float64(call: ExampleCall, program: Program, vector: Vector) -> _Observe
 
 
 def _nudged(call: ExampleCall, program: Program, vector: Vector, generator: torch.Generator) -> _ObservedRun:
-    """Run such a call with every parameter of float32 changed by up to its last bit."""
+    """Run a recorded call with every parameter of float32 changed by up to its last bit."""
     copied, state = _copied(call, program)
     for entry in state.entries:
         if entry.role == "parameter" and entry.tensor.dtype == torch.float32:
@@ -206,7 +206,7 @@ def _nudged(call: ExampleCall, program: Program, vector: Vector, generator: torc
 
 
 def _copied(call: ExampleCall, program: Program) -> tuple[ExampleCall, State]:
-    """Return the call of a copy of the module, in the program's mode, and its state; a function is itself.
+    """Return the call of a copy of the module, in the program's mode, and its state; a function is not copied.
 
     Raises:
         ExportFailed: the module cannot be copied.

@@ -1,4 +1,4 @@
-"""Recorded calls of programs that hold for one path through the code: those that take another are not kept."""
+"""Leave out recorded calls of programs for one path through the code, if they take another path."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from aotexport_runtime.errors import CheckFailed
 
 
 def checked_programs(programs: Iterable[EncodedProgram]) -> dict[str, str]:
-    """Return the names of the programs that check values, each with the target that runs every call of it."""
+    """Return the names of the programs that check values, each with a target that can run all its calls."""
     return {
         program.record.name: "autograd" if program.record.forward.differentiable else "portable"
         for program in programs
@@ -26,7 +26,7 @@ def checked_programs(programs: Iterable[EncodedProgram]) -> dict[str, str]:
 def on_path(
     directory: Path, checked: dict[str, str], vectors: Iterable[Vector]
 ) -> tuple[list[Vector], dict[str, list[str]]]:
-    """Return the recorded calls that the checks of their program let pass, and names of the others, per program.
+    """Return the recorded calls that pass the checks of their program, and the names of the others, per program.
 
     Args:
         directory: the bundle, without recorded calls.

@@ -1,4 +1,4 @@
-"""The calls of a program, recorded and written."""
+"""Record the calls of a program, and write them."""
 
 from __future__ import annotations
 
@@ -40,16 +40,16 @@ class Vector:
 
 
 def record_vectors(call: ExampleCall, state: State, program: Program) -> tuple[Program, list[Vector]]:
-    """Run the eager callable and record what a caller can see.
+    """Run the eager callable, and record everything that a caller can see.
 
     Args:
         call: the example call.
         state: the module's state; left as it was.
-        program: which program.
+        program: the program.
 
     Returns:
-        The program, without the sizes 0 and 1 in its ranges where eager refuses them (a trace assumes larger ones, and
-        holds no check for these), and the recorded calls; others that eager itself refuses are left out.
+        The program, without the sizes 0 and 1 in its ranges if eager refuses them (a trace assumes larger ones, and has
+        no check for these), and the recorded calls, without others that eager itself refuses.
 
     Raises:
         ExportFailed: eager fails on the example itself.
@@ -123,7 +123,7 @@ def write_vectors(vectors: Iterable[Vector], directory: Path) -> tuple[VectorEnt
 
 
 def record_path(directory: Path, vector: Vector) -> Path:
-    """Return where below `directory` the record of a vector is."""
+    """Return the path of the record of a vector below `directory`."""
     return directory / "testvectors" / f"{vector.record.program}.{vector.name}.json"
 
 
