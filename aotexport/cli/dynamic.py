@@ -184,8 +184,8 @@ def _find(call: ExampleCall, option: DynamicSize) -> Leaf | Constant:
     for step in option.steps:
         tree = None if tree is None else _child(tree, step)
     if not isinstance(tree, Leaf | Constant):
-        what = "tensor" if option.axis is not None else "integer"
-        raise _wrong(option.text, f"there is no such {what} in the example call; {_inputs(call)}")
+        kind = "tensor" if option.axis is not None else "integer"
+        raise _wrong(option.text, f"there is no such {kind} in the example call; {_inputs(call)}")
     value = tree.value if isinstance(tree, Constant) else call.tensors[tree.index]
     if isinstance(value, torch.Tensor):
         if option.axis is None:

@@ -141,7 +141,7 @@ def verification_table(rows: list[dict[str, Any]]) -> Table:
             table.add_row(program, printable(row["value"]), f"{row['error']:.1e}", f"{row['absolute']:.1e}")
         rest = same[len(worth) :]
         if rest:
-            what = f"{len(rest)} {'more ' if worth else ''}{_REST[kind]}"
+            counted = f"{len(rest)} {'more ' if worth else ''}{_REST[kind]}"
             most = max(row["absolute"] for row in rest)
-            table.add_row(program, what, f"≤ {rest[0]['error']:.1e}", f"≤ {most:.1e}")
+            table.add_row(program, counted, f"≤ {rest[0]['error']:.1e}", f"≤ {most:.1e}")
     return table

@@ -73,7 +73,7 @@ def _outcome(call: ExampleCall, state: State, mode: Mode, attribute: Attribute) 
         return len(values) - 1
 
     with eager_run(call, state, mode, seed=0, outside=True, attributes=[attribute]) as run:
-        tree_of(run(), "output", keep, what="output")
+        tree_of(run(), "output", keep, role="output")
         values += run.tensors
         values = [value.detach().clone() if isinstance(value, torch.Tensor) else value for value in values]
         return [*values, *run.changes()], getattr(*attribute[:2])

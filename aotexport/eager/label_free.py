@@ -138,4 +138,4 @@ def _results(spec: ProgramSpec, call: ExampleCall, state: State) -> Results:
     with attempt("call without labels"):
         with eager_run(call, state, spec.mode, grad=spec.grad, outside=True) as run:
             value = run()
-        return tree_of(value, "output", index, what="output"), ranks
+        return tree_of(value, "output", index, role="output"), ranks

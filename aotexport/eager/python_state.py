@@ -236,7 +236,7 @@ def _run_for_good(call: ExampleCall, state: State, spec: ProgramSpec) -> tuple[t
 
     running = eager_run(call, state, spec.mode, grad=spec.grad, seed=0, as_traced=True, keeps_attributes=True)
     with attempt("call for real"), running as run:
-        tree = tree_of(run(), "output", keep, what="output")
+        tree = tree_of(run(), "output", keep, role="output")
         values = [value.detach().clone() if isinstance(value, torch.Tensor) else value for value in values]
         values += run.changes()
     return (tree, values), _detached(run.kwargs.get(ARGUMENT, {}))
@@ -280,7 +280,7 @@ def _same_value(one: Any, other: Any) -> bool:
             metas.append((leaf.dtype, leaf.shape, leaf.stride(), leaf.requires_grad))
             return len(metas) - 1
 
-        return tree_of(value, ARGUMENT, index, what="input")
+        return tree_of(value, ARGUMENT, index, role="input")
 
     metas: list[Any] = []
     first, of_first = described(one), metas
@@ -313,5 +313,5 @@ def initial_values(call: ExampleCall, state: State) -> tuple[State, dict[str, Tr
         entry = whole.add_constant(value)
         return next(i for i, known in enumerate(whole.entries) if known is entry)
 
-    trees = {name: tree_of(value, name, index, what="input") for name, value in attributes_of(call).items()}
+    trees = {name: tree_of(value, name, index, role="input") for name, value in attributes_of(call).items()}
     return whole, trees

@@ -46,8 +46,8 @@ def trace_notes(
         *(_of_decision(decision, lines) for decision in forward.function.values.decisions),
         *_of_guards(forward, names, lines),
         *(
-            Note(kind="size", text=f"{what}, and was declared dynamic", fixed=what, outside=OTHER_SIZES, source=line)
-            for what, line in ((f"`{where}` is {size}", lines.at(at)) for where, size, at in fixed_hints(forward, call))
+            Note(kind="size", text=f"{fact}, and was declared dynamic", fixed=fact, outside=OTHER_SIZES, source=line)
+            for fact, line in ((f"`{where}` is {size}", lines.at(at)) for where, size, at in fixed_hints(forward, call))
         ),
         *_of_integers(call.parameters),
     ]

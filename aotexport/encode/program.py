@@ -225,9 +225,9 @@ def _refuse_constant_gradients(graph: Graph, gradients: Gradients) -> None:
     name = constant_gradient(graph, gradients)
     if name is not None:
         node = next((node for node in graph.nodes if node.name == name), None)
-        what = f"`{name}`" if node is None else f"`{name}` (`{node.op}`)"
+        term = f"`{name}`" if node is None else f"`{name}` (`{node.op}`)"
         raise Unsupported(
-            f"{what} is part of a gradient whatever those of the outputs are, and the joint graph does not say with "
+            f"{term} is part of a gradient whatever those of the outputs are, and the joint graph does not say with "
             "which outputs it comes"
         )
 

@@ -43,8 +43,8 @@ def with_notes(
 def _seen(note: Note) -> Note:
     if note.kind not in ("branch", "number") or note.outside is None:
         return note
-    what, _, rest = note.outside.partition(";")
-    return msgspec.structs.replace(note, outside=f"{what}{_SEEN};{rest}")
+    refusal, _, rest = note.outside.partition(";")
+    return msgspec.structs.replace(note, outside=f"{refusal}{_SEEN};{rest}")
 
 
 def _of_ranges(program: EncodedProgram, call: ExampleCall) -> list[Note]:

@@ -48,7 +48,7 @@ def _known_attributes(module: nn.Module) -> Tree | None:
         return None
     attributes = {key: value for key, value in vars(module).items() if is_own_attribute(key)}
     try:
-        return tree_of(attributes, name, lambda value, path: None, what="input")
+        return tree_of(attributes, name, lambda value, path: None, role="input")
     except (ExportFailed, AssertionError):
         return None
 

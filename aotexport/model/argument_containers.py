@@ -1,4 +1,4 @@
-"""The caller's lists, dicts, sets and objects, and what a call changes in them."""
+"""The caller's lists, dicts, sets and objects, and their changes by a call."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def check_changes(before: list[ArgumentContainer], recorded: Iterable[ContainerC
 
 def _item(owner: ArgumentContainer, key: Any, item: Any, known: set[int], leaf_index: LeafIndex) -> Tree | None:
     if isinstance(owner.container, set):
-        return tree_of(item, f"{owner.path}[{key}]", leaf_index, what="output")
+        return tree_of(item, f"{owner.path}[{key}]", leaf_index, role="output")
     if key in owner.items and same_item(owner.items[key], item):
         return None
     path = f"{owner.path}[{key!r}]" if _has_keys(owner.container) else f"{owner.path}.{key}"
@@ -128,7 +128,7 @@ def _item(owner: ArgumentContainer, key: Any, item: Any, known: set[int], leaf_i
             f"the call puts one of the lists or dicts that it is given into `{path}` of its arguments, which a bundle "
             "cannot do. Put a copy there"
         )
-    return tree_of(item, path, leaf_index, what="output")
+    return tree_of(item, path, leaf_index, role="output")
 
 
 def _check_changeable(call: ExampleCall, owner: ArgumentContainer) -> None:

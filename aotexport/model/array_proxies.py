@@ -171,9 +171,9 @@ def _method(name: str) -> Callable[..., Any]:
     return found
 
 
-def _refuse(what: str, way_out: str = "Convert the array (`torch.from_numpy`), and compute with torch") -> NoReturn:
+def _refuse(name: str, way_out: str = "Convert the array (`torch.from_numpy`), and compute with torch") -> NoReturn:
     raise ExportFailed(
-        f"{user_line()}the model uses {what if ' ' in what else f'`{what}`'}, which torch has no counterpart of. "
+        f"{user_line()}the model uses {name if ' ' in name else f'`{name}`'}, which torch has no counterpart of. "
         f"{way_out}"
     )
 

@@ -115,8 +115,8 @@ def example_call(
     """
     if isinstance(callable_, type) or not callable(callable_):
         is_class = isinstance(callable_, type)
-        what = f"the class `{callable_.__name__}`: pass an instance" if is_class else type(callable_).__name__
-        raise ModelFileInvalid(f"what to export must be a module or a function of tensors, got {what}")
+        got = f"the class `{callable_.__name__}`: pass an instance" if is_class else type(callable_).__name__
+        raise ModelFileInvalid(f"what to export must be a module or a function of tensors, got {got}")
     if not isinstance(args, tuple | list):
         raise ModelFileInvalid(f"example arguments must be a tuple, got {type(args).__name__}; write `(x,)` for one")
     call = ExampleCall(callable_, tuple(args), dict(kwargs or {}))
@@ -199,7 +199,7 @@ def _parameter(parameter: inspect.Parameter, arguments: dict[str, Any], leaf_ind
     if not passed and _holds_tensor(value):
         # A constant of the programs, which calls cannot pass.
         return Parameter(name=parameter.name, kind=kind, tree=Constant(value=None), optional=True)
-    tree = tree_of(value, parameter.name, leaf_index, what="input")
+    tree = tree_of(value, parameter.name, leaf_index, role="input")
     default_stands_in = empty is not inspect.Parameter.empty and (not passed or _same_constant(value, empty))
     default = Constant(value=encode_constant(parameter.default)) if is_constant(parameter.default) else None
     return Parameter(name=parameter.name, kind=kind, tree=tree, optional=default_stands_in, default=default)

@@ -128,8 +128,8 @@ def user_code(doing: str, root: Path) -> Iterator[None]:
         raise
     except (Exception, SystemExit) as error:
         message = error.msg if isinstance(error, SyntaxError) else str(error).strip()
-        what = type(error).__name__ + (f": {message[:_MAX_MESSAGE]}" if message else "")
-        raise ModelFileInvalid(f"{doing} failed{_line(error, root)}: {what}{_hint(error)}") from error
+        reason = type(error).__name__ + (f": {message[:_MAX_MESSAGE]}" if message else "")
+        raise ModelFileInvalid(f"{doing} failed{_line(error, root)}: {reason}{_hint(error)}") from error
 
 
 def _line(error: BaseException, root: Path) -> str:

@@ -36,14 +36,14 @@ _HEAP_TYPE = 1 << 9
 """Flag of types made by Python code."""
 
 
-def tree_of(value: Any, path: str, leaf_index: LeafIndex, *, what: str) -> Tree:
+def tree_of(value: Any, path: str, leaf_index: LeafIndex, *, role: str) -> Tree:
     """Return the tree of `value`.
 
     Args:
         value: nested containers of tensors, sizes and constants.
         path: place of `value`, for errors and for `leaf_index`.
         leaf_index: called for every tensor, array and symbolic integer (and every plain int, which may be dynamic).
-        what: `input` or `output`, for errors.
+        role: `input` or `output`, for errors.
 
     Raises:
         ExportFailed: a value that is no tensor, constant or known container.
@@ -52,7 +52,7 @@ def tree_of(value: Any, path: str, leaf_index: LeafIndex, *, what: str) -> Tree:
 
     def visit(value: Any, path: str) -> Tree:
         if id(value) in above:
-            raise ExportFailed(f"{what} `{path}` holds itself; a bundle holds trees of values")
+            raise ExportFailed(f"{role} `{path}` holds itself; a bundle holds trees of values")
         above.append(id(value))
         try:
             return visit_once(value, path)
@@ -67,10 +67,10 @@ def tree_of(value: Any, path: str, leaf_index: LeafIndex, *, what: str) -> Tree:
                 return Leaf(index=index)
         if is_scalar(value):
             raise ExportFailed(
-                f"{what} `{path}` is a NumPy scalar that the call computes, which a bundle cannot hold. Return an "
+                f"{role} `{path}` is a NumPy scalar that the call computes, which a bundle cannot hold. Return an "
                 "array or a tensor (`torch.as_tensor`)"
             )
-        if is_proxy(value) or (type(value) is np.ndarray and what == "input"):
+        if is_proxy(value) or (type(value) is np.ndarray and role == "input"):
             index = leaf_index(value, path)
             assert index is not None
             return Leaf(index=index, array=True)
@@ -81,7 +81,7 @@ def tree_of(value: Any, path: str, leaf_index: LeafIndex, *, what: str) -> Tree:
         if isinstance(value, torch.Size):
             # Sizes in a `torch.Size` argument are constants: `dynamic_shapes` has no place for their dimensions.
             sizes = (
-                visit(item, f"{path}[{i}]") if what == "output" else Constant(value=item)
+                visit(item, f"{path}[{i}]") if role == "output" else Constant(value=item)
                 for i, item in enumerate(value)
             )
             return Sequence(type="size", items=tuple(sizes))
@@ -89,7 +89,7 @@ def tree_of(value: Any, path: str, leaf_index: LeafIndex, *, what: str) -> Tree:
             return _set(value, path)
         if isinstance(value, tuple | list | collections.deque):
             return _sequence(value, path)
-        if isinstance(value, dict) or (isinstance(value, collections.UserDict) and what == "input"):
+        if isinstance(value, dict) or (isinstance(value, collections.UserDict) and role == "input"):
             return _mapping(value, path)
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
             return _fields("dataclass", type(value).__name__, dataclass_attributes(value, _is_kept), path)
@@ -97,29 +97,29 @@ def tree_of(value: Any, path: str, leaf_index: LeafIndex, *, what: str) -> Tree:
             # None of them may be dynamic: the code gets the object itself.
             known = tuple(Constant(value=encode_constant(item)) for item in attributes.values())
             return NamedFields(type="dataclass", name=type(value).__name__, fields=tuple(attributes), items=known)
-        if type(value) in SUPPORTED_NODES and what == "output":
+        if type(value) in SUPPORTED_NODES and role == "output":
             children = _registered_children(value)
             return _fields("dataclass", type(value).__name__, children, path)
         if is_plain_object(value):
             attributes = object_attributes(value)
-            if what == "output":
+            if role == "output":
                 attributes = {name: item for name, item in attributes.items() if _is_kept(item)}
             if attributes:
                 return _fields("object", type(value).__name__, attributes, path)
         raise ExportFailed(
-            f"{what} `{path}` is {_kind(value)}, which a bundle cannot hold. "
-            f"{'Pass' if what == 'input' else 'Return'} {_instead(value)}"
+            f"{role} `{path}` is {_kind(value)}, which a bundle cannot hold. "
+            f"{'Pass' if role == 'input' else 'Return'} {_instead(value)}"
         )
 
     def _is_kept(item: Any) -> bool:
         # An output comes back as a plain record, without attributes that only its own class can use.
-        return what == "input" or is_constant(item) or isinstance(item, torch.SymInt) or _holds_tensor(item, depth=4)
+        return role == "input" or is_constant(item) or isinstance(item, torch.SymInt) or _holds_tensor(item, depth=4)
 
     def _set(value: Any, path: str) -> Tree:
         for item in value:
             if not is_constant(item) or isinstance(item, slice):
                 raise ExportFailed(
-                    f"{what} `{path}` is a set with {_kind(item)}; sets may hold numbers, strings, None and dtypes"
+                    f"{role} `{path}` is a set with {_kind(item)}; sets may hold numbers, strings, None and dtypes"
                 )
         items = tuple(Constant(value=encode_constant(item)) for item in sorted(value, key=repr))
         return Sequence(type="set" if type(value) is set else "frozenset", items=items)
@@ -134,7 +134,7 @@ def tree_of(value: Any, path: str, leaf_index: LeafIndex, *, what: str) -> Tree:
         own = type(value) not in (tuple, list, torch.Size, collections.deque)
         if own and not _is_plain_sequence(value):
             raise ExportFailed(
-                f"{what} `{path}` is a `{type(value).__name__}`, a subclass of a sequence with a constructor, items or "
+                f"{role} `{path}` is a `{type(value).__name__}`, a subclass of a sequence with a constructor, items or "
                 "attributes of its own; use a plain one"
             )
         items = tuple(visit(item, f"{path}[{index}]") for index, item in enumerate(value))
@@ -146,12 +146,12 @@ def tree_of(value: Any, path: str, leaf_index: LeafIndex, *, what: str) -> Tree:
     def _mapping(value: MappingABC[Any, Any], path: str) -> Tree:
         if dataclasses.is_dataclass(value):
             return _fields("model_output", type(value).__name__, dict(value), path)
-        if what == "output" and type(value) in (collections.defaultdict, collections.Counter):
+        if role == "output" and type(value) in (collections.defaultdict, collections.Counter):
             return _counting(value, path)
         own = [name for name in getattr(value, "__dict__", {}) if name != "data" and not name.startswith("_")]
-        if own and what == "input":
+        if own and role == "input":
             raise ExportFailed(
-                f"{what} `{path}` is a `{type(value).__name__}` with the attribute `{own[0]}` beside its items, which "
+                f"{role} `{path}` is a `{type(value).__name__}` with the attribute `{own[0]}` beside its items, which "
                 "a bundle does not look at. Pass a plain dict, and the attribute as an argument of its own"
             )
         _check_keys(value, path)
@@ -163,7 +163,7 @@ def tree_of(value: Any, path: str, leaf_index: LeafIndex, *, what: str) -> Tree:
         for key in value:
             if not is_key(key):
                 raise ExportFailed(
-                    f"{what} `{path}` has the key {key!r}; keys may be strings, numbers, bytes, booleans, None or "
+                    f"{role} `{path}` has the key {key!r}; keys may be strings, numbers, bytes, booleans, None or "
                     "tuples of these"
                 )
 
@@ -176,7 +176,7 @@ def tree_of(value: Any, path: str, leaf_index: LeafIndex, *, what: str) -> Tree:
         factory: Any = next((name for name, type_ in FACTORIES.items() if type_ is value.default_factory), None)
         if factory is None and value.default_factory is not None:
             raise ExportFailed(
-                f"{what} `{path}` is a defaultdict whose missing values code of the model makes, which a bundle cannot "
+                f"{role} `{path}` is a defaultdict whose missing values code of the model makes, which a bundle cannot "
                 "hold. Return a plain dict"
             )
         return Mapping(type="default_dict", keys=keys, items=items, factory=factory)
@@ -185,7 +185,7 @@ def tree_of(value: Any, path: str, leaf_index: LeafIndex, *, what: str) -> Tree:
         items = tuple(visit(item, f"{path}.{field}") for field, item in fields.items())
         odd = [field for field in fields if not field.isidentifier() or iskeyword(field) or field.startswith("__")]
         if odd:
-            raise ExportFailed(f"{what} `{path}` has the attribute {odd[0]!r}, no name that a bundle can hold")
+            raise ExportFailed(f"{role} `{path}` has the attribute {odd[0]!r}, no name that a bundle can hold")
         return NamedFields(type=kind, name=name, fields=tuple(fields), items=items)
 
     return visit(value, path)

@@ -31,7 +31,7 @@ def pools_by_torch() -> Iterator[None]:
         aten.avg_pool2d_backward.default: lowering.fallback_avg_pool2d_backward,
         aten.avg_pool3d_backward.default: lowering.fallback_avg_pool3d_backward,
     }
-    reason = "Count what is inside of the padding in gradients of average pools"
+    reason = "Count the elements inside of the padding in gradients of average pools"
     lowerings: Any = lowering.lowerings
     with patched(
         *[Patch(lowerings, op, _pool(lowerings[op], other), reason, "torch>=2.14") for op, other in fallbacks.items()]

@@ -60,7 +60,7 @@ def triton_target(device: DeviceModel) -> Iterator[None]:
     answering = types.SimpleNamespace(get_current_target=lambda: target)
     with patched(
         Patch(driver, "_active", answering, "Name the device that Triton compiles for"),
-        Patch(os.environ, "TRITON_DEFAULT_FP_FUSION", "1", "Say what Triton 3.9 warns about where nothing is said"),
+        Patch(os.environ, "TRITON_DEFAULT_FP_FUSION", "1", "Set the option whose absence Triton 3.9 warns of"),
     ):
         yield
 

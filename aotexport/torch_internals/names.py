@@ -26,7 +26,7 @@ from torch._functorch._aot_autograd.schemas import (
 # Dynamo's form of custom autograd functions in code that torch compiles (branches of `torch.cond`).
 from torch._functorch.autograd_function import AutogradFunctionApply
 
-# Custom operators with the functions that define them, to tell the user what to import.
+# Custom operators with the functions that define them, to tell the user which module to import.
 from torch._library.custom_ops import OPDEFS
 from torch._library.triton import triton_ops_to_kernels
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode

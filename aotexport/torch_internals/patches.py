@@ -72,7 +72,7 @@ def exporting() -> Iterator[None]:
         yield
         return
     reason = "Let the model see that it is exported"
-    with patched(*[Patch(torch.compiler, f"_is_{what}_flag", True, reason) for what in ("compiling", "exporting")]):
+    with patched(*[Patch(torch.compiler, f"_is_{flag}_flag", True, reason) for flag in ("compiling", "exporting")]):
         yield
 
 

@@ -75,7 +75,7 @@ def subclasses_tracked() -> Iterator[None]:
         finally:
             _Within.depth -= bool(leaves)
 
-    reason = "Record what tensor subclasses hold and what is made of it"
+    reason = "Record the inner tensors of tensor subclasses, and subclasses made of tensors"
     unmarked = "Keep marked constructors from recording nodes of Python functions"
     with patched(
         Patch(proxy_tensor, "track_tensor", track_tensor, reason),

@@ -20,12 +20,12 @@ CLASSES: dict[str, type] = {}
 """Every encoded class, by its name in bundles; used when this process loads a bundle itself."""
 
 
-def encode_subclass(tensor: torch.Tensor, what: str) -> Subclass | None:
+def encode_subclass(tensor: torch.Tensor, label: str) -> Subclass | None:
     """Return the structure of a tensor; None: it is a plain one.
 
     Args:
         tensor: real or fake.
-        what: the tensor, for errors.
+        label: the tensor, for errors.
 
     Raises:
         ExportFailed: its context holds something other than data.
@@ -35,12 +35,12 @@ def encode_subclass(tensor: torch.Tensor, what: str) -> Subclass | None:
     try:
         inner, context = flatten(tensor)
     except NotSupported as error:
-        raise ExportFailed(f"{what} is a `{type(tensor).__name__}` that a bundle cannot hold: {error}") from error
+        raise ExportFailed(f"{label} is a `{type(tensor).__name__}` that a bundle cannot hold: {error}") from error
     return Subclass(
         type=_named(type(tensor)),
         attributes=tuple(inner),
-        inner=tuple(encode_subclass(value, f"{what}.{name}") for name, value in inner.items()),
-        context=_encode_context(context, f"the context of {what}, a `{type(tensor).__name__}`,"),
+        inner=tuple(encode_subclass(value, f"{label}.{name}") for name, value in inner.items()),
+        context=_encode_context(context, f"the context of {label}, a `{type(tensor).__name__}`,"),
         shape=tuple(encode_size(size) for size in tensor.shape),
         stride=tuple(encode_size(step) for step in tensor.stride()),
     )
@@ -52,7 +52,7 @@ def _named(type_: type) -> str:
     return name
 
 
-def _encode_context(value: Any, what: str) -> Tree:
+def _encode_context(value: Any, label: str) -> Tree:
     if isinstance(value, enum.Enum):
         name = Constant(value=encode_constant(value.name))
         return Instance(form="enum", type=_named(type(value)), fields=("name",), items=(name,))
@@ -60,24 +60,24 @@ def _encode_context(value: Any, what: str) -> Tree:
         return Constant(value=encode_constant(value))
     if type(value) in (tuple, list, torch.Size):
         kind: Any = {tuple: "tuple", list: "list", torch.Size: "size"}[type(value)]
-        return Sequence(type=kind, items=tuple(_encode_context(item, what) for item in value))
+        return Sequence(type=kind, items=tuple(_encode_context(item, label) for item in value))
     if type(value) is dict and all(isinstance(key, str | int | bool | None) for key in value):
-        items = tuple(_encode_context(item, what) for item in value.values())
+        items = tuple(_encode_context(item, label) for item in value.values())
         return Mapping(type="dict", keys=tuple(value), items=items)
     names: tuple[str, ...] | None = getattr(value, "_fields", None)
     if isinstance(value, tuple) and names is not None:
-        return _instance("namedtuple", value, dict(zip(names, value, strict=True)), what)
+        return _instance("namedtuple", value, dict(zip(names, value, strict=True)), label)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-        return _instance("dataclass", value, fields, what)
+        return _instance("dataclass", value, fields, label)
     raise ExportFailed(
-        f"{what} holds a `{type(value).__module__}.{type(value).__qualname__}`, which a bundle cannot hold: it holds "
+        f"{label} holds a `{type(value).__module__}.{type(value).__qualname__}`, which a bundle cannot hold: it holds "
         "numbers, strings, None, dtypes, sizes, enumerations, and tuples, lists, dicts and dataclasses of them"
     )
 
 
-def _instance(form: Any, value: Any, fields: dict[str, Any], what: str) -> Instance:
-    items = tuple(_encode_context(item, what) for item in fields.values())
+def _instance(form: Any, value: Any, fields: dict[str, Any], label: str) -> Instance:
+    items = tuple(_encode_context(item, label) for item in fields.values())
     return Instance(form=form, type=_named(type(value)), fields=tuple(fields), items=items)
 
 

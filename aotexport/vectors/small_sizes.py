@@ -1,7 +1,7 @@
-"""Dynamic sizes of 0 and 1: traces assume others, so that verification says whether the graphs hold for these too.
+"""Dynamic sizes of 0 and 1: traces assume larger ones, and verification tells whether the graphs hold for these too.
 
-A named dimension was declared with its least size, and a model that does something else there fails the export. A hint
-(`Dim.DYNAMIC`) leaves it open: its range keeps what agrees.
+A named dimension declares its least size, and a model that behaves otherwise there fails the export. A hint
+(`Dim.DYNAMIC`) leaves it open: its range is narrowed to the sizes that agree.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from aotexport_runtime.schema.sizes import SizeExpression
 from aotexport_runtime.schema.vectors import Vector
 
 Results = Sequence[dict[str, Any]]
-"""Results of the self-test, as it prints them."""
+"""Results of the self-test, in its own form."""
 
 
 def begun_at_zero(program: Program, call: ExampleCall) -> Program:
-    """Return the program with 0 as the least value of sizes that hints without a least one declare dynamic."""
+    """Return the program with 0 as the least value of sizes that are declared by hints without a least value."""
     declared = dict(zip(call.paths, call.axes, strict=True))
     for dimension in program.dimensions:
         spec = program.inputs[dimension.input_index]
@@ -41,12 +41,12 @@ def begun_at_zero(program: Program, call: ExampleCall) -> Program:
 def without_small_sizes(
     directory: Path, programs: Sequence[EncodedProgram], wrong: Iterable[str], results: Results
 ) -> list[EncodedProgram]:
-    """Return the programs, those that are wrong only for 0 or 1 of the sizes of hints beginning at 2.
+    """Return the programs; one that is wrong only for hinted sizes of 0 or 1 begins at 2 in these sizes.
 
     Args:
         directory: the bundle.
         programs: its programs.
-        wrong: names of those whose forward graph disagrees.
+        wrong: names of the programs whose forward graph disagrees.
         results: see `small_sizes`.
     """
     wrong = set(wrong)
@@ -70,7 +70,7 @@ def _beginning_at_two(directory: Path, program: EncodedProgram, results: Results
 
 
 def beyond_ranges(directory: Path, programs: Sequence[EncodedProgram]) -> set[tuple[str, str]]:
-    """Return the recorded calls of a bundle, as program and name, with sizes that its programs no longer take."""
+    """Return the recorded calls of a bundle, as program and name, with sizes outside of the new ranges of programs."""
     bundle = open_bundle(directory, check_digests=False)
     least = {p.record.name: {d.symbol: d.min for d in p.record.dimensions if d.min is not None} for p in programs}
     found: set[tuple[str, str]] = set()
@@ -84,7 +84,7 @@ def beyond_ranges(directory: Path, programs: Sequence[EncodedProgram]) -> set[tu
 def with_functional_of_larger_sizes(
     directory: Path, program: EncodedProgram, results: Results
 ) -> EncodedProgram | None:
-    """Return the program with its functional graph for sizes beyond 1 alone, if it disagrees only for others.
+    """Return the program with its functional graph only for sizes above 1, if it agrees for these.
 
     Args:
         directory: the bundle.
@@ -92,7 +92,7 @@ def with_functional_of_larger_sizes(
         results: see `small_sizes`, of the functional graph.
 
     Returns:
-        The program; None: the functional graph disagrees for other sizes as well.
+        The program; None: the functional graph disagrees for larger sizes too.
     """
     record = program.record
     small = _small_calls(directory, [record.name], results)
@@ -108,7 +108,7 @@ def with_functional_of_larger_sizes(
 
 
 def small_sizes(directory: Path, programs: Sequence[str], results: Results) -> str | None:
-    """Return the way out where of some programs only calls with a dynamic size of 0 or 1 disagree.
+    """Return a way out if programs disagree only in calls with a dynamic size of 0 or 1; else None.
 
     Args:
         directory: the bundle.
@@ -132,7 +132,7 @@ def _declaration(name: str) -> str:
 
 
 def _small_calls(directory: Path, programs: Sequence[str], results: Results) -> dict[str, set[str]]:
-    """Return the sizes that are 0 or 1 per recorded call that disagrees; empty if one without such disagrees."""
+    """Return the sizes of 0 or 1 per recorded call that disagrees; empty if a call without such sizes disagrees."""
     failing = {(r["program"], r["vector"]) for r in results if r["program"] in programs and not r["agrees"]}
     bundle = open_bundle(directory, check_digests=False)
     small: dict[str, set[str]] = {}
@@ -145,7 +145,7 @@ def _small_calls(directory: Path, programs: Sequence[str], results: Results) -> 
 
 
 def _blamed(small: dict[str, set[str]]) -> list[str]:
-    """Return the sizes that calls disagree for: of the calls that were made to try one, where there are such."""
+    """Return the sizes to blame for disagreeing calls: those of calls made to try one size, if there are any."""
     tried = [sizes for name, sizes in small.items() if name.endswith(("-is-0", "-is-1"))]
     return sorted(set().union(*(tried or small.values())))
 

@@ -1,7 +1,7 @@
-"""What autograd counts: by how much a call raises the versions of inputs, and on which of them its backward relies.
+"""Versions of inputs: the rises in a call, and the versions that its backward relies on.
 
-A functional graph writes a change once, and saves what its own backward needs; its epilogues owe the caller the
-versions of eager, and its backward the same refusals. Both are seen in one call of the eager model.
+A functional graph writes a change once, and saves the values that its own backward needs. Its epilogues must raise
+versions as eager does, and its backward must refuse the same changes. One call of the eager model shows both.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ from aotexport_runtime.values.subclasses import is_wrapper
 from aotexport_runtime.values.trees import leaves
 
 Visible = tuple[Literal["input", "output"], int]
-"""An input or output of a program: what its caller can change."""
+"""An input or output of a program, which its caller can change."""
 
 
 @dataclass
 class _Seen:
-    """What was seen of plain tensors among inputs and outputs.
+    """Observations of plain tensors among inputs and outputs.
 
     Attributes:
-        rises: by how much the version rose, per index of the program's inputs.
-        saves: whether such a backward pass reads anything, so that it cannot be repeated.
-        saved: per tensor that the caller can change, the tangents of which eager reads its memory in backward; None:
-            that is not known, as the model itself runs backward passes.
+        rises: rise of the version, per index of the program's inputs.
+        saves: whether a backward pass reads saved tensors, so that it cannot be repeated.
+        saved: per tensor that the caller can change, the tangents for which eager reads its memory in backward; None:
+            unknown, as the model itself runs backward passes.
     """
 
     rises: dict[int, int] = field(default_factory=dict)
@@ -61,7 +61,7 @@ class _Seen:
 
 
 def with_versions(call: ExampleCall, state: State, program: EncodedProgram) -> EncodedProgram:
-    """Return the program with what autograd counts in a call of the eager model.
+    """Return the program with the versions and saved tensors of a call of the eager model.
 
     Args:
         call: the example call.
@@ -75,7 +75,7 @@ def with_versions(call: ExampleCall, state: State, program: EncodedProgram) -> E
     try:
         seen = watch_example(call, state, program.record, functools.partial(watch, hooks=watched))
     except RuntimeError:
-        # Function transforms in the model bear no such hooks, nor do backward passes.
+        # Function transforms and backward passes in the model do not allow such hooks.
         seen = watch_example(call, state, program.record, functools.partial(watch, hooks=contextlib.nullcontext))
     graph = program.graphs[functional.file]
     functional = _counted(functional, seen, counts_of_parts(program.record), graph)
@@ -103,7 +103,7 @@ def _watch(
 
 
 def _visible(inputs: dict[int, torch.Tensor], outputs: dict[int, Any]) -> Iterator[tuple[Visible, int]]:
-    """Yield what a caller can change, with the address of its memory: inputs, and outputs that share no memory."""
+    """Yield inputs, and outputs of memory of their own, with the address of the memory."""
     addresses: set[int] = {0}
     for index, tensor in inputs.items():
         addresses.add(tensor.untyped_storage().data_ptr())
@@ -119,7 +119,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def _outputs(program: Program, left: Any) -> dict[int, Any]:
-    """Return the outputs among what a call returned, by their index; what it put elsewhere is not among them."""
+    """Return the returned outputs of a call, by index; outputs stored elsewhere are not among them."""
     tree = whole_result_tree(program)
     indices = [leaf.index for _, leaf in leaves(tree) if isinstance(leaf, Leaf)]
     values = [value for _, value in flat_outputs(tree, left)]
@@ -129,9 +129,9 @@ def _outputs(program: Program, left: Any) -> dict[int, Any]:
 def _roots(
     tangent: Tangent, functional: FunctionalGraph, inputs: Sequence[Any], outputs: dict[int, Any]
 ) -> list[torch.Tensor]:
-    """Return the tensors of a call that gradients come from where a tangent is defined.
+    """Return the tensors of a call from which gradients come if a tangent is defined.
 
-    What takes the place of state is not among the outputs that are returned; such a gradient may come from anywhere.
+    A new value of state is not among the returned outputs; its gradient may come from any of them.
     """
     if tangent.of == "mutation":
         found = [inputs[functional.mutations[tangent.index].input_index]]
@@ -145,7 +145,7 @@ def _roots(
 
 
 def _repeats(left: Any, inputs: Sequence[Any]) -> bool:
-    """Return whether two backward passes can be made; no hook tells of numbers that autograd saves as tensors."""
+    """Return whether two backward passes can be made; hooks do not show numbers that autograd saves as tensors."""
     roots = [value for value in tree_leaves(left) if isinstance(value, torch.Tensor) and value.requires_grad]
     leaves = [value for value in inputs if isinstance(value, torch.Tensor) and value.requires_grad and value.is_leaf]
     try:
@@ -159,7 +159,7 @@ def _repeats(left: Any, inputs: Sequence[Any]) -> bool:
 
 
 def _counted(functional: FunctionalGraph, seen: _Seen, counts: Sequence[int], graph: Graph) -> FunctionalGraph:
-    """Return the calling convention with what was seen; its indices count the parts of tensor subclasses."""
+    """Return the calling convention with the observations; its indices count the parts of tensor subclasses."""
     firsts = [0, *accumulate(counts)]
     risen = {firsts[index]: by for index, by in seen.rises.items()}
     own = {m.input_index: m.data + m.metadata + m.storage for m in functional.mutations}
@@ -179,11 +179,11 @@ def _counted(functional: FunctionalGraph, seen: _Seen, counts: Sequence[int], gr
 def _checked(
     gradients: Gradients, saved: dict[Any, set[int]], changed: set[int], mutations: int, graph: Graph
 ) -> Gradients:
-    """Return the gradients with what backward checks: what eager reads, and what the graph does.
+    """Return the gradients with the version checks of backward: for reads of eager and of the graph.
 
-    Torch checks, in every pass, what the graph itself saves of inputs and outputs. Where that is right there is nothing
-    to add; else the check is ours, and torch's is not made. The new value of a changed input is another tensor than
-    what is saved of it.
+    Torch checks, in every pass, the inputs and outputs that the graph itself saves. Where these checks equal eager's,
+    none is added; else the graph's own check is recorded, and torch's is switched off. The new value of a changed input
+    is another tensor than its saved value.
     """
     (partition,) = gradients.partitions
     versioned = [name for name in partition.saved if name not in partition.unchecked]
@@ -212,7 +212,7 @@ def _read_for(graph: Graph, saved: Sequence[str], inputs: int) -> dict[str, set[
     Args:
         graph: a joint graph.
         saved: names of saved values.
-        inputs: how many of the graph's inputs are no tangents.
+        inputs: number of the graph's inputs that are no tangents.
     """
     bases = _bases(saved, graph)
     found: dict[str, set[int]] = {base: set() for base in bases.values()}
@@ -227,13 +227,13 @@ def _read_for(graph: Graph, saved: Sequence[str], inputs: int) -> dict[str, set[
             for base in memory:
                 found[base] |= sources
         elif memory and node.name not in bases:
-            # Not saved: backward computes it from what is.
+            # Not saved: backward computes it from saved values.
             read[node.name] = memory
     return found
 
 
 def _unversioned(gradients: Gradients, values: Sequence[str], graph: Graph) -> Gradients:
-    """Return the gradients with what is saved of some values among what torch does not check."""
+    """Return the gradients with the saved values of some bases excluded from torch's checks."""
     (partition,) = gradients.partitions
     bases = _bases(partition.saved, graph)
     unchecked = tuple(n for n in partition.saved if n in partition.unchecked or bases[n] in values)
@@ -242,7 +242,7 @@ def _unversioned(gradients: Gradients, values: Sequence[str], graph: Graph) -> G
 
 
 def _bases(names: Iterable[str], graph: Graph) -> dict[str, str]:
-    """Return, per name, the value whose memory and version it shares: itself, or what it is a view of."""
+    """Return, per name, the value whose memory and version it shares: itself, or the base of a view."""
     of: dict[str, str] = {}
     for node in graph.nodes:
         base = node.args[0] if node.args else None

@@ -1,6 +1,6 @@
-"""A bundle against a model file: the model, with the bundle's weights, runs eagerly and the bundle must agree.
+"""Compare a bundle with a model file: the model, with the bundle's weights, runs eagerly and the bundle must agree.
 
-This tells whether the code of a model still means what was exported, whatever was trained since.
+This tells whether the code of a model still means the same as at the export, after any training.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from aotexport_runtime.values.subclasses import is_wrapper, parts, type_name
 def compare_with_model(
     bundle: Bundle, source: ModelSource, *, targets: Sequence[str], operator_namespaces: Iterable[str] = ()
 ) -> list[VectorResult]:
-    """Return how the bundle compares with the model of a model file that has the bundle's weights.
+    """Compare the bundle with the model of a model file, after giving the model the bundle's weights.
 
     Args:
         bundle: an open bundle.
-        source: the model file; its module is given the weights of the bundle.
+        source: the model file; its module gets the weights of the bundle.
         targets: engines to run the bundle with.
         operator_namespaces: see `aotexport_runtime.load`.
 
@@ -92,7 +92,7 @@ def _give_weights(bundle: Bundle, state: State, file: str) -> None:
     """Copy the bundle's parameters, buffers and tensor attributes into the model's, by name."""
     stored = {entry.name: entry for entry in bundle.manifest.state}
     own = {name: entry for entry in state.entries for name in entry.names}
-    # Constants that tracing found in code have no name in the model; a changed one shows in the results.
+    # Constants that tracing found in code have no name in the model; the results show if one has changed.
     named = {name: entry for name, entry in stored.items() if entry.role != "constant" or name in own}
     problems = [f"`{name}` is in the bundle alone" for name in named if name not in own]
     problems += [

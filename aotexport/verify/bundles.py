@@ -1,4 +1,4 @@
-"""Verification: the written bundle, in a fresh process without the exporter, against recorded eager results."""
+"""Verify the written bundle in a fresh process without the exporter, against recorded eager results."""
 
 from __future__ import annotations
 
@@ -43,19 +43,19 @@ def verify_bundle(
 ) -> tuple[list[EncodedProgram], list[Comparison]]:
     """Compare a written bundle with its recorded calls, by the functional graphs and by the forward graphs.
 
-    A functional graph that disagrees is dropped, with the reason in the program's record, or kept for the sizes for
-    which it agrees; the forward graph, which is the program's meaning, must agree, but for sizes of 0 and 1 that the
-    user left open, which the program then refuses.
+    A functional graph that disagrees is dropped, with the reason in the program's record, or restricted to the sizes
+    for which it agrees. The forward graph, which is the program's meaning, must agree; only sizes of 0 and 1 that the
+    user left open may disagree, and the program then refuses them.
 
     Args:
         directory: the bundle.
         programs: its programs.
         rewrite: writes programs and manifest to the directory.
-        fresh: where the bundle runs.
-        eager: judges what differs by eager's own errors.
+        fresh: the process in which the bundle runs.
+        eager: judges differences by eager's own errors.
 
     Returns:
-        The programs, possibly without some functional graphs or sizes, and every comparison of what remains.
+        The programs, possibly without some functional graphs or sizes, and every comparison of the remaining ones.
 
     Raises:
         VerificationFailed: the forward graph disagrees.
@@ -69,10 +69,10 @@ def verify_bundle(
     if wrong := _wrong(programs, results):
         report = failures([result for result in results if result["program"] in wrong])
         way_out = small_sizes(directory, wrong, results)
-        what = "the bundle disagrees with eager execution; nothing was written"
+        headline = "the bundle disagrees with eager execution; nothing was written"
         if way_out is not None:
-            report, what = report[:8], f"{way_out}. Nothing was written; the calls disagreed with eager execution"
-        raise VerificationFailed("\n".join([f"{what}:", *report[:40]]), report)
+            report, headline = report[:8], f"{way_out}. Nothing was written; the calls disagreed with eager execution"
+        raise VerificationFailed("\n".join([f"{headline}:", *report[:40]]), report)
     used: list[dict[str, Any]] = []
     served: list[EncodedProgram] = []
     for program in programs:
@@ -109,12 +109,12 @@ def verify_targets(
     Args:
         directory: the bundle.
         programs: its programs, lowered.
-        levels: what they were lowered for.
+        levels: the levels that they were lowered for.
         rewrite: writes programs and manifest to the directory.
-        eager: judges what differs by eager's own errors.
+        eager: judges differences by eager's own errors.
 
     Returns:
-        The programs, possibly with fewer targets, and every comparison of what remains.
+        The programs, possibly with fewer targets, and every comparison of the remaining ones.
     """
     found: list[Comparison] = []
     for level in levels:
@@ -141,9 +141,9 @@ def verify_targets(
 
 
 def _verdict(program: EncodedProgram, results: list[dict[str, Any]]) -> Literal["functional", "forward", "wrong"]:
-    """Return which graph serves the program.
+    """Return the graph that serves the program.
 
-    The forward graph must agree wherever it can be run: it serves the calls that the functional graph does not.
+    The forward graph must agree if it can be run: it serves the calls that the functional graph does not.
     """
     record = program.record
 
@@ -192,7 +192,7 @@ def run_selftest(
         directory: the bundle.
         targets: engines to run it with.
         options: further options of the self-test.
-        fresh: the process, if one waits.
+        fresh: the process to use, if one is waiting.
 
     Raises:
         VerificationFailed: the process failed.
@@ -200,7 +200,7 @@ def run_selftest(
     arguments = ["selftest", str(directory), "--json", *options]
     for target in targets:
         arguments += ["--target", target]
-    # The bundle's own modules are found where this process finds them.
+    # The process finds the bundle's own modules on the path of this one.
     own = "--import" in options or "--tensor-type" in options
     path = [os.path.abspath(place) for place in sys.path] if own else []
     with fresh or FreshProcess() as process:

@@ -1,4 +1,4 @@
-"""What verification compares: a quantity of a recorded call, as eager gave it and as the bundle does."""
+"""The comparisons of verification: a quantity of a recorded call, by eager and by the bundle."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class Comparison:
         program: name of the program.
         vector: name of the recorded call.
         target: engine that ran it.
-        name: what was compared.
+        name: name of the quantity.
         error: largest difference, relative to the largest expected magnitude.
         absolute: largest absolute difference.
         agrees: whether it is within tolerance.
-        detail: for what is no number: what eager gave and what the bundle gave.
+        detail: for other than numbers: eager's value and the bundle's.
     """
 
     program: str

@@ -1,4 +1,4 @@
-"""A process that has the runtime alone, started while the export still works: importing torch takes its time."""
+"""A process with only the runtime, started early in an export: importing torch takes time."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class FreshProcess:
     """Runs one command of `python -m aotexport_runtime`; ends with the block."""
 
     def __init__(self) -> None:
-        # Without `-P`, a file `inspect.py` in the working directory would stand in for Python's.
+        # Without `-P`, a file `inspect.py` in the working directory would replace Python's.
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-c", READY + _WAIT],
             stdin=subprocess.PIPE,
@@ -55,8 +55,8 @@ class FreshProcess:
 
         Args:
             arguments: of the command.
-            timeout_s: how long to wait.
-            path: where modules are found in place of where they are by default; empty: there.
+            timeout_s: time to wait.
+            path: search path for modules; empty: the default.
 
         Raises:
             subprocess.TimeoutExpired: it takes longer.

@@ -1,4 +1,4 @@
-"""What an export did, as a record that reads as text."""
+"""The report of an export, as a record that prints as text."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from aotexport_runtime.schema.manifest import Manifest
 
 @dataclass(repr=False)
 class ExportReport:
-    """What an export did; printed, it is some lines of text.
+    """The report of an export; printed, it is some lines of text.
 
     Attributes:
-        path: where the bundle is.
+        path: directory of the bundle.
         manifest: its manifest.
         programs: its programs, as encoded.
         comparisons: verified values with their errors; empty without verification.
         seconds: wall time per stage.
-        notes: what calls are held to, what a load needs, and what the bundle does not do; each reads as a sentence.
+        notes: restrictions on calls, needs of a load, and effects that the bundle lacks; each reads as a sentence.
     """
 
     path: Path
@@ -34,7 +34,7 @@ class ExportReport:
     notes: list[BundleNote] = field(default_factory=list)
 
     def __repr__(self) -> str:
-        """Return what the bundle holds, the largest error of the verification, the notes and the time."""
+        """Return the contents of the bundle, the largest error of the verification, the notes and the time."""
         return "\n".join(self._lines())
 
     def _lines(self) -> Iterator[str]:

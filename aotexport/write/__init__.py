@@ -1,1 +1,1 @@
-"""Records to a directory."""
+"""Write records to a directory."""

@@ -1,4 +1,4 @@
-"""The directory of a bundle: staged beside its place, listed with digests, moved in whole."""
+"""Write the directory of a bundle: staged beside its place, listed with digests, moved in whole."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ from aotexport_runtime.values.arguments import why_not_written
 
 @contextlib.contextmanager
 def staged(output: Path, *, force: bool) -> Iterator[Path]:
-    """Give a temporary directory beside `output`, and move it there when the block ends well.
+    """Yield a temporary directory beside `output`, and move it there if the block succeeds.
 
     Args:
-        output: where the bundle goes.
-        force: replace a bundle that is there.
+        output: directory of the future bundle.
+        force: replace an existing bundle.
 
     Yields:
         The temporary directory; removed when the block raises.
@@ -73,7 +73,7 @@ def staged(output: Path, *, force: bool) -> Iterator[Path]:
 
 
 def _open_modes(stage: Path) -> None:
-    """Give files and directories the modes of ordinary new ones; temporary and safetensors files begin private."""
+    """Set the modes of ordinary new files and directories; temporary and safetensors files begin private."""
     mask = os.umask(0)
     os.umask(mask)
     for path in (stage, *stage.rglob("*")):
@@ -81,7 +81,7 @@ def _open_modes(stage: Path) -> None:
 
 
 def check_output(output: Path, *, force: bool) -> None:
-    """Refuse an output that exists, unless it is a bundle and `force` is given, or that nothing can be written to.
+    """Refuse an output that exists, unless it is a bundle and `force` is set, or that cannot be written to.
 
     Raises:
         OutputExists: see above.
@@ -91,7 +91,7 @@ def check_output(output: Path, *, force: bool) -> None:
 
 
 def write_programs(programs: Sequence[EncodedProgram], directory: Path) -> None:
-    """Write each program's record and graphs below `directory`, in place of any that are there."""
+    """Write each program's record and graphs below `directory`, replacing earlier ones."""
     shutil.rmtree(directory / "programs", ignore_errors=True)
     for program in programs:
         folder = directory / "programs" / program.record.name
@@ -196,7 +196,7 @@ def _tensor_types(programs: Sequence[EncodedProgram], state: tuple[StateTensor, 
 
 
 def custom_operators(programs: Iterable[EncodedProgram]) -> set[str]:
-    """Return the operators that the graphs of `programs` call and that torch does not come with."""
+    """Return the operators in the graphs of `programs` that are not torch's own."""
     graphs = [graph for program in programs for graph in program.graphs.values()]
     operators = set[str]().union(*map(_operators, graphs))
     return {op for op in operators if op.partition("::")[0] not in {"aten", *NAMESPACES}}

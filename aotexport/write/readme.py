@@ -1,4 +1,4 @@
-"""The README that a bundle carries: what it is, its inputs and outputs, and the lines that load it."""
+"""Write the README of a bundle: its purpose, its inputs and outputs, and the lines that load it."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""State tensors to safetensors files: each storage once, ties and overlaps kept, sharded above a size.
+"""Write state tensors to safetensors files: each storage once, ties and overlaps kept, sharded above a size.
 
 A tensor that is contiguous and alone in its storage is stored under its FQN, as any safetensors reader expects.
-One that is not (a transposed view, a slice, several overlapping tensors) is stored as the flat span of storage that it
-needs, and the manifest says which elements are its own.
+Another one (a transposed view, a slice, one of several overlapping tensors) is stored as the flat span of storage that
+it needs, and the manifest tells which elements are its own.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def write_weights(state: State, directory: Path, *, shard_nbytes: int = SHARD_NB
     `weights/constants.safetensors`.
 
     Args:
-        state: what to write.
+        state: the state to write.
         directory: the bundle's.
         shard_nbytes: size of one file at most, in bytes; a single larger tensor has a file of its own.
     """
@@ -60,7 +60,7 @@ def write_weights(state: State, directory: Path, *, shard_nbytes: int = SHARD_NB
 
 
 def _apart(entry: StateEntry) -> list[StateEntry]:
-    """Return `entry`, or an entry per plain tensor that a tensor subclass is made of, named `<name>.<attribute>`."""
+    """Return `entry`, or an entry per plain tensor of a tensor subclass, named `<name>.<attribute>`."""
     if not is_wrapper(entry.tensor):
         return [entry]
     return [
@@ -71,7 +71,7 @@ def _apart(entry: StateEntry) -> list[StateEntry]:
 
 
 def _place(entry: StateEntry, stored: _StoredTensor, whole: bool, offset: int, files: dict[str, str]) -> dict[str, Any]:
-    """Return where a plain tensor is stored, as the fields of its record."""
+    """Return the place of a plain tensor in the files, as the fields of its record."""
     return {
         "file": f"weights/{files[stored.key]}",
         "key": stored.key,
@@ -107,7 +107,7 @@ def _record(entry: StateEntry, places: Iterator[dict[str, Any]]) -> StateTensor:
 
 
 def _plain(entry: StateEntry, state: State) -> StateEntry:
-    """Return `entry` with a tensor whose storage holds its values: not their conjugates or negatives."""
+    """Return `entry` with a tensor whose storage has its values themselves, not their conjugates or negatives."""
     tensor = entry.tensor
     if not (tensor.is_conj() or tensor.is_neg()):
         return entry
@@ -218,7 +218,7 @@ def _storable(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _apart_in_place(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a contiguous tensor with a storage of its own, which is the same memory."""
+    """Return a contiguous tensor with a storage object of its own over the same memory."""
     array = tensor.reshape(-1).view(torch.uint8).numpy()
     return torch.from_numpy(array).view(tensor.dtype).reshape(tensor.shape)
 

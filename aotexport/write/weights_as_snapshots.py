@@ -1,4 +1,4 @@
-"""The written weights as what keeps the memory of a model: calls for real need no copy of it once it is in files."""
+"""Use the written weights as snapshots of a model's memory: calls for real then need no copy of it."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _LENGTH_NBYTES = 8
 
 @contextlib.contextmanager
 def weights_as_snapshots(state: State, records: Iterable[StateTensor], directory: Path) -> Iterator[None]:
-    """Let `state.snapshots` be what the files hold, for the block.
+    """Set `state.snapshots` to the contents of the files, for the block.
 
-    What a file does not hold as memory does (the values of a conjugated view) is kept as a copy.
+    Memory whose bytes differ from the file's (the values of a conjugated view) gets a copy instead.
 
     Args:
-        state: written, and as it was then.
-        records: what `write_weights` returned for it.
+        state: the written state, unchanged since.
+        records: its records, from `write_weights`.
         directory: the bundle's.
     """
     tensors = [part for entry in state.entries for part in parts(entry.tensor)]
@@ -53,7 +53,7 @@ def weights_as_snapshots(state: State, records: Iterable[StateTensor], directory
 
 
 class _File:
-    """An open safetensors file, with where its tensors are."""
+    """An open safetensors file, with the places of its tensors."""
 
     def __init__(self, stream: BinaryIO) -> None:
         length = int.from_bytes(stream.read(_LENGTH_NBYTES), "little")
@@ -66,7 +66,7 @@ class _File:
         }
 
     def snapshot(self, tensor: torch.Tensor, place: StateTensor | StoredPart) -> MemorySnapshot:
-        """Return the memory that is stored under the key of `place`, of which `tensor` is a part."""
+        """Return a snapshot of the memory stored under the key of `place`, of which `tensor` is a part."""
         start, end = self._places[place.key]
         first = int(tensor.storage_offset()) - place.offset
         memory = bytes_of(tensor, first, (end - start) // tensor.element_size())

@@ -137,7 +137,7 @@ def _loaded_bundles_shown(paths: dict[int, str], module: nn.Module) -> Iterator[
         yield found
 
 
-def _structure(call: TracedCall, value: Any, what: str) -> Tree | None:
+def _structure(call: TracedCall, value: Any, role: str) -> Tree | None:
     """Return the structure of `value`, adding its tensors and sizes to `call.values`; None: the call has a refusal."""
     known = {id(value): index for index, value in enumerate(call.values)}
 
@@ -146,7 +146,7 @@ def _structure(call: TracedCall, value: Any, what: str) -> Tree | None:
             return None
         node = traced_value(value)
         if isinstance(node, torch.Tensor):
-            raise ExportFailed(f"{what} is a tensor that is no value of the graph")
+            raise ExportFailed(f"{role} is a tensor that is no value of the graph")
         if id(node) not in known:
             known[id(node)] = len(call.values)
             call.values.append(node)
@@ -154,7 +154,7 @@ def _structure(call: TracedCall, value: Any, what: str) -> Tree | None:
 
     if call.refusal is None:
         try:
-            return tree_of(value, "", leaf_index, what="output")
+            return tree_of(value, "", leaf_index, role="output")
         except ExportFailed as error:
             call.refusal = first_line(error)
     return None

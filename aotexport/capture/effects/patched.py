@@ -335,7 +335,7 @@ def _is_models_own(tensor: torch.Tensor, reader: FrameType) -> bool:
 
 def _layouts(effects: Effects) -> list[Patch]:
     """Return patches that record the model's reads of layouts, and of `requires_grad` and `is_leaf`."""
-    layout, history = "Record that the model reads layouts", "Record that the model reads what requires grad"
+    layout, history = "Record that the model reads layouts", "Record that the model reads `requires_grad`"
     return [
         *[
             Patch(torch.Tensor, name, _watched_method(name, effects), layout)
@@ -423,8 +423,8 @@ def _watched_property(name: str, effects: Effects) -> Any:
     return property(read, original.__set__ if hasattr(original, "__set__") else None)
 
 
-def _refused(what: str, way_out: str) -> Any:
+def _refused(call: str, way_out: str) -> Any:
     def refuse(*args: Any, **kwargs: Any) -> Any:
-        raise ExportFailed(f"{user_line()}the model calls `{what}`, which a bundle cannot hold. {way_out}")
+        raise ExportFailed(f"{user_line()}the model calls `{call}`, which a bundle cannot hold. {way_out}")
 
     return refuse

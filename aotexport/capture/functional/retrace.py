@@ -68,7 +68,7 @@ class Retrace(torch.fx.Interpreter):
         if target is torch.ops.aten.as_strided.default and asks_for_size(*args, **kwargs):
             return OverlappingView.apply(*args, *kwargs.values())
         if target is torch.ops.aten.set_data.default:
-            # Functional graphs have no versions; the eager run records what the epilogue must do.
+            # Functional graphs have no versions; the eager run records the work of the epilogue.
             with torch.no_grad():
                 return args[0].set_(args[1].detach())
         if target not in _DROPOUTS or len(args) != 3:

@@ -15,7 +15,7 @@ class Fact(StrEnum):
     SUBGRAPHS_CLOSED = "subgraphs of operators close over no tensors"
     TENSORS_ARE_INPUTS = "every tensor that the graph uses is an input"
     GRAD_MODES_RELATIVE = "grad-mode regions end in the mode that the call began in"
-    NUMBERS_CHECKED = "the graph checks what its trace assumed of numbers that only the data know"
+    NUMBERS_CHECKED = "the graph checks the assumptions of its trace about data-dependent numbers"
     CODE_USED = "every node is used, or has an effect"
     STATE_USED = "every input that is no argument is used"
 

@@ -125,7 +125,7 @@ class FlatCall:
             for entry, tensor in zip(self.state.entries, tensors[:count], strict=True)
             if tensor.requires_grad and not entry.tensor.requires_grad
         ]
-        self.output_tree = tree_of(result, "output", leaf_index, what="output")
+        self.output_tree = tree_of(result, "output", leaf_index, role="output")
         self.container_changes = container_changes(self.call, before, leaf_index)
         if any(isinstance(value, torch.Tensor) and value.retains_grad for value in outputs):
             raise ExportFailed(

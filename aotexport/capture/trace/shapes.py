@@ -105,10 +105,10 @@ def check_not_fixed(forward: ForwardCapture, paths: list[str]) -> None:
         line = forward.fakes.fixed_at.get(at.size.node._expr, "") if isinstance(at.size, torch.SymInt) else ""
         name = f" as `{at.declared.__name__}`" if hasattr(at.declared, "__name__") else ""
         where = f"`{at.path}`" if at.axis is None else f"`{at.path}`: axis {at.axis}"
-        what, kind = ("value", "integer") if at.axis is None else ("size", "axis")
+        noun, kind = ("value", "integer") if at.axis is None else ("size", "axis")
         fixed.append(
-            f"{line}{where} was declared dynamic{name}, and the model works only for {what} {value}. "
-            f"Give another example {what}, change the model, or leave this {kind} static"
+            f"{line}{where} was declared dynamic{name}, and the model works only for {noun} {value}. "
+            f"Give another example {noun}, change the model, or leave this {kind} static"
         )
     if fixed:
         raise SizeFixed("\n".join(fixed))

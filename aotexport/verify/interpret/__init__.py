@@ -1,4 +1,4 @@
-"""Kernels of a bundle run from their sources, by Triton's interpreter on the CPU, and compared with recorded calls.
+"""Run kernels of a bundle from their sources, by Triton's interpreter on the CPU, and compare with recorded calls.
 
 run.py        the comparison, in a process of its own
 __main__.py   that process

@@ -32,7 +32,7 @@ def main() -> None:
     having = [name for name in bundle.program_names if bundle.has_target(cuda.TARGET, name)]
     drawing = [name for name in having if _draws(bundle, name)]
     results = []
-    # Masked lanes compute on whatever is there.
+    # Masked lanes compute on arbitrary values.
     with (
         patched(Patch(cuda, "CudaEngine", lambda _: engine, "Run kernels in an interpreter")),
         np.errstate(all="ignore"),

@@ -1,4 +1,4 @@
-"""Lowered programs whose kernels are interpreted on the CPU, from their sources."""
+"""Run lowered programs with their kernels interpreted on the CPU, from their sources."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from aotexport_runtime.schema.program import Program
 
 
 class InterpreterEngine:
-    """Gives lowered programs whose kernels are interpreted.
+    """Makes lowered programs whose kernels are interpreted.
 
     Args:
-        candidate: which configuration of each kernel; the last, where a kernel has fewer.
+        candidate: configuration of each kernel to run; the last one, if a kernel has fewer.
 
     Attributes:
-        launches: how often each kernel was launched, by `name/candidate`.
+        launches: number of launches of each kernel, by `name/candidate`.
     """
 
     def __init__(self, candidate: int) -> None:
@@ -38,7 +38,7 @@ class InterpreterEngine:
         self.launches: Counter[str] = Counter()
 
     def check(self, place: torch.device | None) -> None:
-        """Take every device."""
+        """Accept every device."""
 
     def __call__(self, bundle: Bundle, program: Program, environment: Environment) -> Lowered:
         """Return `program` on interpreted kernels.
@@ -70,10 +70,10 @@ class InterpreterEngine:
 
 
 def _check_assumptions(kernel: Kernel, arguments: dict[str, Any]) -> None:
-    """Check what compiled code assumes of its arguments, which interpreted code does not need.
+    """Check the assumptions of compiled code about its arguments, which interpreted code does not need.
 
     Raises:
-        VerificationFailed: compiled code would do something else.
+        VerificationFailed: compiled code could not take an argument.
     """
     for parameter in kernel.parameters:
         value = arguments[parameter.name]

@@ -28,7 +28,7 @@ _TO_BOOL = ("isnan", "isinf", "signbit")
 
 
 class Libdevice:
-    """Stands for `libdevice` in a kernel's module."""
+    """Replaces `libdevice` in a kernel's module."""
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         if name.startswith("__"):

@@ -1,4 +1,4 @@
-"""Comparison of interpreted kernels with recorded calls, in a process of its own."""
+"""Compare interpreted kernels with recorded calls, in a process of its own."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from aotexport_runtime.errors import NotSupported
 
 @dataclass(frozen=True)
 class Interpreted:
-    """What interpreting a bundle's kernels gave.
+    """The results of interpreting a bundle's kernels.
 
     Attributes:
-        results: one per recorded call of the compared programs, as the self-test prints them.
-        drawing: programs that have kernels and draw random numbers, others than eager: nothing to compare.
-        launches: how often each kernel was launched, by `name/candidate`.
+        results: one per recorded call of the compared programs, in the form of the self-test.
+        drawing: programs that have kernels and draw other random numbers than eager; not compared.
+        launches: number of launches of each kernel, by `name/candidate`.
     """
 
     results: list[dict[str, Any]]
@@ -38,10 +38,10 @@ def interpret(bundle: Bundle, candidate: int = 0) -> Interpreted:
 
     Args:
         bundle: an open bundle.
-        candidate: which configuration of each kernel; the last, where a kernel has fewer.
+        candidate: configuration of each kernel to run; the last one, if a kernel has fewer.
 
     Raises:
-        NotSupported: the bundle has no kernels, or not their sources, or Triton is not installed.
+        NotSupported: the bundle has no kernels, or lacks their sources, or Triton is not installed.
         VerificationFailed: the process failed.
     """
     if not any(bundle.has_target(TARGET, name) for name in bundle.program_names):

@@ -1,1 +1,1 @@
-"""Verification of ONNX models: ONNX Runtime beside recorded calls and beside the forward graph."""
+"""Verify ONNX models: compare ONNX Runtime with recorded calls and with the forward graph."""

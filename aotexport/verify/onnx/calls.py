@@ -1,4 +1,4 @@
-"""Calls that an ONNX model is verified by: the recorded ones, and random ones of other sizes."""
+"""The calls that verify an ONNX model: the recorded ones, and random ones of other sizes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _SEED = 20240229
 _MAX_NUMEL = 1 << 24
 _CALLS = 2
 _REFUSALS = (RuntimeError, ValueError, IndexError)
-"""What operators and guards raise for sizes that they do not take."""
+"""Errors of operators and guards for sizes that they do not take."""
 _AFTER, _STATE = " afterwards", "state "
 
 
@@ -41,11 +41,11 @@ class Calls:
     """Consecutive calls with the same arguments.
 
     Attributes:
-        name: of them.
+        name: name of the calls.
         values: flat arguments.
-        count: how many.
+        count: number of calls.
         expected: outputs and changes.
-        refused: why there are none to compare with; empty: there are.
+        refused: why there is nothing to compare with; empty: there is.
         eager_errors: see `Vector`.
     """
 
@@ -58,7 +58,7 @@ class Calls:
 
 
 def recorded(bundle: Bundle, program: Program, model: OnnxModel) -> list[Calls]:
-    """Return the recorded calls, with outputs and changes as eager execution gave them."""
+    """Return the recorded calls, with eager's outputs and changes."""
     found: list[Calls] = []
     for entry in bundle.manifest.testvectors:
         if entry.program != program.name:
@@ -78,7 +78,7 @@ def recorded(bundle: Bundle, program: Program, model: OnnxModel) -> list[Calls]:
 
 
 def _noted(program: Program, model: OnnxModel, vector: Vector) -> Iterator[str]:
-    """Yield the names of what ONNX keeps of an observation: outputs and changes."""
+    """Yield the names in an observation that an ONNX model has too: outputs and changes."""
     changed = changed_names(program, model)
     names = [path for path, leaf in leaves(program.output_tree, "output") if isinstance(leaf, Leaf)]
     names += [path + _AFTER for path in changed] + [_STATE + name for name in changed]
@@ -87,7 +87,7 @@ def _noted(program: Program, model: OnnxModel, vector: Vector) -> Iterator[str]:
 
 
 def random_calls(bundle: Bundle, program: Program, model: OnnxModel) -> list[Calls]:
-    """Return calls of other sizes per dynamic dimension, with what the forward graph gives."""
+    """Return calls of other sizes per dynamic dimension, with the results of the forward graph."""
     examples = [entry for entry in bundle.manifest.testvectors if entry.program == program.name]
     if not program.dimensions or not examples:
         return []
@@ -112,7 +112,7 @@ def random_calls(bundle: Bundle, program: Program, model: OnnxModel) -> list[Cal
 
 
 def _reference(bundle: Bundle, program: Program, model: OnnxModel) -> Callable[[Observation, int, Sequence[Any]], None]:
-    """Return what notes how a call of the forward graph goes, given its number; number 0 begins with a fresh module."""
+    """Return a function that observes a numbered call of the forward graph; number 0 begins with a fresh module."""
     if any(isinstance(spec, StateInput) and spec.subclass is not None for spec in program.inputs):
         return _plain_reference(bundle, program)
     namespaces = bundle.manifest.requirements.operator_namespaces
@@ -129,7 +129,7 @@ def _reference(bundle: Bundle, program: Program, model: OnnxModel) -> Callable[[
 
 
 def _plain_reference(bundle: Bundle, program: Program) -> Callable[[Observation, int, Sequence[Any]], None]:
-    """Return the same for a program with state of a tensor subclass, whose class is not here: by its plain graph."""
+    """Do as `_reference` by the plain graph of a program whose state is of a tensor subclass not imported here."""
     taken = plain(bundle, program)
     namespaces = bundle.manifest.requirements.operator_namespaces
     rebuilt = rebuild(taken.program, taken.graph, taken.tensors, namespaces=namespaces)
@@ -147,7 +147,7 @@ def _plain_reference(bundle: Bundle, program: Program) -> Callable[[Observation,
 
 
 def _sizes(program: Program) -> list[tuple[str, dict[str, int]]]:
-    """Return sizes to try: per dimension its least, two in between, and the greatest where that is small."""
+    """Return sizes to try: per dimension its least, two in between, and the greatest if that is small."""
     usual = example_sizes(program)
     found: list[tuple[str, dict[str, int]]] = []
     for dimension in program.dimensions:
@@ -194,7 +194,7 @@ def changed_names(program: Program, model: OnnxModel) -> list[str]:
 
 
 def _count(program: Program, model: OnnxModel, calls: int) -> int:
-    """Return how many calls tell something: one where nothing is changed."""
+    """Return the number of calls worth comparing: one if nothing is changed."""
     return calls if changed_names(program, model) else 1
 
 
@@ -207,7 +207,7 @@ def run_call(
     values: Sequence[Any],
     state: Callable[[], Mapping[str, Any]],
 ) -> None:
-    """Call a program with copies of flat arguments; note its outputs, and what it changed."""
+    """Call a program with copies of flat arguments; note its outputs and changes."""
     values = [_copied(value) for value in values]
     for path, value in outputs_of(program, run, values, state()).items():
         note_output(seen, where + path, value)
@@ -231,9 +231,9 @@ def outputs_of(
 
 
 def note_output(seen: Observation, path: str, value: Any) -> None:
-    """Note value, dtype and shape of an output, which is all that ONNX keeps of one."""
+    """Note value, dtype and shape of an output, the only facts that ONNX has."""
     if isinstance(value, np.ndarray):
-        # Of a call without tensors.
+        # The output of a call without tensors.
         value = torch.from_numpy(value)
     if not isinstance(value, torch.Tensor):
         seen.facts[path] = repr(value)

@@ -1,4 +1,4 @@
-"""Verification of an ONNX model: ONNX Runtime against what eager execution gave, and against the forward graph."""
+"""Verify an ONNX model: compare ONNX Runtime with eager's results, and with the forward graph."""
 
 from __future__ import annotations
 
@@ -27,10 +27,6 @@ from aotexport_runtime.schema.program import Program
 from aotexport_runtime.values.observe import Observation, compare
 
 TARGET = "onnx"
-_SEED = 20240229
-_MAX_NUMEL = 1 << 24
-_CALLS = 2
-_AFTER, _STATE = " afterwards", "state "
 
 
 def check_model(bundle: Bundle, program: Program, model: OnnxModel, options: OnnxOptions) -> list[Comparison]:
@@ -40,7 +36,7 @@ def check_model(bundle: Bundle, program: Program, model: OnnxModel, options: Onn
         bundle: with the model in it.
         program: its program.
         model: its entry in the manifest.
-        options: how it was made.
+        options: the options that it was made with.
 
     Returns:
         Every compared output.
@@ -55,7 +51,7 @@ def check_model(bundle: Bundle, program: Program, model: OnnxModel, options: Onn
 
 @dataclass(frozen=True)
 class _Subject:
-    """A model, opened, and the state that its calls change."""
+    """An opened model, and the state that its calls change."""
 
     plan: OnnxPlan
     state: dict[str, Any]
@@ -65,7 +61,7 @@ class _Subject:
 
 
 def _opened(bundle: Bundle, program: Program, model: OnnxModel, directory: Path) -> _Subject:
-    """Open a model; where ONNX Runtime lacks kernels of bfloat16, one of float32 in its place."""
+    """Open a model; if ONNX Runtime lacks kernels of bfloat16, open one of float32 instead."""
     state: dict[str, Any] = {}
     try:
         return _Subject(OnnxPlan(bundle, program, model, OnnxRuntime(), state), state)
@@ -85,7 +81,7 @@ def _opened(bundle: Bundle, program: Program, model: OnnxModel, directory: Path)
 
 
 class _Replaced(Bundle):
-    """A bundle with another file in the place of one of its own."""
+    """A bundle with one of its files replaced by another."""
 
     def __init__(self, root: Path, manifest: Manifest, file: str, other: Path) -> None:
         super().__init__(root, manifest)
@@ -116,14 +112,14 @@ def _check(
 
 
 def _line(comparison: Comparison) -> str:
-    what = comparison.detail or (
+    detail = comparison.detail or (
         f"largest absolute difference {comparison.absolute:.2e}, relative to the largest value {comparison.error:.2e}"
     )
-    return f"  {comparison.program}/{comparison.vector} (onnx): {comparison.name}: {what}"
+    return f"  {comparison.program}/{comparison.vector} (onnx): {comparison.name}: {detail}"
 
 
 def _compare(bundle: Bundle, program: Program, model: OnnxModel, subject: _Subject, calls: Calls) -> list[Comparison]:
-    """Return how ONNX Runtime's results of consecutive calls compare with what is expected of them."""
+    """Compare ONNX Runtime's results of consecutive calls with the expected ones."""
     base = {"program": program.name, "vector": calls.name, "target": TARGET}
     if calls.refused:
         name = f"not compared at {calls.name}: {calls.refused}"
@@ -160,7 +156,7 @@ def _compare(bundle: Bundle, program: Program, model: OnnxModel, subject: _Subje
 def _tie(
     bundle: Bundle, program: Program, calls: Calls, outputs: Mapping[str, Any], comparison: Comparison
 ) -> Comparison:
-    """Return the comparison, as one that agrees where indices differ of values that are equal."""
+    """Return the comparison; it agrees if only indices of equal values differ."""
     path = comparison.name.partition(": ")[2].removesuffix(" norm")
     if comparison.agrees or comparison.detail or path not in outputs:
         return comparison

@@ -1,4 +1,4 @@
-"""Where an ONNX model first differs from torch: the same call, value by value."""
+"""Find where an ONNX model first differs from torch, by running the same call value by value."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ _FOLDER = "session.model_external_initializers_file_folder_path"
 def first_difference(
     bundle: Bundle, program: Program, model: OnnxModel, options: OnnxOptions, values: Sequence[Any]
 ) -> str:
-    """Return a sentence that says which value differs first, by its nodes in torch and ONNX and the user's line.
+    """Return a sentence on the first value that differs, by its nodes in torch and ONNX and the user's line.
 
     Args:
         bundle: with the model in it.
         program: its program.
         model: its entry in the manifest.
-        options: how it was made.
+        options: the options that it was made with.
         values: arguments of a call whose outputs differ.
     """
     try:
@@ -61,11 +61,11 @@ def first_difference(
 
 
 def origin(path: Path, reason: str) -> str:
-    """Return where a node that ONNX Runtime names comes from, by operator and the user's line; empty: nowhere known.
+    """Return the origin of a node that ONNX Runtime names: operator and the user's line; empty: unknown.
 
     Args:
         path: of the model.
-        reason: what ONNX Runtime says.
+        reason: the message of ONNX Runtime.
     """
     proto = onnx.load(path, load_external_data=False)
     for node in proto.graph.node:
@@ -88,7 +88,7 @@ def _torch_values(
 
 
 class _Recorder(torch.fx.Interpreter):
-    """Runs a graph and keeps every tensor."""
+    """Runs a graph and records every tensor."""
 
     def __init__(self, module: Any) -> None:
         super().__init__(module)
@@ -115,7 +115,7 @@ def _onnx_values(
 
 
 def _wrong(expected: torch.Tensor, got: Any) -> str:
-    """Return how two values differ; empty: they do not."""
+    """Return the difference of two values in words; empty: there is none."""
     if not isinstance(got, torch.Tensor) or got.shape != expected.shape:
         return f"shape {list(expected.shape)} in torch, {list(getattr(got, 'shape', ()))} in ONNX"
     a, b = expected.to(torch.float64), got.to(torch.float64)

@@ -24,7 +24,7 @@ _AXIS = {"aten::topk.default": 2, "aten::sort.default": 1, "aten::argsort.defaul
 
 @dataclass(frozen=True)
 class _Order:
-    """What an output of indices orders: a value of the graph, along an axis."""
+    """The value that an output of indices orders: a value of the graph, along an axis."""
 
     value: str
     meta: TensorMeta
@@ -32,14 +32,14 @@ class _Order:
 
 
 def is_tie(bundle: Bundle, program: Program, values: Sequence[Any], path: str, got: Any) -> bool:
-    """Return whether an output is indices of values in order that torch chose otherwise among exactly equal values.
+    """Return whether an output is indices in an order that differs from torch's only for exactly equal values.
 
     Args:
         bundle: of the program.
         program: its record; changes nothing.
         values: flat arguments of the call.
         path: of the output.
-        got: the output as ONNX Runtime gave it.
+        got: ONNX Runtime's output.
     """
     taken = plain(bundle, program)
     places = {at: leaf.index for at, leaf in leaves(program.output_tree, "output") if isinstance(leaf, Leaf)}
@@ -61,7 +61,7 @@ def is_tie(bundle: Bundle, program: Program, values: Sequence[Any], path: str, g
 
 
 def _fits(indices: torch.Tensor, ordered: torch.Tensor, axis: int) -> bool:
-    """Return whether indices are of positions along an axis, none of which occurs twice."""
+    """Return whether indices are positions along an axis, each at most once."""
     if int(indices.min()) < 0 or int(indices.max()) >= ordered.shape[axis]:
         return False
     steps = indices.sort(axis).values.diff(dim=axis)

@@ -1,4 +1,4 @@
-"""A model of bfloat16 as one of float32, to verify it where ONNX Runtime has no kernels of bfloat16."""
+"""Turn a model of bfloat16 into one of float32, to verify it where ONNX Runtime has no kernels of bfloat16."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def write_wide(path: Path, directory: Path) -> Path:
     Returns:
         The path of the new model.
     """
-    # A copy: the files may have other names beside, which readers of external data refuse.
+    # A copy: a file may have further hard links, which readers of external data refuse.
     copied = shutil.copytree(path.parent, directory / "bundle", copy_function=shutil.copyfile)
     model = ir.load(copied / path.name)
     graph = model.graph
@@ -66,7 +66,7 @@ def _widen(value: ir.Value) -> None:
 
 
 def _wide(attribute: ir.Attr) -> ir.Attr:
-    """Return an attribute that names, or holds, float32 where it did bfloat16."""
+    """Return an attribute with float32 in place of bfloat16, as its dtype or its tensor's."""
     if attribute.name in _DTYPE_ATTRIBUTES and attribute.value == NARROW:
         return ir.AttrInt64(attribute.name, WIDE)
     value: Any = attribute.value
