@@ -10,7 +10,7 @@ import click
 from rich.table import Table
 
 from aotexport.cli.output import print_json, stdout
-from aotexport.inspection.diff import Difference, diff_bundles
+from aotexport.inspection.diff import BundleDifference, diff_bundles
 from aotexport.inspection.inspect import printable
 from aotexport_runtime.bundle.read import open_bundle
 
@@ -41,7 +41,7 @@ def diff(context: click.Context, a: Path, b: Path, as_json: bool) -> None:
     context.exit(1 if changes else 0)
 
 
-def _print(changes: list[Difference]) -> None:
+def _print(changes: list[BundleDifference]) -> None:
     console = stdout()
     if not changes:
         console.print("the bundles are the same")
@@ -53,7 +53,7 @@ def _print(changes: list[Difference]) -> None:
         console.print(table)
 
 
-def _what(change: Difference) -> str:
+def _what(change: BundleDifference) -> str:
     if change.max_abs is not None:
         return f"{change.after}: {change.unequal:,} elements differ, by at most {change.max_abs:.3g}"
     return f"{change.before or 'absent'} -> {change.after or 'absent'}"

@@ -37,7 +37,7 @@ def with_label_free(specs: Iterable[ProgramSpec], state: State) -> tuple[list[Pr
 
     Labels are arguments with the default None for which the example passes tensors, and without which the model returns
     another structure: no loss, or logits alone. A mask is none if the structure stays. The variant leaves out all
-    labels together. A program gets none if another variant already leaves one out.
+    labels together. A program gets none if another of its variants already passes no labels.
 
     Args:
         specs: the programs, each before its variants.

@@ -33,7 +33,7 @@ from aotexport_runtime.values.subclasses import TensorTypes, is_wrapper
 SEED = 20240229
 CALLS = 2
 
-_KEPT_NBYTES = 64 << 20
+_KEPT_GRADIENTS_NBYTES = 64 << 20
 """Size of gradients to keep for the second call to add to."""
 
 T = TypeVar("T")
@@ -161,12 +161,12 @@ def _eager(
 def dropped_gradients(state: State) -> tuple[str, ...]:
     """Return the names of state tensors whose large gradients recorded calls drop, as `Vector` has them.
 
-    A graph's backward returns all of its gradients at once, so kept gradients exist twice in the second call.
+    A graph's backward returns all of its gradients at once, so recorded gradients exist twice in the second call.
     """
     sizes = {entry.names[0]: entry.tensor.nbytes for entry in state.entries if entry.tensor.requires_grad}
     ordered = sorted(sizes, key=lambda name: sizes[name])
     totals = accumulate(sizes[name] for name in ordered)
-    return tuple(sorted(name for name, nbytes in zip(ordered, totals, strict=True) if nbytes > _KEPT_NBYTES))
+    return tuple(sorted(name for name, nbytes in zip(ordered, totals, strict=True) if nbytes > _KEPT_GRADIENTS_NBYTES))
 
 
 def observe_eager(call: ExampleCall, state: State, program: Program, arguments: RecordedArguments) -> Observation:

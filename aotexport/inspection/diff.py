@@ -14,7 +14,7 @@ from aotexport_runtime.schema.program import Program
 
 
 @dataclass(frozen=True)
-class Difference:
+class BundleDifference:
     """One difference between two bundles.
 
     Attributes:
@@ -34,7 +34,7 @@ class Difference:
     max_abs: float | None = None
 
 
-def diff_bundles(a: Bundle, b: Bundle) -> list[Difference]:
+def diff_bundles(a: Bundle, b: Bundle) -> list[BundleDifference]:
     """Return all differences between two open bundles; none when they are the same.
 
     Raises:
@@ -50,10 +50,10 @@ def diff_bundles(a: Bundle, b: Bundle) -> list[Difference]:
     return changes
 
 
-def _compare(section: str, before: Mapping[str, str], after: Mapping[str, str]) -> Iterator[Difference]:
+def _compare(section: str, before: Mapping[str, str], after: Mapping[str, str]) -> Iterator[BundleDifference]:
     for name in {**before, **after}:
         if before.get(name) != after.get(name):
-            yield Difference(section, name, before.get(name), after.get(name))
+            yield BundleDifference(section, name, before.get(name), after.get(name))
 
 
 def _format(bundle: Bundle) -> dict[str, str]:
@@ -77,7 +77,7 @@ def _programs(bundle: Bundle) -> dict[str, str]:
     }
 
 
-def _program(a: Bundle, b: Bundle, name: str) -> Iterator[Difference]:
+def _program(a: Bundle, b: Bundle, name: str) -> Iterator[BundleDifference]:
     before, after = a.program(name), b.program(name)
     for section, describe in {
         "inputs": lambda _, program: describe_inputs(program),
@@ -118,7 +118,7 @@ def _files(bundle: Bundle) -> dict[str, str]:
 # --- weights ----------------------------------------------------------------------------------------------
 
 
-def _weights(a: Bundle, b: Bundle) -> list[Difference]:
+def _weights(a: Bundle, b: Bundle) -> list[BundleDifference]:
     before, after = _state(a), _state(b)
     changes = list(
         _compare("weights", {n: _kind(e) for n, e in before.items()}, {n: _kind(e) for n, e in after.items()})
@@ -148,7 +148,7 @@ def _kind(entry: StateTensor) -> str:
     return f"{entry.role} {entry.dtype}{list(entry.shape)}{of}{grad}{persistent}{tied}"
 
 
-def _values(a: Bundle, b: Bundle, before: list[StateTensor], after: list[StateTensor]) -> Iterator[Difference]:
+def _values(a: Bundle, b: Bundle, before: list[StateTensor], after: list[StateTensor]) -> Iterator[BundleDifference]:
     # Import torch only if needed: bundles of the same weights are compared without it.
     import torch
 
@@ -161,7 +161,7 @@ def _values(a: Bundle, b: Bundle, before: list[StateTensor], after: list[StateTe
     new = load_parts(b, [record for _, _, record in pairs])
     for (entry, record, _), tensor, other in zip(pairs, old, new, strict=True):
         if tensor.shape != other.shape:
-            yield Difference("weights", record.key, f"part {list(tensor.shape)}", f"part {list(other.shape)}")
+            yield BundleDifference("weights", record.key, f"part {list(tensor.shape)}", f"part {list(other.shape)}")
             continue
         name = entry.name if entry.subclass is None else record.key
         wide = torch.complex128 if tensor.is_complex() else torch.float64
@@ -170,4 +170,4 @@ def _values(a: Bundle, b: Bundle, before: list[StateTensor], after: list[StateTe
         if unequal.any():
             largest = (x - y).abs()[unequal].max().item()
             kind = _kind(entry)
-            yield Difference("weights", name, kind, kind, unequal=int(unequal.sum()), max_abs=largest)
+            yield BundleDifference("weights", name, kind, kind, unequal=int(unequal.sum()), max_abs=largest)

@@ -14,7 +14,7 @@ from aotexport.encode.program import EncodedProgram
 from aotexport.lower.cpu.levels import Level
 from aotexport.lower.cpu.partition import NotLowered
 from aotexport.lower.cpu.program import lower_program, with_partition
-from aotexport.vectors.record import Vector
+from aotexport.vectors.record import RecordedCall
 from aotexport.write.files import custom_operators
 from aotexport_runtime.schema import encode_record
 from aotexport_runtime.schema.compiled import CompiledProgram, CpuRequirements, Target, TargetRefusal
@@ -25,7 +25,7 @@ RECORD_NAME = "target.json"
 def lower_programs(
     programs: Sequence[EncodedProgram],
     levels: Sequence[Level],
-    vectors: Sequence[Vector],
+    vectors: Sequence[RecordedCall],
     directory: Path,
     progress: Callable[[str], None],
 ) -> list[EncodedProgram]:

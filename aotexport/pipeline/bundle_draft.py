@@ -11,7 +11,7 @@ from aotexport.model.call import ExampleCall
 from aotexport.model.programs import ProgramSpec
 from aotexport.model.state import State
 from aotexport.pipeline.options import ExportOptions
-from aotexport.vectors.record import Vector
+from aotexport.vectors.record import RecordedCall
 from aotexport.verify.comparison import Comparison
 from aotexport_runtime.schema.manifest import FileEntry, StateTensor, Submodule, VectorEntry
 from aotexport_runtime.schema.trees import Tree
@@ -45,7 +45,7 @@ class BundleDraft:
     attributes: Mapping[str, Tree]
     modules: tuple[Submodule, ...]
     weights: tuple[StateTensor, ...] = ()
-    vectors: tuple[Vector, ...] = ()
+    vectors: tuple[RecordedCall, ...] = ()
     entries: tuple[VectorEntry, ...] = ()
     digested: tuple[FileEntry, ...] = ()
     target_files: TargetFiles = field(default_factory=TargetFiles)

@@ -14,7 +14,7 @@ from aotexport.pipeline.write import write_bundle
 from aotexport.process.clock import Clock
 from aotexport.process.garbage import give_back_freed_memory
 from aotexport.vectors.paths import checked_programs, on_path
-from aotexport.vectors.record import Vector, record_vectors, write_vectors
+from aotexport.vectors.record import RecordedCall, record_vectors, write_vectors
 from aotexport.vectors.small_sizes import begun_at_zero
 from aotexport.vectors.versions import with_versions
 from aotexport.write.files import list_files
@@ -28,7 +28,7 @@ def record_calls(draft: BundleDraft, directory: Path, clock: Clock) -> BundleDra
         ExportFailed: the model fails on its example inputs.
     """
     clock.stage("record eager results")
-    programs, vectors = list[EncodedProgram](), list[Vector]()
+    programs, vectors = list[EncodedProgram](), list[RecordedCall]()
     with weights_as_snapshots(draft.state, draft.weights, directory):
         for spec, program in zip(draft.specs, draft.programs, strict=True):
             program, recorded = _recorded(spec, draft.state, program, verified=draft.options.verify)
@@ -40,7 +40,7 @@ def record_calls(draft: BundleDraft, directory: Path, clock: Clock) -> BundleDra
 
 def _recorded(
     spec: ProgramSpec, state: State, program: EncodedProgram, *, verified: bool
-) -> tuple[EncodedProgram, list[Vector]]:
+) -> tuple[EncodedProgram, list[RecordedCall]]:
     if program.launched:
         note = (
             f"program {program.record.name} is not verified: nothing on this machine runs the Triton kernel "

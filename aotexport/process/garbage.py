@@ -29,7 +29,7 @@ def collected_rarely() -> Iterator[None]:
 
 
 def give_back_freed_memory() -> None:
-    """Give free memory of the heap back to the system, such as gradients of recorded calls, while others verify.
+    """Give free memory of the heap back to the system, for the process that verifies: gradients of recorded calls, say.
 
     Of the C libraries, glibc keeps such memory in the holes between blocks in use, and has a function for it.
     """

@@ -31,7 +31,7 @@ from aotexport.model.refusals import attempt
 from aotexport.model.restore import restored
 from aotexport.model.state import State, collect_state
 from aotexport.process.quiet import quiet
-from aotexport.vectors.record import Vector, record_path
+from aotexport.vectors.record import RecordedCall, record_path
 from aotexport_runtime.schema import encode_record
 from aotexport_runtime.schema.graph import Graph
 from aotexport_runtime.schema.program import Program
@@ -56,7 +56,7 @@ class EagerErrors:
         specs: Sequence[ProgramSpec],
         state: State,
         programs: Sequence[EncodedProgram],
-        vectors: Iterable[Vector],
+        vectors: Iterable[RecordedCall],
         directory: Path,
     ) -> None:
         """Prepare to judge; nothing runs yet.
@@ -122,7 +122,9 @@ class EagerErrors:
         return errors
 
 
-def eager_errors(call: ExampleCall, state: State, program: Program, forward: Graph, vector: Vector) -> dict[str, float]:
+def eager_errors(
+    call: ExampleCall, state: State, program: Program, forward: Graph, vector: RecordedCall
+) -> dict[str, float]:
     """Return the errors of eager's float32 in a recorded call, by name of the value, on the scale of comparisons.
 
     A copy of the model runs with its tensors of float32 in float64, as the truth. Further runs have parameters changed
@@ -182,7 +184,7 @@ def _has_16_bits(graph: Graph) -> bool:
     return any(isinstance(m, TensorMeta) and dtypes.dtype(m.dtype) in (torch.float16, torch.bfloat16) for m in metas)
 
 
-def _in_float64(call: ExampleCall, program: Program, vector: Vector) -> _ObservedRun:
+def _in_float64(call: ExampleCall, program: Program, vector: RecordedCall) -> _ObservedRun:
     """Run a recorded call of a copy of the model, with every tensor of float32 in float64."""
     copied, state = _copied(call, program)
     if copied.module is not None:
@@ -195,7 +197,7 @@ def _in_float64(call: ExampleCall, program: Program, vector: Vector) -> _Observe
     return _run(dataclasses.replace(copied, tensors=tensors), state, program, vector, stored)
 
 
-def _nudged(call: ExampleCall, program: Program, vector: Vector, generator: torch.Generator) -> _ObservedRun:
+def _nudged(call: ExampleCall, program: Program, vector: RecordedCall, generator: torch.Generator) -> _ObservedRun:
     """Run a recorded call with every parameter of float32 changed by up to its last bit."""
     copied, state = _copied(call, program)
     for entry in state.entries:
@@ -223,7 +225,7 @@ def _copied(call: ExampleCall, program: Program) -> tuple[ExampleCall, State]:
 
 
 def _run(
-    call: ExampleCall, state: State, program: Program, vector: Vector, stored: dict[str, torch.Tensor]
+    call: ExampleCall, state: State, program: Program, vector: RecordedCall, stored: dict[str, torch.Tensor]
 ) -> _ObservedRun:
     drawn: list[bytes] = []
 

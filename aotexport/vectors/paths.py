@@ -7,7 +7,7 @@ from pathlib import Path
 
 from aotexport.encode.program import FORWARD_FILE, EncodedProgram
 from aotexport.errors import ExportFailed
-from aotexport.vectors.record import Vector
+from aotexport.vectors.record import RecordedCall
 from aotexport_runtime.bundle.read import open_bundle
 from aotexport_runtime.commands.self_test import run_vector
 from aotexport_runtime.engines.checks import CHECK
@@ -24,8 +24,8 @@ def checked_programs(programs: Iterable[EncodedProgram]) -> dict[str, str]:
 
 
 def on_path(
-    directory: Path, checked: dict[str, str], vectors: Iterable[Vector]
-) -> tuple[list[Vector], dict[str, list[str]]]:
+    directory: Path, checked: dict[str, str], vectors: Iterable[RecordedCall]
+) -> tuple[list[RecordedCall], dict[str, list[str]]]:
     """Return the recorded calls that pass the checks of their program, and the names of the others, per program.
 
     Args:
@@ -37,7 +37,7 @@ def on_path(
         ExportFailed: the example itself, called again, takes another path.
     """
     namespaces = open_bundle(directory).manifest.requirements.operator_namespaces
-    followed: list[Vector] = []
+    followed: list[RecordedCall] = []
     refused: dict[str, list[str]] = {}
     for vector in vectors:
         target = checked.get(vector.record.program)

@@ -31,7 +31,7 @@ from aotexport_runtime.schema.vectors import Vector as VectorRecord
 
 
 @dataclass(frozen=True)
-class Vector:
+class RecordedCall:
     """A recorded call: its record, and the tensors it stores."""
 
     name: str
@@ -39,7 +39,7 @@ class Vector:
     tensors: dict[str, torch.Tensor]
 
 
-def record_vectors(call: ExampleCall, state: State, program: Program) -> tuple[Program, list[Vector]]:
+def record_vectors(call: ExampleCall, state: State, program: Program) -> tuple[Program, list[RecordedCall]]:
     """Run the eager callable, and record everything that a caller can see.
 
     Args:
@@ -62,7 +62,7 @@ def record_vectors(call: ExampleCall, state: State, program: Program) -> tuple[P
     for dimension in program.dimensions:
         if isinstance(program.inputs[dimension.input_index], SizeInput):
             continue
-        small: list[Vector] = []
+        small: list[RecordedCall] = []
         for size in range(dimension.min or 0, 2):
             arguments = small_arguments(program, example, dimension, size, generator)
             if arguments is None:
@@ -79,7 +79,7 @@ def record_vectors(call: ExampleCall, state: State, program: Program) -> tuple[P
     return program, vectors
 
 
-def _record(call: ExampleCall, state: State, program: Program, arguments: RecordedArguments) -> Vector:
+def _record(call: ExampleCall, state: State, program: Program, arguments: RecordedArguments) -> RecordedCall:
     try:
         with (
             attempt(f"recorded call `{arguments.name}`"),
@@ -99,10 +99,10 @@ def _record(call: ExampleCall, state: State, program: Program, arguments: Record
         facts=seen.facts,
         values=tuple(seen.values),
     )
-    return Vector(arguments.name, record, {**arguments.stored, **values})
+    return RecordedCall(arguments.name, record, {**arguments.stored, **values})
 
 
-def write_vectors(vectors: Iterable[Vector], directory: Path) -> tuple[VectorEntry, ...]:
+def write_vectors(vectors: Iterable[RecordedCall], directory: Path) -> tuple[VectorEntry, ...]:
     """Write the vectors below `directory`; return their manifest entries."""
     folder = directory / "testvectors"
     folder.mkdir()
@@ -122,7 +122,7 @@ def write_vectors(vectors: Iterable[Vector], directory: Path) -> tuple[VectorEnt
     return tuple(entries)
 
 
-def record_path(directory: Path, vector: Vector) -> Path:
+def record_path(directory: Path, vector: RecordedCall) -> Path:
     """Return the path of the record of a vector below `directory`."""
     return directory / "testvectors" / f"{vector.record.program}.{vector.name}.json"
 

@@ -19,7 +19,7 @@ from aotexport.model.source import ModelSource
 from aotexport.model.state import State, StateEntry, collect_state
 from aotexport.values.subclasses import CLASSES, encode_subclass
 from aotexport.vectors.eager_errors import eager_errors
-from aotexport.vectors.record import Vector, record_vectors
+from aotexport.vectors.record import RecordedCall, record_vectors
 from aotexport_runtime.bundle.read import Bundle
 from aotexport_runtime.bundle.weights import load_parts, parts_of
 from aotexport_runtime.commands.self_test import VectorResult, run_vector
@@ -58,7 +58,7 @@ def compare_with_model(
         forward = bundle.graph(name, program.forward.file)
         for vector in record_vectors(call, state, program)[1]:
 
-            def run(vector: Vector, target: str) -> VectorResult:
+            def run(vector: RecordedCall, target: str) -> VectorResult:
                 return run_vector(
                     bundle.root, vector.name, vector.record, vector.tensors, None, target, namespaces, CLASSES
                 )

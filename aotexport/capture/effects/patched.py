@@ -281,7 +281,7 @@ def _factories(set_requires_grad: Callable[[torch.Tensor, bool], torch.Tensor]) 
         @functools.wraps(original)
         def make(*args: Any, requires_grad: bool = False, **kwargs: Any) -> torch.Tensor:
             if original.__name__ == "randint_like":
-                # Torch's Python code calls it below autograd, which does not differentiate it.
+                # Torch's Python binding calls it below autograd, so no gradient flows through it.
                 args = (args[0].detach(), *args[1:])
             if not requires_grad:
                 return original(*args, **kwargs)

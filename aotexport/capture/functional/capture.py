@@ -14,7 +14,7 @@ from aotexport.capture.effects.grad_mode import marked_regions
 from aotexport.capture.effects.hooks import unfit_hook
 from aotexport.capture.functional.mutating_operators import nest_mutating_calls
 from aotexport.capture.functional.overlapping_views import contiguous_tangents
-from aotexport.capture.functional.recomputed import compute_checkpoints_anew
+from aotexport.capture.functional.recomputed import recompute_checkpoints
 from aotexport.capture.functional.retrace import Analysis, Retrace, without_memory_of_others
 from aotexport.capture.functional.shared_casts import shared_casts
 from aotexport.capture.passes.launches import launched_kernels, name_launches
@@ -94,7 +94,7 @@ def capture_functional_graph(
                 nest_mutating_calls(captured.module, mode)
                 name_launches(captured.module)
             assumed = _checked(forward, captured)
-            unfit = compute_checkpoints_anew(captured) if grad else None
+            unfit = recompute_checkpoints(captured) if grad else None
     except ExportFailed as refusal:
         return Refused(described(refusal.error))
     if unfit is not None:

@@ -32,7 +32,7 @@ class _DrawsFromValues(Exception):
     """Backward would draw from probabilities that it recomputes."""
 
 
-def compute_checkpoints_anew(captured: FunctionalCapture) -> str | None:
+def recompute_checkpoints(captured: FunctionalCapture) -> str | None:
     """Let the backward of a joint graph recompute the values of checkpointed parts.
 
     Returns:
