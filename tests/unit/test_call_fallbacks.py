@@ -119,7 +119,7 @@ def test_graph_that_is_the_faster_one_runs(tmp_path, caplog, layer, shape, optio
 def test_large_products_decide_by_the_library_that_computes_them(tmp_path, products, engine, reason):
     x = torch.randn(128, 160)
     aotexport.export(Layer(torch.nn.Linear(160, 192)), (x,), output=tmp_path / "bundle", verify=False)
-    loaded = aotexport_runtime.load(tmp_path / "bundle", products=products)
+    loaded = aotexport_runtime.load(tmp_path / "bundle", matmul=products)
 
     found = loaded.explain_program("train")
 
