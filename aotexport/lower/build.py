@@ -25,9 +25,9 @@ def with_lowered(
 
     Args:
         program: the program with its functional graph.
-        forward: what it was encoded from.
+        forward: its captured forward graph.
         functional: its functional graph.
-        targets: what to lower for.
+        targets: the targets of the export.
     """
     if not targets.cuda:
         return program
@@ -50,11 +50,11 @@ def _noted(program: EncodedProgram, reason: str) -> EncodedProgram:
 
 @dataclasses.dataclass(frozen=True)
 class TargetFiles:
-    """What the programs of a target share.
+    """Files that the programs of a target share.
 
     Attributes:
         files: contents by path below `targets/`.
-        notes: sentences for the user about what the compiler could not do.
+        notes: sentences for the user about failures of the compiler.
     """
 
     files: dict[str, bytes] = dataclasses.field(default_factory=dict)
@@ -69,14 +69,14 @@ def compile_targets(
     kernel_sources: bool = True,
     root: Path | None = None,
 ) -> TargetFiles:
-    """Compile what the lowered programs launch.
+    """Compile the kernels that lowered programs launch.
 
     Args:
         programs: the programs of the export.
-        targets: what to compile for.
-        progress: called with how many of how many compilations are done.
+        targets: the targets of the export.
+        progress: called with the number of finished compilations and of all.
         kernel_sources: keep the kernels' sources.
-        root: directory that source files of the user are relative to; None: kernels do not say what lines they are of.
+        root: directory that source files of the user are relative to; None: kernels do not record the user's lines.
     """
     lowered = [program.lowered[CUDA] for program in programs if program.lowered]
     if not lowered:
@@ -96,7 +96,7 @@ def compile_targets(
 
 
 def write_targets(programs: Sequence[EncodedProgram], shared: TargetFiles, directory: Path) -> None:
-    """Write the lowered forms of programs below `directory`, in place of those that are there."""
+    """Write the lowered forms of programs below `directory`, in place of those there."""
     root = directory / "targets"
     for old in root.glob("*"):
         # Libraries of processors are written once, after the graphs were verified.

@@ -14,15 +14,15 @@ TARGETS = {
     "cpu": "shared libraries for the processor of this machine; `cpu:v3,v4` names levels of x86-64",
     "cuda": "kernels for NVIDIA GPUs, built without one; `cuda:sm_80,sm_90` names the architectures",
 }
-"""Targets by name, with what they are."""
+"""Targets by name, with descriptions."""
 
 CUDA_ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
-"""Architectures that kernels are compiled for unless some are named, and the only ones that are known."""
+"""All known architectures, and those that kernels are compiled for by default."""
 
 
 @dataclass(frozen=True)
 class Targets:
-    """What an export ships beside the portable form.
+    """The targets of an export beside the portable form.
 
     Attributes:
         cuda: architectures of the target `cuda`; empty: without it.
@@ -34,10 +34,10 @@ class Targets:
 
 
 def check_targets(targets: Iterable[str]) -> Targets:
-    """Return what was asked for.
+    """Return the requested targets.
 
     Raises:
-        ModelFileInvalid: names an unknown target or architecture with the known ones, or what must be installed.
+        ModelFileInvalid: names an unknown target or architecture with the known ones, or a missing package.
     """
     cuda: list[str] = []
     cpu: set[str] = set()

@@ -1,8 +1,8 @@
-"""Indices that only the data know: outside_bounds inside of their bounds, and told of when they were not.
+"""Indices that depend on data: clamped to their bounds, with a result that says whether any was outside.
 
 An error in a compiled loop would end the process. A library therefore never raises one: indices are clamped, and one
-more result says whether that changed any. Where it did, the results mean nothing, and the graph runs, whose operators
-raise eager's error.
+more result says whether that changed any. If it did, the other results mean nothing, and the graph runs instead, whose
+operators raise eager's error.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ def hold_indices(module: torch.fx.GraphModule, fake_mode: FakeTensorMode) -> boo
     """Clamp the indices in a traced graph, and return one more result that says whether any was outside of its bounds.
 
     Args:
-        module: of `trace_decomposed`; changed.
-        fake_mode: what its values are of.
+        module: result of `trace_decomposed`; changed.
+        fake_mode: fake mode of its values.
 
     Returns:
-        Whether there are any; without, there is no further result.
+        Whether it has such indices; if not, there is no further result.
     """
     outside_bounds: list[torch.fx.Node] = []
     for node in list(module.graph.nodes):

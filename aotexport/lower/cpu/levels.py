@@ -1,4 +1,4 @@
-"""Levels of the x86-64 instruction set: what a target's libraries may use."""
+"""Levels of the x86-64 instruction set that a target's libraries may use."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-// Float32 matmuls in a library, by torch's route (MKL) or by oneDNN, as the loader says.
+// Float32 matmuls in a library, by torch's backend (MKL) or by oneDNN, as the loader decides.
 //
-// The first call of a library notes which matmuls it computes. The loader then chooses a route for each, closes the
-// list, and calls again. Torch's headers come before this file; below it, the names of torch's matmuls mean these.
+// The first call of a library records its matmuls. The loader then chooses a backend for each, closes the table, and
+// calls again. Torch's headers come before this file; after it, the names of torch's matmul functions mean these.
 
 #include <torch/csrc/inductor/aoti_torch/c/shim_cpu.h>
 
@@ -11,7 +11,7 @@
 
 #pragma weak aoti_torch_cpu__linear_pointwise
 
-// Every library of a process has its own.
+// Every library of a process has a table of its own.
 namespace {
 namespace aotexport {
 
@@ -24,7 +24,7 @@ struct Matmul {
 
 constexpr int64_t capacity = 128;
 
-// `mode` is the loader's own: how whoever loaded the library first wants its matmuls computed; 0: nobody did.
+// `mode` is the loader's: the matmul backend of its first load; 0: it was not loaded yet.
 struct MatmulTable {
   int64_t mode;
   int64_t count;
@@ -59,7 +59,7 @@ inline bool described(AtenTensorHandle tensor, Matrix& matrix) {
   return true;
 }
 
-// Whether a tensor is a row of `columns` numbers without gaps, or one that every row repeats; and where it begins.
+// Whether a tensor is a dense row of `columns` numbers, or such a row expanded; sets the offset where it begins.
 inline bool is_bias(AtenTensorHandle tensor, int64_t columns, int64_t& offset) {
   int64_t rank = 0;
   int64_t *sizes = nullptr, *strides = nullptr;
@@ -78,7 +78,7 @@ inline bool is_turned(const Matrix& matrix) {
   return matrix.strides[0] == 1 && matrix.strides[1] == matrix.sizes[0];
 }
 
-// Whether oneDNN computes this matmul. One that is met for the first time is noted while the list is open.
+// Whether oneDNN computes this matmul. While the table is open, a new matmul is recorded.
 inline bool by_onednn(const int64_t (&is)[8]) {
   static std::mutex mutex;
   std::unique_lock<std::mutex> lock(mutex, std::defer_lock);
@@ -155,6 +155,7 @@ inline AOTITorchError addmm_out(
 } // namespace aotexport
 } // namespace
 
+// Libraries in existing bundles have this name, by which the loader finds the table.
 extern "C" __attribute__((visibility("default"))) void* aotexport_products() {
   return &aotexport::known;
 }

@@ -61,16 +61,16 @@ def lower_subgraph(piece: Piece, level: Level, file: str, directory: Path) -> tu
     """Compile `piece` to the library `file` in `directory`.
 
     Args:
-        piece: what to compile.
+        piece: the subgraph.
         level: instruction set.
         file: name of the library.
-        directory: where to; nothing else is left there.
+        directory: gets the library and no other file.
 
     Returns:
-        Its record, and what the compiler assumed about the symbols.
+        Its record, and the compiler's assumptions about the symbols.
 
     Raises:
-        NotLowered: it has something that a library cannot do.
+        NotLowered: it has operators or results that a library cannot have.
     """
     _check_effects(piece)
     metas, subgraph = piece.metas, piece.subgraph
@@ -173,14 +173,14 @@ def _size(name: str, piece: Piece, symbols: Mapping[str, Any]) -> Any:
 
 
 def _assumptions(environment: ShapeEnv | None, names: Mapping[Any, sympy.Symbol]) -> list[SizeExpression]:
-    """Return what a trace and the compiler assumed about the symbols.
+    """Return the assumptions of a trace and the compiler about the symbols.
 
     Args:
-        environment: of the trace.
+        environment: shape environment of the trace.
         names: the program's symbol per symbol of the trace.
 
     Raises:
-        NotLowered: an assumption that the format cannot say.
+        NotLowered: the format cannot express an assumption.
     """
     if environment is None:
         return []
@@ -199,6 +199,6 @@ def _assumptions(environment: ShapeEnv | None, names: Mapping[Any, sympy.Symbol]
 
 
 def least_sizes(dimensions: Sequence[Dimension]) -> list[SizeExpression]:
-    """Return what every trace assumes: that dynamic sizes are neither 0 nor 1."""
+    """Return the assumption of every trace that dynamic sizes are neither 0 nor 1."""
     two: Size = 2
     return [SizeExpression(op="le", args=(two, d.symbol)) for d in dimensions if (d.min or 0) < 2]

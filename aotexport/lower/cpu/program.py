@@ -1,4 +1,4 @@
-"""A program to its libraries: the functional graph, whole or cut in forward and backward."""
+"""A program to its libraries: the functional graph, whole or partitioned into forward and backward."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def lower_program(
 
 
 def with_partition(program: EncodedProgram) -> EncodedProgram:
-    """Return `program` with the partition that its joint graph is compiled by, where that is not the default one."""
+    """Return `program` with the partition that its joint graph is compiled by, if that is not the default one."""
     functional = program.record.functional
     if functional is None or functional.gradients is None:
         return program

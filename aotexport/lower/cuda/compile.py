@@ -35,7 +35,7 @@ class Binary:
 
     Attributes:
         code: machine code.
-        ptx: what it was made from; empty for AMD's devices.
+        ptx: text that it was made from; empty for AMD's devices.
         shared_nbytes: dynamic shared memory.
         global_scratch_nbytes: scratch memory per block.
         global_scratch_alignment: alignment of that.
@@ -59,7 +59,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Compiled:
-    """What became of compilations.
+    """Results of compilations.
 
     Attributes:
         binaries: compiled code per job.
@@ -85,13 +85,13 @@ def compile_kernels(
     """Compile every candidate of every kernel for every architecture.
 
     Args:
-        kernels: what to compile.
+        kernels: the kernels.
         architectures: `sm_80`, ...
         cache: directory of earlier results; None: `kernels` in the user's cache directory.
-        progress: called with how many of how many compilations are done.
+        progress: called with the number of finished compilations and of all.
 
     Returns:
-        Code per compilation, and why others failed: the compiler refused, or its process died.
+        Code per compilation, and reasons for those that failed: the compiler refused, or its process died.
 
     Raises:
         InternalError: aotexport has a bug.
@@ -134,7 +134,7 @@ def _description(kernel: KernelSource, index: int, architecture: str) -> dict[st
     candidate = kernel.candidates[index]
     options = dict(candidate.options)
     if architecture.startswith("gfx"):
-        # Of NVIDIA's devices alone.
+        # Options for NVIDIA's devices alone.
         options = {name: value for name, value in options.items() if not name.startswith("launch_")}
     if architecture == PTX_ARCHITECTURE:
         options["ptx_version"] = _PTX_VERSION
@@ -230,7 +230,7 @@ def _start(scratch: Path) -> subprocess.Popen[str]:
         "TRITON_CACHE_DIR": str(scratch / "triton"),
         "TRITON_DISABLE_LINE_INFO": "1",
         "TRITON_INTERPRET": "0",
-        # What Triton 3.9 does unless told otherwise, and later ones do not.
+        # The default of Triton 3.9; later ones have another.
         "TRITON_DEFAULT_FP_FUSION": "1",
         "OMP_NUM_THREADS": "1",
         "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),

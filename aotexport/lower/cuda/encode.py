@@ -54,7 +54,7 @@ def encode_lowered(
         namespaces: of the program's custom operators.
 
     Raises:
-        CannotLower: it holds something that the format cannot say.
+        CannotLower: the format cannot express it.
     """
     try:
         return _Encoder(lowered, inputs, namespaces).encode(outputs)
@@ -132,12 +132,12 @@ class _Encoder:
             if isinstance(argument, torch.fx.Node) and argument not in self.names:
                 raise CannotLower(f"operator `{name}` is given something that is no value")
         self._add(node, name, args, kwargs)
-        # Operators of torch that write return what they wrote to, custom ones return memory of their own.
+        # In-place operators of torch return their operand, custom ones return memory of their own.
         if (custom or not schema.is_mutable) and not name.startswith(_VIEWS):
             self._check_layout(node)
 
     def _check_layout(self, node: torch.fx.Node) -> None:
-        """Copy a result that a library laid out otherwise than kernels will read it."""
+        """Copy a result that a library may lay out in another way than kernels read it."""
         value = node.meta.get("val")
         if not isinstance(value, torch.Tensor):
             return
@@ -187,7 +187,7 @@ class _Encoder:
         rest: list[Argument],
         kwargs: dict[str, Argument],
     ) -> None:
-        """Add an operator on the value of `node`, whose result stands for it from here on."""
+        """Add an operator on the value of `node`; later nodes use its result instead."""
         args: list[Argument] = [self.names[node], *rest]
         result = Node(name=f"{node.name}_{label}", op=op, args=args, kwargs=kwargs, meta=_on_gpu(meta))
         self.nodes.append(result)

@@ -19,10 +19,10 @@ def grid_of(tuner: CachingAutotuner, config: object, constants: Mapping[str, obj
     Args:
         tuner: the kernel.
         config: the configuration.
-        constants: arguments that are fixed, which no launch is given.
+        constants: fixed arguments, which no launch takes.
 
     Raises:
-        CannotLower: an expression that the format cannot say.
+        CannotLower: the format cannot express it.
     """
     grid = GridExpr.from_meta(tuner.inductor_meta, config)  # type: ignore[arg-type]
     known: dict[str, Size] = {name: value for name, value in constants.items() if type(value) is int}
@@ -38,10 +38,10 @@ def parse(source: str, known: dict[str, Size] | None = None) -> Size:
 
     Args:
         source: an expression of integers.
-        known: what names stand for; others are symbols.
+        known: values of names; other names are symbols.
 
     Raises:
-        CannotLower: it holds something else than arithmetic.
+        CannotLower: it is not arithmetic alone.
     """
     return _size(ast.parse(source.strip(), mode="eval").body, known or {}, source)
 

@@ -80,9 +80,9 @@ def library_files(
     Args:
         kernels: the kernels.
         compiled: their code.
-        architectures: what it was compiled for.
+        architectures: architectures that it was compiled for.
         sources: keep the kernels' sources.
-        root: directory that source files of the user are relative to; None: kernels do not say what lines they are of.
+        root: directory that source files of the user are relative to; None: kernels do not record the user's lines.
     """
     ordered = sorted(kernels, key=lambda kernel: kernel.name)
     kinds = [*architectures, PTX] if PTX_ARCHITECTURE in architectures else list(architectures)
@@ -121,7 +121,7 @@ def parameter_of(kernel: KernelSource, name: str) -> KernelParameter:
     """Return the record of a kernel's parameter.
 
     Raises:
-        CannotLower: a type that the format does not have.
+        CannotLower: the format lacks its type.
     """
     type_ = kernel.signature[name]
     multiple = DIVISOR if name in kernel.divisible else 1

@@ -47,7 +47,7 @@ class LoweredGraphs:
     """A program's lowered graphs.
 
     Attributes:
-        forward: takes the program's inputs, returns what the functional graph's forward returns, then saved values.
+        forward: takes the program's inputs, returns the results of the functional graph's forward, then saved values.
         backward: takes saved values by name and tangents, returns a gradient per input; None: an inference program.
         kernels: every kernel of both.
     """
@@ -104,7 +104,7 @@ def _lowered(
     is_backward: bool = False,
     is_inference: bool = False,
 ) -> LoweredGraph:
-    # Now: the compiler's passes rename nodes.
+    # Before the compiler's passes rename nodes.
     inputs = [node.name for node in module.graph.find_nodes(op="placeholder")]
     outputs = [value.name if isinstance(value, torch.fx.Node) else None for value in _outputs(module)]
     before = len(modules)

@@ -36,7 +36,7 @@ class CudaProgram:
     Attributes:
         record: its record.
         graphs: its graphs by file name.
-        kernels: what they launch.
+        kernels: kernels that they launch.
     """
 
     record: LoweredProgram
@@ -101,7 +101,7 @@ def _check(program: Program, forward: ForwardCapture, functional: FunctionalCapt
             raise CannotLower(f"it calls graphs of their own, by {', '.join(f'`{name}`' for name in sorted(names))}")
     gradients = program.functional.gradients if program.functional else None
     computed = {node.name for node in functional.module.graph.nodes if node.op == "call_function"}
-    # Kernels see to the versions of all that they save: what a checkpointed part reads of the inputs as well.
+    # Kernels check the versions of all saved tensors, also of inputs that a checkpointed part reads.
     if gradients is not None and any(computed.intersection(partition.unchecked) for partition in gradients.partitions):
         raise CannotLower(
             "a custom autograd function or a checkpointed part keeps tensors whose versions nobody checks"

@@ -1,4 +1,4 @@
-"""Programs captured again, where their functional graph lacks what a GPU would run.
+"""Programs captured again, where their functional graph lacks operators that a GPU would run.
 
 That is attention that CPUs compute by its definition and GPUs fuse: with dropout, or with a mask that has a gradient;
 launches of Triton kernels, which other graphs name, or call inside of operators of `torch.library.triton_op`; and
@@ -37,7 +37,7 @@ def captured_for_gpu(forward: ForwardCapture, functional: FunctionalCapture, *, 
 
     Args:
         forward: the program before autograd.
-        functional: its functional graph, returned where another would be no other.
+        functional: its functional graph, returned where another capture would make the same.
         grad: whether it is a joint graph.
 
     Raises:
@@ -69,7 +69,7 @@ def _nodes(module: torch.fx.GraphModule, target: Any) -> list[torch.fx.Node]:
 
 
 def _interface(module: torch.fx.GraphModule) -> Iterator[Any]:
-    """Yield what a graph takes and returns."""
+    """Yield dtype, shape and strides of a graph's inputs and outputs."""
     outputs: Any = module.graph.output_node().args[0]
     for value in (*module.graph.find_nodes(op="placeholder"), *outputs):
         shown = value.meta["val"] if isinstance(value, torch.fx.Node) else value

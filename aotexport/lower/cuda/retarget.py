@@ -1,4 +1,4 @@
-"""A functional graph, traced again on CUDA tensors that are not there."""
+"""A functional graph, traced again on fake CUDA tensors."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class _Retargeting(torch.fx.Interpreter):
         try:
             return super().call_function(target, args, kwargs)
         except (AssertionError, RuntimeError) as error:
-            # Torch has nothing that tells, and would have run it.
+            # Torch has no fake kernel for it, and would have run it.
             if isinstance(error.__context__, NotImplementedError):
                 raise CannotLower(f"torch does not tell what operator `{target}` returns without running it") from error
             raise
@@ -110,7 +110,7 @@ class _Retargeting(torch.fx.Interpreter):
 
 
 def _replacement(target: Any) -> Callable[..., Any] | None:
-    """Return what computes an operator on CUDA devices, where only CPUs have it."""
+    """Return the replacement on CUDA devices of an operator that only CPUs have; None: there is none."""
     if not isinstance(target, OpOverload):
         return None
     schema = target._schema

@@ -1,7 +1,7 @@
 """Results that share memory with inputs, where the calling convention needs memory of their own.
 
-The compiler drops copies that look needless to it: it does not know that the epilogue of a call writes to inputs, nor
-that a caller may.
+The compiler drops copies that seem needless: it does not know that the epilogue of a call, or the caller, may write to
+inputs.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Sources of kernels, as modules that need neither the compiler that wrote them nor a GPU.
 
-Invariant: the text of a kernel depends on nothing but what it computes. Its name ends in a digest of the rest, so
-kernels that several graphs share are one kernel.
+Invariant: the text of a kernel depends on its computation alone. Its name ends in a digest of the rest, so kernels that
+several graphs share are one kernel.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Candidate:
 
     Attributes:
         constants: every parameter of the source that is fixed.
-        options: what the compiler is told beside.
+        options: options of the compiler.
         grid: blocks per axis.
     """
 
@@ -71,7 +71,7 @@ class KernelSource:
     stack_traces: tuple[str, ...] = ()
 
     def joined(self, other: KernelSource) -> KernelSource:
-        """Return the kernel with what was fused in it here and there: code that is the same is one kernel."""
+        """Return the kernel with the operators fused in it here and in `other`, which has the same code."""
         return dataclasses.replace(
             self,
             operators=tuple(sorted({*self.operators, *other.operators})),
@@ -158,7 +158,7 @@ def _candidate(tuner: CachingAutotuner, config: Any) -> Candidate:
 
 
 def _module(text: str) -> str:
-    """Return the source of a kernel's module without what ties it to the compiler."""
+    """Return the source of a kernel's module without its ties to the compiler."""
     tree = ast.parse(text)
     lines = text.splitlines()
     removed: set[int] = set()

@@ -1,7 +1,7 @@
 """Compiles kernels on request: `python -m aotexport.lower.cuda.worker DIRECTORY`.
 
-Reads a job per line of standard input, writes a line when it is done. A process of its own, because the code generator
-aborts its process where it meets something that it does not know.
+Reads a job per line of standard input, writes a line when it is done. It is a process of its own, because the code
+generator aborts its process on unknown constructs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 def main() -> None:
     """Compile until standard input ends."""
     directory = Path(sys.argv[1])
-    # What libraries print must not be taken for an answer.
+    # Output of libraries must not be taken for an answer.
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     for line in sys.stdin:

@@ -3,8 +3,8 @@
 Built on the converter that torch's compiler has, which gets some programs wrong (torch 2.13): it takes the grid of a
 user's kernel with compile-time constants from the wrong arguments, refuses arguments of a launch that are numbers or
 views, refuses inputs that are expressions of sizes or the same size twice, fails on operators without a result, and
-cannot zero a workspace or copy to a buffer. Launches are converted here from what the compiler passes to its own
-launcher, and sizes are stated in terms of the program's symbols alone.
+cannot zero a workspace or copy to a buffer. Launches are converted here from the arguments of the compiler's own
+launcher, and sizes are expressed in the program's symbols alone.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from aotexport.torch_internals.inductor import (
 
 
 def launch(**arguments: Any) -> None:
-    """Stand for the launch of a kernel, its arguments by keyword.
+    """A node's target for the launch of a kernel, its arguments by keyword.
 
     `meta['tuner']` of the node says which kernel, `meta['origins']` which nodes were fused in it.
     """
@@ -111,7 +111,7 @@ class _Converter(FxConverter):
         self.gm.graph.call_function(torch.ops.aten.zero_.default, (self.buffer_to_node[line.name],))
 
     def _generate_graph_inputs(self) -> None:
-        """Make a placeholder per input, and one per symbol: whoever runs the program knows them."""
+        """Make a placeholder per input, and one per symbol, whose values a run of the program knows."""
         everything = self.graph_inputs
         for name, value in everything.items():
             if isinstance(value, sympy.Expr | int):
@@ -215,6 +215,6 @@ def runtime_arguments(tuner: CachingAutotuner) -> list[str]:
 
 
 def _default_meta(tuner: CachingAutotuner) -> dict[str, Any]:
-    """Return what the compiler would be told of a kernel's first configuration; names are the same in all."""
+    """Return the compiler's metadata of a kernel's first configuration; names are the same in all."""
     assert tuner.configs
     return tuner._create_compile_meta(tuner.configs[0])

@@ -1,4 +1,4 @@
-"""What gives the result of an operator in other operators."""
+"""Forms of operators: their results by other operators."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ Metas = Sequence[TensorMeta | None]
 """Metadata per positional argument; None: it is no tensor."""
 
 Form = Callable[[Call, list[Any], Mapping[str, Any], Metas], Any]
-"""Adds to a graph what gives the result of an operator for arguments; returns its node, or a node per result. May raise
+"""Adds nodes to a graph that compute an operator on arguments; returns its node, or a node per result. May raise
 `NoForm`."""
 
 
 class NoForm(Exception):
-    """An operator has no form for such arguments; says why."""
+    """An operator has no form for these arguments; says why."""

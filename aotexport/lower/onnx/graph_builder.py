@@ -32,7 +32,7 @@ from aotexport_runtime.validate.bounds import MAX_TEXT
 _HIDDEN_WRITES = ("aten::batch_norm", "aten::instance_norm", "aten::native_batch_norm", "aten::cudnn_batch_norm")
 _CHECKS = ("aten::_assert_scalar.default", "aten::_assert_async.default", "aten::_assert_async.msg")
 _WITHOUT_GRADIENTS = ("torch::set_grad_enabled", "torch::is_grad_enabled", checkpoint.ENTER, checkpoint.EXIT)
-"""What does nothing where no gradients are recorded."""
+"""Operators without effect where no gradients are recorded."""
 _MOVES = ("aten::set_data.default",)
 
 
@@ -40,12 +40,12 @@ class GraphBuilder:
     """An FX graph under construction from a recorded graph.
 
     Attributes:
-        record: what is rebuilt.
+        record: the recorded graph.
         root: holds tensors and subgraphs that the graph refers to.
-        graph: what is built.
+        graph: the graph under construction.
         values: value in the graph per name in the record.
         symbols: values of its sizes.
-        checks: what must hold, in words, and whether it does.
+        checks: conditions in words, each with the node of its truth.
         may_write: whether some operator may write to its operands.
     """
 
@@ -76,7 +76,7 @@ class GraphBuilder:
         return [self._argument(output) for output in outputs]
 
     def _check(self, node: Node) -> None:
-        """Keep what must hold, with its words."""
+        """Record a check's condition, with its message."""
         message = next((arg.value for arg in node.args[1:] if isinstance(arg, StringArgument)), "a check fails")
         holds = self.call(torch.ops.aten.ne.Scalar, self._truth(node.args[0]), 0)
         holds = self.call(torch.ops.aten.reshape.default, holds, [])
@@ -101,7 +101,7 @@ class GraphBuilder:
         return self.call(torch.ops.aten.scalar_tensor.default, self.values[argument], dtype=torch.int64)
 
     def _node(self, node: Node) -> Any:
-        """Add a node, in whatever form; return its value, every part of which says where it comes from."""
+        """Add a node, in its form; return its value. Every created node gets the provenance of `node`."""
         last = next(reversed(self.graph.nodes), None)
         value = self._value(node)
         for created in reversed(self.graph.nodes):
@@ -142,7 +142,7 @@ class GraphBuilder:
             ) from None
 
     def _refuse_moves(self, node: Node, function: Any) -> None:
-        """Refuse what gives a tensor other memory, and inputs other sizes or strides; torch's exporters lose it."""
+        """Refuse changes of a tensor's memory, or of an input's sizes or strides, which torch's exporters lose."""
         of_input = any(value.name == node.args[0] for value in self.record.inputs) if node.args else False
         moves = torch.Tag.inplace_view in function.tags and node.op != "aten::detach_.default"
         if node.op in _MOVES or (moves and of_input):
@@ -181,7 +181,7 @@ class GraphBuilder:
         return results
 
     def _cond(self, node: Node) -> fx.Node:
-        """Return the results of the branch that is taken, then whether what it checks holds."""
+        """Return the results of the taken branch, then the truths of its checks."""
         predicate, operands = self._argument(node.args[0]), tuple(self._argument(node.args[3]))
         branches = [self._opened(branch) for branch in node.args[1:3]]
         checks = [check for branch, _ in branches for check in branch.checks]

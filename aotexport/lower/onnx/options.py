@@ -1,4 +1,4 @@
-"""What a user may choose about ONNX models."""
+"""Options of ONNX models."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class OnnxOptions:
 
     Attributes:
         opset: operator set.
-        state: `refuse`: programs that change state or inputs, or return views of them, are refused. `outputs`: what
-            they change is returned after their outputs, and views are returned as copies.
+        state: `refuse`: programs that change state or inputs, or return views of them, are refused. `outputs`: changed
+            tensors are returned after their outputs, and views are returned as copies.
         programs: which programs; empty: all that record no gradients.
         translations: ONNX Script functions by the operator of torch that they stand for, beside torch's own.
     """

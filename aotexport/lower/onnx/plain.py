@@ -72,7 +72,7 @@ def plain(bundle: Bundle, program: Program) -> Plain:
 
 
 def stored_parts(entry: StateTensor) -> dict[str, StateTensor | StoredPart]:
-    """Return the plain tensors of an entry of the manifest by name: itself, or what a tensor subclass is made of."""
+    """Return the plain tensors of an entry of the manifest by name: the entry, or the parts of a tensor subclass."""
     names = [entry.name] if entry.subclass is None else _part_names(entry.name, entry.subclass)
     return dict(zip(names, parts_of(entry), strict=True))
 

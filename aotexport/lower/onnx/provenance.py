@@ -20,7 +20,7 @@ def where(graph: Graph, node: Node) -> str:
 
 
 def trace(graph: Graph, node: Node) -> str:
-    """Return the user's line as a traceback says it, which is how torch's exporters keep it."""
+    """Return the user's line in the form of a traceback, which torch's exporters keep."""
     module = f", in {graph.modules[node.module]}" if node.module is not None else ""
     if node.source is None:
         return f"  {node.op}{module}"
@@ -29,7 +29,7 @@ def trace(graph: Graph, node: Node) -> str:
 
 
 def provenance(text: str | None) -> dict[str, str]:
-    """Return what `trace` wrote: user's `source` line, `operator`, `module`, as far as they are known."""
+    """Return the facts that `trace` wrote: user's `source` line, `operator`, `module`, as far as they are known."""
     lines = [line for line in (text or "").splitlines() if line.strip()]
     if not lines or "::" not in lines[-1]:
         return {}

@@ -1,7 +1,7 @@
 """A program's forward graph as a module of torch again, so that torch's exporters can take it.
 
-Needs the bundle alone, not the model's code. The module is functional: what the program writes to is copied first, and
-returned after its outputs.
+Needs the bundle alone, not the model's code. The module is functional: tensors that the program writes to are copied
+first, and returned after its outputs.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Rebuilt:
         module: takes one positional argument per input of the program that is no state.
         state: names of state tensors, per attribute of the module that holds one.
         updates: names of inputs and state tensors whose values after the call follow the program's outputs.
-        checks: what must hold of values, in words; whether it does follows the values of `updates`.
+        checks: conditions on values, in words; their truths follow the values of `updates`.
         may_write: whether some operator may write to its operands.
     """
 
@@ -89,7 +89,7 @@ def rebuild(
 
 
 class _Traced(nn.Module):
-    """Runs a graph node by node, so that what is traced from it keeps each node's provenance."""
+    """Runs a graph node by node, so that a trace of it keeps each node's provenance."""
 
     def __init__(self, graph: fx.GraphModule) -> None:
         super().__init__()

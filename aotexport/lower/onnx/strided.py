@@ -1,4 +1,4 @@
-"""Views of any strides: of an operand whose memory ONNX, which knows none, can be given in order."""
+"""Views of any strides, of an operand whose elements can be put in the order of its memory: ONNX knows no memory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ aten = torch.ops.aten
 
 
 def as_strided(call: Call, args: list[Any], kwargs: Mapping[str, Any], metas: Metas) -> fx.Node:
-    """Return elements at steps, of an operand brought to the order of its memory, which is all that ONNX knows."""
+    """Return a strided view of an operand, after a permutation to the order of its memory."""
     value = args[0]
     assert metas[0] is not None
     repeated, order = _memory(metas[0])
@@ -42,7 +42,7 @@ def _memory(meta: TensorMeta) -> tuple[list[int], list[int]]:
 
 
 def _layout(meta: TensorMeta, base: int) -> tuple[list[int], list[int]] | None:
-    """Return what `_memory` does, for symbols that are `base` and more; None: there are gaps."""
+    """Return the result of `_memory`, for symbols with values from `base` on; None: there are gaps."""
     names = sorted({name for size in (*meta.shape, *meta.stride) for name in symbols_of(size)})
     symbols = {name: base + 2 * index for index, name in enumerate(names)}
     try:

@@ -1,4 +1,4 @@
-"""A program as `torch.export` traces it for ONNX, and what ONNX models cannot do: change and alias."""
+"""A program as `torch.export` traces it for ONNX, without changes and aliases, which ONNX models lack."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from aotexport_runtime.schema.vectors import Vector
 from aotexport_runtime.values.observe import make_inputs
 
 Trace = tuple[Program, Any, Any]
-"""A program in plain tensors, its graph rebuilt, and what `torch.export` makes of it."""
+"""A program in plain tensors, its rebuilt graph, and the trace of that by `torch.export`."""
 
 
 def traced(bundle: Bundle, program: Program, options: OnnxOptions) -> Trace:
-    """Return `program` in plain tensors, its graph rebuilt, and what `torch.export` makes of it.
+    """Return `program` in plain tensors, its rebuilt graph, and the trace of that by `torch.export`.
 
     Raises:
-        ExportFailed: it cannot be translated, or changes or aliases what the options do not allow.
+        ExportFailed: it cannot be translated, or changes or aliases tensors and the options do not allow it.
     """
     from aotexport.lower.onnx.rebuild import rebuild
     from aotexport.lower.onnx.translate import capture
@@ -47,9 +47,9 @@ def traced(bundle: Bundle, program: Program, options: OnnxOptions) -> Trace:
 
 
 class _Stateful(ExportFailed):
-    def __init__(self, program: Program, what: str) -> None:
+    def __init__(self, program: Program, change: str) -> None:
         super().__init__(
-            f"program `{program.name}` {what}, and ONNX models change nothing. Give `--onnx-state=outputs` "
+            f"program `{program.name}` {change}, and ONNX models change nothing. Give `--onnx-state=outputs` "
             "(`OnnxOptions(state='outputs')`) to have the new values as further outputs, and views as copies"
         )
 

@@ -81,7 +81,7 @@ def capture(program: Program, rebuilt: Rebuilt) -> ExportedProgram:
 
 
 def functional(program: Program, exported: ExportedProgram) -> ExportedProgram:
-    """Return a traced program without writes; its signature says what they changed.
+    """Return a traced program without writes; its signature names the changed tensors.
 
     Raises:
         ExportFailed: torch cannot say it: the program changes sizes or strides of its inputs.
@@ -106,7 +106,7 @@ def example_sizes(program: Program) -> dict[str, int]:
 
 
 def _dim(size: Size, dims: Mapping[str, Any]) -> Any:
-    """Return what `torch.export` calls `size`: a fixed one, a named one, or a linear expression of one."""
+    """Return `size` for `torch.export`: None if it is fixed, a named dimension, or a linear expression of one."""
     if isinstance(size, int):
         return None
     if isinstance(size, str):
@@ -136,8 +136,8 @@ def translate(
 
     Args:
         program: the program.
-        exported: what `capture` returned.
-        rebuilt: what was traced.
+        exported: the result of `capture`.
+        rebuilt: the module that was traced.
         opset: operator set to use.
         translations: further translations, by operator.
 
@@ -189,7 +189,7 @@ def to_onnx(program: Program, exported: ExportedProgram, *, opset: int, translat
 
 
 def _untranslated(program: Program, error: BaseException) -> str:
-    """Return which node of torch has no translation, where it comes from, and what to do."""
+    """Return a message that names the node without a translation, its place in the user's code, and a way out."""
     node, reason = failing_node(error)
     if node is None:
         return f"program `{program.name}` has no ONNX form: {reason}"

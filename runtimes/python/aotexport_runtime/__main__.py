@@ -83,8 +83,8 @@ def _selftest(options: Any) -> int:
     for path, result in results:
         worst = max((d.error for d in result.differences), default=0.0)
         verdict = "ok" if result.agrees else "FAILED"
-        what = f"{result.program}/{result.vector} ({result.target}): {verdict}, relative error {worst:.1e}"
-        print(f"{path}: {what}" + (f", {words(result.ran)} on {result.device}" if result.ran else ""))
+        outcome = f"{result.program}/{result.vector} ({result.target}): {verdict}, relative error {worst:.1e}"
+        print(f"{path}: {outcome}" + (f", {words(result.ran)} on {result.device}" if result.ran else ""))
         for line in describe_failures(result):
             print(line)
     if not results:

@@ -1,7 +1,7 @@
-"""The errors that the runtime raises, by who can mend them.
+"""The errors of the runtime, by who can mend them.
 
-Every error says what is wrong, where (the caller's own argument path, or the file and its JSON path), what
-was expected, what was found, and what to do. None of them wraps a bare torch traceback.
+Every error names the fault, its place (the caller's own argument path, or the file and its JSON path), the expected and
+the found value, and a way out. None of them wraps a bare torch traceback.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ class AotExportError(Exception):
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an error's message that says something, cut where it grows long."""
+    """Return the first non-empty line of an error's message, at most 300 characters of it."""
     return next((line for line in str(error).splitlines() if line.strip()), "").strip()[:300]
 
 
@@ -47,11 +47,11 @@ class NotSupported(AotExportError):
 
 
 class ArgumentInvalid(AotExportError, TypeError):
-    """An argument of a function is of a wrong type; names it, with what was expected."""
+    """An argument of a function is of a wrong type; names it and the expected type."""
 
 
 class TorchMissing(NotSupported, ModuleNotFoundError):
-    """What was asked for needs torch, which is not installed."""
+    """The request needs torch, which is not installed."""
 
 
 class CallInvalid(AotExportError, ValueError):

@@ -1,1 +1,1 @@
-"""What a bundle may name: operators of torch, by a list, and layers of `torch.nn`. Nothing is known here of bundles."""
+"""The names that a bundle may use: operators of torch, by a list, and layers of `torch.nn`. It knows no bundles."""

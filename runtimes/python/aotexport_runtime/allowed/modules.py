@@ -1,6 +1,6 @@
 """Classes of `torch.nn` whose modules a bundle names by class and attributes. No torch at import.
 
-What such a module does is settled by its class, its attributes, its parameters and buffers; none of them runs code of
+Class, attributes, parameters and buffers determine the behaviour of such a module; none of them runs code of
 others. A reader may so call it alone.
 """
 

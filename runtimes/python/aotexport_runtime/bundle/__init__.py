@@ -1,4 +1,4 @@
 """A bundle on disk: opened, checked against its digests, its weights mapped.
 
-In comes a directory, out go records that are valid, and tensors. Nothing is known here of how graphs run.
+It reads a directory, and returns valid records and tensors. It does not know how graphs run.
 """

@@ -1,4 +1,4 @@
-"""Digests compared while something else is done: hashing leaves the interpreter to others."""
+"""Compares digests in a thread: hashing releases the interpreter."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _compare(bundle: Bundle, wrong: list[Exception]) -> None:
 
 
 def _sha256(path: Path) -> str:
-    """Return the digest of a file in one step: each one has to wait for the interpreter."""
+    """Return the digest of a file in one step, since each step waits for the interpreter."""
     if not path.stat().st_size:
         return hashlib.sha256().hexdigest()
     with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:

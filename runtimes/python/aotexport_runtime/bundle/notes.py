@@ -13,18 +13,18 @@ from aotexport_runtime.schema.program import Program
 
 _ORDER = ("number", "branch", "size", "integer", "package", "other")
 LOUD = ("number", "branch")
-"""Kinds of notes on what makes calls fail that look like the example."""
+"""Kinds of notes on reasons why calls like the example may fail."""
 
 
 class BundleNote(NamedTuple):
-    """A note with the programs that it is of.
+    """A note with its programs.
 
     Attributes:
-        kind: that of a `Note`, or `package`: a load needs one.
-        programs: names; empty: of the whole bundle.
-        text: see `Note`, like the others.
-        fixed: what was fixed.
-        outside: what a call outside of it gets.
+        kind: that of a `Note`, or `package`: a load needs a package.
+        programs: names of its programs; empty: it is of the whole bundle.
+        text: see `Note`.
+        fixed: see `Note`.
+        outside: see `Note`.
         source: the user's line.
     """
 
@@ -36,14 +36,14 @@ class BundleNote(NamedTuple):
     source: SourceLine | None = None
 
     def __str__(self) -> str:
-        """Return it as a sentence: the user's line, what it says, what a call outside of it gets."""
+        """Return it as a sentence: the user's line, its text, the effect on a call outside of it."""
         line = self.source
         where = "" if line is None else f"{line.file}:{line.line} in {line.function}: "
         outside = "" if self.outside is None else f". {self.outside[:1].upper()}{self.outside[1:]}"
         return f"{where}{self.text}{outside}"
 
     def shown(self) -> str:
-        """Return it as a line of a list, with its programs where its sentence does not say them."""
+        """Return it as a line of a list, with its programs if its sentence does not name them."""
         of = f" ({', '.join(self.programs)})" if self.programs and self.kind != "other" else ""
         return f"{'fixed' if self.kind in LOUD else 'note'}{of}: {self}"
 

@@ -69,7 +69,7 @@ def open_bundle(path: str | os.PathLike[str], *, check_digests: bool = True) -> 
         raise BundleInvalid(f"`{path}` is no bundle: it has no file `{MANIFEST_NAME}`")
     if manifest_path.stat().st_size > MAX_JSON_NBYTES:
         raise BundleInvalid(f"larger than the {MAX_JSON_NBYTES} bytes of JSON that are read", where=MANIFEST_NAME)
-    # Programs are read later: from this directory, also where the path is a link that leads elsewhere by then.
+    # Programs are read later, and from this directory, even if the path is a link that has changed since.
     bundle = Bundle(root.resolve(), read_manifest(manifest_path.read_bytes()))
     bundle.check_files(digests=check_digests)
     return bundle

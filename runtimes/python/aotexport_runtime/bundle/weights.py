@@ -1,7 +1,7 @@
 """State tensors from safetensors files, mapped or read.
 
-A mapped file is private to the process: training in place never reaches the file. No tensor reaches outside of what
-its file stores under its key.
+A mapped file is private to the process: training in place never reaches the file. No tensor reaches beyond the data
+that its file stores under its key.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def load_tensors(
         Tensors on the CPU. Entries whose storages overlapped at export overlap again.
 
     Raises:
-        BundleInvalid: a file is broken, or an entry does not fit what the file holds.
+        BundleInvalid: a file is broken, or an entry does not fit the file's data.
         NotSupported: this torch lacks a dtype.
     """
     entries = list(state)
@@ -49,7 +49,7 @@ def load_tensors(
 
 
 def parts_of(entry: StateTensor) -> tuple[StateTensor | StoredPart, ...]:
-    """Return the records of the plain tensors of an entry: of itself, or of what a tensor subclass is made of."""
+    """Return the records of an entry's plain tensors: the entry, or the parts of a tensor subclass."""
     return (entry,) if entry.subclass is None else entry.parts
 
 
@@ -145,22 +145,22 @@ def _from_bytes(stored: dict[str, Any], where: str) -> torch.Tensor:
 
 
 def _restore(entry: StateTensor | StoredPart, stored: torch.Tensor) -> torch.Tensor:
-    what = f"{entry.key[:80]!r}"
+    key = f"{entry.key[:80]!r}"
     dtype = dtypes.dtype(entry.dtype)
     if stored.data_ptr() % stored.element_size():
-        # Kernels may load whole vectors from addresses that they take for aligned.
-        raise BundleInvalid(f"{what} does not begin at a multiple of its element size", where=entry.file)
+        # Kernels may load whole vectors from addresses that they assume to be aligned.
+        raise BundleInvalid(f"{key} does not begin at a multiple of its element size", where=entry.file)
     if dtype.is_complex and stored.dtype == dtype.to_real() and stored.shape[-1:] == (2,):
         stored = torch.view_as_complex(stored)
     if stored.dtype != dtype:
-        raise BundleInvalid(f"{what} is {dtypes.name_of(stored.dtype)}, not {entry.dtype}", where=entry.file)
+        raise BundleInvalid(f"{key} is {dtypes.name_of(stored.dtype)}, not {entry.dtype}", where=entry.file)
     if entry.whole and tuple(stored.shape) != entry.shape:
-        raise BundleInvalid(f"{what} has shape {list(stored.shape)}, not {list(entry.shape)}", where=entry.file)
+        raise BundleInvalid(f"{key} has shape {list(stored.shape)}, not {list(entry.shape)}", where=entry.file)
     if 0 in entry.shape:
         return torch.empty_strided(entry.shape, entry.stride, dtype=dtype)
     # `set_` would enlarge a storage that is too small.
     if span_end(entry.shape, entry.stride, entry.offset) > stored.numel():
         name = entry.name if isinstance(entry, StateTensor) else entry.key
-        raise BundleInvalid(f"state {name[:80]!r} reaches past the end of {what}", where=entry.file)
+        raise BundleInvalid(f"state {name[:80]!r} reaches past the end of {key}", where=entry.file)
     offset = entry.offset + stored.storage_offset()
     return torch.empty(0, dtype=dtype).set_(stored.untyped_storage(), offset, entry.shape, entry.stride)

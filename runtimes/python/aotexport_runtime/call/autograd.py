@@ -1,7 +1,7 @@
 """The joint graph as an `autograd.Function`: forward, saved values, backward.
 
-Invariant: which gradients are None is what eager autograd gives. Inputs that do not require grad get none, and
-outputs whose tangent is undefined contribute nothing, rather than zeros.
+Invariant: the same gradients are None as in eager autograd. Inputs that do not require grad get none, and outputs whose
+tangent is undefined contribute nothing, rather than zeros.
 
 Source: torch 2.13, `_functorch/_aot_autograd/runtime_wrappers.py`, `_AOTDispatchAutogradFunctionFactory`.
 """
@@ -31,7 +31,7 @@ def run_joint(joint: JointProgram, inputs: Sequence[Any], symbols: dict[str, int
         symbols: value per symbol.
 
     Returns:
-        Mutated values, outputs and intermediate bases, in order; aliases are held.
+        Mutated values, outputs and intermediate bases, in order; aliases are opaque.
     """
     if joint.gradients.detached_inputs:
         inputs = list(inputs)

@@ -1,8 +1,8 @@
-"""Forward graphs that call submodules that changed, in the place of what they hold of them.
+"""Live graphs: forward graphs that call submodules that changed, in place of the nodes captured of them.
 
 A forward graph says which of its nodes were a call of which submodule (`Graph.calls`). For every submodule that
-changed, these nodes make way for one call of the module that stands there now, with the values that the original took.
-A submodule that only got hooks, or whose weights are computed now, does in that call what the nodes do.
+changed, one call of its current module replaces these nodes, with the values that the original took. In that call, a
+submodule that only got hooks, or whose weights are now computed, runs the nodes.
 """
 
 # The tables of a module have no public names.
@@ -38,7 +38,7 @@ _REDUCTIONS = frozenset(("aten::cross_entropy_loss.default",))
 """Operators whose results have a shape of their own, and that take no size."""
 
 CALL = "submodule::call"
-"""Operator of nodes that call a submodule: its arguments are the values that the call takes."""
+"""Operator of nodes that call a submodule; its arguments are those of the call."""
 
 
 class CannotFollow(NotSupported):
@@ -59,9 +59,9 @@ class LiveGraph:
 
     Attributes:
         graph: its record.
-        environment: with what calls them.
+        environment: environment with the functions that call them.
         reads: names of the graph inputs that it reads.
-        reasons: what changed, a sentence each.
+        reasons: the changes, a sentence each.
     """
 
     graph: Graph
@@ -82,7 +82,7 @@ def live_graph(
     Args:
         graph: the forward graph.
         program: its program.
-        changes: what changed.
+        changes: the changes of submodules.
         names: every name of each state tensor, by its first.
         environment: see `compile_graph`.
 
@@ -91,7 +91,7 @@ def live_graph(
     """
     called = {graph.modules[call.module] for call in graph.calls}
     told = {graph.modules[call.module] for call in graph.calls if call.refusal is None}
-    # What is computed otherwise is read wherever it is used.
+    # If only the computation of tensors changed, the program reads the computed tensors without a call.
     changes = [change for change in changes if change.path in told or not change.computes_state]
     replaced = [change.path for change in changes if change.path in called and not change.runs_part]
     changes = [change for change in changes if not any(change.path.startswith(f"{path}.") for path in replaced)]
@@ -139,7 +139,7 @@ def _check_can_follow(change: SubmoduleChange, is_called: bool, graph: Graph, pr
 
 
 class _Outline:
-    """Nodes of a forward graph with calls of submodules in the place of their nodes."""
+    """Nodes of a forward graph, with calls of changed submodules in place of their nodes."""
 
     def __init__(
         self,
@@ -165,13 +165,13 @@ class _Outline:
                 self._uses.setdefault(name, []).append(len(graph.nodes))
 
     def renamed(self, argument: Argument) -> Argument:
-        """Return an argument with values as they are called now."""
+        """Return an argument with the current names of values."""
         if isinstance(argument, str):
             return self._names.get(argument, argument)
         return [self.renamed(item) for item in argument] if isinstance(argument, list) else argument
 
     def nodes(self, begin: int, end: int, within: int | None) -> list[Node]:
-        """Return the nodes from `begin` to `end`, parts of call `within`."""
+        """Return the new nodes in place of nodes `begin` to `end`, a part of call `within`."""
         result: list[Node] = []
         position = begin
         for index in self._outermost(within):
@@ -188,7 +188,7 @@ class _Outline:
         return msgspec.structs.replace(node, args=[self.renamed(arg) for arg in node.args], kwargs=kwargs)
 
     def _outermost(self, within: int | None) -> list[int]:
-        """Return the calls in call `within` that are to be made, but for those in others of them."""
+        """Return the outermost calls of changed submodules within call `within`."""
         inside = {within}
         found: list[int] = []
         for index, call in enumerate(self._graph.calls):
@@ -225,10 +225,10 @@ class _Outline:
             yield Node(name=result.name, op="python::getitem", args=[name, place], meta=result.meta)
 
     def _part(self, index: int, path: str, taken: set[int], returned: set[int], inputs: dict[int, Argument]) -> Part:
-        """Return what the original did in call `index`."""
+        """Return the original's part in call `index`."""
         call = self._graph.calls[index]
         before = dict(self._names)
-        # Inside, what the call takes has the name that the original's nodes know it by.
+        # Inside the call, its arguments have their original names.
         arguments = {i: value for i in taken if isinstance(value := call.values[i], str)}
         for value in arguments.values():
             self._names.pop(value, None)
@@ -246,13 +246,13 @@ class _Outline:
         return Part(path, call, arguments, captured, own, metas, graph, outputs, inputs)
 
     def _own(self, name: str, path: str) -> str | None:
-        """Return the name below `path` of a state tensor that a graph input is; None: it is no state of that module."""
+        """Return the name of a graph input among the state below `path`; None: it is no state of that module."""
         prefix = f"{path}."
         names = self._state.get(name, ())
         return next((alias.removeprefix(prefix) for alias in names if alias.startswith(prefix)), None)
 
     def _results(self, call: ModuleCall, change: SubmoduleChange, returned: set[int]) -> list[Result]:
-        """Return the values that others use of what a call returns; values that it passes on get new names."""
+        """Return the results of a call that later nodes use; arguments that it returns get new names."""
         inside = range(call.begin, call.end)
         by_name = {value: i for i in sorted(returned) if isinstance(value := call.values[i], str)}
         results: list[Result] = []
@@ -272,7 +272,7 @@ class _Outline:
                     leaf=i,
                     meta=self._metas[value],
                     needs=self._needs(value, later),
-                    # Who uses the result, and who what it was made of in place, cannot be told apart.
+                    # Users of the result and users of the tensor that it was made of in place cannot be told apart.
                     must_be=same_as if same_as is not None and len(later) > 1 else None,
                 )
             )
@@ -281,7 +281,7 @@ class _Outline:
         return results
 
     def _needs(self, value: str, uses: Iterable[int]) -> Need:
-        """Return what of a value must be as at capture, for nodes that use it; see `Result`."""
+        """Return the properties of a value that must be as at capture for these uses; see `Need`."""
         needs: set[Need] = {"nothing"}
         for use in uses:
             if use == len(self._graph.nodes):
@@ -296,7 +296,7 @@ class _Outline:
         return next(need for need in ("shape", "rank", "nothing") if need in needs)
 
     def _changed_in_place(self, value: str, inside: range) -> str | None:
-        """Return the value from outside that `value` is the very tensor of, changed in place; None: it is its own."""
+        """Return the outside value that `value` is, changed in place; None: `value` is a tensor of its own."""
         while self._made.get(value, -1) in inside:
             node = self._graph.nodes[self._made[value]]
             if not _writes_in_place(node.op) or not node.args or not isinstance(node.args[0], str):
@@ -361,7 +361,7 @@ def check_state_read(graph: Graph, program: Program, live: LiveGraph | None, slo
         graph: the forward graph.
         program: its program.
         live: the graph that runs; None: the forward graph.
-        slot: gives, per name of a state tensor, where its current tensor is kept.
+        slot: returns the slot of a state tensor's current value, by name.
 
     Raises:
         NotSupported: there is such state.

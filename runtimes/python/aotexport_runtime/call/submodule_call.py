@@ -1,4 +1,4 @@
-"""One call of the module that stands in the place of a submodule, and what the original did in it."""
+"""One call of the module in the place of a submodule, and the original's part in it."""
 
 # The tables of a module have no public names.
 # pyright: reportPrivateUsage=false
@@ -27,24 +27,24 @@ from aotexport_runtime.values import dtypes, sizes
 from aotexport_runtime.values.trees import builder, leaves
 
 CALL = "submodule::call"
-"""Operator of nodes that call a submodule: its arguments are the values that the call takes."""
+"""Operator of nodes that call a submodule; its arguments are those of the call."""
 
 
 Need = Literal["shape", "rank", "nothing"]
-"""What of a value must be as at capture: its `shape` and dtype, where nodes use it in which one of its sizes may stand;
-its `rank` and dtype, where nodes use it that do the same for all sizes; `nothing`, where it is returned alone."""
+"""The properties of a value that must be as at capture: `shape` and dtype, where nodes that use it may hold one of its
+sizes; `rank` and dtype, where those nodes do the same for all sizes; `nothing`, where it is only returned."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """A value that others use of what a call returns.
+    """A result of a call that later nodes use.
 
     Attributes:
-        name: of the value.
+        name: name of the value.
         leaf: index among the values of the call.
-        meta: what it was at capture.
-        needs: what of it must be as at capture.
-        must_be: value that it must be the very tensor of; None: it may be any.
+        meta: metadata at capture.
+        needs: the properties that must be as at capture.
+        must_be: name of the value whose very tensor it must be; None: any tensor will do.
     """
 
     name: str
@@ -56,18 +56,18 @@ class Result:
 
 @dataclass
 class Part:
-    """What the original did in a call: a graph over what it took, what it found around it, and its own state.
+    """The original's part in a call: a graph over its arguments, captured values, and the submodule's state.
 
     Attributes:
         path: path of the submodule.
         call: the call.
-        arguments: values of the graph that it takes, by leaf.
-        captured: values that it finds around it.
+        arguments: names of the graph's values that it takes, by leaf.
+        captured: names of values from around the call that it uses.
         own: name below the submodule of each graph input that is its own state.
-        metas: what the values that it takes were at capture, by leaf.
+        metas: metadata of the arguments at capture, by leaf.
         graph: its nodes; outputs in the order of `outputs`.
-        outputs: what it returns, by leaf.
-        inputs: what the call takes, by leaf.
+        outputs: its results, by leaf.
+        inputs: arguments of the call, by leaf.
         function: the graph, compiled at its first run.
     """
 
@@ -85,11 +85,11 @@ class Part:
     def bound(
         self, module: nn.Module, captured: Sequence[Any], symbols: dict[str, int], environment: Environment
     ) -> Callable[..., Any]:
-        """Return what does this part of a running call.
+        """Return a function that runs the part within a call.
 
         Args:
-            module: whose state it reads.
-            captured: what it finds around it.
+            module: the module whose state it reads.
+            captured: the values of `captured`.
             symbols: value per symbol.
             environment: see `compile_graph`.
         """
@@ -131,7 +131,7 @@ class Part:
 
 
 class SubmoduleCall:
-    """Calls the module that stands in the place of a submodule."""
+    """Calls the module in the place of a submodule."""
 
     def __init__(
         self,
@@ -147,12 +147,12 @@ class SubmoduleCall:
 
         Args:
             path: path of the submodule.
-            change: what changed, with the module that stands there.
-            call: what the original took and returned.
-            inputs: what it takes now, per leaf.
-            results: what others use of what it returns.
-            part: what the original did; None: the module does what its class does.
-            environment: of the program.
+            change: the change, with the current module.
+            call: the captured call of the original.
+            inputs: arguments of the call, per leaf.
+            results: results that later nodes use.
+            part: the original's part; None: the module runs its own code.
+            environment: environment of the program.
         """
         assert change.module is not None
         assert call.arguments is not None
@@ -173,15 +173,15 @@ class SubmoduleCall:
         ).flatten
 
     def __call__(self, symbols: dict[str, int], values: Sequence[Any], captured: Sequence[Any]) -> list[Any]:
-        """Return the values that others use of what the module returns.
+        """Call the module; return the results that later nodes use.
 
         Args:
             symbols: value per symbol.
-            values: tensors that it takes.
-            captured: what the part finds around it.
+            values: tensors that the call takes.
+            captured: values that the part captures.
 
         Raises:
-            NotSupported: the module returns what the rest of the program is not right for.
+            NotSupported: the rest of the program is not right for the module's results.
         """
         leaves: list[Any] = [None] * len(self._call.values)
         by_name = dict(zip(self._names, values, strict=True))
@@ -229,7 +229,7 @@ def _constant_of(value: Argument, symbols: dict[str, int], environment: Environm
 
 
 def _signature(arguments: Tree, constant: Callable[[Constant], Any]) -> Signature:
-    """Return what takes apart the positional and keyword arguments of a call."""
+    """Return the signature that flattens the positional and keyword arguments of a call."""
     assert isinstance(arguments, SequenceTree)
     args, kwargs = arguments.items
     return Signature(
@@ -242,7 +242,7 @@ def _signature(arguments: Tree, constant: Callable[[Constant], Any]) -> Signatur
 
 
 def _why_not(value: Any, meta: ValueMeta, what: str, symbols: dict[str, int], *, any_size: bool = False) -> str | None:
-    """Return why `value` is not what a graph computes with; None: it is."""
+    """Return why a graph cannot take `value`; None: it can."""
     if not isinstance(meta, TensorMeta):
         return None
     if not isinstance(value, torch.Tensor):
@@ -261,12 +261,12 @@ def _size(size: Any, symbols: dict[str, int]) -> int | None:
     try:
         return None if size is None else sizes.evaluate(size, symbols)
     except (KeyError, *sizes.UNDEFINED):
-        # A size that only the data know.
+        # The size depends on data.
         return None
 
 
 def _tensor(module: nn.Module, path: str, leaf: str, meta: ValueMeta) -> Any:
-    """Return the tensor at `leaf` below a module, as it is now; one that is computed, computed."""
+    """Return the current tensor at `leaf` below a module, which may compute it."""
     *below, name = leaf.split(".")
     owner = module
     for part in below:
@@ -283,10 +283,10 @@ def _tensor(module: nn.Module, path: str, leaf: str, meta: ValueMeta) -> Any:
 
 
 def leaves_of(tree: Tree) -> set[int]:
-    """Return what the leaves of a tree index."""
+    """Return the indices of a tree's leaves."""
     return {leaf.index for _, leaf in leaves(tree) if isinstance(leaf, Leaf)}
 
 
 def operands(node: Node) -> list[str]:
-    """Return the names of the values that a node takes, each as often as it does."""
+    """Return the names of the values that a node takes, with repetitions."""
     return [name for argument in (*node.args, *node.kwargs.values()) for name in references(argument)]

@@ -1,1 +1,1 @@
-"""What users do with bundles beside calling them: test, save and describe them."""
+"""Commands on bundles beside calls: test, save and describe them."""

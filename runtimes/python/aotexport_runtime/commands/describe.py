@@ -99,9 +99,9 @@ def _numel(shape: tuple[int, ...]) -> int:
 
 def _program(bundle: Bundle, program: Program, *, graph: bool) -> list[str]:
     entry = next(entry for entry in bundle.manifest.programs if entry.name == program.name)
-    what = f"{program.mode} mode" + (f" of `{program.method}`" if program.method != "forward" else "")
-    what += f", a variant of `{entry.variant_of}`" if entry.variant_of else ""
-    lines = ["", f"program {program.name} ({what}), targets: {', '.join(entry.targets)}", "  inputs:"]
+    kind = f"{program.mode} mode" + (f" of `{program.method}`" if program.method != "forward" else "")
+    kind += f", a variant of `{entry.variant_of}`" if entry.variant_of else ""
+    lines = ["", f"program {program.name} ({kind}), targets: {', '.join(entry.targets)}", "  inputs:"]
     lines += [f"    {line}" for line in describe_inputs(program)] or ["    none"]
     lines.append("  outputs:")
     lines += [f"    {line}" for line in describe_outputs(program, _forward(bundle, program))] or ["    none"]
@@ -122,7 +122,7 @@ def _program(bundle: Bundle, program: Program, *, graph: bool) -> list[str]:
 
 
 def trust_needed(bundle: Bundle) -> str:
-    """Return the tier of trust that the bundle needs, and what for where that is more than data."""
+    """Return the tier of trust that the bundle needs, and which targets need more than data."""
     native = [name for name in bundle.target_names if bundle.target(name).programs]
     return f"data; native for {', '.join(native)}" if native else "data"
 
@@ -197,9 +197,9 @@ def describe_outputs(program: Program, forward: Graph) -> list[str]:
             lines.append(f"{path}: {_argument(leaf.value)}")
             continue
         meta = program.outputs[leaf.index]
-        what = _tensor(meta, names) if meta is not None else _number(forward.outputs[leaf.index], metas)
+        value = _tensor(meta, names) if meta is not None else _number(forward.outputs[leaf.index], metas)
         story = _story(specs[leaf.index], program) if specs else ""
-        lines.append(f"{path}: {what}{story}")
+        lines.append(f"{path}: {value}{story}")
     return lines
 
 
@@ -303,7 +303,7 @@ def _argument(argument: Argument | PythonValue) -> str:
 
 
 def summary(bundle: Bundle, *, program: str | None = None, graph: bool = False) -> dict[str, Any]:
-    """Return what `inspect --json` prints: the records, and one line per input, output and change."""
+    """Return the data that `inspect --json` prints: the records, and one line per input, output and change."""
     names = (program,) if program else bundle.program_names
     programs: dict[str, Any] = {}
     for name in names:

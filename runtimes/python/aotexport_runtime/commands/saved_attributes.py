@@ -19,12 +19,12 @@ FILE = "weights/attributes.safetensors"
 
 @dataclass(frozen=True)
 class SavedAttributes:
-    """What the manifest says of attributes, and the file of their tensors.
+    """The manifest's records of attributes, and the file of their tensors.
 
     Attributes:
         known: entries of the manifest's state that stay: without those that were in attributes alone.
         found: entries of the tensors that are in attributes now; their indices follow those of `known`.
-        tensors: those tensors, by name; not copied.
+        tensors: tensors of `found`, by name; not copied.
         attributes: records of the attributes.
         stored: tensors of `FILE`, by key.
     """
@@ -40,7 +40,7 @@ def saved_attributes(module: BundleModule) -> SavedAttributes:
     """Return the attributes of `module` as they are now.
 
     Raises:
-        NotSupported: one holds what a bundle cannot.
+        NotSupported: one holds a value that a bundle cannot hold.
     """
     manifest = module.bundle.manifest
     if not manifest.attributes:
@@ -61,7 +61,7 @@ def saved_attributes(module: BundleModule) -> SavedAttributes:
     trees = module.python_state.trees(index_of)
     _check_apart(found, {entry.name: tensors[entry.name] for entry in known})
     names = _names({name for entry in known for name in (entry.name, *entry.tied)}, len(found))
-    # What is stored knows no lazy conjugates.
+    # Stored tensors cannot be lazy conjugates.
     plain = [(path, tensor.resolve_conj().resolve_neg()) for path, tensor in found]
     records, stored = _store([(name, *each) for name, each in zip(names, plain, strict=True)])
     attributes = tuple(ModuleAttribute(name=name, value=tree) for name, tree in trees.items())
@@ -112,7 +112,7 @@ def _span(tensor: torch.Tensor) -> tuple[int, int]:
 
 
 def _store(found: list[tuple[str, str, torch.Tensor]]) -> tuple[list[StateTensor], dict[str, torch.Tensor]]:
-    """Return the records of tensors, and what is stored of them by key: those that overlap as one span.
+    """Return the records of tensors, and the stored tensors by key; overlapping tensors are stored as one span.
 
     Args:
         found: name, path and tensor each.

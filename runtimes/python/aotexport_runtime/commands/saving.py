@@ -1,4 +1,4 @@
-"""`save`: tuned weights as a new bundle that shares everything else with the one they came from."""
+"""`save`: tuned weights as a new bundle that shares everything else with the loaded one."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from aotexport_runtime.values.subclasses import is_wrapper, parts
 
 
 def save(module: BundleModule, path: str | os.PathLike[str], *, force: bool = False) -> Path:
-    """Write the current weights of `module`, and what calls left in its attributes, as a new bundle at `path`.
+    """Write the current weights and attributes of `module` as a new bundle at `path`.
 
     Graphs and programs are hard links to the files of the loaded bundle where the file system allows, else copies.
     The recorded calls are recorded anew, from the forward graphs with the new weights.
@@ -46,7 +46,7 @@ def save(module: BundleModule, path: str | os.PathLike[str], *, force: bool = Fa
         ArgumentInvalid: `module` is no loaded bundle, or `path` no path.
         NotSupported: submodules of `module` were changed, `path` exists, nothing can be written there, tensors that are
             tied in the programs no longer are, a tensor no longer has the dtype or shape that the programs were
-            captured with, or an attribute holds what a bundle cannot.
+            captured with, or an attribute holds a value that a bundle cannot hold.
     """
     _check_module(module)
     _check_unchanged(module)
@@ -71,7 +71,7 @@ def save(module: BundleModule, path: str | os.PathLike[str], *, force: bool = Fa
 
 
 def _check_unchanged(module: BundleModule) -> None:
-    """Refuse a module that holds code, which no bundle of weights does."""
+    """Refuse a module with changed submodules, whose code a bundle cannot hold."""
     changed = [change for change in module.changes() if not change.keeps_state]
     if changed:
         listed = ", ".join(f"`{change.path}` {change.how}" for change in changed[:3])
@@ -83,7 +83,7 @@ def _check_unchanged(module: BundleModule) -> None:
 
 
 def _check_module(module: Any) -> None:
-    """Refuse what is no loaded bundle: only an export makes one of a model."""
+    """Refuse a module that is no loaded bundle: only an export makes a bundle of a model."""
     if isinstance(module, BundleModule):
         return
     children = module.named_modules() if isinstance(module, torch.nn.Module) else ()
@@ -166,7 +166,7 @@ def _write(module: BundleModule, tensors: dict[str, torch.Tensor], attributes: S
 
 
 def _stored(bundle: Bundle, in_file: list[tuple[StateTensor | StoredPart, torch.Tensor]]) -> dict[str, torch.Tensor]:
-    """Return what a safetensors file holds now, by key."""
+    """Return the current tensors of a safetensors file, by key."""
     stored: dict[str, torch.Tensor] = {}
     spans = [(record, tensor) for record, tensor in in_file if not record.whole]
     before = load_parts(bundle, [record for record, _ in spans], mapped=False)

@@ -47,7 +47,7 @@ class VectorResult:
         vector: name of the recorded call.
         target: engine that ran it.
         differences: every compared quantity.
-        error: what the call raised, if it raised, or that the target that was asked for ran none of it.
+        error: the error of the call, or that the requested target ran none of it; empty: neither.
         device: where it ran.
         ran: the passes of the program that ran, with their engines.
     """
@@ -89,7 +89,7 @@ def selftest(
         One result per recorded call, all in agreement.
 
     Raises:
-        SelfTestFailed: a result differs; the message lists what.
+        SelfTestFailed: a result differs; the message lists the differences.
     """
     results = run_vectors(
         path,
@@ -150,7 +150,7 @@ def run_vectors(
 
 
 def without_target(result: VectorResult, results: Iterable[VectorResult]) -> VectorResult:
-    """Return a result as one that fails where the native target that was asked for ran nothing of its program.
+    """Return a result, as a failure if the requested native target ran nothing of its program.
 
     Args:
         result: one of `results`.
@@ -206,14 +206,14 @@ def run_vector(
 
     try:
         own, got, nbytes, engines = _observe_afresh(loaded, vector, stored, loss=loss)
-        # Asked for by name, graphs give what eager gives. Other kernels, or those of the machine that `auto` finds,
-        # round elsewhere, which shows in results of finer dtypes as well.
+        # Graphs requested by name give eager's results. Other kernels, also those that `auto` finds on the machine,
+        # round at other places, which shows in results of finer dtypes as well.
         least = 0.0 if target in ("portable", "autograd") else rounding(path, vector.program)
     except Exception as error:
         return VectorResult(vector.program, name, target, [], f"{type(error).__name__}: {error}")
     if nbytes > _LARGE_NBYTES:
-        # The module refers to itself: it and its gradients would wait for the collector, beside those of the next. What
-        # nodes of autograd refer to is found once these are gone.
+        # The module refers to itself: it and its gradients would wait for the collector, beside those of the next. A
+        # second collection finds the objects that nodes of autograd refer to.
         for _ in range(2):
             gc.collect()
     errors = {} if loss else vector.eager_errors
@@ -232,7 +232,7 @@ def rounding(path: str | os.PathLike[str] | Bundle, program: str) -> float:
 def _observe_afresh(
     loaded: Callable[[], BundleModule], vector: Vector, stored: dict[str, torch.Tensor], *, loss: bool
 ) -> tuple[Observation | None, Observation, int, ProgramExplanation]:
-    """Return what to expect of a backward pass from the loss alone, what was seen, the bytes of the state, what ran."""
+    """Return the expected observation (None: the recorded one), the new one, the bytes of the state, the engines."""
     module = loaded()
     expected = _observe(module.twin(target="portable"), vector, stored, loss=True) if loss else None
     got = _observe(module, vector, stored, loss=loss)
@@ -266,7 +266,7 @@ def _numel(stored: dict[str, torch.Tensor], key: str) -> int:
 
 
 def record_again(module: BundleModule, entry: VectorEntry) -> tuple[Vector, dict[str, torch.Tensor]]:
-    """Return a recorded call with what `module` gives now, by its forward graph where that is differentiable.
+    """Return a recorded call with the current results of `module`, by its forward graph if that is differentiable.
 
     Args:
         module: a loaded bundle; left as it is.

@@ -70,7 +70,7 @@ class BundleModule(WithAttributes):
             bundle: an open bundle.
             tensors: its state, by name; owned by the module from now on.
             environment: namespaces and device.
-            request: what the caller of `load` asked for.
+            request: request of the caller of `load`.
             targets: native code that may run, whose files the caller trusts.
         """
         super().__init__()
@@ -86,18 +86,18 @@ class BundleModule(WithAttributes):
         self._changes: list[SubmoduleChange] | None = None
         self._calls_submodules = False
         self._untold: set[str] = set()
-        # Last, since a name of the user's may equal one of ours, and can then no longer be assigned to.
+        # Last: a name of the user's may equal one of ours, which can then no longer be assigned to.
         self._constants.update(
             build(self, bundle.manifest, tensors, self.changed, lambda leaf: constant_value(leaf.value, environment))
         )
-        # Past `__setattr__`, which keeps names of the user's.
+        # Bypasses `__setattr__`, which handles the user's names.
         self.__dict__["_python_state"] = PythonState(bundle.manifest.attributes, [*self.state_tensors().values()])
         self._keep_attributes()
         self.__dict__["_origin"] = sealed(self, self.changed)
         self.train(bundle.manifest.training)
 
     def _keep_attributes(self) -> None:
-        """Let the module and its submodules take attributes that calls change from the Python state."""
+        """Let the module and its submodules read attributes that calls change from the Python state."""
         for attribute in self.bundle.manifest.attributes:
             path = attribute.name.rpartition(".")[0]
             owner = at(self, path.split(".") if path else [], self.changed)
@@ -111,7 +111,7 @@ class BundleModule(WithAttributes):
 
     @property
     def python_state(self) -> PythonState:
-        """What calls change in attributes of the module."""
+        """Attributes of the module that calls change."""
         return self.__dict__["_python_state"]
 
     def form(self, record: Subclass) -> Form:
@@ -121,7 +121,7 @@ class BundleModule(WithAttributes):
     # --- state --------------------------------------------------------------------------------------------
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any, **kwargs: Any) -> None:
-        """Load state in which tied tensors may have one of their names alone, as files of safetensors have them."""
+        """Load state in which tied tensors may have only one of their names, as in safetensors files."""
         current = {name: slot[0].get(slot[1]) for name in self._tied_names() if (slot := self._find(name)) is not None}
         for entry in self.bundle.manifest.state:
             same = [name for name in entry.tied if current.get(name) is current.get(entry.name)]
@@ -135,14 +135,14 @@ class BundleModule(WithAttributes):
         return [name for entry in self.bundle.manifest.state if entry.tied for name in (entry.name, *entry.tied)]
 
     def changed(self) -> None:
-        """Compose the programs anew at their next call, with the submodules as they are then."""
-        # Past `__setattr__`, which keeps names of the user's.
+        """Compose the programs anew at their next call, with the submodules of that time."""
+        # Bypasses `__setattr__`, which handles the user's names.
         self.__dict__["_changes"] = None
         self.__dict__["_plans"].clear()
         self.__dict__["_served"].clear()
 
     def changes(self) -> list[SubmoduleChange]:
-        """Return the submodules that are no longer what was loaded.
+        """Return the changes of submodules since the load.
 
         Raises:
             NotSupported: one was changed in a way that no call can follow.
@@ -153,14 +153,14 @@ class BundleModule(WithAttributes):
         return found
 
     def _find(self, name: str) -> StateSlot | None:
-        """Return where the current tensor of a name of the state is kept; None: nowhere."""
+        """Return the slot of a state tensor's current value; None: there is none."""
         return (self._constants, name) if name in self._constants else slot_of(self, name)
 
     def _slot(self, name: str) -> StateSlot:
-        """Return where the current tensor of state `name` is kept (it may be replaced between calls).
+        """Return the slot of a state tensor's current value, which may be replaced between calls.
 
         Raises:
-            NotSupported: nowhere.
+            NotSupported: there is none.
         """
         slot = self._find(name)
         if slot is None:
@@ -192,7 +192,7 @@ class BundleModule(WithAttributes):
         return self
 
     def _present(self) -> dict[str, torch.Tensor]:
-        """Return the tensors of the state that are kept somewhere now, by name."""
+        """Return the state tensors that the module has now, by name."""
         slots = {entry.name: self._find(entry.name) for entry in self.bundle.manifest.state}
         found = {name: slot[0].get(slot[1]) for name, slot in slots.items() if slot is not None}
         return {name: tensor for name, tensor in found.items() if isinstance(tensor, torch.Tensor)}
@@ -203,7 +203,7 @@ class BundleModule(WithAttributes):
         return {name: table[key] for name, (table, key) in slots.items()}
 
     def check_ties(self) -> None:
-        """Refuse a module whose tied tensors no longer are: its programs, and a bundle, have one tensor for them.
+        """Refuse a module whose tied tensors are tied no longer: its programs, and a bundle, have one tensor for them.
 
         Raises:
             NotSupported: names them.
@@ -299,7 +299,7 @@ class BundleModule(WithAttributes):
 
     @contextlib.contextmanager
     def submodules_called(self) -> Generator[set[str], None, None]:
-        """Let calls run forward graphs, and in these every submodule by a call of its own, as a trace wants to see.
+        """Let calls run forward graphs that call every submodule, for a trace that records submodules.
 
         Yields:
             The paths of submodules that a call does not show; complete after the call.
@@ -314,14 +314,14 @@ class BundleModule(WithAttributes):
             self.changed()
 
     def explain(self) -> Explanation:
-        """Return which engines run each program, on which device, why the others do not, and what has run so far.
+        """Return which engines run each program, on which device, why others do not, and which passes have run so far.
 
-        `print(module.explain())` shows it. Programs that no call has reached are prepared for it, as a call would do.
+        `print(module.explain())` shows it. Programs that no call has reached are prepared, as by a call.
         """
         return Explanation(self._request.target, tuple(map(self.explain_program, self.bundle.program_names)))
 
     def explain_program(self, name: str) -> ProgramExplanation:
-        """Return what `explain` says of program `name`."""
+        """Return the entry of `explain` for program `name`."""
         entry = next(entry for entry in self.bundle.manifest.programs if entry.name == name)
         try:
             plan = self._plan(entry.variant_of or name)
@@ -391,7 +391,7 @@ class BundleModule(WithAttributes):
         return BundleModule.__name__
 
     def extra_repr(self) -> str:
-        """Return what `repr` shows: name and programs."""
+        """Return the text in `repr`: name and programs."""
         programs = ", ".join(self.bundle.program_names)
         return f"{self.bundle.manifest.name}, programs: {programs}, from {str(self.bundle.root)!r}"
 

@@ -44,14 +44,14 @@ def compose(
     Args:
         bundle: where its graphs and native code are.
         program: its record.
-        slot: gives, per name of a state tensor, where its current tensor is kept.
+        slot: returns the slot of a state tensor's current value, by name.
         environment: namespaces and device.
-        request: what the caller of `load` asked for.
+        request: request of the caller of `load`.
         targets: native code that may run.
-        live: the forward graph that serves every call since submodules changed; None: none that the program calls.
+        live: the forward graph with changed submodules, which serves every call; None: the program calls none.
 
     Raises:
-        NotSupported: native code was asked for, and does not run the program.
+        NotSupported: the requested native code does not run the program.
     """
     device = None if environment.device is None else environment.device.type
     changed = "" if live is None else ", ".join(live.reasons)
@@ -104,7 +104,8 @@ def live_of(
         changes: the submodules that changed.
         slot: see `compose`.
         environment: namespaces and device.
-        untold: given, every submodule is called, and those that cannot be are added to it; None: those that changed.
+        untold: None: only changed submodules are called; else every submodule is, and paths of those that cannot be
+            called are added to it.
 
     Raises:
         NotSupported: a change that calls cannot follow.

@@ -85,12 +85,12 @@ def load(
         trust: `data`: nothing but data is read, and only operators of the allow-list run. `native`: native files whose
             digest matches the manifest may be loaded as well.
         mapped: map weights into memory (private pages); False: read them, for network disks.
-        memory_budget: of programs that record gradients: the part of the memory of their saved tensors to keep to, from
-            0 to 1; backward computes the rest again, as far as it can. Below 1 they run as `portable`.
+        memory_budget: most memory of the saved tensors of programs that record gradients, as a part of the whole, from
+            0 to 1; backward recomputes the rest, as far as it can. Below 1 these programs run as `portable`.
         matmul: how float32 matrices are multiplied on processors. `fastest`: by the library that is the faster one
             for a matmul, measured at its first call and kept in the user's cache folder; `torch`: as operators of
-            torch do, bit by bit; `onednn`: always by oneDNN, where it can. None: what the environment variable
-            `AOTEXPORT_MATMUL` says, else `fastest`.
+            torch do, bit by bit; `onednn`: always by oneDNN, where it can. None: by the environment variable
+            `AOTEXPORT_MATMUL`, else `fastest`.
         check_digests: compare every file with its SHA-256 in the manifest.
         operator_namespaces: namespaces of custom operators that the bundle may call; the packages that register
             them must be imported.
@@ -153,7 +153,7 @@ def load(
 
 
 def check_target(bundle: Bundle, target: str, trust: str, device: torch.device | str | None) -> None:
-    """Refuse a target that was asked for and cannot run here; nothing is loaded. Arguments as of `load`.
+    """Refuse a requested target that cannot run here; nothing is loaded. Arguments as of `load`.
 
     Raises:
         NotSupported: says why.
@@ -170,10 +170,10 @@ def _check_name(target: str) -> None:
 def _resolved(
     bundle: Bundle, request: Request, device: torch.device | str | None, cuda: CudaRuntime | None
 ) -> tuple[torch.device | None, Choice, LoweringEngine | None]:
-    """Return the device (None: where the bundle was captured), native code for this machine, and who gives kernels.
+    """Return the device (None: where the bundle was captured), native code for this machine, and the engine of kernels.
 
     Raises:
-        NotSupported: the device is not here, or native code that was asked for cannot run.
+        NotSupported: the device is not here, or requested native code cannot run.
     """
     from aotexport_runtime.engines.cpu import unfit
 
@@ -201,7 +201,7 @@ def _type_of(device: torch.device | str | None) -> str | None:
 
 
 def _lowering(targets: Choice, options: CudaRuntime | None) -> LoweringEngine | None:
-    """Return what gives programs on kernels; None: none may run."""
+    """Return the engine that runs programs on kernels; None: none may run."""
     if CUDA not in targets.engines:
         return None
     from aotexport_runtime.engines.cuda.engine import CudaEngine

@@ -1,7 +1,7 @@
-"""What Python shows of a loaded module: a class with the model's name, and methods with the captured signatures.
+"""The class of a loaded module: it has the model's name, and methods with the captured signatures.
 
-Trainers read both: which arguments a model takes, and which of them are labels. What a call may pass is decided by
-`call/signature.py`; this is its picture for `inspect.signature`, `help` and editors, and costs a call nothing.
+Trainers read both: which arguments a model takes, and which of them are labels. `call/signature.py` decides which
+arguments a call may pass; this shows them to `inspect.signature`, `help` and editors, and costs a call nothing.
 """
 
 from __future__ import annotations
@@ -47,14 +47,13 @@ def class_of(base: type[Any], bundle: Bundle, environment: Environment, call: Ca
     """Return a subclass of `base` that looks like the class of the model that the bundle was exported from.
 
     Its name is the model's, where that is an identifier. It has every method that the bundle has programs of, and every
-    attribute that the bundle knows the value of, if `base` has not; `forward` is the code of `base` under another
-    signature.
+    attribute with a value in the bundle, unless `base` has it; `forward` is the code of `base` with another signature.
 
     Args:
         base: class of loaded modules.
         bundle: an open bundle.
         environment: gives the values of defaults.
-        call: `call(module, method, *args, **kwargs)`, what the methods do.
+        call: `call(module, method, *args, **kwargs)`, which the methods call.
     """
     namespace: dict[str, Any] = {"__module__": base.__module__, "__doc__": base.__doc__}
 
@@ -75,7 +74,7 @@ def class_of(base: type[Any], bundle: Bundle, environment: Environment, call: Ca
 
 
 def _lists(bundle: Bundle) -> tuple[type[Any], ...]:
-    """Return what else a loaded `Sequential` is of, so that its items have their indices."""
+    """Return further bases for a loaded `Sequential`, so that its items have indices."""
     is_sequential = any(record.name == "" and record.type == "Sequential" for record in bundle.manifest.modules)
     return (Sliced, nn.Sequential) if is_sequential else ()
 
@@ -109,12 +108,11 @@ def _shown(function: Any, name: str, signature: inspect.Signature) -> Any:
 
 
 def signature_of(programs: Sequence[Program], value_of: ValueOf, hidden: str | None = None) -> inspect.Signature:
-    """Return what calls of a method may pass, by the parameters of its programs.
+    """Return the signature of a method, from the parameters of its programs.
 
-    Names and kinds are those of the user's code. In place of `**kwargs` stand the keywords that the example passed by
-    it, since a call can pass no others; `*args` is left out where the example passed none. A default is the user's,
-    also where calls must pass something; it is `...` where the bundle does not know it, or some programs lack the
-    parameter.
+    Names and kinds are those of the user's code. The keywords of the example replace `**kwargs`, since a call can pass
+    no others; `*args` is left out where the example passed none. A default is the user's, even where calls must pass
+    the argument; it is `...` where the bundle does not know it, or some programs lack the parameter.
 
     Args:
         programs: at least one.
@@ -132,7 +130,7 @@ def signature_of(programs: Sequence[Program], value_of: ValueOf, hidden: str | N
 
 
 def _parameters(parameter: Parameter, value_of: ValueOf) -> list[inspect.Parameter]:
-    """Return what a parameter is shown as."""
+    """Return the parameters of the signature for one of a program."""
     if isinstance(parameter.tree, trees.Mapping) and parameter.kind == "var_keyword":
         names = [key for key in keys_of(parameter.tree) if isinstance(key, str) and _is_name(key)]
         return [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in names]
@@ -145,7 +143,7 @@ def _parameters(parameter: Parameter, value_of: ValueOf) -> list[inspect.Paramet
 
 
 def _merged(alike: list[inspect.Parameter], programs: int) -> inspect.Parameter:
-    """Return one parameter for those of several programs: with a default, where one of them has one or lacks it."""
+    """Return one parameter for those of several programs; it has a default if one of them has one, or lacks it."""
     merged = next((parameter for parameter in alike if parameter.default is not _EMPTY), alike[0])
     if merged.default is not _EMPTY or merged.kind is inspect.Parameter.VAR_POSITIONAL or len(alike) == programs:
         return merged
@@ -153,7 +151,7 @@ def _merged(alike: list[inspect.Parameter], programs: int) -> inspect.Parameter:
 
 
 def _with_defaults(parameters: list[inspect.Parameter]) -> list[inspect.Parameter]:
-    """Give positional parameters that follow one with a default one as well, as Python wants it."""
+    """Give a default to positional parameters that follow one with a default, as Python requires."""
     result: list[inspect.Parameter] = []
     has_default = False
     for parameter in parameters:

@@ -67,7 +67,7 @@ def check_depth(data: bytes, where: str) -> None:
 def max_depth(data: bytes) -> int:
     """Return the deepest nesting of brackets in `data`, not counting those in strings.
 
-    Exact for JSON. Of what is no JSON, exact up to the first byte that no decoder gets past.
+    Exact for JSON; for other bytes, exact up to the first byte that every decoder refuses.
     """
     import numpy as np
 

@@ -9,7 +9,7 @@ from aotexport_runtime.schema.sizes import SizeExpression
 
 
 class CpuRequirements(Record, kw_only=True, tag="cpu", tag_field="kind"):
-    """What the shared libraries of a `cpu` target need.
+    """Requirements of the shared libraries of a `cpu` target.
 
     Attributes:
         level: level of the x86-64 instruction set that they are compiled for.
@@ -42,7 +42,7 @@ class CompiledProgram(Record, kw_only=True):
 
     Attributes:
         program: name of the program.
-        partition: name of the partition that a joint graph was cut by; None: an inference graph.
+        partition: name of the joint graph's partition; None: an inference graph.
         guards: truths over the program's symbols that a call must satisfy; one that violates any runs the graph.
         forward: the forward of a joint graph, or an inference graph.
         backward: the backward for a call in which every gradient is wanted, and every tangent but
@@ -76,7 +76,7 @@ class Target(Record, kw_only=True):
 
     Attributes:
         name: name of the target; a plain name.
-        requirements: what a machine needs to run it.
+        requirements: requirements of the machine that runs it.
         programs: the programs that it has.
         refusals: those that it lacks.
     """

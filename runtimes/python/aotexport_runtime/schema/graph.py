@@ -27,7 +27,7 @@ class GraphInput(Record, kw_only=True):
 
     Attributes:
         name: name of the value; unique in its graph. Inputs are bound by position, never by name.
-        meta: what it was at capture.
+        meta: its metadata at capture.
     """
 
     name: str
@@ -42,7 +42,7 @@ class Node(Record, kw_only=True):
         op: full operator name with overload (`aten::addmm.default`), or a `python::` builtin.
         args: positional arguments, in the order of the operator's schema.
         kwargs: keyword arguments.
-        meta: what the result is.
+        meta: metadata of the result.
         source: index into `Graph.sources`; None: unknown or stripped.
         module: index into `Graph.modules`; None: outside of every module.
     """
@@ -65,7 +65,7 @@ class ModuleCall(Record, kw_only=True):
         end: index of the first node after it; `begin`: the call has no nodes of its own.
         parent: index into `Graph.calls` of the call that this one is a part of; None: of no other.
         arguments: structure of its positional arguments and of its keyword arguments, a pair; leaves index `values`.
-        result: structure of what it returns; leaves index `values`.
+        result: structure of its result; leaves index `values`.
         values: values and sizes among arguments and results; None: nothing uses it, and the graph does not compute it.
         refusal: why it cannot be told apart from the rest, for people; the structures are None then. None: it can.
     """

@@ -21,7 +21,7 @@ class PointerParameter(Record, kw_only=True, tag="pointer", tag_field="kind"):
     Attributes:
         name: keyword that a launch gives it by.
         dtype: element type of the tensor.
-        alignment: what the address must be a multiple of, in bytes.
+        alignment: divisor of the address, in bytes.
     """
 
     name: str
@@ -35,7 +35,7 @@ class NumberParameter(Record, kw_only=True, tag="number", tag_field="kind"):
     Attributes:
         name: keyword that a launch gives it by.
         type: how the number is passed: `i` signed, `u` unsigned, `fp` and `bf` floating, with the width in bits.
-        multiple_of: what the code assumes that the number is a multiple of.
+        multiple_of: divisor of the number that the code assumes.
     """
 
     name: str
@@ -56,7 +56,7 @@ class KernelBinary(Record, kw_only=True):
         sha256: its digest, in lower-case hexadecimal.
         shared_nbytes: dynamic shared memory that a launch asks for.
         global_scratch_nbytes: scratch memory per block of threads.
-        global_scratch_alignment: what its address must be a multiple of.
+        global_scratch_alignment: divisor of its address, in bytes.
     """
 
     architecture: str
@@ -73,7 +73,7 @@ class KernelConstant(Record, kw_only=True):
 
     Attributes:
         name: its name.
-        value: what it is.
+        value: its value.
     """
 
     name: str
@@ -109,7 +109,7 @@ class Kernel(Record, kw_only=True):
     Attributes:
         name: its name, also that of the entry point in compiled code.
         source: file with its source in Triton, relative to the directory of this record; None: not kept.
-        parameters: what compiled code takes, in order.
+        parameters: parameters of compiled code, in order.
         grid_arguments: further arguments of a launch, integers, which only the grid depends on.
         candidates: the first is the default.
         operators: names of the operators that were fused in it, without overloads; for people.

@@ -1,4 +1,4 @@
-"""The manifest `bundle.json`: what a bundle holds, from whom, and what it needs."""
+"""The manifest `bundle.json`: contents, producer and requirements of a bundle."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class StateTensor(Record, kw_only=True):
         name: FQN in the original module (first of the tied ones); a tensor that the code closes over is named
             `constant.<n>`.
         tied: further FQNs of the very same tensor object.
-        role: what it was in the module. `constant`: a tensor that the code closes over, or an attribute that is neither
+        role: its role in the module. `constant`: a tensor that the code closes over, or an attribute that is neither
             parameter nor buffer; never an entry of `state_dict`.
         persistent: whether `state_dict` holds it (parameters: always; constants: never).
         requires_grad: whether it required grad at export.
@@ -107,7 +107,7 @@ class ModuleAttribute(Record, kw_only=True):
 
     Attributes:
         name: its path: `calls`, `encoder.cache`; unique.
-        value: what it was at export; leaves index `Manifest.state`.
+        value: its value at export; leaves index `Manifest.state`.
     """
 
     name: str
@@ -120,7 +120,7 @@ class Submodule(Record, kw_only=True):
     Attributes:
         name: its path; empty: the module itself.
         same_as: path of an earlier entry that is the very same module; None: there is none.
-        type: name of its class in `torch.nn`, where what it does alone is known by that; None: a class of the model's.
+        type: name of its class in `torch.nn`, if that determines its behaviour alone; None: a class of the model's.
         attributes: of such a class: a mapping of constants, its attributes beside parameters, buffers and submodules.
         absent: names of parameters and buffers that are None (`bias`).
     """
@@ -160,7 +160,7 @@ class OnnxModel(Record, kw_only=True):
         updates: names of state tensors and paths of arguments that the program changes; the model returns them.
         state_inputs: optional inputs of the model that hold state tensors, by name of the tensor: those that it reads
             and that a call of some ONNX model of the bundle changes or replaces.
-        checks: what must hold of the values of a call, in words; of each the model returns whether it does.
+        checks: conditions on the values of a call, in words; for each the model returns whether it holds.
     """
 
     program: str
@@ -174,7 +174,7 @@ class OnnxModel(Record, kw_only=True):
 
 
 class Requirements(Record, kw_only=True):
-    """What a machine needs to run the bundle.
+    """Requirements of a machine that runs the bundle.
 
     Attributes:
         operator_namespaces: namespaces other than aten's whose operators the graphs call.
@@ -217,10 +217,10 @@ class Manifest(Record, kw_only=True):
             `self`, a dict in this order, which the reader passes from call to call.
         modules: the module and its submodules, in the module's order. Readers may ignore them.
         settings: the module's other attributes, by name: its code may have read them at export, and calls do not. Their
-            values, to be read by the caller; None of what is no number, flag, None or plain name.
+            values, to be read by the caller; None for other values than numbers, flags, None and plain names.
         testvectors: recorded calls: the self-test.
         onnx: ONNX models of programs, at most one of each.
-        requirements: what a machine needs to run the bundle.
+        requirements: requirements of a machine that runs the bundle.
         files: every other file of the bundle, sorted by path.
     """
 

@@ -1,4 +1,4 @@
-"""What a program is held to, in words."""
+"""Limits of a program, in words."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from aotexport_runtime.schema.graph import SourceLine
 
 
 class Note(Record, kw_only=True):
-    """What a program is held to, or what it does not do; for people.
+    """A limit of a program, or a feature that it lacks; for people.
 
     Attributes:
         kind: `branch`: code of the model branches on values of tensors, and the program goes the example's way;
             `number`: code of the model makes a number of a tensor's values, and the program is for the example's alone;
             `size`: dynamic sizes have a narrower range than was declared, or are held to a relation; `integer`: an
-            integer of the call is the example's; `other`: what the bundle does otherwise than the model, or needs.
+            integer of the call is the example's; `other`: a difference from the model, or a need of the bundle.
         text: a sentence.
-        fixed: what was fixed; None: nothing was.
-        outside: what a call gets for which that does not hold, and the way out; None: no call is refused for it.
+        fixed: the fixed value or choice; None: there is none.
+        outside: the effect on a call outside of it, and the way out; None: no call is refused for it.
         source: the user's line; None: there is no single one, or it was left out.
     """
 

@@ -1,4 +1,4 @@
-"""A program: how it is called, what it computes, and what its epilogues owe the caller.
+"""A program: its signature, its graphs, and the epilogues of a call.
 
 A program holds up to three graphs over the same inputs. The *forward* graph is the program before autograd:
 composite operators, mutations in place. Run under eager autograd it is the program's meaning. The *joint* graph is
@@ -25,7 +25,7 @@ class StateInput(Record, kw_only=True, tag="state", tag_field="kind"):
 
     Attributes:
         name: name of the state tensor.
-        meta: what it was at capture.
+        meta: its metadata at capture.
         subclass: see `ArgumentInput`; as in `Manifest.state`.
         parts: see `ArgumentInput`.
     """
@@ -41,10 +41,10 @@ class ArgumentInput(Record, kw_only=True, tag="argument", tag_field="kind"):
 
     Attributes:
         path: where it stands in the call: `x`, `batch['ids'][0]`.
-        meta: what it was at capture, sizes over the program's symbols.
+        meta: its metadata at capture, sizes over the program's symbols.
         is_leaf: whether it was a leaf of autograd at capture.
         subclass: structure of a tensor of a wrapper subclass; None: a plain tensor.
-        parts: what the plain tensors that a tensor subclass is made of were at capture.
+        parts: metadata at capture of the plain tensors that a tensor subclass is made of.
     """
 
     path: str
@@ -75,7 +75,7 @@ class Parameter(Record, kw_only=True):
     Attributes:
         name: as in the user's code.
         kind: how it may be passed; names of Python's `inspect.Parameter`.
-        tree: what was passed at capture, or the default that stood in.
+        tree: structure of the argument at capture, or of the default if none was passed.
         optional: whether a call may leave it out (`tree` is then the default, all constants).
         default: default in the user's code of a parameter that a call may not leave out, since the example passed
             something else; it is shown and never used. None: it has none, or none that is a constant.
@@ -225,9 +225,9 @@ class Tangent(Record, kw_only=True):
     """An incoming gradient of the joint graph.
 
     Attributes:
-        of: what it is the gradient of.
+        of: kind of value that it is the gradient of.
         index: index into `FunctionalGraph.mutations`, `Program.outputs` or the intermediate bases, by `of`.
-        meta: what the graph was traced with; a gradient of another dtype is converted.
+        meta: metadata in the trace of the graph; a gradient of another dtype is converted.
         stride: layout that the graph assumes, a step per axis in elements; None: see `memory_format`.
         memory_format: layout that the graph assumes where `stride` is None.
     """
@@ -240,7 +240,7 @@ class Tangent(Record, kw_only=True):
 
 
 class Partition(Record, kw_only=True):
-    """A way to cut the joint graph in forward and backward: the values that are saved in between.
+    """A partition of the joint graph into forward and backward: the values that are saved in between.
 
     Attributes:
         name: `default`: everything that backward needs is saved.
@@ -257,7 +257,7 @@ class VersionCheck(Record, kw_only=True):
     """A tensor whose memory eager reads in backward, and which the caller can change.
 
     Attributes:
-        of: what it is.
+        of: kind of value.
         index: which input or output, by `of`.
         tangents: indices into `Gradients.tangents`: a backward pass in which one of these is defined raises where the
             tensor was changed in place since the call.
@@ -277,8 +277,9 @@ class Gradients(Record, kw_only=True):
             it is statically undefined.
         detached_inputs: inputs whose gradient is statically undefined and whose producers and hooks autograd must not
             visit.
-        checks: what eager's backward checks otherwise than a saved value of the graph is checked, which is in every
-            pass. In a call that does not want every gradient, only what the graph saves for it is checked.
+        checks: version checks of eager's backward that differ from those of the graph's saved values, which are
+            checked in every pass. If a call does not want every gradient, only tensors that the graph saves for it are
+            checked.
         saves_nothing: eager saves no tensor for backward, so that backward passes can be repeated without
             `retain_graph`.
         partitions: at least one; the first is the default.
@@ -296,7 +297,7 @@ class FunctionalGraph(Record, kw_only=True):
     """A functional graph with its calling convention.
 
     It is called with plain tensors: the program's inputs, each tensor subclass taken apart, its parts in its place.
-    Indices of inputs, and what is said per input, count these.
+    Indices and lists per input count these.
 
     Graph outputs, in order: one per `mutations`, one per `outputs`, `intermediate_bases` bases, then, of a joint
     graph, the gradients.
@@ -304,8 +305,8 @@ class FunctionalGraph(Record, kw_only=True):
     Attributes:
         file: graph file, relative to the program's directory.
         mutations: changes of inputs that the epilogue applies.
-        version_rises: inputs whose version rises otherwise than once for each of `data`, `metadata` and `storage` of
-            their mutation, or without one.
+        version_rises: inputs whose version rises by another number than one for each of `data`, `metadata` and
+            `storage` of their mutation, or without a mutation.
         outputs: how each output comes back to the caller; as long as `Program.outputs`.
         intermediate_bases: number of intermediates that are returned only as bases of views.
         grad_mode: grad mode that the call leaves behind; None: unchanged.
@@ -351,13 +352,12 @@ class Rebind(Record, kw_only=True):
 
 
 class ContainerChange(Record, kw_only=True):
-    """A list, dict, set or object of the caller's that the call changes, with what is in it afterwards.
+    """A list, dict, set or object of the caller's that the call changes, with its items afterwards.
 
     Attributes:
         path: where it stands in the call: `cache`, `batch['past'][0]`.
         keys: keys of a dict, positions in a list, deque or set, or all fields of a dataclass or object, in order.
-        items: what the call puts there, per key; leaves index `Program.outputs`. None: what stood there stays; not in
-            a set.
+        items: new item per key; leaves index `Program.outputs`. None: the old item stays; not in a set.
     """
 
     path: str
@@ -388,15 +388,15 @@ class Program(Record, kw_only=True):
         parameters: the callable's signature with the structure of its arguments. Two leaves of the same index were
             the very same tensor at capture, and a leaf at a state input was the module's own tensor.
         inputs: graph inputs, in order.
-        outputs: what each distinct tensor (None: a size) is that the call returns, rebinds or puts into containers of
-            its caller, in the order of the graphs' outputs.
+        outputs: metadata of each distinct tensor (None: a size) that the call returns, rebinds or puts into containers
+            of its caller, in the order of the graphs' outputs.
         output_tree: structure of the returned value; its leaves index `outputs`.
         rebinds: state tensors that the call replaces.
         container_changes: containers of the caller that the call changes.
         dimensions: symbols of dynamic sizes.
         guards: truths over the symbols that a call must satisfy.
-        fixed: what the module's Python code read and may have branched on, or gradients through its loops depend on
-            (`while_loop`); a call must have it as at capture.
+        fixed: facts that the module's Python code read and may have branched on, or that gradients through its loops
+            (`while_loop`) depend on; they must be as at capture in every call.
             `layout`: strides, storage offset, contiguity of tensors; `requires_grad`: also `is_leaf`, `grad_fn`;
             `grad_mode`: whether gradients are enabled, as `grad` tells; `inference_mode`: that it is off, since it
             records nothing for gradients that the model takes; `identity`: that arguments are different
@@ -409,7 +409,7 @@ class Program(Record, kw_only=True):
         forward: the graph before autograd.
         functional: the joint or inference graph; None with a reason in `refusals`: the forward graph serves every call.
         refusals: functional graphs that could not be captured, or disagreed with eager execution.
-        notes: what calls are held to, and what the program does not do.
+        notes: limits of calls, and features that the program lacks.
     """
 
     name: str

@@ -63,7 +63,7 @@ class Dimension(Record, kw_only=True):
         max: greatest value allowed, inclusive; None: unbounded.
         input_index: index in `Program.inputs` of the tensor (or `SizeInput`) that the value is read from.
         axis: axis of that tensor whose size is read; 0 for a `SizeInput`, whose value is read.
-        factor: what is read equals `factor * symbol + offset`; not 0.
+        factor: the size read equals `factor * symbol + offset`; not 0.
         offset: see `factor`.
     """
 

@@ -1,7 +1,7 @@
-"""Tensors of wrapper subclasses: what others they are made of, and by which class.
+"""Tensors of wrapper subclasses: their class, and the tensors that they are made of.
 
 A wrapper subclass has the methods `__tensor_flatten__` and `__tensor_unflatten__`. A bundle says its class by name, for
-the reader to compare with the classes that its caller gave it; no reader imports what a bundle names.
+the reader to compare with the classes that its caller gave it; no reader imports a name of a bundle.
 """
 
 from __future__ import annotations

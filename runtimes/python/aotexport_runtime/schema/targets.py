@@ -1,7 +1,7 @@
 """A program lowered for a target: faster forms of its functional graph.
 
 The files of a target are below `targets/<target>/`. Each program that the target has is described by
-`programs/<program>/lowered.json` there (`LoweredProgram`); what else is there depends on the target.
+`programs/<program>/lowered.json` there (`LoweredProgram`); further files depend on the target.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class LoweredProgram(Record, kw_only=True):
 
     Attributes:
         forward: graph of the forward, relative to the directory of this record. Its inputs are the program's; its
-            outputs what the functional graph returns before gradients, then the saved tensors.
+            outputs the functional graph's results before gradients, then the saved tensors.
         backward: graph of the backward. Its inputs are the saved tensors, then one per tangent; its outputs one per
             input of the program: its gradient, or null where the functional graph has none. None: an inference program.
         saved: how many tensors the forward saves for the backward.

@@ -29,8 +29,8 @@ class Leaf(Record, kw_only=True, tag="leaf", tag_field="kind"):
 
     Attributes:
         index: of an input tree: index into `Program.inputs`; of an output tree: index into `Program.outputs`.
-        array: whether it is a `numpy.ndarray`, for which the programs have a tensor with the same memory. What several
-            leaves index is an array in all of them or in none.
+        array: whether it is a `numpy.ndarray`, for which the programs have a tensor with the same memory. Leaves of one
+            index are all arrays or none.
     """
 
     index: int
@@ -57,7 +57,7 @@ class Range(Record, kw_only=True, tag="range", tag_field="kind"):
 
     Attributes:
         start: its first number.
-        stop: what it ends before.
+        stop: its end, exclusive.
         step: from one number to the next; not 0.
     """
 
@@ -123,7 +123,7 @@ class Mapping(Record, kw_only=True, tag="mapping", tag_field="kind"):
             `counter`: a `collections.Counter`.
         keys: in order; an array is a tuple. Floats among them are finite.
         items: value per key.
-        factory: of a `default_dict`: what makes its missing values; None: nothing, and for all other types.
+        factory: of a `default_dict`: name of the type that makes its missing values; None: there is none.
         any_order: of an argument: a call may have the keys in any order, since the model reads them by name.
     """
 

@@ -1,4 +1,4 @@
-"""What a value in a graph is (its metadata), and how it stands as an argument of an operator.
+"""Metadata of values in a graph, and arguments of operators.
 
 An argument is plain JSON where JSON can say it: `null`, a boolean, an integer, a finite float, an array; a
 string is a reference to the value of that name. Everything else is an object with a `kind`.
@@ -243,6 +243,6 @@ Element = (
 if TYPE_CHECKING:
     Argument: TypeAlias = Element | list["Argument"]
 else:
-    # Decoders know no recursive types; three levels are what operators take.
+    # Decoders know no recursive types; operators take at most three levels.
     Argument = Element | list[Element | list[Element | list[Element]]]
 """An argument: an element, or an array nested at most three deep."""

@@ -55,7 +55,7 @@ class VectorInput(Record, kw_only=True):
 
 
 class Vector(Record, kw_only=True):
-    """Consecutive calls of one program with the same arguments, and what was observed.
+    """Consecutive calls of one program with the same arguments, and their observed effects.
 
     Attributes:
         program: name of the program.
@@ -65,9 +65,9 @@ class Vector(Record, kw_only=True):
         dropped_gradients: names of state tensors whose gradient is dropped after each call, once it was observed: large
             ones, which take as much memory again where the next call's are added to them.
         inputs: one per tensor and integer argument, in the order of `Program.inputs`.
-        facts: what was observed, but for values: metadata, identity, aliasing, which gradients are None.
+        facts: observations beside values: metadata, identity, aliasing, which gradients are None.
         values: names of the observed tensors; the tensor of `values[i]` is stored under the key `v<i>`.
-        eager_errors: by name of a value of float32, or of its norm: how far eager is from what it gives in float64,
+        eager_errors: by name of a value of float32, or of its norm: how far eager is from its results in float64,
             relative as comparisons are; of values that may be further off than the tolerance for it.
     """
 

@@ -115,7 +115,7 @@ def pending(kind: str, written: Version, chain: tuple[Upgrade, ...] | None = Non
     """Return the steps that a document needs, in order.
 
     Args:
-        kind: what the document is, by the name of its record.
+        kind: name of the document's record.
         written: format version that it was written in. One that is newer than the whole chain needs no step: the
             strict decode decides.
         chain: links; None: those of this runtime.

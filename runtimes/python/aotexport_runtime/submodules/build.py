@@ -53,7 +53,7 @@ def build(
 
 
 def _place(whole: nn.Module, record: Record, changed: Callable[[], None], constant: Callable[[Constant], Any]) -> None:
-    """Put a submodule where the original had one."""
+    """Put a submodule in the place of an original one."""
     *path, name = record.name.split(".")
     owner = whole
     if record.same_as is not None:
@@ -78,7 +78,7 @@ def _register(whole: nn.Module, entry: StateTensor, tensor: torch.Tensor, change
     for name in (entry.name, *entry.tied):
         *path, leaf = name.split(".")
         owner = at(whole, path, changed)
-        # Straight into the tables: a name of the user's may equal one of ours.
+        # Directly into the tables: a name of the user's may equal one of ours.
         if isinstance(value, nn.Parameter):
             owner._parameters[leaf] = value
         else:
@@ -100,7 +100,7 @@ def at(whole: nn.Module, path: list[str], changed: Callable[[], None]) -> nn.Mod
 
 
 def sealed(whole: nn.Module, changed: Callable[[], None]) -> Origin:
-    """Take what a module and its submodules are now for what was loaded, and tell of every change from now on."""
+    """Record the current state of a module and its submodules as the loaded one; report every change from now on."""
     for module in whole.modules():
         if isinstance(module, LoadedSubmodule):
             module.seal()
@@ -113,7 +113,7 @@ def sealed(whole: nn.Module, changed: Callable[[], None]) -> Origin:
 
 
 def tell(whole: nn.Module, origin: Origin) -> None:
-    """Make the tables of the whole module tell of changes, and refuse submodules that were not there at export."""
+    """Make the tables of the whole module report changes, and refuse submodules that were not there at export."""
 
     def check(name: str, module: Any) -> None:
         if name not in origin.submodules and name != "parametrizations":

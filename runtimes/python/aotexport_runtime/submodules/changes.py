@@ -1,4 +1,4 @@
-"""Which submodules of a loaded module are no longer what was loaded."""
+"""Submodules of a loaded module that differ from those that were loaded."""
 
 # The tables of a module have no public names.
 # pyright: reportPrivateUsage=false
@@ -18,16 +18,16 @@ from aotexport_runtime.submodules.tables import HOOKS
 
 @dataclass(frozen=True)
 class SubmoduleChange:
-    """A submodule that is no longer what was loaded.
+    """A change of a submodule since it was loaded.
 
     Attributes:
         path: its path.
-        module: what stands there now; None: nothing.
-        how: what changed, as the rest of a sentence that begins with the path.
+        module: the current module there; None: there is none.
+        how: the change, as the rest of a sentence that begins with the path.
         keeps_state: whether its parameters, buffers and submodules are those that were loaded.
-        runs_part: whether it still does what the original did, on what it is given and holds now.
+        runs_part: whether it still computes as the original, on its current arguments and state.
         needs_call: whether only a call of the submodule can follow the change.
-        computes_state: whether nothing changed but how its tensors come about.
+        computes_state: whether it now computes its tensors, and nothing else changed.
     """
 
     path: str
@@ -40,11 +40,11 @@ class SubmoduleChange:
 
 
 def changes_below(module: nn.Module, origin: Origin, mode: bool) -> list[SubmoduleChange]:
-    """Return the submodules of a loaded module that changed, but for those of submodules that were replaced.
+    """Return the changes of submodules below a loaded module, without those below replaced submodules.
 
     Args:
         module: the loaded module, or a submodule of it.
-        origin: what it was.
+        origin: its state when it was loaded.
         mode: whether the whole is in train mode.
 
     Raises:
@@ -66,7 +66,7 @@ def changes_below(module: nn.Module, origin: Origin, mode: bool) -> list[Submodu
 
 
 def _change(module: LoadedSubmodule, origin: Origin, mode: bool) -> SubmoduleChange | None:
-    """Return how a submodule itself changed; None: it did not."""
+    """Return the change of a submodule itself; None: it did not change."""
     path, runs_part = origin.path, not origin.known
     if type(module) is not origin.type:
         computed = "parametrizations" in module._modules
@@ -98,7 +98,7 @@ def _change(module: LoadedSubmodule, origin: Origin, mode: bool) -> SubmoduleCha
 
 
 def check_nothing_added(module: nn.Module, origin: Origin) -> None:
-    """Refuse parameters and buffers that were not there at export, in a module that is otherwise as it was.
+    """Refuse parameters and buffers that were not there at export, in a module without other changes.
 
     Raises:
         NotSupported: names one.
@@ -111,12 +111,12 @@ def check_nothing_added(module: nn.Module, origin: Origin) -> None:
 
 
 def changes_of(whole: nn.Module, origin: Origin, manifest: Manifest) -> list[SubmoduleChange]:
-    """Return the submodules of a loaded module that are no longer what was loaded, each by its first name.
+    """Return the changes of a loaded module's submodules, each by its first name.
 
     Args:
         whole: the loaded module.
-        origin: what it was.
-        manifest: of its bundle.
+        origin: its state when it was loaded.
+        manifest: manifest of its bundle.
 
     Raises:
         NotSupported: one was changed in a way that no call can follow.
@@ -127,7 +127,7 @@ def changes_of(whole: nn.Module, origin: Origin, manifest: Manifest) -> list[Sub
 
 
 def _without_twins(whole: nn.Module, manifest: Manifest, found: list[SubmoduleChange]) -> list[SubmoduleChange]:
-    """Return changes of modules that had several names by their first name alone.
+    """Return `found` with modules of several names under the first name alone.
 
     Raises:
         NotSupported: such a module was replaced by one of its names, and not by the others.
@@ -146,7 +146,7 @@ def _without_twins(whole: nn.Module, manifest: Manifest, found: list[SubmoduleCh
 
 
 def _with_ties(whole: nn.Module, manifest: Manifest, found: list[SubmoduleChange]) -> list[SubmoduleChange]:
-    """Return what else must be called: submodules that share a weight with one that has another one now."""
+    """Return changes for submodules that shared a weight with a changed one, and so must be called too."""
     paths = [change.path for change in found if not change.keeps_state]
     known = {change.path for change in found}
     more: dict[str, SubmoduleChange] = {}

@@ -1,4 +1,4 @@
-"""Where a tensor or submodule of a loaded module is kept now."""
+"""Current places of tensors and submodules of a loaded module."""
 
 # The tables of a module have no public names.
 # pyright: reportPrivateUsage=false
@@ -10,11 +10,11 @@ from typing import Any
 from torch import nn
 
 StateSlot = tuple[dict[str, Any], str]
-"""A table and the key in it at which the current tensor of a name is kept."""
+"""The table, and the key in it, that hold the current tensor of a name."""
 
 
 class Computed(dict[str, Any]):
-    """Stands for a table of tensors that a module computes when it is asked for them: parametrized, pruned."""
+    """A table of tensors that a module computes on access: parametrized, pruned."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
@@ -27,17 +27,17 @@ class Computed(dict[str, Any]):
         setattr(self._module, name, value)
 
     def get(self, name: str, default: Any = None) -> Any:
-        """Return the tensor as it is now."""
+        """Return the current tensor."""
         return getattr(self._module, name, default)
 
 
 def is_below(name: str, path: str) -> bool:
-    """Return whether a name is one of something in the submodule at `path`."""
+    """Return whether `name` lies below the submodule at `path`."""
     return name.startswith(f"{path}.")
 
 
 def module_at(whole: nn.Module, path: str) -> nn.Module | None:
-    """Return what stands at `path` below `whole`; None: nothing."""
+    """Return the module at `path` below `whole`; None: there is none."""
     module: nn.Module | None = whole
     for part in path.split(".") if path else ():
         module = None if module is None else module._modules.get(part)
@@ -45,7 +45,7 @@ def module_at(whole: nn.Module, path: str) -> nn.Module | None:
 
 
 def slot_of(whole: nn.Module, name: str) -> StateSlot | None:
-    """Return where the tensor `name` below `whole` is kept; None: nowhere."""
+    """Return the slot of the tensor `name` below `whole`; None: there is none."""
     path, _, leaf = name.rpartition(".")
     owner = module_at(whole, path)
     if owner is None:

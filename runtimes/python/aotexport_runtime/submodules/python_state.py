@@ -26,11 +26,11 @@ class PythonState:
     """The attributes of a loaded module, from call to call.
 
     Attributes:
-        values: what they are now, by path.
+        values: their current values, by path.
     """
 
     def __init__(self, attributes: Iterable[ModuleAttribute], tensors: Sequence[torch.Tensor]) -> None:
-        """Begin with what they were at export.
+        """Begin with their values at export.
 
         Args:
             attributes: their records.
@@ -39,15 +39,15 @@ class PythonState:
         self.values = _built({each.name: each.value for each in attributes}, tensors)
 
     def passed_with(self, kwargs: dict[str, Any]) -> dict[str, Any]:
-        """Return the keyword arguments of a call with the attributes; those that the caller passes go first."""
+        """Return the keyword arguments of a call with the attributes; the caller's own take precedence."""
         return {ARGUMENT: self.values, **kwargs} if self.values else kwargs
 
     def trees(self, index_of: IndexOf) -> dict[str, Tree]:
-        """Return what the attributes are now as trees, by path; see `take_apart`."""
+        """Return the current attributes as trees, by path; see `take_apart`."""
         return {name: take_apart(value, name, index_of) for name, value in self.values.items()}
 
     def replaced(self, function: Callable[[torch.Tensor], torch.Tensor]) -> dict[str, Any]:
-        """Return what the attributes are now, with what `function` makes of each of their tensors in its place."""
+        """Return the current attributes, with `function` applied to each of their tensors."""
         positions: dict[int, int] = {}
         tensors: list[torch.Tensor] = []
 
@@ -60,10 +60,10 @@ class PythonState:
         return _built(self.trees(index_of), tensors)
 
     def copied(self, memo: dict[int, Any]) -> dict[str, Any]:
-        """Return a copy of what the attributes are now; of tensors without what they were computed from.
+        """Return a copy of the current attributes; tensors are detached from the graph that computed them.
 
         Args:
-            memo: of `copy.deepcopy`.
+            memo: see `copy.deepcopy`.
         """
 
         def copied(tensor: torch.Tensor) -> torch.Tensor:
@@ -86,7 +86,7 @@ class OwnAttributes:
     """The attributes of one module of a loaded bundle, by name."""
 
     def __init__(self, state: PythonState, path: str) -> None:
-        """Look into `state` for the attributes of the module at `path`; empty: of the whole."""
+        """Read the attributes of the module at `path` from `state`; empty: those of the whole."""
         self._state = state
         self._prefix = f"{path}." if path else ""
 
@@ -106,24 +106,24 @@ INTERNAL = frozenset(
         *("_origin", "_plans", "_request", "_served", "_targets", "_untold", "bundle"),
     )
 )
-"""Attributes of a loaded module and its submodules that its calls keep for themselves."""
+"""Attributes of a loaded module and its submodules that belong to the runtime."""
 
 
 class WithAttributes(nn.Module):
-    """A module whose attributes that calls change are read and set as the original's."""
+    """A module that reads and sets attributes which calls change, as the original does."""
 
     def keep(self, own: OwnAttributes) -> None:
         """Take the attributes of this module from `own`."""
-        # Past `__setattr__`, which keeps names of the user's.
+        # Bypasses `__setattr__`, which handles the user's names.
         self.__dict__["_own_attributes"] = own
 
     def __getattr__(self, name: str) -> Any:
-        """Return what a call left in an attribute, or a parameter, buffer or submodule."""
+        """Return an attribute that calls change, or a parameter, buffer or submodule."""
         own: OwnAttributes | None = self.__dict__.get("_own_attributes")
         return own[name] if own is not None and name in own else super().__getattr__(name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Let the next call find `value`, where calls read the attribute; else do as any module."""
+        """Set an attribute that calls read, for the next call; else do as any module."""
         own: OwnAttributes | None = self.__dict__.get("_own_attributes")
         if own is not None and name in own:
             own[name] = value

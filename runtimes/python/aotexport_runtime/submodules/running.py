@@ -1,4 +1,4 @@
-"""What submodules do in the call that a thread is running."""
+"""Functions of submodules in the call that a thread is running."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _RUNNING = threading.local()
 
 
 def running_parts() -> dict[int, Callable[..., Any]]:
-    """Return what submodules do in the call that this thread is running, by `id`."""
+    """Return the functions of submodules in the call that this thread is running, by `id` of the submodule."""
     try:
         return _RUNNING.parts
     except AttributeError:
@@ -23,7 +23,7 @@ def running_parts() -> dict[int, Callable[..., Any]]:
 
 @contextmanager
 def running(module: nn.Module, part: Callable[..., Any]) -> Generator[None, None, None]:
-    """Let `module` do what `part` does when it is called."""
+    """Let a call of `module` run `part`."""
     parts = running_parts()
     before = parts.get(id(module))
     parts[id(module)] = part

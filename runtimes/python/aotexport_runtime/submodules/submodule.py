@@ -1,4 +1,4 @@
-"""What stands where the original had a submodule."""
+"""Modules in the places of original submodules."""
 
 # The tables of a module have no public names.
 # pyright: reportPrivateUsage=false
@@ -28,12 +28,12 @@ WRAP = (
 
 @dataclass
 class Origin:
-    """What a submodule was when it was loaded.
+    """The state of a submodule when it was loaded.
 
     Attributes:
         path: its path.
         type: its class.
-        changed: to be called when it changes.
+        changed: call it when the submodule changes.
         known: whether its class is one of torch's, so that it can be called alone.
         attributes: of such a class: its attributes beside tensors and submodules.
         tensors: kinds of its parameters and buffers, by name.
@@ -50,19 +50,19 @@ class Origin:
 
 
 class LoadedSubmodule(WithAttributes):
-    """Stands where the original had a submodule."""
+    """A module in the place of an original submodule."""
 
     def __init__(self, origin: Origin) -> None:
         """Begin without state.
 
         Args:
-            origin: its path, and whom to tell of changes; completed by `seal`.
+            origin: its path, and the function to call on changes; completed by `seal`.
         """
         nn.Module.__init__(self)
         self.__dict__["_origin"] = origin
 
     def seal(self) -> None:
-        """Take what the submodule is now for what was loaded, and tell of changes from now on."""
+        """Record the current state of the submodule as the loaded one, and report changes from now on."""
         origin: Origin = self.__dict__["_origin"]
         origin.type = type(self)
         tensors = {**self._parameters, **self._buffers}
@@ -71,10 +71,10 @@ class LoadedSubmodule(WithAttributes):
         told(self, origin.changed, self.check_added)
 
     def check_added(self, name: str, module: Any) -> None:
-        """Refuse a submodule that was not there at export, where no call could use it.
+        """Refuse a submodule that was not there at export, and that no call could use.
 
         Raises:
-            NotSupported: it is one.
+            NotSupported: it is such a submodule.
         """
         origin: Origin = self.__dict__["_origin"]
         if (
@@ -88,10 +88,10 @@ class LoadedSubmodule(WithAttributes):
         )
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Do what the original did at this place of the program that is running.
+        """Run the original's part of the running program.
 
         Raises:
-            NotSupported: the submodule is called by itself, and is of a class of the model's.
+            NotSupported: the submodule is called by itself, and its class is the model's own.
         """
         origin: Origin = self.__dict__["_origin"]
         part = running_parts().get(id(self))
@@ -106,12 +106,12 @@ class LoadedSubmodule(WithAttributes):
         )
 
     def stands_for(self) -> type[nn.Module]:
-        """Return the class of torch's that the submodule is of; of other classes its own."""
+        """Return torch's class of the submodule, or its own class, if that is not torch's."""
         bases = (base for base in type(self).__mro__ if base.__module__.startswith("torch.nn.modules"))
         return next(bases) if self.__dict__["_origin"].known else type(self)
 
     def attributes_changed(self) -> str | None:
-        """Return the name of an attribute that is not what was loaded; only of torch's classes."""
+        """Return the name of an attribute that changed since the load, of torch's classes only; None: there is none."""
         origin: Origin = self.__dict__["_origin"]
         missing = object()
         for name, value in origin.attributes.items():
@@ -121,7 +121,7 @@ class LoadedSubmodule(WithAttributes):
         return None
 
     def reshaped(self) -> str | None:
-        """Return the name of a parameter or buffer of another kind than what was loaded."""
+        """Return the name of a parameter or buffer of another kind than the loaded one; None: there is none."""
         origin: Origin = self.__dict__["_origin"]
         for name, expected in origin.tensors.items():
             tensor = self._parameters.get(name, self._buffers.get(name))
@@ -146,10 +146,10 @@ class LoadedSubmodule(WithAttributes):
         return self
 
     def check_mode(self) -> None:
-        """Refuse a mode of its own for a submodule of a class of the model's.
+        """Refuse another mode than the whole's for a submodule whose class is the model's own.
 
         Raises:
-            NotSupported: it is one, and runs code in calls.
+            NotSupported: it is such a submodule.
         """
         origin: Origin = self.__dict__["_origin"]
         if not origin.known:
@@ -159,10 +159,10 @@ class LoadedSubmodule(WithAttributes):
             )
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Set a tensor, a submodule, or an attribute that calls look at.
+        """Set a tensor, a submodule, or an attribute that calls read.
 
         Raises:
-            NotSupported: no call looks at the attribute.
+            NotSupported: no call reads the attribute.
         """
         origin: Origin = self.__dict__["_origin"]
         if name == "training":
@@ -190,7 +190,7 @@ class LoadedSubmodule(WithAttributes):
         self.__dict__["_origin"].changed()
 
     def _is_looked_at(self, name: str) -> bool:
-        """Return whether calls look at an attribute that is no tensor and no submodule."""
+        """Return whether calls read an attribute that is no tensor and no submodule."""
         origin: Origin = self.__dict__["_origin"]
         own: OwnAttributes | None = self.__dict__.get("_own_attributes")
         if name in ("forward", "extra_repr") or name in origin.tensors or name in origin.attributes:
@@ -249,17 +249,17 @@ def _check_class(module: nn.Module, value: Any, path: str) -> None:
 
 
 def check_class(module: nn.Module, value: Any) -> None:
-    """Refuse a class for the whole module that is no subclass of the one it has.
+    """Refuse a class for the whole module that is no subclass of its current class.
 
     Raises:
-        NotSupported: it is none.
+        NotSupported: it is no subclass.
     """
     _check_class(module, value, "")
 
 
 def switch(module: nn.Module, mode: bool) -> None:
-    """Switch the mode of a loaded module and its submodules; those of the user's by their own `train`."""
-    # Past `LoadedSubmodule.__setattr__`, which keeps to the mode of the whole.
+    """Switch the mode of a loaded module and its submodules; the user's submodules by their own `train`."""
+    # Bypasses `LoadedSubmodule.__setattr__`, which keeps the mode of the whole.
     module.__dict__["training"] = mode
     for child in module.children():
         switch(child, mode) if isinstance(child, LoadedSubmodule) else child.train(mode)
@@ -267,7 +267,7 @@ def switch(module: nn.Module, mode: bool) -> None:
 
 @cache
 def known_class(name: str) -> type[LoadedSubmodule]:
-    """Return the class of submodules that are of a class of `torch.nn`."""
+    """Return the class of loaded submodules whose original class is `torch.nn`'s class `name`."""
     bases = (LoadedSubmodule, *([Sliced] if name in ("Sequential", "ModuleList") else []), getattr(nn, name))
     return type(name, bases, {"__module__": LoadedSubmodule.__module__})
 
@@ -283,7 +283,7 @@ class Sliced:
 
 
 def copied_submodule(module: LoadedSubmodule, memo: dict[int, Any]) -> nn.Module:
-    """Return the copy of a submodule in a copied whole, which `memo` has."""
+    """Return a copy of a submodule for a copied whole, which `memo` holds."""
     twin = memo[id(module)] = type(module).__new__(type(module))
     for name, value in module.__dict__.items():
         if name == "_origin":
@@ -296,7 +296,7 @@ def copied_submodule(module: LoadedSubmodule, memo: dict[int, Any]) -> nn.Module
 
 
 def copy_tables(module: nn.Module, twin: nn.Module, memo: dict[int, Any]) -> None:
-    """Give `twin` copies of what is in the tables of `module`; they tell nobody of changes yet."""
+    """Give `twin` copies of the tables of `module`, which do not report changes yet."""
     for name in (*STATE, "_modules", *HOOKS):
         table: Any = module.__dict__[name]
         twin.__dict__[name] = type(table)()
@@ -304,7 +304,7 @@ def copy_tables(module: nn.Module, twin: nn.Module, memo: dict[int, Any]) -> Non
 
 
 def copied_origin(origin: Origin, memo: dict[int, Any]) -> Origin:
-    """Return what a copied submodule was when it was loaded; `memo` has the copied whole."""
+    """Return the origin of a copied submodule; `memo` holds the copied whole."""
     whole = memo[id(origin.changed.__self__)]  # type: ignore[attr-defined] (a method of the whole)
     submodules = {name: copy.deepcopy(module, memo) for name, module in origin.submodules.items()}
     return dataclasses.replace(origin, changed=whole.changed, submodules=submodules)

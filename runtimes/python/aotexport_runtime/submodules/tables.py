@@ -1,4 +1,4 @@
-"""Tables of a module that tell of changes."""
+"""Tables of a module that report changes."""
 
 # The tables of a module have no public names.
 # pyright: reportPrivateUsage=false
@@ -22,9 +22,9 @@ HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_p
 
 
 class _Telling:
-    """Mixed into the dicts that a module keeps tensors, submodules and hooks in.
+    """Mixed into the dicts that hold a module's tensors, submodules and hooks.
 
-    Setting a tensor in the place of one of the same kind is no change: calls read it by themselves.
+    Replacing a tensor by one of the same kind is no change: calls read the current one.
     """
 
     changed: Callable[[], None] | None = None
@@ -69,12 +69,12 @@ def _alike(before: Any, value: Any) -> bool:
 
 
 def kind_of(tensor: torch.Tensor) -> TensorKind:
-    """Return what calls depend on of a tensor of the state beside its values."""
+    """Return the facts about a state tensor that calls depend on, beside its values."""
     return tensor.dtype, tensor.shape, type(tensor) if is_wrapper(tensor) else None
 
 
 def refill(module: nn.Module, name: str, entries: Any) -> None:
-    """Put `entries` into a table of a module in the place of what is in it, where another table was to be set."""
+    """Replace the entries of a module's table, in place of setting another table."""
     table = module.__dict__[name]
     new_entries = dict(entries)
     table.clear()
@@ -82,7 +82,7 @@ def refill(module: nn.Module, name: str, entries: Any) -> None:
 
 
 def told(module: nn.Module, changed: Callable[[], None], check: Callable[[str, Any], None] | None = None) -> None:
-    """Make the tables of a module tell of changes.
+    """Make the tables of a module report changes.
 
     Args:
         module: changed in place.

@@ -1,7 +1,7 @@
-"""Consistency of decoded records: what the types of the schema cannot say. No torch.
+"""Consistency of decoded records: rules that the types of the schema cannot express. No torch.
 
-One file per record, each rule with a crafted bundle in `tests/hostile`. Nothing of a bundle is used before the record
-it is in has passed here, and nothing here runs anything of the bundle.
+One file per record, each rule with a crafted bundle in `tests/hostile`. No record of a bundle is used before it has
+passed here, and nothing here runs code of the bundle.
 """
 
 from aotexport_runtime.validate.arguments import references

@@ -40,10 +40,10 @@ def references(argument: Argument) -> Iterator[str]:
 def check_argument(
     argument: Argument, defined: Collection[str], subgraphs: Collection[str], symbols: set[str], where: str
 ) -> None:
-    """Refuse an argument that refers to nothing, or holds what no operator of a bundle takes.
+    """Refuse an argument with a dangling reference, or a value that no operator of a bundle takes.
 
     Args:
-        argument: of an operator, or a returned value.
+        argument: argument of an operator, or a returned value.
         defined: names of the values that it may refer to.
         subgraphs: names of the subgraphs that it may refer to.
         symbols: of the program.
@@ -72,20 +72,20 @@ def check_argument(
         raise BundleInvalid(f"no subgraph {argument.name[:80]!r}", where=where)
 
 
-def check_constant(argument: Argument, what: str, where: str) -> None:
+def check_constant(argument: Argument, subject: str, where: str) -> None:
     """Refuse an argument that is no constant: it refers to a value, a symbol or a subgraph.
 
     Raises:
-        BundleInvalid: names `what`.
+        BundleInvalid: names `subject`.
     """
     if isinstance(argument, list):
         for item in argument:
-            check_constant(item, what, where)
+            check_constant(item, subject, where)
     elif isinstance(argument, SliceArgument):
         for part in (argument.start, argument.stop, argument.step):
-            check_constant(part, what, where)
+            check_constant(part, subject, where)
     elif isinstance(argument, str | SizeArgument | SubgraphArgument):
-        raise BundleInvalid(f"{what} is no constant", where=where)
+        raise BundleInvalid(f"{subject} is no constant", where=where)
     else:
         check_argument(argument, (), (), set(), where)
 

@@ -20,7 +20,7 @@ _DTYPES = frozenset(
 
 
 def check_arrays(program: Program, where: str) -> None:
-    """Refuse arrays that no call can pass or give.
+    """Refuse arrays that no call can pass or return.
 
     Raises:
         BundleInvalid: names the fault.
@@ -35,17 +35,17 @@ def check_arrays(program: Program, where: str) -> None:
         _check_meta(program.outputs[index], f"output {index}", where)
 
 
-def _arrays(trees: Iterable[Tree], what: str, where: str) -> list[int]:
-    """Return what leaves that are arrays index, in order, refusing what others index too."""
+def _arrays(trees: Iterable[Tree], subject: str, where: str) -> list[int]:
+    """Return the indices of the leaves that are arrays, in order; refuse one that is also the index of another leaf."""
     trees = list(trees)
     arrays = arrays_in(trees)
     found = [leaf for tree in trees for _, leaf in leaves(tree) if isinstance(leaf, Leaf) and leaf.index in arrays]
     for leaf in found:
         if not leaf.array:
-            raise BundleInvalid(f"{what} {leaf.index} is an array in one place, and none in another", where=where)
+            raise BundleInvalid(f"{subject} {leaf.index} is an array in one place, and none in another", where=where)
     return sorted(arrays)
 
 
-def _check_meta(meta: TensorMeta | None, what: str, where: str) -> None:
+def _check_meta(meta: TensorMeta | None, subject: str, where: str) -> None:
     if meta is None or meta.dtype not in _DTYPES:
-        raise BundleInvalid(f"{what} is an array, and NumPy has no such values", where=where)
+        raise BundleInvalid(f"{subject} is an array, and NumPy has no such values", where=where)

@@ -1,4 +1,4 @@
-"""Bounds and forms that every record keeps: indices, integers, names, text."""
+"""Bounds and forms of values in every record: indices, integers, names, text."""
 
 from __future__ import annotations
 
@@ -14,64 +14,64 @@ MAX_TEXT = 1000
 PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
 
-def check_index(index: int, count: int, what: str, where: str) -> None:
+def check_index(index: int, count: int, subject: str, where: str) -> None:
     """Refuse an index outside `range(count)`.
 
     Raises:
-        BundleInvalid: names `what`.
+        BundleInvalid: names `subject`.
     """
     if not 0 <= index < count:
-        raise BundleInvalid(f"{what} is {index}, out of range({count})", where=where)
+        raise BundleInvalid(f"{subject} is {index}, out of range({count})", where=where)
 
 
-def check_unique(names: Iterable[object], what: str, where: str) -> None:
+def check_unique(names: Iterable[object], subject: str, where: str) -> None:
     """Refuse a name that occurs twice.
 
     Raises:
-        BundleInvalid: names `what`.
+        BundleInvalid: names `subject`.
     """
     seen: set[object] = set()
     for name in names:
         if name in seen:
-            raise BundleInvalid(f"{what} {str(name)[:80]!r} occurs twice", where=where)
+            raise BundleInvalid(f"{subject} {str(name)[:80]!r} occurs twice", where=where)
         seen.add(name)
 
 
-def check_plain_name(name: str, what: str, where: str) -> None:
-    """Refuse what is no plain name: it becomes part of a path.
+def check_plain_name(name: str, subject: str, where: str) -> None:
+    """Refuse a name that is not plain: it becomes part of a path.
 
     Raises:
-        BundleInvalid: names `what`.
+        BundleInvalid: names `subject`.
     """
     if not PLAIN_NAME.fullmatch(name):
-        raise BundleInvalid(f"{what} {name[:80]!r} is not a plain name", where=where)
+        raise BundleInvalid(f"{subject} {name[:80]!r} is not a plain name", where=where)
 
 
-def check_text(text: str, what: str, where: str) -> None:
+def check_text(text: str, subject: str, where: str) -> None:
     """Refuse text that is shown in one line and is long or holds control characters, which a terminal obeys.
 
     Raises:
-        BundleInvalid: names `what`.
+        BundleInvalid: names `subject`.
     """
     if len(text) > MAX_TEXT or not text.isprintable():
-        raise BundleInvalid(f"{what} {text[:80]!r} is too long or not printable", where=where)
+        raise BundleInvalid(f"{subject} {text[:80]!r} is too long or not printable", where=where)
 
 
-def check_span(shape: Sequence[int], stride: Sequence[int], offset: int, what: str, where: str) -> None:
+def check_span(shape: Sequence[int], stride: Sequence[int], offset: int, subject: str, where: str) -> None:
     """Refuse sizes, strides and an offset that can address no storage, or one beyond 64 bits.
 
     Raises:
-        BundleInvalid: names `what`.
+        BundleInvalid: names `subject`.
     """
     if len(shape) != len(stride) or len(shape) > MAX_AXES:
-        raise BundleInvalid(f"{what} has {len(shape)} sizes and {len(stride)} strides", where=where)
+        raise BundleInvalid(f"{subject} has {len(shape)} sizes and {len(stride)} strides", where=where)
     if offset < 0 or min((*shape, *stride), default=0) < 0:
-        raise BundleInvalid(f"{what} has negative sizes, strides or offset", where=where)
+        raise BundleInvalid(f"{subject} has negative sizes, strides or offset", where=where)
     count = 1
     for size in shape:
         count *= max(size, 1)
     if max(count, span_end(shape, stride, offset), *shape, *stride, offset) > INT64_MAX:
-        raise BundleInvalid(f"{what} has sizes, strides or offset beyond 64 bits", where=where)
+        raise BundleInvalid(f"{subject} has sizes, strides or offset beyond 64 bits", where=where)
 
 
 def span_end(shape: Sequence[int], stride: Sequence[int], offset: int) -> int:

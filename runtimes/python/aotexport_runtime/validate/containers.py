@@ -65,10 +65,10 @@ def _containers(tree: Tree, path: str) -> Iterator[tuple[str, Tree]]:
 
 
 def _takes(tree: Tree, change: ContainerChange) -> bool:
-    """Return whether a container can be changed so, and has what stays in it."""
+    """Return whether a container can be changed so, and has the items that stay."""
     stays = {key for key, item in zip(change.keys, change.items, strict=True) if item is None}
     if isinstance(tree, Sequence) and tree.type == "set":
-        # A set has no keys: what is in it afterwards is all new.
+        # A set has no keys: all of its items are new.
         return not stays and all(isinstance(item, Constant) for item in change.items)
     if isinstance(tree, Sequence) and tree.type in ("list", "deque"):
         return change.keys == tuple(range(len(change.keys))) and stays <= set(range(len(tree.items)))

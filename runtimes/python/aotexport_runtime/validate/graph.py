@@ -19,7 +19,7 @@ _OPERATOR = re.compile(r"[A-Za-z_][A-Za-z0-9_]*::[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-
 
 
 def check_graph(graph: Graph, symbols: set[str], namespaces: set[str], *, where: str) -> None:
-    """Refuse a graph that is no single static assignment, refers to what it does not have, or calls what it may not.
+    """Refuse a graph that is no single static assignment, has dangling references, or calls forbidden operators.
 
     Args:
         graph: as decoded.

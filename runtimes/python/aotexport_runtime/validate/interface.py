@@ -1,4 +1,4 @@
-"""Rules between a program and its graphs: inputs, outputs, and what a partition saves."""
+"""Rules between a program and its graphs: inputs, outputs, and saved values of partitions."""
 
 from __future__ import annotations
 

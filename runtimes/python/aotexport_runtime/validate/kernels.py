@@ -1,4 +1,4 @@
-"""Rules of kernels: names, packs, and compiled code that lies within them."""
+"""Rules of kernels: names, packs, and compiled code within the packs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _INTEGERS = ("i1", "i8", "i16", "i32", "i64", "u8", "u16", "u32", "u64")
 
 
 def check_kernels(library: KernelLibrary, *, where: str) -> None:
-    """Refuse kernels with malformed names, grids over what they are not given, or code outside of its pack.
+    """Refuse kernels with malformed names, grids over unknown arguments, or code outside of its pack.
 
     Raises:
         BundleInvalid: names the fault.

@@ -1,4 +1,4 @@
-"""Rules of lowered programs: their graphs keep the calling convention, and launch kernels that there are."""
+"""Rules of lowered programs: their graphs keep the calling convention, and launch existing kernels."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def check_lowered_graph(
     backward: bool,
     where: str,
 ) -> None:
-    """Refuse a lowered graph that does not keep the calling convention, or launches what there is not.
+    """Refuse a lowered graph that breaks the calling convention, or launches a missing kernel.
 
     Args:
         graph: as decoded.

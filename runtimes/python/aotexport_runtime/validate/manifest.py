@@ -92,30 +92,30 @@ def _check_requirements(manifest: Manifest) -> None:
 
 
 def _check_state(tensor: StateTensor, listed: set[str]) -> None:
-    what = f"state {tensor.name[:80]!r}"
+    subject = f"state {tensor.name[:80]!r}"
     if tensor.subclass is None:
-        _check_stored(tensor, what, listed)
+        _check_stored(tensor, subject, listed)
     else:
-        check_span(tensor.shape, tensor.stride, 0, what, WHERE)
+        check_span(tensor.shape, tensor.stride, 0, subject, WHERE)
         check_subclass(tensor.subclass, set(), WHERE)
         if (tensor.subclass.shape, tensor.subclass.stride) != (tensor.shape, tensor.stride):
-            raise BundleInvalid(f"{what} has another shape than its structure", where=WHERE)
+            raise BundleInvalid(f"{subject} has another shape than its structure", where=WHERE)
     if tensor.subclass is None and tensor.parts:
-        raise BundleInvalid(f"{what} is plain and has parts", where=WHERE)
+        raise BundleInvalid(f"{subject} is plain and has parts", where=WHERE)
     if tensor.subclass is not None and len(tensor.parts) != count_parts(tensor.subclass):
-        raise BundleInvalid(f"{what} has {len(tensor.parts)} parts for its structure", where=WHERE)
+        raise BundleInvalid(f"{subject} has {len(tensor.parts)} parts for its structure", where=WHERE)
     for part in tensor.parts:
-        _check_stored(part, f"{what}, part {part.key[:80]!r}", listed)
+        _check_stored(part, f"{subject}, part {part.key[:80]!r}", listed)
     if tensor.requires_grad and not tensor.dtype.startswith(("float", "bfloat", "complex")):
-        raise BundleInvalid(f"{what} is {tensor.dtype} and cannot require grad", where=WHERE)
+        raise BundleInvalid(f"{subject} is {tensor.dtype} and cannot require grad", where=WHERE)
 
 
-def _check_stored(tensor: StateTensor | StoredPart, what: str, listed: set[str]) -> None:
+def _check_stored(tensor: StateTensor | StoredPart, subject: str, listed: set[str]) -> None:
     if tensor.file not in listed:
-        raise BundleInvalid(f"{what} is in a file that is not listed: {tensor.file[:80]!r}", where=WHERE)
-    check_span(tensor.shape, tensor.stride, tensor.offset, what, WHERE)
+        raise BundleInvalid(f"{subject} is in a file that is not listed: {tensor.file[:80]!r}", where=WHERE)
+    check_span(tensor.shape, tensor.stride, tensor.offset, subject, WHERE)
     if tensor.whole and (tensor.offset != 0 or not _is_contiguous(tensor)):
-        raise BundleInvalid(f"{what} is said to be whole, and is not contiguous from its first element", where=WHERE)
+        raise BundleInvalid(f"{subject} is said to be whole, and is not contiguous from its first element", where=WHERE)
 
 
 def _is_contiguous(tensor: StateTensor | StoredPart) -> bool:

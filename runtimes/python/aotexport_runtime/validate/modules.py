@@ -17,16 +17,16 @@ from aotexport_runtime.values.trees import keys_of, leaves
 MAX_PARTS = 64
 
 
-def check_path(path: str, what: str, where: str) -> list[str]:
+def check_path(path: str, subject: str, where: str) -> list[str]:
     """Return the parts of a path of submodules.
 
     Raises:
         BundleInvalid: it is none.
     """
-    check_text(path, what, where)
+    check_text(path, subject, where)
     parts = path.split(".")
     if len(parts) > MAX_PARTS or not all(parts) or "__dict__" in parts:
-        raise BundleInvalid(f"{what} {path[:80]!r} is malformed", where=where)
+        raise BundleInvalid(f"{subject} {path[:80]!r} is malformed", where=where)
     return parts
 
 
@@ -90,34 +90,36 @@ def check_calls(graph: Graph, symbols: set[str], where: str) -> None:
     places |= {node.name: index for index, node in enumerate(graph.nodes)}
     ends: dict[int | None, int] = {}
     for index, call in enumerate(graph.calls):
-        what = f"call {index} of a submodule"
-        check_index(call.module, len(graph.modules), f"module of {what}", where)
+        subject = f"call {index} of a submodule"
+        check_index(call.module, len(graph.modules), f"module of {subject}", where)
         low, high = 0, len(graph.nodes)
         if call.parent is not None:
-            check_index(call.parent, index, f"parent of {what}", where)
+            check_index(call.parent, index, f"parent of {subject}", where)
             low, high = graph.calls[call.parent].begin, graph.calls[call.parent].end
         if not max(low, ends.get(call.parent, 0)) <= call.begin <= call.end <= high:
-            raise BundleInvalid(f"{what} is no run of nodes after the one before it, in the one around it", where=where)
+            raise BundleInvalid(
+                f"{subject} is no run of nodes after the one before it, in the one around it", where=where
+            )
         ends[call.parent] = call.end
-        _check_structures(call, places, graph, symbols, what, where)
+        _check_structures(call, places, graph, symbols, subject, where)
 
 
 def _check_structures(
-    call: ModuleCall, places: dict[str, int], graph: Graph, symbols: set[str], what: str, where: str
+    call: ModuleCall, places: dict[str, int], graph: Graph, symbols: set[str], subject: str, where: str
 ) -> None:
     check_text(call.refusal or "", "reason", where)
     check_argument(call.values, places, graph.subgraphs, symbols, where)
     if call.arguments is None or call.result is None:
         if call.refusal is None:
-            raise BundleInvalid(f"{what} has no structure, and no reason why", where=where)
+            raise BundleInvalid(f"{subject} has no structure, and no reason why", where=where)
         return
     pair = call.arguments.items if isinstance(call.arguments, Sequence) else ()
     if len(pair) != 2 or not isinstance(pair[0], Sequence) or not isinstance(pair[1], Mapping):
-        raise BundleInvalid(f"arguments of {what} are no pair of positional and keyword arguments", where=where)
+        raise BundleInvalid(f"arguments of {subject} are no pair of positional and keyword arguments", where=where)
     for tree, end in ((call.arguments, call.begin), (call.result, call.end)):
         check_values(tree, len(call.values), where)
         if any(places[name] >= end for leaf in _leaves(tree) for name in references(call.values[leaf])):
-            raise BundleInvalid(f"{what} takes or returns a value that is computed after it", where=where)
+            raise BundleInvalid(f"{subject} takes or returns a value that is computed after it", where=where)
 
 
 def _leaves(tree: Tree) -> list[int]:

@@ -92,15 +92,15 @@ def _check_inputs(program: Program, manifest: Manifest, symbols: set[str], where
 
 
 def _check_parts(spec: ArgumentInput | StateInput, symbols: set[str], where: str) -> None:
-    what = f"argument {spec.path!r}" if isinstance(spec, ArgumentInput) else f"input {spec.name[:80]!r}"
+    subject = f"argument {spec.path!r}" if isinstance(spec, ArgumentInput) else f"input {spec.name[:80]!r}"
     expected = 0
     if spec.subclass is not None:
         check_subclass(spec.subclass, symbols, where)
         expected = count_parts(spec.subclass)
         if (spec.subclass.shape, spec.subclass.stride) != (spec.meta.shape, spec.meta.stride):
-            raise BundleInvalid(f"{what} has another shape than its structure", where=where)
+            raise BundleInvalid(f"{subject} has another shape than its structure", where=where)
     if len(spec.parts) != expected:
-        raise BundleInvalid(f"{what} has {len(spec.parts)} parts, not {expected}", where=where)
+        raise BundleInvalid(f"{subject} has {len(spec.parts)} parts, not {expected}", where=where)
     for part in spec.parts:
         check_meta(part, symbols, where)
 
@@ -183,10 +183,10 @@ def _check_functional(program: Program, functional: FunctionalGraph, symbols: se
         _check_gradients(functional.gradients, functional, program, symbols, where)
 
 
-def _check_tensor_input(index: int, program: Program, what: str, where: str) -> None:
-    check_index(index, len(program.inputs), what, where)
+def _check_tensor_input(index: int, program: Program, subject: str, where: str) -> None:
+    check_index(index, len(program.inputs), subject, where)
     if isinstance(program.inputs[index], SizeInput):
-        raise BundleInvalid(f"{what} is {index}, which is no tensor", where=where)
+        raise BundleInvalid(f"{subject} is {index}, which is no tensor", where=where)
 
 
 def _check_output(output: OutputSpec, program: Program, bases: int, where: str) -> None:

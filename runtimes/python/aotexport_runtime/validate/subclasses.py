@@ -30,7 +30,7 @@ _TYPE_NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.([A-Za-z_
 
 
 def check_type_name(name: str, where: str) -> None:
-    """Refuse what is no name of a class, `module:qualified.name`.
+    """Refuse a name that is no class's, `module:qualified.name`.
 
     Raises:
         BundleInvalid: shows it.
@@ -102,7 +102,7 @@ def check_plain(tree: Tree, where: str) -> None:
 
 
 def taken_apart(program: Program) -> Program:
-    """Return a program whose inputs are plain: the parts of a tensor subclass stand in its place."""
+    """Return a program whose inputs are plain: each tensor subclass is replaced by its parts."""
     inputs: list[InputSpec] = []
     for spec in program.inputs:
         if isinstance(spec, SizeInput) or spec.subclass is None:

@@ -1,4 +1,4 @@
-"""Rules of a target: what it is compiled from is here, and its libraries take and return values of that."""
+"""Rules of a target: its programs have functional graphs, and its libraries take and return values of these."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def check_target(target: Target, manifest: Manifest, *, name: str, where: str) -
 
 
 def check_compiled(compiled: CompiledProgram, program: Program, graph: Graph | None, *, where: str) -> None:
-    """Refuse a compiled program that does not fit the functional graph that it is compiled from.
+    """Refuse a compiled program that does not fit its functional graph.
 
     Args:
         compiled: of a checked target.

@@ -1,5 +1,4 @@
-"""Values of calls: trees, sizes, dtypes, tensor subclasses, arrays, and the comparison of what two calls give.
+"""Values of calls: trees, sizes, dtypes, tensor subclasses, arrays, and the comparison of two calls.
 
-In come records of the schema and Python values, out go the others of the two. Nothing is known here of bundles on disk,
-of graphs, or of modules.
+It converts records of the schema to Python values and back. It knows no bundles on disk, graphs, or modules.
 """

@@ -1,4 +1,4 @@
-"""Arguments of the public functions, checked before anything is done with them. No torch."""
+"""Checks of the arguments of public functions. No torch."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def check_type(name: str, value: Any, types: type | tuple[type, ...], expected: 
 
     Args:
         name: name of the argument.
-        value: what the caller gave.
-        types: what it may be an instance of.
+        value: the argument.
+        types: the accepted classes.
         expected: the same in words, for the message.
 
     Raises:
@@ -34,7 +34,7 @@ def check_type(name: str, value: Any, types: type | tuple[type, ...], expected: 
 
 
 def path_of(name: str, value: Any) -> Path:
-    """Return the path that an argument gives.
+    """Return an argument as a path.
 
     Raises:
         ArgumentInvalid: it is neither a string nor a path.
@@ -44,7 +44,7 @@ def path_of(name: str, value: Any) -> Path:
 
 
 def names_of(name: str, value: Any) -> tuple[str, ...]:
-    """Return the names that an argument gives: one, or several.
+    """Return the names in an argument: one, or several.
 
     Raises:
         ArgumentInvalid: it is neither a string nor an iterable of strings.
@@ -57,10 +57,10 @@ def names_of(name: str, value: Any) -> tuple[str, ...]:
 
 
 def imported(name: str) -> ModuleType:
-    """Return the module that a user names, imported.
+    """Import and return the module that a user names.
 
     Raises:
-        ArgumentInvalid: there is none, or something that it imports is not there.
+        ArgumentInvalid: it, or a module that it imports, is missing.
     """
     try:
         return importlib.import_module(name)
@@ -68,21 +68,23 @@ def imported(name: str) -> ModuleType:
         raise ArgumentInvalid(f"importing `{name}` failed: {error}") from error
 
 
-def check_torch(what: str) -> None:
-    """Refuse what needs torch where torch is not installed.
+def check_torch(feature: str) -> None:
+    """Refuse a feature that needs torch where torch is not installed.
 
     Args:
-        what: what was asked for, as the subject of the sentence.
+        feature: the feature, as the subject of the sentence.
 
     Raises:
         TorchMissing: says how to install it.
     """
     if importlib.util.find_spec("torch") is None:
-        raise TorchMissing(f"{what} needs torch, which is not installed here. Install it by `pip install 'torch>=2.7'`")
+        raise TorchMissing(
+            f"{feature} needs torch, which is not installed here. Install it by `pip install 'torch>=2.7'`"
+        )
 
 
 def why_not_written(output: Path, *, force: bool) -> str | None:
-    """Return why no bundle can be written to `output`, and what to do; None: one can.
+    """Return why no bundle can be written to `output`, with a way out; None: one can.
 
     Args:
         output: directory to write.

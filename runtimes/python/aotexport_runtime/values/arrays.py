@@ -1,4 +1,4 @@
-"""NumPy arrays among arguments and results: at the border of a call, tensors with the same memory stand for them."""
+"""NumPy arrays among arguments and results: a call converts them to and from tensors with the same memory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _ARRAY = "_aotexport_array"
 
 
 def why_not(value: Any) -> str | None:
-    """Return what keeps `value` from being taken as an array; None: nothing."""
+    """Return why `value` cannot be taken as an array; None: it can."""
     if type(value) is not np.ndarray:
         return "is no `numpy.ndarray`"
     if not value.flags.writeable:
@@ -32,7 +32,7 @@ def tensor_of(array: Any) -> torch.Tensor:
 
 
 def array_of(tensor: torch.Tensor) -> Any:
-    """Return the array with the memory of a tensor: the one that it was made of or, as long as that lives, gave before.
+    """Return the array with the memory of a tensor: the living one that it was made of or gave before, or a new one.
 
     Raises:
         RuntimeError: the tensor requires grad, as with `Tensor.numpy`.

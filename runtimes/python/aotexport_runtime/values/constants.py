@@ -1,4 +1,4 @@
-"""Python values that the format holds as they are, to records; `constant_value` is the way back."""
+"""Encodes constants, the Python values that the format holds as they are; `constant_value` decodes them."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Distributed tensors (`DTensor`) as data: the local tensor, and where it stands in a mesh of processes.
+"""Distributed tensors (`DTensor`) as data: the local tensor, and its placements in a mesh of processes.
 
-A bundle holds them on meshes of one process; the reader's process must have joined `torch.distributed`. What a model
-does with them beside operators (`from_local`, `to_local`, `redistribute`) is torch's public API here as well, so that
-values and gradients are eager's.
+A bundle holds them on meshes of one process; the reader's process must have joined `torch.distributed`. `from_local`,
+`to_local` and `redistribute` of a model run by torch's public API here as well, so that values and gradients are
+eager's.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def flatten(tensor: Any) -> tuple[dict[str, torch.Tensor], Any]:
     """Return the inner tensors of a distributed one (see `inner`), and its mesh and placements as data.
 
     Raises:
-        NotSupported: its mesh has several processes, or its placements are of a kind that bundles have not.
+        NotSupported: its mesh has several processes, or bundles lack the kind of its placements.
     """
     mesh = tensor.device_mesh
     if mesh.size() != 1:
@@ -39,7 +39,7 @@ def flatten(tensor: Any) -> tuple[dict[str, torch.Tensor], Any]:
 
 
 def inner(tensor: Any) -> dict[str, torch.Tensor]:
-    """Return the local tensor of a distributed one, itself, by the name that bundles have for it."""
+    """Return the local tensor of a distributed one, not copied, by its name in bundles."""
     import torch
 
     with torch.no_grad():
@@ -50,7 +50,7 @@ def described(placements: Sequence[Any]) -> list[str]:
     """Return placements as data: `"replicate"`, `"shard:0"`, `"partial:sum"`.
 
     Raises:
-        NotSupported: one is of a kind that bundles have not.
+        NotSupported: bundles lack the kind of one.
     """
     return [_described(placement) for placement in placements]
 
@@ -68,12 +68,12 @@ def _described(placement: Any) -> str:
 
 
 def place(tensor: Any) -> Any:
-    """Return the mesh and placements of a distributed tensor themselves, as `unflatten` takes them."""
+    """Return the mesh and placements of a distributed tensor, as `unflatten` takes them."""
     return tensor.device_mesh, tensor.placements
 
 
 def join_alone() -> None:
-    """Let a process that is in no group form one of its own, as tools that run bundles for themselves do."""
+    """Let a process that is in no group form one of its own, for tools that run bundles."""
     import torch.distributed as dist
 
     if not dist.is_initialized():
@@ -113,7 +113,7 @@ def live(context: Any) -> Any:
 
 
 def placements(data: Sequence[str]) -> list[Any]:
-    """Return the placements that `described` made data of.
+    """Return the placements that `described` encoded as `data`.
 
     Raises:
         ValueError: malformed data.
@@ -138,7 +138,7 @@ def unflatten(
     stride: tuple[int, ...],
     grad_placements: Sequence[str] | None = None,
 ) -> torch.Tensor:
-    """Return the distributed tensor of a local one, to which gradients flow, placed as `grad_placements` say."""
+    """Return the distributed tensor of a local one; its gradient has the placements `grad_placements`."""
     from torch.distributed.tensor import DTensor
 
     mesh, placed = place
@@ -148,7 +148,7 @@ def unflatten(
 
 
 def to_local(tensor: Any, grad_placements: Sequence[str] | None) -> torch.Tensor:
-    """Return the local tensor of a distributed one, whose gradient is placed as `grad_placements` say."""
+    """Return the local tensor of a distributed one; its gradient has the placements `grad_placements`."""
     return tensor.to_local(grad_placements=None if grad_placements is None else placements(grad_placements))
 
 

@@ -1,6 +1,6 @@
-"""What a caller can see of a call: values, gradients, metadata, identity, aliasing, mutation.
+"""Observes the effects of a call: values, gradients, metadata, identity, aliasing, mutation.
 
-The exporter observes eager execution with this, the self-test a loaded bundle; both must see the same.
+The exporter observes eager execution with it, the self-test a loaded bundle; both must see the same.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from aotexport_runtime.schema.vectors import VectorInput, VectorPart
 from aotexport_runtime.values.subclasses import Form, inner_tensors, is_wrapper, parts, protocol
 
 SAMPLE = 4096
-"""Elements of a tensor that are kept at most; the rest is covered by its norm."""
+"""Most elements of a tensor that are kept; its norm covers the rest."""
 
 _NORM = " norm"
 _PART = 1 << 16
-"""Elements that are widened at a time: a wide copy of a large tensor would not fit, and freed blocks much larger than
-what is kept between them stay unused."""
+"""Elements that are widened at a time: a wide copy of a large tensor would not fit, and large freed blocks between
+small kept ones stay unused."""
 
 
 @dataclass
 class Observation:
-    """What was seen.
+    """Observed facts and values.
 
     Attributes:
         facts: by name, as text.
@@ -65,7 +65,7 @@ class Observation:
 def _norm(flat: torch.Tensor) -> torch.Tensor:
     """Return the 2-norm in float64."""
     parts = flat.split(_PART)
-    # One block for all: small results between freed large ones keep an allocator from using those again.
+    # One block for all parts: small results between freed large blocks keep an allocator from reusing these.
     wide = torch.empty(len(parts[0]), dtype=torch.float64, device=flat.device)
     norms = torch.empty(len(parts), dtype=torch.float64, device=flat.device)
     for index, part in enumerate(parts):
@@ -82,7 +82,7 @@ def make_inputs(
     """Return fresh arguments for a recorded call.
 
     Args:
-        specs: what they are.
+        specs: records of the arguments.
         stored: spans of storage, by key.
         device: where to put them; None: the CPU.
         form: gives the structure of a tensor subclass with its class.
@@ -109,7 +109,7 @@ def make_inputs(
 
 
 def spans(spec: VectorInput) -> tuple[VectorInput | VectorPart, ...]:
-    """Return what of an argument of a recorded call is stored: itself, the parts of a tensor subclass, or nothing."""
+    """Return the stored spans of an argument: the argument, the parts of a tensor subclass, or none."""
     if spec.value is not None:
         return ()
     return (spec,) if spec.subclass is None else spec.parts
@@ -127,9 +127,9 @@ def _tensor(spec: VectorInput, memory: Mapping[str, torch.Tensor], form: Callabl
 def _views_made_differentiable(
     specs: Sequence[VectorInput], memory: dict[str, torch.Tensor]
 ) -> dict[str, torch.Tensor]:
-    """Make spans that hold several tensors, or a part of one, non-leaves where one in them is; return their leaves.
+    """Make spans non-leaves whose tensors are non-leaf views; return their leaves, by key.
 
-    Such tensors are views: gradients go through what they share.
+    A tensor is a view of its span if the span holds other tensors or more elements. Gradients pass through the span.
     """
     roots: dict[str, torch.Tensor] = {}
     for spec in specs:
@@ -173,7 +173,7 @@ def observe(
     loss: bool = False,
     dropped: Collection[str] = (),
 ) -> Observation:
-    """Call several times and return what a caller can see; the random state stays as it is.
+    """Call several times and return the observed effects; the random state stays as it is.
 
     Args:
         call: takes the flat arguments.
@@ -210,7 +210,7 @@ def observe(
                 seen.tensor(f"{where}gradient of {name}", tensor.grad)
                 if name in dropped:
                     tensor.grad = None
-            # Kernels write running statistics without a new version, so what is no parameter is always looked at.
+            # Kernels write running statistics without a new version, so buffers are always observed.
             if not tensor.requires_grad or _changed(before[name], tensor):
                 seen.tensor(f"{where}state {name}", tensor)
     return seen
@@ -221,7 +221,7 @@ def _snapshot(tensor: torch.Tensor) -> tuple[torch.Tensor, int, int]:
 
 
 def _changed(before: tuple[torch.Tensor, int, int], tensor: torch.Tensor) -> bool:
-    """Return whether the tensor is another, has a new version, or, which its version does not tell, other memory."""
+    """Return whether the tensor is another, has a new version, or has other memory, which its version does not show."""
     return before[0] is not tensor or before[1:] != (tensor._version, _address(tensor))
 
 
@@ -301,8 +301,8 @@ TOLERANCES: dict[torch.dtype, float] = {
 """Largest accepted error per dtype, relative to the largest magnitude of the expected tensor."""
 
 EAGER_ERRORS, MOST = 2.0, 1e-2
-"""How many times eager's own error a value may be off, and the most that this allows: two values that are as far from
-the truth as eager is are twice as far from each other."""
+"""Factor of eager's own error that a value may be off, and the most that this allows: two values as far from the truth
+as eager are up to twice as far from each other."""
 
 _GRADIENT = "gradient of "
 
@@ -312,13 +312,13 @@ class Difference:
     """A compared quantity.
 
     Attributes:
-        name: what was compared.
+        name: name of the fact or value.
         error: largest absolute difference over the largest expected magnitude (for gradients at least a tenth of the
             call's largest gradient); infinite for facts that differ, and where one side alone is no number (NaN).
         absolute: largest absolute difference; infinite where `error` is.
         agrees: whether it is within tolerance.
-        expected: for facts, what eager gave.
-        got: for facts, what the bundle gave.
+        expected: for facts, that of eager.
+        got: for facts, that of the bundle.
     """
 
     name: str
@@ -330,7 +330,7 @@ class Difference:
 
 
 def allowance(eager_error: float) -> float:
-    """Return the error that a value may have since eager's own, of float32 beside float64, is `eager_error`."""
+    """Return the error that a value may have if eager's own, of float32 beside float64, is `eager_error`."""
     return min(EAGER_ERRORS * eager_error, MOST)
 
 
@@ -340,10 +340,10 @@ def compare(
     """Compare two observations: facts exactly, values within the tolerance of their dtype.
 
     Args:
-        expected: of eager execution.
-        got: what is judged.
+        expected: observation of eager execution.
+        got: the observation to judge.
         least: tolerance of values whose dtype has a smaller one.
-        eager_errors: by name of a value, eager's own error, which allows for more than the tolerance.
+        eager_errors: by name of a value, eager's own error, which may widen the tolerance.
     """
     differences: list[Difference] = []
     for name in {**expected.facts, **got.facts}:
@@ -361,7 +361,7 @@ def compare(
 
 
 def _call_of_gradient(name: str) -> str:
-    """Return what stands before the word in the name of a gradient; it tells the call."""
+    """Return the prefix of a gradient's name that identifies the call; empty: it is no gradient."""
     call, found, _ = name.partition(_GRADIENT)
     return call if found else ""
 
@@ -386,7 +386,7 @@ def _magnitude(tensor: torch.Tensor) -> float:
 
 
 def _tolerance(name: str, values: Mapping[str, torch.Tensor]) -> float:
-    """Return the tolerance of a value; a norm is kept as float64, and is no more exact than what it is the norm of."""
+    """Return the tolerance of a value; a norm has that of its tensor, though it is kept as float64."""
     tensor = values.get(name.removesuffix(_NORM), values[name])
     dtype = tensor.dtype if tensor.dtype.is_floating_point else values[name].dtype
     return TOLERANCES.get(dtype, 0.13)

@@ -1,4 +1,4 @@
-"""Constants that only arguments and results of a call have, and no operator: bytes, ranges, NumPy scalars."""
+"""Constants of a call's arguments and results that no operator takes: bytes, ranges, NumPy scalars."""
 
 from __future__ import annotations
 

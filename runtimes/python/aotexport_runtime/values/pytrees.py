@@ -1,8 +1,8 @@
 """The runtime's own containers as nodes of torch's pytrees.
 
-`DistributedDataParallel`, `torch.func` and others look for tensors in what a module returns by `torch.utils._pytree`.
-An object of a class that is not registered there is a leaf to them, and its tensors are not found. torch has no public
-name for the registration.
+`DistributedDataParallel`, `torch.func` and others search the results of a module for tensors by `torch.utils._pytree`.
+An object of a class that is not registered there is a leaf to them, whose tensors they miss. torch has no public name
+for the registration.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def register_mapping(class_: type) -> None:
 def _register(
     class_: type, flatten: Flatten, rebuild: Rebuild, key: Literal["GetAttrKey", "SequenceKey", "MappingKey"]
 ) -> None:
-    # ONNX Runtime runs bundles without torch; a program that torch runs registers what it returns.
+    # ONNX Runtime runs bundles without torch; a program that torch runs registers the classes of its results.
     if "torch" not in sys.modules:
         return
     from torch.utils import _pytree

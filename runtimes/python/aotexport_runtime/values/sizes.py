@@ -23,11 +23,11 @@ SYMBOL_NBITS = 63
 INT64_MAX = (1 << 63) - 1
 
 UNDEFINED = (ArithmeticError, ValueError, TypeError)
-"""What evaluation raises where an expression has no value: a division by zero, the root of a negative number."""
+"""Errors of an expression without a value: a division by zero, the root of a negative number."""
 
 
 def _whole(value: int) -> int:
-    """Return an integer made of a float; floats are too large for sizes long before they end."""
+    """Return an integer made of a float, after a check that it has at most 64 bits."""
     if abs(value) > INT64_MAX:
         raise OverflowError("an integer of more than 64 bits")
     return value
@@ -114,7 +114,7 @@ def _evaluate(size: Size | float, symbols: Mapping[str, int]) -> Any:
 def check_size(size: Size, known: frozenset[str] | set[str], *, where: str) -> None:
     """Refuse an expression with unknown symbols, wrong operands, absurd length, or values unbounded or not whole.
 
-    How deep it is nested is bounded by the JSON that it stands in (`codec.MAX_DEPTH`).
+    The depth of the JSON around it bounds its nesting (`codec.MAX_DEPTH`).
 
     Raises:
         BundleInvalid: names the fault.
@@ -208,13 +208,13 @@ def symbols_of(size: Size | float) -> set[str]:
 
 
 def source(size: Size | float, symbol_source: Callable[[str], str]) -> str:
-    """Return Python source that computes what `evaluate` returns, for generated code.
+    """Return Python source that computes the result of `evaluate`, for generated code.
 
     Args:
         size: an expression that `check_size` accepted.
         symbol_source: source of a symbol's value; never text of the bundle.
 
-    Names in it are Python's builtins and those of `SCOPE`.
+    Its names are Python's builtins and those of `SCOPE`.
     """
     if isinstance(size, int | float):
         # Parentheses, because a sign binds weaker than a power.

@@ -1,4 +1,4 @@
-"""Values of the kinds that `trees.builder` makes, taken apart into trees again."""
+"""Takes values of the kinds that `trees.builder` makes apart into trees."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from aotexport_runtime.values.constants import (
 from aotexport_runtime.values.trees import FACTORIES, SETS, ModelOutput
 
 IndexOf = Callable[[torch.Tensor, str], int]
-"""Gives the index of a tensor by it and its path."""
+"""Returns the index of a tensor, given the tensor and its path."""
 
 
 def take_apart(value: Any, path: str, index_of: IndexOf) -> Tree:
-    """Return the tree of `value`, from which `trees.builder` makes its like.
+    """Return the tree of `value`, from which `trees.builder` makes an equal value.
 
     Args:
         value: nested containers of tensors and constants.

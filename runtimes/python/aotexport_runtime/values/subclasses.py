@@ -1,7 +1,7 @@
 """Tensors of wrapper subclasses: taken apart into plain ones, and made again by classes that the caller of `load` gave.
 
 Threat: a bundle names a class whose construction runs code. Defence: names of a bundle are looked up among the classes
-that the caller gave, and nothing is imported; what a class is given is data.
+that the caller gave, and nothing is imported; classes are called with data alone.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ class Protocol(NamedTuple):
     """How tensors of a class are taken apart and made.
 
     Attributes:
-        inner: returns the inner tensors by name, themselves and no copies.
-        flatten: returns these, and the context.
+        inner: returns the inner tensors by name, not copied.
+        flatten: returns the inner tensors and the context.
         unflatten: makes a tensor of inner tensors, context, size and stride; some classes take further options.
-        live: returns what `unflatten` takes for a context, as it was recorded; runs once per structure.
-        place: returns what `unflatten` takes to make a tensor like the one that is given.
+        live: converts a recorded context to the context argument of `unflatten`; runs once per structure.
+        place: returns the context argument of `unflatten` for a tensor like the given one.
     """
 
     inner: Callable[[Any], dict[str, torch.Tensor]]
@@ -71,12 +71,12 @@ def _flatten(tensor: Any) -> tuple[dict[str, torch.Tensor], Any]:
 
 
 def flatten(tensor: torch.Tensor) -> tuple[dict[str, torch.Tensor], Any]:
-    """Return the inner tensors of a wrapper by name, themselves and no copies, and its context."""
+    """Return the inner tensors of a wrapper by name, not copied, and its context."""
     return protocol(type(tensor)).flatten(tensor)
 
 
 def inner_tensors(tensor: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Return the inner tensors of a wrapper by name, themselves and no copies; empty of a plain tensor."""
+    """Return the inner tensors of a wrapper by name, not copied; empty for a plain tensor."""
     return protocol(type(tensor)).inner(tensor) if is_wrapper(tensor) else {}
 
 
@@ -100,13 +100,13 @@ def inner_tensor(tensor: torch.Tensor, name: str) -> torch.Tensor:
 
 
 class TensorTypes:
-    """Classes that the caller of `load` gave, by the names that bundles have for them."""
+    """Classes that the caller of `load` gave, by their names in bundles."""
 
     def __init__(self, types: Iterable[type] | Mapping[str, type] = ()) -> None:
         """Take the classes.
 
         Args:
-            types: classes, under their own names; or classes by name, where a bundle knows them by others.
+            types: classes, under their own names; or classes by name, where a bundle has other names for them.
         """
         check_type("tensor_types", types, Iterable, "a list of classes")
         classes = types.values() if isinstance(types, Mapping) else (types := tuple(types))

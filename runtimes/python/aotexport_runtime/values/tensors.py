@@ -1,4 +1,4 @@
-"""Tensors of a call, whoever made them: torch's, where torch was imported, and arrays of numpy. No torch at import."""
+"""Tensors of a call: torch's, where torch was imported, and numpy arrays. No torch at import."""
 
 from __future__ import annotations
 
@@ -50,6 +50,6 @@ def is_torch_tensor(value: Any) -> bool:
 
 
 def size_type() -> type | None:
-    """Return `torch.Size`; None: torch was not imported, so that nothing is one."""
+    """Return `torch.Size`; None: torch was not imported."""
     torch = sys.modules.get("torch")
     return None if torch is None else torch.Size

@@ -16,7 +16,7 @@ from aotexport_runtime.values.pytrees import register_fields, register_items, re
 
 SETS: dict[str, type[set[Any]] | type[frozenset[Any]]] = {"set": set, "frozenset": frozenset}
 FACTORIES: dict[str, type] = {each.__name__: each for each in (list, dict, set, tuple, int, float, str, bool)}
-"""What makes the missing values of a `defaultdict`, by name."""
+"""Factories of a `defaultdict`'s missing values, by name."""
 
 
 def leaves(tree: Tree, path: str = "") -> Iterator[tuple[str, Leaf | Constant]]:
@@ -29,7 +29,7 @@ def leaves(tree: Tree, path: str = "") -> Iterator[tuple[str, Leaf | Constant]]:
 
 
 def arrays_in(trees: Iterable[Tree]) -> set[int]:
-    """Return what the leaves of `trees` that are arrays index."""
+    """Return the indices of the leaves of `trees` that are arrays."""
     return {leaf.index for tree in trees for _, leaf in leaves(tree) if isinstance(leaf, Leaf) and leaf.array}
 
 
@@ -105,7 +105,7 @@ def _check_names(names: tuple[object, ...], items: int, where: str) -> None:
 
 
 def _check_identifier(name: str, reserved: str, where: str) -> None:
-    """Refuse a name that is no plain attribute: it goes into code that Python's named tuples and dataclasses write."""
+    """Refuse a name that is no plain attribute: Python's named tuples and dataclasses generate code with it."""
     if not name.isidentifier() or iskeyword(name) or name.startswith(reserved):
         raise BundleInvalid(f"the name {name[:80]!r} in a tree is no plain identifier", where=where)
 
@@ -113,7 +113,7 @@ def _check_identifier(name: str, reserved: str, where: str) -> None:
 class ModelOutput(collections.OrderedDict[str, Any]):
     """Named outputs, with access by key, attribute and position; entries that are None are left out.
 
-    Stands in for the output classes of model libraries, which a runtime without model code cannot import.
+    Replaces the output classes of model libraries, which a runtime without model code cannot import.
     """
 
     def __getattr__(self, name: str) -> Any:

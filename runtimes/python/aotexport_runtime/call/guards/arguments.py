@@ -1,4 +1,4 @@
-"""Rows about the arguments of a call: they refuse calls that no graph of the program is right for. No torch."""
+"""Guards of the arguments of a call: they refuse calls that no graph of the program is right for. No torch."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def _requires_grad(_: GuardSource, argument: Argument) -> str:
 
 
 def _autograd_only(holds: Callable[[GuardSource, Argument], str]) -> Callable[[GuardSource, Argument], str | None]:
-    """Return the quick form of a question that only tensors of torch are asked."""
+    """Return the quick form of a predicate about tensors of torch; other kinds have none."""
 
     def quick(source: GuardSource, argument: Argument) -> str | None:
         predicate = holds(source, argument)
@@ -133,7 +133,7 @@ ARGUMENTS: tuple[GuardRule[ArgumentFacts, Any], ...] = (
         cost="tensor",
         of=arguments,
         holds=_has_structure,
-        # What is of torch's own class wraps nothing.
+        # Tensors of torch's own class wrap nothing.
         quick=lambda source, a: "True" if a.form is None else None,
         ends=("subject", "ranks", "symbols"),
         message=lambda a, call: f"`{a.spec.path}`: {a.difference(call.inputs[a.index])}",
@@ -286,11 +286,11 @@ ARGUMENTS: tuple[GuardRule[ArgumentFacts, Any], ...] = (
         ),
     ),
 )
-"""What a program holds its arguments to."""
+"""Guards of a program's arguments."""
 
 
 def argument_guards(program: Program, *device_types: str) -> GuardTable:
-    """Return what `program` holds its arguments to, without what it asks of its caller.
+    """Return the guards of the arguments of `program`, without those of its caller.
 
     Args:
         program: its record.

@@ -1,4 +1,4 @@
-"""Rows about the caller of a program: its modes, and the module's tensors that the program reads."""
+"""Guards of a program's caller: modes of the process, and the module's tensors that the program reads."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from aotexport_runtime.values.subclasses import Form
 from aotexport_runtime.values.trees import leaves
 
 Ties = Sequence[tuple[StateSlot, Sequence[StateSlot], StateTensor]]
-"""Per tied tensor: where it is kept, where its other names are, its record."""
+"""Per tied tensor: its slot, the slots of its other names, its record."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Caller:
-    """What rows about the caller know.
+    """Facts for guards of the caller.
 
     Attributes:
         program: its record.
         device_type: type of the devices that it runs on.
-        state: index of each input that is state, and where it is kept.
+        state: index and slot of each input that is state.
         ties: see `Ties`.
         forms: structure per input that is state and a tensor subclass.
     """
@@ -113,7 +113,7 @@ def _same_autocast(source: GuardSource, caller: Caller) -> str:
 
 
 def without_autocast(source: GuardSource, device_type: str) -> str:
-    """Return the quick question whether autocast is off for a type of devices."""
+    """Return source that asks quickly whether autocast is off for a type of devices."""
     if not torch.amp.is_autocast_available(device_type):
         return "True"
     return f"not {source.ask(torch.is_autocast_enabled, source.constant(device_type))}"
@@ -239,4 +239,4 @@ STATE: tuple[GuardRule[Caller, Any], ...] = (
         ),
     ),
 )
-"""The module's tensors, asked of calls whose arguments fit."""
+"""Guards of the module's tensors, for calls whose arguments fit."""

@@ -1,4 +1,4 @@
-"""Rows about functional graphs: the forward graph, which is as general as the user's code, serves other calls."""
+"""Guards of functional graphs: the forward graph, which is as general as the user's code, serves other calls."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ from aotexport_runtime.values import sizes
 
 @dataclass(frozen=True)
 class Functional:
-    """What rows about a functional graph know.
+    """Facts for guards of a functional graph.
 
     Attributes:
-        program: its program; tensor subclasses are taken apart in rows about its inputs.
+        program: its program; for guards of inputs, tensor subclasses are taken apart.
         record: its calling convention.
         graph: its operators.
         device_type: type of the devices that it runs on.
@@ -130,7 +130,7 @@ def _without_grad(graph: Functional) -> list[Tensor]:
 
 
 def _with_grad(graph: Functional) -> list[Tensor]:
-    """Return the inputs of which one must require grad: no gradient of a joint graph's results flows to the others."""
+    """Return the inputs that gradients flow to, of which one must require grad."""
     return [tensor for tensor in graph.tensors if tensor.index not in _detached(graph)]
 
 
@@ -139,7 +139,7 @@ def _detached(graph: Functional) -> Sequence[int]:
 
 
 def _without_hooks(graph: Functional) -> list[int]:
-    """Return the inputs whose hooks would be called, with None, by passes whose gradient does not come to them."""
+    """Return the inputs whose hooks a joint backward would call with None: some outputs have no gradient for them."""
     return reached_in_part(graph.graph, graph.record) if graph.is_joint else []
 
 
@@ -155,9 +155,9 @@ def _changed_leaves(graph: Functional) -> list[InputMutation]:
 def _offsets(graph: Functional) -> list[Tensor]:
     """Return the inputs whose storage offset matters.
 
-    A view without recorded steps is made by `as_strided` with the offset that it has in the graph. Where the graph
-    writes to the base, that offset is into a new tensor, and is the caller's only if the base begins where it did;
-    likewise where it changes its metadata as well. An `as_strided` in the graph counts from the caller's storage.
+    A view without recorded steps is made by `as_strided` with its offset in the graph. If the graph writes to the base,
+    that offset is into a new tensor, and right for the caller's only if the base begins where it did at capture; the
+    same holds if the graph also changes its metadata. An `as_strided` in the graph counts from the caller's storage.
     """
     if any(node.op.startswith("aten::as_strided") for node in graph.graph.nodes):
         return graph.tensors
@@ -203,7 +203,7 @@ CALLER: tuple[GuardRule[Functional, Any], ...] = (
         message=lambda graph, call: "function transforms",
     ),
     GuardRule(
-        # Under the caller's autocast every operator chooses its dtype anew, which only the forward graph does.
+        # Under the caller's autocast every operator chooses its dtype anew; only the forward graph does so.
         name="autocast",
         cost="mode",
         of=_graph,
@@ -235,7 +235,7 @@ CALLER: tuple[GuardRule[Functional, Any], ...] = (
         message=lambda graph, call: "gradients of an inference program",
     ),
 )
-"""What surrounds a call that a functional graph serves; inputs are whole."""
+"""Guards of the modes around a call, with tensor subclasses as inputs."""
 
 INPUTS: tuple[GuardRule[Functional, Any], ...] = (
     GuardRule(
@@ -279,7 +279,7 @@ INPUTS: tuple[GuardRule[Functional, Any], ...] = (
         name="with grad",
         cost="tensor",
         of=_joint,
-        # Where gradients flow to all of them, it is what `records` asks.
+        # If gradients flow to all inputs, `records` asks the same.
         holds=lambda source, graph: _some_require_grad(_with_grad(graph)),
         quick=lambda source, graph: _some_require_grad(_with_grad(graph)) if _detached(graph) else "True",
         message=lambda graph, call: "only inputs that get no gradient require grad",
@@ -317,7 +317,7 @@ INPUTS: tuple[GuardRule[Functional, Any], ...] = (
         message=lambda graph, call: "a mutated input shares memory with another input",
     ),
 )
-"""What a functional graph holds its inputs to; tensor subclasses are taken apart."""
+"""Guards of the inputs of a functional graph; tensor subclasses are taken apart."""
 
 
 def _indices(indices: Sequence[int]) -> Sequence[int]:
@@ -333,4 +333,4 @@ DIRECT: tuple[GuardRule[Sequence[int], int], ...] = (
         message=None,
     ),
 )
-"""What quick paths ask that pass inputs, by index, to a joint graph's autograd function without a look at them."""
+"""Conditions of quick paths that pass inputs, by index, straight to a joint graph's autograd function."""

@@ -1,4 +1,4 @@
-"""The kinds of tensors that quick paths serve: how source asks a variable what it holds. No torch at import."""
+"""The kinds of tensors that quick paths serve: source of questions about a variable's value. No torch at import."""
 
 from __future__ import annotations
 

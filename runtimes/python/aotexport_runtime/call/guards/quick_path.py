@@ -1,6 +1,6 @@
-"""Generated functions that serve the calls that a program gets most often, and turn away the others. No torch.
+"""Generated functions that serve the usual calls of a program, and pass the others to a fallback. No torch.
 
-What they ask are the quick forms of a table's rows; what they turn away, signature and table look at once more.
+They ask the quick forms of a table's rows; for other calls, signature and table decide.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from aotexport_runtime.call.guards.table import quick_lines
 from aotexport_runtime.engines.source import define
 
 Call = Callable[[tuple[Any, ...], dict[str, Any]], Any]
-"""`(args, kwargs) -> what the call returns`."""
+"""`(args, kwargs) -> result of the call`."""
 
 _TURN_AWAY = "return fallback(args, kwargs)"
 
 
 def bind(source: GuardSource, positional: Sequence[int] | None, keywords: Mapping[str, int] | None = None) -> list[str]:
-    """Return lines that take the arguments of a call that passes all by position, or all by name.
+    """Return lines that bind the arguments of a call that passes all by position, or all by name.
 
     Args:
         source: gets the names.
-        positional: input per positional argument; None: calls by position are turned away.
-        keywords: input per name; None: calls by name are turned away.
+        positional: input per positional argument; None: calls by position go to the fallback.
+        keywords: input per name; None: calls by name go to the fallback.
     """
     count = -1 if positional is None else len(positional)
     taken = [f"{', '.join(map(input_name, positional))}, = args"] if positional else []
@@ -52,11 +52,11 @@ def quick_path(
     """Return a function that serves the calls that fit `rows`; `fallback` where a row has no quick form.
 
     Args:
-        source: whose constants `binding` refers to.
-        binding: lines that take the arguments, see `bind`.
-        rows: what calls must fit.
-        serve: gives the expression that a served call returns.
-        fallback: takes the calls that are turned away.
+        source: holds the constants of `binding`.
+        binding: lines that bind the arguments, see `bind`.
+        rows: guards of the calls.
+        serve: returns the expression of a served call's result.
+        fallback: takes the other calls.
         label: shown in tracebacks.
     """
     lines = quick_lines(source, rows, _TURN_AWAY)

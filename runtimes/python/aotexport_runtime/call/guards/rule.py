@@ -1,7 +1,7 @@
 """A rule about the calls that a program serves: one row of a table of guards. No torch.
 
-A row holds its predicate as Python source, of which both the function that only answers and the one that explains are
-generated. Source holds positions and integers alone; whatever the bundle says stands in a table of constants.
+A row holds its predicate as Python source. The answering and the explaining function are both generated from it.
+Source holds positions and integers alone; strings of the bundle go into a table of constants.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from aotexport_runtime.schema.sizes import Size
 from aotexport_runtime.values import sizes
 
 Cost = Literal["mode", "tensor", "sizes", "memory"]
-"""What a predicate looks at, from cheap to dear: `mode`: the process, once a call; `tensor`: an attribute of a tensor;
+"""The object of a predicate, from cheap to dear: `mode`: the process, once a call; `tensor`: an attribute of a tensor;
 `sizes`: arithmetic over the sizes of the call; `memory`: the storages of all tensors. Quick paths ask in this order."""
 
 COSTS: tuple[Cost, ...] = ("mode", "tensor", "sizes", "memory")
 
 Gate = Literal["subject", "ranks", "symbols"]
-"""What must have held for a row to be asked: the rows before it of its subject; that the tensors have their ranks; that
-every symbol has a value."""
+"""A precondition of a row: `subject`: earlier rows of its subject hold; `ranks`: all tensors have their ranks;
+`symbols`: every symbol has a value."""
 
 
 def input_name(index: int) -> str:
@@ -46,11 +46,11 @@ class Call(NamedTuple):
 
 @dataclass
 class GuardSource:
-    """What the source of predicates refers to.
+    """The names that the source of predicates refers to.
 
     Attributes:
-        kind: of the tensors of a quick path.
-        explains: whether it is of the function that explains.
+        kind: kind of the tensors of a quick path.
+        explains: whether it is the source of the function that explains.
         scope: constants by name.
         symbols: source per symbol.
     """
@@ -81,7 +81,7 @@ class GuardSource:
         return f"({''.join(f'{self.size(size)}, ' for size in shape)})"
 
     def known(self, symbols: Sequence[str]) -> list[str]:
-        """Return lines that take symbols from `symbols`, where they are known already."""
+        """Return lines that bind known symbols from the argument `symbols`."""
         self.symbols = {symbol: f"s{number}" for number, symbol in enumerate(symbols)}
         return [f"{name} = symbols[{self.constant(symbol)}]" for symbol, name in self.symbols.items()]
 
@@ -97,17 +97,17 @@ class GuardRule(Generic[Facts, Subject]):
     Attributes:
         name: of the row, unique in its table.
         cost: see `Cost`.
-        of: what it is asked about, given what is known of the program: inputs, symbols, or one thing for the call.
-            Rows in sequence with one `of` are asked subject by subject.
-        holds: source of its predicate; may raise `sizes.UNDEFINED`, and does not hold then.
-        message: says what is wrong, for people. None: a condition of quick paths alone, no rule of the program.
-        quick: source of what quick paths ask in place of `holds`; None: there is no such, and the program has no
-            quick path.
-        stricter: whether `quick` turns away calls for which the row holds. It never admits others.
+        of: returns its subjects, given the facts of the program: inputs, symbols, or one subject for the whole call.
+            Consecutive rows with one `of` are asked subject by subject.
+        holds: source of its predicate; it may raise `sizes.UNDEFINED`, which counts as a violation.
+        message: describes a violation, for people. None: a condition of quick paths alone, no rule of the program.
+        quick: source that quick paths use in place of `holds`; None: they use `holds`. If it returns None, the program
+            has no quick path.
+        stricter: whether `quick` also rejects calls for which the row holds. It never admits others.
         prepare: lines before it, which bind variables.
-        needs: what must have held for it to be asked.
-        ends: what does not hold any more where it is violated.
-        error: what a violation raises; `CallInvalid` is raised with all violations.
+        needs: its preconditions.
+        ends: preconditions that do not hold after a violation.
+        error: class of the error of a violation; `CallInvalid` is raised with all violations.
     """
 
     name: str
@@ -128,8 +128,8 @@ class Row(NamedTuple):
 
     Attributes:
         rule: the rule.
-        subject: what it is asked about.
-        number: of the subject among those of its `of`, from the start of the table.
+        subject: the subject.
+        number: number of the subject's first row in the table, which identifies the subject.
     """
 
     rule: GuardRule[Any, Any]

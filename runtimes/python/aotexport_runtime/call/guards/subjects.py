@@ -1,4 +1,4 @@
-"""What guards of arguments are about: tensors, dynamic integers, symbols and truths over them. No torch."""
+"""Subjects of guards of arguments: tensors, dynamic integers, symbols and truths over them. No torch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from aotexport_runtime.values.subclasses import Form, is_wrapper, parts
 
 @dataclass(frozen=True, kw_only=True)
 class ArgumentFacts:
-    """What rows about arguments know.
+    """Facts for guards of arguments.
 
     Attributes:
         program: its record.
@@ -66,7 +66,7 @@ class Argument:
         return self.facts.device_types or (self.spec.meta.device,)
 
     def difference(self, leaf: Any) -> str | None:
-        """Return how a tensor differs in what it is made of."""
+        """Return how a tensor differs in its structure; None: it does not."""
         if self.form is None:
             got = type(leaf).__name__
             return f"expected a plain tensor, as at capture, got a `{got}`" if is_wrapper(leaf) else None
@@ -146,7 +146,7 @@ def name_of(value: Any) -> str:
 
 
 def value_of(size: Size, symbols: Mapping[str, int]) -> int | None:
-    """Return the value of `size`; None: it has none for these symbols (it divides by zero), and nothing equals it."""
+    """Return the value of `size`; None: it has none for these symbols (it divides by zero)."""
     try:
         return sizes.evaluate(size, symbols)
     except sizes.UNDEFINED:
@@ -154,7 +154,7 @@ def value_of(size: Size, symbols: Mapping[str, int]) -> int | None:
 
 
 def same_layout(shape: Sequence[int], actual: Sequence[int], expected: Sequence[int | None]) -> bool:
-    """Return whether two strides address the same elements: they may differ where there is at most one."""
+    """Return whether two strides address the same elements: they may differ along axes of at most one element."""
     return 0 in shape or all(size <= 1 or a == b for size, a, b in zip(shape, actual, expected, strict=True))
 
 

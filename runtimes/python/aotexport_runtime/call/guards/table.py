@@ -1,4 +1,4 @@
-"""A table of rows, ready to be asked: by source that only answers, and by a function that explains. No torch."""
+"""A table of guards: source that only answers, and a function that explains. No torch."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from aotexport_runtime.values import sizes
 
 
 def quick_lines(source: GuardSource, rows: Sequence[Row], turn_away: str) -> list[str] | None:
-    """Return source that reaches its end for calls that fit `rows`, cheap questions first; None: there is no such.
+    """Return source that runs to its end for calls that fit `rows`, cheap predicates first; None: a row is not quick.
 
     Args:
-        source: of predicates; gets their constants and symbols.
-        rows: what is asked.
+        source: gets the constants and symbols of the predicates.
+        rows: the rows.
         turn_away: the statement for other calls, and for those that only `GuardTable.violations` admits.
     """
     lines: list[str] = []
@@ -47,7 +47,7 @@ class GuardTable:
             stages: the rows, in the order in which they are explained; a stage is asked of calls that fit the ones
                 before it.
             count: number of inputs.
-            kind: of the tensors that `admits` serves; None: it serves none.
+            kind: kind of the tensors that `admits` serves; None: there is no `admits`.
             known: symbols whose values are known before.
         """
         self.stages = stages
@@ -60,7 +60,7 @@ class GuardTable:
         """Return one sentence per violation.
 
         Args:
-            inputs: one entry per input; gets those that rows take from elsewhere.
+            inputs: one entry per input; gets the state tensors.
             symbols: value per known symbol; gets the others.
 
         Raises:
@@ -101,7 +101,7 @@ class GuardTable:
 
     @cached_property
     def violations(self) -> Callable[[list[Any], Mapping[str, int]], Iterator[Row]]:
-        """The rows that do not hold, in order; those are left out that cannot be asked any more."""
+        """A function that yields the violated rows, in order, without those whose preconditions do not hold."""
         source = GuardSource(explains=True)
         closing = {row.number for row in self.rows if "subject" in row.rule.ends}
         gates = "".join(f"g{number} = " for number in sorted(closing))
@@ -117,19 +117,19 @@ class GuardTable:
         return [f"{names}, = inputs"] if names else []
 
     def _results(self, source: GuardSource) -> list[str]:
-        """Return lines that put what rows bound where the caller finds it."""
+        """Return lines that store symbols and state tensors, bound by rows, in `symbols` and `inputs`."""
         bound = [f"symbols[{source.constant(symbol)}] = {name}" for symbol, name in source.symbols.items()]
         taken = [row.subject.index for row in self.rows if row.rule.name == "present"]
         return [*(bound if not self._known else []), *(f"inputs[{i}] = {input_name(i)}" for i in taken)]
 
 
 def _asked(source: GuardSource, row: Row, closing: Set[int]) -> list[str]:
-    """Return source that yields a row where it can be asked and does not hold.
+    """Return source that yields a row if its preconditions hold and it is violated.
 
     Args:
         source: gets its constants and symbols.
         row: the row.
-        closing: numbers of the subjects whose rows are not all asked.
+        closing: numbers of the subjects that a violation may close.
     """
     rule, subject, number = row
     lines = rule.prepare(source, subject) if rule.prepare is not None else []

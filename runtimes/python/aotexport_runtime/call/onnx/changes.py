@@ -1,4 +1,4 @@
-"""What a call through ONNX Runtime changes: models return new values, which go to where the program writes them."""
+"""Changes of a call through ONNX Runtime: a model returns new values, which are written where the program would."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Changes:
             state: values of changed state tensors by name; shared by the programs of a bundle, written to by calls.
 
         Raises:
-            BundleInvalid: it changes what is no argument, and no state of the program.
+            BundleInvalid: a changed name is no argument and no state of the program, or both.
         """
         self._state = state
         self._inputs = model.state_inputs
@@ -42,11 +42,11 @@ class Changes:
         return list(changed), list(changed.values())
 
     def apply(self, arguments: list[Any], outputs: list[Any]) -> None:
-        """Write what a call changed.
+        """Write the changes of a call.
 
         Args:
-            arguments: of the call; written to.
-            outputs: what the model returned: the program's outputs, then its updates.
+            arguments: arguments of the call; written to.
+            outputs: results of the model: the program's outputs, then its updates.
         """
         for index, name in self._rebinds:
             self._state[name] = outputs[index]

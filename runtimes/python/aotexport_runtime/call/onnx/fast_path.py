@@ -1,6 +1,7 @@
-"""The fast path of a call by ONNX Runtime: generated functions for arrays, and for tensors, that need no care.
+"""The fast path of a call by ONNX Runtime: generated functions for plain arrays, and for plain tensors.
 
-Invariant: what they serve, the explaining path admits as well, and `OnnxPlan.run` gives the session the same values.
+Invariant: a call that they serve is admitted by the explaining path as well, and `OnnxPlan.run` gives the session the
+same values.
 """
 
 from __future__ import annotations
@@ -22,16 +23,16 @@ from aotexport_runtime.schema.program import ArgumentInput, Program, SizeInput, 
 
 @dataclass(frozen=True, kw_only=True)
 class OnnxFastPath:
-    """What a fast path asks, and where it leads.
+    """The guards of a fast path, and the functions that it calls.
 
     Attributes:
         program: its record.
         model: its entry in the manifest.
         signature: binds calls.
-        rows: what calls that are served must fit.
+        rows: guards of the calls that it serves.
         session: an open `onnxruntime.InferenceSession`.
-        unflatten: puts the program's outputs into the structure that the call returns.
-        fallback: takes the calls that are turned away.
+        unflatten: puts the program's outputs into the structure of the call's result.
+        fallback: takes the calls that the fast path does not serve.
     """
 
     program: Program
@@ -43,11 +44,11 @@ class OnnxFastPath:
     fallback: Call
 
     def function(self) -> Call:
-        """Return what takes every call of the program; the fallback, where the program has no fast path."""
+        """Return a function for every call of the program; the fallback, where the program has no fast path."""
         passed = {index for index, spec in enumerate(self.program.inputs) if not isinstance(spec, StateInput)}
         positional, keywords = self.signature.plain_leaves, self.signature.plain_keywords
-        ways = [set(way) for way in (positional, keywords and keywords.values()) if way is not None]
-        if not ways or any(way != passed for way in ways) or not self._is_plain():
+        bindings = [set(inputs) for inputs in (positional, keywords and keywords.values()) if inputs is not None]
+        if not bindings or any(inputs != passed for inputs in bindings) or not self._is_plain():
             return self.fallback
         with_tensors: list[Call] = []
 
@@ -77,7 +78,7 @@ class OnnxFastPath:
             kind: of the tensors.
             array: source of a tensor's array.
             convert: makes the caller's kind of tensor of an array.
-            fallback: takes the calls that are turned away.
+            fallback: takes the calls that it does not serve.
         """
 
         def served(source: GuardSource) -> str:
@@ -96,7 +97,7 @@ class OnnxFastPath:
 
 
 def _is_common(dtype: str) -> bool:
-    """Return whether numpy has a dtype, and ONNX."""
+    """Return whether both numpy and ONNX have a dtype."""
     return dtype == "bool" or dtype.startswith(("int", "uint")) or dtype in ("float16", "float32", "float64")
 
 

@@ -1,4 +1,4 @@
-"""Rows about calls through ONNX Runtime, beside those about arguments: the model knows neither gradients nor memory."""
+"""Guards of calls through ONNX Runtime, beside those of arguments: models know neither gradients nor memory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from aotexport_runtime.values.tensors import NumpyTensor, is_torch_tensor
 
 @dataclass(frozen=True)
 class ModelInputs:
-    """What rows about ONNX models know.
+    """Facts for guards of ONNX models.
 
     Attributes:
         program: the program that the model computes.
@@ -130,4 +130,4 @@ MODEL: tuple[GuardRule[ModelInputs, Any], ...] = (
         ),
     ),
 )
-"""What a model of ONNX holds its inputs to."""
+"""Guards of the inputs of an ONNX model."""

@@ -23,7 +23,7 @@ class OnnxModule:
     Attributes:
         bundle: the open bundle.
         state: values of the state tensors that calls have changed, by name, as the models have them; empty at first.
-            What is removed from it is again as in the bundle.
+            Removing a value restores that of the bundle.
     """
 
     def __init__(self, bundle: Bundle, options: OnnxRuntime) -> None:

@@ -35,7 +35,7 @@ class OnnxPlan:
     def __init__(
         self, bundle: Bundle, program: Program, model: OnnxModel, options: OnnxRuntime, state: dict[str, Any]
     ) -> None:
-        """Open the model; `state` holds what calls have changed, and takes what this one does.
+        """Open the model; calls read and write changed state tensors in `state`.
 
         Raises:
             BundleInvalid: its inputs and outputs are not the program's.
@@ -84,8 +84,8 @@ class OnnxPlan:
 
         Raises:
             CallInvalid: the call does not fit; lists every violation.
-            CheckFailed: what the program needs of values does not hold; nothing was changed.
-            NotSupported: the call needs gradients, or changes what it cannot write to.
+            CheckFailed: a check on values fails; nothing was changed.
+            NotSupported: the call needs gradients, or changes an array that cannot be written to.
         """
         return self.call(args, kwargs)
 
@@ -110,7 +110,7 @@ class OnnxPlan:
         return Bound(inputs, symbols, violations, {})
 
     def run(self, call: Bound) -> Any:
-        """Run the model on a call without violations; return what the call returns."""
+        """Run the model on a call without violations; return the call's result."""
         values = [call.inputs[index] for index in self._arguments]
         arrays = [value.value if isinstance(value, NumpyTensor) else value for value in values]
         names, changed = self._changes.state()
@@ -134,7 +134,7 @@ class OnnxPlan:
 
 
 def constant(leaf: Constant) -> Any:
-    """Return the value of a constant leaf; torch is imported only for what is torch's own."""
+    """Return the value of a constant leaf; torch is imported only for torch's own types."""
     value = leaf.value
     if value is None or isinstance(value, bool | int | float):
         return value

@@ -40,7 +40,7 @@ class _MatmulTable(ctypes.Structure):
 
 
 class ChoosingRunner:
-    """Runs a library; its matmuls are decided before its first results are table_function out.
+    """Runs a library; the backends of its matmuls are decided before it returns its first results.
 
     Attributes:
         run: takes the library's inputs, returns its results.
