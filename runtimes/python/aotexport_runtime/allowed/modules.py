@@ -17,7 +17,7 @@ _DIMENSIONAL = (
 )
 
 CONTAINERS = frozenset({"Sequential", "ModuleList", "ModuleDict"})
-"""Those that hold modules."""
+"""Classes that hold modules."""
 
 KNOWN = CONTAINERS | {
     *(f"{name}{rank}d" for name in _DIMENSIONAL for rank in (1, 2, 3)),
@@ -61,11 +61,11 @@ KNOWN = CONTAINERS | {
     "Unflatten",
     "Upsample",
 }
-"""All of them, by name."""
+"""All classes, by name."""
 
 _UNDERSCORED = ("_reversed_padding_repeated_twice",)
 
 
 def is_own_attribute(name: str) -> bool:
-    """Return whether an attribute of such a module is one that its class reads, and none that every module has."""
+    """Return whether the class of a module reads an attribute, and not every module has it."""
     return name in _UNDERSCORED or not (name.startswith("_") or name in ("training", "forward"))

@@ -15,10 +15,10 @@ from aotexport_runtime.errors import BundleInvalid
 
 @contextlib.contextmanager
 def digests_compared(bundle: Bundle) -> Generator[None, None, None]:
-    """Compare the SHA-256 of every file of `bundle` with the manifest while the body runs.
+    """Compare the SHA-256 of every file of `bundle` with the manifest while the block runs.
 
     Raises:
-        BundleInvalid: names the first file that differs, at the end of the body, whether that succeeded or not.
+        BundleInvalid: names the first file that differs, at the end of the block, even if that raised.
     """
     wrong: list[Exception] = []
     thread = threading.Thread(target=_compare, args=(bundle, wrong), name="aotexport digests", daemon=True)

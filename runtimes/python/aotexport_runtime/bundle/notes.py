@@ -1,4 +1,4 @@
-"""The notes of a bundle in one list: those of its programs, and the packages that a load needs. No torch."""
+"""The notes of a bundle in one list: notes of its programs, and packages that a load needs. No torch."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def listed(manifest: Manifest, programs: Iterable[Program]) -> list[BundleNote]:
     """Return the notes of programs, a note of several programs once, and those of their bundle.
 
     Args:
-        manifest: that of the bundle.
+        manifest: manifest of the bundle.
         programs: the records of some of its programs.
     """
     found: dict[Note, list[str]] = {}

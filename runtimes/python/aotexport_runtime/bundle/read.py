@@ -1,7 +1,7 @@
 """A bundle on disk: opened, contained and checked. No torch.
 
-Invariant: no path outside the bundle's directory is ever read, no file that the manifest does not list, and no
-byte of a listed file before its size was compared.
+Invariant: only files inside the bundle's directory that the manifest lists are read, and only after their sizes were
+compared.
 """
 
 from __future__ import annotations
@@ -221,7 +221,7 @@ class Bundle:
         return self._targets[name]
 
     def compiled(self, target: str, program: str) -> CompiledProgram | None:
-        """Return `program` as `target` has it, checked; None: it does not have it.
+        """Return the record of `program` compiled for `target`, checked; None: there is none.
 
         Raises:
             BundleInvalid: no such target or program, or their records are invalid.

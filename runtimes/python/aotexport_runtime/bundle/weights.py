@@ -30,7 +30,7 @@ def load_tensors(
     Args:
         bundle: where the files are.
         state: entries of the manifest.
-        form: gives the structure of a tensor subclass with its class.
+        form: returns the structure of a tensor subclass with its class.
         mapped: map the files into memory; False: read them (for network disks).
 
     Returns:
@@ -80,7 +80,7 @@ def read_tensors(path: Path, *, where: str) -> dict[str, torch.Tensor]:
 
 
 class _StoredTensors:
-    """The stored tensors, each made once, so that entries of one key share its storage."""
+    """The stored tensors, each loaded once, so that entries of one key share its storage."""
 
     def __init__(self, bundle: Bundle, mapped: bool) -> None:
         self._bundle = bundle

@@ -114,7 +114,7 @@ class _Joint(torch.autograd.Function):
         except ZeroDivisionError:
             if repeatable is None:
                 raise
-            # Torch's own formulas give an infinity there, where Python raises.
+            # Torch's own formulas give infinity where Python raises.
             with torch.enable_grad():
                 found = repeatable.gradients(grads, ctx.needs_input_grad[2:])
             return (None, None, *[None if gradient is None else gradient.detach() for gradient in found])

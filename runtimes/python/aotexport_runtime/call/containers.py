@@ -15,7 +15,7 @@ class Containers:
     """The containers of one call that it changes, collected while its arguments are flattened."""
 
     def __init__(self, changed: Collection[str], found: dict[str, Any]) -> None:
-        """Prepare for a call that changes those at the paths `changed`; `found` gets them, by path."""
+        """Collect the containers at the paths `changed` in `found`, by path."""
         self._changed = changed
         self._found = found
         self._places: dict[int, str] = {}
@@ -36,7 +36,7 @@ class ContainerChanges:
     """The changes of a program to the containers of its caller."""
 
     def __init__(self, changes: Sequence[ContainerChange], constant: Callable[[Constant], Any]) -> None:
-        """Prepare to make `changes`; `constant` gives the value of a constant leaf."""
+        """Prepare to make `changes`; `constant` returns the value of a constant leaf."""
         self._changes = [
             (
                 change.path,

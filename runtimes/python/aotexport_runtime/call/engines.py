@@ -56,7 +56,7 @@ class Engines:
     """
 
     def __init__(self, program: str, device: str, choice: Choice) -> None:
-        """Prepare for a program that nothing has run of yet."""
+        """Prepare a program that has not run yet."""
         self.program = program
         self.device = device
         self.serving = choice.engines
@@ -70,7 +70,7 @@ class Engines:
         return tuple(self._runs.values())
 
     def ran(self, passes: str, engine: str, because: str = "") -> None:
-        """Note that an engine runs a pass; the log says so the first time."""
+        """Record that an engine runs a pass; log it the first time."""
         if (passes, engine) not in self._runs:
             self._runs[passes, engine] = run = EngineRun(passes, engine, because)
             log.info("program %s runs %s", self.program, run)

@@ -183,7 +183,7 @@ class CompiledJoint:
         native: Lowered | Libraries | None,
         symbols: dict[str, int],
     ) -> CompiledJoint:
-        """Cut and compile `joint` for calls that need these gradients.
+        """Partition and compile `joint` for calls that need these gradients.
 
         Args:
             joint: the joint graph.

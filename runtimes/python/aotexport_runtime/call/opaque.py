@@ -1,4 +1,4 @@
-"""A box that carries a tensor out of an autograd function without autograd looking at it."""
+"""A box that carries a tensor out of an autograd function unseen by autograd."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""From a call's arguments to the flat list of tensors: binding and flattening, structure checked on the way.
+"""Binds and flattens a call's arguments to the list of tensors, and checks their structure.
 
-The captured program is only right for arguments of the captured structure, so every container, key and constant
-is compared; positional and keyword passing of the same signature are equivalent.
+The captured program is right only for arguments of the captured structure, so every container, key and constant is
+compared. Arguments may be passed by position or by keyword, as the signature allows.
 """
 
 from __future__ import annotations
@@ -221,7 +221,7 @@ def _values(tree: Mapping, value: Any) -> list[Any] | str:
         wrong += [f"unexpected: {', '.join(unexpected)}"] if unexpected else []
         return f"{expected}; {'; '.join(wrong)}"[:400]
     own = list(value)
-    # 1 and 1.0 are one key of a dict, and other operands.
+    # 1 and 1.0 are one key of a dict, but different operands.
     if {key: _floats(key) for key in own} != {key: _floats(key) for key in keys} or (
         not tree.any_order and own != keys
     ):

@@ -45,7 +45,7 @@ from aotexport_runtime.values.trees import leaves
 
 
 def describe(bundle: Bundle, *, program: str | None = None, graph: bool = False) -> str:
-    """Return the text that `inspect` shows; characters that a terminal would obey are escaped.
+    """Return the text that `inspect` shows; control characters are escaped.
 
     Args:
         bundle: an open bundle.
@@ -186,7 +186,7 @@ def describe_outputs(program: Program, forward: Graph) -> list[str]:
 
     Args:
         program: a program.
-        forward: its forward graph, which knows the types of numbers.
+        forward: its forward graph, which has the types of numbers.
     """
     names = _names(program)
     metas = {value.name: value.meta for value in (*forward.inputs, *forward.nodes)}

@@ -1,4 +1,4 @@
-"""Attributes that calls change, as they are now, for a bundle that is saved."""
+"""Current values of attributes that calls change, for a bundle that is saved."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class SavedAttributes:
 
 
 def saved_attributes(module: BundleModule) -> SavedAttributes:
-    """Return the attributes of `module` as they are now.
+    """Return the current attributes of `module`.
 
     Raises:
         NotSupported: one holds a value that a bundle cannot hold.
@@ -91,7 +91,7 @@ def _check_plain(tensor: torch.Tensor, path: str) -> None:
 
 
 def _check_apart(found: list[tuple[str, torch.Tensor]], known: dict[str, torch.Tensor]) -> None:
-    """Refuse attributes that are views of the module's state, which they would no longer be once loaded."""
+    """Refuse attributes that share memory with the module's state, since a load would separate them."""
     spans = [(*_span(tensor), name) for name, tensor in known.items() if not is_wrapper(tensor)]
     for path, tensor in found:
         low, high = _span(tensor)
@@ -104,7 +104,7 @@ def _check_apart(found: list[tuple[str, torch.Tensor]], known: dict[str, torch.T
 
 
 def _span(tensor: torch.Tensor) -> tuple[int, int]:
-    """Return the addresses of the first byte of a tensor and of the first past it; equal: it has no elements."""
+    """Return the addresses of a tensor's first byte and of the byte after its last; equal: it has no elements."""
     if tensor.numel() == 0:
         return 0, 0
     last = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
@@ -115,7 +115,7 @@ def _store(found: list[tuple[str, str, torch.Tensor]]) -> tuple[list[StateTensor
     """Return the records of tensors, and the stored tensors by key; overlapping tensors are stored as one span.
 
     Args:
-        found: name, path and tensor each.
+        found: name, path and tensor of each.
     """
     records: dict[str, StateTensor] = {}
     stored: dict[str, torch.Tensor] = {}

@@ -125,14 +125,14 @@ def _write(module: BundleModule, tensors: dict[str, torch.Tensor], attributes: S
     rewritten = {record.file for record, _ in stored}
     rewritten |= {file for vector in bundle.manifest.testvectors for file in (vector.record, vector.tensors)}
     constants = {f"targets/onnx/{model.program}.safetensors" for model in bundle.manifest.onnx}
-    # Files of tensors that were in attributes alone.
+    # Files of tensors that only attributes held.
     left = {part.file for entry in bundle.manifest.state for part in parts_of(entry)} - rewritten
     remaining = [entry for entry in bundle.manifest.files if entry.path not in left]
     for entry in remaining:
         target = stage.joinpath(*entry.path.split("/"))
         target.parent.mkdir(parents=True, exist_ok=True)
         if entry.path in constants:
-            # Readers of ONNX models refuse external data that has other names.
+            # Readers of ONNX models refuse external data that are hard links.
             shutil.copyfile(bundle.file(entry.path), target)
         elif entry.path not in rewritten:
             _link(bundle.file(entry.path), target)
@@ -196,7 +196,7 @@ def _write_as_before(tensors: dict[str, torch.Tensor], before: Path, path: Path)
 
 
 def _open_modes(stage: Path) -> None:
-    """Give files and directories the modes of ordinary new ones; temporary and safetensors files begin private."""
+    """Give files and directories the modes of ordinary new ones: temporary and safetensors files are private."""
     mask = os.umask(0)
     os.umask(mask)
     for path in (stage, *stage.rglob("*")):

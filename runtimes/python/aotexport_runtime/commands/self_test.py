@@ -35,7 +35,7 @@ from aotexport_runtime.values.observe import TOLERANCES, Difference, Observation
 from aotexport_runtime.values.trees import builder, keys_of
 
 _LARGE_NBYTES = 64 << 20
-"""Weights from this size on are given back before more are loaded."""
+"""Least size of weights that are freed before the next are loaded."""
 
 
 @dataclass(frozen=True)
@@ -154,7 +154,7 @@ def without_target(result: VectorResult, results: Iterable[VectorResult]) -> Vec
 
     Args:
         result: one of `results`.
-        results: of all recorded calls of the bundle.
+        results: results of all recorded calls of the bundle.
     """
     own = [other for other in results if other.program == result.program]
     missed = is_native(result.target) and not any(is_of(run.engine, result.target) for o in own for run in o.ran)
@@ -177,7 +177,7 @@ def run_vector(
     *,
     loss: bool = False,
 ) -> VectorResult:
-    """Run a recorded call, of the bundle's own or another, with the bundle loaded afresh.
+    """Load the bundle afresh and run a recorded call, the bundle's own or another.
 
     Args:
         path: directory of the bundle, or the open bundle.
@@ -189,7 +189,7 @@ def run_vector(
         operator_namespaces: see `load`.
         tensor_types: see `load`.
         trust: see `load`.
-        loss: compare a backward pass from the loss alone, which the record does not have, with that of the graph.
+        loss: run a backward pass from the loss alone, and compare with the graph's; the record has no such pass.
     """
     expected = Observation(dict(vector.facts), {n: stored[f"v{i}"] for i, n in enumerate(vector.values)})
 
@@ -367,7 +367,7 @@ def flat_outputs(tree: Tree, value: Any, path: str = "output") -> list[tuple[str
 
 
 def _tensor_of(array: Any, path: str, made: dict[int, torch.Tensor]) -> torch.Tensor:
-    """Return a tensor with the memory of an array: the one that it was made of where there is one, one per array."""
+    """Return a tensor with the memory of an array: the one that the array was made of, or a new one per array."""
     from aotexport_runtime.values.arrays import known_array, why_not
 
     if (reason := why_not(array)) is not None:

@@ -1,4 +1,4 @@
-"""The autocast around a call: eager's operators choose their dtypes by it, and so do those of a forward graph."""
+"""The autocast around a call: operators of eager, and of a forward graph, choose their dtypes by it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def device_type_of(program: Program, place: torch.device | None) -> str:
 
 
 def autocast_dtype(device_type: str) -> Any:
-    """Return the dtype that autocast computes in on a type of devices, as torch names it; None: it is off."""
+    """Return torch's name of the dtype of autocast on a type of devices; None: autocast is off."""
     if not torch.amp.is_autocast_available(device_type) or not torch.is_autocast_enabled(device_type):
         return None
     return str(torch.get_autocast_dtype(device_type)).removeprefix("torch.")

@@ -48,7 +48,7 @@ class EngineCandidate:
 
     @property
     def is_off_processors(self) -> bool:
-        """Whether the program runs on another device than a processor."""
+        """Whether the device is no processor."""
         return self.device not in (None, "cpu")
 
 
@@ -70,7 +70,7 @@ class TargetOfBundle(EngineCandidate):
 
     @property
     def higher_level(self) -> str | None:
-        """The compiled target that serves already; None: none does."""
+        """The compiled target that serves so far; None: none does."""
         return next((name for name in self.serving if name != CUDA), None)
 
 

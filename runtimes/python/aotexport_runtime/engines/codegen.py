@@ -167,10 +167,10 @@ def compile_graph(
         nodes: operator calls, in an order of execution.
         inputs: names of the values that the function takes, in order.
         outputs: the values that the function returns, in order.
-        environment: see there.
-        label: shown in tracebacks and profiles; None: it is a part of another.
-        detached: values that may be views, and are returned without their bases.
-        replacements: of matmuls that another library may compute, by name of the value.
+        environment: see `Environment`.
+        label: shown in tracebacks and profiles; None: it is a subgraph of another function.
+        detached: outputs that may be views, and are detached from their bases.
+        replacements: replacements of matmuls that another library may compute, by name of the value.
 
     Raises:
         BundleInvalid: an operator is not allowed.

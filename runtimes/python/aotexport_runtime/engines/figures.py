@@ -83,7 +83,7 @@ def libraries_win(forward: Graph, functional: Graph) -> bool:
 
 
 def _is_small(graph: Graph) -> bool:
-    """Return whether calls of operators take most of a step."""
+    """Return whether calling operators takes most of a step, since all tensors are small."""
     metas = (value.meta for value in (*graph.inputs, *graph.nodes))
     return not graph.subgraphs and all(_elements(meta) <= SMALL_ELEMENTS for meta in _tensors(metas))
 

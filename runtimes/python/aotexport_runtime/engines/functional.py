@@ -1,4 +1,4 @@
-"""Functional graphs to Python functions: fewer calls, and memory used again."""
+"""Functional graphs to Python functions, with fewer calls and reused memory."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ class Lowered:
 
 
 class Lease:
-    """Lives as long as the saved tensors that a forward returned may be read."""
+    """Lives as long as the saved tensors of a forward may be read."""
 
 
 class LeasedResults(tuple[Any, ...]):

@@ -1,9 +1,9 @@
 """Operators by name: resolution in the running torch, and whether a call fits their schema.
 
 Threat: a bundle names an operator that reads a file, touches memory unchecked, or runs code. Defence: `aten`
-operators must be on the list in `allowed/aten.txt`; other namespaces only as the caller of `load` names them;
-`python::` builtins only from the table in `allowed.py`; and every argument has the kind that the operator's schema
-asks for, since torch looks up any integer as a dtype unchecked.
+operators must be on the list in `allowed/aten.txt`; `python::` builtins must be in the table in
+`allowed/operators.py`; the caller of `load` must name other namespaces; and every argument has the kind that the
+operator's schema asks for, since torch looks up any integer as a dtype unchecked.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ _KINDS: dict[str, type[Any]] = {
 
 
 def check_call(op: str, function: Any, args: Sequence[Argument], kwargs: Mapping[str, Argument]) -> None:
-    """Refuse a call with arguments that the operator's schema does not have, or enumerations given as numbers.
+    """Refuse a call with arguments that the operator's schema lacks, or with enumerations as numbers.
 
     Args:
         op: full operator name, for errors.

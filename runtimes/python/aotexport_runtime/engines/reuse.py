@@ -89,7 +89,7 @@ FRESH = frozenset(
         ),
     )
 )
-"""Operators whose results are memory of their own, each of them."""
+"""Operators whose every result has memory of its own."""
 
 
 def reusing(subgraph: Subgraph, *, visible: int) -> Subgraph:
@@ -175,7 +175,7 @@ class _Memory:
 
 
 def _remember(node: Node, memories: dict[str, _Memory], last_uses: dict[str, int]) -> None:
-    """Note where the result of `node` lies."""
+    """Record the memory of the result of `node`."""
     operands = [name for argument in _arguments(node) for name in references(argument)]
     if node.op == "python::getitem":
         # Each item has memory of its own, keyed by its index, and lives as long as the sequence.
@@ -201,7 +201,7 @@ def _remember(node: Node, memories: dict[str, _Memory], last_uses: dict[str, int
 
 
 def _is_new(node: Node) -> bool:
-    """Return whether the results of `node` are memory of their own."""
+    """Return whether the results of `node` have memory of their own."""
     return node.op in FRESH or _drops(node) or _is_matmul(node)
 
 
@@ -211,7 +211,7 @@ def _is_matmul(node: Node) -> bool:
 
 
 def _drops(node: Node) -> bool:
-    """Return whether `node` is a dropout that does not return its operand as it is."""
+    """Return whether `node` is a dropout that returns a new tensor, not its operand."""
     return node.op == "aten::native_dropout.default" and node.args[2] is True and node.args[1] not in (0, 1)
 
 

@@ -1,8 +1,8 @@
 """Which engine runs a program: tables of rules, each with its reason in words. No torch.
 
-Every engine that a bundle has for a program serves it, unless a rule rules it out; the first that does gives the
-reason, which `explain`, `inspect` and the log show. Of those that serve, each takes the calls that the ones before it
-do not; the forward graph under autograd is the last, and takes every call.
+Every engine that a bundle has for a program serves it, unless a rule rules it out. The reason is that of the first rule
+that does; `explain`, `inspect` and the log show it. Each serving engine takes the calls that the ones before it do not;
+the forward graph under autograd is the last, and takes every call.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ TARGET_RULES: tuple[EngineRule[TargetOfBundle], ...] = (
     EngineRule("cpu", lambda its: its.unfit, "{0.unfit}"),
     EngineRule("cpu", lambda its: its.higher_level, "{0.higher_level} was chosen"),
 )
-"""Which native code of a bundle is wanted, and is for this machine."""
+"""Which native code of a bundle may run: the caller wants it, and this machine can run it."""
 
 GRAPH_RULES: tuple[EngineRule[EngineOfProgram], ...] = (
     EngineRule(
@@ -167,7 +167,7 @@ def select_targets(
     Raises:
         NotSupported: the requested one cannot run; says why.
     """
-    # The highest level first; names end with it.
+    # The highest level first: names end with the level.
     compiled = [name for name in reversed(bundle.target_names) if name.startswith("cpu-")]
     serving: list[str] = []
     why_not: dict[str, str] = {}

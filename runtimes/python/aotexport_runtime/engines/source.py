@@ -1,4 +1,4 @@
-"""Generated source to functions, whose lines tracebacks and profiles show."""
+"""Compiles generated source to functions; tracebacks and profiles show its lines."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def define(name: str, parameters: str, body: Iterable[str], scope: dict[str, Any
     """Return the function that the source defines.
 
     Args:
-        name: of the function.
+        name: name of the function.
         parameters: its parameters, separated by commas.
         body: its lines; made of positions, numbers and names of `scope`, never of text of a bundle.
         scope: global names of the function, which owns the dict from now on.

@@ -12,11 +12,11 @@ from aotexport_runtime.schema.program import FreshOutput, FunctionalGraph, Gradi
 from aotexport_runtime.values import dtypes, sizes
 
 LayOut = Callable[[torch.Tensor, dict[str, int]], torch.Tensor]
-"""Gives a tangent, for these values of symbols, in the layout of the capture."""
+"""Returns a tangent in the layout of the capture, for these values of symbols."""
 
 
 def layout(spec: Tangent) -> LayOut:
-    """Return a function that gives a tangent in the layout and dtype that the joint graph was traced with."""
+    """Return a function that converts a tangent to the layout and dtype that the joint graph was traced with."""
     dtype, memory_format = dtypes.dtype(spec.meta.dtype), spec.memory_format
     if memory_format is not None:
         format_ = dtypes.MEMORY_FORMATS[memory_format]

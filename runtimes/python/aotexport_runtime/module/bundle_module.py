@@ -263,7 +263,7 @@ class BundleModule(WithAttributes):
         return served(args, self.python_state.passed_with(kwargs))
 
     def program(self, name: str) -> Callable[..., Any]:
-        """Return program `name` as a function of its inputs, whatever the mode of the module.
+        """Return program `name` as a function of its inputs, in any mode of the module.
 
         Raises:
             BundleInvalid: no such program.
@@ -336,7 +336,7 @@ class BundleModule(WithAttributes):
 
         Args:
             target: engine of the copy; None: the same.
-            memo: of `copy.deepcopy`.
+            memo: see `copy.deepcopy`.
 
         Raises:
             NotSupported: tensors that are tied in the programs no longer are in the module.
@@ -370,7 +370,7 @@ class BundleModule(WithAttributes):
         """Return a module of the same programs over other state.
 
         Args:
-            manifest: that of the bundle, with other state and attributes.
+            manifest: the bundle's manifest with other state and attributes.
             tensors: its state, by name, detached; shared.
         """
         bundle = Bundle(self.bundle.root, manifest)

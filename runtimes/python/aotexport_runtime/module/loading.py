@@ -78,7 +78,7 @@ def load(
     """Load the bundle at `path` as a module that behaves like the exported one.
 
     Args:
-        path: directory of the bundle; or the open bundle, whose records are then read once for all that load it.
+        path: directory of the bundle; or the open bundle, whose records are then read once for all of its loads.
         device: where to put parameters, buffers and new tensors; None: where the bundle was captured.
         target: `auto`, or the name of an engine (`cpu`, `portable`, `autograd`, `cuda`, `onnx`), or of
             a compiled target of the bundle (`cpu-x86_64-v3`).
@@ -196,7 +196,7 @@ def _resolved(
 
 
 def _type_of(device: torch.device | str | None) -> str | None:
-    """Return the type of a device that may be none; None: the caller named none."""
+    """Return the type of a device; None: the caller named none."""
     return None if device is None else str(device).partition(":")[0]
 
 

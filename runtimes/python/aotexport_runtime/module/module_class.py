@@ -52,7 +52,7 @@ def class_of(base: type[Any], bundle: Bundle, environment: Environment, call: Ca
     Args:
         base: class of loaded modules.
         bundle: an open bundle.
-        environment: gives the values of defaults.
+        environment: environment for the values of defaults.
         call: `call(module, method, *args, **kwargs)`, which the methods call.
     """
     namespace: dict[str, Any] = {"__module__": base.__module__, "__doc__": base.__doc__}

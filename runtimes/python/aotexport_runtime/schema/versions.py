@@ -1,4 +1,4 @@
-"""Versions of the format, and how a document of an older one is brought up to date.
+"""Versions of the format, and the upgrade of documents in older ones.
 
 Reading goes in steps: a lenient envelope, the range gate, the upgrade chain on plain dicts, then the strict decode.
 Two numbers are kept apart: the format (the JSON) and the calling convention (how graphs, saved tensors and epilogues

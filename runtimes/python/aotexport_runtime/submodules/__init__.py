@@ -1,4 +1,4 @@
-"""Submodules of a loaded bundle: they hold its state, have their original names, and tell of every change.
+"""Submodules of a loaded bundle: they hold its state, have their original names, and report every change.
 
 A call of a bundle runs a graph, and no submodule's code. Changes of a submodule, other than of the values of its
 tensors, reach calls because its tables report them: the graphs are composed anew, with calls of the submodules that

@@ -32,7 +32,7 @@ def build(
 
     Args:
         whole: a module without either.
-        manifest: of the bundle.
+        manifest: manifest of the bundle.
         tensors: its state, by name; owned by the module from now on.
         changed: a method of the module, to be called when a submodule changes.
         constant: value of a constant leaf.
@@ -88,7 +88,7 @@ def _register(whole: nn.Module, entry: StateTensor, tensor: torch.Tensor, change
 
 
 def at(whole: nn.Module, path: list[str], changed: Callable[[], None]) -> nn.Module:
-    """Return the submodule at `path`; made where the bundle does not list submodules."""
+    """Return the submodule at `path`; make it if the bundle does not list submodules."""
     module = whole
     for position, part in enumerate(path):
         if part not in module._modules:

@@ -20,7 +20,7 @@ from aotexport_runtime.validate.bounds import MAX_AXES
 from aotexport_runtime.values.sizes import INT64_MAX, check_size, symbols_of
 
 DEVICES = frozenset(("cpu", "cuda", "xpu", "mps", "hpu", "mtia", "xla", "npu"))
-"""Device classes that hold memory of their own. `meta` has none: its tensors pass bounds checks and lead nowhere."""
+"""Device classes with memory of their own. `meta` has none: its tensors pass bounds checks and point nowhere."""
 
 _MAX_INTEGER = 1 << 64
 
@@ -46,7 +46,7 @@ def check_argument(
         argument: argument of an operator, or a returned value.
         defined: names of the values that it may refer to.
         subgraphs: names of the subgraphs that it may refer to.
-        symbols: of the program.
+        symbols: symbols of the program.
         where: for errors.
 
     Raises:
@@ -115,7 +115,7 @@ def check_meta(meta: ValueMeta, symbols: set[str], where: str) -> None:
 
 
 def introduced(meta: ValueMeta) -> set[str]:
-    """Return the symbols among the sizes of `meta`: those that only the data know are introduced so."""
+    """Return the symbols in the sizes of `meta`, which introduces symbols for sizes that depend on data."""
     if isinstance(meta, TensorMeta):
         return {symbol for size in meta.shape for symbol in symbols_of(size)}
     if isinstance(meta, SizeMeta):

@@ -48,7 +48,7 @@ def check_plain_name(name: str, subject: str, where: str) -> None:
 
 
 def check_text(text: str, subject: str, where: str) -> None:
-    """Refuse text that is shown in one line and is long or holds control characters, which a terminal obeys.
+    """Refuse text, shown in one line, that is long or holds control characters, which a terminal would obey.
 
     Raises:
         BundleInvalid: names `subject`.

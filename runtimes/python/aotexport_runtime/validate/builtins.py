@@ -1,6 +1,6 @@
 """Rules of calls that are no operators of torch: arithmetic of Python numbers, and regions of interpreter state.
 
-Arithmetic is kept to numbers of bounded size: `2 ** (10 ** 9)` and `[0] * (10 ** 10)` are short to write.
+Numbers have bounded size: `2 ** (10 ** 9)` and `[0] * (10 ** 10)` are short to write and exhaust memory.
 """
 
 from __future__ import annotations
@@ -218,7 +218,7 @@ class Builtins:
         return isinstance(operand, float | FloatArgument) or (isinstance(meta, ScalarMeta) and meta.type == "float")
 
     def _number_nbits(self, operand: Argument, node: Node) -> int:
-        """Return how many bits an operand has at most."""
+        """Return the most bits that an operand may have."""
         if isinstance(operand, int):
             return operand.bit_length()
         if isinstance(operand, SizeArgument | float | FloatArgument):

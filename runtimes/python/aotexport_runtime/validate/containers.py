@@ -18,7 +18,7 @@ def check_values(tree: Tree, count: int, where: str) -> None:
     """Refuse a malformed tree of arguments or results.
 
     Args:
-        tree: it.
+        tree: the tree.
         count: number of inputs, or outputs, that its leaves index.
         where: for errors.
 

@@ -23,9 +23,9 @@ def check_graph(graph: Graph, symbols: set[str], namespaces: set[str], *, where:
 
     Args:
         graph: as decoded.
-        symbols: of its program. A value may bring in others, sizes that only the data know: they describe values, and
-            nothing is computed from them.
-        namespaces: of custom operators, as the manifest declares them; whether they may run is the caller's to say.
+        symbols: symbols of its program. Values may introduce others, for sizes that depend on data: they describe
+            values, and nothing is computed from them.
+        namespaces: namespaces of custom operators that the manifest declares; the caller decides whether they may run.
         where: file name, for errors.
 
     Raises:

@@ -25,7 +25,7 @@ def check_forward_graph(graph: Graph, program: Program, *, where: str) -> None:
 
 
 def check_functional_graph(graph: Graph, program: Program, functional: FunctionalGraph, *, where: str) -> None:
-    """Refuse a joint or inference graph that does not keep its calling convention.
+    """Refuse a joint or inference graph that breaks its calling convention.
 
     Raises:
         BundleInvalid: names the fault.

@@ -58,7 +58,7 @@ def check_lowered_graph(
         lowered: the record that names it, checked.
         program: its program, checked.
         kernels: kernels of the target, by name.
-        namespaces: of custom operators, as the manifest declares them.
+        namespaces: namespaces of custom operators that the manifest declares.
         backward: whether it is the backward.
         where: file name, for errors.
 

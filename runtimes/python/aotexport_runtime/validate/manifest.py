@@ -1,4 +1,4 @@
-"""Rules of the manifest: contained paths, unique names, references that lead somewhere."""
+"""Rules of the manifest: contained paths, unique names, no dangling references."""
 
 from __future__ import annotations
 

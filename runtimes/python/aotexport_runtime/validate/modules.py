@@ -1,4 +1,4 @@
-"""Rules of submodules, and of the runs of nodes that were calls of them."""
+"""Rules of submodules, and of the runs of nodes captured of their calls."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def check_path(path: str, subject: str, where: str) -> list[str]:
     """Return the parts of a path of submodules.
 
     Raises:
-        BundleInvalid: it is none.
+        BundleInvalid: it is malformed.
     """
     check_text(path, subject, where)
     parts = path.split(".")
@@ -79,7 +79,7 @@ def _check_attributes(record: Submodule, where: str) -> None:
 
 
 def check_calls(graph: Graph, symbols: set[str], where: str) -> None:
-    """Refuse calls of submodules that are no nested runs of a graph's nodes, over its values.
+    """Refuse calls of submodules that are no nested runs of a graph's nodes, or use other values than the graph's.
 
     Raises:
         BundleInvalid: names the fault.

@@ -37,12 +37,12 @@ _RANKS = {"channels_last": 4, "channels_last_3d": 5}
 
 
 def check_program(program: Program, manifest: Manifest, *, name: str, where: str) -> None:
-    """Refuse a program whose indices, symbols or names do not hold together.
+    """Refuse a program whose indices, symbols or names are inconsistent.
 
     Args:
         program: as decoded.
-        manifest: of its bundle, checked.
-        name: that the manifest gives it.
+        manifest: manifest of its bundle, checked.
+        name: its name in the manifest.
         where: file name, for errors.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Rules of the structures of tensor subclasses: names that are names, contexts that are data."""
+"""Rules of the structures of tensor subclasses: their names are identifiers, their contexts data."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def check_subclass(record: Subclass, symbols: set[str], where: str) -> None:
 
     Args:
         record: the structure.
-        symbols: that its sizes may refer to.
+        symbols: symbols that its sizes may refer to.
         where: for errors.
 
     Raises:

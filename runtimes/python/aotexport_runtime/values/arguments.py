@@ -88,13 +88,13 @@ def why_not_written(output: Path, *, force: bool) -> str | None:
 
     Args:
         output: directory to write.
-        force: whether a bundle that is there may be replaced.
+        force: whether an existing bundle may be replaced.
     """
     place = next((parent for parent in output.absolute().parents if parent.exists()), output)
     if not place.is_dir():
         return f"`{output}` would be below `{place}`, which is no directory; choose another place"
     try:
-        # Permissions alone do not tell: some file systems take no directories from anyone.
+        # Permissions alone do not tell: some file systems are read-only for everyone.
         os.rmdir(tempfile.mkdtemp(prefix=".aotexport.", dir=place))
     except OSError as error:
         reason = "you may not write" if isinstance(error, PermissionError) else "no directory can be made"

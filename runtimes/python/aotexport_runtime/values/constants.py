@@ -101,7 +101,7 @@ def _plain_key(value: Any) -> PlainKey:
 
 
 def is_python_value(value: Any) -> bool:
-    """Return whether `value` is a Python value that no operator takes, and that the format holds as it is."""
+    """Return whether `value` is a Python value that the format holds as it is, and that no operator takes."""
     if type(value) is range:
         return all(abs(part) < 1 << 63 for part in (value.start, value.stop, value.step))
     return value is ... or type(value) is bytes or (isinstance(value, np.generic) and value.dtype.name in _NUMPY_TYPES)

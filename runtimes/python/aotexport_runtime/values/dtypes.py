@@ -1,4 +1,4 @@
-"""The format's names for torch's enumerations, and back. The only table of its kind."""
+"""Conversion between torch's enumerations and their names in the format. The only table of its kind."""
 
 from __future__ import annotations
 

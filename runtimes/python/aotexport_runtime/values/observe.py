@@ -39,7 +39,7 @@ class Observation:
     values: dict[str, torch.Tensor] = field(default_factory=dict)
 
     def tensor(self, name: str, tensor: torch.Tensor | None) -> None:
-        """Note the value and metadata of a tensor, or that there is none."""
+        """Record the value and metadata of a tensor, or that there is none."""
         if tensor is None:
             self.facts[name] = "None"
             return
@@ -85,7 +85,7 @@ def make_inputs(
         specs: records of the arguments.
         stored: spans of storage, by key.
         device: where to put them; None: the CPU.
-        form: gives the structure of a tensor subclass with its class.
+        form: returns the structure of a tensor subclass with its class.
     """
     keys = dict.fromkeys(span.key for spec in specs for span in spans(spec))
     memory = {key: stored[key].to(device).clone() for key in keys}
@@ -146,7 +146,7 @@ def _views_made_differentiable(
 
 @dataclass
 class Inputs:
-    """Arguments of a call; `leaves` are the tensors that gradients accumulate in, None where there are none."""
+    """Arguments of a call; `leaves` has the tensor that the gradient of each accumulates in, None: it has none."""
 
     values: list[Any]
     leaves: list[Any]
@@ -177,14 +177,14 @@ def observe(
 
     Args:
         call: takes the flat arguments.
-        make: makes the arguments of one call; they are changed as the call changes them.
+        make: makes the arguments of one call, which the call may change.
         paths: name per argument.
-        state: gives the current state tensors by name.
-        flatten: the leaves of a returned value, with their paths.
+        state: returns the current state tensors by name.
+        flatten: returns the leaves of a result, with their paths.
         seed: for `torch.manual_seed`.
         calls: how often to call.
         backward: run a backward pass from all differentiable outputs after each call.
-        loss: run it from the first of them that is a number alone.
+        loss: run it only from the first of them that is a scalar.
         dropped: names of state tensors whose gradients are dropped after each call.
     """
     seen = Observation()
@@ -283,7 +283,7 @@ def _backward(seen: Observation, where: str, outputs: list[tuple[str, Any]], los
 
 
 def _cotangent(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a fixed, generic cotangent: cosines of the element numbers, of the tensor's class where it can be."""
+    """Return a fixed, generic cotangent: cosines of the element numbers, in the tensor's class if possible."""
     if is_wrapper(tensor) and all(part.is_floating_point() for part in parts(tensor)):
         make, inner = protocol(type(tensor)), inner_tensors(tensor.detach())
         cotangents = {name: torch.empty_like(value).copy_(_cotangent(value)) for name, value in inner.items()}
@@ -398,7 +398,7 @@ def _compare_values(name: str, expected: torch.Tensor, got: torch.Tensor, tolera
         return Difference(name, float(wrong > 0), float(wrong), wrong == 0)
     a, b = expected.to(torch.float64), got.to(torch.float64)
     same = (a == b) | (a.isnan() & b.isnan())
-    # An error that is NaN would be neither within a limit nor beyond it, and `max` would lose it.
+    # An error of NaN would be neither within a limit nor beyond it, and `max` would lose it.
     gap = torch.where(same, 0.0, (a - b).abs()).nan_to_num(nan=math.inf, posinf=math.inf)
     absolute = float(gap.max()) if gap.numel() else 0.0
     scale = max(_magnitude(a), floor, 1e-6 if tolerance < 1e-6 else 1e-3)

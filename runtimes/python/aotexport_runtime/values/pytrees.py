@@ -13,21 +13,21 @@ from threading import Lock
 from typing import Any, Literal
 
 Flatten = Callable[[Any], tuple[list[Any], tuple[Any, ...]]]
-"""From a container to its items and the step to each: attribute, position or key."""
+"""Returns the items of a container and the step to each: attribute, position or key."""
 
 Rebuild = Callable[[Iterable[Any], Any], Any]
-"""From items and steps to the container."""
+"""Makes a container of items and steps."""
 
 _registered: set[type] = set()
 _lock = Lock()
 
 
 def register_fields(class_: type, names: tuple[str, ...]) -> None:
-    """Let torch see the fields of a class that is made from them in order; does nothing where torch is not imported.
+    """Let torch see the fields of a dataclass; does nothing where torch is not imported.
 
     Args:
-        class_: a dataclass.
-        names: of its fields.
+        class_: a dataclass, whose constructor takes the fields in order.
+        names: names of its fields.
     """
     _register(
         class_,
@@ -73,6 +73,6 @@ def _register(
 
     with _lock:
         if class_ not in _registered:
-            # Torch's other implementation, `torch.utils._cxx_pytree`, takes it from there when it is imported.
+            # Torch's other implementation, `torch.utils._cxx_pytree`, copies the registration when it is imported.
             _pytree.register_pytree_node(class_, flatten, rebuild, flatten_with_keys_fn=flatten_with_keys)
             _registered.add(class_)

@@ -71,7 +71,7 @@ _INTEGERS_ONLY = ("floordiv", "mod", "ceildiv")
 
 
 def type_of(size: Size | float | None) -> Literal["int", "float", "bool"]:
-    """Return the Python type of the value of `size`; None: a number that depends on the data of tensors, an integer."""
+    """Return the Python type of the value of `size`; None stands for an integer that depends on data."""
     if isinstance(size, float):
         return "float"
     if not isinstance(size, SizeExpression) or size.op in _TO_INTEGER:

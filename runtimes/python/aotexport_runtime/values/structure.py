@@ -30,7 +30,7 @@ def take_apart(value: Any, path: str, index_of: IndexOf) -> Tree:
 
     Args:
         value: nested containers of tensors and constants.
-        path: where it stands, for errors and for `index_of`.
+        path: its path, for errors and for `index_of`.
         index_of: called for every tensor.
 
     Raises:
@@ -65,7 +65,7 @@ class _Walk:
     def _sequence(self, value: Any, path: str) -> Tree | None:
         type_ = type(value)
         if type_ in SETS.values():
-            # In an order that is the same in every process.
+            # `repr` gives the same order in every process.
             items = [self.visit(item, path) for item in sorted(value, key=repr)]
             return Sequence(type="set" if type_ is set else "frozenset", items=tuple(items))
         name = type_.__name__ if type_.__bases__ in ((list,), (tuple,)) and not hasattr(value, "_fields") else None
@@ -101,7 +101,7 @@ class _Walk:
             kind = "return_type" if is_torchs else "namedtuple"
             return self._fields(kind, value, dict(zip(names, value, strict=True)), path) if names else None
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            # Calls may have given it more than its fields.
+            # Calls may have set further attributes.
             return self._fields("dataclass", value, vars(value), path)
         return None
 

@@ -81,7 +81,7 @@ def inner_tensors(tensor: torch.Tensor) -> dict[str, torch.Tensor]:
 
 
 def parts(tensor: torch.Tensor) -> list[torch.Tensor]:
-    """Return the plain tensors that `tensor` is made of, depth first; `[tensor]` of a plain one."""
+    """Return the plain tensors that `tensor` is made of, depth first; `[tensor]` for a plain one."""
     if not is_wrapper(tensor):
         return [tensor]
     return [part for inner in inner_tensors(tensor).values() for part in parts(inner)]
@@ -163,7 +163,7 @@ class Form:
         """Return the tensor that is made of `parts`.
 
         Args:
-            parts: plain tensors, depth first; as many as are needed are taken.
+            parts: plain tensors, depth first; only those needed are consumed.
             symbols: value per symbol of the sizes.
             options: further arguments that the class takes, see `Protocol.unflatten`.
         """

@@ -39,7 +39,7 @@ class NumpyTensor:
 
 
 def is_tensor(value: Any) -> bool:
-    """Return whether `value` is a tensor of torch or an `NumpyTensor`."""
+    """Return whether `value` is a tensor of torch or a `NumpyTensor`."""
     return isinstance(value, NumpyTensor) or is_torch_tensor(value)
 
 

@@ -64,7 +64,7 @@ class Functional:
     def shares_memory(self, *tensors: torch.Tensor) -> bool:
         """Return whether an input that the graph changes shares memory with another.
 
-        Storages may overlap without being one: those of two views of a NumPy array.
+        Two storages may overlap, as those of two views of a NumPy array.
         """
         mutated = self.mutated
         spans: list[tuple[int, int, bool]] = []

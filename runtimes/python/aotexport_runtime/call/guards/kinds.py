@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 Constant = Callable[[Any], str]
-"""Gives a constant a name."""
+"""Returns the name of a constant in generated source."""
 
 
 @dataclass(frozen=True, kw_only=True)

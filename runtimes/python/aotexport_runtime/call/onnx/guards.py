@@ -31,7 +31,7 @@ class ModelInputs:
 
 @dataclass(frozen=True)
 class Written:
-    """An argument that calls write to, and another."""
+    """A pair of arguments; calls write to the first."""
 
     index: int
     path: str

@@ -17,7 +17,7 @@ from aotexport_runtime.engines.attention.definition import (
 )
 
 _STATISTICS_STEP = 32
-"""Rows of efficient attention's statistics are as long as multiples of it."""
+"""Rows of efficient attention's statistics are padded to multiples of it."""
 
 
 def _forward(

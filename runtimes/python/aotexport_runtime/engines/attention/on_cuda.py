@@ -34,7 +34,7 @@ def fused_kind(
 ) -> Kind | None:
     """Return which fused attention CUDA devices have for these operands; None: none.
 
-    Flash attention takes half precision without a mask, and means another triangle where a causal one is not square.
+    Flash attention takes half precision without a mask, and aligns a causal triangle that is not square differently.
     Heads of any width are padded. Source: torch 2.13, aten/src/ATen/native/transformers/cuda/sdp_utils.cpp.
 
     Args:
@@ -100,7 +100,7 @@ def bias(mask: torch.Tensor | None, query: torch.Tensor, key: torch.Tensor) -> t
     columns = key.shape[2]
     added = added.expand(*added.shape[:-1], columns)
     if type(columns) is not int:
-        # A whole step more, so that no size of the program adds nothing.
+        # A whole step more, so that the padding is empty for no size.
         rest = added.new_zeros((*added.shape[:-1], -columns % _BIAS_STEP + _BIAS_STEP))
         added = torch.cat([added, rest], -1)[..., :columns]
     elif columns % _BIAS_STEP:
@@ -159,7 +159,7 @@ def flash_for_cpu_backward(
         gradients = attend_backward(grad_out, query, heads[0], heads[1], out, logsumexp, attn_mask, is_causal, factor)
         return gradients[0], summed_heads(gradients[1], key), summed_heads(gradients[2], value)
     operands = [fitted(tensor) for tensor in (query, *heads)]
-    # These two are read by rows, whatever their strides.
+    # The kernels read these two by rows, and ignore their strides.
     results = [by_rows(fitted(tensor)) for tensor in (grad_out, out)]
     if kind == "flash":
         seeds = (_unread((2,), torch.uint64, query), _unread((), torch.uint64, query))
@@ -181,7 +181,7 @@ def flash_for_cpu_backward(
 
 
 def _unread(shape: tuple[int, ...], dtype: torch.dtype, like: torch.Tensor) -> torch.Tensor:
-    """Return the seed of attention without dropout, which nothing reads."""
+    """Return an empty tensor for a seed of attention without dropout, which nothing reads."""
     return torch.empty(shape, dtype=dtype, device=like.device)
 
 

@@ -12,7 +12,7 @@ _MAX_DYNAMIC_SHARED_SIZE = 8
 """`CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES`."""
 
 _DEFAULT_SHARED_NBYTES = 48 << 10
-"""More dynamic shared memory than this must be asked for."""
+"""Most dynamic shared memory that a launch gets without an attribute of the function."""
 
 _COUNT = ctypes.c_uint
 _HANDLE = ctypes.c_void_p
@@ -29,7 +29,7 @@ _ARGUMENTS: dict[str, list[Any]] = {
 
 
 class ParameterBlock:
-    """Memory for the parameters of a launch; filled again for the next one, since the driver copies it."""
+    """Memory for the parameters of a launch; later launches reuse it, since the driver copies it."""
 
     def __init__(self, count: int) -> None:
         """Reserve memory for `count` parameters."""
@@ -41,7 +41,7 @@ class ParameterBlock:
 
 
 class Driver:
-    """Calls of the driver library; every failure is an error that names the call."""
+    """Calls of the driver library; every failure raises an error that names the call."""
 
     def __init__(self, library: Any) -> None:
         """Wrap `library`, the loaded `libcuda`."""
@@ -93,7 +93,7 @@ class Driver:
     def load_module(self, code: bytes) -> int:
         """Return the handle of a module with machine code or PTX; it lives as long as the context."""
         module = _HANDLE()
-        # PTX ends in NUL; machine code bears it.
+        # PTX must end in NUL; machine code may.
         self._call("cuModuleLoadData", ctypes.byref(module), code + b"\0")
         assert module.value is not None
         return module.value

@@ -34,7 +34,7 @@ log = logging.getLogger("aotexport_runtime")
 
 
 class CudaEngine:
-    """Gives lowered programs for CUDA devices; one per loaded bundle."""
+    """Returns lowered programs for CUDA devices; one per loaded bundle."""
 
     def __init__(self, options: CudaRuntime) -> None:
         """Prepare for programs; nothing is loaded yet."""

@@ -56,14 +56,14 @@ class Capture(Protocol):
 
 
 class GraphedProgram:
-    """A lowered program that replays graphs where that is safe, and else runs as it is."""
+    """A lowered program that replays graphs where that is safe, and else runs without."""
 
     def __init__(self, lowered: Lowered, returned: int, state: Container[int], capture: Capture) -> None:
         """Prepare a program.
 
         Args:
             lowered: the program.
-            returned: how many results of its forward are the caller's; those behind are saved tensors.
+            returned: how many results of its forward are the caller's; the others are saved tensors.
             state: inputs that are parameters and buffers, which keep their addresses.
             capture: captures its passes.
         """
@@ -138,7 +138,7 @@ class _CapturedPass:
         addresses = tuple([arg.data_ptr() for arg, is_fixed in zip(args, fixed, strict=True) if is_fixed])
         counted = self._counted.get(key)
         if counted is None or counted.addresses != addresses:
-            # State that was replaced by other tensors is not read where it was.
+            # The graph would read replaced state at its old address.
             self._counted.pop(key, None)
             if len(self._counted) >= _MAX_COUNTED:
                 return None
@@ -192,7 +192,7 @@ class _Graph:
     # --- saved tensors, the outputs after the returned ones ----------------------------------------------
 
     def saved(self, args: Sequence[Any], returned: int) -> list[Any]:
-        """Return the saved tensors of the replay for `args`: inputs of that call, and others where they lie."""
+        """Return the saved tensors of the replay for `args`: inputs of that call, and tensors in the graph's memory."""
         own = [value for value, is_own in zip(self.outputs, self._is_own, strict=True) if is_own]
         torch.autograd.graph.increment_version(own)
         sources = self._from_input[returned:]
@@ -273,6 +273,6 @@ def _precision() -> tuple[Any, ...]:
     cuda, cudnn = torch.backends.cuda, torch.backends.cudnn
     if not hasattr(torch.backends, "fp32_precision"):  # Since torch 2.9.
         return torch.get_float32_matmul_precision(), cudnn.allow_tf32
-    # The older names raise where a caller has set these apart.
+    # The older names raise where a caller has set different values here.
     switches: list[Any] = [torch.backends, cuda.matmul, cudnn.conv, cudnn.rnn]
     return tuple([switch.fp32_precision for switch in switches])

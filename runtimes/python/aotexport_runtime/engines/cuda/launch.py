@@ -88,7 +88,7 @@ class Launcher:
             modules: loads the code.
             driver: the driver.
             device: a CUDA device with its index.
-            stream: gives the handle of the current stream.
+            stream: returns the handle of the current stream.
         """
         self.kernel = kernel
         self.candidate = candidate
@@ -121,7 +121,7 @@ class Launcher:
             arguments: tensors and numbers by name.
 
         Raises:
-            NotSupported: the code does not bear an argument, or the driver refuses the launch.
+            NotSupported: the code cannot take an argument, or the driver refuses the launch.
         """
         grid = self.grid(arguments)
         if 0 in grid:
@@ -149,7 +149,7 @@ class Launcher:
             cooperative=self.candidate.cooperative,
         )
         self._blocks.append(block)
-        # Freed memory is not given to another stream before this one is done with it.
+        # The allocator gives freed memory to other streams only after this stream has finished with it.
         del scratch
 
     def _scratch(self, blocks: int) -> tuple[torch.Tensor | None, int]:

@@ -17,7 +17,7 @@ class Modules:
 
         Args:
             driver: the driver.
-            code: gives the bytes of a kernel's code, its digest compared.
+            code: returns the bytes of a kernel's code, its digest compared.
         """
         self._driver = driver
         self._code = code

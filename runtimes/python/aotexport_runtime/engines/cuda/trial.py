@@ -28,11 +28,11 @@ LIMITS = {torch.float64: 1e-6, torch.float32: 2e-3, torch.float16: 5e-2, torch.b
 orders differ; a kernel that is wrong is wrong by more."""
 
 SEED = 0
-"""Of the gradients that come into the compared backward."""
+"""Seed of the incoming gradients of the compared backward."""
 
 
 class Trial:
-    """Says whether a lowered program agrees with its portable form; asked before its results are used."""
+    """Compares a lowered program with its portable form, before the program's results are used."""
 
     def __init__(self, bundle: Bundle, program: Program, environment: Environment, lowered: Lowered) -> None:
         """Prepare the comparison of `lowered`, a form of `program`."""
@@ -44,7 +44,7 @@ class Trial:
         self._lock = threading.Lock()
 
     def __call__(self, inputs: Sequence[Any], symbols: Mapping[str, int]) -> bool:
-        """Return whether they agree, found out on the first call.
+        """Return whether they agree; the first call compares them.
 
         Args:
             inputs: of the program; left as they are.

@@ -43,7 +43,7 @@ def device_time(prepare: Callable[[], None], launch: Callable[[], None]) -> floa
 
 
 def may_measure() -> bool:
-    """Return whether launches can be timed now: not while a graph is captured, nor where each run is to be the same."""
+    """Return whether launches can be timed now: no graph is being captured, and algorithms may be nondeterministic."""
     return not (torch.cuda.is_current_stream_capturing() or torch.are_deterministic_algorithms_enabled())
 
 
@@ -100,7 +100,7 @@ def fastest(launchers: Sequence[Launcher], arguments: Mapping[str, Any], measure
 
     Args:
         launchers: candidates of one kernel.
-        arguments: of a launch; left as they are.
+        arguments: arguments of a launch; left as they are.
         measure: times a launch.
     """
     try:

@@ -1,4 +1,4 @@
-"""Which candidate of a kernel was the fastest, kept for the next process in the user's cache folder. No torch."""
+"""The fastest candidates of kernels, kept in the user's cache folder for the next process. No torch."""
 
 from __future__ import annotations
 

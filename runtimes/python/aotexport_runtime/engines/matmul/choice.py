@@ -1,4 +1,4 @@
-"""The matmuls of a functional graph that another library may compute than torch's operators call."""
+"""The matmuls of a functional graph that oneDNN may compute in place of torch's operators."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def replacements(nodes: Iterable[Node], metas: Mapping[str, ValueMeta], mode: Mo
     Args:
         nodes: functional operators that run on the processor, where nothing records gradients.
         metas: metadata of their operands.
-        mode: `torch`: there are none.
+        mode: the matmul backend; `torch`: there are no replacements.
     """
     found: dict[str, MatmulReplacement] = {}
     for matmul in matmuls_of(nodes, metas) if mode != "torch" else ():

@@ -23,7 +23,7 @@ Run = Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]
 
 _CAPACITY = 128
 _MODES: tuple[Mode | None, ...] = (None, "fastest", "onednn", "torch")
-"""By number in the table."""
+"""Modes by their numbers in the table."""
 
 
 class _Matmul(ctypes.Structure):
@@ -52,7 +52,7 @@ class ChoosingRunner:
         """Run the library at `path`, which is loaded already, by `run`.
 
         Args:
-            path: of a library that the caller trusts.
+            path: path of a library that the caller trusts.
             run: calls it; the same inputs and random state give the same results.
             mode: the matmul backend.
 

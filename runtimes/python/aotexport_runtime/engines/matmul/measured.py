@@ -18,11 +18,11 @@ from aotexport_runtime.engines.user_cache import cache_folder
 log = logging.getLogger("aotexport_runtime")
 
 _BUDGET_S = 0.3
-"""How long a process measures at most, in seconds."""
+"""Most seconds that a process measures."""
 
 _lock = threading.Lock()
 _known: dict[int, dict[str, bool]] = {}
-"""By number of threads: whether oneDNN was clearly faster, by matmul."""
+"""Whether oneDNN was clearly faster, by number of threads and matmul."""
 _left_s = _BUDGET_S
 
 

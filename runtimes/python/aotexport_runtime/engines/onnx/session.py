@@ -62,7 +62,7 @@ def open_session(bundle: Bundle, model: OnnxModel, options: OnnxRuntime) -> Any:
         if (os.cpu_count() or 1) <= _FEW_CORES:
             session_options.add_session_config_entry("session.force_spinning_stop", "1")
         if model.state_inputs:
-            # It would warn of each that it is no constant.
+            # ONNX Runtime would warn that each of these is no constant.
             session_options.log_severity_level = 3
     if options.threads is not None:
         session_options.intra_op_num_threads = options.threads
@@ -138,7 +138,7 @@ def _feed(value: Any) -> Any:
         bits = tensor.view(torch.int16 if tensor.element_size() == 2 else torch.uint8).numpy()
         return _rare(bits, name)
     if not value.dtype.isnative:
-        # ONNX Runtime would take the bytes as they are.
+        # ONNX Runtime ignores the order of bytes.
         value = value.astype(value.dtype.newbyteorder("="))
     array = np.ascontiguousarray(value).reshape(value.shape)
     if array.dtype.name in _ONNX_TYPES:
@@ -170,7 +170,7 @@ def _from_ort(value: Any, with_torch: bool) -> Any:
 
 
 def as_complex(value: Any) -> Any:
-    """Return a tensor or array of pairs, as models have them, as complex numbers."""
+    """Return a tensor or array of pairs, the form of complex numbers in models, as complex numbers."""
     if is_torch_tensor(value):
         import torch
 
