@@ -21,10 +21,10 @@ from aotexport.lower.cuda.sources import KernelSource
 from aotexport.model.refusals import internal_error
 
 PTX_ARCHITECTURE = "sm_80"
-"""Architecture whose PTX ships for devices that are newer than every compiled one: later ones are not portable."""
+"""Architecture whose PTX ships for newer devices than the compiled ones: PTX of later architectures is not portable."""
 
 _PTX_VERSION = 80
-"""PTX as drivers for CUDA 12.0 and newer read it."""
+"""Version of PTX that drivers for CUDA 12.0 and newer read."""
 
 MAX_WORKERS = 8
 
@@ -161,7 +161,7 @@ def _cached(directory: Path, key: str) -> Binary | None:
     try:
         facts = json.loads(record.read_text())
         code, ptx = (directory / f"{key}.cubin").read_bytes(), (directory / f"{key}.ptx").read_bytes()
-        # A writer that was interrupted leaves files that do not fit.
+        # An interrupted writer leaves files that do not match.
         if hashlib.sha256(code + ptx).hexdigest() != facts["sha256"]:
             return None
     except (OSError, ValueError, KeyError):

@@ -51,7 +51,7 @@ def encode_lowered(
         lowered: the graph.
         inputs: name in the record per name among `LoweredGraph.inputs`, in the record's order; sizes are left out.
         outputs: which outputs to return, in order; None: nothing.
-        namespaces: of the program's custom operators.
+        namespaces: namespaces of the program's custom operators.
 
     Raises:
         CannotLower: the format cannot express it.
@@ -116,7 +116,7 @@ class _Encoder:
             raise CannotLower(f"the lowered graph calls `{getattr(node.target, '__name__', node.target)}`")
 
     def _operator(self, node: torch.fx.Node, target: Any) -> None:
-        # The compiler's passes may have put it there.
+        # The compiler's passes may have inserted it.
         check_on_gpu(target)
         schema = target._schema
         name = f"{schema.name}.{schema.overload_name or 'default'}"

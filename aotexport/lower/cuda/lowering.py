@@ -119,7 +119,7 @@ def _lowered(
 
 
 def _kernels(modules: list[torch.fx.GraphModule]) -> Iterator[KernelSource]:
-    """Yield the kernels that lowered graphs launch, and note each at its launches."""
+    """Yield the kernels that lowered graphs launch, and record each in the nodes of its launches."""
     sources: dict[int, KernelSource] = {}
     for module in modules:
         for node in module.graph.find_nodes(op="call_function", target=launch):

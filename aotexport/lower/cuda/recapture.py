@@ -1,8 +1,8 @@
 """Programs captured again, where their functional graph lacks operators that a GPU would run.
 
-That is attention that CPUs compute by its definition and GPUs fuse: with dropout, or with a mask that has a gradient;
-launches of Triton kernels, which other graphs name, or call inside of operators of `torch.library.triton_op`; and
-custom operators that write to their arguments, which other graphs call on copies.
+These are attention that CPUs compute by its definition and GPUs fuse (with dropout, or with a mask that has a
+gradient); launches of Triton kernels, which other graphs hold by name or inside of operators of
+`torch.library.triton_op`; and custom operators that write to their arguments, which other graphs call on copies.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _FUSED_ON_CPU = aten._scaled_dot_product_flash_attention_for_cpu.default
 
 
 def captured_for_gpu(forward: ForwardCapture, functional: FunctionalCapture, *, grad: bool) -> FunctionalCapture:
-    """Return a functional graph with the operators of GPUs, and the launches of Triton kernels, of a program.
+    """Return a program's functional graph with the operators of GPUs and launches of Triton kernels.
 
     Args:
         forward: the program before autograd.

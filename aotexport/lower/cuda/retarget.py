@@ -40,7 +40,7 @@ def retarget(module: torch.fx.GraphModule, tangents: int, mode: FakeTensorMode) 
     placeholders = graph.graph.find_nodes(op="placeholder")
     primals = len(placeholders) - tangents
     for index, node in enumerate(placeholders):
-        # Where the graph is cut, these names tell inputs and incoming gradients apart.
+        # By these names the partitioner tells inputs and incoming gradients apart.
         node.target = f"primals_{index + 1}" if index < primals else f"tangents_{index - primals + 1}"
         node._rename(node.target)
     for node in graph.graph.nodes:
@@ -70,7 +70,7 @@ def check_on_gpu(operator: OpOverload) -> None:
 
 
 class _Retargeting(torch.fx.Interpreter):
-    """Runs a graph with every device literal exchanged."""
+    """Runs a graph with every device literal replaced by the CUDA device."""
 
     def __init__(self, module: torch.fx.GraphModule) -> None:
         super().__init__(module)
@@ -80,7 +80,7 @@ class _Retargeting(torch.fx.Interpreter):
         result = super().run_node(n)
         if _replacement(n.target) is None:
             return result
-        # Statistics are for the backward alone, which reads them as the forward laid them out.
+        # Only the backward reads statistics, in the layout of the forward; the others keep the traced layout.
         return tuple(
             laid_out_in(value, like) if value.dim() == 4 else value
             for value, like in zip(result, n.meta["val"], strict=True)
@@ -122,7 +122,7 @@ def _elsewhere(value: Any) -> Any:
 
 
 def _makes_tensors(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Return whether an operator takes a device, and no tensor that it could take it from."""
+    """Return whether an operator takes a device, and no tensor that has one."""
     if not any(argument.name == "device" for argument in target._schema.arguments):
         return False
     return not any(isinstance(value, FakeTensor) for value in (*args, *kwargs.values()))

@@ -51,7 +51,7 @@ def _is_own(index: int, convention: FunctionalGraph) -> bool:
 
 
 def _bases(graph: Graph, inputs: Collection[str]) -> Mapping[str, str]:
-    """Return the input that each input and each view of one begins in."""
+    """Return, per input and view of an input, the name of that input."""
     bases = {name: name for name in inputs}
     for node in graph.nodes:
         if node.op in _VIEWS and node.args and isinstance(node.args[0], str) and node.args[0] in bases:

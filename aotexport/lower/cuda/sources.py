@@ -89,14 +89,14 @@ def joined(kernels: Iterable[KernelSource]) -> dict[str, KernelSource]:
 
 
 def kernel_source(tuner: CachingAutotuner, origins: Iterable[torch.fx.Node] = ()) -> KernelSource:
-    """Return the kernel that the compiler described to its autotuner.
+    """Return a kernel by the compiler's description for its autotuner.
 
     Args:
         tuner: the description.
         origins: nodes that were fused in it.
 
     Raises:
-        CannotLower: it needs something that a bundle cannot hold, which the message names.
+        CannotLower: it needs a feature that a bundle cannot hold; names it.
     """
     function = tuner.fn
     meta = tuner.triton_meta

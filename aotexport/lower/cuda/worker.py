@@ -26,7 +26,7 @@ def main() -> None:
         try:
             answer: dict[str, Any] = _compile(job, directory)
         except Exception as error:
-            # Torch is imported for those that fail alone.
+            # Torch is imported for failed jobs alone.
             from aotexport.model.refusals import is_bug
 
             lines = [text for text in str(error).strip().splitlines() if text.strip()] or [""]

@@ -36,7 +36,7 @@ from aotexport.torch_internals.inductor import (
 def launch(**arguments: Any) -> None:
     """A node's target for the launch of a kernel, its arguments by keyword.
 
-    `meta['tuner']` of the node says which kernel, `meta['origins']` which nodes were fused in it.
+    `meta['tuner']` of the node holds the kernel, `meta['origins']` the nodes that were fused in it.
     """
 
 
@@ -133,7 +133,7 @@ class _Converter(FxConverter):
         """Leave sizes of inputs to the symbols."""
 
     def _generate_unbacked_symbol_defs(self, line: Any) -> None:
-        """Leave out calls that give no sizes: those without a result, which checks are, have no node to ask."""
+        """Skip calls that define no sizes: checks have no result, and so no node."""
         if line.unbacked_bindings:
             super()._generate_unbacked_symbol_defs(line)
 
@@ -171,7 +171,7 @@ class _Converter(FxConverter):
             return self._generate_sym_node(argument)
         if argument in self.buffer_to_node:
             return self.buffer_to_node[argument]
-        # A view, which user's kernels are given as source text.
+        # The compiler passes views to the user's kernels as source text.
         for raw in line.raw_args or ():
             if isinstance(raw, IRNode) and raw.codegen_reference() == argument:
                 return self._generate_buffer(raw)

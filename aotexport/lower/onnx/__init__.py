@@ -1,1 +1,1 @@
-"""ONNX models of a bundle's programs; `bundle.py` adds them."""
+"""ONNX models of a bundle's programs; `aotexport/pipeline/onnx.py` adds them."""

@@ -1,4 +1,4 @@
-"""Batch normalisation by the batch's own statistics, of which torch's exporter gives wrong values."""
+"""Batch normalisation by the batch's own statistics, which torch's exporter translates wrongly."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ aten = torch.ops.aten
 
 
 def batch_norm(call: Call, args: list[Any], kwargs: Mapping[str, Any], metas: Metas) -> fx.Node:
-    """Return a batch normalisation; by the batch's own statistics in steps, which also write the running ones."""
+    """Return a batch normalisation; in training by single steps, which also write the running statistics."""
     value, weight, bias, running_mean, running_var, training, momentum, eps, _ = args
     if not training:
         return call(aten.batch_norm.default, *args, **kwargs)

@@ -28,7 +28,7 @@ BUILTINS: dict[str, Callable[..., Any]] = {
     "python::round": round,
     "python::sqrt": torch.sym_sqrt,
 }
-"""By name in a graph; others have no translation."""
+"""Functions by name of the builtin in a graph; other builtins have no translation."""
 
 SIZE_OPERATORS: dict[str, Callable[..., Any]] = {
     "add": operator.add,
@@ -40,7 +40,7 @@ SIZE_OPERATORS: dict[str, Callable[..., Any]] = {
     "max": torch.sym_max,
     "ceildiv": lambda a, b: -(-a // b),
 }
-"""By operator of a size expression."""
+"""Functions by operator of a size expression."""
 
 COMPARISONS = {f"python::{name}": name for name in ("eq", "ne", "lt", "le", "gt", "ge")}
-"""Overloads of `aten` that compare, by the builtin that does."""
+"""Comparisons of `aten`, by name of the builtin."""

@@ -1,4 +1,4 @@
-"""The last touches of an ONNX model: its names, and where its nodes come from."""
+"""The final names of an ONNX model, and the provenance of its nodes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def finish(
         inputs: names of the inputs that are no state, in order.
         outputs: names of the outputs, in order.
         reserved: names of state tensors.
-        state: names of the inputs that stand for state tensors; they keep their names.
+        state: names of the inputs for state tensors; they keep their names.
     """
     graph = model.graph
     graph.name = "main"

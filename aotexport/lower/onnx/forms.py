@@ -1,4 +1,4 @@
-"""Operators that torch's exporter or ONNX Runtime do not take as they are, in forms that they do."""
+"""Operators that torch's exporter or ONNX Runtime do not support as they are, in forms that they support."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ aten = torch.ops.aten
 
 
 def _attention(call: Call, args: list[Any], kwargs: Mapping[str, Any], metas: Metas) -> fx.Node:
-    """Return attention in four axes, the only form that torch's exporter translates, 0 where a mask leaves nothing."""
+    """Return attention in four axes, all that torch's exporter translates; 0 where a mask hides a whole row."""
     missing = 4 - _rank(metas[0])
     for _ in range(missing):
         args = [*(call(aten.unsqueeze.default, value, 0) for value in args[:3]), *args[3:]]
@@ -33,10 +33,10 @@ def _attention(call: Call, args: list[Any], kwargs: Mapping[str, Any], metas: Me
     return result
 
 
-def _product(call: Call, args: list[Any], kwargs: Mapping[str, Any], metas: Metas) -> fx.Node:
-    """Return a product with a vector as one with a matrix of one row or column.
+def _matmul(call: Call, args: list[Any], kwargs: Mapping[str, Any], metas: Metas) -> fx.Node:
+    """Return a matmul by a vector as one by a matrix of one row or column.
 
-    An optimisation of ONNX Runtime (1.31, `MatmulTransposeFusion`) forgets that the other factor is transposed.
+    An optimisation of ONNX Runtime (1.31, `MatmulTransposeFusion`) loses the transposition of the other operand.
     """
     left, right = args
     if _rank(metas[0]) == 1 != _rank(metas[1]):
@@ -47,7 +47,7 @@ def _product(call: Call, args: list[Any], kwargs: Mapping[str, Any], metas: Meta
 
 
 def _sort(call: Call, args: list[Any], kwargs: Mapping[str, Any], metas: Metas) -> fx.Node:
-    """Return a sort; those of ONNX are stable."""
+    """Return a sort without the option `stable`: ONNX's sorts are stable."""
     return call(aten.sort.default, *args, **{name: value for name, value in kwargs.items() if name != "stable"})
 
 
@@ -59,7 +59,7 @@ def _masked_select(call: Call, args: list[Any], kwargs: Mapping[str, Any], metas
 
 
 def _extreme(function: Any) -> Form:
-    """Return the form of a largest or smallest value, whose axes torch's exporter wants to be named."""
+    """Return the form of a maximum or minimum, with explicit axes, which torch's exporter requires."""
 
     def form(call: Call, args: list[Any], kwargs: Mapping[str, Any], metas: Metas) -> fx.Node:
         value, axes, *keep = args + [[]] * (len(args) == 1)
@@ -71,7 +71,7 @@ def _extreme(function: Any) -> Form:
 
 
 def _roll(call: Call, args: list[Any], kwargs: Mapping[str, Any], metas: Metas) -> fx.Node:
-    """Return a roll by shifts that are known when it runs, which torch's exporter does not take, as pieces."""
+    """Return a roll; one by dynamic shifts, which torch's exporter does not support, is joined from pieces."""
     value, shifts, axes = args[0], args[1], args[2] if len(args) > 2 else []
     if not any(isinstance(shift, fx.Node) for shift in shifts):
         return call(aten.roll.default, *args, **kwargs)
@@ -86,11 +86,11 @@ def _roll(call: Call, args: list[Any], kwargs: Mapping[str, Any], metas: Metas) 
 
 
 def _with_axes(function: Any, like: int = 0) -> Form:
-    """Return the form of an operator along an axis, of which ONNX wants that there is one.
+    """Return the form of an operator along an axis for operands without axes, which ONNX does not allow.
 
     Args:
         function: the operator.
-        like: position of the operand that has as many axes as the result.
+        like: position of the operand with as many axes as the result.
     """
 
     def form(call: Call, args: list[Any], kwargs: Mapping[str, Any], metas: Metas) -> Any:
@@ -125,12 +125,12 @@ def _scatter_reduce(call: Call, args: list[Any], kwargs: Mapping[str, Any], meta
 
 
 def _repeat_interleave(call: Call, args: list[Any], kwargs: Mapping[str, Any], metas: Metas) -> fx.Node:
-    """Return how often each index is repeated; the size of the result follows from it."""
+    """Return the repeated indices; the data determine the size of the result."""
     return call(aten.repeat_interleave.Tensor, *args)
 
 
 def _softmax(function: Any) -> Form:
-    """Return the form of a softmax, computed in the dtype that it is asked for; torch's exporter converts after it."""
+    """Return the form of a softmax that is computed in its `dtype`; torch's exporter would convert afterwards."""
 
     def form(call: Call, args: list[Any], kwargs: Mapping[str, Any], metas: Metas) -> fx.Node:
         value, axis, dtype = args[0], args[1], args[2] if len(args) > 2 else kwargs.get("dtype")
@@ -151,7 +151,7 @@ def _average(function: Any) -> Form:
 
 
 def _pad(call: Call, args: list[Any], kwargs: Mapping[str, Any], metas: Metas) -> fx.Node:
-    """Return a tensor with borders; those of its other end as pieces of it, for which ONNX Runtime has no kernel."""
+    """Return a padded tensor; circular borders are joined from pieces, since ONNX Runtime has no kernel for them."""
     value, widths, mode = args[0], args[1], args[2] if len(args) > 2 else "constant"
     if mode != "circular":
         return call(aten.pad.default, *args, **kwargs)
@@ -167,7 +167,7 @@ def _pad(call: Call, args: list[Any], kwargs: Mapping[str, Any], metas: Metas) -
 
 
 def _cross_entropy(call: Call, args: list[Any], kwargs: Mapping[str, Any], metas: Metas) -> fx.Node:
-    """Return a cross entropy with classes as targets, the only one that torch's exporter translates rightly."""
+    """Return a cross entropy with classes as targets, the only one that torch's exporter translates correctly."""
     smoothed = len(args) > 5 and args[5] != 0
     if smoothed or metas[1] is None or not metas[1].dtype.startswith(("int", "uint")):
         raise NoForm("with `label_smoothing`, or targets that are probabilities. Compute it from `log_softmax`")
@@ -175,7 +175,7 @@ def _cross_entropy(call: Call, args: list[Any], kwargs: Mapping[str, Any], metas
 
 
 def _search_sorted(call: Call, args: list[Any], kwargs: Mapping[str, Any], metas: Metas) -> fx.Node:
-    """Return for each value how many boundaries are below it; at it, too, where `right`."""
+    """Return for each value the number of boundaries below it, or with `right` also equal to it."""
     boundaries, values, as_int32, right = args + [False] * (4 - len(args))
     as_int32, right = kwargs.get("out_int32", as_int32), kwargs.get("right", right)
     if kwargs.get("side") is not None or kwargs.get("sorter") is not None:
@@ -193,8 +193,8 @@ def _rank(meta: TensorMeta | None) -> int:
 FORMS: dict[str, Form] = {
     "aten::scaled_dot_product_attention.default": _attention,
     "aten::batch_norm.default": batch_norm,
-    "aten::mv.default": _product,
-    "aten::matmul.default": _product,
+    "aten::mv.default": _matmul,
+    "aten::matmul.default": _matmul,
     "aten::sort.stable": _sort,
     "aten::masked_select.default": _masked_select,
     "aten::amax.default": _extreme(aten.amax.default),
@@ -217,4 +217,4 @@ FORMS: dict[str, Form] = {
     "aten::avg_pool3d.default": _average(aten.avg_pool3d.default),
     "aten::searchsorted.Tensor": _search_sorted,
 }
-"""By operator."""
+"""Forms by operator."""

@@ -128,7 +128,7 @@ class GraphBuilder:
             return self.call(BUILTINS[node.op], *args)
         function: Any = ops.resolve(node.op, None, self.namespaces)
         self._refuse_moves(node, function)
-        # Normalisations write to their running statistics without saying so.
+        # Normalisations write to their running statistics, which their schemas do not say.
         self.may_write |= function._schema.is_mutable or node.op.startswith(_HIDDEN_WRITES)
         if node.op not in FORMS:
             return self.call(function, *args, **kwargs)
@@ -171,7 +171,7 @@ class GraphBuilder:
         return self.call(getattr(torch.ops.higher_order, name), *operands)
 
     def _inlined(self, subgraph: Argument, operands: Sequence[Any]) -> list[Any]:
-        """Return the results of a subgraph for `operands`, its nodes put here."""
+        """Add the nodes of a subgraph here; return its results for `operands`."""
         assert isinstance(subgraph, SubgraphArgument)
         inner = self._inner(subgraph)
         inner.root, inner.graph, inner.checks, inner.symbols = self.root, self.graph, self.checks, self.symbols
@@ -215,7 +215,7 @@ class GraphBuilder:
         """Return the subgraph of a loop as a module.
 
         Raises:
-            ExportFailed: it has something that torch's exporters cannot take.
+            ExportFailed: torch's exporters cannot take it.
         """
         inner, results = self._opened(subgraph)
         if inner.checks:
@@ -230,7 +230,7 @@ class GraphBuilder:
         return inner
 
     def _opened(self, subgraph: Argument) -> tuple[GraphBuilder, list[Any]]:
-        """Return a subgraph, to be closed, and its results."""
+        """Return the builder of a subgraph and its results; `_closed` completes it."""
         assert isinstance(subgraph, SubgraphArgument)
         inner = self._inner(subgraph)
         for index, graph_input in enumerate(inner.record.inputs):
@@ -239,7 +239,7 @@ class GraphBuilder:
         return inner, inner.run([*inner.record.outputs])
 
     def _closed(self, inner: GraphBuilder, results: Sequence[Any]) -> fx.Node:
-        """Return a subgraph with these results as a module."""
+        """Complete a subgraph with these results; return its module."""
         inner.graph.output(tuple(results))
         self.may_write |= inner.may_write
         attribute = f"body_{sum(1 for _ in self.root.children())}"

@@ -21,7 +21,7 @@ def output_names(program: Program, taken: Iterable[str]) -> list[str]:
     """Return a name per entry of `program.outputs`: its path in the returned value, or the state that it replaces.
 
     Args:
-        program: whose outputs.
+        program: the program of the outputs.
         taken: names of inputs, which no output may have.
     """
     paths: dict[int, str] = {}
@@ -32,7 +32,7 @@ def output_names(program: Program, taken: Iterable[str]) -> list[str]:
         paths.setdefault(rebind.output_index, rebind.name)
     names = [paths.get(index, f"output.{index}") for index in range(len(program.outputs))]
     fields = [name.removeprefix("output.") for name in names]
-    # `output.logits` is `logits` to everybody; positions alone would say nothing.
+    # `output.logits` is called `logits`; bare positions would say nothing.
     short = [name if field.split(".")[0].isdigit() else field for name, field in zip(names, fields, strict=True)]
     return _unique(short, taken)
 

@@ -20,7 +20,7 @@ class OnnxOptions:
         state: `refuse`: programs that change state or inputs, or return views of them, are refused. `outputs`: changed
             tensors are returned after their outputs, and views are returned as copies.
         programs: which programs; empty: all that record no gradients.
-        translations: ONNX Script functions by the operator of torch that they stand for, beside torch's own.
+        translations: ONNX Script functions by the operator of torch that they translate, beside torch's own.
     """
 
     opset: int = 20

@@ -1,7 +1,7 @@
-"""A program with its graph in plain tensors, which is all that ONNX has.
+"""A program with its graph in plain tensors; ONNX has no others.
 
-It is the forward graph. Of a program whose state has tensors of wrapper subclasses, quantised weights above all, it is
-the inference graph, in which these are taken apart: their parts are state tensors of their own, `<name>.<attribute>`.
+The graph is the forward graph. If the program's state has tensors of wrapper subclasses, such as quantised weights, it
+is the inference graph, with these taken apart: their parts are state tensors of their own, `<name>.<attribute>`.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ def plain(bundle: Bundle, program: Program) -> Plain:
     """Return `program` in plain tensors.
 
     Raises:
-        ExportFailed: arguments or results are of a tensor subclass, or state of one or a container of the caller's is
-            changed; says the way out.
+        ExportFailed: arguments or results are tensor subclasses, or the program changes state of a tensor subclass or
+            a container of the caller; names a way out.
     """
     if program.container_changes:
         raise ExportFailed(
@@ -101,7 +101,7 @@ def _why_not(program: Program) -> str:
 
 
 def _taken_apart(program: Program) -> Program:
-    """Return a program whose inputs are parts, with names of their own, in the place of tensors of a subclass."""
+    """Return a program whose inputs of tensor subclasses are replaced by their parts, with names of their own."""
     inputs: list[InputSpec] = []
     places: list[int] = []
     for spec in program.inputs:

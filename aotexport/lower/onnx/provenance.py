@@ -1,4 +1,4 @@
-"""Where a node comes from: operator, module and line of the user, as a traceback that torch's exporters carry along."""
+"""Provenance of nodes: operator, module and line of the user, as a traceback that torch's exporters keep."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from aotexport_runtime.schema.graph import Graph, Node
 
 
 def location(graph: Graph, node: Node) -> str:
-    """Return the user's line that `node` comes from, `model.py:12`; empty where it is not known."""
+    """Return the user's line of `node`, `model.py:12`; empty: unknown."""
     if node.source is None:
         return ""
     line = graph.sources[node.source]

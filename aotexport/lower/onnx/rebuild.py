@@ -54,11 +54,11 @@ def rebuild(
         program: its record.
         graph: its forward graph.
         tensors: its state by name; borrowed.
-        namespaces: of custom operators that the graph may call.
+        namespaces: namespaces of custom operators that the graph may call.
         updated: names of state tensors and paths of arguments that the graph writes to.
 
     Raises:
-        ExportFailed: the graph has something that torch's exporters cannot take.
+        ExportFailed: torch's exporters cannot take the graph.
     """
     root = nn.Module()
     state: dict[str, str] = {}
@@ -104,7 +104,7 @@ class _ProgramBuilder(GraphBuilder):
     """The graph of a program.
 
     Attributes:
-        inputs: values of its inputs and state tensors by path or name, as the graph writes to them.
+        inputs: current values of inputs and state tensors, by path or name.
     """
 
     def __init__(self, record: Graph, root: nn.Module, namespaces: frozenset[str]) -> None:
@@ -113,7 +113,7 @@ class _ProgramBuilder(GraphBuilder):
         self._returned: set[Any] = set()
 
     def state(self, name: str, tensor: torch.Tensor) -> fx.Node:
-        """Return a state tensor, made of a contiguous one that begins where it does in its memory."""
+        """Return a state tensor, as a view of a contiguous buffer over its memory."""
         if tensor.is_contiguous():
             self.root.register_buffer(name, tensor)
             return self.graph.get_attr(name)
@@ -128,7 +128,7 @@ class _ProgramBuilder(GraphBuilder):
         return self.call(torch.ops.aten.as_strided.default, self.graph.get_attr(name), tensor.shape, tensor.stride())
 
     def replace(self, name: str) -> None:
-        """Let a copy stand for the input or state tensor `name`, for the graph to write to."""
+        """Replace the input or state tensor `name` by a copy that the graph may write to."""
         before = self.inputs[name]
         copy = self.inputs[name] = self.call(torch.ops.aten.clone.default, before)
         self.values = {key: copy if value is before else value for key, value in self.values.items()}

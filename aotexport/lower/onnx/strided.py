@@ -29,7 +29,9 @@ def as_strided(call: Call, args: list[Any], kwargs: Mapping[str, Any], metas: Me
 
 
 def _memory(meta: TensorMeta) -> tuple[list[int], list[int]]:
-    """Return the axes along which a tensor repeats its memory, and the others, counted without these, in its order.
+    """Return the axes along which a tensor repeats its memory, and the order of the other axes in memory.
+
+    The others are counted without the repeating ones.
 
     Raises:
         NoForm: there are gaps in its memory, or other overlaps.

@@ -17,10 +17,10 @@ from aotexport_runtime.schema.values import SizeMeta, TensorMeta, ValueMeta
 
 
 class Symbols:
-    """The value of every symbol that a graph or subgraph knows."""
+    """Values of the symbols of a graph or subgraph."""
 
     def __init__(self, call: Call) -> None:
-        """Begin with none; `call` adds to the graph."""
+        """Begin without symbols; `call` adds a call to the graph."""
         self._call = call
         self._values: dict[str, Any] = {}
 
@@ -37,7 +37,7 @@ class Symbols:
             self._values[dimension.symbol] = value
 
     def bind_operand(self, value: Any, meta: ValueMeta) -> None:
-        """Let sizes that a subgraph reads be those of its operands."""
+        """Take values of sizes that a subgraph reads from its operand."""
         if isinstance(meta, SizeMeta) and isinstance(meta.value, str):
             self._values[meta.value] = value
         for axis, size in enumerate(meta.shape if isinstance(meta, TensorMeta) else ()):

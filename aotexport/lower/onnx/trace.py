@@ -55,7 +55,7 @@ class _Stateful(ExportFailed):
 
 
 def _refuse_aliases(bundle: Bundle, program: Program) -> None:
-    """Refuse rebound state, and outputs that eager execution was seen to return as views of others' memory."""
+    """Refuse rebound state, and outputs that share memory with other tensors in the recorded calls."""
     if program.rebinds:
         raise _Stateful(program, f"replaces {', '.join(f'`{rebind.name}`' for rebind in program.rebinds)}")
     for entry in bundle.manifest.testvectors:
@@ -101,7 +101,7 @@ def _shape(value: Any) -> Any:
 
 
 def _refuse_shared(bundle: Bundle, program: Program, updated: Collection[str]) -> None:
-    """Refuse arguments that a program writes to and that shared memory with others in the recorded calls."""
+    """Refuse arguments that a program writes to and that share memory with others in the recorded calls."""
     for entry in bundle.manifest.testvectors:
         if entry.program != program.name:
             continue
@@ -121,7 +121,7 @@ def _is_tensor(value: Any) -> bool:
 
 
 def _overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Return whether the ranges of memory of two tensors have a byte in common."""
+    """Return whether the memory ranges of two tensors overlap."""
     return bool(a.numel() and b.numel()) and a.data_ptr() < _end(b) and b.data_ptr() < _end(a)
 
 

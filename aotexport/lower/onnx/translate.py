@@ -24,14 +24,14 @@ from aotexport_runtime.values import dtypes
 from aotexport_runtime.values.sizes import evaluate
 
 OPSETS = range(18, 24)
-"""Operator sets that torch's exporter has translations for."""
+"""Operator sets that torch's exporter can translate to."""
 
 DEFAULT_OPSET = 20
 INLINE_NBYTES = 1024
-"""Size above which a constant is stored outside of the model file."""
+"""Most bytes of a constant in the model file; larger ones are stored outside."""
 
 Translations = Mapping[Any, Callable[..., Any]]
-"""ONNX Script functions by the operator of torch that they stand for."""
+"""ONNX Script functions by the operator of torch that they translate."""
 
 _RANDOM = ("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli", "Multinomial")
 
@@ -45,7 +45,7 @@ def capture(program: Program, rebuilt: Rebuilt) -> ExportedProgram:
         ExportFailed: `torch.export` refuses it.
     """
     symbols = example_sizes(program)
-    # Of a single size torch's `Dim` cannot be; a name that is no identifier, as of an item of a list, neither.
+    # Torch's `Dim` cannot have a single size, nor a name that is no identifier, as that of an item of a list.
     dims = {
         d.symbol: Dim(d.name if d.name.isidentifier() else d.symbol, min=d.min, max=d.max)
         for d in program.dimensions
@@ -84,7 +84,7 @@ def functional(program: Program, exported: ExportedProgram) -> ExportedProgram:
     """Return a traced program without writes; its signature names the changed tensors.
 
     Raises:
-        ExportFailed: torch cannot say it: the program changes sizes or strides of its inputs.
+        ExportFailed: torch cannot express it: the program changes sizes or strides of its inputs.
     """
     try:
         with attempt("functional form for ONNX"), torch.no_grad(), sizes_of_any_value(), quiet(*_LOGGERS):
@@ -98,7 +98,7 @@ def functional(program: Program, exported: ExportedProgram) -> ExportedProgram:
 
 
 def example_sizes(program: Program) -> dict[str, int]:
-    """Return a value per symbol that is no special one, where its range has such."""
+    """Return a value per symbol that torch does not treat as special (0, 1), if its range allows."""
     return {
         d.symbol: min(max(d.min or 0, 5 + 2 * i), d.max if d.max is not None else 1 << 30)
         for i, d in enumerate(program.dimensions)
@@ -131,8 +131,8 @@ def translate(
 ) -> ir.Model:
     """Return the optimised ONNX model of a traced program.
 
-    The state tensors are inputs of the model, after those of the program and called as `rebuilt.state` calls them, so
-    that nothing of them is folded into constants.
+    The state tensors are inputs of the model, after those of the program and with the names in `rebuilt.state`, so that
+    they are not folded into constants.
 
     Args:
         program: the program.
@@ -218,7 +218,7 @@ def _shown(operator: OpOverload) -> str:
 
 
 def failing_node(error: BaseException) -> tuple[torch.fx.Node | None, str]:
-    """Return the node that was at work when `error` arose, the innermost that has one, and the innermost reason."""
+    """Return the node that the innermost possible frame of `error` worked on, and the innermost reason."""
     node, cause = None, error
     while cause is not None:
         trace = cause.__traceback__
@@ -236,7 +236,7 @@ def failing_node(error: BaseException) -> tuple[torch.fx.Node | None, str]:
 
 
 def _name_sizes(program: Program, exported: ExportedProgram, converted: Any) -> None:
-    """Call the model's symbolic sizes as the user calls them."""
+    """Give the model's symbolic sizes the user's names."""
     symbols: dict[str, str] = {}
     values = [node.meta["val"] for node in exported.graph.nodes if node.op == "placeholder"]
     arguments = values[len(values) - sum(not isinstance(spec, StateInput) for spec in program.inputs) :]
@@ -255,7 +255,7 @@ def _name_sizes(program: Program, exported: ExportedProgram, converted: Any) -> 
 
 def _refuse_random(program: Program, model: ir.Model) -> None:
     for node in model.graph.all_nodes():
-        # Dropout has a third input where it drops.
+        # `Dropout` draws if it has a third input.
         if node.op_type in _RANDOM or (node.op_type == "Dropout" and len(node.inputs) == 3):
             found = provenance(node.metadata_props.get("pkg.torch.onnx.stack_trace"))
             where = f" ({found['source']})" if "source" in found else ""

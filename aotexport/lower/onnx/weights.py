@@ -1,4 +1,4 @@
-"""Initialisers of an ONNX model as parts of the bundle's safetensors files: weights are on disk once."""
+"""Initialisers of an ONNX model in the bundle's safetensors files: weights are on disk once."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def attach_state(
     *,
     changing: Collection[str] = (),
 ) -> dict[str, str]:
-    """Turn the inputs that stand for state tensors into initialisers that lie in the bundle's files.
+    """Turn the inputs for state tensors into initialisers that lie in the bundle's files.
 
     Args:
         model: changed in place.
@@ -66,7 +66,7 @@ def _external(value: ir.Value, entry: StateTensor | StoredPart, where: tuple[int
     nbytes = math.prod(shape) * value.dtype.itemsize
     if nbytes == 0:
         return ir.tensor(np.zeros(shape, value.dtype.numpy()), name=value.name)
-    # A complex element is two numbers of the model's.
+    # A complex element is two numbers in the model.
     width = value.dtype.itemsize * (2 if entry.dtype.startswith("complex") else 1)
     return ir.ExternalTensor(
         entry.file,
@@ -114,14 +114,14 @@ def attach_constants(model: ir.Model, file: str, root: Path) -> None:
 
 
 def _padded(value: ir.Value) -> np.ndarray[Any, Any]:
-    """Return the bytes of a constant, so many that the next one begins at a multiple of 8."""
+    """Return the bytes of a constant, padded to a multiple of 8."""
     assert value.const_value is not None
     data = value.const_value.tobytes()
     return np.frombuffer(data + bytes(-len(data) % 8), np.uint8)
 
 
 def tensor_ranges(path: Path) -> dict[str, tuple[int, int]]:
-    """Return the first and past-the-last byte in the file of each tensor of a safetensors file."""
+    """Return the range of bytes of each tensor in a safetensors file, by key."""
     with path.open("rb") as stream:
         (length,) = struct.unpack("<Q", stream.read(8))
         header = json.loads(stream.read(length))

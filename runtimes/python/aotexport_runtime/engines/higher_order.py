@@ -76,7 +76,7 @@ EFFECTS: dict[str, Callable[..., Any]] = {
 }
 """Operators called for their effect on the interpreter's state; forward graphs only."""
 
-# --- bodies -----------------------------------------------------------------------------------------------
+# --- subgraphs --------------------------------------------------------------------------------------------
 
 
 def _cond(
@@ -287,7 +287,7 @@ OPERATORS: dict[str, Callable[..., Any]] = {
 A bundle says `higher_order::checkpoint` by the operators that begin and end a part, see `checkpoint.outlined`.
 """
 
-# --- bodies that draw random numbers ----------------------------------------------------------------------
+# --- subgraphs that draw random numbers -------------------------------------------------------------------
 
 
 def _cond_drawing(
