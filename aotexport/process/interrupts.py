@@ -15,8 +15,9 @@ def uninterrupted() -> Iterator[None]:
 
     Python raises interrupts in its main thread alone, and handlers can be set only there.
     """
-    handler = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or not callable(handler):
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    handler = signal.getsignal(signal.SIGINT) if in_main_thread else None
+    if not callable(handler):
         yield
         return
     pending: list[Any] = []

@@ -60,13 +60,17 @@ seen: dict[str, Patch] = {}
 @contextlib.contextmanager
 def patched(*patches: Patch) -> Iterator[None]:
     """Make patches for the block, one after the other, and undo them whatever ends it."""
-    with contextlib.ExitStack() as stack:
-        for patch in patches:
-            seen[patch.target] = patch
-            with uninterrupted():
-                stack.callback(_put_back(patch))
+    undo = contextlib.ExitStack()
+    try:
+        with uninterrupted():
+            for patch in patches:
+                seen[patch.target] = patch
+                undo.callback(_put_back(patch))
                 _put(patch)
         yield
+    finally:
+        with uninterrupted():
+            undo.close()
 
 
 def _put(patch: Patch) -> None:
@@ -88,11 +92,7 @@ def _put_back(patch: Patch) -> Callable[[], None]:
         original = owner.__code__ if name == "__code__" else vars(owner).get(name)
         put, remove = functools.partial(setattr, owner, name), functools.partial(delattr, owner, name)
 
-    def put_back() -> None:
-        with uninterrupted():
-            put(original) if known else remove()
-
-    return put_back
+    return functools.partial(put, original) if known else remove
 
 
 def _for_this_thread(patch: Patch) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,8 @@ from torch.library import _impls
 from aotexport.torch_internals.names import OpOverload
 
 _KEY = torch._C.DispatchKey
+_TORCHS = ("aten", "prims", "prim", "inductor", "quantized", "quantized_decomposed", "_test")
+"""Namespaces of operators that torch ships."""
 _COMPOSITE, _EXPLICIT = "CompositeImplicitAutograd", "CompositeExplicitAutograd"
 
 
@@ -47,13 +50,26 @@ def python_operators() -> dict[OpOverload, PythonOperator]:
             found[definition._opoverload] = PythonOperator(
                 kernel, has_autograd=True, setup_context=definition._setup_context_fn, backward=definition._backward_fn
             )
+    return _with_registered_kernels(frozenset(_impls), frozenset(OPDEFS)) | found
+
+
+@functools.lru_cache(maxsize=1)
+def _with_registered_kernels(kernels: frozenset[str], definitions: frozenset[str]) -> dict[OpOverload, PythonOperator]:
+    """Return the custom operators whose kernels were registered with `torch.library`.
+
+    Args:
+        kernels: the registered ones: `namespace/operator/key`.
+        definitions: names of operators to leave out.
+    """
+    found: dict[OpOverload, PythonOperator] = {}
     keys: dict[str, set[str]] = {}
-    for implemented in _impls:
-        namespace, name, key = implemented.split("/")
-        keys.setdefault(f"{namespace}::{name}", set()).add(key)
+    for kernel in kernels:
+        namespace, name, key = kernel.split("/")
+        if namespace not in _TORCHS:
+            keys.setdefault(f"{namespace}::{name}", set()).add(key)
     for name, of_operator in keys.items():
         operator = _find(name)
-        if operator is not None and operator not in found and name not in OPDEFS and not _is_torchs(name):
+        if operator is not None and name not in definitions:
             described = _of_kernels(operator, of_operator)
             if described is not None:
                 found[operator] = described
@@ -76,18 +92,6 @@ def _find(name: str) -> OpOverload | None:
     base, _, overload = rest.partition(".")
     packet = getattr(getattr(torch.ops, namespace), base, None)
     return getattr(packet, overload or "default", None)
-
-
-def _is_torchs(name: str) -> bool:
-    return name.partition("::")[0] in (
-        "aten",
-        "prims",
-        "prim",
-        "inductor",
-        "quantized",
-        "quantized_decomposed",
-        "_test",
-    )
 
 
 def filled(
