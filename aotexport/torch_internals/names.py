@@ -155,3 +155,9 @@ def has_sizes_of_data(node: torch.fx.Node) -> bool:
     """Return whether the value of a node has, or is, a data-dependent size."""
     values = tree_leaves(node.meta.get("val"))
     return any(free_unbacked_symbols(v) for v in values if isinstance(v, torch.Tensor | torch.SymInt | torch.SymFloat))
+
+
+def has_autocast_kernel(operator: OpOverload, device_type: str) -> bool:
+    """Return whether autocast casts the operands of an operator on devices of a type, or treats it specially."""
+    key = torch._C._parse_dispatch_key(f"Autocast{device_type.upper()}")
+    return torch._C._dispatch_has_kernel_for_dispatch_key(operator.name(), key)

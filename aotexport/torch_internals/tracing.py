@@ -396,3 +396,10 @@ def current_tracer() -> Any:
     """Return the tracer of the current trace; None: there is none."""
     mode = proxy_tensor.get_proxy_mode()
     return None if mode is None else mode.tracer
+
+
+def node_of(tensor: torch.Tensor) -> torch.fx.Node | None:
+    """Return the node that computes a tensor in the trace that is going on; None: there is none."""
+    tracer = current_tracer()
+    slot = None if tracer is None else proxy_tensor.get_proxy_slot(tensor, tracer, None)
+    return None if slot is None else slot.proxy.node

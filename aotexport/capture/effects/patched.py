@@ -28,6 +28,7 @@ from aotexport.torch_internals.subclasses import within_subclass
 from aotexport.torch_internals.subgraphs import Print, marks_inlined
 from aotexport.torch_internals.tracing import (
     is_functionalised,
+    node_of,
     record_call,
     traces_above_autograd,
     tracing_paused,
@@ -365,15 +366,15 @@ def _dtypes(effects: Effects) -> list[Patch]:
     original: Any = torch.Tensor.dtype
 
     def read(self: torch.Tensor) -> torch.dtype:
-        if not effects.asks_dtypes and _is_the_models(caller().f_code.co_filename):
-            effects.asks_dtypes = not isinstance(self, nn.Parameter)
+        if not isinstance(self, nn.Parameter) and _is_the_models(caller().f_code.co_filename):
+            effects.dtypes_read.add(node_of(self))
         return original.__get__(self)
 
     def noting(function: Any) -> Any:
         @functools.wraps(function)
         def call(*args: Any) -> Any:
             file = caller().f_code.co_filename
-            effects.asks_dtypes |= _is_the_models(file) or file.startswith(_AUTOCAST)
+            effects.asks_autocast |= _is_the_models(file) or file.startswith(_AUTOCAST)
             return function(*args)
 
         return call

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from torch.fx import Node
+
 from aotexport.capture.effects.autograd_functions import record_application
 from aotexport.capture.effects.checkpoints import Checkpoints
 from aotexport.capture.effects.materialized import apply_materializing
@@ -31,7 +33,8 @@ class Effects:
         sets_requires_grad: whether the model calls `requires_grad_`, which functional graphs cannot hold.
         grad: whether the program is for calls that record gradients.
         reads: facts that Python code read, see `Program.fixed`.
-        asks_dtypes: whether Python code asked for the dtype of a tensor, or for that of autocast.
+        asks_autocast: whether Python code asked for autocast or its dtype.
+        dtypes_read: nodes of the values whose dtypes Python code read, in the trace; None: of a value outside of it.
         stored: paths of attributes in which the call stores something, perhaps for later calls.
         notes: sentences for the user about effects that the bundle does not reproduce.
         checkpoints: replace the model's.
@@ -44,7 +47,8 @@ class Effects:
     sets_requires_grad: bool = False
     grad: bool = True
     reads: set[Read] = field(default_factory=set[Read])
-    asks_dtypes: bool = False
+    asks_autocast: bool = False
+    dtypes_read: set[Node | None] = field(default_factory=set[Node | None])
     stored: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     checkpoints: Checkpoints = field(default_factory=lambda: Checkpoints(None))

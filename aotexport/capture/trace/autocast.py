@@ -1,13 +1,19 @@
-"""Autocast around the captured call: it is no part of the model, and must not show in the captured graph."""
+"""Autocast around the captured call: it is no part of the model, and must not show in the captured graph.
+
+Model code that reads dtypes may go another way under autocast. It does not where autocast leaves those dtypes alone.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
+from torch.fx import Node
 
 from aotexport.model.call import ExampleCall
+from aotexport.torch_internals.names import OpOverload, has_autocast_kernel
 from aotexport_runtime.engines.autocast import autocast_dtype, under_autocast
 
 
@@ -25,3 +31,57 @@ def _device_type(call: ExampleCall) -> str:
     found = [tensor for tensor in call.tensors if isinstance(tensor, torch.Tensor)]
     state = call.module.state_dict(keep_vars=True).values() if call.module is not None else ()
     return next((tensor.device.type for tensor in (*found, *state)), "cpu")
+
+
+_PROMOTING = (
+    torch.ops.aten.add.Tensor,
+    torch.ops.aten.sub.Tensor,
+    torch.ops.aten.mul.Tensor,
+    torch.ops.aten.div.Tensor,
+)
+_WIDE = (torch.float32, torch.float64)
+
+
+def leaves_dtypes_alone(call: ExampleCall, nodes: Iterable[Node | None]) -> bool:
+    """Return whether values have the same dtypes with and without autocast around the call.
+
+    Args:
+        call: the example call; its device is that of autocast.
+        nodes: of the values, in a forward graph whose composite operators are whole; None: of an unknown value.
+    """
+    device_type, known = _device_type(call), dict[Node, bool]()
+    return all(node is not None and _has_own_dtype(node, device_type, known) for node in nodes)
+
+
+def _has_own_dtype(node: Node, device_type: str, known: dict[Node, bool]) -> bool:
+    """Return whether autocast cannot change the dtype of a node's value. `known`: earlier answers."""
+    waiting = [node]
+    while waiting:
+        inputs = [each for each in waiting[-1].all_input_nodes if each not in known]
+        if inputs:
+            waiting += inputs
+        else:
+            last = waiting.pop()
+            known[last] = _keeps_dtype(last, device_type, known)
+    return known[node]
+
+
+def _keeps_dtype(node: Node, device_type: str, known: dict[Node, bool]) -> bool:
+    if node._erased:
+        return False
+    value = node.meta.get("val")
+    if isinstance(value, torch.Tensor) and not value.is_floating_point() and not value.is_complex():
+        return True
+    if node.op in ("placeholder", "get_attr"):
+        return isinstance(value, torch.Tensor)
+    if not isinstance(node.target, OpOverload) or has_autocast_kernel(node.target, device_type):
+        return False
+    names_dtype = any(isinstance(each, torch.dtype) for each in (*node.args, *node.kwargs.values()))
+    if names_dtype or all(map(known.__getitem__, node.all_input_nodes)):
+        return True
+    # Autocast changes float32 to a narrower dtype or back, and the widest operand gives the dtype of a sum.
+    operands = [each.meta.get("val") for each in node.all_input_nodes if known[each]]
+    return node.target in _PROMOTING and any(
+        isinstance(each, torch.Tensor) and each.dim() > 0 and each.dtype == value.dtype and each.dtype in _WIDE
+        for each in operands
+    )

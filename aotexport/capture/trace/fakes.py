@@ -25,6 +25,7 @@ from aotexport.torch_internals.names import (
     make_fake_inputs,
 )
 from aotexport.torch_internals.patches import fixed_symbols, general_sizes_kept, zero_and_one_symbolic
+from aotexport.torch_internals.symbolic_memo import computed_once
 from aotexport.values.subclasses import encode_subclass
 from aotexport_runtime.errors import first_line
 from aotexport_runtime.values.subclasses import inner_tensors, is_wrapper, protocol
@@ -61,6 +62,7 @@ class FakeInputs:
         with (
             general_sizes_kept(lambda condition: self.assumed.setdefault(condition)),
             fixed_symbols(self.mode.shape_env, self._fix, user_line),
+            computed_once(self.mode.shape_env),
         ):
             yield
 

@@ -16,7 +16,7 @@ from aotexport.capture.effects.checkpoints import is_mark
 from aotexport.capture.effects.identity import asks_identity
 from aotexport.capture.effects.module_calls import TracedCalls
 from aotexport.capture.effects.record import Read
-from aotexport.capture.trace.autocast import other_autocast
+from aotexport.capture.trace.autocast import leaves_dtypes_alone, other_autocast
 from aotexport.capture.trace.fakes import fake_inputs
 from aotexport.capture.trace.flat_call import FlatCall
 from aotexport.capture.trace.key_order import other_orders
@@ -60,7 +60,9 @@ def _may_depend_on_autocast(trace: Trace) -> bool:
     Anything traced below autograd, such as backward passes, is traced below autocast too.
     """
     effects = trace.function.effects
-    return effects.asks_dtypes or effects.takes_gradients or not effects.above_autograd or not trace.strategy.is_direct
+    if effects.asks_autocast or effects.takes_gradients or not effects.above_autograd or not trace.strategy.is_direct:
+        return True
+    return not leaves_dtypes_alone(trace.function.call, effects.dtypes_read)
 
 
 def _same_under_other_autocast(trace: Trace) -> bool:
