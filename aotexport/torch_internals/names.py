@@ -158,6 +158,6 @@ def has_sizes_of_data(node: torch.fx.Node) -> bool:
 
 
 def has_autocast_kernel(operator: OpOverload, device_type: str) -> bool:
-    """Return whether autocast casts the operands of an operator on devices of a type, or treats it specially."""
+    """Return whether autocast casts the operands of an operator on devices of a type; True: nobody knows."""
     key = torch._C._parse_dispatch_key(f"Autocast{device_type.upper()}")
-    return torch._C._dispatch_has_kernel_for_dispatch_key(operator.name(), key)
+    return key is None or torch._C._dispatch_has_kernel_for_dispatch_key(operator.name(), key)

@@ -5,6 +5,7 @@ Model code that reads dtypes may go another way under autocast. It does not wher
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from typing import Any
@@ -74,6 +75,8 @@ def _keeps_dtype(node: Node, device_type: str, known: dict[Node, bool]) -> bool:
         return True
     if node.op in ("placeholder", "get_attr"):
         return isinstance(value, torch.Tensor)
+    if node.target is operator.getitem:
+        return known[node.all_input_nodes[0]]
     if not isinstance(node.target, OpOverload) or has_autocast_kernel(node.target, device_type):
         return False
     names_dtype = any(isinstance(each, torch.dtype) for each in (*node.args, *node.kwargs.values()))
@@ -81,7 +84,5 @@ def _keeps_dtype(node: Node, device_type: str, known: dict[Node, bool]) -> bool:
         return True
     # Autocast changes float32 to a narrower dtype or back, and the widest operand gives the dtype of a sum.
     operands = [each.meta.get("val") for each in node.all_input_nodes if known[each]]
-    return node.target in _PROMOTING and any(
-        isinstance(each, torch.Tensor) and each.dim() > 0 and each.dtype == value.dtype and each.dtype in _WIDE
-        for each in operands
-    )
+    wide = [each for each in operands if isinstance(each, torch.Tensor) and each.dim() > 0 and each.dtype in _WIDE]
+    return node.target in _PROMOTING and any(each.dtype == getattr(value, "dtype", None) for each in wide)
