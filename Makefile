@@ -43,7 +43,8 @@ lint: $(VENV)/.dev $(CHECKS) ## check style, types, layers, and that the generat
 
 pytest: $(VENV)/.dev
 	$(if $(TESTS),,$(error no room `$(ROOM)`; there are $(shell sed -n 's/^\([a-z_]*\): .*/\1/p' tests/rooms)))
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow" -n $(WORKERS) --dist loadfile --durations=25 $(TESTS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow" -n $(WORKERS) --dist loadfile --no-loadscope-reorder \
+		--durations=25 $(TESTS)
 
 check-style: $(VENV)/.dev
 	$(BIN)/ruff check

@@ -1,8 +1,10 @@
-"""Fresh processes forked from one that has imported the runtime alone: importing torch takes ten times the rest."""
+"""Processes forked from one that has imported torch: importing it takes ten times the rest.
+
+Verifications run in forks of a process with the runtime alone, scripts in forks of one with the exporter.
+"""
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import subprocess
@@ -39,22 +41,64 @@ for line in sys.stdin:
         finally:
             sys.stdout.flush()
             sys.stderr.flush()
-            os._exit(code)
+            os._exit(code or 0)
     print(os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]), flush=True)
 """
 
 
-@functools.cache
-def _parent() -> subprocess.Popen[str]:
-    command = [sys.executable, "-P", "-c", READY + _FORK]
-    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True)
+_SCRIPTS = """
+import json, runpy, sys, warnings
+import torch, transformers, transformers.modeling_utils
+import aotexport, aotexport.pipeline.export, aotexport_runtime
+
+def run(arguments, text):
+    sys.argv = arguments
+    if text is None:
+        sys.path.insert(0, os.path.dirname(arguments[0]))
+        runpy.run_path(arguments[0], run_name="__main__")
+    else:
+        warnings.simplefilter("error")
+        sys.path.insert(0, "")
+        exec(compile(text, "<string>", "exec"), vars(sys.modules["__main__"]))
+"""
+
+_parents: dict[str, subprocess.Popen[str]] = {}
+
+
+def _parent(ready: str) -> subprocess.Popen[str]:
+    """Return the process to fork, which runs `ready` when it begins: imports, and a function `run`."""
+    if ready not in _parents:
+        command = [sys.executable, "-P", "-c", ready + _FORK]
+        _parents[ready] = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+        )
+    return _parents[ready]
+
+
+def _run(ready: str, place: dict[str, Any], request: dict[str, Any]) -> subprocess.CompletedProcess[str]:
+    parent = _parent(ready)
+    assert parent.stdin is not None
+    assert parent.stdout is not None
+    with tempfile.TemporaryDirectory() as folder:
+        output, errors = Path(folder, "output"), Path(folder, "errors")
+        place = {**place, "output": str(output), "errors": str(errors)}
+        print(json.dumps([place, request]), file=parent.stdin, flush=True)
+        code = int(parent.stdout.readline())
+        return subprocess.CompletedProcess([], code, output.read_text(), errors.read_text())
+
+
+def run_script(
+    path: Path | None, *arguments: str, cwd: Path, text: str | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run a script, or `text` with warnings as errors, in a process that has imported the exporter."""
+    place = {"directory": str(cwd), "environment": dict(os.environ)}
+    return _run(_SCRIPTS, place, {"arguments": [str(path or "-c"), *arguments], "text": text})
 
 
 def end() -> None:
-    """End the process that is forked, if there is one."""
-    if _parent.cache_info().currsize:
-        _parent().communicate()
-        _parent.cache_clear()
+    """End the processes that are forked."""
+    while _parents:
+        _parents.popitem()[1].communicate()
 
 
 class ForkedProcess:
@@ -72,12 +116,4 @@ class ForkedProcess:
     def run(
         self, arguments: Sequence[str], timeout_s: float, path: Sequence[str] = ()
     ) -> subprocess.CompletedProcess[str]:
-        parent = _parent()
-        assert parent.stdin is not None
-        assert parent.stdout is not None
-        with tempfile.TemporaryDirectory() as folder:
-            output, errors = Path(folder, "output"), Path(folder, "errors")
-            place = {**self._place, "output": str(output), "errors": str(errors)}
-            print(json.dumps([place, {"path": path, "arguments": arguments}]), file=parent.stdin, flush=True)
-            code = int(parent.stdout.readline())
-            return subprocess.CompletedProcess(arguments, code, output.read_text(), errors.read_text())
+        return _run(READY, self._place, {"path": path, "arguments": arguments})

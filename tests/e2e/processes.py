@@ -1,13 +1,24 @@
-"""Processes as users start them: the exporter's, and one that has the runtime's wheel and not the exporter."""
+"""Commands and scripts as users run them.
+
+Processes of their own have the runtime's wheel and not the exporter. Others are forks, or run in this process, where
+it makes no difference: `test_cli.py` and the pages that begin with an install run the same commands in processes.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from click.testing import CliRunner
+
+from aotexport.cli import app
+from aotexport_runtime.__main__ import main as runtime
+from tests import forked
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
@@ -16,6 +27,28 @@ EXAMPLES = ROOT / "examples"
 def run(*command: str | Path, cwd: Path) -> str:
     """Run a command that must succeed; return what it printed."""
     process = subprocess.run([str(word) for word in command], cwd=cwd, capture_output=True, text=True, check=False)
+    assert process.returncode == 0, f"{process.stdout}\n{process.stderr}"
+    return process.stdout
+
+
+def run_command(*arguments: str | Path, cwd: Path) -> str:
+    """Run `aotexport ...` or `python -m aotexport_runtime ...` in this process; return what it printed."""
+    words = [str(word) for word in arguments]
+    with contextlib.chdir(cwd):
+        if words[0] == "aotexport":
+            result = CliRunner().invoke(app, words[1:])
+            assert result.exit_code == 0, result.output
+            return result.stdout
+        assert words[:3] == ["python", "-m", "aotexport_runtime"]
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            assert runtime(words[3:]) == 0, printed.getvalue()
+        return printed.getvalue()
+
+
+def run_python(path: Path | None, *arguments: str | Path, cwd: Path, text: str | None = None) -> str:
+    """Run a script that must succeed, or `text`, in a fork; return what it printed."""
+    process = forked.run_script(path, *map(str, arguments), cwd=cwd, text=text)
     assert process.returncode == 0, f"{process.stdout}\n{process.stderr}"
     return process.stdout
 
@@ -31,19 +64,19 @@ class Example:
     def export(self) -> str:
         """Export the example's model file from the command line; return the bundle's place."""
         model_file = EXAMPLES / self.name / "model.py"
-        run(sys.executable, "-m", "aotexport", model_file, "-o", "bundle", cwd=self.directory)
+        run_command("aotexport", model_file, "-o", "bundle", cwd=self.directory)
         return "bundle"
 
     def alone(self, script: str, *arguments: str | Path) -> dict[str, Any]:
         """Run a script without the exporter and the model's code; return its report."""
         command = (self.runtime_python, "-I", EXAMPLES / "alone.py", EXAMPLES / self.name / "deploy" / script)
-        return self._report(*command, *arguments)
+        run(*command, *arguments, "--report", "report.json", cwd=self.directory)
+        return self._report()
 
     def eager(self, *arguments: str | Path) -> dict[str, Any]:
         """Run the twin in eager mode; return its report."""
-        return self._report(sys.executable, EXAMPLES / self.name / "eager.py", *arguments)
+        run_python(EXAMPLES / self.name / "eager.py", *arguments, "--report", "report.json", cwd=self.directory)
+        return self._report()
 
-    def _report(self, *command: str | Path) -> dict[str, Any]:
-        report = self.directory / "report.json"
-        run(*command, "--report", report, cwd=self.directory)
-        return json.loads(report.read_text(encoding="utf-8"))
+    def _report(self) -> dict[str, Any]:
+        return json.loads((self.directory / "report.json").read_text(encoding="utf-8"))

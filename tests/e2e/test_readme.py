@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import re
-import sys
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.e2e.installed import install_lines
-from tests.e2e.processes import ROOT, run
+from tests.e2e.processes import ROOT, run, run_command, run_python
 
 INSTALLED = ("README.md", "docs/getting-started.md")
 """Pages that begin with an install: they run where it was done, from wheels."""
@@ -59,26 +59,32 @@ def steps(text: str) -> Iterator[tuple[str, str]]:
         yield (named[1] if named else language), block
 
 
-def run_shell(line: str, python: Path, directory: Path) -> None:
-    """Run a line that calls a command of this repository; installing is left to `make`, or done before."""
-    if line.startswith(COMMANDS):
-        run("env", f"PATH={python.parent}:{os.environ['PATH']}", "bash", "-euc", line, cwd=directory)
+def run_page(page: str, directory: Path, python: Path | None = None) -> None:
+    """Run a page's scripts, and the lines that call a command of this repository.
 
-
-def run_page(page: str, python: Path, directory: Path) -> None:
+    Args:
+        page: path of the page. Installing is left to `make`, or done before.
+        directory: where it runs.
+        python: interpreter to run each step in a process with; None: run the steps in forks and in this process.
+    """
     for kind, text in steps((ROOT / page).read_text(encoding="utf-8")):
-        if kind == "python":
+        if kind == "python" and python is not None:
             run(python, "-W", "error", "-c", text, cwd=directory)
-        elif kind == "sh":
-            for line in text.splitlines():
-                run_shell(line, python, directory)
-        else:
+        elif kind == "python":
+            run_python(None, cwd=directory, text=text)
+        elif kind != "sh":
             (directory / kind).write_text(text, encoding="utf-8")
+        else:
+            for line in (line for line in text.splitlines() if line.startswith(COMMANDS)):
+                if python is not None:
+                    run("env", f"PATH={python.parent}:{os.environ['PATH']}", "bash", "-euc", line, cwd=directory)
+                else:
+                    run_command(*shlex.split(line, comments=True), cwd=directory)
 
 
 @pytest.mark.parametrize("page", INSTALLED)
 def test_blocks_of_a_page_run_where_it_was_installed(page: str, installed_python: Path, tmp_path: Path) -> None:
-    run_page(page, installed_python, tmp_path)
+    run_page(page, tmp_path, installed_python)
 
 
 def test_installed_packages_are_wheels_and_not_the_sources(installed_python: Path, tmp_path: Path) -> None:
@@ -96,7 +102,7 @@ def test_pages_install_in_the_same_way() -> None:
 @pytest.mark.parametrize("page", PAGES)
 def test_blocks_of_a_page_run_in_order(page: str, tmp_path: Path) -> None:
     (tmp_path / "model.py").write_text(MODEL, encoding="utf-8")
-    run_page(page, Path(sys.executable), tmp_path)
+    run_page(page, tmp_path)
 
 
 @pytest.mark.parametrize("page", PROSE)
