@@ -117,4 +117,6 @@ for command in (export, inspect, verify, diff, onnx):
 
 def main() -> None:
     """Run the command line; exits with the code of the command."""
+    # OpenMP's threads spin while they wait, by default: on a busy machine that takes more time than all the rest.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     sys.exit(app.main(prog_name="aotexport"))

@@ -41,12 +41,21 @@ class ArgumentContainer:
         return list(now) != list(self.items) or any(not same_item(self.items[key], item) for key, item in now.items())
 
     def restore(self) -> None:
-        """Give a list or dict the items that it had."""
-        self.container.clear()
-        if isinstance(self.container, dict):
-            self.container.update(self.items)
-        else:
+        """Give the container the items that it had."""
+        if isinstance(self.container, list | deque):
+            self.container.clear()
             self.container.extend(self.items.values())
+        elif isinstance(self.container, dict | UserDict):
+            self.container.clear()
+            self.container.update(self.items)
+        elif isinstance(self.container, set):
+            self.container.clear()
+            self.container.update(self.items.values())
+        else:
+            for name in _items(self.container).keys() - self.items.keys():
+                object.__delattr__(self.container, name)
+            for name, item in self.items.items():
+                object.__setattr__(self.container, name, item)
 
 
 def containers(call: ExampleCall, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[ArgumentContainer]:
@@ -169,7 +178,7 @@ def _passed(call: ExampleCall, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
             yield name, tree, rest.pop(0), False
         elif name in kwargs and parameter.kind in BY_KEYWORD:
             yield name, tree, kwargs[name], False
-        elif isinstance(defaults.get(name), list | dict):
+        elif _is_changeable(defaults.get(name)):
             yield name, tree, defaults[name], True
 
 

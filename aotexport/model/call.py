@@ -175,7 +175,8 @@ def _fix_integers(call: ExampleCall, passed: set[str]) -> None:
         tree = fixed(parameter.tree)
         is_dynamic = any(isinstance(leaf, Leaf) for _, leaf in leaves(tree))
         if is_dynamic and parameter.name not in passed:
-            raise ModelFileInvalid(f"dynamic_shapes: `{parameter.name}` is dynamic; pass it in the example call")
+            fact = "is dynamic" if parameter.name in call.dynamic_shapes else "has a default that holds tensors"
+            raise ModelFileInvalid(f"`{parameter.name}` {fact}; pass it in the example call")
         optional = parameter.optional and not is_dynamic
         default = None if optional else parameter.default
         parameters.append(msgspec.structs.replace(parameter, tree=tree, optional=optional, default=default))

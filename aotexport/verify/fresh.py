@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -38,6 +39,8 @@ class FreshProcess:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            # Threads that wait do not spin: the export still needs the processors.
+            env={"OMP_WAIT_POLICY": "passive", **os.environ},
         )
 
     def __enter__(self) -> FreshProcess:

@@ -84,6 +84,11 @@ def remembers(x, table={}):  # noqa: B006 (what the test is about)
     return x * 2
 
 
+def adds(x, seen={"first"}):  # noqa: B006 (what the test is about)
+    seen.add("second")
+    return x * 2
+
+
 def deletes(x, record):
     del record.doubled
     return x * 2
@@ -102,6 +107,7 @@ def ties(x, table):
             (),
             "the call changes `table` of its arguments, and it is a default, which later calls find changed",
         ),
+        (adds, (), "the call changes `seen` of its arguments, and it is a default, which later calls find changed"),
         (
             deletes,
             (Derived(torch.ones(2)),),
@@ -113,13 +119,14 @@ def ties(x, table):
             "the call puts one of the lists or dicts that it is given into `table['itself']` of its arguments",
         ),
     ],
-    ids=["default", "attribute", "cycle"],
+    ids=["default", "default set", "attribute", "cycle"],
 )
 def test_change_that_a_bundle_cannot_make_is_refused_by_name(tmp_path, function, args, reason):
     with pytest.raises(aotexport.ExportFailed) as caught:
         aotexport.export(function, (torch.ones(2), *args), output=tmp_path / "bundle")
     assert str(caught.value).startswith(reason)
     assert remembers.__defaults__ == ({},)
+    assert adds.__defaults__ == ({"first"},)
 
 
 @pytest.mark.parametrize(

@@ -310,6 +310,13 @@ def test_call_under_autocast_is_refused_where_the_code_does_something_else_then(
     ]
 
 
+def test_call_with_wrong_arguments_under_autocast_names_both(load):
+    module = load(softmax_in_float32, leaf(4, 4))
+    with torch.autocast("cpu", torch.bfloat16), pytest.raises(CallInvalid) as caught:
+        module(3)
+    assert [violation.partition(":")[0] for violation in caught.value.violations] == ["`x`", "autocast"]
+
+
 def test_code_that_asks_for_dtypes_and_does_the_same_runs_under_autocast(load):
     def function(x):
         return torch.relu(x @ x).to(x.dtype) if x.dtype.is_floating_point else x

@@ -79,10 +79,13 @@ def _keeps_dtype(node: Node, device_type: str, known: dict[Node, bool]) -> bool:
         return known[node.all_input_nodes[0]]
     if not isinstance(node.target, OpOverload) or has_autocast_kernel(node.target, device_type):
         return False
-    names_dtype = any(isinstance(each, torch.dtype) for each in (*node.args, *node.kwargs.values()))
-    if names_dtype or all(map(known.__getitem__, node.all_input_nodes)):
+    if all(map(known.__getitem__, node.all_input_nodes)):
         return True
+    dtype = getattr(value, "dtype", None)
+    if any(isinstance(each, torch.dtype) for each in (*node.args, *node.kwargs.values())):
+        # A cast to the dtype that a tensor has returns the tensor itself, which autocast changes.
+        return all(getattr(each.meta.get("val"), "dtype", None) != dtype for each in node.all_input_nodes)
     # Autocast changes float32 to a narrower dtype or back, and the widest operand gives the dtype of a sum.
     operands = [each.meta.get("val") for each in node.all_input_nodes if known[each]]
     wide = [each for each in operands if isinstance(each, torch.Tensor) and each.dim() > 0 and each.dtype in _WIDE]
-    return node.target in _PROMOTING and any(each.dtype == getattr(value, "dtype", None) for each in wide)
+    return node.target in _PROMOTING and any(each.dtype == dtype for each in wide)

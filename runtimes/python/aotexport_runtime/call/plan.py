@@ -117,8 +117,9 @@ class Plan:
             forms={index: form for index, form in forms.items() if index in reads},
         )
         devices = () if environment.device is None else (environment.device.type,)
-        arguments = ArgumentFacts(program=program, device_types=devices, forms=forms)
-        stages = [[*rows(ARGUMENTS, arguments), *rows(MODES, caller)], rows(STATE, caller)]
+        first = rows(ARGUMENTS, ArgumentFacts(program=program, device_types=devices, forms=forms))
+        first += rows(MODES, caller, after=first)
+        stages = [first, rows(STATE, caller, after=first)]
         self.guards = GuardTable(stages, len(program.inputs), torch_tensors())
         self._forward: Function | None = None
         self._has_effects = False

@@ -137,12 +137,12 @@ class Row(NamedTuple):
     number: int
 
 
-def rows(rules: Sequence[GuardRule[Facts, Any]], facts: Facts) -> list[Row]:
-    """Return the rows of a program, in the order in which they are explained."""
+def rows(rules: Sequence[GuardRule[Facts, Any]], facts: Facts, *, after: Sequence[Row] = ()) -> list[Row]:
+    """Return the rows of a program, in the order in which they are explained, below those of `after` in the table."""
     found: list[Row] = []
     for of, group in groupby(rules, key=lambda rule: rule.of):
         together = list(group)
         for subject in of(facts):
-            number = len(found)
+            number = len(after) + len(found)
             found += [Row(rule, subject, number) for rule in together]
     return found

@@ -58,7 +58,8 @@ class OnnxPlan:
         captured = [spec.meta.device for spec in program.inputs if isinstance(spec, ArgumentInput)]
         facts = ArgumentFacts(program=program, device_types=("cpu", *captured))
         model_inputs = ModelInputs(program, [arguments[index] for index in self._changes.written])
-        self.guards = GuardTable([rows(ARGUMENTS, facts), rows(MODEL, model_inputs)], len(program.inputs))
+        first = rows(ARGUMENTS, facts)
+        self.guards = GuardTable([first, rows(MODEL, model_inputs, after=first)], len(program.inputs))
         self._arguments = arguments
         self._sizes = [index for index, meta in enumerate(program.outputs) if meta is None]
         self._complex = [
