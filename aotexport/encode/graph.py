@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from aotexport.capture.effects.autograd_functions import apply_function
+from aotexport.capture.effects.applied_function import apply_function
 from aotexport.capture.effects.checkpoints import enter_checkpoint, exit_checkpoint
 from aotexport.capture.effects.distributed import FromLocal
 from aotexport.capture.effects.hooks import apply_hook

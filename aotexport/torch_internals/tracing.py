@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import functools
-import sys
-import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -32,6 +28,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from aotexport.process.patches import Patch, patched
+from aotexport.torch_internals.frames import frames_kept
 from aotexport.torch_internals.names import OpOverload
 from aotexport.torch_internals.patches import convolution_choice_unguarded, exporting
 from aotexport.torch_internals.subclasses import adopt, subclasses_tracked
@@ -74,52 +71,6 @@ def node_meta_preserved() -> Iterator[None]:
         meta = torch.fx.traceback.get_current_meta()
         meta["custom"] = dict(meta.get("custom", {}))
         yield
-
-
-@contextlib.contextmanager
-def _frames_kept(keeps: Callable[[FrameType], bool]) -> Iterator[None]:
-    """Record the frames below the call of the model for which `keeps` is true; torch records functions `forward`.
-
-    Torch looks up the source of every frame of every node before it chooses among them, which takes as long as the rest
-    of a trace.
-    """
-    original = PythonKeyTracer.create_node
-    text_of = functools.cache(_stack_trace)
-
-    def create_node(self: PythonKeyTracer, *args: Any, **kwargs: Any) -> torch.fx.Node:
-        records, self.record_stack_traces = self.record_stack_traces, False
-        try:
-            node = original(self, *args, **kwargs)
-        finally:
-            self.record_stack_traces = records
-        if records and node.op not in ("placeholder", "output") and not node.stack_trace:
-            frames = _frames_below_call(sys._getframe(1), keeps)
-            if frames:
-                node.stack_trace = text_of(frames)
-        return node
-
-    with patched(Patch(PythonKeyTracer, "create_node", create_node, "Look up the source of the user's frames alone")):
-        yield
-
-
-# Frames of this package below that file run in place of functions that the model calls.
-_CALLER = str(Path(__file__).parents[1] / "capture" / "forward.py")
-
-
-def _frames_below_call(frame: FrameType | None, keeps: Callable[[FrameType], bool]) -> tuple[tuple[str, int, str], ...]:
-    """Return file, line and function of the frames that `keeps` accepts, from the call of the model to `frame`."""
-    found: list[tuple[str, int, str]] = []
-    while frame is not None and frame.f_code.co_filename != _CALLER:
-        code = frame.f_code
-        if keeps(frame):
-            found.append((code.co_filename, frame.f_lineno, code.co_name))
-        frame = frame.f_back
-    return tuple(reversed(found))
-
-
-def _stack_trace(frames: tuple[tuple[str, int, str], ...]) -> str:
-    """Return frames as Python formats them."""
-    return "".join(traceback.StackSummary.from_list([traceback.FrameSummary(*f) for f in frames]).format()).strip()
 
 
 class _TensorsByMemory(WeakTensorKeyDictionary):
@@ -217,7 +168,7 @@ def trace_forward(
         tracing(TracingContext(fake_mode)),
         fake_mode,
         node_meta_preserved(),
-        _frames_kept(keeps_frame),
+        frames_kept(keeps_frame),
         subclasses_tracked(),
         _saved_tensors_known(),
         _autocast_cache_kept(),
@@ -280,7 +231,7 @@ def trace_subgraph(
     current = proxy_tensor._CURRENT_MAKE_FX_TRACER
     assert current is not None
     tracer = current._make_sub_tracer()
-    with tracer._init_modes_from_parent(current), _frames_kept(keeps_frame):
+    with tracer._init_modes_from_parent(current), frames_kept(keeps_frame):
         assert tracer.fx_tracer is not None
         tracer.fx_tracer.record_stack_traces = True
         return tracer._trace_inner(function, *operands)

@@ -37,7 +37,8 @@ from aotexport_runtime.schema.graph import Graph
 from aotexport_runtime.schema.program import Program
 from aotexport_runtime.schema.values import TensorMeta
 from aotexport_runtime.values import dtypes
-from aotexport_runtime.values.observe import TOLERANCES, Observation, allowance, compare
+from aotexport_runtime.values.compare import TOLERANCES, allowance, compare
+from aotexport_runtime.values.observe import Observation
 
 _DIGITS = 3
 _OTHERS = 4

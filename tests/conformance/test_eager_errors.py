@@ -10,7 +10,8 @@ from torch import nn
 
 import aotexport
 import aotexport_runtime
-from aotexport_runtime.values.observe import MOST, Observation, allowance, compare
+from aotexport_runtime.values.compare import MOST, allowance, compare
+from aotexport_runtime.values.observe import Observation
 from tests.golden.cases import Cancelling
 
 BATCH = torch.export.Dim("batch", min=1)

@@ -14,7 +14,8 @@ from aotexport_runtime.allowed import operators
 from aotexport_runtime.schema.codec import MAX_DEPTH, MAX_JSON_NBYTES
 from aotexport_runtime.schema.versions import CALLING_CONVENTION, FORMAT_VERSION, format_version
 from aotexport_runtime.validate.bounds import MAX_AXES, MAX_NODES
-from aotexport_runtime.values.observe import SAMPLE, TOLERANCES
+from aotexport_runtime.values.compare import TOLERANCES
+from aotexport_runtime.values.observe import SAMPLE
 from aotexport_runtime.values.sizes import MAX_TERMS, OPERATORS
 
 SCHEMAS = Path(__file__).parents[2] / "schemas"

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from aotexport_runtime.values.observe import Inputs, Observation, compare, observe
+from aotexport_runtime.values.compare import compare
+from aotexport_runtime.values.observe import Inputs, Observation, observe
 
 
 def seen(tensor: torch.Tensor) -> Observation:

@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.utils.rnn import PackedSequence
 
-from aotexport.capture.effects import array_conversions, distributed, grad_mode
+from aotexport.capture.effects import array_conversions, distributed, grad_mode, queries
 from aotexport.capture.effects.autograd_functions import function_of_subgraphs, record_application
 from aotexport.capture.effects.hooks import REGISTER_HOOK, record_hook
+from aotexport.capture.effects.queries import is_models_code, refused
 from aotexport.capture.effects.record import Effects
 from aotexport.errors import ExportFailed
 from aotexport.model.source_lines import is_user_file, user_line
@@ -28,18 +27,12 @@ from aotexport.torch_internals.subclasses import within_subclass
 from aotexport.torch_internals.subgraphs import Print, marks_inlined
 from aotexport.torch_internals.tracing import (
     is_functionalised,
-    node_of,
     record_call,
     traces_above_autograd,
     tracing_paused,
 )
 from aotexport.torch_internals.transforms import FoldedGraphModule
 from aotexport_runtime.values.subclasses import is_wrapper
-
-_LAYERS = str(Path(nn.__file__).parent)
-"""Torch's own layers count as the model's code; code that operators run on fake tensors does not."""
-_AUTOCAST = str(Path(torch.amp.__file__).parent)
-"""Autocast regions and custom autograd functions (`torch.amp.custom_fwd`) query autocast from here."""
 
 
 def patches(effects: Effects) -> list[Patch]:
@@ -68,7 +61,7 @@ def patches(effects: Effects) -> list[Patch]:
 
     def contiguous(self: torch.Tensor, memory_format: torch.memory_format = torch.contiguous_format) -> torch.Tensor:
         # Python returns a contiguous tensor itself, and the trace does not see the call.
-        own = _is_the_models(caller().f_code.co_filename) and not within_subclass()
+        own = is_models_code(caller().f_code.co_filename) and not within_subclass()
         if not own or isinstance(self, nn.Parameter) or not is_contiguous(self, memory_format=memory_format):
             return original_contiguous(self, memory_format=memory_format)
         twin = _recorded_contiguous(self, memory_format)
@@ -102,19 +95,12 @@ def patches(effects: Effects) -> list[Patch]:
         Patch(tensor, "data", property(_data, _set_data), "Record reads and writes of `Tensor.data` as operators"),
         Patch(tensor, "requires_grad_", requires_grad_, "Record `requires_grad_` as an operator"),
         Patch(tensor, "contiguous", contiguous, "Record `contiguous` where the example is contiguous already"),
-        *_layouts(effects),
-        *_dtypes(effects),
-        Patch(
-            tensor,
-            "grad_fn",
-            property(functools.partial(_node, effects, tensor.grad_fn)),
-            "Record that the model reads nodes of autograd",
-        ),
+        *queries.patches(effects),
         Patch(tensor, "register_hook", register_hook, "Record hooks on tensors"),
         Patch(
             tensor,
             "register_post_accumulate_grad_hook",
-            _refused("Tensor.register_post_accumulate_grad_hook", hooks),
+            refused("Tensor.register_post_accumulate_grad_hook", hooks),
             "Refuse hooks on accumulated gradients",
         ),
         Patch(
@@ -123,7 +109,7 @@ def patches(effects: Effects) -> list[Patch]:
         Patch(
             tensor,
             "backward",
-            _refused("Tensor.backward", "Return the loss, and call `backward` outside of the model"),
+            refused("Tensor.backward", "Return the loss, and call `backward` outside of the model"),
             "Refuse a backward pass in the model",
         ),
         Patch(torch.autograd, "grad", functools.partial(_grad, effects), "Record gradients that the model takes"),
@@ -147,19 +133,15 @@ def _random_state() -> list[Patch]:
     """Return patches that refuse a model which seeds the random generator or sets its state."""
     seeds = "Seed outside of the model"
     draws = "Draw outside of the model, and pass the numbers"
-    refused = [
-        (torch, "manual_seed", _refused("torch.manual_seed", seeds)),
-        (torch.random, "manual_seed", _refused("torch.manual_seed", seeds)),
-        *[(torch, name, _refused(f"torch.{name}", seeds)) for name in ("seed", "initial_seed")],
+    made = [
+        (torch, "manual_seed", refused("torch.manual_seed", seeds)),
+        (torch.random, "manual_seed", refused("torch.manual_seed", seeds)),
+        *[(torch, name, refused(f"torch.{name}", seeds)) for name in ("seed", "initial_seed")],
         (torch, "set_rng_state", _refused_to_users("set_rng_state", draws)),
         (torch.random, "set_rng_state", _refused_to_users("set_rng_state", draws)),
         (torch.random, "fork_rng", _refused_to_users("fork_rng", draws)),
     ]
-    return [Patch(owner, name, refuse, "Refuse a model that sets the random state") for owner, name, refuse in refused]
-
-
-def _is_the_models(file: str) -> bool:
-    return is_user_file(file) or file.startswith(_LAYERS)
+    return [Patch(owner, name, refuse, "Refuse a model that sets the random state") for owner, name, refuse in made]
 
 
 def _data(self: torch.Tensor) -> torch.Tensor:
@@ -170,7 +152,7 @@ def _data(self: torch.Tensor) -> torch.Tensor:
 def _set_data(self: torch.Tensor, new: torch.Tensor) -> None:
     """Replace `self.data = new`: `self` takes the memory of `new`, and keeps its version."""
     if new.dtype is not self.dtype or new.device != self.device:
-        _refused("Tensor.data = ...` with another dtype or device, `", "Convert the model, or return the new tensor")()
+        refused("Tensor.data = ...` with another dtype or device, `", "Convert the model, or return the new tensor")()
     torch.ops.aten.set_data.default(self, new)
 
 
@@ -184,7 +166,7 @@ def _apply(self: nn.Module, function: Callable[[torch.Tensor], torch.Tensor], re
             tensor.shape,
             tensor.stride(),
         ):
-            _refused(f"Module.to` (or the like), which changes `{name}`, `", "Convert the module before the export")()
+            refused(f"Module.to` (or the like), which changes `{name}`, `", "Convert the module before the export")()
     return self
 
 
@@ -240,9 +222,9 @@ def _unheld_kinds() -> list[Patch]:
     nested = ("as_nested_tensor", "narrow", "nested_tensor", "nested_tensor_from_jagged")
     reason = "Refuse tensors of kinds that no graph holds"
     return [
-        *[Patch(torch.nested, name, _refused(f"torch.nested.{name}", jagged), reason) for name in nested],
+        *[Patch(torch.nested, name, refused(f"torch.nested.{name}", jagged), reason) for name in nested],
         *[
-            Patch(torch.masked, name, _refused(f"torch.masked.{name}", masked), reason)
+            Patch(torch.masked, name, refused(f"torch.masked.{name}", masked), reason)
             for name in ("as_masked_tensor", "masked_tensor")
         ],
     ]
@@ -286,7 +268,7 @@ def _factories(set_requires_grad: Callable[[torch.Tensor, bool], torch.Tensor]) 
                 args = (args[0].detach(), *args[1:])
             if not requires_grad:
                 return original(*args, **kwargs)
-            if not _is_the_models(caller().f_code.co_filename):
+            if not is_models_code(caller().f_code.co_filename):
                 return original(*args, requires_grad=True, **kwargs)
             return set_requires_grad(original(*args, **kwargs), True)
 
@@ -304,7 +286,7 @@ def _refused_to_users(name: str, way_out: str) -> Any:
 
     def call(*args: Any, **kwargs: Any) -> Any:
         if is_user_file(caller().f_code.co_filename):
-            _refused(f"torch.random.{name}", way_out)()
+            refused(f"torch.random.{name}", way_out)()
         return original(*args, **kwargs)
 
     return call
@@ -326,106 +308,3 @@ def _recorded_contiguous(tensor: torch.Tensor, memory_format: torch.memory_forma
         except LookupError:
             return None
     return twin
-
-
-def _is_models_own(tensor: torch.Tensor, reader: FrameType) -> bool:
-    """Return whether the model's code reads `tensor`; reads by code of a tensor subclass happen again in each call."""
-    is_users = is_user_file(reader.f_code.co_filename)
-    return is_users and not isinstance(tensor, nn.Parameter) and not within_subclass()
-
-
-def _layouts(effects: Effects) -> list[Patch]:
-    """Return patches that record the model's reads of layouts, and of `requires_grad` and `is_leaf`."""
-    layout, history = "Record that the model reads layouts", "Record that the model reads `requires_grad`"
-    return [
-        *[
-            Patch(torch.Tensor, name, _watched_method(name, effects), layout)
-            for name in ("stride", "storage_offset", "is_contiguous")
-        ],
-        *[
-            Patch(torch.Tensor, name, _watched_property(name, effects), history)
-            for name in ("requires_grad", "is_leaf")
-        ],
-    ]
-
-
-def _watched_method(name: str, effects: Effects) -> Any:
-    """Return a method that reads the layout of a tensor, and records the model's own reads."""
-    original = getattr(torch.Tensor, name)
-
-    def read(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        if _is_models_own(self, caller()):
-            effects.reads.add("layout")
-        return original(self, *args, **kwargs)
-
-    return read
-
-
-def _dtypes(effects: Effects) -> list[Patch]:
-    """Patch dtype and autocast queries to record that the model reads them."""
-    original: Any = torch.Tensor.dtype
-
-    def read(self: torch.Tensor) -> torch.dtype:
-        if not isinstance(self, nn.Parameter) and _is_the_models(caller().f_code.co_filename):
-            effects.dtypes_read.add(node_of(self))
-        return original.__get__(self)
-
-    def noting(function: Any) -> Any:
-        @functools.wraps(function)
-        def call(*args: Any) -> Any:
-            file = caller().f_code.co_filename
-            effects.asks_autocast |= _is_the_models(file) or file.startswith(_AUTOCAST)
-            return function(*args)
-
-        return call
-
-    asked = ("is_autocast_enabled", "get_autocast_dtype", "is_autocast_cpu_enabled", "get_autocast_cpu_dtype")
-    reason = "Record that the model reads dtypes"
-    queries = [Patch(torch, name, noting(getattr(torch, name)), reason) for name in asked]
-    return [Patch(torch.Tensor, "dtype", property(read), reason), *queries]
-
-
-class _Node:
-    """A node of autograd's graph, handed to the model; it refuses hooks, which a trace cannot record on nodes."""
-
-    def __init__(self, node: Any) -> None:
-        self._node = node
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._node, name)
-
-    def register_hook(self, hook: Any) -> Any:
-        """Refuse: see the class."""
-        return _refused("Node.register_hook", "Register hooks on tensors instead")()
-
-    def register_prehook(self, hook: Any) -> Any:
-        """Refuse: see the class."""
-        return _refused("Node.register_prehook", "Register hooks on tensors instead")()
-
-
-def _node(effects: Effects, original: Any, self: torch.Tensor) -> Any:
-    """Replace `self.grad_fn`, recording the model's own reads."""
-    node = original.__get__(self)
-    if not _is_models_own(self, caller()):
-        return node
-    effects.reads.add("requires_grad")
-    return None if node is None else _Node(node)
-
-
-def _watched_property(name: str, effects: Effects) -> Any:
-    """Return a property of autograd on a tensor that records the model's own reads."""
-    original = getattr(torch.Tensor, name)
-
-    def read(self: torch.Tensor) -> Any:
-        if _is_models_own(self, caller()):
-            effects.reads.add("requires_grad")
-        return original.__get__(self)
-
-    return property(read, original.__set__ if hasattr(original, "__set__") else None)
-
-
-def _refused(call: str, way_out: str) -> Any:
-    def refuse(*args: Any, **kwargs: Any) -> Any:
-        raise ExportFailed(f"{user_line()}the model calls `{call}`, which a bundle cannot hold. {way_out}")
-
-    return refuse

@@ -24,7 +24,8 @@ from aotexport_runtime.commands.self_test import rounding
 from aotexport_runtime.errors import NotSupported, first_line
 from aotexport_runtime.schema.manifest import Manifest, OnnxModel
 from aotexport_runtime.schema.program import Program
-from aotexport_runtime.values.observe import Observation, compare
+from aotexport_runtime.values.compare import compare
+from aotexport_runtime.values.observe import Observation
 
 TARGET = "onnx"
 

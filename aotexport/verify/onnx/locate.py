@@ -20,7 +20,7 @@ from aotexport_runtime.bundle.read import Bundle
 from aotexport_runtime.engines.onnx.session import run_session
 from aotexport_runtime.schema.manifest import OnnxModel
 from aotexport_runtime.schema.program import Program
-from aotexport_runtime.values.observe import TOLERANCES
+from aotexport_runtime.values.compare import TOLERANCES
 
 _FOLDER = "session.model_external_initializers_file_folder_path"
 

@@ -31,7 +31,8 @@ from aotexport_runtime.schema.vectors import Vector
 from aotexport_runtime.validate import check_vector
 from aotexport_runtime.validate.bounds import span_end
 from aotexport_runtime.values import dtypes
-from aotexport_runtime.values.observe import TOLERANCES, Difference, Observation, compare, make_inputs, observe, spans
+from aotexport_runtime.values.compare import TOLERANCES, Difference, compare
+from aotexport_runtime.values.observe import Observation, make_inputs, observe, spans
 from aotexport_runtime.values.trees import builder, keys_of
 
 _LARGE_NBYTES = 64 << 20

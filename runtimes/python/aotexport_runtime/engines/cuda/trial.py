@@ -19,7 +19,8 @@ from aotexport_runtime.engines.partition import Subgraph, forward_returns, parti
 from aotexport_runtime.engines.tangents import layout
 from aotexport_runtime.errors import NotSupported, first_line
 from aotexport_runtime.schema.program import FunctionalGraph, Program
-from aotexport_runtime.values.observe import Observation, compare
+from aotexport_runtime.values.compare import compare
+from aotexport_runtime.values.observe import Observation
 
 log = logging.getLogger("aotexport_runtime")
 

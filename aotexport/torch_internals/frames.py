@@ -1,0 +1,69 @@
+"""The frames of the model's code that a trace records with its nodes."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+import torch.fx.traceback
+
+# The composite operators, to decompose.
+# The tracing context gives AOTAutograd the fake mode and shape environment to use.
+# Traced graphs are read and interpreted; lazy graph modules generate Python code only when called.
+from torch.fx.experimental.proxy_tensor import PythonKeyTracer
+
+# The tracer's table of tensors.
+from aotexport.process.patches import Patch, patched
+
+
+@contextlib.contextmanager
+def frames_kept(keeps: Callable[[FrameType], bool]) -> Iterator[None]:
+    """Record the frames below the call of the model for which `keeps` is true; torch records functions `forward`.
+
+    Torch looks up the source of every frame of every node before it chooses among them, which takes as long as the rest
+    of a trace.
+    """
+    original = PythonKeyTracer.create_node
+    text_of = functools.cache(_stack_trace)
+
+    def create_node(self: PythonKeyTracer, *args: Any, **kwargs: Any) -> torch.fx.Node:
+        records, self.record_stack_traces = self.record_stack_traces, False
+        try:
+            node = original(self, *args, **kwargs)
+        finally:
+            self.record_stack_traces = records
+        if records and node.op not in ("placeholder", "output") and not node.stack_trace:
+            frames = _frames_below_call(sys._getframe(1), keeps)
+            if frames:
+                node.stack_trace = text_of(frames)
+        return node
+
+    with patched(Patch(PythonKeyTracer, "create_node", create_node, "Look up the source of the user's frames alone")):
+        yield
+
+
+# Frames of this package below that file run in place of functions that the model calls.
+_CALLER = str(Path(__file__).parents[1] / "capture" / "forward.py")
+
+
+def _frames_below_call(frame: FrameType | None, keeps: Callable[[FrameType], bool]) -> tuple[tuple[str, int, str], ...]:
+    """Return file, line and function of the frames that `keeps` accepts, from the call of the model to `frame`."""
+    found: list[tuple[str, int, str]] = []
+    while frame is not None and frame.f_code.co_filename != _CALLER:
+        code = frame.f_code
+        if keeps(frame):
+            found.append((code.co_filename, frame.f_lineno, code.co_name))
+        frame = frame.f_back
+    return tuple(reversed(found))
+
+
+def _stack_trace(frames: tuple[tuple[str, int, str], ...]) -> str:
+    """Return frames as Python formats them."""
+    return "".join(traceback.StackSummary.from_list([traceback.FrameSummary(*f) for f in frames]).format()).strip()

@@ -1,0 +1,124 @@
+"""Compare the observation of a call with a recorded one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from aotexport_runtime.values.observe import NORM, Observation
+
+TOLERANCES: dict[torch.dtype, float] = {
+    torch.float64: 1e-7,
+    torch.float32: 1e-4,
+    torch.float16: 2e-2,
+    torch.bfloat16: 4e-2,
+}
+"""Largest accepted error per dtype, relative to the largest magnitude of the expected tensor."""
+
+EAGER_ERRORS, MOST = 2.0, 1e-2
+"""Factor of eager's own error that a value may be off, and the most that this allows: two values as far from the truth
+as eager are up to twice as far from each other."""
+
+_GRADIENT = "gradient of "
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A compared quantity.
+
+    Attributes:
+        name: name of the fact or value.
+        error: largest absolute difference over the largest expected magnitude (for gradients at least a tenth of the
+            call's largest gradient); infinite for facts that differ, and where one side alone is no number (NaN).
+        absolute: largest absolute difference; infinite where `error` is.
+        agrees: whether it is within tolerance.
+        expected: for facts, that of eager.
+        got: for facts, that of the bundle.
+    """
+
+    name: str
+    error: float
+    absolute: float
+    agrees: bool
+    expected: str = ""
+    got: str = ""
+
+
+def allowance(eager_error: float) -> float:
+    """Return the error that a value may have if eager's own, of float32 beside float64, is `eager_error`."""
+    return min(EAGER_ERRORS * eager_error, MOST)
+
+
+def compare(
+    expected: Observation, got: Observation, *, least: float = 0.0, eager_errors: Mapping[str, float] = {}
+) -> list[Difference]:
+    """Compare two observations: facts exactly, values within the tolerance of their dtype.
+
+    Args:
+        expected: observation of eager execution.
+        got: the observation to judge.
+        least: tolerance of values whose dtype has a smaller one.
+        eager_errors: by name of a value, eager's own error, which may widen the tolerance.
+    """
+    differences: list[Difference] = []
+    for name in {**expected.facts, **got.facts}:
+        a, b = expected.facts.get(name, "nothing"), got.facts.get(name, "nothing")
+        if a != b:
+            differences.append(Difference(name, float("inf"), float("inf"), False, a, b))
+    floors = _gradient_floors(expected.values)
+    for name, a in expected.values.items():
+        b = got.values.get(name)
+        if b is not None and b.shape == a.shape and b.dtype == a.dtype:
+            floor = floors.get(_call_of_gradient(name), 0.0)
+            tolerance = max(least, _tolerance(name, expected.values), allowance(eager_errors.get(name, 0.0)))
+            differences.append(_compare_values(name, a, b, tolerance, floor))
+    return differences
+
+
+def _call_of_gradient(name: str) -> str:
+    """Return the prefix of a gradient's name that identifies the call; empty: it is no gradient."""
+    call, found, _ = name.partition(_GRADIENT)
+    return call if found else ""
+
+
+def _gradient_floors(values: Mapping[str, torch.Tensor]) -> dict[str, float]:
+    """Return, per call, the least scale of its gradients: a tenth of the largest.
+
+    Gradients that are zero but for rounding (a bias before a softmax, or before batch norm) carry the rounding of the
+    large ones, and two runs of eager may differ in it.
+    """
+    floors: dict[str, float] = {}
+    for name, tensor in values.items():
+        call = _call_of_gradient(name)
+        if call and tensor.dtype.is_floating_point and not name.endswith(NORM):
+            floors[call] = max(floors.get(call, 0.0), 0.1 * _magnitude(tensor))
+    return floors
+
+
+def _magnitude(tensor: torch.Tensor) -> float:
+    finite = tensor[tensor.isfinite()].abs()
+    return float(finite.max()) if finite.numel() else 0.0
+
+
+def _tolerance(name: str, values: Mapping[str, torch.Tensor]) -> float:
+    """Return the tolerance of a value; a norm has that of its tensor, though it is kept as float64."""
+    tensor = values.get(name.removesuffix(NORM), values[name])
+    dtype = tensor.dtype if tensor.dtype.is_floating_point else values[name].dtype
+    return TOLERANCES.get(dtype, 0.13)
+
+
+def _compare_values(name: str, expected: torch.Tensor, got: torch.Tensor, tolerance: float, floor: float) -> Difference:
+    if not expected.dtype.is_floating_point:
+        wrong = int((expected != got).sum())
+        return Difference(name, float(wrong > 0), float(wrong), wrong == 0)
+    a, b = expected.to(torch.float64), got.to(torch.float64)
+    same = (a == b) | (a.isnan() & b.isnan())
+    # An error of NaN would be neither within a limit nor beyond it, and `max` would lose it.
+    gap = torch.where(same, 0.0, (a - b).abs()).nan_to_num(nan=math.inf, posinf=math.inf)
+    absolute = float(gap.max()) if gap.numel() else 0.0
+    scale = max(_magnitude(a), floor, 1e-6 if tolerance < 1e-6 else 1e-3)
+    error = absolute / scale
+    return Difference(name, error, absolute, bool(error <= tolerance))
