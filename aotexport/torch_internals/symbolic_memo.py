@@ -14,7 +14,7 @@ from typing import Any
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
 # Source: torch 2.13, torch/fx/experimental/sym_node.py, `_make_node_magic`.
-from torch.fx.experimental.sym_node import SymNode
+from torch.fx.experimental.sym_node import _NO_HINT, SymNode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from aotexport.process.patches import Patch, patched
@@ -29,10 +29,13 @@ _HINTS = (int, float, bool, type(None))
 
 @contextmanager
 def computed_once(environment: ShapeEnv) -> Iterator[None]:
-    """Return the earlier result for a repeated binary operation on symbols of `environment`.
+    """Take the earlier result, in a new node, for a repeated binary operation on symbols of `environment`.
 
     Results are forgotten when the environment learns that a symbol equals something: expressions change then.
     """
+    if environment._translation_validation_enabled:
+        yield
+        return
     known: dict[Any, SymNode] = {}
     version = environment._replacements_version_counter
 
@@ -51,7 +54,11 @@ def computed_once(environment: ShapeEnv) -> Iterator[None]:
             found = known.get(key)
             if found is None:
                 found = known[key] = compute(self, other)
-            return found
+                return found
+            # A graph tells sizes apart by their nodes: a shared one would lead from one tensor's size to another's.
+            hint = _NO_HINT if found._hint is None else found._hint
+            summation = found._optimized_summation
+            return SymNode(found._expr, environment, found.pytype, hint, optimized_summation=summation)
 
         return functools.update_wrapper(computed, compute)
 
