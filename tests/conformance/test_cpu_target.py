@@ -365,7 +365,8 @@ def test_mixed_precision_is_compared_with_the_rounding_of_its_operators(tmp_path
     assert [entry.targets for entry in report.manifest.programs] == [("portable", f"cpu-{OWN.name}")]
 
 
-@pytest.mark.parametrize("make", [pools, pytest.param(bfloat16_extrema, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("make", [pools, bfloat16_extrema])
 def test_operators_that_the_compiler_gets_wrong_have_libraries_that_agree(tmp_path, make):
     torch.manual_seed(0)
     model, args, _ = make()

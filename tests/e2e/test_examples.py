@@ -54,7 +54,8 @@ def test_minilm_bundle_embeds_and_finetunes_as_the_original_does(example: Exampl
     assert not torch.allclose(tuned_embeddings, embeddings, atol=1e-5)
 
 
-@pytest.mark.parametrize("example", ["bert", pytest.param("llama", marks=pytest.mark.slow)], indirect=True)
+@pytest.mark.slow
+@pytest.mark.parametrize("example", ["bert", "llama"], indirect=True)
 def test_transformer_bundle_trains_and_infers_as_eager_does(example: Example) -> None:
     report = example.alone("run.py", example.export())
     eager = example.eager()
