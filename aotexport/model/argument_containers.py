@@ -11,7 +11,7 @@ from typing import Any
 
 from aotexport.errors import ExportFailed
 from aotexport.model.call import BY_KEYWORD, ExampleCall
-from aotexport.model.containers import same_item
+from aotexport.model.containers import refill, same_item
 from aotexport.model.structure import LeafIndex, dataclass_attributes, is_plain_object, object_attributes, tree_of
 from aotexport_runtime.schema.program import ContainerChange
 from aotexport_runtime.schema.trees import Constant, Leaf, Mapping, NamedFields, Sequence, Tree
@@ -42,15 +42,10 @@ class ArgumentContainer:
 
     def restore(self) -> None:
         """Give the container the items that it had."""
-        if isinstance(self.container, list | deque):
-            self.container.clear()
-            self.container.extend(self.items.values())
-        elif isinstance(self.container, dict | UserDict):
-            self.container.clear()
-            self.container.update(self.items)
-        elif isinstance(self.container, set):
-            self.container.clear()
-            self.container.update(self.items.values())
+        if isinstance(self.container, dict | UserDict):
+            refill(self.container, self.items)
+        elif _has_keys(self.container):
+            refill(self.container, self.items.values())
         else:
             for name in _items(self.container).keys() - self.items.keys():
                 object.__delattr__(self.container, name)

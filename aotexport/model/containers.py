@@ -50,13 +50,14 @@ class Snapshot:
 
     def restore(self) -> None:
         """Give the container the items that it had."""
-        if not any(True for _ in self.changes()):
-            return
-        self.container.clear()
-        if isinstance(self.container, dict | set):
-            self.container.update(self.items)  # type: ignore[arg-type]
-        else:
-            self.container.extend(self.items)
+        if any(True for _ in self.changes()):
+            refill(self.container, self.items)
+
+
+def refill(container: Any, items: Any) -> None:
+    """Give a list, dict, set or deque (or a `collections.UserDict`) other items."""
+    container.clear()
+    (container.extend if isinstance(container, list | deque) else container.update)(items)
 
 
 def snapshot(value: Any, path: str) -> Snapshot | None:

@@ -13,13 +13,8 @@ from typing import Any
 
 import torch
 import torch.fx.traceback
-
-# The composite operators, to decompose.
-# The tracing context gives AOTAutograd the fake mode and shape environment to use.
-# Traced graphs are read and interpreted; lazy graph modules generate Python code only when called.
 from torch.fx.experimental.proxy_tensor import PythonKeyTracer
 
-# The tracer's table of tensors.
 from aotexport.process.patches import Patch, patched
 
 

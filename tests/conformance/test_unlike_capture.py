@@ -296,8 +296,48 @@ class ProductInFloat32(torch.autograd.Function):
         return gradient @ x.t() + x.t() @ gradient
 
 
+def softmax_of_a_branch(x):
+    scores = x @ x
+
+    def in_float32(scores):
+        return torch.softmax(scores.float(), -1).to(scores.dtype)
+
+    return torch.cond(x.sum() > 0, in_float32, lambda scores: scores * 2, (scores,))
+
+
+class SoftmaxInFloat32(torch.autograd.Function):
+    """A function that returns the dtype that it is given."""
+
+    @staticmethod
+    def forward(ctx, scores):
+        probabilities = torch.softmax(scores.float(), -1)
+        ctx.save_for_backward(probabilities)
+        return probabilities.to(scores.dtype)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (probabilities,) = ctx.saved_tensors
+        weighted = probabilities * gradient
+        return (weighted - probabilities * weighted.sum(-1, keepdim=True)).to(gradient.dtype)
+
+
+def softmax_of_a_function(x):
+    return SoftmaxInFloat32.apply(x @ x)
+
+
 @pytest.mark.parametrize(
-    "function", [softmax_in_float32, gradient_inside, asks_whether_autocast_is_on, ProductInFloat32.apply]
+    "function",
+    [
+        softmax_in_float32,
+        # Torch reads gradients of the tensors that branches use.
+        pytest.param(
+            softmax_of_a_branch, marks=pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
+        ),
+        softmax_of_a_function,
+        gradient_inside,
+        asks_whether_autocast_is_on,
+        ProductInFloat32.apply,
+    ],
 )
 def test_call_under_autocast_is_refused_where_the_code_does_something_else_then(load, function):
     module = load(function, leaf(4, 4))

@@ -10,10 +10,7 @@ import torch
 
 from aotexport.capture.effects.materialized import materialized
 from aotexport.errors import ExportFailed
-from aotexport.torch_internals.tracing import (
-    UNCHECKED,
-    annotate_values,
-)
+from aotexport.torch_internals.tracing import UNCHECKED, annotate_values
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,7 @@ from aotexport.errors import ExportFailed
 from aotexport.model.source_lines import is_user_file, user_line
 from aotexport.process.patches import Patch, caller
 from aotexport.torch_internals.subclasses import within_subclass
-from aotexport.torch_internals.tracing import (
-    node_of,
-)
+from aotexport.torch_internals.tracing import node_of
 
 _LAYERS = str(Path(nn.__file__).parent)
 """Torch's own layers count as the model's code; code that operators run on fake tensors does not."""

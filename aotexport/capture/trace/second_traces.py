@@ -57,10 +57,13 @@ def _returned(flat: FlatCall) -> Any:
 def _may_depend_on_autocast(trace: Trace) -> bool:
     """Return whether autocast around the call may lead the model another way than the trace went.
 
-    Anything traced below autograd, such as backward passes, is traced below autocast too.
+    Anything traced below autograd, such as backward passes, is traced below autocast too. Reads of dtypes in functions
+    that operators take are not all recorded.
     """
     effects = trace.function.effects
     if effects.asks_autocast or effects.takes_gradients or not effects.above_autograd or not trace.strategy.is_direct:
+        return True
+    if any(isinstance(child, torch.fx.GraphModule) for child in trace.graph.children()):
         return True
     return not leaves_dtypes_alone(trace.function.call, effects.dtypes_read)
 
