@@ -26,7 +26,7 @@ def text(suite: Suite, figures: Sequence[Figure]) -> str:
 def markdown(
     machine: Mapping[str, str], notes: Sequence[str], figures: Sequence[Figure], missing: Sequence[str]
 ) -> str:
-    """Return a document with a table per suite, that says which suites are not finished."""
+    """Return a document with a summary per suite, that says which suites are not finished."""
     parts = ["# Figures", "", *(f"- {name}: {value}" for name, value in machine.items())]
     if missing:
         parts += ["", f"This run was stopped; not finished, or not begun: {', '.join(missing)}."]
@@ -35,10 +35,41 @@ def markdown(
     for suite in SUITES.values():
         own = [figure for figure in figures if figure.suite == suite.name]
         if own:
-            head, *rows = _rows(suite, own)
-            parts += ["", f"## {suite.name}", "", f"{suite.summary[0].upper()}{suite.summary[1:]}.", ""]
+            head, *rows = _summary(suite, own)
+            summary = (
+                f"{suite.summary[0].upper()}{suite.summary[1:]}. Medians, {suite.relative_to}; the baseline's itself."
+            )
+            parts += ["", f"## {suite.name}", "", summary, ""]
             parts += [_line(head), _line(["---"] * len(head)), *map(_line, rows)]
     return "\n".join(parts) + "\n"
+
+
+def _summary(suite: Suite, figures: Sequence[Figure]) -> list[list[str]]:
+    """Return head and rows of a table: a row per measure and system, a column per model."""
+    models = list(dict.fromkeys(figure.model for figure in figures))
+    by_row: dict[tuple[str, str], dict[str, Figure]] = {}
+    for figure in figures:
+        by_row.setdefault((figure.measure, figure.system), {})[figure.model] = figure
+    rows = [["measure", "system", *models, *["mean"] * suite.averaged]]
+    for (measure, system), own in by_row.items():
+        cells = [_cell(suite, own[model]) if model in own else "" for model in models]
+        if suite.averaged:
+            ratios = [figure.relative.median for figure in own.values() if figure.relative]
+            cells.append(f"{statistics.geometric_mean(ratios):.2f}" if len(ratios) > 1 else "")
+        rows.append([measure, system, *cells])
+    return rows
+
+
+def _cell(suite: Suite, figure: Figure) -> str:
+    if figure.value is None:
+        return "-"
+    if figure.relative is not None and not _is_baseline(suite, figure.relative):
+        return _RELATIVE[suite.relative_as](figure.relative.median)
+    return (_seconds if figure.unit == "s" else _bytes)(figure.value.median)
+
+
+def _is_baseline(suite: Suite, relative: Spread) -> bool:
+    return suite.relative_as == "ratio" and relative.lower == relative.median == relative.upper == 1
 
 
 def as_json(
@@ -48,10 +79,11 @@ def as_json(
     figures: Sequence[Figure],
     missing: Sequence[str],
 ) -> str:
-    """Return everything, with the samples of every round; seconds and bytes."""
-    rows = [dataclasses.asdict(figure) for figure in figures]
-    document = {"machine": machine, "settings": settings, "notes": notes, "missing": missing, "figures": rows}
-    return json.dumps(document, indent=1) + "\n"
+    """Return everything, a line per figure, with the samples of every round; seconds and bytes."""
+    rows = [{name: value for name, value in dataclasses.asdict(figure).items() if value} for figure in figures]
+    document = {"machine": machine, "settings": settings, "notes": notes, "missing": missing, "figures": []}
+    lines = ",\n".join(map(json.dumps, rows))
+    return json.dumps(document, indent=1).removesuffix("[]\n}") + f"[\n{lines}\n]}}\n"
 
 
 def _line(cells: Sequence[str]) -> str:

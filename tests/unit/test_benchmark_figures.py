@@ -50,6 +50,12 @@ def test_means_are_over_the_models_that_were_measured():
     assert last.split() == ["mean", "of", "2", "train", "step", "fast", "0.25"]
 
 
+def test_document_has_a_row_per_system_and_the_baseline_in_its_unit():
+    figures = [figure("eager", [2e-3], [2e-3]), figure("fast", [1e-3], [2e-3])]
+    rows = report.markdown({}, [], figures, []).splitlines()[-2:]
+    assert rows == ["| train step | eager | 2 ms |  |", "| train step | fast | 0.50 |  |"]
+
+
 def test_document_of_a_stopped_run_names_what_is_missing():
     document = report.markdown({}, [], [figure("eager", [2e-3], [2e-3])], ["infer", "scale"])
     assert "not finished, or not begun: infer, scale." in document
