@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from aotexport_runtime.engines.partition import descendants
 from aotexport_runtime.schema.graph import Graph, Node
 from aotexport_runtime.schema.program import Gradients
 from aotexport_runtime.schema.values import Argument, TensorMeta
-from aotexport_runtime.validate import references
+from aotexport_runtime.validate import descendants, references
 
 _SUMS = frozenset(
     f"aten::{name}"

@@ -133,9 +133,6 @@ def compile_kernels(
 def _description(kernel: KernelSource, index: int, architecture: str) -> dict[str, Any]:
     candidate = kernel.candidates[index]
     options = dict(candidate.options)
-    if architecture.startswith("gfx"):
-        # Options for NVIDIA's devices alone.
-        options = {name: value for name, value in options.items() if not name.startswith("launch_")}
     if architecture == PTX_ARCHITECTURE:
         options["ptx_version"] = _PTX_VERSION
     description: dict[str, Any] = {

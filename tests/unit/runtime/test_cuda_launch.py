@@ -45,7 +45,6 @@ ALL = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120", "ptx")
         ((12, 0), ALL, ["sm_120", "ptx"]),
         ((12, 1), ("sm_120",), []),
         ((7, 5), ALL, []),
-        ((9, 0), ("gfx942", "sm_90", "ptx"), ["sm_90", "ptx"]),
     ],
 )
 def test_code_for_a_device_is_exact_then_same_major_then_text(capability, available, expected):

@@ -18,7 +18,7 @@ import msgspec
 from torch import nn
 
 from aotexport_runtime.call.submodule_call import Need, Part, Result, SubmoduleCall, leaves_of, operands
-from aotexport_runtime.engines.codegen import Environment
+from aotexport_runtime.engines.codegen import CALL_SUBMODULE, Environment
 from aotexport_runtime.errors import NotSupported
 from aotexport_runtime.schema.graph import Graph, ModuleCall, Node
 from aotexport_runtime.schema.program import Program, StateInput
@@ -36,9 +36,6 @@ _FOR_ALL_SIZES = frozenset(
 
 _REDUCTIONS = frozenset(("aten::cross_entropy_loss.default",))
 """Operators whose results have a shape of their own, and that take no size."""
-
-CALL = "submodule::call"
-"""Operator of nodes that call a submodule; its arguments are those of the call."""
 
 
 class CannotFollow(NotSupported):
@@ -216,11 +213,11 @@ class _Outline:
         part = self._part(index, path, taken, returned, inputs) if change.runs_part else None
         results = self._results(call, change, returned)
         captured = [] if part is None else part.captured
-        name = f"{CALL} {index}"
+        name = f"{CALL_SUBMODULE} {index}"
         self._callables[name] = SubmoduleCall(path, change, call, inputs, results, part, self.environment)
         values = [value for value in inputs.values() if isinstance(value, str)]
         meta = SequenceMeta(items=tuple(result.meta for result in results))
-        yield Node(name=name, op=CALL, args=[[*values], [*captured]], meta=meta)
+        yield Node(name=name, op=CALL_SUBMODULE, args=[[*values], [*captured]], meta=meta)
         for place, result in enumerate(results):
             yield Node(name=result.name, op="python::getitem", args=[name, place], meta=result.meta)
 
@@ -268,7 +265,7 @@ class _Outline:
             same_as = self._changed_in_place(value, inside) if made_inside else value
             results.append(
                 Result(
-                    name=value if made_inside else f"{value} of {CALL} {len(self._callables)}",
+                    name=value if made_inside else f"{value} of {CALL_SUBMODULE} {len(self._callables)}",
                     leaf=i,
                     meta=self._metas[value],
                     needs=self._needs(value, later),

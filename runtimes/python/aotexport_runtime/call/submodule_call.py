@@ -26,10 +26,6 @@ from aotexport_runtime.validate import references
 from aotexport_runtime.values import dtypes, sizes
 from aotexport_runtime.values.trees import builder, leaves
 
-CALL = "submodule::call"
-"""Operator of nodes that call a submodule; its arguments are those of the call."""
-
-
 Need = Literal["shape", "rank", "nothing"]
 """The properties of a value that must be as at capture: `shape` and dtype, where nodes that use it may hold one of its
 sizes; `rank` and dtype, where those nodes do the same for all sizes; `nothing`, where it is only returned."""

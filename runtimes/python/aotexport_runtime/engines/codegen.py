@@ -50,6 +50,10 @@ Function = Callable[[list[Any], dict[str, int]], tuple[Any, ...]]
 """A compiled graph: called with the list of inputs (emptied by the call) and the value of each symbol."""
 
 
+CALL_SUBMODULE = "submodule::call"
+"""Operator of nodes that call a submodule in the place of its captured nodes; its arguments are those of the call."""
+
+
 @dataclass(frozen=True)
 class Environment:
     """The environment of a program: namespaces, device and options that compiling its graphs needs.
@@ -244,7 +248,7 @@ def _statement(source: _FunctionSource, node: Node) -> str:
         return f"{source.local(node.name)} = ({arguments[0]}) {INFIX[node.op]} ({arguments[1]})"
     if node.op == "python::getitem" and len(arguments) == 2:
         return f"{source.local(node.name)} = {arguments[0]}[{arguments[1]}]"
-    if node.op == "submodule::call":
+    if node.op == CALL_SUBMODULE:
         function = source.object("m", source.environment.submodules[node.name])
         return f"{source.local(node.name)} = {function}(symbols, {', '.join(arguments)})"
     if node.op == "subclass::inner":

@@ -20,7 +20,7 @@ from aotexport_runtime.schema.values import (
     TensorMeta,
     ValueMeta,
 )
-from aotexport_runtime.validate import references
+from aotexport_runtime.validate import descendants, references
 
 
 @dataclass(frozen=True)
@@ -159,15 +159,6 @@ def _checks(graph: Graph, nodes: Sequence[Node], boundary: set[str], effects: se
         if computed.issuperset(others):
             found.add(effect)
     return found
-
-
-def descendants(nodes: Sequence[Node], roots: set[str]) -> set[str]:
-    """Return `roots` and every value computed from them."""
-    derived = set(roots)
-    for node in nodes:
-        if any(name in derived for argument in (*node.args, *node.kwargs.values()) for name in references(argument)):
-            derived.add(node.name)
-    return derived
 
 
 def reached_in_part(graph: Graph, functional: FunctionalGraph) -> list[int]:

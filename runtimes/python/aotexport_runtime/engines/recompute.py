@@ -13,12 +13,12 @@ import math
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 
-from aotexport_runtime.engines.partition import PartitionedGraph, Subgraph, descendants
+from aotexport_runtime.engines.partition import PartitionedGraph, Subgraph
 from aotexport_runtime.engines.saved import VIEWS
 from aotexport_runtime.schema.graph import Graph, Node
 from aotexport_runtime.schema.program import FunctionalGraph, Partition
 from aotexport_runtime.schema.values import NothingMeta, SequenceMeta, TensorMeta, ValueMeta
-from aotexport_runtime.validate import references
+from aotexport_runtime.validate import descendants, references
 from aotexport_runtime.values import dtypes, sizes
 
 _MATMULS = frozenset(

@@ -50,7 +50,7 @@ class KernelBinary(Record, kw_only=True):
     """Compiled code of a candidate for one architecture.
 
     Attributes:
-        architecture: `sm_80`, ..., `gfx942`: machine code of that architecture; `ptx`: text that a driver compiles.
+        architecture: `sm_80`, ...: machine code of that architecture; `ptx`: text that a driver compiles.
         offset: where it begins in the uncompressed pack of its architecture, in bytes.
         nbytes: its size.
         sha256: its digest, in lower-case hexadecimal.
@@ -85,7 +85,7 @@ class KernelCandidate(Record, kw_only=True):
 
     Attributes:
         constants: parameters of the source that are fixed.
-        num_warps: warps of 32 threads per block; on `gfx942` wavefronts of 64.
+        num_warps: warps of 32 threads per block.
         num_stages: depth of software pipelines.
         grid: blocks per axis, over the arguments of the launch that are integers.
         cooperative: whether all blocks must run at once.

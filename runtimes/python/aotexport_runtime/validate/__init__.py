@@ -4,7 +4,7 @@ One file per record, each rule with a crafted bundle in `tests/hostile`. No reco
 passed here, and nothing here runs code of the bundle.
 """
 
-from aotexport_runtime.validate.arguments import references
+from aotexport_runtime.validate.arguments import descendants, references
 from aotexport_runtime.validate.graph import check_graph
 from aotexport_runtime.validate.interface import check_forward_graph, check_functional_graph
 from aotexport_runtime.validate.kernels import check_kernels
@@ -26,5 +26,6 @@ __all__ = [
     "check_program",
     "check_target",
     "check_vector",
+    "descendants",
     "references",
 ]

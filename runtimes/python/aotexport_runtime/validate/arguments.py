@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 
 from aotexport_runtime.errors import BundleInvalid
+from aotexport_runtime.schema.graph import Node
 from aotexport_runtime.schema.values import (
     Argument,
     DeviceArgument,
@@ -35,6 +36,15 @@ def references(argument: Argument) -> Iterator[str]:
     elif isinstance(argument, SliceArgument):
         for item in (argument.start, argument.stop, argument.step):
             yield from references(item)
+
+
+def descendants(nodes: Sequence[Node], roots: set[str]) -> set[str]:
+    """Return `roots` and every value computed from them."""
+    derived = set(roots)
+    for node in nodes:
+        if any(name in derived for argument in (*node.args, *node.kwargs.values()) for name in references(argument)):
+            derived.add(node.name)
+    return derived
 
 
 def check_argument(

@@ -8,7 +8,7 @@ from aotexport_runtime.errors import BundleInvalid
 from aotexport_runtime.schema.graph import Graph
 from aotexport_runtime.schema.program import FreshOutput, FunctionalGraph, InputSpec, Partition, Program, SizeInput
 from aotexport_runtime.schema.values import Argument, SizeMeta, TensorMeta, ValueMeta
-from aotexport_runtime.validate.arguments import references
+from aotexport_runtime.validate.arguments import descendants, references
 from aotexport_runtime.validate.bounds import check_unique
 from aotexport_runtime.validate.subclasses import taken_apart
 
@@ -48,7 +48,7 @@ def check_functional_graph(graph: Graph, program: Program, functional: Functiona
                 f"gradient {index} is not among the outputs {returned} to {len(graph.outputs) - 1}", where=where
             )
     names = [graph_input.name for graph_input in graph.inputs]
-    late = _computed_from(graph, names[len(program.inputs) :])
+    late = descendants(graph.nodes, set(names[len(program.inputs) :]))
     early = {name for argument in graph.outputs[:returned] for name in references(argument)}
     if not early.isdisjoint(late):
         raise BundleInvalid("an output of the forward needs an incoming gradient", where=where)
@@ -85,15 +85,6 @@ def _check_tensors_returned(outputs: Sequence[Argument], functional: FunctionalG
         fresh = 0 <= place < len(functional.outputs) and isinstance(functional.outputs[place], FreshOutput)
         if not fresh and not isinstance(output, str):
             raise BundleInvalid(f"output {index} of the graph is no value", where=where)
-
-
-def _computed_from(graph: Graph, names: Sequence[str]) -> set[str]:
-    """Return `names` and every value computed from them."""
-    derived = set(names)
-    for node in graph.nodes:
-        if any(name in derived for argument in (*node.args, *node.kwargs.values()) for name in references(argument)):
-            derived.add(node.name)
-    return derived
 
 
 def _check_partition(partition: Partition, values: set[str], late: set[str], where: str) -> None:

@@ -15,7 +15,7 @@ MAX_SHARED_NBYTES = 1 << 20
 MAX_SCRATCH_NBYTES = 1 << 30
 MAX_WARPS = 32
 _DIGEST = re.compile(r"[0-9a-f]{64}")
-_ARCHITECTURE = re.compile(r"sm_[1-9][0-9]{1,2}|ptx|gfx[1-9][0-9a-f]{2,3}")
+_ARCHITECTURE = re.compile(r"sm_[1-9][0-9]{1,2}|ptx")
 _INTEGERS = ("i1", "i8", "i16", "i32", "i64", "u8", "u16", "u32", "u64")
 
 
