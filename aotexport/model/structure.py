@@ -48,30 +48,43 @@ def tree_of(value: Any, path: str, leaf_index: LeafIndex, *, role: str) -> Tree:
     Raises:
         ExportFailed: a value that is no tensor, constant or known container.
     """
-    above: list[int] = []
+    return _TreeMaker(leaf_index, role).visit(value, path)
 
-    def visit(value: Any, path: str) -> Tree:
-        if id(value) in above:
-            raise ExportFailed(f"{role} `{path}` holds itself; a bundle holds trees of values")
-        above.append(id(value))
+
+class _TreeMaker:
+    """Makes the tree of a value; see `tree_of`."""
+
+    def __init__(self, leaf_index: LeafIndex, role: str) -> None:
+        self._leaf_index = leaf_index
+        self._role = role
+        self._above: list[int] = []
+
+    def _refused(self, path: str, reason: str) -> ExportFailed:
+        return ExportFailed(f"{self._role} `{path}` {reason}")
+
+    def visit(self, value: Any, path: str) -> Tree:
+        if id(value) in self._above:
+            raise self._refused(path, "holds itself; a bundle holds trees of values")
+        self._above.append(id(value))
         try:
-            return visit_once(value, path)
+            return self._visit_once(value, path)
         finally:
-            above.pop()
+            self._above.pop()
 
-    def visit_once(value: Any, path: str) -> Tree:
+    def _visit_once(self, value: Any, path: str) -> Tree:
         is_integer = type(value) is int and is_constant(value)
         if isinstance(value, torch.Tensor | torch.SymInt | torch.SymFloat | torch.SymBool) or is_integer:
-            index = leaf_index(value, path)
+            index = self._leaf_index(value, path)
             if index is not None:
                 return Leaf(index=index)
         if is_scalar(value):
-            raise ExportFailed(
-                f"{role} `{path}` is a NumPy scalar that the call computes, which a bundle cannot hold. Return an "
-                "array or a tensor (`torch.as_tensor`)"
+            raise self._refused(
+                path,
+                "is a NumPy scalar that the call computes, which a bundle cannot hold. Return an "
+                "array or a tensor (`torch.as_tensor`)",
             )
-        if is_proxy(value) or (type(value) is np.ndarray and role == "input"):
-            index = leaf_index(value, path)
+        if is_proxy(value) or (type(value) is np.ndarray and self._role == "input"):
+            index = self._leaf_index(value, path)
             assert index is not None
             return Leaf(index=index, array=True)
         if is_constant(value):
@@ -81,114 +94,117 @@ def tree_of(value: Any, path: str, leaf_index: LeafIndex, *, role: str) -> Tree:
         if isinstance(value, torch.Size):
             # Sizes in a `torch.Size` argument are constants: `dynamic_shapes` has no place for their dimensions.
             sizes = (
-                visit(item, f"{path}[{i}]") if role == "output" else Constant(value=item)
+                self.visit(item, f"{path}[{i}]") if self._role == "output" else Constant(value=item)
                 for i, item in enumerate(value)
             )
             return Sequence(type="size", items=tuple(sizes))
         if type(value) in SETS.values():
-            return _set(value, path)
+            return self._set(value, path)
         if isinstance(value, tuple | list | collections.deque):
-            return _sequence(value, path)
-        if isinstance(value, dict) or (isinstance(value, collections.UserDict) and role == "input"):
-            return _mapping(value, path)
+            return self._sequence(value, path)
+        if isinstance(value, dict) or (isinstance(value, collections.UserDict) and self._role == "input"):
+            return self._mapping(value, path)
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            return _fields("dataclass", type(value).__name__, dataclass_attributes(value, _is_kept), path)
+            return self._fields("dataclass", type(value).__name__, dataclass_attributes(value, self._is_kept), path)
         if attributes := _value_attributes(value):
             # None of them may be dynamic: the code gets the object itself.
             known = tuple(Constant(value=encode_constant(item)) for item in attributes.values())
             return NamedFields(type="dataclass", name=type(value).__name__, fields=tuple(attributes), items=known)
-        if type(value) in SUPPORTED_NODES and role == "output":
+        if type(value) in SUPPORTED_NODES and self._role == "output":
             children = _registered_children(value)
-            return _fields("dataclass", type(value).__name__, children, path)
+            return self._fields("dataclass", type(value).__name__, children, path)
         if is_plain_object(value):
             attributes = object_attributes(value)
-            if role == "output":
-                attributes = {name: item for name, item in attributes.items() if _is_kept(item)}
+            if self._role == "output":
+                attributes = {name: item for name, item in attributes.items() if self._is_kept(item)}
             if attributes:
-                return _fields("object", type(value).__name__, attributes, path)
-        raise ExportFailed(
-            f"{role} `{path}` is {_kind(value)}, which a bundle cannot hold. "
-            f"{'Pass' if role == 'input' else 'Return'} {_instead(value)}"
+                return self._fields("object", type(value).__name__, attributes, path)
+        raise self._refused(
+            path,
+            f"is {_kind(value)}, which a bundle cannot hold. "
+            f"{'Pass' if self._role == 'input' else 'Return'} {_instead(value)}",
         )
 
-    def _is_kept(item: Any) -> bool:
+    def _is_kept(self, item: Any) -> bool:
         # An output comes back as a plain record, without attributes that only its own class can use.
-        return role == "input" or is_constant(item) or isinstance(item, torch.SymInt) or _holds_tensor(item, depth=4)
+        return (
+            self._role == "input" or is_constant(item) or isinstance(item, torch.SymInt) or _holds_tensor(item, depth=4)
+        )
 
-    def _set(value: Any, path: str) -> Tree:
+    def _set(self, value: Any, path: str) -> Tree:
         for item in value:
             if not is_constant(item) or isinstance(item, slice):
-                raise ExportFailed(
-                    f"{role} `{path}` is a set with {_kind(item)}; sets may hold numbers, strings, None and dtypes"
+                raise self._refused(
+                    path, f"is a set with {_kind(item)}; sets may hold numbers, strings, None and dtypes"
                 )
         items = tuple(Constant(value=encode_constant(item)) for item in sorted(value, key=repr))
         return Sequence(type="set" if type(value) is set else "frozenset", items=items)
 
-    def _sequence(value: tuple[Any, ...] | list[Any] | collections.deque[Any], path: str) -> Tree:
+    def _sequence(self, value: tuple[Any, ...] | list[Any] | collections.deque[Any], path: str) -> Tree:
         if type(value).__module__ == "torch.return_types":
             fields: tuple[str, ...] = getattr(type(value), "__match_args__", ())
-            return _fields("return_type", type(value).__name__, dict(zip(fields, value, strict=True)), path)
+            return self._fields("return_type", type(value).__name__, dict(zip(fields, value, strict=True)), path)
         names: tuple[str, ...] | None = getattr(value, "_fields", None)
         if isinstance(value, tuple) and names is not None:
-            return _fields("namedtuple", type(value).__name__, dict(zip(names, value, strict=True)), path)
+            return self._fields("namedtuple", type(value).__name__, dict(zip(names, value, strict=True)), path)
         own = type(value) not in (tuple, list, torch.Size, collections.deque)
         if own and not _is_plain_sequence(value):
-            raise ExportFailed(
-                f"{role} `{path}` is a `{type(value).__name__}`, a subclass of a sequence with a constructor, items or "
-                "attributes of its own; use a plain one"
+            raise self._refused(
+                path,
+                f"is a `{type(value).__name__}`, a subclass of a sequence with a constructor, items or "
+                "attributes of its own; use a plain one",
             )
-        items = tuple(visit(item, f"{path}[{index}]") for index, item in enumerate(value))
+        items = tuple(self.visit(item, f"{path}[{index}]") for index, item in enumerate(value))
         if isinstance(value, collections.deque):
             return Sequence(type="deque", items=items, max_items=value.maxlen)
         name = type(value).__name__ if own else None
         return Sequence(type="list" if isinstance(value, list) else "tuple", items=items, name=name)
 
-    def _mapping(value: MappingABC[Any, Any], path: str) -> Tree:
+    def _mapping(self, value: MappingABC[Any, Any], path: str) -> Tree:
         if dataclasses.is_dataclass(value):
-            return _fields("model_output", type(value).__name__, dict(value), path)
-        if role == "output" and type(value) in (collections.defaultdict, collections.Counter):
-            return _counting(value, path)
+            return self._fields("model_output", type(value).__name__, dict(value), path)
+        if self._role == "output" and type(value) in (collections.defaultdict, collections.Counter):
+            return self._counting(value, path)
         own = [name for name in getattr(value, "__dict__", {}) if name != "data" and not name.startswith("_")]
-        if own and role == "input":
-            raise ExportFailed(
-                f"{role} `{path}` is a `{type(value).__name__}` with the attribute `{own[0]}` beside its items, which "
-                "a bundle does not look at. Pass a plain dict, and the attribute as an argument of its own"
+        if own and self._role == "input":
+            raise self._refused(
+                path,
+                f"is a `{type(value).__name__}` with the attribute `{own[0]}` beside its items, which "
+                "a bundle does not look at. Pass a plain dict, and the attribute as an argument of its own",
             )
-        _check_keys(value, path)
-        items = tuple(visit(item, f"{path}[{key!r}]") for key, item in value.items())
+        self._check_keys(value, path)
+        items = tuple(self.visit(item, f"{path}[{key!r}]") for key, item in value.items())
         kind = "ordered_dict" if isinstance(value, collections.OrderedDict) else "dict"
         return Mapping(type=kind, keys=tuple(map(encode_key, value)), items=items)
 
-    def _check_keys(value: MappingABC[Any, Any], path: str) -> None:
+    def _check_keys(self, value: MappingABC[Any, Any], path: str) -> None:
         for key in value:
             if not is_key(key):
-                raise ExportFailed(
-                    f"{role} `{path}` has the key {key!r}; keys may be strings, numbers, bytes, booleans, None or "
-                    "tuples of these"
+                raise self._refused(
+                    path, f"has the key {key!r}; keys may be strings, numbers, bytes, booleans, None or tuples of these"
                 )
 
-    def _counting(value: Any, path: str) -> Tree:
-        _check_keys(value, path)
+    def _counting(self, value: Any, path: str) -> Tree:
+        self._check_keys(value, path)
         keys = tuple(map(encode_key, value))
-        items = tuple(visit(item, f"{path}[{key!r}]") for key, item in value.items())
+        items = tuple(self.visit(item, f"{path}[{key!r}]") for key, item in value.items())
         if isinstance(value, collections.Counter):
             return Mapping(type="counter", keys=keys, items=items)
         factory: Any = next((name for name, type_ in FACTORIES.items() if type_ is value.default_factory), None)
         if factory is None and value.default_factory is not None:
-            raise ExportFailed(
-                f"{role} `{path}` is a defaultdict whose missing values code of the model makes, which a bundle cannot "
-                "hold. Return a plain dict"
+            raise self._refused(
+                path,
+                "is a defaultdict whose missing values code of the model makes, which a bundle cannot "
+                "hold. Return a plain dict",
             )
         return Mapping(type="default_dict", keys=keys, items=items, factory=factory)
 
-    def _fields(kind: Any, name: str, fields: dict[str, Any], path: str) -> Tree:
-        items = tuple(visit(item, f"{path}.{field}") for field, item in fields.items())
+    def _fields(self, kind: Any, name: str, fields: dict[str, Any], path: str) -> Tree:
+        items = tuple(self.visit(item, f"{path}.{field}") for field, item in fields.items())
         odd = [field for field in fields if not field.isidentifier() or iskeyword(field) or field.startswith("__")]
         if odd:
-            raise ExportFailed(f"{role} `{path}` has the attribute {odd[0]!r}, no name that a bundle can hold")
+            raise self._refused(path, f"has the attribute {odd[0]!r}, no name that a bundle can hold")
         return NamedFields(type=kind, name=name, fields=tuple(fields), items=items)
-
-    return visit(value, path)
 
 
 def _kind(value: Any) -> str:

@@ -8,7 +8,7 @@ import json
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -96,23 +96,8 @@ def compile_library(
     Raises:
         NotImplementedError: it calls operators for which libraries have no entry point.
     """
-    from torch._inductor import compile_fx, config, cpu_vec_isa
-    from torch._inductor.codegen.cpp import CppKernel
-    from torch._inductor.codegen.cpp_wrapper_cpu import CppWrapperCpu
+    from torch._inductor import compile_fx, config
     from torch._inductor.virtualized import V
-
-    isa = cpu_vec_isa.VecAVX512() if vector_nbits == 512 else cpu_vec_isa.VecAVX2()
-    decide = CppKernel.decide_parallel_depth
-    write_header = CppWrapperCpu.write_header
-
-    def write_header_and_ours(self: CppWrapperCpu) -> None:
-        write_header(self)
-        self.header.splice(header)
-
-    def decide_at_compile_time(self: CppKernel, *args: Any) -> Any:
-        # Thread counts at run time would make every loop parallel, even one over three elements.
-        with config.patch({"cpp.dynamic_threads": False}):
-            return decide(self, *args)
 
     with contextlib.ExitStack() as stack:
         scratch = stack.enter_context(tempfile.TemporaryDirectory())
@@ -134,13 +119,7 @@ def compile_library(
         stack.enter_context(V.set_aot_compilation(True))
         stack.enter_context(V.set_fake_mode(fake_mode))
         stack.enter_context(tracing(TracingContext(fake_mode)))
-        stack.enter_context(
-            patched(
-                Patch(cpu_vec_isa, "valid_vec_isa_list", lambda: [isa], "Compile for the wanted vectors"),
-                Patch(CppKernel, "decide_parallel_depth", decide_at_compile_time, "Leave short loops to one thread"),
-                Patch(CppWrapperCpu, "write_header", write_header_and_ours, "Add the header of matmuls"),
-            )
-        )
+        stack.enter_context(_code_for_processors(vector_nbits, header))
         (output,) = module.graph.find_nodes(op="output")
         compiled: Any = compile_fx.compile_fx_forward(
             module,
@@ -158,6 +137,34 @@ def compile_library(
             raise NotImplementedError(f"no stable entry point for {sorted({node['node']['target'] for node in nodes})}")
         shutil.copyfile(compiled.filename, path)
     _strip(path)
+
+
+@contextlib.contextmanager
+def _code_for_processors(vector_nbits: int, header: str) -> Iterator[None]:
+    """Let the compiler write C++ for vectors of a width, with loops of any number of threads, after `header`."""
+    from torch._inductor import config, cpu_vec_isa
+    from torch._inductor.codegen.cpp import CppKernel
+    from torch._inductor.codegen.cpp_wrapper_cpu import CppWrapperCpu
+
+    isa = cpu_vec_isa.VecAVX512() if vector_nbits == 512 else cpu_vec_isa.VecAVX2()
+    decide = CppKernel.decide_parallel_depth
+    write_header = CppWrapperCpu.write_header
+
+    def write_header_and_ours(self: CppWrapperCpu) -> None:
+        write_header(self)
+        self.header.splice(header)
+
+    def decide_at_compile_time(self: CppKernel, *args: Any) -> Any:
+        # Thread counts at run time would make every loop parallel, even one over three elements.
+        with config.patch({"cpp.dynamic_threads": False}):
+            return decide(self, *args)
+
+    with patched(
+        Patch(cpu_vec_isa, "valid_vec_isa_list", lambda: [isa], "Compile for the wanted vectors"),
+        Patch(CppKernel, "decide_parallel_depth", decide_at_compile_time, "Leave short loops to one thread"),
+        Patch(CppWrapperCpu, "write_header", write_header_and_ours, "Add the header of matmuls"),
+    ):
+        yield
 
 
 def _strip(library: Path) -> None:

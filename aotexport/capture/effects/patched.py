@@ -38,74 +38,15 @@ from aotexport_runtime.values.subclasses import is_wrapper
 def patches(effects: Effects) -> list[Patch]:
     """Return patches of functions and methods that tracing does not see."""
     tensor = torch.Tensor
-    original_requires_grad = tensor.requires_grad_
-    original_contiguous, is_contiguous = tensor.contiguous, tensor.is_contiguous
-
-    def requires_grad_(self: torch.Tensor, requires_grad: bool = True) -> torch.Tensor:
-        if not is_user_file(caller().f_code.co_filename):
-            return original_requires_grad(self, requires_grad)
-        return set_requires_grad(self, requires_grad)
-
-    def apply_subgraphs(operator: Any, forward: Any, backward: Any, *args: Any, **described: Any) -> Any:
-        function = function_of_subgraphs(forward, backward, described)
-        if traces_above_autograd():
-            return record_application(function, args, {})
-        if not effects.above_autograd:
-            effects.lost("of code that torch compiles", "a function transform is beside it")
-        # Torch runs subgraphs several times to see their results; one of these runs is recorded.
-        return function.apply(*args)
-
-    def set_requires_grad(self: torch.Tensor, requires_grad: bool) -> torch.Tensor:
-        effects.sets_requires_grad = True
-        return torch.ops.aten.requires_grad_.default(self, requires_grad)
-
-    def contiguous(self: torch.Tensor, memory_format: torch.memory_format = torch.contiguous_format) -> torch.Tensor:
-        # Python returns a contiguous tensor itself, and the trace does not see the call.
-        own = is_models_code(caller().f_code.co_filename) and not within_subclass()
-        if not own or isinstance(self, nn.Parameter) or not is_contiguous(self, memory_format=memory_format):
-            return original_contiguous(self, memory_format=memory_format)
-        twin = _recorded_contiguous(self, memory_format)
-        if twin is None:
-            effects.reads.add("layout")
-        return self if twin is None else twin
-
-    def register_hook(self: torch.Tensor, hook: Callable[[torch.Tensor], Any]) -> Any:
-        if not self.requires_grad or is_functionalised(self):
-            return REGISTER_HOOK(self, hook)
-        if not traces_above_autograd():
-            raise ExportFailed(
-                f"{user_line()}the model calls `Tensor.register_hook`, which a bundle cannot hold beside function "
-                f"transforms. {hooks}"
-            )
-        return record_hook(self, hook)
-
-    def is_grad_enabled() -> bool:
-        # Outside of the model's own regions, the mode is the caller's.
-        if not is_user_file(caller().f_code.co_filename) or grad_mode.within_region():
-            return grad_mode.is_grad_enabled()
-        effects.reads.add("grad_mode")
-        return effects.grad
-
-    hooks = "Register hooks on the loaded bundle's parameters, inputs or outputs instead"
     return [
         *_random_state(),
-        *_factories(set_requires_grad),
+        *_gradient_flags(effects),
         *array_conversions.patches(effects),
-        Patch(torch, "is_grad_enabled", is_grad_enabled, "Record that the model reads the grad mode"),
         Patch(tensor, "data", property(_data, _set_data), "Record reads and writes of `Tensor.data` as operators"),
-        Patch(tensor, "requires_grad_", requires_grad_, "Record `requires_grad_` as an operator"),
-        Patch(tensor, "contiguous", contiguous, "Record `contiguous` where the example is contiguous already"),
+        _contiguous(effects),
         *queries.patches(effects),
-        Patch(tensor, "register_hook", register_hook, "Record hooks on tensors"),
-        Patch(
-            tensor,
-            "register_post_accumulate_grad_hook",
-            refused("Tensor.register_post_accumulate_grad_hook", hooks),
-            "Refuse hooks on accumulated gradients",
-        ),
-        Patch(
-            AutogradFunctionApply, "__call__", apply_subgraphs, "Record custom functions that Dynamo has taken apart"
-        ),
+        *_hooks(),
+        _subgraphs_of_functions(effects),
         Patch(
             tensor,
             "backward",
@@ -127,6 +68,87 @@ def patches(effects: Effects) -> list[Patch]:
         *marks_inlined(),
         Patch(Print, "__call__", functools.partialmethod(_print, effects), "Note that the model prints"),
     ]
+
+
+def _gradient_flags(effects: Effects) -> list[Patch]:
+    """Return patches that record changes of `requires_grad`, and reads of the grad mode."""
+    original = torch.Tensor.requires_grad_
+
+    def set_requires_grad(self: torch.Tensor, requires_grad: bool) -> torch.Tensor:
+        effects.sets_requires_grad = True
+        return torch.ops.aten.requires_grad_.default(self, requires_grad)
+
+    def requires_grad_(self: torch.Tensor, requires_grad: bool = True) -> torch.Tensor:
+        if not is_user_file(caller().f_code.co_filename):
+            return original(self, requires_grad)
+        return set_requires_grad(self, requires_grad)
+
+    def is_grad_enabled() -> bool:
+        # Outside of the model's own regions, the mode is the caller's.
+        if not is_user_file(caller().f_code.co_filename) or grad_mode.within_region():
+            return grad_mode.is_grad_enabled()
+        effects.reads.add("grad_mode")
+        return effects.grad
+
+    return [
+        *_factories(set_requires_grad),
+        Patch(torch.Tensor, "requires_grad_", requires_grad_, "Record `requires_grad_` as an operator"),
+        Patch(torch, "is_grad_enabled", is_grad_enabled, "Record that the model reads the grad mode"),
+    ]
+
+
+def _contiguous(effects: Effects) -> Patch:
+    """Return a patch that records the model's calls of `contiguous`."""
+    original, is_contiguous = torch.Tensor.contiguous, torch.Tensor.is_contiguous
+
+    def contiguous(self: torch.Tensor, memory_format: torch.memory_format = torch.contiguous_format) -> torch.Tensor:
+        # Python returns a contiguous tensor itself, and the trace does not see the call.
+        own = is_models_code(caller().f_code.co_filename) and not within_subclass()
+        if not own or isinstance(self, nn.Parameter) or not is_contiguous(self, memory_format=memory_format):
+            return original(self, memory_format=memory_format)
+        twin = _recorded_contiguous(self, memory_format)
+        if twin is None:
+            effects.reads.add("layout")
+        return self if twin is None else twin
+
+    return Patch(torch.Tensor, "contiguous", contiguous, "Record `contiguous` where the example is contiguous already")
+
+
+def _hooks() -> list[Patch]:
+    """Return patches that record hooks on tensors, or refuse them."""
+    way_out = "Register hooks on the loaded bundle's parameters, inputs or outputs instead"
+
+    def register_hook(self: torch.Tensor, hook: Callable[[torch.Tensor], Any]) -> Any:
+        if not self.requires_grad or is_functionalised(self):
+            return REGISTER_HOOK(self, hook)
+        if not traces_above_autograd():
+            raise ExportFailed(
+                f"{user_line()}the model calls `Tensor.register_hook`, which a bundle cannot hold beside function "
+                f"transforms. {way_out}"
+            )
+        return record_hook(self, hook)
+
+    after = "register_post_accumulate_grad_hook"
+    return [
+        Patch(torch.Tensor, "register_hook", register_hook, "Record hooks on tensors"),
+        Patch(torch.Tensor, after, refused(f"Tensor.{after}", way_out), "Refuse hooks on accumulated gradients"),
+    ]
+
+
+def _subgraphs_of_functions(effects: Effects) -> Patch:
+    """Return a patch that records custom autograd functions as functions."""
+
+    def apply_subgraphs(operator: Any, forward: Any, backward: Any, *args: Any, **described: Any) -> Any:
+        function = function_of_subgraphs(forward, backward, described)
+        if traces_above_autograd():
+            return record_application(function, args, {})
+        if not effects.above_autograd:
+            effects.lost("of code that torch compiles", "a function transform is beside it")
+        # Torch runs subgraphs several times to see their results; one of these runs is recorded.
+        return function.apply(*args)
+
+    reason = "Record custom functions that Dynamo has taken apart"
+    return Patch(AutogradFunctionApply, "__call__", apply_subgraphs, reason)
 
 
 def _random_state() -> list[Patch]:

@@ -57,21 +57,8 @@ def capture_functional_graph(
     """
     inputs = forward.inputs
     grad = grad and any(fake.requires_grad for fake in inputs if isinstance(fake, torch.Tensor))
-    if example_autocast(forward.function.call) is not None:
-        return Refused(
-            "autocast surrounds the capture; for a graph of its operators, have its region inside of the model"
-        )
-    if forward.effects.sets_requires_grad:
-        return Refused("the model calls `requires_grad_`")
-    detached = [node.args[0] for node in _calls(forward, torch.ops.aten.detach_.default)]
-    if any(isinstance(node, torch.fx.Node) and node.op == "placeholder" for node in detached):
-        return Refused("the model calls `detach_` on an input")
-    if grad and (reason := unfit_hook(forward.graph.graph)) is not None:
-        return Refused(reason)
-    if grad and (name := _phase_checked(forward)):
-        return Refused(
-            f"eager's backward of `{name}` checks that the loss does not depend on the phase of eigenvectors"
-        )
+    if (unfit := _unfit(forward, grad)) is not None:
+        return Refused(unfit)
     try:
         # A joint graph is traced below autograd, with grad mode off. Torch would pick recurrent kernels that eager
         # training does not use and whose backward lacks gradients, and guard on sizes to pick a convolution kernel.
@@ -100,6 +87,23 @@ def capture_functional_graph(
     if unfit is not None:
         return Refused(unfit)
     return captured if assumed is None else Refused(f"it assumes `{assumed}`, which the forward graph does not check")
+
+
+def _unfit(forward: ForwardCapture, grad: bool) -> str | None:
+    """Return why a forward graph has no functional graph; None: nothing is known to be in its way."""
+    if example_autocast(forward.function.call) is not None:
+        return "autocast surrounds the capture; for a graph of its operators, have its region inside of the model"
+    if forward.effects.sets_requires_grad:
+        return "the model calls `requires_grad_`"
+    detached = [node.args[0] for node in _calls(forward, torch.ops.aten.detach_.default)]
+    if any(isinstance(node, torch.fx.Node) and node.op == "placeholder" for node in detached):
+        return "the model calls `detach_` on an input"
+    if not grad:
+        return None
+    if (reason := unfit_hook(forward.graph.graph)) is not None:
+        return reason
+    name = _phase_checked(forward)
+    return name and f"eager's backward of `{name}` checks that the loss does not depend on the phase of eigenvectors"
 
 
 def _phase_checked(forward: ForwardCapture) -> str | None:

@@ -191,18 +191,10 @@ class CompiledJoint:
             native: the graph as native code, if it serves.
             symbols: value per symbol of the first such call.
         """
-        functional, gradients, budget = joint.functional, joint.gradients, joint.environment.memory_budget
+        functional, gradients = joint.functional, joint.gradients
         lowered = native if isinstance(native, Lowered) else None
         libraries = native if isinstance(native, Libraries) else None
-        if libraries is not None and libraries.partition is not None:
-            partition = libraries.partition
-        else:
-            partition = views_recomputed(joint.graph, functional, gradients.partitions[0])
-        if budget < 1:
-            partition = within_budget(joint.graph, functional, partition, budget, symbols, joint.impure)
-        partitioned = partitions.partition_graph(joint.graph, functional, partition, needed, joint.impure)
-        if budget < 1:
-            partitioned = computed_late(partitioned)
+        partitioned = _partitioned(joint, needed, libraries, symbols)
         checked, unchecked, loose = partitioned.saved_tensors, partitioned.saved_unchecked, partitioned.saved_others
         if lowered is not None:
             checked, unchecked, loose = lowered.saved, 0, 0
@@ -339,6 +331,22 @@ class CompiledJoint:
 
 def _slice(start: int, count: int) -> slice | None:
     return slice(start, start + count) if count else None
+
+
+def _partitioned(
+    joint: JointProgram, needed: Pattern, libraries: Libraries | None, symbols: dict[str, int]
+) -> partitions.PartitionedGraph:
+    """Return forward and backward of a joint graph, within the memory budget; for the arguments see `build`."""
+    functional, gradients, budget = joint.functional, joint.gradients, joint.environment.memory_budget
+    if libraries is not None and libraries.partition is not None:
+        partition = libraries.partition
+    else:
+        assert gradients is not None
+        partition = views_recomputed(joint.graph, functional, gradients.partitions[0])
+    if budget == 1:
+        return partitions.partition_graph(joint.graph, functional, partition, needed, joint.impure)
+    partition = within_budget(joint.graph, functional, partition, budget, symbols, joint.impure)
+    return computed_late(partitions.partition_graph(joint.graph, functional, partition, needed, joint.impure))
 
 
 def _checks(

@@ -23,7 +23,7 @@ from aotexport_runtime.call.guards.arguments import ARGUMENTS
 from aotexport_runtime.call.guards.caller import MODES, STATE, Caller
 from aotexport_runtime.call.guards.functional import CALLER, INPUTS, Functional
 from aotexport_runtime.call.guards.kinds import torch_tensors
-from aotexport_runtime.call.guards.rule import rows
+from aotexport_runtime.call.guards.rule import Row, rows
 from aotexport_runtime.call.guards.subjects import ArgumentFacts
 from aotexport_runtime.call.guards.table import GuardTable
 from aotexport_runtime.call.inference import Inference
@@ -90,37 +90,9 @@ class Plan:
         changed = [change.path for change in program.container_changes]
         self._signature = Signature(program.parameters, constant, changed)
         self._container_changes = ContainerChanges(program.container_changes, constant)
-        forms = {
-            index: environment.form(spec.subclass)
-            for index, spec in enumerate(program.inputs)
-            if not isinstance(spec, SizeInput) and spec.subclass is not None
-        }
-        reads = self._reads()
-        state = [
-            (index, *(slot(spec.name) if index in reads else _UNREAD))
-            for index, spec in enumerate(program.inputs)
-            if isinstance(spec, StateInput)
-        ]
-        used = {spec.name for i, spec in enumerate(program.inputs) if isinstance(spec, StateInput) and i in reads}
-        ties = [
-            (slot(entry.name), [slot(name) for name in entry.tied], entry)
-            for entry in bundle.manifest.state
-            if entry.tied and entry.name in used and entry.role != "constant"
-        ]
         self._rebinds = [(rebind.output_index, *slot(rebind.name)) for rebind in program.rebinds]
         self._unflatten = builder(program.output_tree, constant)
-        caller = Caller(
-            program=program,
-            device_type=device_type_of(program, environment.device),
-            state=state,
-            ties=ties,
-            forms={index: form for index, form in forms.items() if index in reads},
-        )
-        devices = () if environment.device is None else (environment.device.type,)
-        first = rows(ARGUMENTS, ArgumentFacts(program=program, device_types=devices, forms=forms))
-        first += rows(MODES, caller, after=first)
-        stages = [first, rows(STATE, caller, after=first)]
-        self.guards = GuardTable(stages, len(program.inputs), torch_tensors())
+        self.guards = GuardTable(self._guards(slot), len(program.inputs), torch_tensors())
         self._forward: Function | None = None
         self._has_effects = False
         self._functional = None
@@ -140,6 +112,38 @@ class Plan:
         """Serves the usual calls."""
         self.call = self.fast_path.function()
         """`__call__`, without this detour."""
+
+    def _guards(self, slot: Callable[[str], StateSlot]) -> list[list[Row]]:
+        """Return the guards of the program, in the stages in which a call passes them."""
+        program, environment = self.program, self.environment
+        forms = {
+            index: environment.form(spec.subclass)
+            for index, spec in enumerate(program.inputs)
+            if not isinstance(spec, SizeInput) and spec.subclass is not None
+        }
+        reads = self._reads()
+        state = [
+            (index, *(slot(spec.name) if index in reads else _UNREAD))
+            for index, spec in enumerate(program.inputs)
+            if isinstance(spec, StateInput)
+        ]
+        used = {spec.name for i, spec in enumerate(program.inputs) if isinstance(spec, StateInput) and i in reads}
+        ties = [
+            (slot(entry.name), [slot(name) for name in entry.tied], entry)
+            for entry in self.bundle.manifest.state
+            if entry.tied and entry.name in used and entry.role != "constant"
+        ]
+        caller = Caller(
+            program=program,
+            device_type=device_type_of(program, environment.device),
+            state=state,
+            ties=ties,
+            forms={index: form for index, form in forms.items() if index in reads},
+        )
+        devices = () if environment.device is None else (environment.device.type,)
+        first = rows(ARGUMENTS, ArgumentFacts(program=program, device_types=devices, forms=forms))
+        first += rows(MODES, caller, after=first)
+        return [first, rows(STATE, caller, after=first)]
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call the program.
