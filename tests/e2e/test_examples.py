@@ -30,6 +30,7 @@ def test_digits_trained_from_the_bundle_recognises_as_eager_does(example: Exampl
     assert served["accuracy"] >= 0.97
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("example", ["gpt2_finetune"], indirect=True)
 def test_gpt2_finetuned_from_the_bundle_has_the_loss_curve_of_eager(example: Example) -> None:
     text = ROOT / "LICENSE"
