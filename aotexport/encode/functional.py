@@ -26,6 +26,7 @@ from aotexport.torch_internals.names import (
     SubclassCreationMeta,
     ViewAndMutationMeta,
 )
+from aotexport.torch_internals.releases import release
 from aotexport.torch_internals.tracing import UNCHECKED
 from aotexport.values.sizes import encode_size
 from aotexport_runtime.schema.graph import Graph
@@ -145,7 +146,7 @@ def refuse_unsupported(metadata: ViewAndMutationMeta) -> None:
     """
     reasons = {
         "effect tokens": bool(metadata.tokens) or metadata.num_backward_tokens > 0,
-        "asynchronous collective tensors": bool(metadata.act_input_indices),
+        "asynchronous collective tensors": bool(getattr(metadata, release().asynchronous_inputs)),
         "mutation of an input in backward": bool(metadata.indices_of_inputs_that_requires_grad_with_mutations_in_bw),
         "functionalised random state": metadata.num_graphsafe_rng_states > 0 or metadata.is_rng_op_functionalized,
         "mutations on user streams": any(index is not None for index in metadata.mutated_inp_stream_indices or []),

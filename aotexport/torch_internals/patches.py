@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
-from types import CodeType, FunctionType
+from types import BuiltinFunctionType, CodeType, FunctionType
 from typing import Any
 
 import sympy
@@ -17,6 +19,7 @@ from torch._guards import SLoc
 from torch._library.fake_impl import FakeImplCtx, set_ctx_getter
 from torch._subclasses.fake_impls import op_implementations_checks
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd.function import FunctionMeta
 from torch.fx.experimental import _config as shape_config
 from torch.fx.experimental import symbolic_shapes
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
@@ -114,20 +117,48 @@ Apply = Callable[..., Any]
 def applied_functions(apply_instead: Callable[[Any, tuple[Any, ...], dict[str, Any], Apply], Any]) -> Iterator[None]:
     """Call `apply_instead` for applications of custom autograd functions, with class, arguments and torch's `apply`.
 
-    The code of `Function.apply` is replaced, not the attribute: models may have bound the method (`apply = F.apply`).
+    Models may have bound the method (`apply = F.apply`). Where it is Python's (before torch 2.15), its code is
+    replaced; else the attribute, and what modules have bound.
     """
-    apply = vars(torch.autograd.Function)["apply"].__func__
-    original = FunctionType(apply.__code__, apply.__globals__, apply.__name__, apply.__defaults__, apply.__closure__)
+    apply: Any = vars(torch.autograd.Function)["apply"]
+    reason = "Record where custom autograd functions are applied"
+    if isinstance(apply, classmethod):
+        method: Any = apply.__func__
+        original = FunctionType(
+            method.__code__, method.__globals__, method.__name__, method.__defaults__, method.__closure__
+        )
+    else:
+
+        def original(cls: type, *args: Any, **kwargs: Any) -> Any:
+            return apply.__get__(None, cls)(*args, **kwargs)
 
     def watch(cls: type, *args: Any, **kwargs: Any) -> Any:
         return apply_instead(cls, args, kwargs, original)
 
-    reason = "Record where custom autograd functions are applied"
-    with patched(
-        Patch(apply.__globals__, _WATCH, in_this_thread(watch, original), reason),
-        Patch(apply, "__code__", _watched(), reason),
-    ):
+    watched = in_this_thread(watch, original)
+    if isinstance(apply, classmethod):
+        patches = [
+            Patch(method.__globals__, _WATCH, watched, reason),
+            Patch(method, "__code__", _watched(), reason),
+        ]
+    else:
+        patches = [
+            Patch(torch.autograd.Function, "apply", classmethod(watched), reason),
+            *[Patch(owner, name, functools.partial(watched, cls), reason) for owner, name, cls in _bound_applies()],
+        ]
+    with patched(*patches):
         yield
+
+
+def _bound_applies() -> list[tuple[dict[str, Any], str, type]]:
+    """Return the modules' tables that hold a bound `apply`, with the name there and the class."""
+    return [
+        (table, name, value.__self__)
+        for module in list(sys.modules.values())
+        if type(table := getattr(module, "__dict__", None)) is dict
+        for name, value in list(table.items())
+        if type(value) is BuiltinFunctionType and value.__name__ == "apply" and isinstance(value.__self__, FunctionMeta)
+    ]
 
 
 def _watched() -> CodeType:

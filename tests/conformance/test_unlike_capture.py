@@ -350,6 +350,16 @@ def test_call_under_autocast_is_refused_where_the_code_does_something_else_then(
     ]
 
 
+def test_one_tensor_in_two_places_is_refused_where_the_code_asks_for_it(load):
+    def function(x, y):
+        return x * 2 if x is y else x + y
+
+    module, x = load(function, torch.ones(2), torch.ones(2)), torch.ones(2)
+    assert torch.equal(module(x, x.clone()), function(x, x.clone()))
+    with pytest.raises(CallInvalid, match="`y`: expected another tensor than `x`, as at capture"):
+        module(x, x)
+
+
 def test_call_with_wrong_arguments_under_autocast_names_both(load):
     module = load(softmax_in_float32, leaf(4, 4))
     with torch.autocast("cpu", torch.bfloat16), pytest.raises(CallInvalid) as caught:
