@@ -360,6 +360,30 @@ def test_one_tensor_in_two_places_is_refused_where_the_code_asks_for_it(load):
         module(x, x)
 
 
+def test_gradients_that_the_model_takes_are_refused_in_inference_mode(load):
+    module, x = load(gradient_inside, leaf(4, 4)), leaf(4, 4)
+    torch.testing.assert_close(module(x), gradient_inside(x))
+    message = r"gradients: torch\.inference_mode\(\) records nothing for the gradients that the model itself takes"
+    with torch.inference_mode(), pytest.raises(CallInvalid, match=message):
+        module(x)
+
+
+def test_argument_that_was_the_modules_own_must_be_it_again(load):
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale = nn.Parameter(torch.rand(3))
+
+        def forward(self, x, scale):
+            return x * scale + self.scale
+
+    net = Scaled()
+    module, x = load(net, torch.ones(3), net.scale), torch.rand(3)
+    assert torch.equal(module(x, module.scale), net(x, net.scale))
+    with pytest.raises(CallInvalid, match="an argument that was the module's own `scale` at capture must be it again"):
+        module(x, torch.rand(3))
+
+
 def test_call_with_wrong_arguments_under_autocast_names_both(load):
     module = load(softmax_in_float32, leaf(4, 4))
     with torch.autocast("cpu", torch.bfloat16), pytest.raises(CallInvalid) as caught:
