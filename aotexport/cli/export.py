@@ -81,6 +81,11 @@ Example, with this model.py:
     help="Keep a custom operator written in Python (library::operator, or library), instead of tracing through it.",
 )
 @click.option(
+    "--allow-untested-torch",
+    is_flag=True,
+    help="Try a release of torch that aotexport is not tested with; the bundle is compared with eager all the same.",
+)
+@click.option(
     "--dump-passes",
     type=click.Path(file_okay=False, path_type=Path),
     metavar="DIR",
@@ -104,6 +109,7 @@ def export(
     strip: bool,
     kernel_sources: bool,
     keep_operators: tuple[str, ...],
+    allow_untested_torch: bool,
     dump_passes: Path | None,
     as_json: bool,
 ) -> None:
@@ -140,6 +146,7 @@ def export(
             strip=strip,
             kernel_sources=kernel_sources,
             onnx=onnx and read_options(opset, onnx_state, translations),
+            allow_untested_torch=allow_untested_torch,
             dump_passes=dump_passes,
             progress=progress,
         )

@@ -58,10 +58,12 @@ FIELDS: dict[str, str] = {
     "num_symints_saved_for_bw": "derived: from `Partition.saved` and the values' metadata",
     "num_tensors_saved_with_no_vc_check": "encoded: `Partition.unchecked`",
     "num_opaque_objects_saved_for_bw": "refused unless none",
+    "saved_tensor_is_graph_input": "derived: from `Partition.saved` (from torch 2.15)",
     "grad_enabled_mutation": "encoded: `grad_mode`",
     "deterministic": "encoded: `deterministic`",
     "static_input_indices": "derived: state inputs",
-    "act_input_indices": "refused unless empty: asynchronous collective tensors",
+    "act_input_indices": "refused unless empty: asynchronous collective tensors (to torch 2.14)",
+    "act_input_paths": "refused unless empty: asynchronous collective tensors (from torch 2.15)",
     "tokens": "refused unless empty: effect tokens",
     "indices_of_inputs_that_requires_grad_with_mutations_in_bw": "refused unless empty: mutation in backward",
     "bw_donated_idxs": "derived: at load, from reachability",
@@ -73,7 +75,7 @@ FIELDS: dict[str, str] = {
     "compile_id_str": "derived: names a compilation in messages of torch",
     "tangent_source_stack_traces": "derived: provenance of nodes",
 }
-"""How each field of `ViewAndMutationMeta` (torch 2.13) is treated."""
+"""How each field of `ViewAndMutationMeta` (torch 2.13 to 2.15) is treated."""
 
 
 class Unsupported(Exception):

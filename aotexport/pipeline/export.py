@@ -54,6 +54,7 @@ def export(
     source_root: str | os.PathLike[str] | None = None,
     shard_nbytes: int = SHARD_NBYTES,
     onnx: OnnxOptions | bool = False,
+    allow_untested_torch: bool = False,
     dump_passes: str | os.PathLike[str] | None = None,
     progress: Progress = lambda stage: None,
 ) -> ExportReport:
@@ -83,6 +84,7 @@ def export(
         source_root: directory that recorded source files are relative to; None: the working directory.
         shard_nbytes: size above which weights are split in several files.
         onnx: add ONNX models of the programs that record no gradients; options, or True for the defaults.
+        allow_untested_torch: export with a release of torch that the tests were not run with.
         dump_passes: directory for the forward graph of each program as text, as traced and after each pass.
         progress: called with the name of each stage as it begins.
 
@@ -113,6 +115,7 @@ def export(
         source_root=source_root,
         shard_nbytes=shard_nbytes,
         onnx=onnx,
+        allow_untested_torch=allow_untested_torch,
         dump_passes=dump_passes,
         progress=progress,
     )

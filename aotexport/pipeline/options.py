@@ -12,6 +12,7 @@ from aotexport.lower.onnx.options import OnnxOptions, check_options
 from aotexport.lower.targets import Targets, check_targets
 from aotexport.model.programs import AnyExample, Program
 from aotexport.process.clock import Progress
+from aotexport.torch_internals.releases import check_release
 from aotexport.write.files import check_output
 from aotexport.write.weights import SHARD_NBYTES
 from aotexport_runtime.values.arguments import check_type, names_of, path_of
@@ -36,6 +37,7 @@ class ExportOptions:
         keep_operators: names and namespaces of operators written in Python that are not traced through.
         shard_nbytes: size above which weights are split in several files.
         onnx: options of the ONNX models to add; None: none.
+        allow_untested_torch: export with a release of torch that the tests were not run with.
         dump_passes: directory for forward graphs as text, as traced and after each pass; None: none are written.
         progress: called with the name of each stage as it begins.
     """
@@ -54,6 +56,7 @@ class ExportOptions:
     keep_operators: tuple[str, ...] = ()
     shard_nbytes: int = SHARD_NBYTES
     onnx: OnnxOptions | None = None
+    allow_untested_torch: bool = False
     dump_passes: Path | None = None
     progress: Progress = lambda stage: None
 
@@ -77,6 +80,7 @@ class ExportOptions:
             ArgumentInvalid: one is of a wrong type.
             ModelFileInvalid: a target or an option of ONNX models is wrong, or a package that they need is missing.
             OutputExists: something is at `output`.
+            ExportFailed: the release of torch is not among those that the tests are run with.
         """
         check_type("shard_nbytes", shard_nbytes, int, "a number of bytes")
         check_type("onnx", onnx, (bool, OnnxOptions), "True, False or `OnnxOptions`")
@@ -91,6 +95,8 @@ class ExportOptions:
             dump_passes=None if dump_passes is None else path_of("dump_passes", dump_passes),
             **others,
         )
+        if not options.allow_untested_torch:
+            check_release()
         check_output(options.output, force=force)
         if options.onnx is not None:
             check_options(options.onnx)

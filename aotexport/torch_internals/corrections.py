@@ -34,7 +34,7 @@ def pools_by_torch() -> Iterator[None]:
     reason = "Count the elements inside of the padding in gradients of average pools"
     lowerings: Any = lowering.lowerings
     with patched(
-        *[Patch(lowerings, op, _pool(lowerings[op], other), reason, "torch>=2.14") for op, other in fallbacks.items()]
+        *[Patch(lowerings, op, _pool(lowerings[op], other), reason, "torch>=2.16") for op, other in fallbacks.items()]
     ):
         yield
 
@@ -69,5 +69,5 @@ def wide_negative_integers() -> Iterator[None]:
         return True
 
     reason = "Pass integers below -2^31 to kernels in 64 bits"
-    with patched(Patch(triton_utils, "expr_fits_within_32bit", fits, reason, "torch>=2.14")):
+    with patched(Patch(triton_utils, "expr_fits_within_32bit", fits, reason, "torch>=2.16")):
         yield

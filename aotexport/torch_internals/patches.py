@@ -228,7 +228,7 @@ def dropout_between_layers() -> Iterator[None]:
         return output.transpose(0, 1) if batch_first else output, states
 
     with patched(
-        Patch(decompositions, "_rnn_helper", helper, "Draw the dropout between recurrent layers", "torch>=2.14")
+        Patch(decompositions, "_rnn_helper", helper, "Draw the dropout between recurrent layers", "torch>=2.16")
     ):
         yield
 

@@ -6,42 +6,58 @@ from dataclasses import dataclass
 
 import torch
 
+from aotexport.errors import ExportFailed
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, kw_only=True)
 class Release:
     """A release of torch.
 
     Attributes:
         asynchronous_inputs: field of `ViewAndMutationMeta` that lists inputs of asynchronous collectives.
-        derived_fields: fields of `ViewAndMutationMeta` that torch 2.13 has not, and that follow from others.
+        absent_fields: fields of `ViewAndMutationMeta` that other releases have.
     """
 
-    asynchronous_inputs: str = "act_input_indices"
-    derived_fields: frozenset[str] = frozenset()
+    asynchronous_inputs: str
+    absent_fields: frozenset[str]
 
+
+_TO_2_14 = Release(
+    asynchronous_inputs="act_input_indices",
+    absent_fields=frozenset(("act_input_paths", "saved_tensor_is_graph_input")),
+)
 
 RELEASES = {
-    "2.13": Release(),
-    "2.14": Release(),
-    "2.15": Release("act_input_paths", frozenset({"saved_tensor_is_graph_input"})),
+    "2.13": _TO_2_14,
+    "2.14": _TO_2_14,
+    "2.15": Release(asynchronous_inputs="act_input_paths", absent_fields=frozenset(("act_input_indices",))),
 }
-"""Per release, what differs in it."""
+"""The releases that the tests pass with, oldest first."""
 
 
-def release_of(version: str) -> str:
-    """Return major and minor version of a version of torch: `2.13` of `2.13.0+cpu`."""
-    return ".".join(version.split(".")[:2])
+def _known() -> Release | None:
+    return RELEASES.get(".".join(torch.__version__.split(".")[:2]))
 
 
-def is_tested() -> bool:
-    """Return whether the running torch is a release that the exporter is tested with."""
-    return release_of(torch.__version__) in RELEASES
+def check_release() -> None:
+    """Refuse a torch that the tests were not run with.
+
+    Raises:
+        ExportFailed: names the releases, and the option that tries another one.
+    """
+    if _known() is None:
+        raise unfit_release("or try this one with --allow-untested-torch (allow_untested_torch=True)")
+
+
+def unfit_release(otherwise: str) -> ExportFailed:
+    """Return the error for a torch that the tests were not run with; `otherwise` continues the advice."""
+    oldest, *_, newest = RELEASES
+    return ExportFailed(
+        f"torch {torch.__version__} is installed, and aotexport is tested with {oldest} to {newest}: install one of "
+        f"these, {otherwise}"
+    )
 
 
 def release() -> Release:
-    """Return the facts of the running torch; of one that is not known, those of the newest release."""
-    return RELEASES.get(release_of(torch.__version__), RELEASES[max(RELEASES, key=_as_numbers)])
-
-
-def _as_numbers(version: str) -> tuple[int, ...]:
-    return tuple(map(int, version.split(".")))
+    """Return what is particular to the running torch; to the newest release, if the running one is not known."""
+    return _known() or list(RELEASES.values())[-1]
