@@ -26,6 +26,7 @@ from aotexport.model.array_proxies import as_argument
 from aotexport.model.mode import Attribute
 from aotexport.model.structure import tree_of
 from aotexport.model.tensor_kinds import why_not_held
+from aotexport.torch_internals.applications import called_by_class
 from aotexport.torch_internals.names import is_dimension, is_fixed_dimension
 from aotexport_runtime.schema.program import Parameter
 from aotexport_runtime.schema.trees import Constant, Leaf, Mapping, NamedFields, Sequence, Tree
@@ -119,7 +120,7 @@ def example_call(
         raise ModelFileInvalid(f"what to export must be a module or a function of tensors, got {got}")
     if not isinstance(args, tuple | list):
         raise ModelFileInvalid(f"example arguments must be a tuple, got {type(args).__name__}; write `(x,)` for one")
-    call = ExampleCall(callable_, tuple(args), dict(kwargs or {}))
+    call = ExampleCall(called_by_class(callable_), tuple(args), dict(kwargs or {}))
     signature = signature_of(callable_)
     try:
         bound = signature.bind(*call.args, **call.kwargs)

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import functools
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
-from types import BuiltinFunctionType, CodeType, FunctionType
 from typing import Any
 
 import sympy
@@ -19,12 +16,11 @@ from torch._guards import SLoc
 from torch._library.fake_impl import FakeImplCtx, set_ctx_getter
 from torch._subclasses.fake_impls import op_implementations_checks
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.autograd.function import FunctionMeta
 from torch.fx.experimental import _config as shape_config
 from torch.fx.experimental import symbolic_shapes
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from aotexport.process.patches import Patch, in_this_thread, patched
+from aotexport.process.patches import Patch, patched
 
 
 @contextlib.contextmanager
@@ -105,71 +101,6 @@ def forward_mode_rules_hidden() -> Iterator[None]:
     finally:
         for function, rule in rules.items():
             function.jvp = rule  # type: ignore[attr-defined]
-
-
-_WATCH = "_aotexport_applied"
-
-
-Apply = Callable[..., Any]
-
-
-@contextlib.contextmanager
-def applied_functions(apply_instead: Callable[[Any, tuple[Any, ...], dict[str, Any], Apply], Any]) -> Iterator[None]:
-    """Call `apply_instead` for applications of custom autograd functions, with class, arguments and torch's `apply`.
-
-    Models may have bound the method (`apply = F.apply`). Where it is Python's (before torch 2.15), its code is
-    replaced; else the attribute, and what modules have bound.
-    """
-    apply: Any = vars(torch.autograd.Function)["apply"]
-    reason = "Record where custom autograd functions are applied"
-    if isinstance(apply, classmethod):
-        method: Any = apply.__func__
-        original = FunctionType(
-            method.__code__, method.__globals__, method.__name__, method.__defaults__, method.__closure__
-        )
-    else:
-
-        def original(cls: type, *args: Any, **kwargs: Any) -> Any:
-            return apply.__get__(None, cls)(*args, **kwargs)
-
-    def watch(cls: type, *args: Any, **kwargs: Any) -> Any:
-        return apply_instead(cls, args, kwargs, original)
-
-    watched = in_this_thread(watch, original)
-    if isinstance(apply, classmethod):
-        patches = [
-            Patch(method.__globals__, _WATCH, watched, reason),
-            Patch(method, "__code__", _watched(), reason),
-        ]
-    else:
-        patches = [
-            Patch(torch.autograd.Function, "apply", classmethod(watched), reason),
-            *[Patch(owner, name, functools.partial(watched, cls), reason) for owner, name, cls in _bound_applies()],
-        ]
-    with patched(*patches):
-        yield
-
-
-def _bound_applies() -> list[tuple[dict[str, Any], str, type]]:
-    """Return the modules' tables that hold a bound `apply`, with the name there and the class."""
-    return [
-        (table, name, value.__self__)
-        for module in list(sys.modules.values())
-        if type(table := getattr(module, "__dict__", None)) is dict
-        for name, value in list(table.items())
-        if type(value) is BuiltinFunctionType and value.__name__ == "apply" and isinstance(value.__self__, FunctionMeta)
-    ]
-
-
-def _watched() -> CodeType:
-    """Return code that calls the watcher of `Function.apply`, with the same free variable as the method."""
-    __class__ = torch.autograd.Function
-
-    def apply(cls: type, *args: Any, **kwargs: Any) -> Any:
-        assert __class__ is not None
-        return _aotexport_applied(cls, *args, **kwargs)  # type: ignore[name-defined]  # noqa: F821
-
-    return apply.__code__
 
 
 @contextlib.contextmanager

@@ -91,8 +91,8 @@ def test_limit_is_twice_the_error_and_bounded():
         (0.0, 2e-4, False),
         (2e-4, 3e-4, True),
         (2e-4, 5e-4, False),
-        (1.0, 9e-3, True),
-        (1.0, 2e-2, False),
+        (1.0, 9e-2, True),
+        (1.0, 2e-1, False),
     ],
 )
 def test_own_error_raises_the_tolerance(own, off, agrees):

@@ -29,6 +29,25 @@ def scaled(x, w):
     return cases.Scale.apply(x, w, 2.0)
 
 
+bound = cases.Scale.apply
+"""As PyTorch's documentation advises."""
+
+
+def scaled_by_a_bound_function(x, w):
+    return bound(x, w, 2.0)
+
+
+class ScaledByAnAttribute(nn.Module):
+    """A module that binds the function."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = cases.Scale.apply
+
+    def forward(self, x, w):
+        return self.scale(x, w, 2.0)
+
+
 def inputs(*, x=True, w=True):
     torch.manual_seed(0)
     return torch.randn(3, 4).requires_grad_(x), torch.randn(4).requires_grad_(w)
@@ -48,6 +67,35 @@ def test_function_differentiated_twice_equals_eager(load, target, pattern):
         first = torch.autograd.grad(function(*tensors).sin().sum(), wanted(tensors), create_graph=True)
         second = torch.autograd.grad(sum((grad**2).sum() for grad in first), wanted(tensors), allow_unused=True)
         found.append((first, second))
+    torch.testing.assert_close(found[0], found[1])
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("model", [scaled_by_a_bound_function, ScaledByAnAttribute()], ids=["module", "attribute"])
+def test_bound_function_has_its_own_backward(load, model, target):
+    module, found = load(model, inputs(), target), []
+    for function in (module, scaled):
+        tensors = inputs()
+        function(*tensors).sum().backward()
+        found.append([tensor.grad for tensor in tensors])
+    torch.testing.assert_close(found[0], found[1])
+
+
+def test_function_bound_where_no_trace_sees_it_is_refused_or_has_its_own_backward(load):
+    apply, found = cases.Scale.apply, []
+
+    def scaled_by_a_cell(x, w):
+        return apply(x, w, 2.0)
+
+    if not isinstance(vars(torch.autograd.Function)["apply"], classmethod):
+        with pytest.raises(aotexport.ExportFailed, match="a bound `apply` of the custom autograd function `Scale`"):
+            load(scaled_by_a_cell, inputs(), "portable")
+        return
+    module = load(scaled_by_a_cell, inputs(), "portable")
+    for function in (module, scaled):
+        tensors = inputs()
+        function(*tensors).sum().backward()
+        found.append([tensor.grad for tensor in tensors])
     torch.testing.assert_close(found[0], found[1])
 
 

@@ -71,7 +71,7 @@ def test_batched_gradients_are_those_of_eager(load):
     torch.testing.assert_close(got, expected)
 
 
-@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
 def test_forward_mode_derivatives_are_those_of_eager(load):
     net = linear()
     module, x = load(net, torch.randn(4, 3)), torch.randn(4, 3)
@@ -240,7 +240,7 @@ class Doubled(torch.autograd.Function):
         return tangent * 11
 
 
-@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
 def test_forward_mode_through_a_custom_function_is_refused(load):
     module = load(Doubled.apply, leaf(3))
     with pytest.raises(NotSupported, match=r"inside of torch\.func or forward-mode AD"):
@@ -368,6 +368,29 @@ def test_gradients_that_the_model_takes_are_refused_in_inference_mode(load):
         module(x)
 
 
+def test_argument_with_hooks_is_refused_where_the_model_takes_gradients(load):
+    module, x = load(gradient_inside, leaf(4, 4)), leaf(4, 4)
+    handle = x.register_hook(lambda gradient: gradient * 2)
+    with pytest.raises(CallInvalid, match="`x`: expected neither hooks nor a retained gradient"):
+        module(x)
+    handle.remove()
+    torch.testing.assert_close(module(x), gradient_inside(x))
+
+
+def test_hook_on_an_argument_sees_what_eager_calls_it_with_where_outputs_have_no_gradient_for_it(load):
+    def function(x, y):
+        return x * 2, y * 3
+
+    module, seen = load(function, leaf(3), leaf(3)), []
+    for each in (module, function):
+        x, y = leaf(3), leaf(3)
+        calls = []
+        x.register_hook(calls.append)
+        each(x, y)[1].sum().backward()
+        seen.append((calls, x.grad))
+    assert seen == [([], None), ([], None)]
+
+
 def test_argument_that_was_the_modules_own_must_be_it_again(load):
     class Scaled(nn.Module):
         def __init__(self):
@@ -438,7 +461,7 @@ def test_export_and_save_leave_the_random_state(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore:.torch.jit.trace")
 def test_traced_module_is_that_of_the_forward_graph(load):
     net = linear()
     module, x = load(net, torch.randn(4, 3), target="portable").train(), torch.randn(4, 3)
@@ -446,7 +469,7 @@ def test_traced_module_is_that_of_the_forward_graph(load):
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore:.torch.jit.trace")
 def test_trace_of_dynamic_sizes_is_refused(load):
     module = load(linear(), torch.randn(4, 3), dynamic_shapes=({0: torch.export.Dim("batch", min=2)},))
     with pytest.raises(NotSupported, match="would hold the sizes of this call for the only ones"):
@@ -894,6 +917,7 @@ def test_what_a_bundle_cannot_hold_is_refused_by_name(tmp_path, target, message)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
 def test_torchscript_is_refused_by_name(tmp_path):
     net = nn.Sequential(nn.Linear(3, 3), torch.jit.script(nn.Linear(3, 3)))
     with pytest.raises(aotexport.ExportFailed, match="`1` is TorchScript, whose code a trace does not see"):

@@ -23,7 +23,7 @@ from aotexport.capture.effects.applied_function import AppliedFunction, apply_fu
 from aotexport.capture.effects.grad_mode import make_relative, outside_of_regions
 from aotexport.errors import ExportFailed
 from aotexport.model.refusals import attempt
-from aotexport.model.source_lines import is_user_file, is_user_frame
+from aotexport.model.source_lines import is_user_file, is_user_frame, user_line
 from aotexport.process.patches import Patch, caller, patched
 from aotexport.torch_internals.names import REQUIRES_GRAD
 from aotexport.torch_internals.tracing import (
@@ -338,3 +338,16 @@ def _forward_of(recording: _Recording) -> Callable[..., Any]:
         return recording.trace(ctx)
 
     return forward
+
+
+def refuse_bound(function: type) -> None:
+    """Refuse an application by a bound `apply` that a trace cannot see.
+
+    Raises:
+        ExportFailed: names the function and the user's line.
+    """
+    name = function.__qualname__
+    raise ExportFailed(
+        f"{user_line()}the model calls a bound `apply` of the custom autograd function `{name}`, which no trace sees "
+        f"from torch 2.15 on. Call `{name}.apply`, or bind it in a module or as an attribute of the model"
+    )

@@ -9,8 +9,9 @@ checkpoint are repeated in backward.
 from __future__ import annotations
 
 import contextlib
+import inspect
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from torch import nn
 from aotexport.errors import ExportFailed
 from aotexport.model.source_lines import user_line
 from aotexport.process.patches import Patch
+from aotexport.torch_internals.releases import release
 from aotexport.torch_internals.subgraphs import checkpoints
 from aotexport.torch_internals.tracing import (
     annotate_values,
@@ -65,8 +67,21 @@ class Checkpoints:
 
     def patches(self) -> list[Patch]:
         """Return patches that mark checkpointed parts in the trace."""
-        reason = "Mark the nodes of checkpointed parts"
-        return [Patch(checkpoints, "_checkpoint_without_reentrant_generator", self._around, reason)]
+        name = release().checkpoint_generator
+        signature = inspect.signature(getattr(checkpoints, name))
+
+        def around(*args: Any, **kwargs: Any) -> Iterator[None]:
+            call = signature.bind(*args, **kwargs)
+            call.apply_defaults()
+            inputs: Sequence[Any] = call.arguments["args"]
+            named: Mapping[str, Any] = call.arguments["kwargs"]
+            with (
+                self._unwritten((*inputs, *named.values())),
+                self._marked(inputs, call.arguments["preserve_rng_state"]),
+            ):
+                yield
+
+        return [Patch(checkpoints, name, around, "Mark the nodes of checkpointed parts")]
 
     def reentrant(self, function: Callable[..., Any], preserve_rng_state: bool, *args: Any) -> Any:
         """Replace the application of `CheckpointFunction`."""
@@ -76,21 +91,6 @@ class Checkpoints:
                 return function(*args)
         with self._unwritten(args), self._marked(args, preserve_rng_state):
             return function(*args)
-
-    def _around(
-        self,
-        function: Any,
-        preserve_rng_state: Any = True,
-        context_fn: Any = None,
-        determinism_check: Any = None,
-        debug: Any = False,
-        early_stop: Any = True,
-        *args: Any,
-        **kwargs: Any,
-    ) -> Iterator[None]:
-        """Replace the generator around a checkpoint without reentrance."""
-        with self._unwritten((*args, *kwargs.values())), self._marked(args, preserve_rng_state):
-            yield
 
     @contextlib.contextmanager
     def _marked(self, args: Sequence[Any], preserves: bool) -> Iterator[None]:

@@ -8,11 +8,12 @@ from collections.abc import Iterator
 from torch import nn
 
 from aotexport.capture.effects.attributes import attributes_kept
+from aotexport.capture.effects.autograd_functions import refuse_bound
 from aotexport.capture.effects.checkpoints import Checkpoints
 from aotexport.capture.effects.patched import patches
 from aotexport.capture.effects.record import Effects
 from aotexport.process.patches import patched
-from aotexport.torch_internals.patches import applied_functions
+from aotexport.torch_internals.applications import applied_functions
 
 
 @contextlib.contextmanager
@@ -35,9 +36,10 @@ def observed(module: nn.Module | None, *, above_autograd: bool = True, grad: boo
         grad=grad,
         checkpoints=Checkpoints(module),
     )
+    tables = [vars(each) for each in module.modules()] if module is not None else []
     with (
         attributes_kept(module, effects),
-        applied_functions(effects.applied),
+        applied_functions(effects.applied, refuse_bound, tables),
         patched(*patches(effects), *effects.checkpoints.patches()),
     ):
         yield effects

@@ -28,8 +28,9 @@ from aotexport.capture.trace.fakes import integer_hint
 from aotexport.errors import ExportFailed
 from aotexport.model.call import ExampleCall
 from aotexport.process.patches import Patch, patched
+from aotexport.torch_internals.applications import applied_functions
 from aotexport.torch_internals.names import AutogradFunctionApply, export_to_torch_operators, tree_map
-from aotexport.torch_internals.patches import applied_functions, forward_mode_rules_hidden
+from aotexport.torch_internals.patches import forward_mode_rules_hidden
 
 
 @dataclass(frozen=True)
@@ -111,7 +112,7 @@ def _without_functions() -> Iterator[None]:
 
     reason = "Refuse custom functions, whose backward torch.export loses"
     refusal = Patch(AutogradFunctionApply, "__call__", apply_subgraphs, reason, in_all_threads=True)
-    with applied_functions(apply), patched(refusal):
+    with applied_functions(apply, lambda function: refuse(function.__qualname__)), patched(refusal):
         yield
 
 
