@@ -11,7 +11,7 @@ WORKERS ?= 2
 # Where torch comes from; empty: pip's own configuration. The build without CUDA, 200 MB instead of some GB:
 #   make demo TORCH_INDEX=https://download.pytorch.org/whl/cpu
 TORCH_INDEX ?=
-TORCH ?= torch>=2.13,<2.14
+TORCH ?= >=2.13,<2.14
 
 BIN = $(VENV)/bin
 PIP = $(BIN)/python -m pip --disable-pip-version-check
@@ -25,7 +25,7 @@ CHECKS = check-style check-types check-runtime-types check-layers check-schemas
 # torch and the model libraries use as many threads as there are cores; hubs are never asked.
 export HF_HUB_OFFLINE = 1
 
-.PHONY: help demo test test-full lint pytest bench clean $(CHECKS)
+.PHONY: help demo test test-torch test-full lint pytest bench clean $(CHECKS)
 
 help: ## list the commands
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -35,6 +35,14 @@ demo: $(VENV)/.demo $(RUNTIME_VENV)/.made ## export a model, fine-tune its bundl
 
 test: $(VENV)/.dev ## check style, types and schemas, and run the tests; ROOM=capture: the tests of that room
 	@$(MAKE) --no-print-directory -j pytest $(CHECKS)
+
+test-torch: ## run the tests under another torch, in an environment of its own; TORCH='==2.15.*'
+	$(PYTHON) -m venv .venv-torch
+	.venv-torch/bin/python -m pip --disable-pip-version-check install --quiet 'torch$(TORCH)'
+	.venv-torch/bin/python -m pip --disable-pip-version-check install --quiet --editable runtimes/python \
+		--editable '.[dev,examples]' 'torch$(TORCH)'
+	OMP_NUM_THREADS=1 .venv-torch/bin/python -m pytest -m "not slow" -n $(WORKERS) --dist loadfile \
+		--no-loadscope-reorder --junitxml .venv-torch/tests.xml --ignore=tests/sweeps
 
 test-full: lint ## the same with the slow tests and the sweeps
 	$(BIN)/python -m pytest
@@ -80,7 +88,7 @@ $(BIN)/python:
 
 # torch goes first and alone, so that no other requirement brings in a build from another index.
 $(VENV)/.torch: | $(BIN)/python
-	$(PIP) install --progress-bar off $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) '$(TORCH)'
+	$(PIP) install --progress-bar off $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) 'torch$(TORCH)'
 	@touch $@
 
 $(VENV)/.demo: $(VENV)/.torch $(PROJECTS)

@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import pytest
 import torch
+from _pytest.junitxml import xml_key
 from torch import nn
 
 import aotexport
 from aotexport.verify.fresh import FreshProcess
 from tests import forked
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Write torch's version to files of results, for `tests/golden/matrix.py`."""
+    xml = config.stash.get(xml_key, None)
+    if xml is not None:
+        xml.add_global_property("torch", torch.__version__)
+
 
 PLACES = ("aotexport.pipeline.export.FreshProcess", "aotexport.verify.bundles.FreshProcess")
 

@@ -111,6 +111,7 @@ def _bytes(tensor: torch.Tensor) -> bytes:
 
 def _surroundings() -> dict[str, Any]:
     kind, key, *rest = np.random.get_state()
+    apply = vars(torch.autograd.Function)["apply"]
     return {
         "torch's generator": torch.get_rng_state().numpy().tobytes(),
         "Python's generator": random.getstate(),
@@ -124,6 +125,6 @@ def _surroundings() -> dict[str, Any]:
         "attention fast path": torch.backends.mha.get_fastpath_enabled(),
         "modes": len(torch.overrides._get_current_function_mode_stack()),
         "compiling": (torch.compiler.is_compiling(), torch.compiler.is_exporting()),
-        "apply": torch.autograd.Function.apply.__func__.__code__,  # type: ignore[attr-defined]
+        "apply": id(getattr(getattr(apply, "__func__", apply), "__code__", apply)),
         **{f"torch.{owner.__name__}.{name}": id(value) for owner in _PATCHED for name, value in vars(owner).items()},
     }
