@@ -1,7 +1,7 @@
 """Watch where custom autograd functions are applied.
 
-Models bind the method (`apply = F.apply`). To torch 2.14 it is a method of Python, whose code can be replaced. From
-torch 2.15 on it is native: the attribute is replaced, and what modules have bound; other uses of it are refused.
+Models bind the method (`apply = F.apply`). To torch 2.13 it is a method of Python, whose code can be replaced. From
+torch 2.14 on it is native: the attribute is replaced, and what modules have bound; other uses of it are refused.
 """
 
 from __future__ import annotations

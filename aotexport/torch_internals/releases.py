@@ -24,20 +24,20 @@ class Release:
     absent_fields: frozenset[str]
 
 
-_TO_2_14 = Release(
-    asynchronous_inputs="act_input_indices",
-    checkpoint_generator="_checkpoint_without_reentrant_generator",
-    absent_fields=frozenset(("act_input_paths", "saved_tensor_is_graph_input")),
+_FROM_2_14 = Release(
+    asynchronous_inputs="act_input_paths",
+    checkpoint_generator="_checkpoint_without_reentrant_generator_impl",
+    absent_fields=frozenset(("act_input_indices",)),
 )
 
 RELEASES = {
-    "2.13": _TO_2_14,
-    "2.14": _TO_2_14,
-    "2.15": Release(
-        asynchronous_inputs="act_input_paths",
-        checkpoint_generator="_checkpoint_without_reentrant_generator_impl",
-        absent_fields=frozenset(("act_input_indices",)),
+    "2.13": Release(
+        asynchronous_inputs="act_input_indices",
+        checkpoint_generator="_checkpoint_without_reentrant_generator",
+        absent_fields=frozenset(("act_input_paths", "saved_tensor_is_graph_input")),
     ),
+    "2.14": _FROM_2_14,
+    "2.15": _FROM_2_14,
 }
 """The releases that the tests pass with, oldest first."""
 

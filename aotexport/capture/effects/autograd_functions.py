@@ -349,5 +349,5 @@ def refuse_bound(function: type) -> None:
     name = function.__qualname__
     raise ExportFailed(
         f"{user_line()}the model calls a bound `apply` of the custom autograd function `{name}`, which no trace sees "
-        f"from torch 2.15 on. Call `{name}.apply`, or bind it in a module or as an attribute of the model"
+        f"from torch 2.14 on. Call `{name}.apply`, or bind it in a module or as an attribute of the model"
     )
