@@ -50,7 +50,8 @@ class Snapshot:
 
     def restore(self) -> None:
         """Give the container the items that it had."""
-        if any(True for _ in self.changes()):
+        # Most tables of a module are its hooks', and empty.
+        if (self.container or self.items) and any(True for _ in self.changes()):
             refill(self.container, self.items)
 
 
@@ -67,6 +68,10 @@ def snapshot(value: Any, path: str) -> Snapshot | None:
 
 def snapshots(value: Any, path: str) -> list[Snapshot]:
     """Return a snapshot of every container in `value`, itself included, through tuples as well."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return []
+    if type(value) in (dict, OrderedDict) and not value:
+        return [Snapshot(path, value, {})]
     found: list[Snapshot] = []
     seen: set[int] = set()
 
