@@ -54,9 +54,10 @@ def test_joint_graph_that_returns_too_few_outputs_is_refused(crafted: Crafted):
 
 def test_inference_graph_that_returns_gradients_is_refused(crafted: Crafted):
     crafted.put("program", GRADIENTS, None)
-    crafted.put("joint", "inputs", crafted.document("joint")["inputs"][:4])
-    crafted.put("joint", "nodes", crafted.document("joint")["nodes"][:9])
-    crafted.put("joint", "outputs", [*crafted.document("joint")["outputs"][:4], None])
+    inputs = crafted.document("joint")["inputs"][:4]
+    crafted.put("joint", "inputs", inputs)
+    crafted.put("joint", "nodes", [])
+    crafted.put("joint", "outputs", [*(each["name"] for each in inputs), None])
     assert refusal(crafted) == "programs/train/joint.json: 5 outputs; the calling convention has 4"
 
 
