@@ -136,6 +136,8 @@ def _device_answers(device: DeviceModel, wrapper: type[WrapperFxCodegen]) -> lis
         (torch.cuda, "get_device_capability", constant((device.major, device.minor))),
         (torch.cuda, "current_device", constant(0)),
         (torch.cuda, "device_count", constant(1)),
+        # With NVML's check, which Lightning asks for, it would be told from the count, and the driver be called.
+        (torch.cuda, "is_available", constant(torch.cuda.is_available())),
         (triton_helpers, "set_driver_to_gpu", constant(None)),
     ]
     if not hasattr(torch._C, "_cuda_getCurrentRawStream"):

@@ -68,6 +68,12 @@ def test_cuda_tensors_are_as_impossible_as_before():
     assert not torch.cuda.is_available()
 
 
+def test_check_by_nvml_calls_no_driver(monkeypatch):
+    # Of builds with CUDA; Lightning sets it when it is imported.
+    monkeypatch.setenv("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+    assert lowered(scaled, torch.randn(4, 8)).kernels
+
+
 @pytest.mark.filterwarnings("ignore")
 def test_ordinary_compilation_works_after_lowering():
     lowered(scaled, torch.randn(4, 8))
