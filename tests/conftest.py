@@ -12,6 +12,7 @@ from aotexport.verify.fresh import FreshProcess
 from tests import forked
 
 
+@pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
     """Write torch's version to files of results, for `tests/golden/matrix.py`."""
     xml = config.stash.get(xml_key, None)

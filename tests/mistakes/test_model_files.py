@@ -139,11 +139,11 @@ FILES = [
     ),
     (
         "example_of_another_shape",
-        net("return self.linear(x.t())"),
+        net("return self.linear(x.view(7))"),
         "model.py -o new",
         1,
-        "the model fails on the example inputs in train mode: {here}/model.py:9: in forward: RuntimeError: mat1 and mat2 "
-        "shapes cannot be multiplied (4x3 and 4x2)",
+        "the model fails on the example inputs in train mode: {here}/model.py:9: in forward: RuntimeError: shape '[7]' is "
+        "invalid for input of size 12",
     ),
     (
         "example_of_another_dtype",
