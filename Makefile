@@ -38,7 +38,8 @@ test: $(VENV)/.dev ## check style, types and schemas, and run the tests; ROOM=ca
 
 test-torch: ## run the tests under another torch, in an environment of its own; TORCH='==2.15.*'
 	$(PYTHON) -m venv .venv-torch
-	.venv-torch/bin/python -m pip --disable-pip-version-check install --quiet 'torch$(TORCH)'
+	.venv-torch/bin/python -m pip --disable-pip-version-check install --quiet \
+		$(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) 'torch$(TORCH)'
 	.venv-torch/bin/python -m pip --disable-pip-version-check install --quiet --editable runtimes/python \
 		--editable '.[dev,examples]' 'torch$(TORCH)'
 	OMP_NUM_THREADS=1 .venv-torch/bin/python -m pytest -m "not slow" -n $(WORKERS) --dist loadfile \

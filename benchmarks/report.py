@@ -36,10 +36,8 @@ def markdown(
         own = [figure for figure in figures if figure.suite == suite.name]
         if own:
             head, *rows = _summary(suite, own)
-            summary = (
-                f"{suite.summary[0].upper()}{suite.summary[1:]}. Medians, {suite.relative_to}; the baseline's itself."
-            )
-            parts += ["", f"## {suite.name}", "", summary, ""]
+            parts += ["", f"## {suite.name}", "", f"{suite.summary[0].upper()}{suite.summary[1:]}.", ""]
+            parts += [f"Medians, {suite.relative_to}; of the baseline itself, its time or memory.", ""]
             parts += [_line(head), _line(["---"] * len(head)), *map(_line, rows)]
     return "\n".join(parts) + "\n"
 
@@ -79,11 +77,10 @@ def as_json(
     figures: Sequence[Figure],
     missing: Sequence[str],
 ) -> str:
-    """Return everything, a line per figure, with the samples of every round; seconds and bytes."""
+    """Return everything, with the samples of every round; seconds and bytes."""
     rows = [{name: value for name, value in dataclasses.asdict(figure).items() if value} for figure in figures]
-    document = {"machine": machine, "settings": settings, "notes": notes, "missing": missing, "figures": []}
-    lines = ",\n".join(map(json.dumps, rows))
-    return json.dumps(document, indent=1).removesuffix("[]\n}") + f"[\n{lines}\n]}}\n"
+    document = {"machine": machine, "settings": settings, "notes": notes, "missing": missing, "figures": rows}
+    return json.dumps(document, indent=1) + "\n"
 
 
 def _line(cells: Sequence[str]) -> str:

@@ -11,7 +11,6 @@ import functools
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
 from types import BuiltinFunctionType, CodeType, FunctionType
 from typing import Any
 
@@ -24,7 +23,6 @@ Apply = Callable[..., Any]
 Instead = Callable[[Any, tuple[Any, ...], dict[str, Any], Apply], Any]
 
 _REASON = "Record where custom autograd functions are applied"
-_TORCH = str(Path(torch.__file__).parent)
 _WATCH = "_aotexport_applied"
 
 
@@ -150,7 +148,7 @@ class _BackwardClasses:
         """Return the class, or refuse an application that was not expected."""
         if self._expected and self._expected[-1] is cls:
             self._expected[-1] = object
-        elif threading.get_ident() == self._thread and not _called_by_torch():
+        elif threading.get_ident() == self._thread:
             self._refuse(cls)
         if cls in self._made:
             return self._made[cls]
@@ -164,10 +162,3 @@ class _BackwardClasses:
         """Give functions that were defined meanwhile their classes."""
         for cls, value in self._made.items():
             cls._backward_cls = value  # type: ignore[attr-defined]
-
-
-def _called_by_torch() -> bool:
-    frame = sys._getframe(2)
-    while frame.f_code.co_filename == __file__ and frame.f_back is not None:
-        frame = frame.f_back
-    return frame.f_code.co_filename.startswith(_TORCH)

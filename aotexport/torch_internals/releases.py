@@ -46,13 +46,18 @@ def _known() -> Release | None:
     return RELEASES.get(".".join(torch.__version__.split(".")[:2]))
 
 
+def is_tested() -> bool:
+    """Return whether the tests were run with the installed torch's release."""
+    return _known() is not None
+
+
 def check_release() -> None:
     """Refuse a torch that the tests were not run with.
 
     Raises:
         ExportFailed: names the releases, and the option that tries another one.
     """
-    if _known() is None:
+    if not is_tested():
         raise unfit_release("or try this one with --allow-untested-torch (allow_untested_torch=True)")
 
 

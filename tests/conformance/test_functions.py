@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import aotexport
 import aotexport_runtime
@@ -81,11 +82,13 @@ def test_bound_function_has_its_own_backward(load, model, target):
     torch.testing.assert_close(found[0], found[1])
 
 
-def test_function_bound_where_no_trace_sees_it_is_refused_or_has_its_own_backward(load):
+@pytest.mark.parametrize("in_checkpoint", [False, True])
+def test_function_bound_where_no_trace_sees_it_is_refused_or_has_its_own_backward(load, in_checkpoint):
     apply, found = cases.Scale.apply, []
 
     def scaled_by_a_cell(x, w):
-        return apply(x, w, 2.0)
+        # Torch's own code calls it within a checkpoint.
+        return checkpoint(apply, x, w, 2.0, use_reentrant=False) if in_checkpoint else apply(x, w, 2.0)
 
     if not isinstance(vars(torch.autograd.Function)["apply"], classmethod):
         with pytest.raises(aotexport.ExportFailed, match="a bound `apply` of the custom autograd function `Scale`"):
