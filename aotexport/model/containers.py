@@ -11,6 +11,7 @@ from typing import Any
 from aotexport.model.source_lines import is_user_file
 from aotexport.model.structure import is_plain_object
 
+_SCALARS = frozenset((type(None), bool, int, float, str))
 Container = list[Any] | dict[Any, Any] | set[Any] | deque[Any]
 
 
@@ -68,7 +69,7 @@ def snapshot(value: Any, path: str) -> Snapshot | None:
 
 def snapshots(value: Any, path: str) -> list[Snapshot]:
     """Return a snapshot of every container in `value`, itself included, through tuples as well."""
-    if value is None or isinstance(value, bool | int | float | str):
+    if type(value) in _SCALARS:
         return []
     if type(value) in (dict, OrderedDict) and not value:
         return [Snapshot(path, value, {})]
@@ -112,6 +113,8 @@ def _copy(container: Container) -> Container:
 
 def _stored(table: dict[Any, Any]) -> dict[Any, Any]:
     """Return the stored items of a dict; a subclass may return others (a new object per access)."""
+    if type(table) is dict:
+        return table.copy()
     keys = OrderedDict.__iter__(table) if isinstance(table, OrderedDict) else dict.__iter__(table)
     return {key: dict.__getitem__(table, key) for key in keys}
 

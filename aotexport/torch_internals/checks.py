@@ -30,9 +30,14 @@ def is_data_dependent(number: torch.SymInt | torch.SymFloat | torch.SymBool) -> 
     return any(symbol_is_type(symbol, _FROM_DATA) for symbol in number.node.expr.free_symbols)
 
 
+def knows_data_dependent_numbers(shape_env: ShapeEnv) -> bool:
+    """Return whether a trace met sizes or numbers that depend on the values of tensors."""
+    return any(symbol_is_type(symbol, _FROM_DATA) for symbol in shape_env.var_to_range)
+
+
 def insert_data_dependent_checks(module: torch.fx.GraphModule, shape_env: ShapeEnv) -> None:
     """Insert checks of a trace's assumptions about data-dependent numbers into its graph."""
-    if not any(symbol_is_type(symbol, _FROM_DATA) for symbol in shape_env.var_to_range):
+    if not knows_data_dependent_numbers(shape_env):
         return
     for node in module.graph.find_nodes(op="call_function", target=torch.ops.aten.masked_select.default):
         # torch 2.13 bounds the count by the elements of the tensor before it is broadcast with the mask.

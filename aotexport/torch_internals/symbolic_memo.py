@@ -11,10 +11,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from torch.fx.experimental.proxy_tensor import get_proxy_mode
+import torch
+from torch._ops import mode_stack_state_for_pre_dispatch
+from torch._subclasses.functional_tensor import FunctionalTensor
+from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
 
 # Source: torch 2.13, torch/fx/experimental/sym_node.py, `_make_node_magic`.
-from torch.fx.experimental.sym_node import _NO_HINT, SymNode
+from torch.fx.experimental.sym_node import SymNode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from aotexport.process.patches import Patch, patched
@@ -24,6 +27,10 @@ _METHODS = (
     *("_add", "_sub", "_mul", "_int_floordiv", "_int_truediv", "_pow_by_natural", "_sym_min", "_sym_max"),
     *("_eq", "_ne", "_lt", "_le", "_gt", "_ge", "_and_", "_or_"),
 )
+_dispatch_mode = torch._C._get_dispatch_mode
+_PROXY = torch._C._TorchDispatchModeKey.PROXY
+_FIRST = 0
+"""The place of proxy modes among the modes above autograd."""
 _HINTS = (int, float, bool, type(None))
 
 
@@ -36,40 +43,83 @@ def computed_once(environment: ShapeEnv) -> Iterator[None]:
     if environment._translation_validation_enabled:
         yield
         return
-    known: dict[Any, SymNode] = {}
     version = environment._replacements_version_counter
+    known: dict[str, dict[Any, tuple[Any, ...]]] = {name: {} for name in _METHODS}
+    integers: dict[object, int | None] = {}
+    above_autograd = mode_stack_state_for_pre_dispatch()
+
+    def forget_if_changed() -> None:
+        nonlocal version
+        if version != environment._replacements_version_counter:
+            version = environment._replacements_version_counter
+            integers.clear()
+            for results in known.values():
+                results.clear()
 
     def remembering(method: str, compute: Callable[[SymNode, SymNode], SymNode]) -> Callable[..., SymNode]:
+        results = known[method]
+
         def computed(self: SymNode, other: SymNode) -> SymNode:
-            nonlocal version
             # Under a proxy mode the operation takes a node in a graph.
-            if self.shape_env is not environment or get_proxy_mode() is not None:
+            if self.shape_env is not environment or _dispatch_mode(_PROXY) or above_autograd.get(_FIRST):
                 return compute(self, other)
             if type(self._hint) not in _HINTS or type(other._hint) not in _HINTS:
                 return compute(self, other)
-            if version != environment._replacements_version_counter:
-                version = environment._replacements_version_counter
-                known.clear()
-            key = (method, *_identity(self), *_identity(other))
-            found = known.get(key)
-            if found is None:
-                found = known[key] = compute(self, other)
-                return found
+            forget_if_changed()
+            one, two = self._expr, other._expr
+            key = (id(one), id(two), self._hint, other._hint, *_form(self), *_form(other))
+            found = results.get(key)
+            if found is None or found[0]._hint is None:
+                # The operands live as long as the result, so that their identities are not taken by others.
+                made = compute(self, other)
+                results[key] = (made, one, two)
+                return made
             # A graph tells sizes apart by their nodes: a shared one would lead from one tensor's size to another's.
-            hint = _NO_HINT if found._hint is None else found._hint
-            summation = found._optimized_summation
-            return SymNode(found._expr, environment, found.pytype, hint, optimized_summation=summation)
+            node = object.__new__(SymNode)
+            node.__dict__.update(found[0].__dict__)
+            return node
 
         return functools.update_wrapper(computed, compute)
+
+    plain_integer = SymNode.maybe_as_int
+
+    def maybe_as_int(self: SymNode) -> int | None:
+        if self.shape_env is not environment:
+            return plain_integer(self)
+        forget_if_changed()
+        if self._expr not in integers:
+            integers[self._expr] = plain_integer(self)
+        return integers[self._expr]
+
+    constants: dict[int, SymNode] = {}
+    plain_constant = SymNode.wrap_int
+
+    def wrap_int(self: SymNode, num: int) -> SymNode:
+        if self.shape_env is not environment:
+            return plain_constant(self, num)
+        if num not in constants:
+            constants[num] = plain_constant(self, num)
+        return constants[num]
+
+    make = FunctionalTensor.__new__
+
+    def made(cls: type[FunctionalTensor], elem: Any, mode: Any) -> FunctionalTensor:
+        with disable_proxy_modes_tracing():
+            return make(cls, elem, mode)
 
     reason = "Compute repeated symbolic arithmetic once"
     patches = [
         Patch(SymNode, name, remembering(name, getattr(SymNode, name)), reason, in_all_threads=True)
         for name in _METHODS
     ]
-    with patched(*patches):
+    patches += [
+        Patch(SymNode, "maybe_as_int", maybe_as_int, reason, in_all_threads=True),
+        Patch(SymNode, "wrap_int", wrap_int, reason, in_all_threads=True),
+    ]
+    unused = "Record no arithmetic for the layout of a functional tensor, which its value has too"
+    with patched(*patches, Patch(FunctionalTensor, "__new__", made, unused)):
         yield
 
 
-def _identity(node: SymNode) -> tuple[Any, ...]:
-    return node._expr, node.pytype, node._hint, node._optimized_summation
+def _form(node: SymNode) -> tuple[Any, ...]:
+    return node.pytype, node._optimized_summation

@@ -122,6 +122,23 @@ def _saved_tensors_known() -> Iterator[None]:
         yield
 
 
+REQUIRES_GRAD = "requires_grad"
+"""Metadata of nodes of a forward graph: whether autograd recorded the value as it was traced."""
+
+
+@contextlib.contextmanager
+def _gradients_noted() -> Iterator[None]:
+    """Note in the metadata of each node whether autograd records its value, which `meta['val']` does not tell."""
+    track = proxy_tensor.track_tensor
+
+    def track_tensor(tensor: torch.Tensor, proxy: Any, *, constant: Any, tracer: Any) -> None:
+        track(tensor, proxy, constant=constant, tracer=tracer)
+        proxy.node.meta[REQUIRES_GRAD] = tensor.requires_grad
+
+    with patched(Patch(proxy_tensor, "track_tensor", track_tensor, "Note which values require gradients")):
+        yield
+
+
 @contextlib.contextmanager
 def _autocast_cache_kept() -> Iterator[None]:
     """Let regions of autocast in traced code use the cache of casts as in eager; `make_fx` would turn it off.
@@ -171,6 +188,7 @@ def trace_forward(
         frames_kept(keeps_frame),
         subclasses_tracked(),
         _saved_tensors_known(),
+        _gradients_noted(),
         _autocast_cache_kept(),
     ):
 

@@ -15,7 +15,7 @@ from aotexport.capture.effects.hooks import unfit_hook
 from aotexport.capture.functional.mutating_operators import nest_mutating_calls
 from aotexport.capture.functional.overlapping_views import contiguous_tangents
 from aotexport.capture.functional.recomputed import recompute_checkpoints
-from aotexport.capture.functional.retrace import Analysis, Retrace, without_memory_of_others
+from aotexport.capture.functional.retrace import Analysis, Retrace, hidden_values
 from aotexport.capture.functional.shared_casts import shared_casts
 from aotexport.capture.passes.launches import launched_kernels, name_launches
 from aotexport.capture.trace.autocast import example_autocast
@@ -143,12 +143,12 @@ def _traced(forward: ForwardCapture, instead: Mapping[Any, Callable[..., Any]], 
     graph = forward.graph
     for node in graph.graph.nodes:
         node.meta["custom"] = {**(node.meta.get("custom") or {}), "origin": node.name}
-    new = without_memory_of_others(forward, instead, grad=grad)
+    hidden = hidden_values(forward, instead, grad=grad)
     casts = shared_casts(forward) if grad else {}
 
     def run(*inputs: Any) -> Any:
         if current_tracer() is None:
-            return Analysis(graph, instead, new).run(*inputs)
+            return Analysis(graph, instead, hidden).run(*inputs)
         with node_meta_preserved():
             return Retrace(graph, instead, casts).run(*inputs)
 

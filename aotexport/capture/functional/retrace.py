@@ -12,8 +12,9 @@ import torch
 from aotexport.capture.functional.overlapping_views import OverlappingView, asks_for_size
 from aotexport.capture.functional.shared_casts import Cast
 from aotexport.capture.trace.forward_capture import ForwardCapture
-from aotexport.torch_internals.names import FakeTensor, OpOverload
-from aotexport_runtime.engines.reuse import IN_PLACE
+from aotexport.torch_internals.checks import knows_data_dependent_numbers
+from aotexport.torch_internals.names import FakeTensor, OpOverload, tree_leaves
+from aotexport.torch_internals.tracing import REQUIRES_GRAD
 
 _DROPOUTS = (
     torch.ops.aten.dropout.default,
@@ -23,10 +24,6 @@ _DROPOUTS = (
 )
 
 _HALVES = (torch.bfloat16, torch.float16)
-
-_PRODUCTS = ("aten::mm.default", "aten::addmm.default", "aten::bmm.default", "aten::baddbmm.default")
-_NEW = frozenset((*IN_PLACE, *_PRODUCTS))
-"""Differentiable operators whose result is one tensor with memory of its own."""
 
 
 class Retrace(torch.fx.Interpreter):
@@ -89,34 +86,31 @@ class Retrace(torch.fx.Interpreter):
 class Analysis(Retrace):
     """Run a forward graph so that AOTAutograd learns which inputs change and which outputs alias.
 
-    Operators that return new memory do not matter for this. They do not run: their users get a new tensor.
+    Hidden values do not matter for this. Their operators do not run: users get a new tensor.
     """
 
     def __init__(
-        self, graph: torch.fx.GraphModule, instead: Mapping[Any, Callable[..., Any]], new: set[torch.fx.Node]
+        self, graph: torch.fx.GraphModule, instead: Mapping[Any, Callable[..., Any]], hidden: set[torch.fx.Node]
     ) -> None:
         """Prepare to run `graph`.
 
         Args:
             graph: a forward graph.
             instead: see `capture_functional_graph`.
-            new: the nodes that need not run, see `without_memory_of_others`.
+            hidden: the nodes that need not run, see `hidden_values`.
         """
         super().__init__(graph, instead)
-        self._new = new
-        self._records: dict[torch.fx.Node, bool] = {}
+        self._hidden = hidden
 
     def run_node(self, n: torch.fx.Node) -> Any:
         """Return the result of a node; None: it does not run, and nothing that runs uses it."""
-        if n not in self._new:
-            result = super().run_node(n)
-            self._records[n] = isinstance(result, torch.Tensor) and result.requires_grad
-            return result
+        if n not in self._hidden:
+            return super().run_node(n)
         like = n.meta["val"]
-        differentiable = like.is_floating_point() or like.is_complex()
-        records = torch.is_grad_enabled() and differentiable and any(map(self._records.get, n.all_input_nodes))
-        self._records[n] = records
-        return None if self._new.issuperset(n.users) else _new_tensor(like, records)
+        if not isinstance(like, torch.Tensor):
+            return like
+        records = torch.is_grad_enabled() and n.meta[REQUIRES_GRAD]
+        return None if self._hidden.issuperset(n.users) else _new_tensor(like, records)
 
 
 def _new_tensor(like: torch.Tensor, records: bool) -> torch.Tensor:
@@ -125,34 +119,65 @@ def _new_tensor(like: torch.Tensor, records: bool) -> torch.Tensor:
     return made.requires_grad_(True).clone() if records else made
 
 
-def without_memory_of_others(
+def hidden_values(
     forward: ForwardCapture, instead: Mapping[Any, Callable[..., Any]], *, grad: bool
 ) -> set[torch.fx.Node]:
-    """Return the nodes that `Analysis` need not run: their sizes are known, and their memory is new.
+    """Return the nodes that `Analysis` need not run: no input or output shares memory with their results.
+
+    A graph of which this cannot be told from its operators and values runs whole.
 
     Args:
         forward: a forward graph.
         instead: see `capture_functional_graph`.
-        grad: whether the analysis looks at autograd's records; if so, a graph with operators that write, or that
-            change grad mode, runs whole.
+        grad: whether the analysis looks at autograd's records; if so, a graph with operators that write runs whole.
     """
-    environment = forward.fakes.mode.shape_env
+    graph, environment = forward.graph.graph, forward.fakes.mode.shape_env
     assert environment is not None
-    found: set[torch.fx.Node] = set()
-    if environment.var_to_range:
-        return found
-    for node in forward.graph.graph.nodes:
-        if node.op in ("placeholder", "get_attr"):
-            if node.op == "get_attr" or type(node.meta["val"]) is not FakeTensor:
+    # A new run makes new symbols for sizes that depend on values.
+    if knows_data_dependent_numbers(environment):
+        return set()
+    hidden: set[torch.fx.Node] = set()
+    visible = {
+        _memory(value) for node in graph.nodes if node.op in ("placeholder", "output") for value in _values(node)
+    }
+    for node in graph.nodes:
+        values = _values(node)
+        if node.op == "get_attr" or any(type(value) is not FakeTensor for value in values):
+            return set()
+        if node.op != "call_function":
+            continue
+        result = node.meta.get("val")
+        if node.target is operator.getitem:
+            seen = node.args[0] not in hidden
+        elif isinstance(node.target, OpOverload):
+            if grad and node.target._schema.is_mutable:
                 return set()
-        elif node.op == "call_function" and node.target is not operator.getitem:
-            if not isinstance(node.target, OpOverload) or (grad and node.target._schema.is_mutable):
-                return set()
-            if _name(node.target) in _NEW and node.target not in instead and type(node.meta["val"]) is FakeTensor:
-                found.add(node)
-    # Making a new tensor takes as long as running an operator, so single ones are not worth skipping.
-    return {node for node in found if found.issuperset(node.users) or not found.isdisjoint(node.all_input_nodes)}
+            seen = node.target in instead or _has_effects(node) or not visible.isdisjoint(map(_memory, values))
+        elif result is None:
+            return set()
+        else:
+            seen = False
+        if not (seen or (grad and isinstance(result, torch.Tensor) and REQUIRES_GRAD not in node.meta)):
+            hidden.add(node)
+    return hidden
 
 
-def _name(target: OpOverload) -> str:
-    return f"{target._schema.name}.{target._overloadname}"
+def _values(node: torch.fx.Node) -> list[torch.Tensor]:
+    """Return the tensors that a node results in, or that the graph returns."""
+    if node.op == "output":
+        return [value for result in node.all_input_nodes for value in _values(result)]
+    return [leaf for leaf in tree_leaves(node.meta.get("val")) if isinstance(leaf, torch.Tensor)]
+
+
+def _memory(value: torch.Tensor) -> int:
+    return value.untyped_storage()._cdata
+
+
+def _has_effects(node: torch.fx.Node) -> bool:
+    """Return whether an operator may do more than return new values."""
+    target, value = node.target, node.meta.get("val")
+    assert isinstance(target, OpOverload)
+    # Normalisation in train mode writes to running statistics, and its schema does not say so.
+    writes = target._schema.is_mutable or any(argument.name == "running_mean" for argument in target._schema.arguments)
+    listed = isinstance(value, list | tuple) and any(user.target is not operator.getitem for user in node.users)
+    return writes or listed or value is None or target.namespace != "aten"

@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
+from torch.export import Dim
 
 from aotexport.capture.forward import capture_forward
 from aotexport.capture.functional import capture as functional
 from aotexport.capture.functional.capture import capture_functional_graph
-from aotexport.capture.functional.retrace import without_memory_of_others
-from aotexport.model.programs import Program, choose_programs
+from aotexport.capture.functional.retrace import hidden_values
+from aotexport.model.programs import Example, Program, choose_programs
 from aotexport.model.state import collect_state
 
 
@@ -49,6 +50,22 @@ def returned_as_it_is(w, x):
     return x, w, y, y.contiguous(), y.expand(2, 4, 4)
 
 
+def layers(w, x):
+    heads = nn.functional.layer_norm(x @ w, x.shape[-1:]).view(x.shape[0], 2, -1).transpose(0, 1)
+    attended = nn.functional.scaled_dot_product_attention(heads, heads, heads)
+    first, second = attended.reshape(x.shape[0], -1).split(2, 1)
+    return torch.cat([first, second], 1).sum(0), first, second.detach(), x.shape[0] * 2
+
+
+def without_gradients(w, x):
+    return (x * w).sign() + 1, (x @ w).argmax(1), torch.zeros_like(x @ w).add(1)
+
+
+def running_statistics(w, x):
+    nn.functional.batch_norm(x @ w, x[0], x[1].abs(), training=True)
+    return x + 1
+
+
 class Of(nn.Module):
     def __init__(self, function) -> None:
         super().__init__()
@@ -60,30 +77,37 @@ class Of(nn.Module):
 
 
 FUNCTIONS = [chain, views_of_new_values, products, mutated_input, mutated_value, integers, returned_as_it_is]
+FUNCTIONS += [layers, without_gradients, running_statistics]
 
 
-def seen(function, *, grad):
+def seen(function, *, grad, sizes):
     """Return what AOTAutograd knows of a function's inputs and outputs, and its graph."""
     module = Of(function)
-    (spec,) = choose_programs(module, (torch.ones(4, 4),), Program("program", grad=grad))
+    (spec,) = choose_programs(module, Example((torch.ones(4, 4),), {}, sizes), Program("program", grad=grad))
     state = collect_state(module)
     captured = capture_functional_graph(capture_forward(spec.call, state, grad=grad), grad=grad)
     found = captured.metadata
     outputs = [(o.output_type, o.base_idx, o.requires_grad, o.dynamic_dims) for o in found.output_info]
-    tangents = [(t.shape, t.stride(), t.dtype) for t in found.traced_tangents]
+    tangents = [(str(t.shape), str(t.stride()), t.dtype) for t in found.traced_tangents]
     return found.input_info, outputs, found.num_intermediate_bases, tangents, str(captured.module.graph)
 
 
 @pytest.mark.parametrize("grad", [False, True])
-@pytest.mark.parametrize("function", FUNCTIONS)
-def test_analysis_without_operators_that_make_new_memory_sees_the_same(function, grad, monkeypatch):
-    short = seen(function, grad=grad)
-    monkeypatch.setattr(functional, "without_memory_of_others", lambda *_, **__: set())
-    assert short == seen(function, grad=grad)
+@pytest.mark.parametrize(
+    ("function", "sizes"),
+    [
+        *((function, None) for function in FUNCTIONS),
+        *((function, {"x": {0: Dim("batch", min=2)}}) for function in (layers, products, running_statistics)),
+    ],
+)
+def test_analysis_without_hidden_values_sees_the_same(function, grad, sizes, monkeypatch):
+    short = seen(function, grad=grad, sizes=sizes)
+    monkeypatch.setattr(functional, "hidden_values", lambda *_, **__: set())
+    assert short == seen(function, grad=grad, sizes=sizes)
 
 
 def test_analysis_of_a_chain_leaves_its_operators_out():
     module = Of(chain)
     (spec,) = choose_programs(module, (torch.ones(4, 4),), Program("program", grad=True))
     forward = capture_forward(spec.call, collect_state(module))
-    assert len(without_memory_of_others(forward, {}, grad=True)) == 4
+    assert len(hidden_values(forward, {}, grad=True)) == 3

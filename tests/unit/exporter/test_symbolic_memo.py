@@ -67,6 +67,20 @@ def test_result_is_computed_again_when_two_sizes_are_found_equal(environment):
     assert after.expr == 0
 
 
+def test_number_that_a_size_is_found_equal_to_is_known(environment):
+    a = size(environment, 5, "a")
+    with computed_once(environment):
+        assert (a * 2).node.maybe_as_int() is None
+        assert a == 5
+        assert (a * 2).node.maybe_as_int() == 10
+
+
+def test_operands_of_other_types_have_results_of_their_own(environment):
+    a = size(environment, 5, "a")
+    with computed_once(environment):
+        assert [type((a * factor).node.hint) for factor in (1, 1.0, 1)] == [int, float, int]
+
+
 def test_sizes_of_another_environment_are_left_to_torch(environment, products):
     a, b = size(environment, 5, "a"), size(environment, 7, "b")
     with computed_once(ShapeEnv()):
