@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+from rich.console import Console
 
 from aotexport.cli.onnx import onnx_options, read_options
 from aotexport.cli.output import DTYPES, print_json, stdout
@@ -91,6 +92,13 @@ Example, with this model.py:
     metavar="DIR",
     help="Write the forward graph of each program as text, as traced and after each pass.",
 )
+@click.option(
+    "--profile",
+    type=click.Path(dir_okay=False, writable=True, path_type=Path),
+    metavar="FILE.json",
+    help="Write the time and memory of each stage, for Perfetto or chrome://tracing.",
+)
+@click.option("-q", "--quiet", is_flag=True, help="Print errors, and warnings about the bundle, alone.")
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
 def export(
     model: str,
@@ -111,6 +119,8 @@ def export(
     keep_operators: tuple[str, ...],
     allow_untested_torch: bool,
     dump_passes: Path | None,
+    profile: Path | None,
+    quiet: bool,
     as_json: bool,
 ) -> None:
     """Export MODEL (model.py, model.py:attr or package.module:attr) to a bundle, and verify it against eager.
@@ -124,12 +134,12 @@ def export(
         raise click.UsageError("--opset, --onnx-state and --onnx-translations are for --onnx; give both")
     # With --json, standard output is for the document alone; models print.
     elsewhere = contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext()
-    with elsewhere, Progress() as progress:
+    with elsewhere, Progress(quiet=quiet, profile=profile) as progress:
         progress("import torch")
         import torch
 
         from aotexport.cli.dynamic import merge_dynamic
-        from aotexport.cli.summary import print_summary, summarize
+        from aotexport.cli.summary import print_summary, print_warnings, summarize
         from aotexport.model.cast import cast
         from aotexport.model.model_file import importable
         from aotexport.model.source import load_source
@@ -167,6 +177,8 @@ def export(
     summary = summarize(report, progress.seconds, verified=not no_verify)
     if as_json:
         print_json(summary)
+    elif quiet:
+        print_warnings(Console(stderr=True, highlight=False, markup=False), summary)
     else:
         print_summary(stdout(), summary)
 

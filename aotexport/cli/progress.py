@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
+import json
+import os
 import sys
-import time
+from collections.abc import Iterable
+from pathlib import Path
 from types import TracebackType
 
 from rich.console import Console
 from rich.status import Status
 from rich.text import Text
 
+from aotexport.process.clock import Stage, Stopwatch
+
 
 class Progress:
-    """Shows the stages of a command; call it with the name of each stage as it begins.
+    """Shows the stages of a command; call it with the name of each stage as it begins."""
 
-    Attributes:
-        seconds: wall time per finished stage.
-    """
+    def __init__(self, *, quiet: bool = False, profile: Path | None = None) -> None:
+        """Begin with no stage.
 
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
+        Args:
+            quiet: show nothing.
+            profile: file to write the stages to when the command ends, however it ends; see `write_profile`.
+        """
+        self._stopwatch = Stopwatch()
+        self._quiet = quiet
+        self._profile = profile
         self._console = Console(file=sys.stderr, highlight=False)
         self._status: Status | None = None
-        self._current: tuple[str, float] | None = None
 
     def __enter__(self) -> Progress:
         return self
@@ -31,30 +39,52 @@ class Progress:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._end(done=error is None)
+        if self._profile is not None:
+            write_profile(self._stopwatch.stages, self._profile)
 
     def __call__(self, stage: str) -> None:
         """Begin a stage; the one before it is done."""
         self._end(done=True)
-        self._current = (stage, time.perf_counter())
-        if self._console.is_terminal:
+        if not self._quiet and self._console.is_terminal:
             self._status = self._console.status(Text(stage))
             self._status.start()
-        else:
+        elif not self._quiet:
             self._console.print(Text(stage), soft_wrap=True)
+        self._stopwatch.begin(stage)
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """Wall time per finished stage."""
+        return self._stopwatch.seconds
 
     def count(self, done: int, of: int) -> None:
         """Show how far the current stage is, on a terminal."""
-        if self._status is not None and self._current is not None:
-            self._status.update(Text(f"{self._current[0]} ({done}/{of})"))
+        if self._status is not None:
+            self._status.update(Text(f"{self._stopwatch.current} ({done}/{of})"))
 
     def _end(self, *, done: bool) -> None:
         if self._status is not None:
             self._status.stop()
             self._status = None
-        if self._current is None:
+        if not self._stopwatch.current:
             return
-        stage, start = self._current
-        self._current = None
-        self.seconds[stage] = self.seconds.get(stage, 0.0) + time.perf_counter() - start
-        if done and self._console.is_terminal:
-            self._console.print(Text(f"{self.seconds[stage]:7.1f} s  {stage}", style="dim"))
+        self._stopwatch.end()
+        ended = self._stopwatch.stages[-1]
+        if done and not self._quiet and self._console.is_terminal:
+            self._console.print(Text(f"{ended.wall_s:7.1f} s  {ended.name}", style="dim"))
+
+
+def write_profile(stages: Iterable[Stage], path: Path) -> None:
+    """Write stages in Chrome's Trace Event Format, which Perfetto and `chrome://tracing` open.
+
+    Times are in microseconds. Each stage has its processor time, in seconds, and the process's peak memory, in bytes.
+    """
+    process = {"pid": os.getpid(), "tid": 0}
+    events: list[dict[str, object]] = [{"name": "process_name", "ph": "M", **process, "args": {"name": "aotexport"}}]
+    for stage in stages:
+        start, end = round(stage.start_s * 1e6), round((stage.start_s + stage.wall_s) * 1e6)
+        told = {"processor_s": round(stage.processor_s, 3), "peak_memory_nbytes": stage.peak_nbytes}
+        events.append({"name": stage.name, "ph": "X", "ts": start, "dur": end - start, **process, "args": told})
+        peak = {"nbytes": stage.peak_nbytes}
+        events.append({"name": "peak memory", "ph": "C", "ts": end, **process, "args": peak})
+    path.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}, indent=1) + "\n")

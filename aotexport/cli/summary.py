@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from aotexport.inspection.inspect import printable
+from aotexport.process.clock import peak_memory_nbytes
 from aotexport.verify.comparison import Comparison
 from aotexport.verify.report import ExportReport
 from aotexport_runtime.bundle.notes import LOUD
@@ -51,6 +52,7 @@ def summarize(report: ExportReport, seconds: Mapping[str, float], *, verified: b
         "verified": verified,
         "verification": largest_errors(report.comparisons),
         "notes": [note.as_json() for note in report.notes],
+        "peak_memory_bytes": peak_memory_nbytes(),
         "seconds": {stage: round(value, 3) for stage, value in seconds.items()},
     }
 
@@ -112,7 +114,15 @@ def print_summary(console: Console, summary: Mapping[str, Any]) -> None:
         console.print(printable(note["sentence"]), style=style, soft_wrap=True)
     seconds = summary["seconds"]
     stages = ", ".join(f"{stage} {value:.1f} s" for stage, value in seconds.items())
-    console.print(f"\n{sum(seconds.values()):.1f} s: {printable(stages)}", soft_wrap=True)
+    memory = f"{summary['peak_memory_bytes'] / 1e9:.1f} GB of memory at most"
+    console.print(f"\n{sum(seconds.values()):.1f} s: {printable(stages)}; {memory}", soft_wrap=True)
+
+
+def print_warnings(console: Console, summary: Mapping[str, Any]) -> None:
+    """Print what a person should know of a bundle even where the rest is not wanted."""
+    for note in summary["notes"]:
+        if note["kind"] in LOUD:
+            console.print(printable(note["sentence"]), style="bold yellow", soft_wrap=True)
 
 
 def _programs(programs: Iterable[Mapping[str, Any]]) -> Table:

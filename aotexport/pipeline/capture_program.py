@@ -51,7 +51,7 @@ def capture_program(
             forward.effects.reads.add("grad_mode")
         program = encode_program(spec, forward, root=options.source_root, strip=options.strip)
         clock.stage(f"{spec.name}: {'joint' if spec.grad else 'inference'} graph")
-        functional = capture_functional_graph(forward, grad=spec.grad)
+        functional = capture_functional_graph(forward, grad=spec.grad, count=clock.count)
     program = with_functional(program, forward, functional, root=options.source_root, strip=options.strip)
     _refuse_lost_backward(program, forward)
     if options.targets.cuda:

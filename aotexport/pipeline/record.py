@@ -30,7 +30,8 @@ def record_calls(draft: BundleDraft, directory: Path, clock: Clock) -> BundleDra
     clock.stage("record eager results")
     programs, vectors = list[EncodedProgram](), list[RecordedCall]()
     with weights_as_snapshots(draft.state, draft.weights, directory):
-        for spec, program in zip(draft.specs, draft.programs, strict=True):
+        for done, (spec, program) in enumerate(zip(draft.specs, draft.programs, strict=True)):
+            clock.count(done, len(draft.specs))
             program, recorded = _recorded(spec, draft.state, program, verified=draft.options.verify)
             programs.append(program)
             vectors += recorded

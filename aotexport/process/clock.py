@@ -1,31 +1,100 @@
-"""The stages of an export: their wall time, and their names for the caller."""
+"""The stages of a command: their wall time, processor time and memory, and their names for the caller."""
 
 from __future__ import annotations
 
+import resource
+import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 Progress = Callable[[str], None]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """A stage that has ended.
+
+    Attributes:
+        name: what was done.
+        start_s: when it began, in seconds of `time.perf_counter`.
+        wall_s: how long it took.
+        processor_s: processor time of this process, all threads.
+        peak_nbytes: the most memory that the process had resident, from its start to the end of the stage.
+    """
+
+    name: str
+    start_s: float
+    wall_s: float
+    processor_s: float
+    peak_nbytes: int
+
+
+class Stopwatch:
+    """Times stages, one after the other.
+
+    Attributes:
+        stages: those that have ended, in order.
+        current: name of the stage that goes on; empty: none does.
+    """
+
+    def __init__(self) -> None:
+        self.stages: list[Stage] = []
+        self.current = ""
+        self._start = (0.0, 0.0)
+
+    def begin(self, name: str) -> None:
+        """Begin a stage, and end the one before it."""
+        self.end()
+        self.current, self._start = name, (time.perf_counter(), time.process_time())
+
+    def end(self) -> None:
+        """End the current stage, if there is one."""
+        if not self.current:
+            return
+        wall, processor = self._start
+        ended = Stage(
+            name=self.current,
+            start_s=wall,
+            wall_s=time.perf_counter() - wall,
+            processor_s=time.process_time() - processor,
+            peak_nbytes=peak_memory_nbytes(),
+        )
+        self.stages.append(ended)
+        self.current = ""
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """Wall time by stage; a stage that began several times has one entry."""
+        found: dict[str, float] = {}
+        for stage in self.stages:
+            found[stage.name] = found.get(stage.name, 0.0) + stage.wall_s
+        return found
+
+
+def peak_memory_nbytes() -> int:
+    """Return the most memory that this process has had resident, mapped files included."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
 class Clock:
-    """Wall time per stage, told to the progress callback."""
+    """The stages of an export, told to the progress callback."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
-        self._seconds: dict[str, float] = {}
-        self._current: tuple[str, float] | None = None
+        self._stopwatch = Stopwatch()
 
     @property
     def current(self) -> str:
         """Name of the current stage."""
-        return "" if self._current is None else self._current[0]
+        return self._stopwatch.current
 
     def stage(self, name: str) -> None:
         """Begin a stage, and end the one before it."""
-        self.finish()
+        self._stopwatch.end()
         self._progress(name)
-        self._current = (name, time.perf_counter())
+        self._stopwatch.begin(name)
 
     def count(self, done: int, of: int) -> None:
         """Report the progress of the current stage, to a callback that has a `count`."""
@@ -35,8 +104,5 @@ class Clock:
 
     def finish(self) -> dict[str, float]:
         """End the current stage; return the seconds of every stage."""
-        if self._current is not None:
-            name, start = self._current
-            self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - start
-            self._current = None
-        return self._seconds
+        self._stopwatch.end()
+        return self._stopwatch.seconds

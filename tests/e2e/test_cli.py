@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 import json
 import signal
 import subprocess
@@ -142,6 +143,39 @@ def test_export_closes_with_a_summary_and_tells_the_stages(run: Run) -> None:
     assert lines[0][:7] == ["bundle:", "Net", "(module),", "4", "parameters", "(14", "elements),"]
     assert ["infer", "eval", "portable", "2", "forward,"] in [line[:5] for line in lines]
     assert ["infer", "output['logits']", "0.0e+00", "0.0e+00"] in lines
+
+
+def test_quiet_export_prints_only_what_a_user_must_know(run: Run) -> None:
+    Path("net.py").write_text(NET)
+    result = run("net.py", "-o", "bundle", "--quiet", "--program", "infer")
+    assert (result.exit_code, result.output) == (0, "")
+    Path("flag.py").write_text(
+        "import torch\n\ndef model(x):\n    return x + 1 if x.sum() > 0 else x - 1\n\nexample_inputs = torch.ones(4)\n"
+    )
+    result = run("flag.py", "-o", "flag", "-q")
+    assert (result.exit_code, result.stdout) == (0, "")
+    assert result.stderr.startswith(
+        "fixed (infer): flag.py:4 in model: code of the model branches on values of tensors"
+    )
+
+
+def test_profile_holds_every_stage_with_its_time_and_memory(run: Run) -> None:
+    Path("net.py").write_text(NET)
+    result = run("net.py", "-o", "bundle", "--profile", "trace.json")
+    events = json.loads(Path("trace.json").read_text())["traceEvents"]
+    stages = [event for event in events if event["ph"] == "X"]
+    assert [stage["name"] for stage in stages] == result.stderr.splitlines()
+    assert all(one["ts"] + one["dur"] <= other["ts"] + 1 for one, other in itertools.pairwise(stages))
+    assert all(stage["args"]["peak_memory_nbytes"] > 10**8 for stage in stages)
+    assert sum(stage["args"]["processor_s"] for stage in stages) > 0
+
+
+def test_profile_of_an_export_that_fails_ends_with_the_stage_that_failed(run: Run) -> None:
+    Path("net.py").write_text(FUNCTION.replace("return", "raise KeyError('gone')\n    return"))
+    result = run("net.py", "-o", "bundle", "--profile", "trace.json")
+    events = json.loads(Path("trace.json").read_text())["traceEvents"]
+    assert (result.exit_code, Path("bundle").exists()) == (1, False)
+    assert [event["name"] for event in events if event["ph"] == "X"][-1] == "infer: forward graph"
 
 
 def test_summary_names_the_target_of_each_comparison(run: Run) -> None:

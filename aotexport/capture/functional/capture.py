@@ -44,6 +44,7 @@ def capture_functional_graph(
     grad: bool,
     instead: Mapping[Any, Callable[..., Any]] = MappingProxyType({}),
     launches: bool = False,
+    count: Callable[[int, int], None] = lambda done, of: None,
 ) -> FunctionalCapture | Refused:
     """Capture the functional graph of a traced program.
 
@@ -54,6 +55,7 @@ def capture_functional_graph(
             that graph, a fake tensor, before the arguments.
         launches: for torch's compiler: decompose operators of Triton kernels, see `capture_functional`, and leave
             launches, and calls of custom operators that write to their arguments, in the form that compiler takes.
+        count: called with the number of the forward graph's nodes that are traced, and of all.
     """
     inputs = forward.inputs
     grad = grad and any(fake.requires_grad for fake in inputs if isinstance(fake, torch.Tensor))
@@ -75,7 +77,12 @@ def capture_functional_graph(
         ):
             twins, mode = forward.fakes.twins(inputs), forward.fakes.mode
             captured = capture_functional(
-                _traced(forward, instead, grad=grad), twins, mode, kernels=FAKE_KERNELS, grad=grad, launches=launches
+                _traced(forward, instead, count, grad=grad),
+                twins,
+                mode,
+                kernels=FAKE_KERNELS,
+                grad=grad,
+                launches=launches,
             )
             if not launches:
                 nest_mutating_calls(captured.module, mode)
@@ -136,7 +143,13 @@ def _calls(forward: ForwardCapture, operator: Any) -> list[torch.fx.Node]:
     return list(forward.graph.graph.find_nodes(op="call_function", target=operator))
 
 
-def _traced(forward: ForwardCapture, instead: Mapping[Any, Callable[..., Any]], *, grad: bool) -> Callable[..., Any]:
+def _traced(
+    forward: ForwardCapture,
+    instead: Mapping[Any, Callable[..., Any]],
+    count: Callable[[int, int], None],
+    *,
+    grad: bool,
+) -> Callable[..., Any]:
     """Return the function to capture: the forward graph, or the code itself where only that has the backward."""
     if forward.effects.autograd_functions:
         return _reordered(forward)
@@ -150,7 +163,7 @@ def _traced(forward: ForwardCapture, instead: Mapping[Any, Callable[..., Any]], 
         if current_tracer() is None:
             return Analysis(graph, instead, hidden).run(*inputs)
         with node_meta_preserved():
-            return Retrace(graph, instead, casts).run(*inputs)
+            return Retrace(graph, instead, casts, count).run(*inputs)
 
     return run
 

@@ -34,14 +34,18 @@ class Retrace(torch.fx.Interpreter):
         graph: torch.fx.GraphModule,
         instead: Mapping[Any, Callable[..., Any]],
         casts: Mapping[torch.fx.Node, Sequence[Cast]] = MappingProxyType({}),
+        count: Callable[[int, int], None] = lambda done, of: None,
     ) -> None:
-        """Prepare to run `graph`; for `instead` see `capture_functional_graph`, for `casts`, `shared_casts`."""
+        """Prepare to run `graph`; see `capture_functional_graph`, and for `casts`, `shared_casts`."""
         super().__init__(graph)
         self._instead = instead
         self._casts = casts
         self._made: dict[Cast, torch.Tensor] = {}
+        self._places = {node: place for place, node in enumerate(graph.graph.nodes)}
+        self._count = count
 
     def run_node(self, n: torch.fx.Node) -> Any:
+        self._count(self._places[n], len(self._places))
         other = self._instead.get(n.target) if callable(n.target) else None
         if other is None:
             return super().run_node(n)
