@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import torch
 
 from aotexport_runtime.allowed.operators import BUILTINS, allowed_aten_operators
+from aotexport_runtime.engines.preconditions import guarded
 from aotexport_runtime.errors import BundleInvalid, NotSupported
 from aotexport_runtime.schema.values import (
     Argument,
@@ -56,7 +57,7 @@ def resolve(name: str, captured_schema: str | None, namespaces: frozenset[str]) 
             f"  captured: {captured_schema}\n  here:     {current}\n"
             "Run the bundle with the torch it was exported with, or export it again"
         )
-    return function
+    return guarded(rest, function) if namespace == "aten" else function
 
 
 _DIRECT = frozenset(

@@ -1,0 +1,188 @@
+"""Operators that trust their arguments: calls that would leave their memory are refused, others run as in torch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn import functional
+
+from aotexport_runtime import CheckFailed
+from aotexport_runtime.engines import ops
+from aotexport_runtime.engines.preconditions import PRECONDITIONS
+
+ATEN = torch.ops.aten
+LEAST = -(2**63)
+
+
+def call(name, *args, **kwargs):
+    return ops.resolve(f"aten::{name}", None, frozenset())(*args, **kwargs)
+
+
+def channels(count, like=None):
+    return torch.ones(count)
+
+
+IMAGES = torch.arange(32.0).reshape(1, 2, 4, 4)
+POOLED, PLACES = ATEN.max_pool2d_with_indices.default(IMAGES, [2, 2], [2, 2])
+VOLUMES = torch.arange(16.0).reshape(1, 2, 2, 2, 2)
+LU, PIVOTS = torch.linalg.lu_factor(torch.eye(3) + torch.ones(3, 3))
+LOGS = torch.randn(5, 2, 4).log_softmax(2)
+ROWS = torch.randn(4, 3)
+WEIGHT, INDICES, OFFSETS = torch.randn(6, 3), torch.tensor([0, 5, 2]), torch.tensor([0, 2])
+BAGS = ATEN._embedding_bag.default(WEIGHT, INDICES, OFFSETS)
+NORM = (channels(2), channels(2), channels(2), channels(2))
+
+REFUSED = [
+    (
+        "_ctc_loss.default",
+        (torch.zeros(1, 1, 64), torch.tensor([[64]]), [1], [1]),
+        "targets must be from 0 to below 64",
+    ),
+    ("ctc_loss.IntList", (LOGS, torch.full((2, 2), 10**6), [5, 5], [2, 2]), "targets must be from 0 to below 4"),
+    (
+        "ctc_loss.Tensor",
+        (LOGS, torch.tensor([[1, 2], [3, -1]]), torch.tensor([5, 5]), torch.tensor([2, 2])),
+        "targets must be from 0 to below 4",
+    ),
+    (
+        "_ctc_loss.default",
+        (LOGS, torch.tensor([1, 2]), [5, 5], [2, 2]),
+        "`target_lengths` must add up to the targets at most",
+    ),
+    ("_ctc_loss.default", (LOGS, torch.ones(2, 2).long(), [6, 5], [2, 2]), "`input_lengths` must be from 0 to below 6"),
+    (
+        "_ctc_loss.default",
+        (LOGS, torch.ones(2, 2).long(), [5, 5], [3, 2]),
+        "`target_lengths` must be from 0 to below 3",
+    ),
+    (
+        "_ctc_loss_backward.default",
+        (torch.ones(2), LOGS, torch.ones(2, 2).long(), [5, 5], [2, 2], torch.ones(2), torch.ones(2, 5, 3), 0),
+        "`target_lengths` must be from 0 to below 2",
+    ),
+    ("_fft_r2c.default", (torch.ones(4), [1 << 40], 0, True), "`dim` must be axes from 0 to below 1"),
+    ("_fft_c2r.default", (torch.ones(4, 4) + 0j, [-2], 0, 64), "`dim` must be axes from 0 to below 2"),
+    ("_fft_c2r.default", (torch.ones(4) + 0j, [0], 0, 64), "axis 0 is too short for `last_dim_size`"),
+    ("_fft_c2c.default", (torch.ones(4, 4) + 0j, [1, 1], 0, True), "`dim` must name each axis once"),
+    (
+        "native_batch_norm.default",
+        (torch.ones(2, 256, 3), None, None, channels(1), channels(256), True, 0.1, 1e-5),
+        "`running_mean` must have the sizes (256,), not (1,)",
+    ),
+    (
+        "native_batch_norm_backward.default",
+        (IMAGES, IMAGES, *NORM[:3], channels(1), channels(2), True, 1e-5, [True] * 3),
+        "`save_mean` must have the sizes (2,), not (1,)",
+    ),
+    ("lcm.default", (torch.tensor([LEAST]), torch.tensor([5])), "`self` must not hold the least number of its dtype"),
+    (
+        "div.Tensor_mode",
+        (torch.tensor([LEAST]), torch.tensor([-1])),
+        "the least number of a dtype cannot be divided by -1",
+    ),
+    ("lu_unpack.default", (LU, torch.tensor([1000, 2, 3], dtype=torch.int32)), "pivots must be from 1 to below 4"),
+    (
+        "linalg_ldl_solve.default",
+        (torch.eye(3), torch.tensor([1, -9, 3], dtype=torch.int32), torch.ones(3, 1)),
+        "pivots must be from 1 to below 4",
+    ),
+    ("embedding_bag.default", (WEIGHT, INDICES.reshape(1, 3), OFFSETS), "`indices` must have one axis"),
+    ("_embedding_bag.default", (WEIGHT, INDICES, OFFSETS.bool()), "`offsets` must be of dtype int32 or int64"),
+    ("_embedding_bag.default", (WEIGHT, INDICES + 6, OFFSETS), "`indices` must be from 0 to below 6"),
+    ("_embedding_bag.default", (WEIGHT, INDICES, torch.tensor([0, 3, 1])), "`offsets` must rise from 0"),
+    (
+        "_embedding_bag_dense_backward.default",
+        (torch.ones(2, 3), INDICES, torch.tensor([0, 0, 9]), *BAGS[2:], 6, False, 0, None),
+        "`offset2bag` must be from 0 to below 2",
+    ),
+    ("_weight_norm_interface.default", (ROWS, torch.ones(1, 1)), "`g` must be 4 numbers"),
+    (
+        "_weight_norm_interface_backward.default",
+        (ROWS, ROWS, torch.ones(4, 1), torch.ones(1), 0),
+        "`saved_norms` must be 4 numbers",
+    ),
+    ("_pdist_forward.default", (torch.ones(3),), "`self` must have two axes"),
+    ("_pdist_backward.default", (torch.ones(1), ROWS, 2.0, torch.ones(6)), "`grad` must have the sizes (6,), not (1,)"),
+    (
+        "max_pool2d_with_indices_backward.default",
+        (POOLED, IMAGES, [2, 2], [2, 2], [0, 0], [1, 1], False, PLACES + 16),
+        "`indices` must be from 0 to below 16",
+    ),
+    ("adaptive_max_pool2d_backward.default", (POOLED, IMAGES, PLACES - 9), "`indices` must be from 0 to below 16"),
+    (
+        "max_pool3d_with_indices_backward.default",
+        (VOLUMES[..., :1, :1, :1], VOLUMES, [2] * 3, [2] * 3, [0] * 3, [1] * 3, False, torch.full((1, 2, 1, 1, 1), 8)),
+        "`indices` must be from 0 to below 8",
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "args", "reason"), REFUSED, ids=[f"{i}-{row[0]}" for i, row in enumerate(REFUSED)])
+def test_call_that_would_leave_its_memory_is_refused(name, args, reason):
+    kwargs = {"rounding_mode": "trunc"} if name == "div.Tensor_mode" else {}
+    with pytest.raises(CheckFailed) as caught:
+        call(name, *args, **kwargs)
+    assert str(caught.value) == f"operator `aten::{name}`: {reason}"
+
+
+def test_every_precondition_has_a_refused_call():
+    refused = {row[0] for row in REFUSED} | {row[0].partition(".")[0] for row in REFUSED}
+    checks = {check for name, check in PRECONDITIONS.items() if name in refused}
+    assert checks == set(PRECONDITIONS.values()) - {PRECONDITIONS["_embedding_bag_backward"]} | {
+        PRECONDITIONS["_embedding_bag_dense_backward"]
+    }
+
+
+def backward(function, *inputs):
+    """Return the gradients of a function's sum, computed with operators that the runtime resolves."""
+    leaves = [value.clone().requires_grad_() for value in inputs]
+    function(*leaves).sum().backward()
+    return [leaf.grad for leaf in leaves]
+
+
+def test_call_that_fits_gives_what_torch_gives():
+    grad = torch.ones_like(POOLED)
+    pooled = call(
+        "max_pool2d_with_indices_backward.default", grad, IMAGES, [2, 2], [2, 2], [0, 0], [1, 1], False, PLACES
+    )
+    assert torch.equal(pooled, *backward(lambda x: functional.max_pool2d(x, 2), IMAGES))
+    targets = torch.tensor([[1, 2, -100], [3, -100, -100]])
+    expected = ATEN.ctc_loss.IntList(LOGS, targets, [5, 4], [2, 1])
+    assert torch.equal(call("ctc_loss.IntList", LOGS, targets, [5, 4], [2, 1]), expected)
+    assert torch.equal(call("ctc_loss.Tensor", LOGS, targets, torch.tensor([5, 4]), torch.tensor([2, 1])), expected)
+    joined = torch.tensor([1, 2, 3])
+    assert torch.equal(
+        call("_ctc_loss.default", LOGS, joined, [5, 4], [2, 1])[0],
+        ATEN._ctc_loss.default(LOGS, targets, [5, 4], [2, 1])[0],
+    )
+    assert torch.equal(call("_embedding_bag.default", WEIGHT, INDICES, OFFSETS)[0], BAGS[0])
+    assert torch.equal(call("lu_unpack.default", LU, PIVOTS)[1], ATEN.lu_unpack.default(LU, PIVOTS)[1])
+    assert torch.equal(call("_fft_r2c.default", torch.ones(4), [0], 0, True), torch.fft.rfft(torch.ones(4)))
+    assert torch.equal(call("_pdist_forward.default", ROWS), functional.pdist(ROWS))
+    numbers = torch.tensor([LEAST, 7, -7])
+    assert call("div.Tensor_mode", numbers, torch.tensor([2, -2, -1]), rounding_mode="trunc").tolist() == [
+        LEAST // 2,
+        -3,
+        7,
+    ]
+    trained = call(
+        "native_batch_norm.default", IMAGES, *NORM[:2], *(value.clone() for value in NORM[2:]), True, 0.1, 1e-5
+    )
+    assert torch.equal(trained[0], functional.batch_norm(IMAGES, None, None, *NORM[:2], training=True))
+
+
+def test_call_of_a_trace_is_left_alone():
+    with torch.device("meta"):
+        images, places = torch.empty(1, 2, 4, 4), torch.empty(1, 2, 2, 2, dtype=torch.int64)
+    shape = call(
+        "max_pool2d_with_indices_backward.default",
+        images[..., :2, :2],
+        images,
+        [2, 2],
+        [2, 2],
+        [0, 0],
+        [1, 1],
+        False,
+        places,
+    ).shape
+    assert shape == images.shape
