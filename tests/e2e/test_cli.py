@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -321,7 +322,7 @@ def test_failure_of_the_exporter_itself_asks_for_a_report_with_versions(run: Run
     method = "    def named_modules(self, *args, **kwargs):\n        raise RuntimeError('odd')\n"
     Path("net.py").write_text(NET.replace("    def forward", method + "\n    def forward"))
     result = run("net.py", "-o", "out")
-    versions = f"aotexport 0.1.0, torch {sys.modules['torch'].__version__}, Python {sys.version.split()[0]}"
+    versions = f"aotexport 0.1.0, torch {metadata.version('torch')}, Python {sys.version.split()[0]}"
     lines = result.stderr.splitlines()
     assert result.exit_code == 3
     assert (
@@ -337,7 +338,7 @@ def test_bug_in_a_stage_exits_with_3_asks_for_a_report_and_writes_nothing(run: R
     monkeypatch.setattr(program, "with_calls", namespace["wrong"])
     Path("net.py").write_text(NET)
     result = run("net.py", "-o", "out")
-    versions = f"aotexport 0.1.0, torch {sys.modules['torch'].__version__}, Python {sys.version.split()[0]}"
+    versions = f"aotexport 0.1.0, torch {metadata.version('torch')}, Python {sys.version.split()[0]}"
     lines = result.stderr.splitlines()
     assert result.exit_code == 3
     assert (

@@ -22,7 +22,7 @@ def test_tests_of_a_room_are_there(room):
 
 
 def printed_by_make(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = ["make", "--dry-run", "--old-file=.venv/.dev", "pytest", *arguments]
+    command = ["make", "--no-print-directory", "--dry-run", "--old-file=.venv/.dev", "pytest", *arguments]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
 
