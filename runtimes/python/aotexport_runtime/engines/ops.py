@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 
 from aotexport_runtime.allowed.operators import BUILTINS, allowed_aten_operators
-from aotexport_runtime.engines.preconditions import guarded
+from aotexport_runtime.engines.preconditions.table import guarded
 from aotexport_runtime.errors import BundleInvalid, NotSupported
 from aotexport_runtime.schema.values import (
     Argument,

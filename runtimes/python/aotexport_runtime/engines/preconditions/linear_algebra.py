@@ -1,0 +1,49 @@
+"""Factorizations, eigenvalues, distances and Fourier transforms."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from aotexport_runtime.engines.preconditions.require import Arguments, require, sizes, within
+
+
+def fourier(a: Arguments) -> None:
+    """Check the axes of a Fourier transform, which its kernels take as they are."""
+    axes, rank, source = list(a["dim"]), a["self"].dim(), a["self"]
+    require(axes and all(0 <= axis < rank for axis in axes), f"`dim` must be axes from 0 to below {rank}")
+    require(len({*axes}) == len(axes), "`dim` must name each axis once")
+    size = a.get("last_dim_size")
+    if size is not None:
+        require(size >= 1, "`last_dim_size` must be positive")
+        require(source.shape[axes[-1]] >= size // 2 + 1, f"axis {axes[-1]} is too short for `last_dim_size`")
+
+
+def pairs(a: Arguments) -> None:
+    """Check the distances of all pairs of rows."""
+    rows = a["self"]
+    require(rows.dim() == 2, "`self` must have two axes")
+    count = rows.shape[0] * (rows.shape[0] - 1) // 2
+    for name in ("grad", "pdist"):
+        sizes(a.get(name), (count,), f"`{name}`")
+    require(rows.is_contiguous(), "`self` must be contiguous")
+
+
+def pivots(name: str) -> Callable[[Arguments], None]:
+    """Return the check of the rows that a factorization has swapped: `lu` or `ldl`."""
+
+    def check(a: Arguments) -> None:
+        matrix, swaps = (a["LU_data"], a["LU_pivots"]) if name == "lu" else (a["LD"], a["pivots"])
+        require(matrix.dim() >= 2, "the matrix must have two axes or more")
+        rows, count = matrix.shape[-2], min(matrix.shape[-2:])
+        require(swaps.dtype == torch.int32, "pivots must be of dtype int32")
+        sizes(swaps, (*matrix.shape[:-2], count), "pivots")
+        within(swaps if name == "lu" else swaps.abs(), 1, rows + 1, "pivots")
+
+    return check
+
+
+def finite(a: Arguments) -> None:
+    """Check that a matrix has eigenvalues: LAPACK's balancing leaves its memory where it does not converge."""
+    require(torch.isfinite(a["self"]).all(), "`self` must be finite")

@@ -1,0 +1,59 @@
+"""Batch norm and weight norm."""
+
+from __future__ import annotations
+
+import torch
+
+from aotexport_runtime.engines.preconditions.require import Arguments, require, sizes
+
+_OF_CHANNELS = ("weight", "bias", "running_mean", "running_var", "save_mean", "save_invstd", "save_var")
+
+
+def batch_norm(a: Arguments) -> None:
+    """Check that there is a number per channel wherever the kernel reads one."""
+    source = a["input"]
+    require(source.dim() >= 2, "`input` must have two axes or more")
+    channels = source.shape[1]
+    for name in _OF_CHANNELS:
+        # Outside of train mode the kernel gives empty tensors for what it saves, and reads none.
+        if a.get(name) is not None and not (name.startswith("save_") and _is_saved_by_none(a, a[name])):
+            sizes(a[name], (channels,), f"`{name}`")
+    if not _trains(a) and "running_mean" in a:
+        given = a["running_mean"] is not None and a["running_var"] is not None
+        require(given, "`running_mean` and `running_var` must be given")
+    for name in ("grad_out", "grad_output"):
+        sizes(a.get(name), source.shape, f"`{name}`")
+
+
+def _is_saved_by_none(a: Arguments, saved: torch.Tensor) -> bool:
+    return saved.numel() == 0 and not _trains(a)
+
+
+def _trains(a: Arguments) -> bool:
+    return a.get("train", a.get("update", a.get("training", True)))
+
+
+def batch_norm_without_update(a: Arguments) -> None:
+    """Check batch norm that reads running statistics, or has none and is in train mode in all but name."""
+    batch_norm({**a, "training": False})
+
+
+def batch_norm_without_statistics(a: Arguments) -> None:
+    """Check batch norm that has no running statistics, which only train mode needs not."""
+    require(a["training"], "without running statistics `training` must be true")
+    batch_norm(a)
+
+
+def weight_norm(a: Arguments) -> None:
+    """Check that there is a norm per slice of `v`."""
+    direction, norms, axis = (a.get(f"{name}", a.get(f"saved_{name}")) for name in ("v", "g", "dim"))
+    rank = direction.dim()
+    require(0 <= axis < rank, f"`dim` must be from 0 to below {rank}")
+    size = direction.shape[axis]
+    require(direction.numel() > 0, "`v` must not be empty")
+    require(norms.numel() == size, f"`g` must be {size} numbers")
+    require(norms.dtype == direction.dtype, "`g` must be of the dtype of `v`")
+    for name in ("saved_norms", "grad_w"):
+        if a.get(name) is not None:
+            expected = size if name == "saved_norms" else direction.numel()
+            require(a[name].numel() == expected, f"`{name}` must be {expected} numbers")

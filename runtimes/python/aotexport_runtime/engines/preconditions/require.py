@@ -1,0 +1,41 @@
+"""What preconditions are made of: sizes and values that a call must have."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from aotexport_runtime.errors import CheckFailed
+
+Arguments = Mapping[str, Any]
+"""The arguments of a call by the names of the operator's schema, defaults included."""
+
+
+def require(condition: Any, message: str) -> None:
+    """Raise `CheckFailed` unless a condition holds; on other devices than the CPU, the device checks it."""
+    if isinstance(condition, torch.Tensor) and condition.device.type != "cpu":
+        torch.ops.aten._assert_async.msg(condition, message)
+    elif not condition:
+        raise CheckFailed(message)
+
+
+def within(values: torch.Tensor, low: int, high: Any, what: str) -> None:
+    """Require integers from `low` to below `high`."""
+    require(not (values.is_floating_point() or values.is_complex()), f"{what} must be integers")
+    if values.numel():
+        least, most = torch.aminmax(values)
+        require((least >= low) & (most < high), f"{what} must be from {low} to below {high}")
+
+
+def sizes(tensor: torch.Tensor | None, expected: Sequence[Any], what: str) -> None:
+    """Require a tensor, if there is one, to have these sizes."""
+    if tensor is not None:
+        found = tuple(tensor.shape)
+        require(found == tuple(expected), f"{what} must have the sizes {tuple(expected)}, not {found}")
+
+
+def integers(values: Any) -> torch.Tensor:
+    """Return a list of integers, or a tensor of them, as a tensor."""
+    return values if isinstance(values, torch.Tensor) else torch.tensor(list(values), dtype=torch.int64)

@@ -1,0 +1,104 @@
+"""Sequences: CTC loss, recurrent layers, attention."""
+
+from __future__ import annotations
+
+import torch
+
+from aotexport_runtime.engines.preconditions.require import Arguments, integers, require, sizes, within
+
+
+def ctc(a: Arguments) -> None:
+    """Check lengths and targets of the CTC loss."""
+    probabilities, targets = a["log_probs"], a["targets"]
+    require(probabilities.dim() in (2, 3), "`log_probs` must have two or three axes")
+    steps, classes = probabilities.shape[0], probabilities.shape[-1]
+    batch = probabilities.shape[1] if probabilities.dim() == 3 else 1
+    taken, wanted = integers(a["input_lengths"]), integers(a["target_lengths"])
+    for lengths, what in ((taken, "`input_lengths`"), (wanted, "`target_lengths`")):
+        require(lengths.numel() == batch, f"{what} must be {batch} numbers")
+    within(taken, 0, steps + 1, "`input_lengths`")
+    if targets.dim() == 2:
+        require(targets.shape[0] == batch, f"`targets` must have {batch} rows")
+        within(wanted, 0, targets.shape[1] + 1, "`target_lengths`")
+        places = torch.arange(targets.shape[1], device=targets.device)
+        used = targets[places < wanted.reshape(batch, 1).to(targets.device)]
+    else:
+        require(targets.dim() == 1, "`targets` must have one or two axes")
+        within(wanted, 0, targets.shape[0] + 1, "`target_lengths`")
+        total = int(wanted.sum())
+        require(total <= targets.shape[0], "`target_lengths` must add up to the targets at most")
+        used = targets[:total]
+    within(used, 0, classes, "targets")
+
+
+def ctc_backward(a: Arguments) -> None:
+    """Check what the forward kernel of the CTC loss gives to its backward."""
+    ctc(a)
+    require(a["log_probs"].dim() == 3, "`log_probs` must have three axes")
+    steps, batch = a["log_probs"].shape[:2]
+    sizes(a["grad"], (batch,), "`grad`")
+    sizes(a["neg_log_likelihood"], (batch,), "`neg_log_likelihood`")
+    alpha = a["log_alpha"]
+    require(alpha.dim() == 3 and tuple(alpha.shape[:2]) == (batch, steps), "`log_alpha` must be of this batch")
+    within(integers(a["target_lengths"]), 0, (alpha.shape[2] - 1) // 2 + 1, "`target_lengths`")
+
+
+def recurrent(a: Arguments) -> None:
+    """Check the layers of `lstm`, `gru` and `rnn_*`, of padded and of packed input."""
+    packed = "batch_sizes" in a
+    source = a["data"] if packed else a["input"]
+    states = list(a["hx"]) if isinstance(a["hx"], list | tuple) else [a["hx"]]
+    directions = 2 if a["bidirectional"] else 1
+    require(source.dim() == (2 if packed else 3), "the input must have as many axes as the layers take")
+    require(1 <= a["num_layers"] <= len(a["params"]), "`num_layers` must be that of `params`")
+    layers = a["num_layers"] * directions
+    for state in states:
+        require(state.dim() == 3 and state.shape[0] == layers, f"`hx` must have three axes, the first of size {layers}")
+    projected = len(states) == 2 and states[0].shape[2] != states[1].shape[2]
+    count = layers * (2 + 2 * a["has_biases"] + projected)
+    require(len(a["params"]) == count, f"`params` must be {count} tensors")
+    for tensor in (source, *states, *a["params"]):
+        require(
+            tensor.dtype == source.dtype and tensor.is_floating_point(), "all tensors must be of one floating dtype"
+        )
+    if packed:
+        sizes_of_steps = a["batch_sizes"]
+        require(
+            sizes_of_steps.dim() == 1 and sizes_of_steps.dtype == torch.int64, "`batch_sizes` must be a row of int64"
+        )
+        within(sizes_of_steps, 1, source.shape[0] + 1, "`batch_sizes`")
+        require((sizes_of_steps[1:] <= sizes_of_steps[:-1]).all(), "`batch_sizes` must not rise")
+        require(sizes_of_steps.sum() == source.shape[0], "`batch_sizes` must add up to the rows of `data`")
+
+
+def attention(a: Arguments) -> None:
+    """Check the heads of grouped attention."""
+    query, key, value = a["query"], a["key"], a["value"]
+    if a["enable_gqa"]:
+        require(min(query.dim(), key.dim(), value.dim()) >= 3, "`query`, `key` and `value` must have heads")
+        for name, heads in (("key", key.shape[-3]), ("value", value.shape[-3])):
+            require(
+                heads > 0 and query.shape[-3] % heads == 0, f"the heads of `query` must be those of `{name}`, repeated"
+            )
+
+
+def flash_attention(a: Arguments) -> None:
+    """Check the steps and heads by which the kernel for processors divides."""
+    query, key, value = a["query"], a["key"], a["value"]
+    for tensor in (query, key, value):
+        require(tensor.dim() == 4 and tensor.dtype == query.dtype, "all tensors must have four axes and one dtype")
+    require(0 not in (*query.shape[1:3], *key.shape[1:3]), "`query` and `key` must have heads and steps")
+
+
+def flash_attention_backward(a: Arguments) -> None:
+    """Check what the forward kernel for processors gives to its backward."""
+    flash_attention(a)
+    query, key, value, out, grad = (a[name] for name in ("query", "key", "value", "out", "grad_out"))
+    require(out.dtype == grad.dtype == query.dtype, "all tensors must have four axes and one dtype")
+    batch, heads, steps, depth = query.shape
+    sizes(key, (batch, key.shape[1], key.shape[2], depth), "`key`")
+    sizes(value, (batch, key.shape[1], key.shape[2], value.shape[3]), "`value`")
+    require(heads % key.shape[1] == 0, "the heads of `query` must be those of `key`, repeated")
+    sizes(out, (batch, heads, steps, value.shape[3]), "`out`")
+    sizes(grad, out.shape, "`grad_out`")
+    sizes(a["logsumexp"], (batch, heads, steps), "`logsumexp`")

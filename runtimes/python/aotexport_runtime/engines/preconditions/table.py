@@ -1,0 +1,131 @@
+"""What operators need beyond torch's own checks, so that no argument makes their kernels leave their memory.
+
+Threat: a bundle calls an operator of the list with sizes, indices or lengths that its kernel trusts: the kernels of
+backward passes expect those of the forward kernel, others those of the Python function around them. The kernel then
+reads or writes foreign memory, or divides by zero. Defence: `guarded` checks these arguments before each call, by
+shape, and by value where memory is addressed by values.
+
+Source: torch 2.13, aten/src/ATen/native: LossCTC.cpp, Normalization.cpp, EmbeddingBag.cpp, WeightNorm.cpp,
+Distance.cpp, BatchLinearAlgebra.cpp, SpectralOps.cpp, DilatedMaxPool2d.cpp, DilatedMaxPool3d.cpp; cpu/*Kernel.cpp.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from aotexport_runtime.engines.preconditions import (
+    arithmetic,
+    embeddings,
+    linear_algebra,
+    normalization,
+    sequences,
+    windows,
+)
+from aotexport_runtime.engines.preconditions.require import Arguments
+from aotexport_runtime.errors import CheckFailed
+
+
+def guarded(name: str, function: Any) -> Callable[..., Any]:
+    """Return `function` with the check of its arguments before it; `function` itself if torch checks them all.
+
+    Args:
+        name: of the operator, `base.overload`.
+        function: the operator's overload.
+    """
+    check = PRECONDITIONS.get(name, PRECONDITIONS.get(name.partition(".")[0]))
+    if check is None:
+        return function
+    schema: Any = function._schema
+    defaults = {argument.name: argument.default_value for argument in schema.arguments}
+    names = [argument.name for argument in schema.arguments if not argument.kwarg_only]
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if all(map(_has_memory, (*args, *kwargs.values()))):
+            try:
+                check({**defaults, **dict(zip(names, args, strict=False)), **kwargs})
+            except CheckFailed as error:
+                raise CheckFailed(f"operator `aten::{name}`: {error}") from None
+        return function(*args, **kwargs)
+
+    call._schema = schema  # pyright: ignore[reportFunctionMemberAccess] (as an overload has)
+    return call
+
+
+def _has_memory(value: Any) -> bool:
+    """Return whether a kernel runs on a tensor: in a trace, and on the meta device, none does."""
+    if not isinstance(value, torch.Tensor):
+        return True
+    return type(value) in (torch.Tensor, torch.nn.Parameter) and value.device.type != "meta"
+
+
+_POLYNOMIALS = (
+    *(f"{shifted}chebyshev_polynomial_{kind}" for shifted in ("", "shifted_") for kind in "tuvw"),
+    *("hermite_polynomial_h", "hermite_polynomial_he", "laguerre_polynomial_l", "legendre_polynomial_p"),
+)
+
+PRECONDITIONS: dict[str, Callable[[Arguments], None]] = {
+    **dict.fromkeys(("ctc_loss", "_ctc_loss"), sequences.ctc),
+    "_ctc_loss_backward": sequences.ctc_backward,
+    **dict.fromkeys(("_fft_r2c", "_fft_c2r", "_fft_c2c"), linear_algebra.fourier),
+    **dict.fromkeys(
+        (
+            *("native_batch_norm", "native_batch_norm_backward", "batch_norm_backward"),
+            *("_batch_norm_with_update", "_batch_norm_with_update_functional", "_native_batch_norm_legit"),
+            *("_native_batch_norm_legit_functional", "_native_batch_norm_legit_no_training"),
+            *("cudnn_batch_norm", "cudnn_batch_norm_backward"),
+        ),
+        normalization.batch_norm,
+    ),
+    **dict.fromkeys(("embedding_bag", "_embedding_bag", "_embedding_bag_forward_only"), embeddings.embedding_bag),
+    **dict.fromkeys(
+        (
+            *("_embedding_bag_backward", "_embedding_bag_dense_backward"),
+            "_embedding_bag_per_sample_weights_backward",
+        ),
+        embeddings.embedding_bag_backward,
+    ),
+    **dict.fromkeys(
+        ("_weight_norm", "_weight_norm_interface", "_weight_norm_interface_backward"), normalization.weight_norm
+    ),
+    **dict.fromkeys(("_pdist_forward", "_pdist_backward"), linear_algebra.pairs),
+    "lu_unpack": linear_algebra.pivots("lu"),
+    "linalg_ldl_solve": linear_algebra.pivots("ldl"),
+    **dict.fromkeys(
+        ("max_pool2d_with_indices_backward", "adaptive_max_pool2d_backward", "fractional_max_pool2d_backward"),
+        windows.pool_backward(2),
+    ),
+    **dict.fromkeys(
+        ("max_pool3d_with_indices_backward", "adaptive_max_pool3d_backward", "fractional_max_pool3d_backward"),
+        windows.pool_backward(3),
+    ),
+    "_batch_norm_no_update": normalization.batch_norm_without_update,
+    "_native_batch_norm_legit.no_stats": normalization.batch_norm_without_statistics,
+    "_native_batch_norm_legit.no_stats_out": normalization.batch_norm_without_statistics,
+    **dict.fromkeys(("lstm", "gru", "rnn_tanh", "rnn_relu"), sequences.recurrent),
+    "_scaled_dot_product_attention_math": sequences.attention,
+    "_scaled_dot_product_flash_attention_for_cpu": sequences.flash_attention,
+    "_scaled_dot_product_flash_attention_for_cpu_backward": sequences.flash_attention_backward,
+    "embedding_dense_backward": embeddings.embedding_backward,
+    **{f"_adaptive_avg_pool{axes}d_backward": windows.average_backward(axes) for axes in (2, 3)},
+    **{
+        f"{kind}_pad{axes}d_backward": windows.padding_backward(axes)
+        for kind in ("reflection", "replication")
+        for axes in (1, 2, 3)
+    },
+    **dict.fromkeys(("_linalg_eigvals", "linalg_eigvals"), linear_algebra.finite),
+    **{f"special_{name}": arithmetic.degree for name in _POLYNOMIALS},
+    "range.step": arithmetic.steps,
+    "smooth_l1_loss_backward": arithmetic.differentiable,
+    "_chunk_cat": arithmetic.chunks,
+    "_foreach_copy": arithmetic.pairwise,
+    **dict.fromkeys(("lcm", "lcm_"), arithmetic.common_multiple),
+    **dict.fromkeys(
+        (f"{base}.{other}_mode" for base in ("div", "div_", "divide", "divide_") for other in ("Tensor", "Scalar")),
+        arithmetic.truncated,
+    ),
+    "div.out_mode": arithmetic.truncated,
+}
+"""What to check before an operator runs, by its base name for all overloads, or by its full name."""

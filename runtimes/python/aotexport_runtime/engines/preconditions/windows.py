@@ -1,0 +1,49 @@
+"""Windows that move over images: pooling and padding in backward."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+
+from aotexport_runtime.engines.preconditions.require import Arguments, require, sizes, within
+
+
+def pool_backward(axes: int) -> Callable[[Arguments], None]:
+    """Return the check of max pooling over so many axes: where each greatest value was."""
+
+    def check(a: Arguments) -> None:
+        grad, source, indices = a["grad_output"], a["self"], a["indices"]
+        _of_images(source, grad, axes)
+        sizes(indices, grad.shape, "`indices`")
+        require(indices.dtype == torch.int64, "`indices` must be of dtype int64")
+        within(indices, 0, math.prod(source.shape[-axes:]), "`indices`")
+
+    return check
+
+
+def _of_images(source: torch.Tensor, grad: torch.Tensor, axes: int) -> None:
+    require(source.dim() in (axes + 1, axes + 2), f"`self` must have {axes + 1} or {axes + 2} axes")
+    sizes(grad, (*source.shape[:-axes], *grad.shape[-axes:]), "`grad_output`")
+
+
+def average_backward(axes: int) -> Callable[[Arguments], None]:
+    """Return the check of adaptive average pooling over so many axes."""
+    return lambda a: _of_images(a["self"], a["grad_output"], axes)
+
+
+def padding_backward(axes: int) -> Callable[[Arguments], None]:
+    """Return the check of the backward of padding over so many axes."""
+
+    def check(a: Arguments) -> None:
+        source, grad, padding = a["self"], a["grad_output"], list(a["padding"])
+        _of_images(source, grad, axes)
+        require(len(padding) == 2 * axes, f"`padding` must be {2 * axes} numbers")
+        for axis in range(1, axes + 1):
+            before, after = padding[2 * axis - 2 : 2 * axis]
+            size = source.shape[-axis]
+            require(-size < before < size and -size < after < size, "`padding` must be smaller than the image")
+            require(grad.shape[-axis] == size + before + after, "`grad_output` must have the size of the padded image")
+
+    return check
