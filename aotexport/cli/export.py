@@ -66,6 +66,14 @@ Example, with this model.py:
     help="Where the example holds labels, capture inference for calls without them too.",
 )
 @click.option("--force", is_flag=True, help="Replace a bundle at the output.")
+@click.option(
+    "--verify",
+    "verification",
+    type=click.Choice(("fast", "standard", "full")),
+    help="Calls in which the bundle is compared with eager: the example, sizes of 0, 1 and one more (fast); also other "
+    "values, integers and least sizes (standard, the default); also eight of drawn values and sizes (full).",
+)
+@click.option("--fast", is_flag=True, help="The same as --verify fast; the manifest says so.")
 @click.option("--no-verify", is_flag=True, help="Do not compare the bundle with eager execution.")
 @click.option("--strip", is_flag=True, help="Leave source lines and module paths out.")
 @click.option(
@@ -113,6 +121,8 @@ def export(
     translations: str | None,
     label_free: bool,
     force: bool,
+    verification: str | None,
+    fast: bool,
     no_verify: bool,
     strip: bool,
     kernel_sources: bool,
@@ -151,7 +161,7 @@ def export(
             output=output,
             targets=targets,
             label_free=label_free,
-            verify=not no_verify,
+            verify=_verify(verification, fast=fast, no_verify=no_verify),
             force=force,
             strip=strip,
             kernel_sources=kernel_sources,
@@ -181,6 +191,19 @@ def export(
         print_warnings(Console(stderr=True, highlight=False, markup=False), summary)
     else:
         print_summary(stdout(), summary)
+
+
+def _verify(verification: str | None, *, fast: bool, no_verify: bool) -> bool | str:
+    """Return the keyword `verify` of `aotexport.export`.
+
+    Raises:
+        UsageError: more than one of the options is given.
+    """
+    if (verification is not None) + fast + no_verify > 1:
+        raise click.UsageError("--verify, --fast and --no-verify exclude each other; give one")
+    if fast or no_verify:
+        return "fast" if fast else False
+    return True if verification in (None, "standard") else verification
 
 
 def _named(names: tuple[str, ...], source: ModelSource) -> list[str | Program]:

@@ -50,6 +50,7 @@ def summarize(report: ExportReport, seconds: Mapping[str, float], *, verified: b
             for program in report.programs
         ],
         "verified": verified,
+        "verified_calls": manifest.verification,
         "verification": largest_errors(report.comparisons),
         "notes": [note.as_json() for note in report.notes],
         "peak_memory_bytes": peak_memory_nbytes(),
@@ -109,6 +110,8 @@ def print_summary(console: Console, summary: Mapping[str, Any]) -> None:
         console.print("not verified (--no-verify)", style="yellow")
     else:
         console.print(verification_table(summary["verification"]))
+    if summary["verified_calls"] == "fast":
+        console.print("verified in fewer calls than usual (--fast)", style="yellow")
     for note in summary["notes"]:
         style = "bold yellow" if note["kind"] in LOUD else "yellow"
         console.print(printable(note["sentence"]), style=style, soft_wrap=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -20,6 +20,8 @@ from aotexport_runtime.values.subclasses import parts
 
 _MAX_NUMEL = 1 << 26
 _MAX_INTEGER = 1 << 12
+_DRAWN_CALLS = 8
+_MAX_DRAWN_SIZE = 64
 
 
 @dataclass(frozen=True)
@@ -206,6 +208,28 @@ def resized_arguments(
         if _keeps_guards(program, symbols)
         and (arguments := _resized(name, program, example, symbols, generator)) is not None
     ]
+
+
+def drawn_arguments(
+    program: Program, example: RecordedArguments, generator: torch.Generator
+) -> Iterator[RecordedArguments]:
+    """Yield arguments with sizes drawn from the ranges of the program, up to 64 above the least, and other values."""
+    known = _generic_sizes(program, example)
+    integers = {spec.symbol for spec in program.inputs if isinstance(spec, SizeInput)}
+    for call in range(1, _DRAWN_CALLS + 1):
+        symbols = dict(known)
+        for dimension in program.dimensions:
+            if dimension.symbol not in integers:
+                least = dimension.min or 0
+                most = least + _MAX_DRAWN_SIZE if dimension.max is None else min(dimension.max, least + _MAX_DRAWN_SIZE)
+                symbols[dimension.symbol] = int(torch.randint(least, most + 1, (), generator=generator))
+        values = random_arguments(example, generator)
+        if not program.dimensions:
+            yield replace(values, name=f"drawn-{call}")
+        elif _keeps_guards(program, symbols):
+            drawn = _resized(f"drawn-{call}", program, values, symbols, generator)
+            if drawn is not None:
+                yield drawn
 
 
 def _resized(

@@ -6,7 +6,7 @@ import contextlib
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 from torch import nn
 
@@ -46,7 +46,7 @@ def export(
     dynamic_shapes: Any = None,
     label_free: bool = True,
     targets: str | Iterable[str] = ("portable",),
-    verify: bool = True,
+    verify: bool | Literal["fast", "full"] = True,
     force: bool = False,
     strip: bool = False,
     kernel_sources: bool = True,
@@ -75,7 +75,8 @@ def export(
             too, see `with_label_free`.
         targets: forms to ship; `portable` always is. `cpu`: shared libraries for this machine's processor, `cpu:v3,v4`
             for these levels of x86-64. `cuda`: kernels for NVIDIA GPUs, `cuda:sm_80,sm_90` for those.
-        verify: compare the written bundle with eager execution, in a fresh process.
+        verify: compare the written bundle with eager execution, in a fresh process; `fast`: in fewer calls, `full`: in
+            more. The manifest says which.
         force: replace a bundle at `output`.
         strip: leave source lines and module paths out.
         kernel_sources: keep the sources of kernels for NVIDIA GPUs, so that the bundle can be checked without one.
@@ -154,6 +155,8 @@ def export_as(
                 draft = complete_notes(draft)
                 manifest = write_bundle(draft, directory)
                 if options.onnx is not None:
-                    manifest, found = add_onnx(directory, options.onnx, verify=options.verify, progress=clock.stage)
+                    manifest, found = add_onnx(
+                        directory, options.onnx, verify=bool(options.verify), progress=clock.stage
+                    )
                     draft = replace(draft, comparisons=(*draft.comparisons, *found))
     return report_of(draft, manifest, clock.finish())

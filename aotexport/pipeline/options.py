@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from aotexport.lower.onnx.options import OnnxOptions, check_options
 from aotexport.lower.targets import Targets, check_targets
@@ -15,6 +15,8 @@ from aotexport.process.clock import Progress
 from aotexport.torch_internals.releases import check_release
 from aotexport.write.files import check_output
 from aotexport.write.weights import SHARD_NBYTES
+from aotexport_runtime.errors import ArgumentInvalid
+from aotexport_runtime.schema.manifest import Verification
 from aotexport_runtime.values.arguments import check_type, names_of, path_of
 
 
@@ -30,7 +32,7 @@ class ExportOptions:
         dynamic_shapes: the sizes that may differ from the example's.
         label_free: capture programs for calls without labels too.
         targets: forms to ship beside the portable one.
-        verify: compare the written bundle with eager execution.
+        verify: compare the written bundle with eager execution: True, False, `fast` or `full`.
         force: replace a bundle at `output`.
         strip: leave source lines and module paths out.
         kernel_sources: keep the sources of kernels.
@@ -49,7 +51,7 @@ class ExportOptions:
     dynamic_shapes: Any = None
     label_free: bool = True
     targets: Targets = field(default_factory=Targets)
-    verify: bool = True
+    verify: bool | Literal["fast", "full"] = True
     force: bool = False
     strip: bool = False
     kernel_sources: bool = True
@@ -59,6 +61,13 @@ class ExportOptions:
     allow_untested_torch: bool = False
     dump_passes: Path | None = None
     progress: Progress = lambda stage: None
+
+    @property
+    def verification(self) -> Verification:
+        """How the bundle is compared with eager execution, as the manifest says it."""
+        if isinstance(self.verify, bool):
+            return "standard" if self.verify else "none"
+        return self.verify
 
     @classmethod
     def checked(
@@ -77,7 +86,7 @@ class ExportOptions:
         """Return the options of the keywords of `aotexport.export`.
 
         Raises:
-            ArgumentInvalid: one is of a wrong type.
+            ArgumentInvalid: one is of a wrong type, or `verify` of another value.
             ModelFileInvalid: a target or an option of ONNX models is wrong, or a package that they need is missing.
             OutputExists: something is at `output`.
             ExportFailed: the release of torch is not among those that the tests are run with.
@@ -95,6 +104,8 @@ class ExportOptions:
             dump_passes=None if dump_passes is None else path_of("dump_passes", dump_passes),
             **others,
         )
+        if not isinstance(options.verify, bool) and options.verify not in ("fast", "full"):
+            raise ArgumentInvalid(f"`verify` must be True, False, 'fast' or 'full', not {options.verify!r}")
         if not options.allow_untested_torch:
             check_release()
         check_output(options.output, force=force)

@@ -19,6 +19,7 @@ from aotexport.vectors.small_sizes import begun_at_zero
 from aotexport.vectors.versions import with_versions
 from aotexport.write.files import list_files
 from aotexport.write.weights_as_snapshots import weights_as_snapshots
+from aotexport_runtime.schema.manifest import Verification
 
 
 def record_calls(draft: BundleDraft, directory: Path, clock: Clock) -> BundleDraft:
@@ -32,7 +33,7 @@ def record_calls(draft: BundleDraft, directory: Path, clock: Clock) -> BundleDra
     with weights_as_snapshots(draft.state, draft.weights, directory):
         for done, (spec, program) in enumerate(zip(draft.specs, draft.programs, strict=True)):
             clock.count(done, len(draft.specs))
-            program, recorded = _recorded(spec, draft.state, program, verified=draft.options.verify)
+            program, recorded = _recorded(spec, draft.state, program, draft.options.verification)
             programs.append(program)
             vectors += recorded
     give_back_freed_memory()
@@ -40,7 +41,7 @@ def record_calls(draft: BundleDraft, directory: Path, clock: Clock) -> BundleDra
 
 
 def _recorded(
-    spec: ProgramSpec, state: State, program: EncodedProgram, *, verified: bool
+    spec: ProgramSpec, state: State, program: EncodedProgram, verification: Verification
 ) -> tuple[EncodedProgram, list[RecordedCall]]:
     if program.launched:
         note = (
@@ -54,8 +55,8 @@ def _recorded(
         # Tracing accepts calls that kernels refuse: indices out of range, differing dtypes.
         refuse_failing_example(spec, state)
         raise
-    record = begun_at_zero(program.record, spec.call) if verified else program.record
-    record, vectors = record_vectors(spec.call, state, record)
+    record = program.record if verification == "none" else begun_at_zero(program.record, spec.call)
+    record, vectors = record_vectors(spec.call, state, record, verification)
     return replace(program, record=record), vectors
 
 

@@ -40,6 +40,7 @@ def write_bundle(draft: BundleDraft, directory: Path) -> Manifest:
         modules=draft.modules,
         settings=settings_of(module),
         vectors=draft.entries,
+        verification=draft.options.verification,
         known=draft.digested,
     )
 

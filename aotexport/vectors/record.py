@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 from aotexport.eager.recorded_arguments import (
     RecordedArguments,
     beginning_at,
+    drawn_arguments,
     example_arguments,
     other_integers,
     random_arguments,
@@ -25,7 +26,7 @@ from aotexport.model.call import ExampleCall
 from aotexport.model.refusals import attempt
 from aotexport.model.state import State
 from aotexport_runtime.schema import encode_record
-from aotexport_runtime.schema.manifest import VectorEntry
+from aotexport_runtime.schema.manifest import VectorEntry, Verification
 from aotexport_runtime.schema.program import Program, SizeInput
 from aotexport_runtime.schema.vectors import Vector as VectorRecord
 
@@ -39,13 +40,17 @@ class RecordedCall:
     tensors: dict[str, torch.Tensor]
 
 
-def record_vectors(call: ExampleCall, state: State, program: Program) -> tuple[Program, list[RecordedCall]]:
+def record_vectors(
+    call: ExampleCall, state: State, program: Program, verification: Verification = "standard"
+) -> tuple[Program, list[RecordedCall]]:
     """Run the eager callable, and record everything that a caller can see.
 
     Args:
         call: the example call.
         state: the module's state; left as it was.
         program: the program.
+        verification: `fast` leaves out other values and other integers, and all larger sizes but one of each dynamic
+            axis; `full` adds calls with sizes and values that are drawn.
 
     Returns:
         The program, without the sizes 0 and 1 in its ranges if eager refuses them (a trace assumes larger ones, and has
@@ -57,8 +62,9 @@ def record_vectors(call: ExampleCall, state: State, program: Program) -> tuple[P
     example = example_arguments(call, program)
     vectors = [_record(call, state, program, example)]
     generator = torch.Generator().manual_seed(SEED)
-    with contextlib.suppress(ExportFailed):
-        vectors.append(_record(call, state, program, random_arguments(example, generator)))
+    if verification != "fast":
+        with contextlib.suppress(ExportFailed):
+            vectors.append(_record(call, state, program, random_arguments(example, generator)))
     for dimension in program.dimensions:
         if isinstance(program.inputs[dimension.input_index], SizeInput):
             continue
@@ -73,10 +79,23 @@ def record_vectors(call: ExampleCall, state: State, program: Program) -> tuple[P
                 small.clear()
                 program = beginning_at(program, dimension.symbol, size + 1)
         vectors += small
-    for arguments in (*other_integers(program, example), *resized_arguments(program, example, generator)):
+    for arguments in _further_arguments(program, example, generator, verification):
         with contextlib.suppress(ExportFailed):
             vectors.append(_record(call, state, program, arguments))
     return program, vectors
+
+
+def _further_arguments(
+    program: Program, example: RecordedArguments, generator: torch.Generator, verification: Verification
+) -> Iterator[RecordedArguments]:
+    resized = resized_arguments(program, example, generator)
+    if verification == "fast":
+        yield from resized[-1:]
+        return
+    yield from other_integers(program, example)
+    yield from resized
+    if verification == "full":
+        yield from drawn_arguments(program, example, generator)
 
 
 def _record(call: ExampleCall, state: State, program: Program, arguments: RecordedArguments) -> RecordedCall:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import glob
 import hashlib
 import os
 import shutil
@@ -31,6 +33,7 @@ from aotexport_runtime.schema.manifest import (
     StateTensor,
     Submodule,
     VectorEntry,
+    Verification,
 )
 from aotexport_runtime.schema.program import ArgumentInput
 from aotexport_runtime.schema.subclasses import Subclass
@@ -48,7 +51,8 @@ def staged(output: Path, *, force: bool) -> Iterator[Path]:
         force: replace an existing bundle.
 
     Yields:
-        The temporary directory; removed when the block raises.
+        The temporary directory; removed when the block raises. An export that is killed leaves it, and the next one to
+        the same output removes it.
 
     Raises:
         OutputExists: something is at `output` that may not be replaced.
@@ -56,7 +60,7 @@ def staged(output: Path, *, force: bool) -> Iterator[Path]:
     output = output.absolute()
     check_output(output, force=force)
     output.parent.mkdir(parents=True, exist_ok=True)
-    stage = Path(tempfile.mkdtemp(prefix=f".{output.name}.", dir=output.parent))
+    stage, lock = _new_stage(output)
     try:
         yield stage
         _open_modes(stage)
@@ -70,6 +74,43 @@ def staged(output: Path, *, force: bool) -> Iterator[Path]:
             shutil.rmtree(old)
     finally:
         shutil.rmtree(stage, ignore_errors=True)
+        os.close(lock)
+
+
+def _new_stage(output: Path) -> tuple[Path, int]:
+    """Return a new temporary directory for `output`, and a descriptor that holds its lock while the process lives.
+
+    Those of processes that live no longer are removed. The parent's lock is held meanwhile, so that no process finds
+    the directory of another between its creation and its lock. File systems without locks remove nothing.
+    """
+    prefix = f".{output.name}.export-"
+    parent = os.open(output.parent, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):
+            fcntl.flock(parent, fcntl.LOCK_EX)
+            for left in output.parent.glob(f"{glob.escape(prefix)}*/"):
+                _remove_if_left(left)
+        stage = Path(tempfile.mkdtemp(prefix=prefix, dir=output.parent))
+        lock = os.open(stage, os.O_RDONLY)
+        with contextlib.suppress(OSError):
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        return stage, lock
+    finally:
+        os.close(parent)
+
+
+def _remove_if_left(stage: Path) -> None:
+    try:
+        lock = os.open(stage, os.O_RDONLY)
+    except FileNotFoundError:
+        return
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(stage, ignore_errors=True)
+    except BlockingIOError:
+        return
+    finally:
+        os.close(lock)
 
 
 def _open_modes(stage: Path) -> None:
@@ -113,6 +154,7 @@ def write_manifest(
     modules: tuple[Submodule, ...],
     settings: dict[str, Constant | None],
     vectors: tuple[VectorEntry, ...],
+    verification: Verification,
     known: Iterable[FileEntry] = (),
 ) -> Manifest:
     """List everything below `directory` in its manifest; return it.
@@ -128,6 +170,7 @@ def write_manifest(
         modules: see `Manifest`.
         settings: see `Manifest`.
         vectors: see `Manifest`; written.
+        verification: see `Manifest`.
         known: entries of files that have not changed since, whose digests need not be computed again.
     """
     manifest = Manifest(
@@ -149,6 +192,7 @@ def write_manifest(
         modules=modules,
         settings={name: value for name, value in settings.items() if name not in {*attributes, *_names(state)}},
         testvectors=vectors,
+        verification=verification,
         requirements=_requirements(programs, state),
         files=list_files(directory, known),
     )

@@ -179,6 +179,38 @@ def test_profile_of_an_export_that_fails_ends_with_the_stage_that_failed(run: Ru
     assert [event["name"] for event in events if event["ph"] == "X"][-1] == "infer: forward graph"
 
 
+VERIFIED_CALLS = {
+    "--no-verify": ("none", {"example", "random", "batch-is-0", "batch-is-1", "least-sizes", "other-sizes"}),
+    "--fast": ("fast", {"example", "batch-is-0", "batch-is-1", "other-sizes"}),
+    "--verify=fast": ("fast", {"example", "batch-is-0", "batch-is-1", "other-sizes"}),
+    "--verify=standard": ("standard", {"example", "random", "batch-is-0", "batch-is-1", "least-sizes", "other-sizes"}),
+    "--verify=full": (
+        "full",
+        {"example", "random", "batch-is-0", "batch-is-1", "least-sizes", "other-sizes"}
+        | {f"drawn-{call}" for call in range(1, 9)},
+    ),
+}
+
+
+@pytest.mark.parametrize("option", VERIFIED_CALLS)
+def test_export_records_the_calls_of_its_verification_and_the_manifest_names_it(run: Run, option: str) -> None:
+    Path("function.py").write_text(FUNCTION)
+    result = run("function.py", "-o", "bundle", option, "--dynamic", "x:0=batch", "--dynamic", "y:0=batch", "--json")
+    assert result.exit_code == 0, result.output
+    manifest = json.loads(Path("bundle/bundle.json").read_text())
+    found = {entry["name"] for entry in manifest["testvectors"]}
+    assert (manifest["verification"], found) == VERIFIED_CALLS[option]
+    compared = sum(row["comparisons"] for row in json.loads(result.stdout)["verification"])
+    assert (compared > 0) == (option != "--no-verify")
+
+
+def test_export_of_fixed_sizes_verified_in_full_draws_other_values(run: Run) -> None:
+    Path("function.py").write_text(FUNCTION)
+    assert run("function.py", "-o", "bundle", "--verify", "full").exit_code == 0
+    records = [load_file(path)["v0"] for path in sorted(Path("bundle/testvectors").glob("*.drawn-*.safetensors"))]
+    assert len(records) == 8
+
+
 def test_summary_names_the_target_of_each_comparison(run: Run) -> None:
     level = own_level()
     if level is None:

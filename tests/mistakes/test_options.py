@@ -22,6 +22,12 @@ OPTIONS = [
         2,
         "`exprot` is neither a model file nor a command; the commands are export, inspect, verify, diff, onnx",
     ),
+    (
+        "fast_and_full",
+        "model.py -o new --fast --verify full",
+        2,
+        "--verify, --fast and --no-verify exclude each other; give one",
+    ),
     ("no_output", "model.py", 2, "Missing option '-o' / '--output'."),
     ("output_is_a_file", "model.py -o weights.pt", 2, "`weights.pt` exists and is no bundle; choose another place"),
     ("output_is_a_folder", "model.py -o data --force", 2, "`data` exists and is no bundle; choose another place"),

@@ -200,6 +200,10 @@ class Producer(Record, kw_only=True):
     torch: str
 
 
+Verification = Literal["none", "fast", "standard", "full"]
+"""How a written bundle was compared with eager execution."""
+
+
 class Manifest(Record, kw_only=True):
     """The whole of `bundle.json`.
 
@@ -219,6 +223,8 @@ class Manifest(Record, kw_only=True):
         settings: the module's other attributes, by name: its code may have read them at export, and calls do not. Their
             values, to be read by the caller; None for other values than numbers, flags, None and plain names.
         testvectors: recorded calls: the self-test.
+        verification: how the writer compared the bundle with eager execution: not at all, in fewer calls than usual
+            (`fast`), as usual, or in more (`full`); None: it did not say.
         onnx: ONNX models of programs, at most one of each.
         requirements: requirements of a machine that runs the bundle.
         files: every other file of the bundle, sorted by path.
@@ -237,6 +243,7 @@ class Manifest(Record, kw_only=True):
     modules: tuple[Submodule, ...] = ()
     settings: dict[str, Constant | None] = {}
     testvectors: tuple[VectorEntry, ...] = ()
+    verification: Verification | None = None
     onnx: tuple[OnnxModel, ...] = ()
     requirements: Requirements = Requirements()
     files: tuple[FileEntry, ...]

@@ -1,0 +1,58 @@
+"""The temporary directory of an export beside its output: gone after an export, and after the next if one is killed."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from aotexport.write.files import staged
+
+STAGING = """
+import sys
+from pathlib import Path
+from aotexport.write.files import staged
+
+with staged(Path("bundle"), force=False) as stage:
+    (stage / "half").write_text("written")
+    print(stage.name, flush=True)
+    sys.stdin.read()
+"""
+
+
+def begun(directory: Path) -> tuple[subprocess.Popen[str], Path]:
+    """Return a process that is writing a bundle, and its temporary directory."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", STAGING], cwd=directory, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    return process, directory / process.stdout.readline().strip()
+
+
+def test_directory_of_a_killed_export_is_removed_by_the_next_one(tmp_path: Path) -> None:
+    process, left = begun(tmp_path)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    assert (left / "half").exists()
+    with staged(tmp_path / "bundle", force=False):
+        assert not left.exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["bundle"]
+
+
+def test_directory_of_an_export_that_goes_on_stays(tmp_path: Path) -> None:
+    process, other = begun(tmp_path)
+    try:
+        with staged(tmp_path / "bundle", force=False):
+            assert (other / "half").exists()
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_directories_with_names_like_a_bundles_stay(tmp_path: Path) -> None:
+    others = [tmp_path / name for name in (".bundle.old.abc", ".bundle.data", ".bundle", "bundle.export-12345678")]
+    for other in others:
+        other.mkdir()
+    with staged(tmp_path / "bundle", force=False):
+        assert all(other.exists() for other in others)
