@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import os
 import platform
+import signal
 import sys
 import traceback
 from importlib import metadata
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import click
@@ -35,6 +37,7 @@ Example:
 \b
 `aotexport export --help` shows the options of an export.
 """
+_interrupts: list[int] = []
 _OWN_OPTIONS = ("--help", "-h", "--version")
 
 
@@ -64,21 +67,26 @@ class _App(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
-        except InternalError as error:
-            _print_error(str(error))
-            _print_traceback(error.__cause__ or error)
-            ctx.exit(_BUG)
-        except AotExportError as error:
-            _print_error(str(error))
-            ctx.exit(2 if isinstance(error, ModelFileInvalid | OutputExists | ArgumentInvalid) else 1)
-        except KeyboardInterrupt:
-            _print_error("interrupted; nothing was written")
-            ctx.exit(_INTERRUPTED)
         except (click.ClickException, click.exceptions.Exit, click.Abort, BrokenPipeError):
             raise
-        except Exception as error:
-            _print_unexpected(error)
-            ctx.exit(_BUG)
+        except (Exception, KeyboardInterrupt) as error:
+            ctx.exit(_tell(error))
+
+
+def _tell(error: Exception | KeyboardInterrupt) -> int:
+    """Print what ended a command; return the exit code."""
+    if _interrupts or isinstance(error, KeyboardInterrupt):
+        _print_error("interrupted; nothing was written")
+        return _INTERRUPTED
+    if isinstance(error, InternalError):
+        _print_error(str(error))
+        _print_traceback(error.__cause__ or error)
+        return _BUG
+    if isinstance(error, AotExportError):
+        _print_error(str(error))
+        return 2 if isinstance(error, ModelFileInvalid | OutputExists | ArgumentInvalid) else 1
+    _print_unexpected(error)
+    return _BUG
 
 
 def _print_error(message: str) -> None:
@@ -119,4 +127,20 @@ def main() -> None:
     """Run the command line; exits with the code of the command."""
     # OpenMP's threads spin while they wait, by default: on a busy machine that takes more time than all the rest.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-    sys.exit(app.main(prog_name="aotexport"))
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _interrupt)
+    try:
+        app.main(prog_name="aotexport")
+    except SystemExit as end:
+        if end.code == _INTERRUPTED:
+            # All is put back by now. Taking an interpreter with torch down takes seconds on a busy machine.
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(_INTERRUPTED)
+        raise
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    """Raise KeyboardInterrupt, and note it: imports of other libraries turn it into errors of their own."""
+    _interrupts.append(number)
+    signal.default_int_handler(number, frame)

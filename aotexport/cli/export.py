@@ -142,6 +142,7 @@ def export(
     """
     if not onnx and (opset, onnx_state, translations) != (None, None, None):
         raise click.UsageError("--opset, --onnx-state and --onnx-translations are for --onnx; give both")
+    verify = _verify(verification, fast=fast, no_verify=no_verify)
     # With --json, standard output is for the document alone; models print.
     elsewhere = contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext()
     with elsewhere, Progress(quiet=quiet, profile=profile) as progress:
@@ -161,7 +162,7 @@ def export(
             output=output,
             targets=targets,
             label_free=label_free,
-            verify=_verify(verification, fast=fast, no_verify=no_verify),
+            verify=verify,
             force=force,
             strip=strip,
             kernel_sources=kernel_sources,

@@ -113,6 +113,14 @@ def test_interrupt_during_capture_leaves_nothing_and_exits_with_130(tmp_path: Pa
     assert [path.name for path in tmp_path.iterdir()] == ["net.py"]
 
 
+def test_interrupt_that_other_code_turns_into_an_error_exits_with_130(tmp_path: Path) -> None:
+    interrupt = INTERRUPT.format("os.getpid()").replace("\n", "\n    ")
+    failing = f"\ntry:{interrupt}\nexcept KeyboardInterrupt:\n    pass\nraise ImportError('half imported')\n"
+    (tmp_path / "net.py").write_text(failing)
+    done = in_process_of_its_own("net.py", "-o", "bundle", cwd=tmp_path)
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (130, "error: interrupted; nothing was written")
+
+
 def test_interrupt_during_verification_leaves_nothing_and_exits_with_130(tmp_path: Path) -> None:
     # The verifying process imports the module of the operator, and is the one without the exporter.
     (tmp_path / "my_ops.py").write_text(
