@@ -20,7 +20,7 @@ def pytest_configure(config: pytest.Config) -> None:
         xml.add_global_property("torch", torch.__version__)
 
 
-PLACES = ("aotexport.pipeline.export.FreshProcess", "aotexport.verify.bundles.FreshProcess")
+PLACES = tuple(f"aotexport.{module}.FreshProcess" for module in ("pipeline.export", "verify.bundles", "cli.export"))
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -116,4 +116,4 @@ class ForkedProcess:
     def run(
         self, arguments: Sequence[str], timeout_s: float, path: Sequence[str] = ()
     ) -> subprocess.CompletedProcess[str]:
-        return _run(READY, self._place, {"path": path, "arguments": arguments})
+        return _run(READY, self._place, {"path": path, "environment": dict(os.environ), "arguments": arguments})

@@ -14,6 +14,7 @@ from rich.console import Console
 from aotexport.cli.onnx import onnx_options, read_options
 from aotexport.cli.output import DTYPES, print_json, stdout
 from aotexport.cli.progress import Progress
+from aotexport.verify.fresh import FreshProcess
 
 if TYPE_CHECKING:
     from aotexport.model.programs import Program
@@ -145,7 +146,9 @@ def export(
     verify = _verify(verification, fast=fast, no_verify=no_verify)
     # With --json, standard output is for the document alone; models print.
     elsewhere = contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext()
-    with elsewhere, Progress(quiet=quiet, profile=profile) as progress:
+    # It imports torch while this process does.
+    verifying = FreshProcess() if verify else contextlib.nullcontext()
+    with elsewhere, verifying as fresh, Progress(quiet=quiet, profile=profile) as progress:
         progress("import torch")
         import torch
 
@@ -184,7 +187,7 @@ def export(
                 dynamic_shapes=merge_dynamic(source, dynamic),
                 keep_operators=(*source.keep_operators, *keep_operators),
             )
-            report = export_as(source.target, source.args, source.kwargs, options)
+            report = export_as(source.target, source.args, source.kwargs, options, fresh)
     summary = summarize(report, progress.seconds, verified=not no_verify)
     if as_json:
         print_json(summary)

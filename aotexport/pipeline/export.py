@@ -124,11 +124,16 @@ def export(
 
 
 def export_as(
-    target: nn.Module | Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], options: ExportOptions
+    target: nn.Module | Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    options: ExportOptions,
+    fresh: FreshProcess | None = None,
 ) -> ExportReport:
     """Export as `export` does, with its keywords in one record: every stage in order.
 
     `capture_programs` does most of the work: program by program it captures, encodes, functionalises and lowers.
+    `fresh` is the process that verifies the bundle, if it has been started.
     """
     clock = Clock(options.progress)
     borrowed = args, kwargs, options.programs, options.variants
@@ -141,7 +146,7 @@ def export_as(
         deep_stack(),
     ):
         specs, state = choose_calls(target, args, kwargs, options, clock)
-        with FreshProcess() if options.verify else contextlib.nullcontext() as fresh:
+        with (fresh or FreshProcess()) if options.verify else contextlib.nullcontext() as fresh:
             draft = capture_programs(specs, state, options, clock)
             with staged(options.output, force=options.force) as directory:
                 draft = write_weights(draft, directory, clock)

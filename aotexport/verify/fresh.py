@@ -10,15 +10,16 @@ from collections.abc import Sequence
 from typing import Any
 
 READY = """
-import json, sys
+import json, os, sys
 import torch
 import aotexport_runtime.commands.self_test
 from aotexport_runtime.__main__ import main
 
 torch.ones((), requires_grad=True).backward()  # imports what torch imports then
 
-def run(path, arguments):
+def run(path, environment, arguments):
     sys.path[:] = path or sys.path
+    os.environ.update(environment)
     return main(arguments)
 """
 
@@ -64,6 +65,7 @@ class FreshProcess:
         Raises:
             subprocess.TimeoutExpired: it takes longer.
         """
-        request = json.dumps({"path": list(path), "arguments": list(arguments)})
+        # Model files set variables that the modules of their operators read.
+        request = json.dumps({"path": list(path), "environment": dict(os.environ), "arguments": list(arguments)})
         output, errors = self._process.communicate(request + "\n", timeout=timeout_s)
         return subprocess.CompletedProcess(self._process.args, self._process.returncode, output, errors)
