@@ -172,7 +172,7 @@ REFUSED = [
         (torch.ones(1, 2, 5, 6), IMAGES, [1, 1, 1, 1]),
         "`grad_output` must have the size of the padded image",
     ),
-    ("replication_pad1d_backward.default", (torch.ones(2, 9), torch.ones(2, 3), [3, 3]), PADDING),
+    ("replication_pad1d_backward.default", (torch.ones(2, 3), torch.ones(2, 3), [-3, 3]), PADDING),
     ("range.step", (0, 5, 0.5), "`step` must not be 0 as an integer"),
     ("smooth_l1_loss_backward.default", (INDICES, INDICES, INDICES, 0, 0.0), "`self` must be of a floating dtype"),
     ("special_laguerre_polynomial_l.n_scalar", (ROWS, 10**9), "`n` must be at most 100000"),
@@ -218,6 +218,8 @@ def test_call_that_fits_gives_what_torch_gives():
     expected = ATEN.ctc_loss.IntList(LOGS, targets, [5, 4], [2, 1])
     assert torch.equal(call("ctc_loss.IntList", LOGS, targets, [5, 4], [2, 1]), expected)
     assert torch.equal(call("ctc_loss.Tensor", LOGS, targets, torch.tensor([5, 4]), torch.tensor([2, 1])), expected)
+    padded = call("replication_pad1d_backward.default", torch.ones(2, 9), torch.ones(2, 3), [3, 3])
+    assert torch.equal(padded, torch.tensor([[4.0, 1.0, 4.0]] * 2))
     joined = torch.tensor([1, 2, 3])
     assert torch.equal(
         call("_ctc_loss.default", LOGS, joined, [5, 4], [2, 1])[0],

@@ -111,7 +111,7 @@ PRECONDITIONS: dict[str, Callable[[Arguments], None]] = {
     "embedding_dense_backward": embeddings.embedding_backward,
     **{f"_adaptive_avg_pool{axes}d_backward": windows.average_backward(axes) for axes in (2, 3)},
     **{
-        f"{kind}_pad{axes}d_backward": windows.padding_backward(axes)
+        f"{kind}_pad{axes}d_backward": windows.padding_backward(axes, kind)
         for kind in ("reflection", "replication")
         for axes in (1, 2, 3)
     },

@@ -33,8 +33,8 @@ def average_backward(axes: int) -> Callable[[Arguments], None]:
     return lambda a: _of_images(a["self"], a["grad_output"], axes)
 
 
-def padding_backward(axes: int) -> Callable[[Arguments], None]:
-    """Return the check of the backward of padding over so many axes."""
+def padding_backward(axes: int, kind: str) -> Callable[[Arguments], None]:
+    """Return the check of the backward of padding over so many axes: `reflection` or `replication`."""
 
     def check(a: Arguments) -> None:
         source, grad, padding = a["self"], a["grad_output"], list(a["padding"])
@@ -43,7 +43,8 @@ def padding_backward(axes: int) -> Callable[[Arguments], None]:
         for axis in range(1, axes + 1):
             before, after = padding[2 * axis - 2 : 2 * axis]
             size = source.shape[-axis]
-            require(-size < before < size and -size < after < size, "`padding` must be smaller than the image")
+            most = size if kind == "reflection" else math.inf
+            require(-size < before < most and -size < after < most, "`padding` must be smaller than the image")
             require(grad.shape[-axis] == size + before + after, "`grad_output` must have the size of the padded image")
 
     return check
