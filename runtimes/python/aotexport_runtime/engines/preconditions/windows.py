@@ -43,8 +43,9 @@ def padding_backward(axes: int, kind: str) -> Callable[[Arguments], None]:
         for axis in range(1, axes + 1):
             before, after = padding[2 * axis - 2 : 2 * axis]
             size = source.shape[-axis]
-            most = size if kind == "reflection" else math.inf
-            require(-size < before < most and -size < after < most, "`padding` must be smaller than the image")
+            require(size > 0, "`self` must not be empty")
+            if kind == "reflection":
+                require(before < size and after < size, "`padding` must be smaller than the image")
             require(grad.shape[-axis] == size + before + after, "`grad_output` must have the size of the padded image")
 
     return check
