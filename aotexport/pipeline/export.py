@@ -28,9 +28,10 @@ from aotexport.process.clock import Clock, Progress
 from aotexport.process.deep_stack import deep_stack
 from aotexport.process.only_export import only_export
 from aotexport.vectors.eager_errors import EagerErrors
+from aotexport.vectors.thin import thin_vectors
 from aotexport.verify.fresh import FreshProcess
 from aotexport.verify.report import ExportReport
-from aotexport.write.files import staged
+from aotexport.write.files import list_again, staged
 from aotexport.write.weights import SHARD_NBYTES
 from aotexport_runtime.values.arguments import check_type
 
@@ -164,4 +165,6 @@ def export_as(
                         directory, options.onnx, verify=bool(options.verify), progress=clock.stage
                     )
                     draft = replace(draft, comparisons=(*draft.comparisons, *found))
+                if thin_vectors(directory, manifest):
+                    manifest = list_again(directory, manifest)
     return report_of(draft, manifest, clock.finish())

@@ -38,7 +38,7 @@ from aotexport_runtime.schema.program import Program
 from aotexport_runtime.schema.values import TensorMeta
 from aotexport_runtime.values import dtypes
 from aotexport_runtime.values.compare import TOLERANCES, allowance, compare
-from aotexport_runtime.values.observe import Observation
+from aotexport_runtime.values.observe import NORMS, Observation
 
 _DIGITS = 3
 _OTHERS = 4
@@ -149,7 +149,7 @@ def eager_errors(
     record = vector.record
     expected = {name: vector.tensors[f"v{index}"] for index, name in enumerate(record.values)}
     narrow = {name for name, value in expected.items() if value.dtype == torch.float32}
-    narrow |= {f"{name} norm" for name in narrow}
+    narrow |= {name + NORMS for name in narrow}
     generator = torch.Generator().manual_seed(SEED)
     try:
         with attempt("float64 run"), quiet(), restored(state), attributes_restored(call.module):

@@ -29,6 +29,7 @@ from aotexport_runtime.schema import encode_record
 from aotexport_runtime.schema.manifest import VectorEntry, Verification
 from aotexport_runtime.schema.program import Program, SizeInput
 from aotexport_runtime.schema.vectors import Vector as VectorRecord
+from aotexport_runtime.values.observe import SAMPLE
 
 
 @dataclass(frozen=True)
@@ -117,6 +118,7 @@ def _record(call: ExampleCall, state: State, program: Program, arguments: Record
         inputs=arguments.specs,
         facts=seen.facts,
         values=tuple(seen.values),
+        sample=SAMPLE,
     )
     return RecordedCall(arguments.name, record, {**arguments.stored, **values})
 

@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+import msgspec
 import torch
 
 import aotexport
@@ -202,6 +203,15 @@ def write_manifest(
 
 def _names(state: tuple[StateTensor, ...]) -> set[str]:
     return {name for entry in state for name in (entry.name, *entry.tied)}
+
+
+def list_again(directory: Path, manifest: Manifest) -> Manifest:
+    """Rewrite the manifest of a bundle whose recorded calls have changed; return it."""
+    changed = {name for entry in manifest.testvectors for name in (entry.record, entry.tensors)}
+    files = list_files(directory, [entry for entry in manifest.files if entry.path not in changed])
+    manifest = msgspec.structs.replace(manifest, files=files)
+    (directory / MANIFEST_NAME).write_bytes(encode_record(manifest))
+    return manifest
 
 
 def list_files(directory: Path, known: Iterable[FileEntry] = ()) -> tuple[FileEntry, ...]:

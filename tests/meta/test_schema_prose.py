@@ -93,7 +93,7 @@ def test_prose_and_history_are_of_the_current_versions():
         f"more than {MAX_AXES} axes",
         f"more than {MAX_NODES:,} nodes".replace(",", " "),
         f"of more than {MAX_TERMS} terms",
-        f"Of more than {SAMPLE} elements",
+        f"of more than {SAMPLE} elements",
         *(
             f"{bound:.0e} for {str(dtype).removeprefix('torch.')}".replace("e-0", "e-")
             for dtype, bound in TOLERANCES.items()

@@ -38,7 +38,7 @@ def test_norm_of_a_large_tensor_is_compared_by_the_tolerance_of_the_tensor(
     tensor = torch.linspace(1, 2, 10_000, dtype=torch.float64)
     differences = compare(seen(tensor.to(dtype)), seen((tensor * factor).to(dtype)))
     assert {difference.name: difference.agrees for difference in differences} == {
-        "output norm": agrees,
+        "output norms": agrees,
         "output": agrees,
     }
 
@@ -72,7 +72,7 @@ def test_nan_between_the_elements_that_are_kept_shows_in_the_norm() -> None:
     other = tensor.clone()
     other[1] = NAN
     assert {d.name: (d.error, d.agrees) for d in compare(seen(tensor), seen(other))} == {
-        "output norm": (INF, False),
+        "output norms": (INF, False),
         "output": (0.0, True),
     }
 

@@ -24,7 +24,7 @@ from aotexport_runtime.schema.program import ArgumentInput, Program, SizeInput, 
 from aotexport_runtime.schema.trees import Leaf
 from aotexport_runtime.schema.vectors import Vector
 from aotexport_runtime.values import dtypes
-from aotexport_runtime.values.observe import Observation, make_inputs
+from aotexport_runtime.values.observe import NORM, NORMS, Observation, make_inputs
 from aotexport_runtime.values.sizes import evaluate
 from aotexport_runtime.values.trees import leaves
 
@@ -65,10 +65,10 @@ def recorded(bundle: Bundle, program: Program, model: OnnxModel) -> list[Calls]:
             continue
         vector, stored = read_vector(bundle, entry)
         values = make_inputs(vector.inputs, stored, None, Environment().form).values
-        expected = Observation()
+        expected = Observation(sample=vector.sample)
         for name in _noted(program, model, vector):
             expected.facts[name] = vector.facts[name].partition(" strides ")[0]
-            for key in (name, f"{name} norm"):
+            for key in (name, name + NORM, name + NORMS):
                 if key in vector.values:
                     expected.values[key] = stored[f"v{vector.values.index(key)}"]
         values = [_detached(value) for value in values]

@@ -25,7 +25,7 @@ from aotexport_runtime.errors import NotSupported, first_line
 from aotexport_runtime.schema.manifest import Manifest, OnnxModel
 from aotexport_runtime.schema.program import Program
 from aotexport_runtime.values.compare import compare
-from aotexport_runtime.values.observe import Observation
+from aotexport_runtime.values.observe import NORM, NORMS, Observation
 
 TARGET = "onnx"
 
@@ -126,7 +126,7 @@ def _compare(bundle: Bundle, program: Program, model: OnnxModel, subject: _Subje
         name = f"not compared at {calls.name}: {calls.refused}"
         return [Comparison(**base, name=name, error=0.0, absolute=0.0, agrees=True, detail=calls.refused)]
     subject.state.clear()
-    got = Observation()
+    got = Observation(sample=calls.expected.sample)
     try:
         with attempt("calls of ONNX Runtime"):
             for number in range(calls.count):
@@ -158,7 +158,7 @@ def _tie(
     bundle: Bundle, program: Program, calls: Calls, outputs: Mapping[str, Any], comparison: Comparison
 ) -> Comparison:
     """Return the comparison; it agrees if only indices of equal values differ."""
-    path = comparison.name.partition(": ")[2].removesuffix(" norm")
+    path = comparison.name.partition(": ")[2].removesuffix(NORM).removesuffix(NORMS)
     if comparison.agrees or comparison.detail or path not in outputs:
         return comparison
     from aotexport.verify.onnx.ties import is_tie

@@ -311,6 +311,7 @@ def _observe(
             backward=vector.backward,
             loss=loss,
             dropped=vector.dropped_gradients,
+            sample=vector.sample,
         )
 
 

@@ -67,6 +67,7 @@ class Vector(Record, kw_only=True):
         inputs: one per tensor and integer argument, in the order of `Program.inputs`.
         facts: observations beside values: metadata, identity, aliasing, which gradients are None.
         values: names of the observed tensors; the tensor of `values[i]` is stored under the key `v<i>`.
+        sample: most elements of an observed tensor that are stored; None: 4096, by the rule of writers that said none.
         eager_errors: by name of a value of float32, or of its norm: how far eager is from its results in float64,
             relative as comparisons are; of values that may be further off than the tolerance for it.
     """
@@ -79,4 +80,5 @@ class Vector(Record, kw_only=True):
     inputs: tuple[VectorInput, ...]
     facts: dict[str, str]
     values: tuple[str, ...]
+    sample: int | None = None
     eager_errors: dict[str, float] = {}

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from aotexport_runtime.values.observe import NORM, Observation
+from aotexport_runtime.values.observe import NORM, NORMS, Observation
 
 TOLERANCES: dict[torch.dtype, float] = {
     torch.float64: 1e-7,
@@ -74,7 +74,8 @@ def compare(
         if b is not None and b.shape == a.shape and b.dtype == a.dtype:
             floor = floors.get(_call_of_gradient(name), 0.0)
             tolerance = max(least, _tolerance(name, expected.values), allowance(eager_errors.get(name, 0.0)))
-            differences.append(_compare_values(name, a, b, tolerance, floor))
+            scale = max(_greatest(name, expected.values), floor)
+            differences.append(_compare_values(name, a, b, tolerance, scale))
     return differences
 
 
@@ -93,24 +94,29 @@ def _gradient_floors(values: Mapping[str, torch.Tensor]) -> dict[str, float]:
     floors: dict[str, float] = {}
     for name, tensor in values.items():
         call = _call_of_gradient(name)
-        if call and tensor.dtype.is_floating_point and not name.endswith(NORM):
-            floors[call] = max(floors.get(call, 0.0), 0.1 * _magnitude(tensor))
+        if call and tensor.dtype.is_floating_point and not name.endswith((NORM, NORMS)):
+            floors[call] = max(floors.get(call, 0.0), 0.1 * _greatest(name, values))
     return floors
 
 
-def _magnitude(tensor: torch.Tensor) -> float:
+def _greatest(name: str, values: Mapping[str, torch.Tensor]) -> float:
+    """Return the greatest finite magnitude of a value, also of elements that are not kept."""
+    norms = values.get(name + NORMS)
+    if norms is not None:
+        return float(norms[1])
+    tensor = values[name]
     finite = tensor[tensor.isfinite()].abs()
     return float(finite.max()) if finite.numel() else 0.0
 
 
 def _tolerance(name: str, values: Mapping[str, torch.Tensor]) -> float:
     """Return the tolerance of a value; a norm has that of its tensor, though it is kept as float64."""
-    tensor = values.get(name.removesuffix(NORM), values[name])
+    tensor = values.get(name.removesuffix(NORM).removesuffix(NORMS), values[name])
     dtype = tensor.dtype if tensor.dtype.is_floating_point else values[name].dtype
     return TOLERANCES.get(dtype, 0.13)
 
 
-def _compare_values(name: str, expected: torch.Tensor, got: torch.Tensor, tolerance: float, floor: float) -> Difference:
+def _compare_values(name: str, expected: torch.Tensor, got: torch.Tensor, tolerance: float, scale: float) -> Difference:
     if not expected.dtype.is_floating_point:
         wrong = int((expected != got).sum())
         return Difference(name, float(wrong > 0), float(wrong), wrong == 0)
@@ -119,6 +125,5 @@ def _compare_values(name: str, expected: torch.Tensor, got: torch.Tensor, tolera
     # An error of NaN would be neither within a limit nor beyond it, and `max` would lose it.
     gap = torch.where(same, 0.0, (a - b).abs()).nan_to_num(nan=math.inf, posinf=math.inf)
     absolute = float(gap.max()) if gap.numel() else 0.0
-    scale = max(_magnitude(a), floor, 1e-6 if tolerance < 1e-6 else 1e-3)
-    error = absolute / scale
+    error = absolute / max(scale, 1e-6 if tolerance < 1e-6 else 1e-3)
     return Difference(name, error, absolute, bool(error <= tolerance))

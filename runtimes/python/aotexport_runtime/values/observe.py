@@ -18,10 +18,10 @@ from aotexport_runtime.schema.vectors import VectorInput, VectorPart
 from aotexport_runtime.values.subclasses import Form, inner_tensors, is_wrapper, parts, protocol
 
 SAMPLE = 4096
-"""Most elements of a tensor that are kept; its norm covers the rest."""
+"""Most elements of a tensor that are kept; its norms cover the rest."""
 
-NORM = " norm"
-"""Ends the name of the norm of a value that is kept in part."""
+NORM, NORMS = " norm", " norms"
+"""End the name of the 2-norm of a value that is kept in part, and of its 2-norm and greatest finite magnitude."""
 _PART = 1 << 16
 """Elements that are widened at a time: a wide copy of a large tensor would not fit, and large freed blocks between
 small kept ones stay unused."""
@@ -33,11 +33,13 @@ class Observation:
 
     Attributes:
         facts: by name, as text.
-        values: by name, as flat tensors of at most `SAMPLE` elements, followed by `... norm` scalars.
+        values: by name, as flat tensors of at most `sample` elements, and `... norms` of those that had more.
+        sample: most elements of a tensor to keep; None: as records without a number do, see `Vector.sample`.
     """
 
     facts: dict[str, str] = field(default_factory=dict)
     values: dict[str, torch.Tensor] = field(default_factory=dict)
+    sample: int | None = SAMPLE
 
     def tensor(self, name: str, tensor: torch.Tensor | None) -> None:
         """Record the value and metadata of a tensor, or that there is none."""
@@ -57,10 +59,34 @@ class Observation:
             return
         flat = tensor.detach().resolve_conj().resolve_neg().reshape(-1).cpu()
         flat = torch.view_as_real(flat).reshape(-1) if flat.is_complex() else flat
-        if flat.numel() > SAMPLE:
-            self.values[f"{name}{NORM}"] = _norm(flat).reshape(1)
-            flat = flat[:: -(-flat.numel() // SAMPLE)]
-        self.values[name] = flat.contiguous().clone()
+        self.values |= sampled(name, flat, self.sample)
+
+
+def sampled(name: str, flat: torch.Tensor, sample: int | None) -> dict[str, torch.Tensor]:
+    """Return a value as it is kept: whole, or its norms and some of its elements.
+
+    Args:
+        name: of the value.
+        flat: its elements.
+        sample: see `Observation`.
+    """
+    most, count = SAMPLE if sample is None else sample, flat.numel()
+    if count <= most:
+        return {name: flat.contiguous().clone()}
+    if sample is None:
+        return {f"{name}{NORM}": _norm(flat).reshape(1), name: flat[:: -(-count // most)].contiguous().clone()}
+    finite = torch.where(flat.isfinite(), flat, 0) if flat.is_floating_point() else flat
+    least, greatest = (float(each) for each in torch.aminmax(finite))
+    norms = torch.stack([_norm(flat), torch.tensor(max(-least, greatest), dtype=torch.float64)])
+    return {f"{name}{NORMS}": norms, name: halved(flat, most)}
+
+
+def halved(flat: torch.Tensor, most: int) -> torch.Tensor:
+    """Return a value without every second element, as often as it takes to have at most so many."""
+    step = 1
+    while -(-flat.numel() // step) > most:
+        step *= 2
+    return flat[::step].contiguous().clone()
 
 
 def _norm(flat: torch.Tensor) -> torch.Tensor:
@@ -173,6 +199,7 @@ def observe(
     backward: bool,
     loss: bool = False,
     dropped: Collection[str] = (),
+    sample: int | None = SAMPLE,
 ) -> Observation:
     """Call several times and return the observed effects; the random state stays as it is.
 
@@ -187,8 +214,9 @@ def observe(
         backward: run a backward pass from all differentiable outputs after each call.
         loss: run it only from the first of them that is a scalar.
         dropped: names of state tensors whose gradients are dropped after each call.
+        sample: see `Observation`.
     """
-    seen = Observation()
+    seen = Observation(sample=sample)
     torch.manual_seed(seed)
     before = {name: _snapshot(tensor) for name, tensor in state().items()}
     for number in range(calls):

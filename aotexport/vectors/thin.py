@@ -1,0 +1,74 @@
+"""Keep less of the recorded calls once they have verified the bundle: they would outweigh a small model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import torch
+from safetensors.torch import load_file, save_file
+
+from aotexport_runtime.schema import decode_record, encode_record
+from aotexport_runtime.schema.manifest import Manifest, VectorEntry
+from aotexport_runtime.schema.vectors import Vector
+from aotexport_runtime.values.observe import NORMS, SAMPLE, halved, sampled
+
+_MOST_NBYTES = 256_000
+_OF_WEIGHTS = 0.1
+_LEAST_SAMPLE = 32
+_HEADER_NBYTES = 80
+"""Bytes of a tensor's entry in the header of its file, about."""
+
+Call = tuple[Vector, dict[str, torch.Tensor]]
+
+
+def thin_vectors(directory: Path, manifest: Manifest) -> bool:
+    """Rewrite recorded calls with fewer elements of each value, until all take a tenth of the weights, or 256 kB.
+
+    At least 32 elements of a value are kept, and its norms. Arguments are kept whole.
+
+    Args:
+        directory: the bundle.
+        manifest: its manifest.
+
+    Returns:
+        Whether files have changed.
+    """
+    calls = {entry: _read(directory, entry) for entry in manifest.testvectors}
+    weights = {place.file for tensor in manifest.state for place in (tensor, *tensor.parts)}
+    weights_nbytes = sum(file.nbytes for file in manifest.files if file.path in weights)
+    most, sample = max(_MOST_NBYTES, int(_OF_WEIGHTS * weights_nbytes)), SAMPLE
+    while sample > _LEAST_SAMPLE and sum(map(_nbytes, calls.values())) > most:
+        sample //= 2
+        calls = {entry: _thinned(*call, sample) for entry, call in calls.items()}
+    for entry, (vector, stored) in calls.items() if sample < SAMPLE else ():
+        (directory / entry.record).write_bytes(encode_record(vector))
+        save_file(stored, directory / entry.tensors)
+    return sample < SAMPLE
+
+
+def _read(directory: Path, entry: VectorEntry) -> Call:
+    vector = decode_record((directory / entry.record).read_bytes(), Vector, where=entry.record)
+    return vector, load_file(directory / entry.tensors)
+
+
+def _nbytes(call: Call) -> int:
+    vector, stored = call
+    return len(encode_record(vector)) + sum(tensor.nbytes + _HEADER_NBYTES for tensor in stored.values())
+
+
+def _thinned(vector: Vector, stored: dict[str, torch.Tensor], sample: int) -> Call:
+    arguments = dict(stored)
+    values = {name: arguments.pop(f"v{index}") for index, name in enumerate(vector.values)}
+    kept, errors = dict[str, torch.Tensor](), dict(vector.eager_errors)
+    for name, value in values.items():
+        if name.endswith(NORMS):
+            kept[name] = value
+        elif name + NORMS in values:
+            kept[name] = halved(value, sample)
+        else:
+            kept |= sampled(name, value, sample)
+            if name in errors and name + NORMS in kept:
+                errors[name + NORMS] = errors[name]
+    record = msgspec.structs.replace(vector, values=tuple(kept), sample=sample, eager_errors=errors)
+    return record, {**arguments, **{f"v{index}": value for index, value in enumerate(kept.values())}}

@@ -1,0 +1,144 @@
+"""Recorded calls that keep fewer elements: they agree with what is observed, and notice the same wrong graphs."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+import aotexport
+from aotexport.vectors import thin
+from aotexport_runtime.bundle.read import open_bundle
+from aotexport_runtime.commands.self_test import run_vectors
+from aotexport_runtime.values.compare import compare
+from aotexport_runtime.values.observe import NORMS, SAMPLE, Observation, halved, sampled
+from tests.hostile.crafted import Crafted
+
+
+@given(count=st.integers(0, 20_000), sample=st.sampled_from([1, 32, 64, 1024, SAMPLE]))
+def test_value_halved_from_a_kept_one_is_the_value_halved_at_once(count: int, sample: int) -> None:
+    flat = torch.arange(count)
+    assert torch.equal(halved(halved(flat, SAMPLE), sample), halved(flat, sample))
+    assert len(halved(flat, sample)) <= sample
+
+
+def test_value_with_more_elements_keeps_its_2_norm_and_its_greatest_finite_magnitude() -> None:
+    flat = torch.tensor([3.0, -4.0, 0.0, 0.0, torch.inf])
+    kept = sampled("output", flat, 2)
+    assert kept["output"].tolist() == [3.0, torch.inf]
+    assert kept["output" + NORMS].tolist() == [torch.inf, 4.0]
+    assert sampled("output", flat, 5).keys() == {"output"}
+
+
+def test_error_is_relative_to_the_greatest_element_also_where_that_is_not_kept() -> None:
+    flat = torch.full((64,), 1e-6)
+    flat[1] = 1.0
+    other = flat.clone()
+    other[0] = 3e-6
+    found = [Observation(values=sampled("output", each, 32)) for each in (flat, other)]
+    assert all(difference.agrees for difference in compare(*found))
+
+
+class Net(nn.Module):
+    """Layers of several kinds, whose gradients outweigh what recorded calls may take."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution, self.norm = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)
+        self.attention = nn.TransformerEncoderLayer(8, 2, 32, dropout=0.0, batch_first=True)
+        self.head = nn.Linear(8 * 36, 64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.sigmoid(self.norm(self.convolution(x))).flatten(2).transpose(1, 2)
+        return torch.tanh(self.head(self.attention(x).flatten(1))).softmax(1).log()
+
+
+@pytest.fixture(scope="module")
+def bundles(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The bundle of a network with whole recorded calls, and with the least of them."""
+    directory = tmp_path_factory.mktemp("thin")
+    torch.manual_seed(0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(thin, "_MOST_NBYTES", 1 << 30)
+        aotexport.export(Net(), (torch.randn(2, 3, 8, 8),), output=directory / "whole", verify="fast")
+    shutil.copytree(directory / "whole", directory / "thin")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(thin, "_MOST_NBYTES", 0)
+        assert thin.thin_vectors(directory / "thin", open_bundle(directory / "thin").manifest)
+    return directory / "whole", directory / "thin"
+
+
+def nbytes(bundle: Path) -> int:
+    return sum(path.stat().st_size for path in (bundle / "testvectors").glob("*.safetensors"))
+
+
+def test_thin_calls_take_a_fraction_and_agree(bundles: tuple[Path, Path], tmp_path: Path) -> None:
+    whole, least = bundles
+    assert nbytes(least) < nbytes(whole) / 3
+    sealed = Crafted(least, tmp_path / "sealed").seal()
+    for target in ("portable", "autograd"):
+        results = run_vectors(sealed, target=target)
+        assert results
+        assert all(result.agrees for result in results)
+
+
+WRONG = {
+    "aten::add.Tensor": "aten::sub.Tensor",
+    "aten::sub.Tensor": "aten::add.Tensor",
+    "aten::mul.Tensor": "aten::div.Tensor",
+    "aten::div.Tensor": "aten::mul.Tensor",
+    "aten::neg.default": "aten::abs.default",
+    "aten::relu.default": "aten::abs.default",
+    "aten::sigmoid.default": "aten::tanh.default",
+    "aten::tanh.default": "aten::sigmoid.default",
+    "aten::log.default": "aten::exp.default",
+}
+"""Operators that make a graph wrong in the place of another."""
+
+
+def wrong_graphs(text: str) -> list[str]:
+    """Return the text of a graph with one operator after another replaced."""
+    graph, found = json.loads(text), list[str]()
+    for node in graph["nodes"]:
+        if WRONG.get(op := node["op"]):
+            node["op"] = WRONG[op]
+            found.append(json.dumps(graph))
+            node["op"] = op
+    return found
+
+
+def noticed(bundle: Path, root: Path, file: str, text: str) -> bool:
+    """Return whether the self-test tells a bundle with another graph from the original."""
+    crafted = Crafted(bundle, root)
+    crafted.write(file, text.encode())
+    return not all(result.agrees for result in run_vectors(crafted.seal(), target="portable"))
+
+
+@pytest.mark.parametrize("file", ["programs/train/joint.json", "programs/infer/inference.json"])
+def test_thin_calls_notice_every_wrong_graph_that_whole_ones_notice(
+    bundles: tuple[Path, Path], tmp_path: Path, file: str
+) -> None:
+    graphs = wrong_graphs((bundles[0] / file).read_text())
+    by_whole, by_least = (
+        [noticed(bundle, tmp_path / f"{bundle.name}-{number}", file, text) for number, text in enumerate(graphs)]
+        for bundle in bundles
+    )
+    assert by_whole == by_least
+    assert sum(by_whole) > len(graphs) / 2 > 2
+
+
+def test_bundle_of_a_small_model_is_not_outweighed_by_its_recorded_calls(tmp_path: Path) -> None:
+    model = nn.Sequential(*(nn.Linear(96, 96) for _ in range(6)))
+    aotexport.export(model, (torch.randn(3, 96),), output=tmp_path / "bundle")
+    assert 0 < nbytes(tmp_path / "bundle") <= 256_000
+    manifest = json.loads((tmp_path / "bundle/bundle.json").read_text())
+    open_bundle(tmp_path / "bundle")
+    samples = {json.loads((tmp_path / "bundle" / v["record"]).read_text())["sample"] for v in manifest["testvectors"]}
+    assert len(samples) == 1
+    assert samples.pop() < SAMPLE
