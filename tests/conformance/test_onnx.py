@@ -137,7 +137,7 @@ def test_model_is_the_same_from_the_bundle_alone(tied, tmp_path):
     bundle = tmp_path / "bundle"
     args, kwargs = tied_call()
     sizes = {"batch": {"ids": {0: BATCH}}, "bias": {0: BATCH}}
-    export(make_tied(), args, kwargs, output=bundle, dynamic_shapes=sizes, shard_nbytes=64, verify=False)
+    export(make_tied(), args, kwargs, output=bundle, dynamic_shapes=sizes, shard_nbytes=64)
     aotexport.export_onnx(bundle, verify=False)
     for file in ("model.onnx", "bundle.json"):
         assert (bundle / file).read_bytes() == (tied / file).read_bytes()

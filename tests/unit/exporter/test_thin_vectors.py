@@ -36,6 +36,12 @@ def test_value_with_more_elements_keeps_its_2_norm_and_its_greatest_finite_magni
     assert sampled("output", flat, 5).keys() == {"output"}
 
 
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int64, torch.bfloat16, torch.float8_e5m2])
+def test_value_of_every_dtype_has_norms(dtype: torch.dtype) -> None:
+    flat = torch.ones(70_000).to(dtype)
+    assert sampled("output", flat, 4)["output" + NORMS].tolist() == pytest.approx([70_000**0.5, 1.0])
+
+
 def test_error_is_relative_to_the_greatest_element_also_where_that_is_not_kept() -> None:
     flat = torch.full((64,), 1e-6)
     flat[1] = 1.0

@@ -105,7 +105,7 @@ def _greatest(name: str, values: Mapping[str, torch.Tensor]) -> float:
     if norms is not None:
         return float(norms[1])
     tensor = values[name]
-    finite = tensor[tensor.isfinite()].abs()
+    finite = tensor[tensor.isfinite()].to(torch.float64).abs()
     return float(finite.max()) if finite.numel() else 0.0
 
 

@@ -74,11 +74,8 @@ def sampled(name: str, flat: torch.Tensor, sample: int | None) -> dict[str, torc
     if count <= most:
         return {name: flat.contiguous().clone()}
     if sample is None:
-        return {f"{name}{NORM}": _norm(flat).reshape(1), name: flat[:: -(-count // most)].contiguous().clone()}
-    finite = torch.where(flat.isfinite(), flat, 0) if flat.is_floating_point() else flat
-    least, greatest = (float(each) for each in torch.aminmax(finite))
-    norms = torch.stack([_norm(flat), torch.tensor(max(-least, greatest), dtype=torch.float64)])
-    return {f"{name}{NORMS}": norms, name: halved(flat, most)}
+        return {f"{name}{NORM}": _norms(flat)[:1], name: flat[:: -(-count // most)].contiguous().clone()}
+    return {f"{name}{NORMS}": _norms(flat), name: halved(flat, most)}
 
 
 def halved(flat: torch.Tensor, most: int) -> torch.Tensor:
@@ -89,15 +86,17 @@ def halved(flat: torch.Tensor, most: int) -> torch.Tensor:
     return flat[::step].contiguous().clone()
 
 
-def _norm(flat: torch.Tensor) -> torch.Tensor:
-    """Return the 2-norm in float64."""
+def _norms(flat: torch.Tensor) -> torch.Tensor:
+    """Return the 2-norm and the greatest finite magnitude in float64."""
     parts = flat.split(_PART)
     # One block for all parts: small results between freed large blocks keep an allocator from reusing these.
     wide = torch.empty(len(parts[0]), dtype=torch.float64, device=flat.device)
-    norms = torch.empty(len(parts), dtype=torch.float64, device=flat.device)
+    norms, greatest = (torch.empty(len(parts), dtype=torch.float64, device=flat.device) for _ in range(2))
     for index, part in enumerate(parts):
-        norms[index] = torch.linalg.vector_norm(wide[: len(part)].copy_(part))
-    return torch.linalg.vector_norm(norms)
+        elements = wide[: len(part)].copy_(part)
+        norms[index] = torch.linalg.vector_norm(elements)
+        greatest[index] = elements.abs_().nan_to_num_(nan=0.0, posinf=0.0).max()
+    return torch.stack([torch.linalg.vector_norm(norms), greatest.max()])
 
 
 def make_inputs(
