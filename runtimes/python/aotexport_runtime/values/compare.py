@@ -104,8 +104,8 @@ def _greatest(name: str, values: Mapping[str, torch.Tensor]) -> float:
     norms = values.get(name + NORMS)
     if norms is not None:
         return float(norms[1])
-    tensor = values[name]
-    finite = tensor[tensor.isfinite()].to(torch.float64).abs()
+    elements = values[name].to(torch.float64)
+    finite = elements[elements.isfinite()].abs()
     return float(finite.max()) if finite.numel() else 0.0
 
 
