@@ -34,6 +34,7 @@ WEIGHT, INDICES, OFFSETS = torch.randn(6, 3), torch.tensor([0, 5, 2]), torch.ten
 BAGS = ATEN._embedding_bag.default(WEIGHT, INDICES, OFFSETS)
 HEADS = torch.ones(1, 2, 4, 8)
 PADDING = "`padding` must be smaller than the image"
+BATCHES = torch.ones(3, 2, 4, 4).transpose(0, 1)
 NORM = (channels(2), channels(2), channels(2), channels(2))
 
 REFUSED = [
@@ -149,12 +150,12 @@ REFUSED = [
     (
         "_scaled_dot_product_flash_attention_for_cpu_backward.default",
         (HEADS, HEADS, HEADS[:, :, :0], HEADS[:, :, :0], HEADS, torch.ones(1, 2, 4), 0.0, False),
-        "`query` and `key` must have heads and steps",
+        "`query` and `key` must have heads, steps and an embedding",
     ),
     (
         "_scaled_dot_product_flash_attention_for_cpu.default",
         (HEADS, HEADS[:, :, :0], HEADS[:, :, :0]),
-        "`query` and `key` must have heads and steps",
+        "`query` and `key` must have heads, steps and an embedding",
     ),
     (
         "lstm.input",
@@ -176,12 +177,65 @@ REFUSED = [
     ("replication_pad1d_backward.default", (torch.ones(2, 3), torch.ones(2, 0), [1, 2]), "`self` must not be empty"),
     ("range.step", (0, 5, 0.5), "`step` must not be 0 as an integer"),
     ("smooth_l1_loss_backward.default", (INDICES, INDICES, INDICES, 0, 0.0), "`self` must be of a floating dtype"),
+    ("multilabel_margin_loss.default", (torch.ones(0, 2), torch.ones(0, 2).long()), "`self` must not be empty"),
+    ("l1_loss.default", (ROWS, ROWS, 3), "`reduction` must be 0, 1 or 2"),
+    (
+        "binary_cross_entropy_backward.default",
+        (torch.ones(1), torch.ones(1), torch.ones(0)),
+        "`target` must have the sizes (1,), not (0,)",
+    ),
+    (
+        "_softmax_backward_data.default",
+        (ROWS, torch.ones(0), 1, torch.float32),
+        "`output` must have the sizes (4, 3), not (0,)",
+    ),
+    (
+        "_cdist_backward.default",
+        (torch.ones(4, 2), ROWS, ROWS[:3], 2.0, torch.ones(4, 3)),
+        "`grad` must have the sizes (4, 3), not (4, 2)",
+    ),
+    ("linalg__powsum.default", (ROWS + 0j, 2, [1]), "`dtype` must be complex as `self` is"),
+    ("set_.source_Tensor", (torch.ones(3).double(), ROWS), "`source` must be of the dtype of `self`"),
+    (
+        "set_.source_Tensor_storage_offset",
+        (torch.ones(3), torch.ones(3), 2, [2], [1]),
+        "the tensor must lie in the memory of `source`",
+    ),
+    ("tril.out", (BATCHES,), "`out` must be contiguous"),
+    (
+        "_scaled_dot_product_flash_attention_for_cpu.default",
+        (torch.ones(1, 1, 1, 0),) * 3,
+        "`query` and `key` must have heads, steps and an embedding",
+    ),
+    ("as_strided_.default", (ROWS, [7, 64], [4, 2**63 - 1]), "`size` and `stride` must lie in the memory of `self`"),
+    ("binary_cross_entropy.default", (torch.ones(()), torch.ones(0)), "`target` must have the sizes (), not (0,)"),
+    (
+        "binary_cross_entropy_backward.default",
+        (torch.ones(4, 0), torch.ones(1), torch.ones(1)),
+        "`grad_output` must have the sizes (1,), not (4, 0)",
+    ),
+    ("binomial.default", (torch.tensor([torch.nan]), torch.ones(1)), "`count` must not be NaN"),
+    (
+        "fractional_max_pool3d_backward.default",
+        (torch.ones(0, 0, 3, 2), torch.ones(0, 0, 3, 2), [], [], torch.ones(0, 0, 3, 2).long()),
+        "`output_size` must be 3 numbers",
+    ),
+    ("rrelu_with_noise.out", (torch.ones(3), torch.ones(3)), "`out` must have the sizes (3,), not ()"),
+    ("tensor_split.sections", (ROWS, 1 << 20), "`sections` must be at most 100000"),
+    (
+        "unfold_backward.default",
+        (torch.ones(3, 2), [5], 0, 2, 1),
+        "`grad_in` must have the sizes (4, 2), not (3, 2)",
+    ),
     ("special_laguerre_polynomial_l.n_scalar", (ROWS, 10**9), "`n` must be at most 100000"),
 ]
 
 KEYWORDS = {
     "div.Tensor_mode": {"rounding_mode": "trunc"},
     "range.step": {"dtype": torch.int64},
+    "linalg__powsum.default": {"dtype": torch.bfloat16},
+    "tril.out": {"out": BATCHES},
+    "rrelu_with_noise.out": {"out": torch.ones(())},
     "_scaled_dot_product_attention_math.default": {"enable_gqa": True},
 }
 
@@ -200,6 +254,35 @@ def test_every_precondition_has_a_refused_call():
     refused = {row[0] for row in REFUSED} | {row[0].partition(".")[0] for row in REFUSED}
     checked = {of_table(check) for name, check in PRECONDITIONS.items() if name in refused}
     assert checked == {of_table(check) for check in PRECONDITIONS.values()}
+
+
+@pytest.mark.parametrize(
+    ("name", "args"),
+    [
+        ("empty.memory_format", ([3, 1000],)),
+        ("empty_like.default", (torch.ones(3, 1000),)),
+        ("empty_permuted.default", ([3, 1000], [1, 0])),
+        ("empty_strided.default", ([3, 1000], [1, 3])),
+        ("new_empty.default", (ROWS, [3, 1000])),
+        ("new_empty_strided.default", (ROWS, [3, 1000], [1000, 1])),
+    ],
+)
+def test_memory_that_nobody_has_written_is_zero(name, args):
+    for _ in range(3):
+        torch.full((3, 1000), 7.0)
+        assert not call(name, *args).any()
+
+
+@pytest.mark.parametrize(
+    ("name", "args"), [("resize_.default", ([3000],)), ("resize_as_.default", (torch.ones(3000),))]
+)
+def test_memory_that_a_tensor_gains_is_zero_and_its_own_stays(name, args):
+    for _ in range(3):
+        torch.full((3000,), 7.0)
+        tensor = torch.tensor([1.0, 2.0])
+        assert call(name, tensor, *args) is tensor
+        assert tensor[:2].tolist() == [1.0, 2.0]
+        assert not tensor[2:].any()
 
 
 def backward(function, *inputs):

@@ -6,7 +6,9 @@ from typing import Any
 
 import torch
 
-from aotexport_runtime.engines.preconditions.require import Arguments, require
+from aotexport_runtime.engines.preconditions.require import Arguments, require, sizes
+
+_MOST = 100_000
 
 
 def _least_of(tensor: torch.Tensor) -> torch.Tensor:
@@ -41,16 +43,30 @@ def truncated(a: Arguments) -> None:
 def degree(a: Arguments) -> None:
     """Check the degree of a polynomial, which the kernel computes in a loop."""
     degrees = a["n"] if isinstance(a["n"], torch.Tensor) else torch.tensor(a["n"])
-    require((degrees <= _MOST_DEGREES).all(), f"`n` must be at most {_MOST_DEGREES}")
-
-
-_MOST_DEGREES = 100_000
+    require((degrees <= _MOST).all(), f"`n` must be at most {_MOST}")
 
 
 def steps(a: Arguments) -> None:
     """Check the step of a range of integers, which is rounded to one."""
-    of_integers = a["dtype"] is not None and not (a["dtype"].is_floating_point or a["dtype"].is_complex)
+    dtype = a["out"].dtype if "out" in a else a["dtype"]
+    of_integers = dtype is not None and not (dtype.is_floating_point or dtype.is_complex)
     require(not of_integers or int(a["step"]) != 0, "`step` must not be 0 as an integer")
+
+
+def powers(a: Arguments) -> None:
+    """Check that a sum of powers is not of complex numbers in a real dtype."""
+    dtype = a["dtype"]
+    require(dtype is None or dtype.is_complex == a["self"].is_complex(), "`dtype` must be complex as `self` is")
+
+
+def leaks(a: Arguments) -> None:
+    """Check where a randomised ReLU writes."""
+    sizes(a["out"], a["self"].shape, "`out`")
+
+
+def counts(a: Arguments) -> None:
+    """Check the counts of binomial draws: of NaN the kernel draws without end."""
+    require(~torch.isnan(a["count"]).any(), "`count` must not be NaN")
 
 
 def differentiable(a: Arguments) -> None:
@@ -60,9 +76,14 @@ def differentiable(a: Arguments) -> None:
 
 def chunks(a: Arguments) -> None:
     """Check the axis at which tensors are cut."""
-    require(
-        a["dim"] >= 0 and all(tensor.dim() > a["dim"] for tensor in a["tensors"]), "every tensor must have axis `dim`"
-    )
+    tensors = a["tensors"]
+    axis = a["dim"] + (tensors[0].dim() if tensors and a["dim"] < 0 else 0)
+    require(axis >= 0 and all(tensor.dim() > axis for tensor in tensors), "every tensor must have axis `dim`")
+
+
+def sections(a: Arguments) -> None:
+    """Check into how many parts a tensor is split: empty ones have no other bound."""
+    require(a["sections"] <= _MOST, f"`sections` must be at most {_MOST}")
 
 
 def pairwise(a: Arguments) -> None:

@@ -44,6 +44,13 @@ def pivots(name: str) -> Callable[[Arguments], None]:
     return check
 
 
+def triangles(a: Arguments) -> None:
+    """Check results given by the caller: kernels of triangles take their matrices to lie one after the other."""
+    for name in ("out", "L", "U", "R"):
+        if name in a:
+            require(a[name].dim() <= 3 or a[name].is_contiguous(), f"`{name}` must be contiguous")
+
+
 def finite(a: Arguments) -> None:
     """Check that a matrix has eigenvalues: LAPACK's balancing leaves its memory where it does not converge."""
     require(torch.isfinite(a["self"]).all(), "`self` must be finite")

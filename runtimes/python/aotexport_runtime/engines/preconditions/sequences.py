@@ -87,7 +87,7 @@ def flash_attention(a: Arguments) -> None:
     query, key, value = a["query"], a["key"], a["value"]
     for tensor in (query, key, value):
         require(tensor.dim() == 4 and tensor.dtype == query.dtype, "all tensors must have four axes and one dtype")
-    require(0 not in (*query.shape[1:3], *key.shape[1:3]), "`query` and `key` must have heads and steps")
+    require(0 not in (*query.shape[1:], *key.shape[1:3]), "`query` and `key` must have heads, steps and an embedding")
 
 
 def flash_attention_backward(a: Arguments) -> None:

@@ -20,6 +20,8 @@ from aotexport_runtime.engines.preconditions import (
     arithmetic,
     embeddings,
     linear_algebra,
+    losses,
+    memory,
     normalization,
     sequences,
     windows,
@@ -29,16 +31,24 @@ from aotexport_runtime.errors import CheckFailed
 
 
 def guarded(name: str, function: Any) -> Callable[..., Any]:
-    """Return `function` with the check of its arguments before it; `function` itself if torch checks them all.
+    """Return `function` with the check of its arguments before it, or with zeros in what it leaves as it found it.
+
+    It is `function` itself if torch checks all arguments, and writes all results.
 
     Args:
         name: of the operator, `base.overload`.
         function: the operator's overload.
     """
+    if name in memory.FRESH:
+        return _with_schema(memory.zeroed(function), function)
+    if name in memory.GROWING:
+        return _with_schema(memory.grown(function), function)
     check = PRECONDITIONS.get(name, PRECONDITIONS.get(name.partition(".")[0]))
+    schema: Any = function._schema
+    if check is None and any(argument.name == "reduction" for argument in schema.arguments):
+        check = losses.reduction
     if check is None:
         return function
-    schema: Any = function._schema
     defaults = {argument.name: argument.default_value for argument in schema.arguments}
     names = [argument.name for argument in schema.arguments if not argument.kwarg_only]
 
@@ -50,7 +60,11 @@ def guarded(name: str, function: Any) -> Callable[..., Any]:
                 raise CheckFailed(f"operator `aten::{name}`: {error}") from None
         return function(*args, **kwargs)
 
-    call._schema = schema  # pyright: ignore[reportFunctionMemberAccess] (as an overload has)
+    return _with_schema(call, function)
+
+
+def _with_schema(call: Callable[..., Any], function: Any) -> Callable[..., Any]:
+    call._schema = function._schema  # pyright: ignore[reportFunctionMemberAccess] (as an overload has)
     return call
 
 
@@ -93,14 +107,10 @@ PRECONDITIONS: dict[str, Callable[[Arguments], None]] = {
     **dict.fromkeys(("_pdist_forward", "_pdist_backward"), linear_algebra.pairs),
     "lu_unpack": linear_algebra.pivots("lu"),
     "linalg_ldl_solve": linear_algebra.pivots("ldl"),
-    **dict.fromkeys(
-        ("max_pool2d_with_indices_backward", "adaptive_max_pool2d_backward", "fractional_max_pool2d_backward"),
-        windows.pool_backward(2),
-    ),
-    **dict.fromkeys(
-        ("max_pool3d_with_indices_backward", "adaptive_max_pool3d_backward", "fractional_max_pool3d_backward"),
-        windows.pool_backward(3),
-    ),
+    **dict.fromkeys(("max_pool2d_with_indices_backward", "adaptive_max_pool2d_backward"), windows.pool_backward(2)),
+    **dict.fromkeys(("max_pool3d_with_indices_backward", "adaptive_max_pool3d_backward"), windows.pool_backward(3)),
+    **{f"fractional_max_pool{axes}d_backward": windows.fractional_pool_backward(axes) for axes in (2, 3)},
+    "unfold_backward": windows.unfold_backward,
     "_batch_norm_no_update": normalization.batch_norm_without_update,
     "_native_batch_norm_legit.no_stats": normalization.batch_norm_without_statistics,
     "_native_batch_norm_legit.no_stats_out": normalization.batch_norm_without_statistics,
@@ -115,10 +125,21 @@ PRECONDITIONS: dict[str, Callable[[Arguments], None]] = {
         for kind in ("reflection", "replication")
         for axes in (1, 2, 3)
     },
+    **dict.fromkeys(("tril.out", "triu.out", "linalg_lu.out", "linalg_qr.out"), linear_algebra.triangles),
     **dict.fromkeys(("_linalg_eigvals", "linalg_eigvals"), linear_algebra.finite),
     **{f"special_{name}": arithmetic.degree for name in _POLYNOMIALS},
-    "range.step": arithmetic.steps,
+    **dict.fromkeys(("range.step", "range.out"), arithmetic.steps),
     "smooth_l1_loss_backward": arithmetic.differentiable,
+    "linalg__powsum": arithmetic.powers,
+    "_cdist_backward": losses.distances_backward,
+    **dict.fromkeys(("multilabel_margin_loss", "multilabel_margin_loss_forward"), losses.margins),
+    **dict.fromkeys(("binary_cross_entropy", "binary_cross_entropy_backward"), losses.entropy),
+    "rrelu_with_noise.out": arithmetic.leaks,
+    "binomial": arithmetic.counts,
+    "tensor_split.sections": arithmetic.sections,
+    **dict.fromkeys(("as_strided", "as_strided_", "as_strided_copy", "as_strided_scatter"), memory.strided),
+    **dict.fromkeys(("_softmax_backward_data", "_log_softmax_backward_data"), losses.softmax_backward),
+    **dict.fromkeys(("set_.source_Tensor", "set_.source_Tensor_storage_offset"), memory.same_dtype),
     "_chunk_cat": arithmetic.chunks,
     "_foreach_copy": arithmetic.pairwise,
     **dict.fromkeys(("lcm", "lcm_"), arithmetic.common_multiple),

@@ -23,6 +23,23 @@ def pool_backward(axes: int) -> Callable[[Arguments], None]:
     return check
 
 
+def fractional_pool_backward(axes: int) -> Callable[[Arguments], None]:
+    """Return the check of fractional max pooling over so many axes."""
+    check = pool_backward(axes)
+
+    def check_sizes(a: Arguments) -> None:
+        check(a)
+        require(len(a["output_size"]) == axes, f"`output_size` must be {axes} numbers")
+
+    return check_sizes
+
+
+def unfold_backward(a: Arguments) -> None:
+    """Check that a gradient has the sizes of the windows."""
+    image = torch.empty(list(a["input_sizes"]), device="meta")
+    sizes(a["grad_in"], image.unfold(a["dim"], a["size"], a["step"]).shape, "`grad_in`")
+
+
 def _of_images(source: torch.Tensor, grad: torch.Tensor, axes: int) -> None:
     require(source.dim() in (axes + 1, axes + 2), f"`self` must have {axes + 1} or {axes + 2} axes")
     sizes(grad, (*source.shape[:-axes], *grad.shape[-axes:]), "`grad_output`")

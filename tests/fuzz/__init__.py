@@ -1,0 +1,1 @@
+"""Fuzzing of what a bundle's author chooses: the arguments of operators."""

@@ -1,0 +1,204 @@
+"""`python -m tests.fuzz.operators [REGEX]`: call every operator of the list with hostile arguments.
+
+Each operator runs in a process of its own, with memory that ends where it may not be read (`guard.c`), and every call
+runs twice, with other bytes in new memory: results that differ have bytes that nobody has written. The table in
+`results/operators.tsv` has a row per operator; operators in it with as many calls are not run again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import csv
+import ctypes
+import json
+import os
+import re
+import resource
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from aotexport_runtime.allowed.operators import allowed_aten_operators
+from aotexport_runtime.engines import ops
+from tests.fuzz.arguments import Arguments
+
+RESULTS = Path(__file__).parent / "results" / "operators.tsv"
+GUARD = Path(__file__).parent / "guard.c"
+CALLS = 2000
+_TIMEOUT_S = 10
+_MOST_NBYTES = 6 << 30
+
+
+@dataclass(frozen=True)
+class Row:
+    """The result of an operator.
+
+    Attributes:
+        operator: `base.overload`.
+        calls: how many sets of arguments; the seed of each is the operator and its number.
+        accepted: how many of them the operator took.
+        outcome: `ok`, or the number of the first call that went wrong and how.
+    """
+
+    operator: str
+    calls: int
+    accepted: int
+    outcome: str
+
+
+@contextlib.contextmanager
+def guarded_memory() -> Iterator[dict[str, str]]:
+    """Yield an environment for processes whose tensors lie in guarded memory."""
+    with tempfile.TemporaryDirectory(prefix="fuzz-") as directory:
+        library = Path(directory, "guard.so")
+        subprocess.run(["cc", "-O2", "-shared", "-fPIC", "-o", library, GUARD], check=True)
+        yield {**os.environ, "LD_PRELOAD": str(library), "OMP_NUM_THREADS": "1"}
+
+
+def fuzz(operators: Iterable[str], calls: int) -> Iterator[Row]:
+    """Call operators in a process with guarded memory; yield their rows.
+
+    Raises:
+        RuntimeError: the process failed itself.
+    """
+    command = [sys.executable, "-W", "ignore", "-m", "tests.fuzz.operators", "--guarded", str(calls), *operators]
+    with (
+        guarded_memory() as environment,
+        subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process,
+    ):
+        assert process.stdout is not None
+        for line in process.stdout:
+            yield Row(**json.loads(line))
+    if process.returncode:
+        raise RuntimeError(f"the guarded process ended with {process.returncode}")
+
+
+def _run_guarded(calls: int, operators: Iterable[str]) -> None:
+    """Print a row per operator; memory is guarded in this process."""
+    torch.set_num_threads(1)
+    for operator in operators:
+        with tempfile.TemporaryFile() as progress:
+            child = os.fork()
+            if not child:
+                _end_as_child(operator, calls, progress.fileno())
+            status = os.waitpid(child, 0)[1]
+            call, accepted, note = (progress.seek(0), progress.read().decode().split(maxsplit=2))[1]
+        outcome = note.strip()
+        if os.WIFSIGNALED(status):
+            outcome = f"call {call}: {signal.Signals(os.WTERMSIG(status)).name}"
+        print(json.dumps(asdict(Row(operator, calls, int(accepted), outcome))), flush=True)
+
+
+def _end_as_child(operator: str, calls: int, progress: int) -> None:
+    resource.setrlimit(resource.RLIMIT_DATA, (_MOST_NBYTES, _MOST_NBYTES))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    for stream in (1, 2):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
+    try:
+        _call_often(operator, calls, progress)
+    finally:
+        os._exit(0)
+
+
+def _call_often(operator: str, calls: int, progress: int) -> None:
+    function = ops.resolve(f"aten::{operator}", None, frozenset())
+    fill = ctypes.c_ubyte.in_dll(ctypes.CDLL(None), "guard_fill")
+    accepted = 0
+    for call in range(calls):
+        os.pwrite(progress, f"{call:8} {accepted:8} ended before its last call{'':8}".encode(), 0)
+        signal.alarm(_TIMEOUT_S)
+        seen = list[bytes | None]()
+        for byte in (0x5A, 0xA5):
+            fill.value = byte
+            seen.append(_called(function, f"{operator} {call}"))
+        signal.alarm(0)
+        accepted += seen[0] is not None
+        if seen[0] != seen[1]:
+            os.pwrite(progress, f"{call:8} {accepted:8} call {call}: uninitialised bytes{'':20}".encode(), 0)
+            return
+    os.pwrite(progress, f"{calls:8} {accepted:8} ok{'':40}".encode(), 0)
+
+
+def _called(function: Any, seed: str) -> bytes | None:
+    """Return the bytes of the results of a call; None: it was refused."""
+    args, kwargs = Arguments(seed).of(function._schema)
+    torch.manual_seed(0)
+    try:
+        return b"".join(_bytes_of(tensor) for tensor in _tensors(function(*args, **kwargs)))
+    except Exception:  # Whatever a kernel says to hostile arguments.
+        return None
+
+
+def _tensors(results: Any) -> Iterator[torch.Tensor]:
+    if isinstance(results, torch.Tensor):
+        yield results
+    elif isinstance(results, list | tuple):
+        for result in results:
+            yield from _tensors(result)
+
+
+def _bytes_of(tensor: torch.Tensor) -> bytes:
+    if tensor.numel() > 1 << 20 or tensor.layout is not torch.strided:
+        return b""
+    flat = tensor.detach().resolve_conj().resolve_neg().contiguous()
+    # A single element is contiguous with any stride, but is seen as bytes with a stride of 1 alone.
+    return bytes(flat.as_strided((flat.numel(),), (1,)).view(torch.uint8).tolist())
+
+
+def read(path: Path = RESULTS) -> dict[str, Row]:
+    """Return the rows of a table, by operator."""
+    if not path.exists():
+        return {}
+    with path.open(newline="") as file:
+        rows = csv.DictReader(file, delimiter="\t")
+        return {
+            row["operator"]: Row(row["operator"], int(row["calls"]), int(row["accepted"]), row["outcome"])
+            for row in rows
+        }
+
+
+def write(rows: Iterable[Row], path: Path = RESULTS) -> None:
+    """Write a table of rows, sorted."""
+    path.parent.mkdir(exist_ok=True)
+    with path.open("w", newline="") as file:
+        table = csv.writer(file, delimiter="\t", lineterminator="\n")
+        table.writerow(["operator", "calls", "accepted", "outcome"])
+        table.writerows(asdict(row).values() for row in sorted(rows, key=lambda row: row.operator))
+
+
+def main() -> None:
+    """Run the command line."""
+    parser = argparse.ArgumentParser(prog="python -m tests.fuzz.operators", description=__doc__)
+    parser.add_argument("operators", nargs="*", metavar="REGEX", help="operators to call; default: all")
+    parser.add_argument("--calls", type=int, default=CALLS)
+    parser.add_argument("--guarded", type=int, metavar="CALLS", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.guarded is not None:
+        _run_guarded(options.guarded, options.operators)
+        return
+    rows = read()
+    wanted = [
+        name
+        for name in sorted(allowed_aten_operators())
+        if any(re.search(pattern, name) for pattern in options.operators or [""])
+        and (name not in rows or rows[name].calls < options.calls)
+    ]
+    for number, row in enumerate(fuzz(wanted, options.calls), 1):
+        rows[row.operator] = row
+        if row.outcome != "ok":
+            print(f"{row.operator}: {row.outcome}", flush=True)
+        if number % 20 == 0 or number == len(wanted):
+            write(rows.values())
+            print(f"{number} of {len(wanted)}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
