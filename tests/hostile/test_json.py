@@ -41,6 +41,16 @@ MALFORMED = {
         _outputs(f'{{"kind": "size", "value": {1 << 63}}}'),
         "an integer of a size has more than 64 bits",
     ),
+    "key_twice": (_outputs("1")[:-1] + b', "nodes": []}', "an object has the same key twice"),
+    "key_twice_with_an_escape": (_outputs("1")[:-1] + rb', "n\u006fdes": []}', "an object has the same key twice"),
+    "key_twice_beside_an_escaped_colon": (
+        _outputs(r'"\u003a", "\u0022\u003a"')[:-1] + b', "nodes": []}',
+        "an object has the same key twice",
+    ),
+    "integer_with_a_fraction": (
+        _outputs('{"kind": "size", "value": 1.0}'),
+        "Expected `int | str | object`, got `float` - at `$.outputs[0].value`",
+    ),
     "deep_arrays": (_outputs("[" * DEEP + "]" * DEEP), "nested deeper than 64 levels"),
     "deep_sizes": (_outputs(_nested(DEEP)), "nested deeper than 64 levels"),
     "deep_behind_brackets_in_a_string": (

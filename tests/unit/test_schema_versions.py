@@ -36,10 +36,9 @@ def manifest(**changes):
         ("1.0", "1.0", (1, 0), (1, 3)),
         ("1.2", "1.1", (1, 0), (2, 0)),
         ("1.4", "1.0", (1, 0), (1, 0)),
-        ("2.0", "1.3", (1, 0), (1, 3)),
         ("1.10", "1.9", (1, 0), (1, 9)),
     ],
-    ids=["same", "older_minor", "older_major", "newer_minor", "newer_major_for_this_reader", "two_digits"],
+    ids=["same", "older_minor", "older_major", "newer_minor", "two_digits"],
 )
 def test_gate_in_range_accepts_the_bundle(written, needed, oldest, supported):
     envelope = Envelope(format=written, min_reader=needed)
@@ -64,6 +63,23 @@ def test_gate_above_range_refuses_the_bundle_with_both_versions_and_remedies(wri
     )
 
 
+def test_gate_refuses_a_newer_major_whatever_min_reader_says():
+    with pytest.raises(BundleTooNew) as caught:
+        check_readable(Envelope(format="2.1", min_reader="1.0"), supported=(1, 9))
+
+    assert (caught.value.needed, caught.value.supported) == ((2, 0), (1, 9))
+
+
+@pytest.mark.parametrize(("written", "needed"), [("1.2", "0.9"), ("1.2", "1.3"), ("2.0", "1.9")])
+def test_gate_refuses_versions_that_contradict_each_other(written, needed):
+    with pytest.raises(BundleInvalid) as caught:
+        check_readable(Envelope(format=written, min_reader=needed), supported=(2, 5))
+
+    assert str(caught.value) == (
+        f"bundle.json: `min_reader` is {needed}; expected {written[0]}.0 to {written}, the bundle's format"
+    )
+
+
 def test_gate_below_range_refuses_the_bundle_with_both_versions_and_remedies():
     with pytest.raises(BundleInvalid) as caught:
         check_readable(Envelope(format="1.7", min_reader="1.0"), oldest=(2, 0), supported=(3, 1))
@@ -75,7 +91,9 @@ def test_gate_below_range_refuses_the_bundle_with_both_versions_and_remedies():
 
 
 @pytest.mark.parametrize(
-    "text", ["", "1", "1.", ".0", "1.0.0", "1.x", "-1.0", "\u0661.\u0660", "1.0\n", "1" * 5000 + ".0"], ids=repr
+    "text",
+    ["", "1", "1.", ".0", "1.0.0", "1.x", "-1.0", "01.0", "1.00", "\u0661.\u0660", "1.0\n", "1" * 5000 + ".0"],
+    ids=repr,
 )
 def test_version_that_is_none_is_refused(text):
     with pytest.raises(BundleInvalid) as caught:

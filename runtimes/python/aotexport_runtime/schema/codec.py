@@ -37,14 +37,18 @@ def decode_record(data: bytes, type_: type[T], *, where: str, written: Version =
         written: format version of the bundle; an older document is upgraded first.
 
     Raises:
-        BundleInvalid: not JSON, nested too deep, or not such a record; the message carries the JSON path.
+        BundleInvalid: not JSON, nested too deep, a key twice in one object, or not such a record, with the JSON path.
     """
     check_depth(data, where)
     try:
         steps = pending(type_.__name__, written)
-        if not steps:
-            return msgspec.json.decode(data, type=type_)
-        document = msgspec.json.decode(data, type=dict[str, Any])
+        record = None if steps else msgspec.json.decode(data, type=type_)
+        plain = msgspec.json.decode(data)
+        if count_keys(msgspec.json.encode(plain)) != count_keys(data):
+            raise BundleInvalid("an object has the same key twice", where=where)
+        if record is not None:
+            return record
+        document: dict[str, Any] = plain
         for step in steps:
             document = step(document)
         return msgspec.convert(document, type=type_)
@@ -62,6 +66,17 @@ def check_depth(data: bytes, where: str) -> None:
         raise BundleInvalid(f"{len(data)} bytes of JSON; at most {MAX_JSON_NBYTES} are read", where=where)
     if max_depth(data) > MAX_DEPTH:
         raise BundleInvalid(f"nested deeper than {MAX_DEPTH} levels", where=where)
+
+
+def count_keys(data: bytes) -> int:
+    """Return how many keys the objects of `data` have together; `data` is JSON."""
+    import numpy as np
+
+    # What is left is quotes and colons, without escaped ones: a colon behind an even number of quotes ends a key.
+    data = data.replace(b"\\\\", b"").replace(b'\\"', b"").translate(None, _NO_KEYS)
+    codes = np.frombuffer(data, dtype=np.uint8)
+    odd = np.cumsum(codes == ord('"'), dtype=np.uint8) & 1
+    return int(np.count_nonzero((codes == ord(":")) & (odd == 0)))
 
 
 def max_depth(data: bytes) -> int:
@@ -87,4 +102,5 @@ def max_depth(data: bytes) -> int:
 
 
 _CHUNK_NBYTES = 1 << 20
+_NO_KEYS = bytes(set(range(256)) - set(b'":'))
 _PLAIN = bytes(set(range(256)) - set(b'[]{}"'))

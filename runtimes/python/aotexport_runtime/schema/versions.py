@@ -34,7 +34,7 @@ OLDEST_CALLING_CONVENTION = 1
 FEATURES: dict[str, Version] = {}
 """Features newer than 1.0, with the format version that brought them; the writer derives `min_reader` from it."""
 
-_VERSION = re.compile(r"([0-9]{1,4})\.([0-9]{1,4})", re.ASCII)
+_VERSION = re.compile(r"(0|[1-9][0-9]{0,3})\.(0|[1-9][0-9]{0,3})", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -90,17 +90,25 @@ def check_readable(
     """Return the format that a bundle was written in, if a reader of `oldest` to `supported` can read it.
 
     Raises:
-        BundleTooNew: its oldest permitted reader is newer; names both versions and both remedies.
-        BundleInvalid: its format is older than `oldest`, or no version at all.
+        BundleTooNew: its major version or its oldest permitted reader is newer; names both versions and both
+            remedies.
+        BundleInvalid: its format is older than `oldest`, its two versions contradict each other, or one is no
+            version at all.
     """
     written, needed = parse_version(envelope.format), parse_version(envelope.min_reader)
+    needed = max(needed, (written[0], 0))
     if needed > supported:
         raise BundleTooNew(
-            f"this bundle has format {envelope.format} and needs a reader of format {envelope.min_reader} or newer; "
+            f"this bundle has format {envelope.format} and needs a reader of format {format_version(needed)} or newer; "
             f"this runtime reads up to {format_version(supported)}. Install a newer aotexport-runtime, or export the "
             f"model again with an aotexport that writes format {format_version(supported)}",
             needed=needed,
             supported=supported,
+        )
+    if not (written[0], 0) <= parse_version(envelope.min_reader) <= written:
+        raise BundleInvalid(
+            f"`min_reader` is {envelope.min_reader}; expected {written[0]}.0 to {envelope.format}, the bundle's format",
+            where="bundle.json",
         )
     if written < oldest:
         raise BundleInvalid(
