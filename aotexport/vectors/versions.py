@@ -23,8 +23,8 @@ from aotexport.model.state import State
 from aotexport.torch_internals.names import tree_leaves
 from aotexport.torch_internals.saved_tensors import watched
 from aotexport_runtime.allowed.operators import VIEWS
+from aotexport_runtime.call.flat_call import flat_outputs
 from aotexport_runtime.call.whole_result import whole_result_tree
-from aotexport_runtime.commands.self_test import flat_outputs
 from aotexport_runtime.schema.graph import Graph
 from aotexport_runtime.schema.program import (
     FunctionalGraph,

@@ -16,7 +16,8 @@ from aotexport.lower.onnx.rebuild import rebuild
 from aotexport.lower.onnx.translate import example_sizes
 from aotexport_runtime import load
 from aotexport_runtime.bundle.read import Bundle
-from aotexport_runtime.commands.self_test import arguments_of, flat_outputs, read_vector
+from aotexport_runtime.call.flat_call import arguments_of, flat_outputs
+from aotexport_runtime.commands.self_test import read_vector
 from aotexport_runtime.engines.codegen import Environment
 from aotexport_runtime.errors import first_line
 from aotexport_runtime.schema.manifest import OnnxModel

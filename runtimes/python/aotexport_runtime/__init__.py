@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from aotexport_runtime.engines.onnx.session import OnnxRuntime
     from aotexport_runtime.module.bundle_module import BundleModule
     from aotexport_runtime.module.loading import load
+    from aotexport_runtime.serving.servable import Servable
 
 __version__ = "0.1.0"
 
@@ -35,13 +36,14 @@ _LATER = {
     "CudaRuntime": "engines.cuda.options",
     "OnnxModule": "call.onnx.module",
     "OnnxRuntime": "engines.onnx.session",
+    "Servable": "serving.servable",
     "load": "module.loading",
     "save": "commands.saving",
     "selftest": "commands.self_test",
 }
 """Names by the module that they are in, which most callers need not import, or which imports torch."""
 
-_WITH_TORCH = ("BundleModule", "save", "selftest")
+_WITH_TORCH = ("BundleModule", "Servable", "save", "selftest")
 """Those of them that are of no use without torch."""
 
 __all__ = [
@@ -58,6 +60,7 @@ __all__ = [
     "OnnxModule",
     "OnnxRuntime",
     "SelfTestFailed",
+    "Servable",
     "load",
     "open_bundle",
     "save",

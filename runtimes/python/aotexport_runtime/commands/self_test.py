@@ -16,16 +16,14 @@ from aotexport_runtime.bundle.read import Bundle, open_bundle
 from aotexport_runtime.bundle.weights import read_tensors
 from aotexport_runtime.call.engines import EngineRun, words
 from aotexport_runtime.call.explain import ProgramExplanation
+from aotexport_runtime.call.flat_call import arguments_of, flat_outputs
 from aotexport_runtime.call.whole_result import returning_whole_result, whole_result_tree
 from aotexport_runtime.engines.autocast import device_type_of, under_autocast
 from aotexport_runtime.engines.candidates import is_native, is_of
-from aotexport_runtime.engines.codegen import Environment, constant_value
 from aotexport_runtime.errors import BundleInvalid, NotSupported, SelfTestFailed
 from aotexport_runtime.module.bundle_module import BundleModule
 from aotexport_runtime.module.loading import check_target, load
 from aotexport_runtime.schema.manifest import VectorEntry
-from aotexport_runtime.schema.program import ArgumentInput, Program, SizeInput, StateInput
-from aotexport_runtime.schema.trees import Leaf, Tree
 from aotexport_runtime.schema.values import TensorMeta
 from aotexport_runtime.schema.vectors import Vector
 from aotexport_runtime.validate import check_vector
@@ -33,7 +31,6 @@ from aotexport_runtime.validate.bounds import span_end
 from aotexport_runtime.values import dtypes
 from aotexport_runtime.values.compare import TOLERANCES, Difference, compare
 from aotexport_runtime.values.observe import Observation, make_inputs, observe, spans
-from aotexport_runtime.values.trees import builder, keys_of
 
 _LARGE_NBYTES = 64 << 20
 """Least size of weights that are freed before the next are loaded."""
@@ -192,7 +189,7 @@ def run_vector(
         trust: see `load`.
         loss: run a backward pass from the loss alone, and compare with the graph's; the record has no such pass.
     """
-    expected = Observation(dict(vector.facts), {n: stored[f"v{i}"] for i, n in enumerate(vector.values)})
+    expected = recorded_observation(vector, stored)
 
     def loaded() -> BundleModule:
         return load(
@@ -222,6 +219,11 @@ def run_vector(
     return VectorResult(vector.program, name, target, differences, device=engines.device, ran=engines.has_run or ())
 
 
+def recorded_observation(vector: Vector, stored: Mapping[str, torch.Tensor]) -> Observation:
+    """Return what was observed of eager execution in a recorded call."""
+    return Observation(dict(vector.facts), {name: stored[f"v{index}"] for index, name in enumerate(vector.values)})
+
+
 def rounding(path: str | os.PathLike[str] | Bundle, program: str) -> float:
     """Return the tolerance of the coarsest dtype that `program` computes in."""
     bundle = path if isinstance(path, Bundle) else open_bundle(path, check_digests=False)
@@ -235,8 +237,8 @@ def _observe_afresh(
 ) -> tuple[Observation | None, Observation, int, ProgramExplanation]:
     """Return the expected observation (None: the recorded one), the new one, the bytes of the state, the engines."""
     module = loaded()
-    expected = _observe(module.twin(target="portable"), vector, stored, loss=True) if loss else None
-    got = _observe(module, vector, stored, loss=loss)
+    expected = observe_vector(module.twin(target="portable"), vector, stored, loss=True) if loss else None
+    got = observe_vector(module, vector, stored, loss=loss)
     nbytes = sum(tensor.nbytes for tensor in module.state_tensors().values())
     return expected, got, nbytes, module.explain_program(vector.program)
 
@@ -276,7 +278,7 @@ def record_again(module: BundleModule, entry: VectorEntry) -> tuple[Vector, dict
     vector, stored = read_vector(module.bundle, entry)
     program = module.bundle.program(vector.program)
     reference = "autograd" if program.forward.differentiable or not vector.backward else "portable"
-    seen = _observe(module.twin(target=reference), vector, stored)
+    seen = observe_vector(module.twin(target=reference), vector, stored)
     inputs = {
         part.key: torch.view_as_real(stored[part.key]) if part.is_complex else stored[part.key]
         for spec in vector.inputs
@@ -286,9 +288,17 @@ def record_again(module: BundleModule, entry: VectorEntry) -> tuple[Vector, dict
     return record, {**inputs, **{f"v{index}": value for index, value in enumerate(seen.values.values())}}
 
 
-def _observe(
+def observe_vector(
     module: BundleModule, vector: Vector, stored: dict[str, torch.Tensor], *, loss: bool = False
 ) -> Observation:
+    """Run a recorded call on a loaded bundle; return what was observed.
+
+    Args:
+        module: the loaded bundle; left in the mode of the call, and changed as the calls change it.
+        vector: the record.
+        stored: its tensors.
+        loss: see `run_vector`.
+    """
     program = module.bundle.program(vector.program)
     module.train(program.mode == "train")
     function = returning_whole_result(program, module.program(vector.program))
@@ -313,80 +323,3 @@ def _observe(
             dropped=vector.dropped_gradients,
             sample=vector.sample,
         )
-
-
-def arguments_of(program: Program) -> Any:
-    """Return a function from the flat tensors of a call, and the state, to the call's `(args, kwargs)`."""
-    positions = [i for i, spec in enumerate(program.inputs) if isinstance(spec, ArgumentInput | SizeInput)]
-    environment = Environment()
-    builders = [
-        (parameter, builder(parameter.tree, lambda leaf: constant_value(leaf.value, environment)))
-        for parameter in program.parameters
-    ]
-
-    def arguments(values: list[Any], state: dict[str, torch.Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        flat: list[Any] = [state[spec.name] if isinstance(spec, StateInput) else None for spec in program.inputs]
-        for position, value in zip(positions, values, strict=True):
-            flat[position] = value
-        args: list[Any] = []
-        kwargs: dict[str, Any] = {}
-        for parameter, build in builders:
-            value = build(flat)
-            if parameter.kind == "var_positional":
-                args.extend(value)
-            elif parameter.kind == "var_keyword":
-                kwargs.update(value)
-            elif parameter.kind == "keyword_only":
-                kwargs[parameter.name] = value
-            else:
-                args.append(value)
-        return tuple(args), kwargs
-
-    return arguments
-
-
-def flat_outputs(tree: Tree, value: Any, path: str = "output") -> list[tuple[str, Any]]:
-    """Return the tensor and size leaves of a returned value, walked by its tree, with their paths.
-
-    Raises:
-        NotSupported: the tree has an array where the value has none.
-    """
-    found: list[tuple[str, Any]] = []
-    made: dict[int, torch.Tensor] = {}
-
-    def visit(tree: Tree, value: Any, path: str) -> None:
-        if isinstance(tree, Leaf):
-            found.append((path, _tensor_of(value, path, made) if tree.array else value))
-            return
-        items = getattr(tree, "items", None)
-        if items is None:
-            return
-        for (name, item), child in zip(_children(tree, value), items, strict=True):
-            visit(child, item, path + name)
-
-    visit(tree, value, path)
-    return found
-
-
-def _tensor_of(array: Any, path: str, made: dict[int, torch.Tensor]) -> torch.Tensor:
-    """Return a tensor with the memory of an array: the one that the array was made of, or a new one per array."""
-    from aotexport_runtime.values.arrays import known_array, why_not
-
-    if (reason := why_not(array)) is not None:
-        raise NotSupported(f"`{path}`, a `{type(array).__name__}`, {reason}")
-    base = array.base
-    if isinstance(base, torch.Tensor) and known_array(base) is array:
-        return base
-    return made.setdefault(id(array), torch.from_numpy(array))
-
-
-def _children(tree: Any, value: Any) -> list[tuple[str, Any]]:
-    if hasattr(tree, "keys"):
-        return [(f"[{key!r}]", value[key]) for key in keys_of(tree)]
-    if hasattr(tree, "fields"):
-        if isinstance(value, dict):
-            return [(f".{name}", value[name]) for name in tree.fields]
-        if isinstance(value, tuple):
-            return [(f".{name}", item) for name, item in zip(tree.fields, value, strict=True)]
-        return [(f".{name}", getattr(value, name)) for name in tree.fields]
-    return [(f"[{index}]", item) for index, item in enumerate(value)]

@@ -1,0 +1,90 @@
+"""A call as flat lists: its arguments from a list of leaves, and the leaves of its result."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from aotexport_runtime.engines.codegen import Environment, constant_value
+from aotexport_runtime.errors import NotSupported
+from aotexport_runtime.schema.program import ArgumentInput, Program, SizeInput, StateInput
+from aotexport_runtime.schema.trees import Leaf, Tree
+from aotexport_runtime.values.trees import builder, keys_of
+
+
+def arguments_of(program: Program) -> Any:
+    """Return a function from the flat tensors of a call, and the state, to the call's `(args, kwargs)`."""
+    positions = [i for i, spec in enumerate(program.inputs) if isinstance(spec, ArgumentInput | SizeInput)]
+    environment = Environment()
+    builders = [
+        (parameter, builder(parameter.tree, lambda leaf: constant_value(leaf.value, environment)))
+        for parameter in program.parameters
+    ]
+
+    def arguments(values: list[Any], state: dict[str, torch.Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        flat: list[Any] = [state[spec.name] if isinstance(spec, StateInput) else None for spec in program.inputs]
+        for position, value in zip(positions, values, strict=True):
+            flat[position] = value
+        args: list[Any] = []
+        kwargs: dict[str, Any] = {}
+        for parameter, build in builders:
+            value = build(flat)
+            if parameter.kind == "var_positional":
+                args.extend(value)
+            elif parameter.kind == "var_keyword":
+                kwargs.update(value)
+            elif parameter.kind == "keyword_only":
+                kwargs[parameter.name] = value
+            else:
+                args.append(value)
+        return tuple(args), kwargs
+
+    return arguments
+
+
+def flat_outputs(tree: Tree, value: Any, path: str = "output") -> list[tuple[str, Any]]:
+    """Return the tensor and size leaves of a returned value, walked by its tree, with their paths.
+
+    Raises:
+        NotSupported: the tree has an array where the value has none.
+    """
+    found: list[tuple[str, Any]] = []
+    made: dict[int, torch.Tensor] = {}
+
+    def visit(tree: Tree, value: Any, path: str) -> None:
+        if isinstance(tree, Leaf):
+            found.append((path, _tensor_of(value, path, made) if tree.array else value))
+            return
+        items = getattr(tree, "items", None)
+        if items is None:
+            return
+        for (name, item), child in zip(_children(tree, value), items, strict=True):
+            visit(child, item, path + name)
+
+    visit(tree, value, path)
+    return found
+
+
+def _tensor_of(array: Any, path: str, made: dict[int, torch.Tensor]) -> torch.Tensor:
+    """Return a tensor with the memory of an array: the one that the array was made of, or a new one per array."""
+    from aotexport_runtime.values.arrays import known_array, why_not
+
+    if (reason := why_not(array)) is not None:
+        raise NotSupported(f"`{path}`, a `{type(array).__name__}`, {reason}")
+    base = array.base
+    if isinstance(base, torch.Tensor) and known_array(base) is array:
+        return base
+    return made.setdefault(id(array), torch.from_numpy(array))
+
+
+def _children(tree: Any, value: Any) -> list[tuple[str, Any]]:
+    if hasattr(tree, "keys"):
+        return [(f"[{key!r}]", value[key]) for key in keys_of(tree)]
+    if hasattr(tree, "fields"):
+        if isinstance(value, dict):
+            return [(f".{name}", value[name]) for name in tree.fields]
+        if isinstance(value, tuple):
+            return [(f".{name}", item) for name, item in zip(tree.fields, value, strict=True)]
+        return [(f".{name}", getattr(value, name)) for name in tree.fields]
+    return [(f"[{index}]", item) for index, item in enumerate(value)]

@@ -1,0 +1,203 @@
+"""What a program looks like from outside: its inputs and outputs by name. No torch."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from aotexport_runtime.errors import NotSupported
+from aotexport_runtime.schema.program import ArgumentInput, Program, StateInput
+from aotexport_runtime.schema.trees import Constant, Instance, Leaf, Mapping, NamedFields, Sequence, Tree
+from aotexport_runtime.schema.values import TensorMeta
+from aotexport_runtime.values.sizes import symbols_of
+from aotexport_runtime.values.trees import keys_of
+
+RESULT = "output"
+"""Name of a result that has none of its own."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorSpec:
+    """An input or output.
+
+    Attributes:
+        name: steps from the parameter, or from the result, joined by dots: `x`, `batch.ids.0`, `logits`. What a result
+            without names of its own holds begins with `output`.
+        dtype: element type, by the format's name; `int64` of a Python integer.
+        shape: size per axis, -1 where it differs between calls; empty for a Python integer.
+        index: into `Program.inputs` or `Program.outputs`.
+        is_number: whether it is a Python integer, and no tensor.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    index: int
+    is_number: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchAxes:
+    """An axis of every input and output along which calls may be joined.
+
+    Attributes:
+        name: the user's name of its size.
+        least: least size of a call.
+        most: greatest size of a call, joined ones too; None: unbounded.
+        inputs: axis per input.
+        outputs: axis per output.
+    """
+
+    name: str
+    least: int
+    most: int | None
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Interface:
+    """The named inputs and outputs of a program.
+
+    Attributes:
+        inputs: in the order of `Program.inputs`.
+        outputs: in the order of the result's leaves.
+        batches: axes along which calls may be joined as far as sizes tell, the likeliest first.
+    """
+
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    batches: tuple[BatchAxes, ...] = ()
+
+
+def interface_of(programs: Iterable[Program]) -> Interface:
+    """Return the inputs and outputs of a program.
+
+    Args:
+        programs: the program, then its variants; sizes in which these differ are -1, and calls of them are not joined.
+
+    Raises:
+        NotSupported: an input cannot come from a client, or two have one name.
+    """
+    first, *variants = programs
+    found = _interface(first)
+    for variant in variants:
+        found = _merged(found, _interface(variant))
+    return found
+
+
+def _interface(program: Program) -> Interface:
+    inputs = _inputs(program)
+    outputs = [_spec(name, leaf.index, program.outputs[leaf.index]) for name, leaf in named_leaves(program.output_tree)]
+    _check_names([spec.name for spec in inputs])
+    _check_names([spec.name for spec in outputs])
+    return Interface(inputs=tuple(inputs), outputs=tuple(outputs), batches=_batches(program, inputs, outputs))
+
+
+def _inputs(program: Program) -> list[TensorSpec]:
+    """Return one input per argument of the program; an argument in two places has the name of the first."""
+    names: dict[int, str] = {}
+    for parameter in program.parameters:
+        for name, leaf in named_leaves(parameter.tree, parameter.name):
+            names.setdefault(leaf.index, name)
+    found: list[TensorSpec] = []
+    for index, spec in enumerate(program.inputs):
+        if isinstance(spec, StateInput):
+            continue
+        name = names[index]
+        if isinstance(spec, ArgumentInput) and spec.subclass is not None:
+            raise NotSupported(f"input `{name}` is a `{spec.subclass.type}`, and clients send plain tensors")
+        found.append(_spec(name, index, spec.meta if isinstance(spec, ArgumentInput) else None))
+    return found
+
+
+def named_leaves(tree: Tree, name: str = "") -> Iterator[tuple[str, Leaf]]:
+    """Yield every leaf of `tree` with its dotted name, in order.
+
+    Args:
+        tree: of a parameter, or of a result.
+        name: the parameter's; empty: a result, which is named where its own structure names nothing.
+    """
+    if isinstance(tree, Leaf):
+        yield name or RESULT, tree
+    elif not isinstance(tree, Constant):
+        named = isinstance(tree, NamedFields) or (
+            isinstance(tree, Mapping) and all(isinstance(key, str) and key for key in tree.keys)
+        )
+        prefix = f"{name}." if name else "" if named else f"{RESULT}."
+        for step, item in zip(_steps(tree), tree.items, strict=True):
+            yield from named_leaves(item, prefix + step)
+
+
+def _steps(tree: Sequence | Mapping | NamedFields | Instance) -> list[str]:
+    if isinstance(tree, Sequence):
+        return [str(index) for index in range(len(tree.items))]
+    return [str(key) for key in keys_of(tree)] if isinstance(tree, Mapping) else list(tree.fields)
+
+
+def _spec(name: str, index: int, meta: TensorMeta | None) -> TensorSpec:
+    if meta is None:
+        return TensorSpec(name=name, dtype="int64", shape=(), index=index, is_number=True)
+    shape = tuple(size if isinstance(size, int) else -1 for size in meta.shape)
+    return TensorSpec(name=name, dtype=meta.dtype, shape=shape, index=index)
+
+
+def _check_names(names: list[str]) -> None:
+    twice = next((name for index, name in enumerate(names) if name in names[:index]), None)
+    if twice is not None:
+        raise NotSupported(
+            f"two inputs or outputs are named `{twice}`, with steps joined by dots. Rename a key, and export again"
+        )
+
+
+def _batches(program: Program, inputs: list[TensorSpec], outputs: list[TensorSpec]) -> tuple[BatchAxes, ...]:
+    """Return the axes whose size is one symbol in every tensor of a call, and read nowhere else."""
+    if program.functional is None or any(spec.is_number for spec in (*inputs, *outputs)):
+        return ()
+    given = [spec.meta for spec in program.inputs if isinstance(spec, ArgumentInput)]
+    made = [meta for spec in outputs if (meta := program.outputs[spec.index]) is not None]
+    found: list[BatchAxes] = []
+    for dimension in program.dimensions:
+        symbol = dimension.symbol
+        axes = [_only_axis(meta, symbol) for meta in (*given, *made)]
+        guarded = any(symbol in symbols_of(guard) for guard in program.guards)
+        if guarded or (dimension.factor, dimension.offset) != (1, 0):
+            continue
+        known = [axis for axis in axes if axis is not None]
+        if given and made and len(known) == len(axes):
+            found.append(
+                BatchAxes(
+                    name=dimension.name,
+                    least=dimension.min or 0,
+                    most=dimension.max,
+                    inputs=tuple(known[: len(given)]),
+                    outputs=tuple(known[len(given) :]),
+                )
+            )
+    return tuple(sorted(found, key=lambda axes: ("batch" not in axes.name.lower(), sum(axes.inputs))))
+
+
+def _only_axis(meta: TensorMeta, symbol: str) -> int | None:
+    """Return the one axis whose size is `symbol`; None: there is none, or another size depends on it."""
+    dependent = [axis for axis, size in enumerate(meta.shape) if symbol in symbols_of(size)]
+    return dependent[0] if len(dependent) == 1 and meta.shape[dependent[0]] == symbol else None
+
+
+def _merged(one: Interface, other: Interface) -> Interface:
+    inputs = {spec.name: spec for spec in other.inputs}
+    outputs = {spec.name: spec for spec in other.outputs}
+    if [*inputs] != [spec.name for spec in one.inputs] or [*outputs] != [spec.name for spec in one.outputs]:
+        raise NotSupported("the variants of the program differ in the names of their inputs or outputs")
+    return Interface(
+        inputs=tuple(_merged_spec(spec, inputs[spec.name]) for spec in one.inputs),
+        outputs=tuple(_merged_spec(spec, outputs[spec.name]) for spec in one.outputs),
+    )
+
+
+def _merged_spec(one: TensorSpec, other: TensorSpec) -> TensorSpec:
+    if one.dtype != other.dtype or len(one.shape) != len(other.shape):
+        raise NotSupported(f"the variants of the program differ in the dtype or the axes of `{one.name}`")
+    return dataclasses.replace(
+        one, shape=tuple(a if a == b else -1 for a, b in zip(one.shape, other.shape, strict=True))
+    )

@@ -1,0 +1,86 @@
+"""Bundles of small models that servables are made of, exported once; not to be written to."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.export import Dim
+
+import aotexport
+
+BATCH, LENGTH = Dim("batch", min=1, max=64), Dim("length", min=2, max=32)
+
+
+def digits_model() -> nn.Module:
+    """Return a small classifier, always with the same weights."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3)).eval()
+
+
+class Pair(nn.Module):
+    """Nested arguments and results, a constant among them."""
+
+    def forward(self, batch, scale: int):
+        a, b = batch["pair"]
+        return {"sum": a + b * scale, "parts": [a * 2, (b.to(torch.bfloat16), None)]}
+
+
+class Attention(nn.Module):
+    """Attention over the first axis: rows of it know of each other, those of the second do not."""
+
+    def __init__(self):
+        super().__init__()
+        self.attention = nn.MultiheadAttention(8, 2)
+
+    def forward(self, x):
+        return self.attention(x, x, x, need_weights=False)[0]
+
+
+class Counter(nn.Module):
+    """Adds to a buffer in every call."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x):
+        self.calls.add_(1)
+        return x + self.calls
+
+
+class Centred(nn.Module):
+    """Takes the mean of the batch from each row."""
+
+    def forward(self, x):
+        return x - x.mean(dim=0)
+
+
+MODELS = {
+    "digits": (digits_model, (torch.linspace(-1, 1, 40).reshape(5, 8),), ({0: BATCH},)),
+    "pair": (Pair, ({"pair": (torch.ones(2, 3), torch.arange(6.0).reshape(2, 3))}, 3), None),
+    "attention": (
+        Attention,
+        (torch.rand(6, 3, 8, generator=torch.Generator().manual_seed(0)),),
+        ({0: LENGTH, 1: BATCH},),
+    ),
+    "centred": (Centred, (torch.linspace(0, 1, 12).reshape(4, 3) ** 2,), ({0: BATCH},)),
+    "counter": (Counter, (torch.ones(3),), None),
+}
+
+
+@pytest.fixture(scope="session")
+def exported(tmp_path_factory):
+    """Return a function from the name of a model to the directory of its bundle."""
+    paths = {}
+
+    def export(name):
+        if name not in paths:
+            make, arguments, sizes = MODELS[name]
+            torch.manual_seed(0)
+            path = paths[name] = tmp_path_factory.mktemp("served") / name
+            module = make().eval()
+            aotexport.export(module, arguments, output=path, dynamic_shapes=sizes, programs=("infer",), verify=False)
+        return paths[name]
+
+    return export

@@ -1,0 +1,147 @@
+"""A servable: names, answers, the proof that it is ready, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+
+from aotexport_runtime.errors import ArgumentInvalid, CallInvalid, NotSupported, SelfTestFailed
+from aotexport_runtime.serving.servable import Servable
+from tests.unit.serving.conftest import Pair, digits_model
+
+
+def described(specs):
+    return [(spec.name, spec.dtype, spec.shape) for spec in specs]
+
+
+def test_servable_names_inputs_and_outputs_by_dotted_paths(exported):
+    servable = Servable(exported("pair"))
+    assert described(servable.inputs) == [
+        ("batch.pair.0", "float32", (2, 3)),
+        ("batch.pair.1", "float32", (2, 3)),
+    ]
+    assert described(servable.outputs) == [
+        ("sum", "float32", (2, 3)),
+        ("parts.0", "float32", (2, 3)),
+        ("parts.1.0", "bfloat16", (2, 3)),
+    ]
+
+
+def test_servable_says_which_sizes_differ_between_calls(exported):
+    servable = Servable(exported("digits"))
+    assert described(servable.inputs) == [("input", "float32", (-1, 8))]
+    assert described(servable.outputs) == [("output", "float32", (-1, 3))]
+
+
+def test_infer_with_nested_inputs_equals_eager(exported):
+    a, b = torch.rand(2, 3), torch.rand(2, 3)
+    expected = Pair()({"pair": (a, b)}, 3)
+    got = Servable(exported("pair")).infer({"batch.pair.0": a.numpy(), "batch.pair.1": b.numpy()})
+    np.testing.assert_array_equal(got["sum"], expected["sum"].numpy())
+    np.testing.assert_array_equal(got["parts.0"], expected["parts"][0].numpy())
+    # numpy has no bfloat16; float32 has all of its values.
+    np.testing.assert_array_equal(got["parts.1.0"], expected["parts"][1][0].float().numpy())
+
+
+def test_infer_with_tensors_gives_tensors(exported):
+    x = torch.rand(7, 8)
+    got = Servable(exported("digits")).infer({"input": x})["output"]
+    with torch.no_grad():
+        torch.testing.assert_close(got, digits_model()(x))
+    assert got.is_inference()
+
+
+ARRAYS = {
+    "read_only": lambda x: np.frombuffer(x.tobytes(), np.float32).reshape(x.shape),
+    "stepping_backwards": lambda x: x[::-1].copy()[::-1],
+    "columns_first": np.asfortranarray,
+    "other_bytes": lambda x: x.astype(">f4"),
+}
+
+
+@pytest.mark.parametrize("change", ARRAYS.values(), ids=ARRAYS)
+def test_infer_with_an_array_that_tensors_cannot_share_equals_eager(change, exported):
+    x = np.random.default_rng(0).random((4, 8), np.float32)
+    got = Servable(exported("digits")).infer({"input": change(x)})["output"]
+    with torch.no_grad():
+        np.testing.assert_allclose(got, digits_model()(torch.from_numpy(x)).numpy(), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "axes"), [("digits", ("batch", (0,), (0,))), ("attention", ("batch", (1,), (1,))), ("centred", None)]
+)
+def test_warm_up_finds_the_axis_whose_rows_do_not_know_of_each_other(name, axes, exported):
+    servable = Servable(exported(name))
+    assert servable.batch_axes is None
+    servable.warm_up()
+    found = servable.batch_axes
+    assert (found and (found.name, found.inputs, found.outputs)) == axes
+
+
+def test_warm_up_refuses_a_model_that_keeps_state(exported):
+    with pytest.raises(NotSupported) as caught:
+        Servable(exported("counter")).warm_up()
+    assert str(caught.value) == (
+        "calls of program `infer` change the module's `calls`, and what one client is answered would depend on the "
+        "calls of others. Let the model's `forward` take this state and return it, and export again"
+    )
+
+
+def test_warm_up_of_changed_weights_fails_the_self_test(exported, tmp_path):
+    path = copied(exported("digits"), tmp_path)
+    with pytest.raises(SelfTestFailed, match=r"^the bundle disagrees with eager execution:\n  infer/example "):
+        Servable(path).warm_up()
+
+
+def copied(path, place):
+    """Return a copy of a bundle whose first bias is another, with digests that fit."""
+    import hashlib
+    import shutil
+
+    shutil.copytree(path, place / "bundle")
+    manifest = json.loads((place / "bundle/bundle.json").read_text())
+    file = next(state["file"] for state in manifest["state"] if state["name"] == "0.bias")
+    weights = safetensors.torch.load_file(place / "bundle" / file)
+    key = next(state["key"] for state in manifest["state"] if state["name"] == "0.bias")
+    weights[key] += 1
+    safetensors.torch.save_file(weights, place / "bundle" / file)
+    data = (place / "bundle" / file).read_bytes()
+    for entry in manifest["files"]:
+        if entry["path"] == file:
+            entry |= {"sha256": hashlib.sha256(data).hexdigest(), "nbytes": len(data)}
+    (place / "bundle/bundle.json").write_text(json.dumps(manifest))
+    return place / "bundle"
+
+
+REFUSALS = {
+    "names": (
+        {"x": np.zeros((1, 8), np.float32)},
+        "`input`: missing\n  - `x`: no such input; there are `input`",
+    ),
+    "strings": ({"input": np.array([["a"]])}, "`input`: expected an array or a tensor, got an array of <U1"),
+}
+
+
+@pytest.mark.parametrize(("inputs", "text"), REFUSALS.values(), ids=REFUSALS)
+def test_infer_refuses_wrong_inputs_by_name(inputs, text, exported):
+    with pytest.raises(CallInvalid) as caught:
+        Servable(exported("digits")).infer(inputs)
+    assert str(caught.value) == f"the call does not fit program `infer`:\n  - {text}"
+
+
+def test_infer_after_close_is_refused(exported):
+    servable = Servable(exported("digits"))
+    servable.close()
+    with pytest.raises(NotSupported) as caught:
+        servable.infer({})
+    assert str(caught.value) == f"the servable of `{exported('digits')}` is closed"
+
+
+def test_servable_refuses_a_number_of_threads_below_one(exported):
+    with pytest.raises(ArgumentInvalid) as caught:
+        Servable(exported("digits"), threads=0)
+    assert str(caught.value) == "`threads`: expected at least 1, got 0"
