@@ -77,3 +77,11 @@ class CheckFailed(AotExportError, RuntimeError):
 
 class SelfTestFailed(AotExportError):
     """A loaded bundle disagrees with the results that were recorded from eager execution."""
+
+
+class Overloaded(AotExportError):
+    """A servable refuses a call, since as many wait already as may."""
+
+
+class DeadlinePassed(AotExportError, TimeoutError):
+    """A call of a servable waited for longer than its caller allowed; it did not run."""

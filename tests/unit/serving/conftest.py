@@ -37,6 +37,17 @@ class Attention(nn.Module):
         return self.attention(x, x, x, need_weights=False)[0]
 
 
+class Words(nn.Module):
+    """Adds the vectors of words, which are numbers below 10."""
+
+    def __init__(self):
+        super().__init__()
+        self.words = nn.Embedding(10, 4)
+
+    def forward(self, ids):
+        return self.words(ids).sum(dim=1)
+
+
 class Counter(nn.Module):
     """Adds to a buffer in every call."""
 
@@ -65,6 +76,7 @@ MODELS = {
         ({0: LENGTH, 1: BATCH},),
     ),
     "centred": (Centred, (torch.linspace(0, 1, 12).reshape(4, 3) ** 2,), ({0: BATCH},)),
+    "words": (Words, (torch.arange(12).reshape(4, 3) % 10,), ({0: BATCH, 1: LENGTH},)),
     "counter": (Counter, (torch.ones(3),), None),
 }
 

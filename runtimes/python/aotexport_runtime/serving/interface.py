@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from aotexport_runtime.errors import NotSupported
 from aotexport_runtime.schema.program import ArgumentInput, Program, StateInput
@@ -69,6 +70,30 @@ class Interface:
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     batches: tuple[BatchAxes, ...] = ()
+
+
+def join_key(inputs: Iterable[TensorSpec], axes: BatchAxes, values: Iterable[Any]) -> tuple[Hashable, int] | None:
+    """Return what a call can be joined with, and the size of its batch; None: nothing, since it does not fit by itself.
+
+    Args:
+        inputs: the interface's.
+        axes: where calls are joined.
+        values: a tensor or array per input.
+    """
+    kinds: list[Any] = []
+    sizes: set[int] = set()
+    for spec, axis, value in zip(inputs, axes.inputs, values, strict=True):
+        shape = tuple(value.shape)
+        fits = len(shape) == len(spec.shape) and all(
+            want in (-1, size) for want, size in zip(spec.shape, shape, strict=True)
+        )
+        if not fits or str(value.dtype).removeprefix("torch.") != spec.dtype:
+            return None
+        sizes.add(shape[axis])
+        kinds.append((type(value), str(getattr(value, "device", "")), shape[:axis], shape[axis + 1 :]))
+    if len(sizes) != 1 or not axes.least <= min(sizes):
+        return None
+    return tuple(kinds), min(sizes)
 
 
 def interface_of(programs: Iterable[Program]) -> Interface:

@@ -90,6 +90,12 @@ class ServedProgram:
             for begin, end in itertools.pairwise([0, *ends])
         ]
 
+    def run_together(self, calls: Sequence[Values], axes: BatchAxes | None) -> list[list[Any]]:
+        """Return the outputs of each of several calls: run as one, or of the only one; see `run`, `run_joined`."""
+        if axes is None or len(calls) == 1:
+            return [self.run(values) for values in calls]
+        return self.run_joined(calls, axes)
+
     def _tensor(self, value: Any) -> torch.Tensor:
         if not is_torch_tensor(value):
             # A tensor cannot keep a caller from writing, nor have steps backwards.

@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import math
 import os
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from typing import Any, Literal
 
 import numpy as np
@@ -13,7 +15,8 @@ import torch
 
 from aotexport_runtime.bundle.read import open_bundle
 from aotexport_runtime.errors import ArgumentInvalid, CallInvalid, NotSupported
-from aotexport_runtime.serving.interface import BatchAxes, TensorSpec
+from aotexport_runtime.serving.batcher import Batcher, Waiting
+from aotexport_runtime.serving.interface import BatchAxes, TensorSpec, join_key
 from aotexport_runtime.serving.program import ServedProgram, Values, as_array, is_rare
 from aotexport_runtime.serving.warm_up import check_recorded_calls, proven_batch
 from aotexport_runtime.values import dtypes
@@ -47,6 +50,9 @@ class Servable:
         engine: str | None = None,
         device: str = "cpu",
         threads: int | None = None,
+        max_batch_size: int = 32,
+        max_latency_ms: float = 0.0,
+        max_waiting: int = 1024,
         trust: Literal["data", "native"] = "data",
     ) -> None:
         """Load the bundle at `path`; nothing has run yet, see `warm_up`.
@@ -56,16 +62,20 @@ class Servable:
             engine: target of `load`; None: `auto`.
             device: see `load`.
             threads: threads of an operator, of the whole process; None: as torch chooses.
+            max_batch_size: greatest size of the batch that `submit` joins calls to; 1: it joins none.
+            max_latency_ms: how long a call of `submit` waits for others; 0: no longer than the calls before it take.
+            max_waiting: most calls of `submit` that wait.
             trust: see `load`.
 
         Raises:
-            ArgumentInvalid: an argument is of a wrong type, or `threads` is below 1.
+            ArgumentInvalid: an argument is of a wrong type, or below its least value.
             BundleInvalid: see `load`.
             NotSupported: see `load`; or the bundle has no program that clients can call.
         """
-        check_type("threads", threads, (int, type(None)), "a number of threads")
-        if threads is not None and threads < 1:
-            raise ArgumentInvalid(f"`threads`: expected at least 1, got {threads}")
+        _check_least("threads", 1 if threads is None else threads, 1, int)
+        _check_least("max_batch_size", max_batch_size, 1, int)
+        _check_least("max_latency_ms", max_latency_ms, 0, (int, float))
+        _check_least("max_waiting", max_waiting, 1, int)
         if engine == "onnx":
             raise NotSupported("a Servable runs programs by torch; for ONNX use `load(path, target='onnx')`")
         self._bundle = open_bundle(path)
@@ -73,6 +83,9 @@ class Servable:
             self._bundle, target=engine or "auto", device=device, trust=trust
         )
         self._batch: BatchAxes | None = None
+        self._batcher = Batcher(
+            self._run, max_batch_size=max_batch_size, max_latency_s=max_latency_ms / 1e3, max_waiting=max_waiting
+        )
         self.inputs = self._program.interface.inputs
         self.outputs = self._program.interface.outputs
         if threads is not None:
@@ -94,7 +107,9 @@ class Servable:
         recorded = check_recorded_calls(self._bundle, program)
         if not recorded:
             log.warning("%s has no recorded calls of program %s: nothing was checked", self._bundle.root, program.name)
-        self._batch = proven_batch(program, recorded)
+        self._batch = axes = proven_batch(program, recorded)
+        if axes is not None and axes.most is not None:
+            self._batcher.max_batch_size = min(self._batcher.max_batch_size, axes.most)
 
     def infer(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """Return the outputs of a call, by name.
@@ -113,12 +128,42 @@ class Servable:
             NotSupported: the servable is closed.
         """
         program = self._served()
-        values = self._values(program, inputs)
-        return self._named(program.run(values), as_arrays=not any(map(is_torch_tensor, inputs.values())))
+        return self._named(inputs, program.run(self._values(program, inputs)))
+
+    def submit(self, inputs: Mapping[str, Any], *, timeout_s: float | None = None) -> Future[dict[str, Any]]:
+        """Queue a call, which may be joined with others; return the future of what `infer` returns.
+
+        Joined calls are run as one batch, along `batch_axes`: their answers equal those of each alone but for the last
+        bits, since kernels add in another order for other sizes. If the batch fails, each of its calls runs alone: one
+        that is wrong fails by itself. Nothing is padded.
+
+        Args:
+            inputs: see `infer`; left alone until the result is there. Arguments of joined calls are not written to.
+            timeout_s: how long the call may wait before it runs, in seconds; None: for any time.
+
+        Returns:
+            A future with the result; with what `infer` raises; or with `DeadlinePassed`. It can be cancelled while the
+            call waits, and awaited with `asyncio.wrap_future`.
+
+        Raises:
+            CallInvalid: names are missing or unknown, or a value is no array; lists every violation.
+            Overloaded: as many calls wait already as may.
+            NotSupported: the servable is closed.
+        """
+        values = self._values(self._served(), inputs)
+        joinable = None if self._batch is None else join_key(self.inputs, self._batch, values)
+        key, size = joinable or (None, 1)
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        return self._batcher.submit(Waiting(call=(inputs, values), key=key, size=size, deadline=deadline))
 
     def close(self) -> None:
-        """Let go of the module; later calls are refused."""
+        """Answer the calls that wait, and let go of the module; later calls are refused."""
+        self._batcher.close()
         self._program = None
+
+    def _run(self, calls: Sequence[tuple[Mapping[str, Any], Values]]) -> list[dict[str, Any]]:
+        results = self._served().run_together([values for _, values in calls], self._batch)
+        return [self._named(inputs, outputs) for (inputs, _), outputs in zip(calls, results, strict=True)]
 
     def _served(self) -> ServedProgram:
         if self._program is None:
@@ -135,9 +180,16 @@ class Servable:
             raise CallInvalid(program.name, violations)
         return values
 
-    def _named(self, outputs: list[Any], *, as_arrays: bool) -> dict[str, Any]:
-        values = map(as_array, outputs) if as_arrays else outputs
+    def _named(self, inputs: Mapping[str, Any], outputs: list[Any]) -> dict[str, Any]:
+        """Return outputs by name, of the kind of the inputs."""
+        values = outputs if any(map(is_torch_tensor, inputs.values())) else map(as_array, outputs)
         return {spec.name: value for spec, value in zip(self.outputs, values, strict=True)}
+
+
+def _check_least(name: str, value: Any, least: int, types: type | tuple[type, ...]) -> None:
+    check_type(name, value, types, "an integer" if types is int else "a number")
+    if value < least:
+        raise ArgumentInvalid(f"`{name}`: expected at least {least}, got {value}")
 
 
 def _value(spec: TensorSpec, value: Any, violations: list[str]) -> Any:

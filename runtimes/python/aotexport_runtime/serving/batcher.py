@@ -1,0 +1,167 @@
+"""Joins waiting calls to batches. No torch.
+
+One thread runs calls, in the order in which they came. While it runs one batch, the next gathers: an idle servable
+answers at once, a busy one in batches as large as its load.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Hashable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+from aotexport_runtime.errors import DeadlinePassed, NotSupported, Overloaded
+
+Run = Callable[[Sequence[Any]], Sequence[Any]]
+"""Runs one or more calls as one; returns the result of each."""
+
+
+@dataclass(eq=False, kw_only=True)
+class Waiting:
+    """A call that waits.
+
+    Attributes:
+        call: what `Run` takes.
+        key: calls of one key may be joined; None: this one may not.
+        size: of its batch.
+        deadline: when it is given up, by `time.monotonic`; None: never.
+        since: when it came.
+        result: gets its result.
+    """
+
+    call: Any
+    key: Hashable | None
+    size: int
+    deadline: float | None
+    since: float = field(default_factory=time.monotonic)
+    result: Future[Any] = field(default_factory=Future[Any])
+
+
+class Batcher:
+    """A bounded queue of calls, and the thread that runs them.
+
+    Attributes:
+        max_batch_size: greatest size of a joined batch; a call that is larger runs alone.
+    """
+
+    def __init__(self, run: Run, *, max_batch_size: int, max_latency_s: float, max_waiting: int) -> None:
+        """Make an empty queue; the first call starts the thread.
+
+        Args:
+            run: runs calls of one key.
+            max_batch_size: see the class.
+            max_latency_s: how long a call waits for others, in seconds; 0: no longer than calls before it take.
+            max_waiting: most calls that wait.
+        """
+        self._run = run
+        self.max_batch_size = max_batch_size
+        self._max_latency_s = max_latency_s
+        self._max_waiting = max_waiting
+        self._waiting: deque[Waiting] = deque()
+        self._changed = threading.Condition()
+        self._closed = False
+        self._thread: threading.Thread | None = None
+
+    def submit(self, waiting: Waiting) -> Future[Any]:
+        """Queue a call; return its future result, which may be cancelled while the call waits.
+
+        Raises:
+            Overloaded: the queue is full.
+            NotSupported: the batcher is closed.
+        """
+        with self._changed:
+            if self._closed:
+                raise NotSupported("the servable is closed")
+            if len(self._waiting) >= self._max_waiting:
+                raise Overloaded(
+                    f"{self._max_waiting} calls wait already. Try again later, or allow more: `max_waiting`"
+                )
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._work, name="aotexport batches", daemon=True)
+                self._thread.start()
+            self._waiting.append(waiting)
+            self._changed.notify()
+        return waiting.result
+
+    def close(self) -> None:
+        """Refuse further calls, and return when those that wait are answered."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+            thread = self._thread
+        if thread is not None:
+            thread.join()
+
+    def _work(self) -> None:
+        while self._answer_next():
+            pass
+
+    def _answer_next(self) -> bool:
+        """Answer the next batch; return False if there will be none."""
+        with self._changed:
+            while not self._waiting:
+                if self._closed:
+                    return False
+                self._changed.wait()
+            self._wait_for_others(self._waiting[0])
+            batch = self._take()
+        answer(self._run, [each for each in batch if _is_wanted(each)])
+        return True
+
+    def _wait_for_others(self, first: Waiting) -> None:
+        end = first.since + self._max_latency_s
+        while not self._closed and self._joinable_size(first) < self.max_batch_size:
+            remaining = end - time.monotonic()
+            if remaining <= 0:
+                return
+            self._changed.wait(remaining)
+
+    def _joinable_size(self, first: Waiting) -> int:
+        if first.key is None:
+            return self.max_batch_size
+        return sum(each.size for each in self._waiting if each.key == first.key)
+
+    def _take(self) -> list[Waiting]:
+        """Remove the first call from the queue, and those behind it that it can be joined with."""
+        first = self._waiting.popleft()
+        taken, left, size = [first], deque[Waiting](), first.size
+        for each in self._waiting:
+            if first.key is not None and each.key == first.key and size + each.size <= self.max_batch_size:
+                taken.append(each)
+                size += each.size
+            else:
+                left.append(each)
+        self._waiting = left
+        return taken
+
+
+def _is_wanted(waiting: Waiting) -> bool:
+    """Return whether a call is to be run: it is neither cancelled nor past its deadline."""
+    if not waiting.result.set_running_or_notify_cancel():
+        return False
+    if waiting.deadline is not None and time.monotonic() > waiting.deadline:
+        allowed_ms = max(waiting.deadline - waiting.since, 0) * 1e3
+        waiting.result.set_exception(DeadlinePassed(f"the call waited for {allowed_ms:.0f} ms, and was not run"))
+        return False
+    return True
+
+
+def answer(run: Run, batch: Sequence[Waiting]) -> None:
+    """Run a batch; where that fails, each call alone, so that each has its own result or error."""
+    if not batch:
+        return
+    try:
+        results = run([each.call for each in batch])
+    except Exception as error:
+        if len(batch) == 1:
+            batch[0].result.set_exception(error)
+            return
+        for each in batch:
+            answer(run, [each])
+        return
+    for each, result in zip(batch, results, strict=True):
+        each.result.set_result(result)

@@ -1,0 +1,181 @@
+"""Joined calls: answers as of each alone, in order, and each with its own error."""
+
+from __future__ import annotations
+
+import threading
+import time
+from concurrent.futures import CancelledError, ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import torch
+
+from aotexport_runtime.errors import CallInvalid, DeadlinePassed, NotSupported, Overloaded
+from aotexport_runtime.serving.batcher import Batcher, Waiting
+from aotexport_runtime.serving.servable import Servable
+from tests.unit.serving.conftest import digits_model
+
+LONG_MS = 600_000
+"""Calls wait for others until the batch is full."""
+
+
+def ready(path, **options):
+    servable = Servable(path, **options)
+    servable.warm_up()
+    return servable
+
+
+def are_of_one_batch(results):
+    return len({result["output"].untyped_storage().data_ptr() for result in results}) == 1
+
+
+def test_calls_that_fill_a_batch_are_run_as_one_and_answered_as_eager_answers_each(exported):
+    servable = ready(exported("digits"), max_batch_size=8, max_latency_ms=LONG_MS)
+    calls = [torch.rand(size, 8) for size in (1, 3, 2, 2)]
+    results = [future.result() for future in [servable.submit({"input": x}) for x in calls]]
+    assert are_of_one_batch(results)
+    model = digits_model()
+    for x, result in zip(calls, results, strict=True):
+        with torch.no_grad():
+            torch.testing.assert_close(result["output"], model(x))
+    servable.close()
+
+
+def test_calls_are_joined_along_an_axis_that_is_not_the_first(exported):
+    servable = ready(exported("attention"), max_batch_size=2, max_latency_ms=LONG_MS)
+    one, other = torch.rand(5, 1, 8), torch.rand(5, 1, 8)
+    joined = [future.result() for future in [servable.submit({"x": one}), servable.submit({"x": other})]]
+    assert are_of_one_batch(joined)
+    for x, result in zip((one, other), joined, strict=True):
+        torch.testing.assert_close(result["output"], servable.infer({"x": x})["output"])
+    servable.close()
+
+
+def test_calls_of_other_sizes_are_not_joined(exported):
+    servable = ready(exported("words"), max_batch_size=2, max_latency_ms=0)
+    calls = [torch.zeros(1, length, dtype=torch.int64) for length in (3, 4, 5)]
+    results = [future.result() for future in [servable.submit({"ids": ids}) for ids in calls]]
+    for ids, result in zip(calls, results, strict=True):
+        torch.testing.assert_close(result["output"], servable.infer({"ids": ids})["output"])
+    servable.close()
+
+
+def test_wrong_call_fails_alone_and_its_batch_is_answered(exported):
+    servable = ready(exported("words"), max_batch_size=3, max_latency_ms=LONG_MS)
+    good, wrong = np.array([[1, 2, 3]]), np.array([[1, 2, 10]])
+    futures = [servable.submit({"ids": ids}) for ids in (good, wrong, good)]
+    expected = servable.infer({"ids": good})["output"]
+    np.testing.assert_allclose(futures[0].result()["output"], expected)
+    np.testing.assert_allclose(futures[2].result()["output"], expected)
+    with pytest.raises(IndexError):
+        futures[1].result()
+    servable.close()
+
+
+def test_call_beyond_the_range_of_the_bundle_is_told_of_it(exported):
+    servable = ready(exported("digits"))
+    with pytest.raises(CallInvalid) as alone:
+        servable.infer({"input": np.zeros((65, 8), np.float32)})
+    with pytest.raises(CallInvalid) as queued:
+        servable.submit({"input": np.zeros((65, 8), np.float32)}).result()
+    assert str(queued.value) == str(alone.value)
+    servable.close()
+
+
+def test_batch_is_never_larger_than_the_bundle_allows(exported):
+    servable = ready(exported("digits"), max_batch_size=1000)
+    futures = [servable.submit({"input": torch.rand(40, 8)}) for _ in range(6)]
+    assert [future.result()["output"].shape for future in futures] == [(40, 3)] * 6
+    servable.close()
+
+
+def test_calls_of_many_threads_each_have_their_own_answer(exported):
+    servable, model = ready(exported("digits")), digits_model()
+
+    def ask(seed):
+        x = torch.rand(1 + seed % 3, 8, generator=torch.Generator().manual_seed(seed))
+        got = servable.submit({"input": x.numpy()}).result()["output"]
+        with torch.no_grad():
+            np.testing.assert_allclose(got, model(x).numpy(), rtol=1e-5, atol=1e-6)
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(ask, range(200)))
+    servable.close()
+
+
+class Gate:
+    """Runs batches once it is opened; tells which."""
+
+    def __init__(self):
+        self.batches, self.entered, self.opened = [], threading.Event(), threading.Event()
+        self.batcher = Batcher(self.run, max_batch_size=4, max_latency_s=0, max_waiting=5)
+
+    def run(self, calls):
+        self.batches.append(list(calls))
+        self.entered.set()
+        self.opened.wait()
+        return calls
+
+    def submit(self, call, key="a", size=1, deadline=None):
+        future = self.batcher.submit(Waiting(call=call, key=key, size=size, deadline=deadline))
+        if len(self.batches) == 0:
+            self.entered.wait()
+        return future
+
+    def finish(self):
+        self.opened.set()
+        self.batcher.close()
+
+
+@pytest.fixture
+def gate():
+    """Return a gate that is closed."""
+    gate = Gate()
+    yield gate
+    gate.finish()
+
+
+def test_waiting_calls_are_joined_up_to_the_size_in_the_order_in_which_they_came(gate):
+    gate.submit("first")
+    for call, key, size in (("a1", "a", 1), ("b1", "b", 1), ("a2", "a", 2), ("a3", "a", 2), ("c", None, 1)):
+        gate.submit(call, key, size)
+    gate.finish()
+    assert gate.batches == [["first"], ["a1", "a2"], ["b1"], ["a3"], ["c"]]
+
+
+def test_call_beyond_the_length_of_the_queue_is_refused(gate):
+    for call in range(6):
+        gate.submit(call)
+    with pytest.raises(Overloaded) as caught:
+        gate.submit(6)
+    assert str(caught.value) == "5 calls wait already. Try again later, or allow more: `max_waiting`"
+
+
+def test_cancelled_call_is_not_run(gate):
+    gate.submit("first")
+    cancelled, other = gate.submit("cancelled"), gate.submit("other")
+    assert cancelled.cancel()
+    gate.finish()
+    assert other.result() == "other"
+    assert gate.batches == [["first"], ["other"]]
+    with pytest.raises(CancelledError):
+        cancelled.result()
+
+
+def test_call_past_its_deadline_is_not_run(gate):
+    gate.submit("first")
+    late = gate.submit("late", deadline=time.monotonic())
+    gate.finish()
+    with pytest.raises(DeadlinePassed) as caught:
+        late.result()
+    assert str(caught.value) == "the call waited for 0 ms, and was not run"
+    assert gate.batches == [["first"]]
+
+
+def test_close_answers_what_waits_and_refuses_what_comes(gate):
+    futures = [gate.submit(call) for call in range(3)]
+    gate.finish()
+    assert [future.result() for future in futures] == [0, 1, 2]
+    with pytest.raises(NotSupported) as caught:
+        gate.submit(3)
+    assert str(caught.value) == "the servable is closed"
