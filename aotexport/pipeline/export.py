@@ -12,6 +12,7 @@ from torch import nn
 
 from aotexport.capture.passes.dump import passes_dumped
 from aotexport.capture.trace.python_operators import operators_kept
+from aotexport.errors import OutputExists
 from aotexport.lower.onnx.options import OnnxOptions
 from aotexport.model.left_alone import left_alone
 from aotexport.model.programs import AnyExample, Program
@@ -31,8 +32,9 @@ from aotexport.vectors.eager_errors import EagerErrors
 from aotexport.vectors.thin import thin_vectors
 from aotexport.verify.fresh import FreshProcess
 from aotexport.verify.report import ExportReport
-from aotexport.write.files import list_again, staged
+from aotexport.write.files import list_again
 from aotexport.write.weights import SHARD_NBYTES
+from aotexport_runtime.bundle.staging import staged
 from aotexport_runtime.values.arguments import check_type
 
 
@@ -149,7 +151,7 @@ def export_as(
         specs, state = choose_calls(target, args, kwargs, options, clock)
         with (fresh or FreshProcess()) if options.verify else contextlib.nullcontext() as fresh:
             draft = capture_programs(specs, state, options, clock)
-            with staged(options.output, force=options.force) as directory:
+            with staged(options.output, force=options.force, refusal=OutputExists) as directory:
                 draft = write_weights(draft, directory, clock)
                 draft = record_calls(draft, directory, clock)
                 draft = compile_kernels(draft, clock)

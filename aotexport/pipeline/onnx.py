@@ -11,15 +11,17 @@ import msgspec
 import torch
 
 import aotexport
-from aotexport.errors import ExportFailed, ModelFileInvalid
+from aotexport.errors import ExportFailed, ModelFileInvalid, OutputExists
 from aotexport.lower.onnx.options import OnnxOptions, check_options
 from aotexport.lower.onnx.plain import stored_parts
 from aotexport.lower.onnx.trace import Trace, traced
 from aotexport.model.refusals import bugs_reported
 from aotexport.verify.comparison import Comparison
-from aotexport.write.files import list_files, staged
+from aotexport.write.files import list_files
 from aotexport_runtime import open_bundle
-from aotexport_runtime.bundle.read import MANIFEST_NAME, Bundle
+from aotexport_runtime.bundle.directory import MANIFEST_NAME
+from aotexport_runtime.bundle.read import Bundle
+from aotexport_runtime.bundle.staging import staged
 from aotexport_runtime.schema import encode_record
 from aotexport_runtime.schema.manifest import Manifest, OnnxModel
 from aotexport_runtime.schema.program import Program
@@ -58,12 +60,12 @@ def export_onnx(
     options = options or OnnxOptions()
     check_options(options)
     bundle = open_bundle(path)
-    with bugs_reported(lambda: "ONNX"), staged(Path(path), force=True) as stage:
+    with bugs_reported(lambda: "ONNX"), staged(Path(path), force=True, refusal=OutputExists) as stage:
         for entry in (*bundle.manifest.files, None):
             name = MANIFEST_NAME if entry is None else entry.path
             target = stage.joinpath(*name.split("/"))
             target.parent.mkdir(parents=True, exist_ok=True)
-            _link(bundle.root.joinpath(*name.split("/")), target)
+            _link(bundle.directory.files.joinpath(*name.split("/")), target)
         return add_onnx(stage, options, verify=verify, progress=progress)
 
 

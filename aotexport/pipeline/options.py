@@ -8,13 +8,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from aotexport.errors import OutputExists
 from aotexport.lower.onnx.options import OnnxOptions, check_options
 from aotexport.lower.targets import Targets, check_targets
 from aotexport.model.programs import AnyExample, Program
 from aotexport.process.clock import Progress
 from aotexport.torch_internals.releases import check_release
-from aotexport.write.files import check_output
 from aotexport.write.weights import SHARD_NBYTES
+from aotexport_runtime.bundle.staging import why_not_written
 from aotexport_runtime.errors import ArgumentInvalid
 from aotexport_runtime.schema.manifest import Verification
 from aotexport_runtime.values.arguments import check_type, names_of, path_of
@@ -108,7 +109,8 @@ class ExportOptions:
             raise ArgumentInvalid(f"`verify` must be True, False, 'fast' or 'full', not {options.verify!r}")
         if not options.allow_untested_torch:
             check_release()
-        check_output(options.output, force=force)
+        if reason := why_not_written(options.output, force=force):
+            raise OutputExists(reason)
         if options.onnx is not None:
             check_options(options.onnx)
         return options

@@ -1,15 +1,10 @@
-"""Write the directory of a bundle: staged beside its place, listed with digests, moved in whole."""
+"""Write the files of a bundle, and list them with their digests."""
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
-import glob
 import hashlib
-import os
 import shutil
-import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -17,11 +12,10 @@ import torch
 
 import aotexport
 from aotexport.encode.program import EncodedProgram
-from aotexport.errors import OutputExists
 from aotexport.torch_internals.names import custom_operator_module
 from aotexport.values.subclasses import types_of
 from aotexport_runtime.allowed.operators import NAMESPACES
-from aotexport_runtime.bundle.read import MANIFEST_NAME
+from aotexport_runtime.bundle.directory import MANIFEST_NAME
 from aotexport_runtime.schema import CALLING_CONVENTION, FORMAT_VERSION, encode_record
 from aotexport_runtime.schema.graph import Graph
 from aotexport_runtime.schema.manifest import (
@@ -40,96 +34,6 @@ from aotexport_runtime.schema.program import ArgumentInput
 from aotexport_runtime.schema.subclasses import Subclass
 from aotexport_runtime.schema.trees import Constant, Tree
 from aotexport_runtime.schema.versions import format_version, min_reader
-from aotexport_runtime.values.arguments import why_not_written
-
-
-@contextlib.contextmanager
-def staged(output: Path, *, force: bool) -> Iterator[Path]:
-    """Yield a temporary directory beside `output`, and move it there if the block succeeds.
-
-    Args:
-        output: directory of the future bundle.
-        force: replace an existing bundle.
-
-    Yields:
-        The temporary directory; removed when the block raises. An export that is killed leaves it, and the next one to
-        the same output removes it.
-
-    Raises:
-        OutputExists: something is at `output` that may not be replaced.
-    """
-    output = output.absolute()
-    check_output(output, force=force)
-    output.parent.mkdir(parents=True, exist_ok=True)
-    stage, lock = _new_stage(output)
-    try:
-        yield stage
-        _open_modes(stage)
-        check_output(output, force=force)
-        old = None
-        if output.exists():
-            old = Path(tempfile.mkdtemp(prefix=f".{output.name}.old.", dir=output.parent))
-            os.replace(output, old / "bundle")
-        os.replace(stage, output)
-        if old is not None:
-            shutil.rmtree(old)
-    finally:
-        shutil.rmtree(stage, ignore_errors=True)
-        os.close(lock)
-
-
-def _new_stage(output: Path) -> tuple[Path, int]:
-    """Return a new temporary directory for `output`, and a descriptor that holds its lock while the process lives.
-
-    Those of processes that live no longer are removed. The parent's lock is held meanwhile, so that no process finds
-    the directory of another between its creation and its lock. File systems without locks remove nothing.
-    """
-    prefix = f".{output.name}.export-"
-    parent = os.open(output.parent, os.O_RDONLY)
-    try:
-        with contextlib.suppress(OSError):
-            fcntl.flock(parent, fcntl.LOCK_EX)
-            for left in output.parent.glob(f"{glob.escape(prefix)}*/"):
-                _remove_if_left(left)
-        stage = Path(tempfile.mkdtemp(prefix=prefix, dir=output.parent))
-        lock = os.open(stage, os.O_RDONLY)
-        with contextlib.suppress(OSError):
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        return stage, lock
-    finally:
-        os.close(parent)
-
-
-def _remove_if_left(stage: Path) -> None:
-    try:
-        lock = os.open(stage, os.O_RDONLY)
-    except FileNotFoundError:
-        return
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        shutil.rmtree(stage, ignore_errors=True)
-    except BlockingIOError:
-        return
-    finally:
-        os.close(lock)
-
-
-def _open_modes(stage: Path) -> None:
-    """Set the modes of ordinary new files and directories; temporary and safetensors files begin private."""
-    mask = os.umask(0)
-    os.umask(mask)
-    for path in (stage, *stage.rglob("*")):
-        path.chmod((0o777 if path.is_dir() else 0o666) & ~mask)
-
-
-def check_output(output: Path, *, force: bool) -> None:
-    """Refuse an output that exists, unless it is a bundle and `force` is set, or that cannot be written to.
-
-    Raises:
-        OutputExists: see above.
-    """
-    if reason := why_not_written(output, force=force):
-        raise OutputExists(reason)
 
 
 def write_programs(programs: Sequence[EncodedProgram], directory: Path) -> None:

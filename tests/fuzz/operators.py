@@ -8,7 +8,6 @@ runs twice, with other bytes in new memory: results that differ have bytes that 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import csv
 import ctypes
 import json
@@ -29,6 +28,7 @@ import torch
 from aotexport_runtime.allowed.operators import allowed_aten_operators
 from aotexport_runtime.engines import ops
 from tests.fuzz.arguments import Arguments
+from tests.preload import preloaded
 
 RESULTS = Path(__file__).parent / "results" / "operators.tsv"
 GUARD = Path(__file__).parent / "guard.c"
@@ -54,15 +54,6 @@ class Row:
     outcome: str
 
 
-@contextlib.contextmanager
-def guarded_memory() -> Iterator[dict[str, str]]:
-    """Yield an environment for processes whose tensors lie in guarded memory."""
-    with tempfile.TemporaryDirectory(prefix="fuzz-") as directory:
-        library = Path(directory, "guard.so")
-        subprocess.run(["cc", "-O2", "-shared", "-fPIC", "-o", library, GUARD], check=True)
-        yield {**os.environ, "LD_PRELOAD": str(library), "OMP_NUM_THREADS": "1"}
-
-
 def fuzz(operators: Iterable[str], calls: int) -> Iterator[Row]:
     """Call operators in a process with guarded memory; yield their rows.
 
@@ -71,7 +62,7 @@ def fuzz(operators: Iterable[str], calls: int) -> Iterator[Row]:
     """
     command = [sys.executable, "-W", "ignore", "-m", "tests.fuzz.operators", "--guarded", str(calls), *operators]
     with (
-        guarded_memory() as environment,
+        preloaded(GUARD) as environment,
         subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process,
     ):
         assert process.stdout is not None

@@ -10,7 +10,8 @@ import pytest
 
 from aotexport_runtime.allowed.operators import allowed_aten_operators
 from aotexport_runtime.engines.preconditions.table import PRECONDITIONS
-from tests.fuzz.operators import fuzz, guarded_memory, read
+from tests.fuzz.operators import GUARD, fuzz, read
+from tests.preload import preloaded
 
 ERRORS = [
     ("ctypes.string_at(tensor.data_ptr(), 65)", signal.SIGSEGV),
@@ -23,7 +24,7 @@ ERRORS = [
 @pytest.mark.parametrize(("error", "number"), ERRORS, ids=["read", "write", "write_before", "use_after_free"])
 def test_error_of_memory_ends_a_guarded_process(error: str, number: signal.Signals) -> None:
     script = f"import ctypes, torch\ntensor = torch.empty(12, dtype=torch.uint8)\nprint('made')\n{error}"
-    with guarded_memory() as environment:
+    with preloaded(GUARD) as environment:
         done = subprocess.run([sys.executable, "-u", "-c", script], env=environment, capture_output=True, text=True)
     assert (done.stdout, done.returncode) == ("made\n", -number)
 

@@ -126,7 +126,7 @@ class GraphBuilder:
             if node.op not in BUILTINS:
                 raise ExportFailed(f"`{node.op}` of a size{where(self.record, node)} has no translation to ONNX")
             return self.call(BUILTINS[node.op], *args)
-        function: Any = ops.resolve(node.op, None, self.namespaces)
+        function: Any = ops.overload(node.op, None, self.namespaces)
         self._refuse_moves(node, function)
         # Normalisations write to their running statistics, which their schemas do not say.
         self.may_write |= function._schema.is_mutable or node.op.startswith(_HIDDEN_WRITES)

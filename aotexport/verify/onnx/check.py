@@ -18,6 +18,7 @@ from aotexport.verify.comparison import Comparison
 from aotexport.verify.onnx.calls import Calls, changed_names, outputs_of, random_calls, recorded, run_call
 from aotexport.verify.onnx.widen import is_narrow, write_wide
 from aotexport_runtime import OnnxRuntime
+from aotexport_runtime.bundle.directory import BundleDirectory
 from aotexport_runtime.bundle.read import Bundle
 from aotexport_runtime.call.onnx.plan import OnnxPlan
 from aotexport_runtime.commands.self_test import rounding
@@ -70,7 +71,7 @@ def _opened(bundle: Bundle, program: Program, model: OnnxModel, directory: Path)
         if is_narrow(bundle.file(model.file)):
             with contextlib.suppress(NotSupported):
                 wide = write_wide(bundle.file(model.file), directory)
-                replaced = _Replaced(bundle.root, bundle.manifest, model.file, wide)
+                replaced = _Replaced(bundle.directory, bundle.manifest, model.file, wide)
                 return _Subject(OnnxPlan(replaced, program, model, OnnxRuntime(), state), state)
         from aotexport.verify.onnx.locate import origin
 
@@ -84,8 +85,8 @@ def _opened(bundle: Bundle, program: Program, model: OnnxModel, directory: Path)
 class _Replaced(Bundle):
     """A bundle with one of its files replaced by another."""
 
-    def __init__(self, root: Path, manifest: Manifest, file: str, other: Path) -> None:
-        super().__init__(root, manifest)
+    def __init__(self, directory: BundleDirectory, manifest: Manifest, file: str, other: Path) -> None:
+        super().__init__(directory, manifest)
         self._file, self._other = file, other
 
     def intact_file(self, path: str) -> Path:

@@ -16,6 +16,7 @@ from aotexport_runtime.errors import (
     CallInvalid,
     CheckFailed,
     NotSupported,
+    NotWritten,
     SelfTestFailed,
 )
 
@@ -57,6 +58,7 @@ __all__ = [
     "CheckFailed",
     "CudaRuntime",
     "NotSupported",
+    "NotWritten",
     "OnnxModule",
     "OnnxRuntime",
     "SelfTestFailed",

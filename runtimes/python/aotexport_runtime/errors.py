@@ -54,6 +54,20 @@ class TorchMissing(NotSupported, ModuleNotFoundError):
     """The request needs torch, which is not installed."""
 
 
+class NotWritten(AotExportError, OSError):
+    """The file system cannot hold a bundle: full, over its quota, read-only, or the name is too long.
+
+    Nothing was left behind, and a bundle that was to be replaced is as it was.
+
+    Attributes:
+        errno: the system's number of the reason.
+    """
+
+    def __init__(self, message: str, number: int) -> None:
+        super().__init__(message)
+        self.errno = number
+
+
 class CallInvalid(AotExportError, ValueError):
     """A call of a loaded bundle does not fit any program.
 

@@ -17,6 +17,7 @@ from aotexport.errors import ExportFailed
 from aotexport.model.state import collect_state
 from aotexport.write.files import list_files
 from aotexport.write.weights import write_weights
+from aotexport_runtime.bundle.directory import BundleDirectory
 from aotexport_runtime.bundle.read import Bundle
 from aotexport_runtime.bundle.weights import load_tensors
 from aotexport_runtime.engines.codegen import Environment
@@ -56,7 +57,7 @@ def written(module: nn.Module, root, **options) -> Bundle:
         state=state,
         files=list_files(root),
     )
-    return Bundle(root, manifest)
+    return Bundle(BundleDirectory(root), manifest)
 
 
 def round_trip(module: nn.Module, root, *, mapped: bool = True, **options) -> dict[str, torch.Tensor]:

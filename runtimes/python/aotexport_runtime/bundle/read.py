@@ -6,16 +6,19 @@ compared.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import re
+from collections.abc import Generator
 from functools import cached_property
 from pathlib import Path
-from typing import TypeVar
+from typing import BinaryIO, TypeVar
 
 import msgspec
 
 from aotexport_runtime import schema
+from aotexport_runtime.bundle.directory import MANIFEST_NAME, BundleDirectory, at_descriptor
 from aotexport_runtime.errors import BundleInvalid
 from aotexport_runtime.schema import versions
 from aotexport_runtime.schema.base import Record
@@ -40,7 +43,6 @@ from aotexport_runtime.validate import (
 )
 from aotexport_runtime.values.arguments import path_of
 
-MANIFEST_NAME = "bundle.json"
 T = TypeVar("T", bound=Record)
 
 
@@ -64,13 +66,14 @@ def open_bundle(path: str | os.PathLike[str], *, check_digests: bool = True) -> 
         raise BundleInvalid(f"`{path}` is a file, and a bundle is a directory")
     if not root.is_dir():
         raise BundleInvalid(f"no directory `{path}`")
-    manifest_path = root / MANIFEST_NAME
+    # Files are read from this directory, even if its path leads to another one by then.
+    directory = BundleDirectory(root)
+    manifest_path = directory.files / MANIFEST_NAME
     if manifest_path.is_symlink() or not manifest_path.is_file():
         raise BundleInvalid(f"`{path}` is no bundle: it has no file `{MANIFEST_NAME}`")
     if manifest_path.stat().st_size > MAX_JSON_NBYTES:
         raise BundleInvalid(f"larger than the {MAX_JSON_NBYTES} bytes of JSON that are read", where=MANIFEST_NAME)
-    # Programs are read later, and from this directory, even if the path is a link that has changed since.
-    bundle = Bundle(root.resolve(), read_manifest(manifest_path.read_bytes()))
+    bundle = Bundle(directory, read_manifest(manifest_path.read_bytes()))
     bundle.check_files(digests=check_digests)
     return bundle
 
@@ -97,17 +100,23 @@ class Bundle:
     """An open bundle.
 
     Attributes:
-        root: its directory, absolute and without links.
+        directory: where it is, held open.
         manifest: its manifest, checked.
     """
 
-    def __init__(self, root: Path, manifest: Manifest) -> None:
-        self.root = root
+    def __init__(self, directory: BundleDirectory, manifest: Manifest) -> None:
+        self.directory = directory
         self.manifest = manifest
+        self._compared: dict[str, tuple[int, ...]] = {}
         self._programs: dict[str, Program] = {}
         self._graphs: dict[str, Graph] = {}
         self._kernels: dict[str, KernelLibrary] = {}
         self._targets: dict[str, Target] = {}
+
+    @property
+    def root(self) -> Path:
+        """The bundle's directory when it was opened, absolute and without links; for messages."""
+        return self.directory.path
 
     @cached_property
     def _entries(self) -> dict[str, FileEntry]:
@@ -122,10 +131,10 @@ class Bundle:
         entry = self._entries.get(path)
         if entry is None:
             raise BundleInvalid("not listed in the manifest", where=path)
-        full = self.root.joinpath(*path.split("/"))
+        full = self.directory.files.joinpath(*path.split("/"))
         if not full.is_file():
             raise BundleInvalid("missing", where=path)
-        if not full.resolve().is_relative_to(self.root.resolve()):
+        if not self.directory.holds(full):
             raise BundleInvalid("leads outside the bundle", where=path)
         if full.stat().st_size != entry.nbytes:
             raise BundleInvalid(f"expected {entry.nbytes} bytes, got {full.stat().st_size}", where=path)
@@ -167,6 +176,20 @@ class Bundle:
             with full.open("rb") as stream:
                 if hashlib.file_digest(stream, "sha256").hexdigest() != entry.sha256:
                     raise BundleInvalid(TAMPERED, where=entry.path)
+                self._compared[entry.path] = _identity(stream)
+
+    @contextlib.contextmanager
+    def opened(self, path: str) -> Generator[Path, None, None]:
+        """Yield where a listed file is read while the block runs: the same file, whatever its path leads to meanwhile.
+
+        Raises:
+            BundleInvalid: see `file`; or it is no longer the file whose digest was compared.
+        """
+        full = self.file(path)
+        with full.open("rb") as stream:
+            if self._compared.get(path, _identity(stream)) != _identity(stream):
+                raise BundleInvalid(TAMPERED, where=path)
+            yield at_descriptor(stream.fileno(), full)
 
     @property
     def program_names(self) -> tuple[str, ...]:
@@ -298,6 +321,12 @@ class Bundle:
             check_kernels(library, where=where)
             self._kernels[target] = library
         return self._kernels[target]
+
+
+def _identity(stream: BinaryIO) -> tuple[int, ...]:
+    """Return what differs between two files, and between a file and itself after it was written to."""
+    status = os.fstat(stream.fileno())
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
 _TARGET = re.compile(r"targets/([^/]+)/target\.json")

@@ -101,14 +101,14 @@ class _StoredTensors:
         return self._tensors[file, key]
 
     def _open(self, file: str) -> Callable[[str], torch.Tensor]:
-        path = self._bundle.file(file)
-        if not self._mapped:
-            return read_tensors(path, where=file).__getitem__
-        try:
-            opened: Any = safe_open(path, framework="pt")
-        except SafetensorError as error:
-            raise BundleInvalid(f"not a safetensors file: {error}", where=file) from None
-        return opened.get_tensor
+        with self._bundle.opened(file) as path:
+            if not self._mapped:
+                return read_tensors(path, where=file).__getitem__
+            try:
+                opened: Any = safe_open(path, framework="pt")
+            except SafetensorError as error:
+                raise BundleInvalid(f"not a safetensors file: {error}", where=file) from None
+            return opened.get_tensor
 
 
 _DTYPES: dict[str, str] = {

@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 import struct
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,9 @@ import torch
 from safetensors.torch import save_file
 
 from aotexport_runtime import schema
-from aotexport_runtime.bundle.read import MANIFEST_NAME, Bundle
+from aotexport_runtime.bundle.directory import MANIFEST_NAME
+from aotexport_runtime.bundle.read import Bundle
+from aotexport_runtime.bundle.staging import staged
 from aotexport_runtime.bundle.weights import load_parts, parts_of
 from aotexport_runtime.commands.saved_attributes import FILE, SavedAttributes, saved_attributes
 from aotexport_runtime.commands.self_test import record_again
@@ -24,7 +25,7 @@ from aotexport_runtime.errors import ArgumentInvalid, NotSupported
 from aotexport_runtime.module.bundle_module import BundleModule
 from aotexport_runtime.schema.manifest import FileEntry, StateTensor, StoredPart
 from aotexport_runtime.values import dtypes
-from aotexport_runtime.values.arguments import path_of, why_not_written
+from aotexport_runtime.values.arguments import path_of
 from aotexport_runtime.values.subclasses import is_wrapper, parts
 
 
@@ -36,7 +37,7 @@ def save(module: BundleModule, path: str | os.PathLike[str], *, force: bool = Fa
 
     Args:
         module: a loaded bundle.
-        path: directory to write; made with a temporary sibling, so that a crash leaves nothing half-written.
+        path: directory to write, in one step: a crash leaves the old bundle or the new one.
         force: replace a bundle at `path`.
 
     Returns:
@@ -47,27 +48,19 @@ def save(module: BundleModule, path: str | os.PathLike[str], *, force: bool = Fa
         NotSupported: submodules of `module` were changed, `path` exists, nothing can be written there, tensors that are
             tied in the programs no longer are, a tensor no longer has the dtype or shape that the programs were
             captured with, or an attribute holds a value that a bundle cannot hold.
+        NotWritten: the file system is full, read-only, or otherwise refuses.
     """
     _check_module(module)
     _check_unchanged(module)
     output = path_of("path", path)
-    if reason := why_not_written(output, force=force):
-        raise NotSupported(reason)
-    output = output.absolute()
-    module.check_ties()
-    tensors = {name: tensor.detach() for name, tensor in module.state_tensors().items()}
-    attributes = saved_attributes(module)
-    for entry in attributes.known:
-        _check_tensor(entry, tensors[entry.name], module)
-    output.parent.mkdir(parents=True, exist_ok=True)
-    stage = Path(tempfile.mkdtemp(prefix=f".{output.name}.", dir=output.parent))
-    try:
+    with staged(output, force=force, refusal=NotSupported) as stage:
+        module.check_ties()
+        tensors = {name: tensor.detach() for name, tensor in module.state_tensors().items()}
+        attributes = saved_attributes(module)
+        for entry in attributes.known:
+            _check_tensor(entry, tensors[entry.name], module)
         _write(module, tensors, attributes, stage)
-        _open_modes(stage)
-        _move(stage, output)
-    finally:
-        shutil.rmtree(stage, ignore_errors=True)
-    return output
+    return output.absolute()
 
 
 def _check_unchanged(module: BundleModule) -> None:
@@ -195,15 +188,6 @@ def _write_as_before(tensors: dict[str, torch.Tensor], before: Path, path: Path)
             target.write(tensor.reshape(-1).view(torch.uint8).numpy().data)
 
 
-def _open_modes(stage: Path) -> None:
-    """Give files and directories the modes of ordinary new ones: temporary and safetensors files are private."""
-    mask = os.umask(0)
-    os.umask(mask)
-    for path in (stage, *stage.rglob("*")):
-        if path.is_dir() or path.stat().st_nlink == 1:
-            path.chmod((0o777 if path.is_dir() else 0o666) & ~mask)
-
-
 def _link(source: Path, target: Path) -> None:
     try:
         os.link(source, target)
@@ -216,13 +200,3 @@ def _entry(path: str, stage: Path) -> FileEntry:
     with full.open("rb") as stream:
         digest = hashlib.file_digest(stream, "sha256").hexdigest()
     return FileEntry(path=path, nbytes=full.stat().st_size, sha256=digest)
-
-
-def _move(stage: Path, output: Path) -> None:
-    if not output.exists():
-        os.replace(stage, output)
-        return
-    old = Path(tempfile.mkdtemp(prefix=f".{output.name}.old.", dir=output.parent))
-    os.replace(output, old / "bundle")
-    os.replace(stage, output)
-    shutil.rmtree(old)

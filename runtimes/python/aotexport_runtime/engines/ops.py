@@ -30,7 +30,14 @@ _OVERLOAD = type(torch.ops.aten.add.Tensor)
 
 
 def resolve(name: str, captured_schema: str | None, namespaces: frozenset[str]) -> Callable[..., Any]:
-    """Return the callable of operator `name` in the running torch.
+    """Return the callable of operator `name` in the running torch; it checks what its kernel trusts. See `overload`."""
+    function = overload(name, captured_schema, namespaces)
+    namespace, _, rest = name.partition("::")
+    return guarded(rest, function) if namespace == "aten" else function
+
+
+def overload(name: str, captured_schema: str | None, namespaces: frozenset[str]) -> Callable[..., Any]:
+    """Return operator `name` of the running torch.
 
     Args:
         name: full operator name, `namespace::base.overload`.
@@ -42,12 +49,12 @@ def resolve(name: str, captured_schema: str | None, namespaces: frozenset[str]) 
         NotSupported: this torch lacks the operator, or has it with another signature.
     """
     namespace, _, rest = name.partition("::")
-    base, _, overload = rest.partition(".")
+    base, _, overloaded = rest.partition(".")
     check_allowed(name, namespaces)
     if namespace == "python":
         return BUILTINS[name]
     packet = getattr(getattr(torch.ops, namespace), base, None)
-    function = getattr(packet, overload or "default", None)
+    function = getattr(packet, overloaded or "default", None)
     if not isinstance(function, _OVERLOAD):
         raise NotSupported(_missing(name, namespace))
     current = str(function._schema)  # pyright: ignore[reportPrivateUsage] (there is no public name)
@@ -57,7 +64,7 @@ def resolve(name: str, captured_schema: str | None, namespaces: frozenset[str]) 
             f"  captured: {captured_schema}\n  here:     {current}\n"
             "Run the bundle with the torch it was exported with, or export it again"
         )
-    return guarded(rest, function) if namespace == "aten" else function
+    return function
 
 
 _DIRECT = frozenset(

@@ -373,7 +373,7 @@ class BundleModule(WithAttributes):
             manifest: the bundle's manifest with other state and attributes.
             tensors: its state, by name, detached; shared.
         """
-        bundle = Bundle(self.bundle.root, manifest)
+        bundle = Bundle(self.bundle.directory, manifest)
         other = BundleModule(bundle, tensors, environment=self._environment, request=self._request)
         return other.train(self.training)
 

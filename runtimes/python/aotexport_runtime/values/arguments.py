@@ -5,15 +5,12 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
-import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from aotexport_runtime.errors import ArgumentInvalid, TorchMissing
-
-_MANIFEST = "bundle.json"
 
 
 def check_type(name: str, value: Any, types: type | tuple[type, ...], expected: str) -> None:
@@ -81,28 +78,3 @@ def check_torch(feature: str) -> None:
         raise TorchMissing(
             f"{feature} needs torch, which is not installed here. Install it by `pip install 'torch>=2.7'`"
         )
-
-
-def why_not_written(output: Path, *, force: bool) -> str | None:
-    """Return why no bundle can be written to `output`, with a way out; None: one can.
-
-    Args:
-        output: directory to write.
-        force: whether an existing bundle may be replaced.
-    """
-    place = next((parent for parent in output.absolute().parents if parent.exists()), output)
-    if not place.is_dir():
-        return f"`{output}` would be below `{place}`, which is no directory; choose another place"
-    try:
-        # Permissions alone do not tell: some file systems are read-only for everyone.
-        os.rmdir(tempfile.mkdtemp(prefix=".aotexport.", dir=place))
-    except OSError as error:
-        reason = "you may not write" if isinstance(error, PermissionError) else "no directory can be made"
-        return f"`{output}` would be in `{place}`, where {reason}; choose another place"
-    if not output.exists() or (output.is_dir() and not any(output.iterdir())):
-        return None
-    if not (output / _MANIFEST).is_file():
-        return f"`{output}` exists and is no bundle; choose another place"
-    if not force:
-        return f"`{output}` exists; give force=True (--force) to replace it, or choose another place"
-    return None

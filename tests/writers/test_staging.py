@@ -7,14 +7,16 @@ import subprocess
 import sys
 from pathlib import Path
 
-from aotexport.write.files import staged
+from aotexport_runtime.bundle.staging import staged
+from aotexport_runtime.errors import NotSupported
 
 STAGING = """
 import sys
 from pathlib import Path
-from aotexport.write.files import staged
+from aotexport_runtime.bundle.staging import staged
+from aotexport_runtime.errors import NotSupported
 
-with staged(Path("bundle"), force=False) as stage:
+with staged(Path("bundle"), force=False, refusal=NotSupported) as stage:
     (stage / "half").write_text("written")
     print(stage.name, flush=True)
     sys.stdin.read()
@@ -35,7 +37,7 @@ def test_directory_of_a_killed_export_is_removed_by_the_next_one(tmp_path: Path)
     process.send_signal(signal.SIGKILL)
     process.communicate()
     assert (left / "half").exists()
-    with staged(tmp_path / "bundle", force=False):
+    with staged(tmp_path / "bundle", force=False, refusal=NotSupported):
         assert not left.exists()
     assert [path.name for path in tmp_path.iterdir()] == ["bundle"]
 
@@ -43,7 +45,7 @@ def test_directory_of_a_killed_export_is_removed_by_the_next_one(tmp_path: Path)
 def test_directory_of_an_export_that_goes_on_stays(tmp_path: Path) -> None:
     process, other = begun(tmp_path)
     try:
-        with staged(tmp_path / "bundle", force=False):
+        with staged(tmp_path / "bundle", force=False, refusal=NotSupported):
             assert (other / "half").exists()
     finally:
         process.kill()
@@ -54,5 +56,5 @@ def test_directories_with_names_like_a_bundles_stay(tmp_path: Path) -> None:
     others = [tmp_path / name for name in (".bundle.old.abc", ".bundle.data", ".bundle", "bundle.export-12345678")]
     for other in others:
         other.mkdir()
-    with staged(tmp_path / "bundle", force=False):
+    with staged(tmp_path / "bundle", force=False, refusal=NotSupported):
         assert all(other.exists() for other in others)

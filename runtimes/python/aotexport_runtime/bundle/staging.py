@@ -1,0 +1,221 @@
+"""Write a bundle: staged beside its place, synced, and moved there in one step.
+
+At the path there is the old bundle or the new one, whenever the writer is killed or the power fails, and for every
+reader.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import glob
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Generator
+from pathlib import Path
+
+from aotexport_runtime.bundle.directory import MANIFEST_NAME, lock_shared, remove_unused, temporary_prefix
+from aotexport_runtime.errors import AotExportError, NotWritten
+
+
+@contextlib.contextmanager
+def staged(output: Path, *, force: bool, refusal: type[AotExportError]) -> Generator[Path]:
+    """Yield a temporary directory beside `output`, and move it there if the block succeeds.
+
+    Args:
+        output: directory of the future bundle.
+        force: replace an existing bundle. Those who have it open read it on; the last one removes it.
+        refusal: the error to raise if something is at `output` that may not be replaced.
+
+    Yields:
+        The temporary directory; removed when the block raises. A writer that is killed leaves it, and the next one to
+        the same output removes it.
+
+    Raises:
+        NotWritten: the file system is full, read-only, or otherwise refuses.
+    """
+    if reason := why_not_written(output, force=force):
+        raise refusal(reason)
+    output = output.absolute()
+    with _told(output):
+        output.parent.mkdir(parents=True, exist_ok=True)
+        stage, used = _new_stage(output)
+        try:
+            yield stage
+            open_modes(stage)
+            _sync(stage)
+            _move(stage, output, force=force, refusal=refusal)
+        except BaseException:
+            shutil.rmtree(stage, ignore_errors=True)
+            raise
+        finally:
+            os.close(used)
+        remove_unused(stage, without_locks=True)
+
+
+def why_not_written(output: Path, *, force: bool) -> str | None:
+    """Return why no bundle can be written to `output`, with a way out; None: one can.
+
+    Args:
+        output: directory to write.
+        force: whether an existing bundle may be replaced.
+    """
+    place = next((parent for parent in output.absolute().parents if os.path.exists(parent)), output)
+    if not place.is_dir():
+        return f"`{output}` would be below `{place}`, which is no directory; choose another place"
+    try:
+        # Permissions alone do not tell: some file systems are read-only for everyone.
+        probe = tempfile.mkdtemp(prefix=temporary_prefix(output), dir=place)
+        with contextlib.suppress(FileNotFoundError):  # Another writer takes it for one that was left.
+            os.rmdir(probe)
+    except OSError as error:
+        reason = "you may not write" if isinstance(error, PermissionError) else "no directory can be made"
+        return f"`{output}` would be in `{place}`, where {reason}; choose another place"
+    return _why_not_replaced(output, force=force)
+
+
+def _why_not_replaced(output: Path, *, force: bool) -> str | None:
+    try:
+        if not output.exists() or (output.is_dir() and not any(output.iterdir())):
+            return None
+    except OSError as error:
+        return f"`{output}` is no place for a bundle ({error.strerror}); choose another place"
+    if not (output / MANIFEST_NAME).is_file():
+        return f"`{output}` exists and is no bundle; choose another place"
+    if not force:
+        return f"`{output}` exists; give force=True (--force) to replace it, or choose another place"
+    return None
+
+
+def _new_stage(output: Path) -> tuple[Path, int]:
+    """Return a new temporary directory for `output`, and a descriptor that marks it as used.
+
+    Those that nobody uses any longer are removed. The parent is locked meanwhile, so that no writer finds the directory
+    of another between its creation and its mark.
+    """
+    import fcntl
+
+    prefix = temporary_prefix(output)
+    parent = os.open(output.parent, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):
+            fcntl.flock(parent, fcntl.LOCK_EX)
+            for left in output.parent.glob(f"{glob.escape(prefix)}*/"):
+                remove_unused(left)
+        stage = Path(tempfile.mkdtemp(prefix=prefix, dir=output.parent))
+        used = os.open(stage, os.O_RDONLY)
+        lock_shared(used)
+        return stage, used
+    finally:
+        os.close(parent)
+
+
+def open_modes(stage: Path) -> None:
+    """Give files and directories the modes of ordinary new ones: temporary and safetensors files are private."""
+    probe = stage / ".mode"
+    descriptor = os.open(probe, os.O_CREAT | os.O_EXCL, 0o777)
+    mode = os.fstat(descriptor).st_mode & 0o777
+    os.close(descriptor)
+    probe.unlink()
+    for path in (stage, *stage.rglob("*")):
+        if path.is_dir() or path.stat().st_nlink == 1:
+            path.chmod(mode if path.is_dir() else mode & 0o666)
+
+
+def _sync(stage: Path) -> None:
+    """Bring files to the disk, then the directories that name them."""
+    for directory, _, files in os.walk(stage, topdown=False):
+        for path in (*(os.path.join(directory, file) for file in files), directory):
+            _sync_entries(Path(path))
+
+
+def _sync_entries(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _move(stage: Path, output: Path, *, force: bool, refusal: type[AotExportError]) -> None:
+    """Move `stage` to `output` in one step; what was there is at `stage` then."""
+    while True:
+        try:
+            # Onto nothing, or an empty directory.
+            os.rename(stage, output)
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+                raise
+            if reason := _why_not_replaced(output, force=force):
+                raise refusal(reason) from None
+            try:
+                _exchange(stage, output)
+            except FileNotFoundError:
+                continue
+        try:
+            _sync_entries(output.parent)
+        except BaseException:
+            os.rename(output, stage) if not stage.exists() else _exchange(stage, output)
+            raise
+        return
+
+
+def _exchange(one: Path, other: Path) -> None:
+    """Exchange two directories, by Linux's `renameat2`; where there is none, in three steps."""
+    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if rename is not None:
+        if not rename(_HERE, os.fsencode(one), _HERE, os.fsencode(other), _EXCHANGE):
+            return
+        number = ctypes.get_errno()
+        if number not in (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP):
+            raise OSError(number, os.strerror(number), str(other))
+    aside = Path(tempfile.mkdtemp(prefix=f".{other.name}.old-", dir=other.parent), "bundle")
+    try:
+        os.rename(other, aside)
+        try:
+            os.rename(one, other)
+        except BaseException:
+            os.rename(aside, other)
+            raise
+        os.rename(aside, one)
+    finally:
+        aside.parent.rmdir()
+
+
+_HERE, _EXCHANGE = -100, 2
+"""`AT_FDCWD` and `RENAME_EXCHANGE` of Linux."""
+
+
+@contextlib.contextmanager
+def _told(output: Path) -> Generator[None]:
+    """Raise what the file system refuses as one error of ours."""
+    try:
+        yield
+    except AotExportError:
+        raise
+    except Exception as error:
+        number = _reason_of(error, output)
+        if number is None:
+            raise
+        raise NotWritten(
+            f"`{output}` cannot be written: {os.strerror(number)}. Nothing was left behind; make room, or choose "
+            "another place",
+            number,
+        ) from error
+
+
+def _reason_of(error: Exception, output: Path) -> int | None:
+    """Return the system's number of the reason why nothing can be written at `output`; None: another error."""
+    if not isinstance(error, OSError):
+        # Libraries in Rust raise errors of their own.
+        found = re.search(r"\(os error (\d+)\)", str(error))
+        return int(found[1]) if found and int(found[1]) in _OF_THE_DISK else None
+    if error.filename is not None:
+        return error.errno if str(error.filename).startswith(str(output.parent)) else None
+    return error.errno if error.errno in _OF_THE_DISK else None
+
+
+_OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EIO)

@@ -1,0 +1,63 @@
+"""Files that are exchanged between the comparison of their digests and their use."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+import aotexport_runtime
+from aotexport_runtime.bundle.read import Bundle
+from aotexport_runtime.bundle.weights import load_tensors
+
+WEIGHTS = "weights/model.safetensors"
+
+
+def form(subclass: object) -> None:
+    raise AssertionError("no tensor subclass")
+
+
+@pytest.fixture
+def bundle(tiny: Path, tmp_path: Path) -> Bundle:
+    shutil.copytree(tiny, tmp_path / "bundle")
+    return aotexport_runtime.open_bundle(tmp_path / "bundle")
+
+
+def tensors(bundle: Bundle, mapped: bool) -> dict[str, torch.Tensor]:
+    return load_tensors(bundle, bundle.manifest.state, form, mapped=mapped)
+
+
+@pytest.mark.parametrize("mapped", [True, False])
+def test_weights_replaced_by_another_file_are_refused(bundle: Bundle, mapped: bool) -> None:
+    other = bundle.root / "other"
+    shutil.copy(bundle.root / WEIGHTS, other)
+    os.replace(other, bundle.root / WEIGHTS)
+    with pytest.raises(aotexport_runtime.BundleInvalid) as caught:
+        tensors(bundle, mapped)
+    assert str(caught.value) == (
+        f"{WEIGHTS}: its SHA-256 differs from the manifest's: the file was changed or damaged after export. Copy the "
+        "bundle again, or export it again"
+    )
+
+
+@pytest.mark.parametrize("mapped", [True, False])
+def test_weights_of_the_same_file_under_more_names_are_loaded(bundle: Bundle, mapped: bool) -> None:
+    os.link(bundle.root / WEIGHTS, bundle.root / "other")
+    assert tensors(bundle, mapped).keys() == {entry.name for entry in bundle.manifest.state}
+
+
+@pytest.mark.parametrize("mapped", [True, False])
+def test_loaded_weights_stay_when_the_directory_goes(bundle: Bundle, mapped: bool) -> None:
+    loaded = tensors(bundle, mapped)
+    expected = {name: tensor.clone() for name, tensor in loaded.items()}
+    shutil.rmtree(bundle.root)
+    assert all(torch.equal(loaded[name], tensor) for name, tensor in expected.items())
+
+
+def test_module_runs_after_its_directory_was_renamed(bundle: Bundle) -> None:
+    module = aotexport_runtime.load(bundle.root)
+    os.rename(bundle.root, bundle.root.with_name("elsewhere"))
+    assert module(torch.ones(3, 4))["best"].shape == (3,)
