@@ -41,6 +41,7 @@ def test_gpt2_finetuned_from_the_bundle_has_the_loss_curve_of_eager(example: Exa
     assert tuned["losses"][-1] < 0.7 * tuned["losses"][0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("example", ["minilm"], indirect=True)
 def test_minilm_bundle_embeds_and_finetunes_as_the_original_does(example: Example) -> None:
     bundle, tokenizer = example.export(), get_model_path() / "tokenizer.json"

@@ -82,7 +82,9 @@ def run_page(page: str, directory: Path, python: Path | None = None) -> None:
                     run_command(*shlex.split(line, comments=True), cwd=directory)
 
 
-@pytest.mark.parametrize("page", INSTALLED)
+@pytest.mark.parametrize(
+    "page", [INSTALLED[0], *(pytest.param(page, marks=pytest.mark.slow) for page in INSTALLED[1:])]
+)
 def test_blocks_of_a_page_run_where_it_was_installed(page: str, installed_python: Path, tmp_path: Path) -> None:
     run_page(page, tmp_path, installed_python)
 

@@ -51,6 +51,10 @@ MALFORMED = {
         _outputs('{"kind": "size", "value": 1.0}'),
         "Expected `int | str | object`, got `float` - at `$.outputs[0].value`",
     ),
+    "many_arrays": (
+        _outputs(",".join(["[[[]]]"] * (1 << 22))),
+        f"{12 * (1 << 20) + 4} lists and objects; at most 8388608 are read",
+    ),
     "deep_arrays": (_outputs("[" * DEEP + "]" * DEEP), "nested deeper than 64 levels"),
     "deep_sizes": (_outputs(_nested(DEEP)), "nested deeper than 64 levels"),
     "deep_behind_brackets_in_a_string": (

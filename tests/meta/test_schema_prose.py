@@ -12,7 +12,7 @@ from aotexport.encode.functional import FIELDS
 from aotexport.torch_internals.names import ViewAndMutationMeta
 from aotexport.torch_internals.releases import release
 from aotexport_runtime.allowed import operators
-from aotexport_runtime.schema.codec import MAX_DEPTH, MAX_JSON_NBYTES
+from aotexport_runtime.schema.codec import MAX_CONTAINERS, MAX_DEPTH, MAX_JSON_NBYTES
 from aotexport_runtime.schema.versions import CALLING_CONVENTION, FORMAT_VERSION, format_version
 from aotexport_runtime.validate.bounds import MAX_AXES, MAX_NODES
 from aotexport_runtime.values.compare import TOLERANCES
@@ -89,7 +89,7 @@ def test_prose_and_history_are_of_the_current_versions():
 @pytest.mark.parametrize(
     "sentence",
     [
-        f"nested {MAX_DEPTH} levels deep, and a file may be {MAX_JSON_NBYTES >> 30} GiB long",
+        f"nested {MAX_DEPTH} levels deep; a file may be {MAX_JSON_NBYTES >> 30} GiB long and hold {MAX_CONTAINERS:,} of them",
         f"more than {MAX_AXES} axes",
         f"more than {MAX_NODES:,} nodes".replace(",", " "),
         f"of more than {MAX_TERMS} terms",

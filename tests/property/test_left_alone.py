@@ -168,7 +168,7 @@ class _Ending:
         return self
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
+@pytest.mark.parametrize("error", [KeyboardInterrupt, pytest.param(ValueError, marks=pytest.mark.slow)])
 def test_export_ended_by_any_call_of_the_model_changes_nothing(error, tmp_path):
     number = 0
     while True:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from aotexport_runtime.engines.codegen import Environment, constant_value
 from aotexport_runtime.schema import Graph, decode_record, encode_record
-from aotexport_runtime.schema.codec import max_depth
+from aotexport_runtime.schema.codec import nesting
 from aotexport_runtime.schema.sizes import SizeExpression
 from aotexport_runtime.schema.values import (
     ComplexArgument,
@@ -86,11 +86,15 @@ json_values = st.recursive(
 
 @quick
 @given(json_values)
-def test_depth_of_json_is_that_of_its_containers_whatever_its_strings_hold(value):
+def test_nesting_of_json_is_that_of_its_containers_whatever_its_strings_hold(value):
     import json
 
     def depth(value: Any) -> int:
         items = list(value.values()) if isinstance(value, dict) else value
         return 1 + max(map(depth, items), default=0) if isinstance(items, list) else 0
 
-    assert max_depth(json.dumps(value).encode()) == depth(value)
+    def containers(value: Any) -> int:
+        items = list(value.values()) if isinstance(value, dict) else value
+        return 1 + sum(map(containers, items)) if isinstance(items, list) else 0
+
+    assert nesting(json.dumps(value).encode()) == (depth(value), containers(value))

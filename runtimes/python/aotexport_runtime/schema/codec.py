@@ -18,6 +18,8 @@ T = TypeVar("T", bound=Record)
 
 MAX_JSON_NBYTES = 1 << 30
 MAX_DEPTH = 64
+MAX_CONTAINERS = 1 << 23
+"""Lists and objects of a file. A node of a graph has 8 to 16; decoded, each takes some 64 bytes."""
 MAX_MESSAGE = 300
 
 
@@ -57,15 +59,18 @@ def decode_record(data: bytes, type_: type[T], *, where: str, written: Version =
 
 
 def check_depth(data: bytes, where: str) -> None:
-    """Refuse JSON that is too large, or nested deeper than any bundle needs.
+    """Refuse JSON that is larger, nested deeper, or of more lists and objects than any bundle needs.
 
     Raises:
         BundleInvalid: see above.
     """
     if len(data) > MAX_JSON_NBYTES:
         raise BundleInvalid(f"{len(data)} bytes of JSON; at most {MAX_JSON_NBYTES} are read", where=where)
-    if max_depth(data) > MAX_DEPTH:
+    depth, containers = nesting(data)
+    if depth > MAX_DEPTH:
         raise BundleInvalid(f"nested deeper than {MAX_DEPTH} levels", where=where)
+    if containers > MAX_CONTAINERS:
+        raise BundleInvalid(f"{containers} lists and objects; at most {MAX_CONTAINERS} are read", where=where)
 
 
 def count_keys(data: bytes) -> int:
@@ -79,8 +84,8 @@ def count_keys(data: bytes) -> int:
     return int(np.count_nonzero((codes == ord(":")) & (odd == 0)))
 
 
-def max_depth(data: bytes) -> int:
-    """Return the deepest nesting of brackets in `data`, not counting those in strings.
+def nesting(data: bytes) -> tuple[int, int]:
+    """Return the deepest nesting of brackets in `data`, and how many are opened, not counting those in strings.
 
     Exact for JSON; for other bytes, exact up to the first byte that every decoder refuses.
     """
@@ -88,17 +93,19 @@ def max_depth(data: bytes) -> int:
 
     # Escapes go first, then all but brackets and quotes, then pairs of quotes: the parity of the others stays.
     data = data.replace(b"\\\\", b"").replace(b'\\"', b"").translate(None, _PLAIN).replace(b'""', b"")
-    depth = deepest = quotes = 0
+    depth = deepest = opened = quotes = 0
     for start in range(0, len(data), _CHUNK_NBYTES):
         codes = np.frombuffer(data, dtype=np.uint8, count=min(_CHUNK_NBYTES, len(data) - start), offset=start)
         seen = np.cumsum(codes == ord('"'), dtype=np.int32) + quotes
         opening = (codes == ord("[")) | (codes == ord("{"))
         closing = (codes == ord("]")) | (codes == ord("}"))
-        steps = (opening.astype(np.int8) - closing.astype(np.int8)) * (seen % 2 == 0)
+        outside = seen % 2 == 0
+        steps = (opening.astype(np.int8) - closing.astype(np.int8)) * outside
+        opened += int(np.count_nonzero(opening & outside))
         running = np.cumsum(steps, dtype=np.int32) + depth
         deepest = max(deepest, int(running.max()))
         depth, quotes = int(running[-1]), int(seen[-1]) % 2
-    return deepest
+    return deepest, opened
 
 
 _CHUNK_NBYTES = 1 << 20
