@@ -195,7 +195,7 @@ class GraphEncoder:
         self.names[node] = name
         source, module = (None, None) if self.strip else self._provenance(node)
         if op == "torch::enter_autocast":
-            encoded_args[0] = DeviceArgument(type=str(args[0]))
+            encoded_args[0] = DeviceArgument(type=str(args[0]))  # type: ignore[arg-type]
             if encoded_args[3] is None:
                 # `torch.autocast` reads this when it is made; Dynamo leaves that to the call.
                 encoded_args[3] = torch.is_autocast_cache_enabled()

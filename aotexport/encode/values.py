@@ -83,6 +83,6 @@ def encode_tensor_meta(value: torch.Tensor) -> TensorMeta:
         shape=tuple(encode_size(size) for size in value.shape),
         stride=tuple(encode_size(step) for step in value.stride()),
         offset=encode_size(value.storage_offset()),
-        device=value.device.type,
+        device=value.device.type,  # type: ignore[arg-type]
         requires_grad=value.requires_grad,
     )

@@ -41,6 +41,7 @@ NAMED_TYPES: dict[str, tuple[Any, str]] = {
     "AnyDType": (values.AnyDType, "An element type, also one that no tensor of a bundle has."),
     "DType": (values.DType, "An element type, by the name that torch gives it."),
     "Layout": (values.Layout, "A layout of tensors, by the name that torch gives it."),
+    "DeviceClass": (values.DeviceClass, "A class of devices, by the name that torch gives it."),
     "MemoryFormat": (values.MemoryFormat, "A memory format, by the name that torch gives it."),
 }
 """Types that several fields share, widest first, with a description."""

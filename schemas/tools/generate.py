@@ -10,37 +10,41 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import types
+import typing
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 from catalogue import DOCUMENTS, NAMED_TYPES, attribute_docs, records, summary_of
 from lock import LOCK, lock_of_records, read_lock
 from reference import filled
 
+from aotexport_runtime.schema.versions import FORMAT_VERSION
+
 SCHEMAS = Path(__file__).parents[1]
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
+ID = "urn:aotexport:format:{major}:{name}"
 REFERENCE = "#/$defs/{name}"
 
 
 def generate() -> dict[str, str]:
     """Return the text of each generated file, by its path below `schemas`."""
-    texts = {f"v1/{name}.schema.json": _text(_schema(record)) for name, record in DOCUMENTS.items()}
+    texts = {f"v1/{name}.schema.json": _text(_schema(name, record)) for name, record in DOCUMENTS.items()}
     prose = (SCHEMAS / "README.md").read_text(encoding="utf-8")
     return {**texts, "README.md": filled(prose, lock_of_records(read_lock(LOCK)))}
 
 
-def _schema(record: type[Any]) -> dict[str, Any]:
+def _schema(name: str, record: type[Any]) -> dict[str, Any]:
     _, components = msgspec.json.schema_components((record,), ref_template=REFERENCE)
     docs = {record.__name__: record for record in records()}
     definitions: dict[str, Any] = {}
-    for name, component in components.items():
-        described = _described(docs[name], component)
-        definitions[name] = _named(described)
-    used = {name for name in NAMED_TYPES if _mentions(definitions, name)}
+    for each, component in components.items():
+        definitions[each] = _named(_described(docs[each], component))
+    used = {each for each in NAMED_TYPES if _mentions(definitions, each)}
     while True:
-        definitions.update({name: _named_type(name) for name in used})
-        more = {name for name in NAMED_TYPES if _mentions(definitions, name)} - used
+        definitions.update({each: _named_type(each) for each in used})
+        more = {each for each in NAMED_TYPES if _mentions(definitions, each)} - used
         if not more:
             break
         used |= more
@@ -48,17 +52,36 @@ def _schema(record: type[Any]) -> dict[str, Any]:
     if _mentions({"": root, **definitions}, record.__name__):
         definitions[record.__name__] = root
         root = {"$ref": REFERENCE.format(name=record.__name__), "title": root["title"]}
-    return {"$schema": DIALECT, **root, "$defs": definitions}
+    return {"$schema": DIALECT, "$id": ID.format(major=FORMAT_VERSION[0], name=name), **root, "$defs": definitions}
 
 
 def _described(record: type[Any], component: dict[str, Any]) -> dict[str, Any]:
     """Return the schema of a record with the docstring's words on the record and on each field."""
     docs = attribute_docs(record)
+    hints = typing.get_type_hints(record, include_extras=True)
     properties = {
-        field: {**schema, "description": docs[field]} if field in docs else schema
+        field: {**_bounded(schema, hints[field]), "description": docs[field]} if field in docs else schema
         for field, schema in component["properties"].items()
     }
     return {**component, "description": summary_of(record), "properties": properties}
+
+
+def _bounded(schema: dict[str, Any], hint: Any) -> dict[str, Any]:
+    """Return the schema of a type with the bounds that the type's parts are annotated with."""
+    arguments = typing.get_args(hint)
+    if typing.get_origin(hint) is Annotated:
+        inner, bounds = arguments[0], {k: v for k, v in vars(arguments[1]).items() if v is not None}
+        return _bounded({**schema, **bounds}, inner)
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        arms = [arm for arm in arguments if typing.get_origin(arm) is Annotated]
+        for arm in arms:
+            kind = {int: "integer", str: "string"}[typing.get_args(arm)[0]]
+            arm_schemas = [_bounded(each, arm) if each.get("type") == kind else each for each in schema["anyOf"]]
+            schema = {**schema, "anyOf": arm_schemas}
+        return schema
+    if typing.get_origin(hint) in (tuple, list) and isinstance(schema.get("items"), dict):
+        return {**schema, "items": _bounded(schema["items"], arguments[0])}
+    return schema
 
 
 def _named(schema: Any, *, within: str = "") -> Any:

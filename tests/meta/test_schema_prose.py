@@ -89,7 +89,8 @@ def test_prose_and_history_are_of_the_current_versions():
 @pytest.mark.parametrize(
     "sentence",
     [
-        f"nested {MAX_DEPTH} levels deep; a file may be {MAX_JSON_NBYTES >> 30} GiB long and hold {MAX_CONTAINERS:,} of them",
+        f"nested {MAX_DEPTH} levels deep; a file may be {MAX_JSON_NBYTES >> 30} GiB long",
+        f"and hold {MAX_CONTAINERS:,} of them",
         f"more than {MAX_AXES} axes",
         f"more than {MAX_NODES:,} nodes".replace(",", " "),
         f"of more than {MAX_TERMS} terms",

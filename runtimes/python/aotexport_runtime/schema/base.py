@@ -15,3 +15,13 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     Unknown fields are refused when decoding, since a dropped field changes numbers; a field that equals its
     default is left out when encoding, so that the bytes of an old feature do not change with a new one.
     """
+
+
+def keep_default(record: Record, field: str) -> None:
+    """Put the default itself in place of a value that equals it: the encoder leaves out by identity.
+
+    Called from `__post_init__` of records with a default that is neither a number, a literal nor empty.
+    """
+    value = next(each.default for each in msgspec.structs.fields(type(record)) if each.name == field)
+    if getattr(record, field) == value:
+        msgspec.structs.force_setattr(record, field, value)

@@ -25,7 +25,9 @@ MAX_MESSAGE = 300
 
 def encode_record(record: Record, *, indent: bool = True) -> bytes:
     """Return the canonical JSON of `record`, ending in a newline."""
-    data = msgspec.json.encode(record, order="sorted")
+    # Defaults are left out by identity, which decoding gives to all that equal them.
+    read = msgspec.json.decode(msgspec.json.encode(record), type=type(record))
+    data = msgspec.json.encode(read, order="sorted")
     return (msgspec.json.format(data, indent=2) if indent else data) + b"\n"
 
 

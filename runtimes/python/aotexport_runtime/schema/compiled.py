@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from aotexport_runtime.schema.base import Record
+from aotexport_runtime.schema.bounded import Count, Line, PlainName
 from aotexport_runtime.schema.sizes import SizeExpression
 
 
@@ -17,7 +18,7 @@ class CpuRequirements(Record, kw_only=True, tag="cpu", tag_field="kind"):
     """
 
     level: Literal["x86_64-v3", "x86_64-v4"]
-    torch: str
+    torch: Line
 
 
 class CompiledHalf(Record, kw_only=True):
@@ -31,7 +32,7 @@ class CompiledHalf(Record, kw_only=True):
             bounds. Where it is true the other results mean nothing, and the graph must run.
     """
 
-    file: str
+    file: PlainName
     inputs: tuple[str, ...]
     results: tuple[str, ...]
     indexes: bool = False
@@ -51,12 +52,12 @@ class CompiledProgram(Record, kw_only=True):
             its loss and more.
     """
 
-    program: str
+    program: PlainName
     partition: str | None = None
     guards: tuple[SizeExpression, ...] = ()
     forward: CompiledHalf
     backward: CompiledHalf | None = None
-    undefined_tangents: tuple[int, ...] = ()
+    undefined_tangents: tuple[Count, ...] = ()
 
 
 class TargetRefusal(Record, kw_only=True):
@@ -67,8 +68,8 @@ class TargetRefusal(Record, kw_only=True):
         reason: a sentence or two.
     """
 
-    program: str
-    reason: str
+    program: PlainName
+    reason: Line
 
 
 class Target(Record, kw_only=True):
@@ -81,7 +82,7 @@ class Target(Record, kw_only=True):
         refusals: those that it lacks.
     """
 
-    name: str
+    name: PlainName
     requirements: CpuRequirements
     programs: tuple[CompiledProgram, ...] = ()
     refusals: tuple[TargetRefusal, ...] = ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from aotexport_runtime.schema.base import Record
+from aotexport_runtime.schema.bounded import Count, OperatorName
 from aotexport_runtime.schema.subclasses import Subclass
 from aotexport_runtime.schema.trees import Tree
 from aotexport_runtime.schema.values import Argument, ValueMeta
@@ -18,7 +19,7 @@ class SourceLine(Record, kw_only=True):
     """
 
     file: str
-    line: int
+    line: Count
     function: str
 
 
@@ -48,12 +49,12 @@ class Node(Record, kw_only=True):
     """
 
     name: str
-    op: str
+    op: OperatorName
     args: list[Argument] = []
     kwargs: dict[str, Argument] = {}
     meta: ValueMeta
-    source: int | None = None
-    module: int | None = None
+    source: Count | None = None
+    module: Count | None = None
 
 
 class ModuleCall(Record, kw_only=True):
@@ -70,10 +71,10 @@ class ModuleCall(Record, kw_only=True):
         refusal: why it cannot be told apart from the rest, for people; the structures are None then. None: it can.
     """
 
-    module: int
-    begin: int
-    end: int
-    parent: int | None = None
+    module: Count
+    begin: Count
+    end: Count
+    parent: Count | None = None
     arguments: Tree | None = None
     result: Tree | None = None
     values: list[Argument] = []

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Literal
 
 from aotexport_runtime.schema.base import Record
+from aotexport_runtime.schema.bounded import Count, Digest, FilePath, Positive
 from aotexport_runtime.schema.graph import SourceLine
 from aotexport_runtime.schema.sizes import Size
 from aotexport_runtime.schema.values import DType
@@ -26,7 +27,7 @@ class PointerParameter(Record, kw_only=True, tag="pointer", tag_field="kind"):
 
     name: str
     dtype: DType
-    alignment: int = 1
+    alignment: Positive = 1
 
 
 class NumberParameter(Record, kw_only=True, tag="number", tag_field="kind"):
@@ -40,7 +41,7 @@ class NumberParameter(Record, kw_only=True, tag="number", tag_field="kind"):
 
     name: str
     type: NumberType
-    multiple_of: int = 1
+    multiple_of: Positive = 1
 
 
 KernelParameter = PointerParameter | NumberParameter
@@ -60,12 +61,12 @@ class KernelBinary(Record, kw_only=True):
     """
 
     architecture: str
-    offset: int
-    nbytes: int
-    sha256: str
-    shared_nbytes: int = 0
-    global_scratch_nbytes: int = 0
-    global_scratch_alignment: int = 1
+    offset: Count
+    nbytes: Positive
+    sha256: Digest
+    shared_nbytes: Count = 0
+    global_scratch_nbytes: Count = 0
+    global_scratch_alignment: Positive = 1
 
 
 class KernelConstant(Record, kw_only=True):
@@ -93,7 +94,7 @@ class KernelCandidate(Record, kw_only=True):
     """
 
     constants: tuple[KernelConstant, ...] = ()
-    num_warps: int
+    num_warps: Positive
     num_stages: int
     grid: tuple[Size, Size, Size]
     cooperative: bool = False
@@ -117,7 +118,7 @@ class Kernel(Record, kw_only=True):
     """
 
     name: str
-    source: str | None = None
+    source: FilePath | None = None
     parameters: tuple[KernelParameter, ...]
     grid_arguments: tuple[str, ...] = ()
     candidates: tuple[KernelCandidate, ...]
@@ -135,8 +136,8 @@ class KernelPack(Record, kw_only=True):
     """
 
     architecture: str
-    file: str
-    nbytes: int
+    file: FilePath
+    nbytes: Count
 
 
 class KernelLibrary(Record, kw_only=True):

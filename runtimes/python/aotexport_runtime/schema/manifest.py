@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from aotexport_runtime.schema.base import Record
+from aotexport_runtime.schema.base import Record, keep_default
+from aotexport_runtime.schema.bounded import (
+    Axes,
+    Bounds,
+    ClassName,
+    Count,
+    Digest,
+    FilePath,
+    Line,
+    Namespace,
+    PlainName,
+    Positive,
+    VersionText,
+)
 from aotexport_runtime.schema.subclasses import Subclass
 from aotexport_runtime.schema.trees import Constant, Tree
 from aotexport_runtime.schema.values import DType
@@ -19,9 +32,9 @@ class FileEntry(Record, kw_only=True):
         sha256: its digest, in lower-case hexadecimal.
     """
 
-    path: str
-    nbytes: int
-    sha256: str
+    path: FilePath
+    nbytes: Count
+    sha256: Digest
 
 
 class ProgramEntry(Record, kw_only=True):
@@ -35,9 +48,12 @@ class ProgramEntry(Record, kw_only=True):
             program runs the first of them that it fits. None: a program of its own.
     """
 
-    name: str
-    targets: tuple[str, ...] = ("portable",)
-    variant_of: str | None = None
+    name: PlainName
+    targets: tuple[PlainName, ...] = ("portable",)
+    variant_of: PlainName | None = None
+
+    def __post_init__(self) -> None:
+        keep_default(self, "targets")
 
 
 class StoredPart(Record, kw_only=True):
@@ -53,12 +69,12 @@ class StoredPart(Record, kw_only=True):
         whole: see `StateTensor`.
     """
 
-    file: str
+    file: FilePath
     key: str
     dtype: DType
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-    offset: int = 0
+    shape: Axes
+    stride: Axes
+    offset: Count = 0
     whole: bool = True
 
 
@@ -94,9 +110,9 @@ class StateTensor(Record, kw_only=True):
     file: str = ""
     key: str = ""
     dtype: DType
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-    offset: int = 0
+    shape: Axes
+    stride: Axes
+    offset: Count = 0
     whole: bool = True
     subclass: Subclass | None = None
     parts: tuple[StoredPart, ...] = ()
@@ -142,10 +158,10 @@ class VectorEntry(Record, kw_only=True):
         tensors: safetensors file of its tensors.
     """
 
-    program: str
-    name: str
-    record: str
-    tensors: str
+    program: PlainName
+    name: PlainName
+    record: FilePath
+    tensors: FilePath
 
 
 class OnnxModel(Record, kw_only=True):
@@ -163,9 +179,9 @@ class OnnxModel(Record, kw_only=True):
         checks: conditions on the values of a call, in words; for each the model returns whether it holds.
     """
 
-    program: str
-    file: str
-    opset: int
+    program: PlainName
+    file: FilePath
+    opset: Positive
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     updates: tuple[str, ...] = ()
@@ -183,9 +199,9 @@ class Requirements(Record, kw_only=True):
             `module:qualified.name`; given by the caller of a reader, never imported by itself.
     """
 
-    operator_namespaces: tuple[str, ...] = ()
+    operator_namespaces: tuple[Namespace, ...] = ()
     operator_modules: tuple[str, ...] = ()
-    tensor_types: tuple[str, ...] = ()
+    tensor_types: tuple[ClassName, ...] = ()
 
 
 class Producer(Record, kw_only=True):
@@ -196,8 +212,8 @@ class Producer(Record, kw_only=True):
         torch: version of torch at capture.
     """
 
-    aotexport: str
-    torch: str
+    aotexport: Line
+    torch: Line
 
 
 Verification = Literal["none", "fast", "standard", "full"]
@@ -230,14 +246,14 @@ class Manifest(Record, kw_only=True):
         files: every other file of the bundle, sorted by path.
     """
 
-    format: str
-    min_reader: str
-    calling_convention: int
+    format: VersionText
+    min_reader: VersionText
+    calling_convention: Positive
     producer: Producer
-    name: str
+    name: Line
     kind: Literal["module", "function"]
     training: bool = False
-    programs: tuple[ProgramEntry, ...]
+    programs: Annotated[tuple[ProgramEntry, ...], Bounds(minItems=1)]
     state: tuple[StateTensor, ...] = ()
     attributes: tuple[ModuleAttribute, ...] = ()
     modules: tuple[Submodule, ...] = ()
@@ -247,3 +263,6 @@ class Manifest(Record, kw_only=True):
     onnx: tuple[OnnxModel, ...] = ()
     requirements: Requirements = Requirements()
     files: tuple[FileEntry, ...]
+
+    def __post_init__(self) -> None:
+        keep_default(self, "requirements")

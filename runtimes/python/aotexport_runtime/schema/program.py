@@ -8,9 +8,10 @@ come with the mutations and aliases that functionalisation took out (`Functional
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from aotexport_runtime.schema.base import Record
+from aotexport_runtime.schema.base import Record, keep_default
+from aotexport_runtime.schema.bounded import Bounds, Count, Line, OperatorName, PlainName
 from aotexport_runtime.schema.notes import Note
 from aotexport_runtime.schema.sizes import Dimension, Size, SizeExpression
 from aotexport_runtime.schema.subclasses import Subclass
@@ -47,7 +48,7 @@ class ArgumentInput(Record, kw_only=True, tag="argument", tag_field="kind"):
         parts: metadata at capture of the plain tensors that a tensor subclass is made of.
     """
 
-    path: str
+    path: Line
     meta: TensorMeta
     is_leaf: bool = True
     subclass: Subclass | None = None
@@ -62,7 +63,7 @@ class SizeInput(Record, kw_only=True, tag="size", tag_field="kind"):
         symbol: symbol that has its value.
     """
 
-    path: str
+    path: Line
     symbol: str
 
 
@@ -100,9 +101,9 @@ class ViewStep(Record, kw_only=True):
         item: which item of the result is the view; None: the result itself.
     """
 
-    op: str
+    op: OperatorName
     args: list[Argument] = []
-    item: int | None = None
+    item: Count | None = None
 
 
 class FreshOutput(Record, kw_only=True, tag="fresh", tag_field="kind"):
@@ -126,7 +127,7 @@ class InputItself(Record, kw_only=True, tag="input", tag_field="kind"):
         input_index: which input.
     """
 
-    input_index: int
+    input_index: Count
 
 
 class InputAlias(Record, kw_only=True, tag="input_alias", tag_field="kind"):
@@ -139,7 +140,7 @@ class InputAlias(Record, kw_only=True, tag="input_alias", tag_field="kind"):
         steps: view operators from the base, first to last; None: there are none that a bundle can say.
     """
 
-    input_index: int
+    input_index: Count
     requires_grad: bool = False
     under_no_grad: bool = False
     steps: tuple[ViewStep, ...] | None = None
@@ -155,7 +156,7 @@ class IntermediateAlias(Record, kw_only=True, tag="intermediate_alias", tag_fiel
         steps: see `InputAlias`.
     """
 
-    base_index: int
+    base_index: Count
     requires_grad: bool = False
     under_no_grad: bool = False
     steps: tuple[ViewStep, ...] | None = None
@@ -171,7 +172,7 @@ class OutputAlias(Record, kw_only=True, tag="output_alias", tag_field="kind"):
         steps: see `InputAlias`.
     """
 
-    output_index: int
+    output_index: Count
     requires_grad: bool = False
     under_no_grad: bool = False
     steps: tuple[ViewStep, ...] | None = None
@@ -197,7 +198,7 @@ class InputMutation(Record, kw_only=True):
         is_leaf: whether it was a leaf of autograd.
     """
 
-    input_index: int
+    input_index: Count
     data: bool = False
     metadata: bool = False
     storage: bool = False
@@ -214,8 +215,8 @@ class VersionRise(Record, kw_only=True):
         by: the rise, from before the call to after it.
     """
 
-    input_index: int
-    by: int
+    input_index: Count
+    by: Count
 
 
 # --- gradients --------------------------------------------------------------------------------------------
@@ -233,7 +234,7 @@ class Tangent(Record, kw_only=True):
     """
 
     of: Literal["mutation", "output", "intermediate_base"]
-    index: int
+    index: Count
     meta: TensorMeta
     stride: tuple[Size, ...] | None = None
     memory_format: MemoryFormat | None = None
@@ -264,8 +265,8 @@ class VersionCheck(Record, kw_only=True):
     """
 
     of: Literal["input", "output"]
-    index: int
-    tangents: tuple[int, ...]
+    index: Count
+    tangents: tuple[Count, ...]
 
 
 class Gradients(Record, kw_only=True):
@@ -286,11 +287,11 @@ class Gradients(Record, kw_only=True):
     """
 
     tangents: tuple[Tangent, ...]
-    of_inputs: tuple[int | None, ...]
-    detached_inputs: tuple[int, ...] = ()
+    of_inputs: tuple[Count | None, ...]
+    detached_inputs: tuple[Count, ...] = ()
     checks: tuple[VersionCheck, ...] = ()
     saves_nothing: bool = False
-    partitions: tuple[Partition, ...]
+    partitions: Annotated[tuple[Partition, ...], Bounds(minItems=1)]
 
 
 class FunctionalGraph(Record, kw_only=True):
@@ -315,11 +316,11 @@ class FunctionalGraph(Record, kw_only=True):
         gradients: of a joint graph; None: an inference graph.
     """
 
-    file: str
+    file: PlainName
     mutations: tuple[InputMutation, ...] = ()
     version_rises: tuple[VersionRise, ...] = ()
     outputs: tuple[OutputSpec, ...]
-    intermediate_bases: int = 0
+    intermediate_bases: Count = 0
     grad_mode: bool | None = None
     deterministic: bool | None = None
     guards: tuple[SizeExpression, ...] = ()
@@ -335,7 +336,7 @@ class ForwardGraph(Record, kw_only=True):
             has custom autograd functions, whose backward the forward graph does not hold.
     """
 
-    file: str
+    file: PlainName
     differentiable: bool = True
 
 
@@ -348,7 +349,7 @@ class Rebind(Record, kw_only=True):
     """
 
     name: str
-    output_index: int
+    output_index: Count
 
 
 class ContainerChange(Record, kw_only=True):
@@ -360,7 +361,7 @@ class ContainerChange(Record, kw_only=True):
         items: new item per key; leaves index `Program.outputs`. None: the old item stays; not in a set.
     """
 
-    path: str
+    path: Line
     keys: tuple[Key, ...]
     items: tuple[Tree | None, ...]
 
@@ -412,7 +413,7 @@ class Program(Record, kw_only=True):
         notes: limits of calls, and features that the program lacks.
     """
 
-    name: str
+    name: PlainName
     mode: Literal["train", "eval", "function"]
     grad: bool
     method: str = "forward"
@@ -426,8 +427,11 @@ class Program(Record, kw_only=True):
     guards: tuple[SizeExpression, ...] = ()
     fixed: tuple[Literal["layout", "requires_grad", "grad_mode", "inference_mode", "identity", "autocast"], ...] = ()
     autocast: Literal["bfloat16", "float16"] | None = None
-    differentiated: tuple[int, ...] = ()
+    differentiated: tuple[Count, ...] = ()
     forward: ForwardGraph
     functional: FunctionalGraph | None = None
     refusals: tuple[Refusal, ...] = ()
     notes: tuple[Note, ...] = ()
+
+    def __post_init__(self) -> None:
+        keep_default(self, "method")

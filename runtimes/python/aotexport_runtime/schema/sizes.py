@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from aotexport_runtime.schema.base import Record
+from aotexport_runtime.schema.bounded import MAX_TERMS, Bounds, Count
 
 SizeOperator = Literal[
     "add",
@@ -46,7 +47,7 @@ class SizeExpression(Record, kw_only=True):
     """
 
     op: SizeOperator
-    args: tuple[Size | float, ...]
+    args: Annotated[tuple[Size | float, ...], Bounds(minItems=1, maxItems=MAX_TERMS)]
 
 
 Size = int | str | SizeExpression
@@ -71,7 +72,7 @@ class Dimension(Record, kw_only=True):
     name: str
     min: int | None
     max: int | None = None
-    input_index: int
-    axis: int
+    input_index: Count
+    axis: Count
     factor: int = 1
     offset: int = 0

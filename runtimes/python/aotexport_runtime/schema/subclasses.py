@@ -7,6 +7,7 @@ the reader to compare with the classes that its caller gave it; no reader import
 from __future__ import annotations
 
 from aotexport_runtime.schema.base import Record
+from aotexport_runtime.schema.bounded import ClassName
 from aotexport_runtime.schema.sizes import Size
 from aotexport_runtime.schema.trees import Tree
 
@@ -25,7 +26,7 @@ class Subclass(Record, kw_only=True):
         stride: step per axis of the whole, in elements.
     """
 
-    type: str
+    type: ClassName
     attributes: tuple[str, ...]
     inner: tuple[Subclass | None, ...]
     context: Tree

@@ -7,6 +7,7 @@ The files of a target are below `targets/<target>/`. Each program that the targe
 from __future__ import annotations
 
 from aotexport_runtime.schema.base import Record
+from aotexport_runtime.schema.bounded import Count, PlainName
 from aotexport_runtime.schema.sizes import SizeExpression
 
 
@@ -25,7 +26,7 @@ class LoweredProgram(Record, kw_only=True):
         guards: truths over the symbols that only the lowered form assumes.
     """
 
-    forward: str
-    backward: str | None = None
-    saved: int = 0
+    forward: PlainName
+    backward: PlainName | None = None
+    saved: Count = 0
     guards: tuple[SizeExpression, ...] = ()

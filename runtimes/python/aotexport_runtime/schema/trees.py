@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from aotexport_runtime.schema.base import Record
+from aotexport_runtime.schema.bounded import ClassName, Count, Hexadecimal
 from aotexport_runtime.schema.values import Argument, FloatArgument
 
 NumpyType = Literal[
@@ -33,7 +34,7 @@ class Leaf(Record, kw_only=True, tag="leaf", tag_field="kind"):
             index are all arrays or none.
     """
 
-    index: int
+    index: Count
     array: bool = False
 
 
@@ -44,7 +45,7 @@ class Bytes(Record, kw_only=True, tag="bytes", tag_field="kind"):
         hex: two hexadecimal digits per byte, in lower case.
     """
 
-    hex: str
+    hex: Hexadecimal
 
 
 PlainKey = str | int | float | bool | Bytes | None
@@ -111,7 +112,7 @@ class Sequence(Record, kw_only=True, tag="sequence", tag_field="kind"):
 
     type: Literal["tuple", "list", "size", "set", "frozenset", "deque"]
     items: tuple[Tree, ...]
-    max_items: int | None = None
+    max_items: Count | None = None
     name: str | None = None
 
 
@@ -164,7 +165,7 @@ class Instance(Record, kw_only=True, tag="instance", tag_field="kind"):
     """
 
     form: Literal["dataclass", "namedtuple", "enum"]
-    type: str
+    type: ClassName
     fields: tuple[str, ...]
     items: tuple[Tree, ...]
 

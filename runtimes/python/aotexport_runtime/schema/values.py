@@ -6,9 +6,10 @@ string is a reference to the value of that name. Everything else is an object wi
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
 from aotexport_runtime.schema.base import Record
+from aotexport_runtime.schema.bounded import MAX_AXES, Bounds
 from aotexport_runtime.schema.sizes import Size
 
 DType = Literal[
@@ -55,6 +56,8 @@ NarrowDType = Literal[
 AnyDType = Literal[DType, NarrowDType]
 MemoryFormat = Literal["contiguous_format", "preserve_format", "channels_last", "channels_last_3d"]
 Layout = Literal["strided"]
+DeviceClass = Literal["cpu", "cuda", "xpu", "mps", "hpu", "mtia", "xla", "npu"]
+"""A class of devices with memory of its own. `meta` has none: its tensors pass bounds checks and point nowhere."""
 
 
 class TensorMeta(Record, kw_only=True, tag="tensor", tag_field="kind"):
@@ -71,10 +74,10 @@ class TensorMeta(Record, kw_only=True, tag="tensor", tag_field="kind"):
     """
 
     dtype: DType
-    shape: tuple[Size, ...]
-    stride: tuple[Size, ...]
+    shape: Annotated[tuple[Size, ...], Bounds(maxItems=MAX_AXES)]
+    stride: Annotated[tuple[Size, ...], Bounds(maxItems=MAX_AXES)]
     offset: Size = 0
-    device: str = "cpu"
+    device: DeviceClass = "cpu"
     requires_grad: bool = False
 
 
@@ -164,7 +167,7 @@ class DeviceArgument(Record, kw_only=True, tag="device", tag_field="kind"):
         type: device class at capture (`cpu`, `cuda`, ...).
     """
 
-    type: str
+    type: DeviceClass
 
 
 class LayoutArgument(Record, kw_only=True, tag="layout", tag_field="kind"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from aotexport_runtime.schema.base import Record
+from aotexport_runtime.schema.bounded import Axes, Count, Line, PlainName, Positive
 from aotexport_runtime.schema.subclasses import Subclass
 
 
@@ -18,9 +19,9 @@ class VectorPart(Record, kw_only=True):
     """
 
     key: str
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-    offset: int = 0
+    shape: Axes
+    stride: Axes
+    offset: Count = 0
     is_complex: bool = False
 
 
@@ -41,11 +42,11 @@ class VectorInput(Record, kw_only=True):
         parts: the plain tensors that a tensor subclass is made of.
     """
 
-    path: str
+    path: Line
     key: str = ""
-    shape: tuple[int, ...] = ()
-    stride: tuple[int, ...] = ()
-    offset: int = 0
+    shape: Axes = ()
+    stride: Axes = ()
+    offset: Count = 0
     requires_grad: bool = False
     is_leaf: bool = True
     is_complex: bool = False
@@ -72,13 +73,13 @@ class Vector(Record, kw_only=True):
             relative as comparisons are; of values that may be further off than the tolerance for it.
     """
 
-    program: str
-    seed: int
-    calls: int
+    program: PlainName
+    seed: Count
+    calls: Count
     backward: bool
     dropped_gradients: tuple[str, ...] = ()
     inputs: tuple[VectorInput, ...]
     facts: dict[str, str]
     values: tuple[str, ...]
-    sample: int | None = None
+    sample: Positive | None = None
     eager_errors: dict[str, float] = {}

@@ -8,7 +8,6 @@ from aotexport_runtime.errors import BundleInvalid
 from aotexport_runtime.schema.graph import Node
 from aotexport_runtime.schema.values import (
     Argument,
-    DeviceArgument,
     SequenceMeta,
     SizeArgument,
     SizeMeta,
@@ -19,9 +18,6 @@ from aotexport_runtime.schema.values import (
 )
 from aotexport_runtime.validate.bounds import MAX_AXES
 from aotexport_runtime.values.sizes import INT64_MAX, check_size, symbols_of
-
-DEVICES = frozenset(("cpu", "cuda", "xpu", "mps", "hpu", "mtia", "xla", "npu"))
-"""Device classes with memory of their own. `meta` has none: its tensors pass bounds checks and point nowhere."""
 
 _MAX_INTEGER = 1 << 64
 
@@ -76,8 +72,6 @@ def check_argument(
             check_argument(item, defined, subgraphs, symbols, where)
     elif isinstance(argument, SizeArgument):
         check_size(argument.value, symbols, where=where)
-    elif isinstance(argument, DeviceArgument):
-        _check_device(argument.type, where)
     elif isinstance(argument, SubgraphArgument) and argument.name not in subgraphs:
         raise BundleInvalid(f"no subgraph {argument.name[:80]!r}", where=where)
 
@@ -115,7 +109,6 @@ def check_meta(meta: ValueMeta, symbols: set[str], where: str) -> None:
         for size in (*meta.shape, *meta.stride, meta.offset):
             if not isinstance(size, int) or not -INT64_MAX <= size <= INT64_MAX:
                 check_size(size, symbols, where=where)
-        _check_device(meta.device, where)
     elif isinstance(meta, SizeMeta):
         if meta.value is not None:
             check_size(meta.value, symbols, where=where)
@@ -133,8 +126,3 @@ def introduced(meta: ValueMeta) -> set[str]:
     if isinstance(meta, SequenceMeta):
         return {symbol for item in meta.items for symbol in introduced(item)}
     return set()
-
-
-def _check_device(type_: str, where: str) -> None:
-    if type_ not in DEVICES:
-        raise BundleInvalid(f"device class {type_[:40]!r} is not one of {', '.join(sorted(DEVICES))}", where=where)
