@@ -4,8 +4,8 @@
     serve deploy config.yaml                              # a cluster, see README.md
 
 A request is one of the Open Inference Protocol, as JSON: `POST /v2/models/NAME/infer`. A replica loads the models that
-it is asked for. A model answers once its recorded calls gave what eager gave. Replicas join waiting calls by the batcher
-of `Servable`, which knows along which axis the calls of a bundle may be joined.
+it is asked for. A model answers once its recorded calls gave what eager gave. Replicas join waiting calls by the
+batcher of `Servable`, which knows along which axis the calls of a bundle may be joined.
 """
 
 import asyncio
