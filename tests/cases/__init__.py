@@ -12,7 +12,7 @@ from typing import Any
 
 FILES = (
     *("aliases", "arrays", "autograd", "bodies", "dynamic", "functions", "hooks"),
-    *("mixtures", "modules", "mutations", "operators", "randomness", "structure", "subclasses"),
+    *("mixtures", "modules", "mutations", "operators", "randomness", "recurrence", "structure", "subclasses"),
     "values",
 )
 

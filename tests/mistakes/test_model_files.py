@@ -207,18 +207,6 @@ FILES = [
         "(`torch.rand`), or outside of the model, and pass the numbers",
     ),
     (
-        "packed_sequence",
-        NN + "class Net(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
-        "        self.rnn = nn.GRU(4, 2, batch_first=True)\n    def forward(self, x, n):\n"
-        "        return self.rnn(nn.utils.rnn.pack_padded_sequence(x, n, batch_first=True))[1]\n\nmodel = Net()\n"
-        "example_inputs = (torch.ones(2, 5, 4), torch.tensor([5, 3]))\n",
-        "model.py -o new",
-        1,
-        "{here}/model.py:9: in forward: a recurrent layer takes a packed sequence, whose sizes are values of tensors, and "
-        "which a bundle cannot hold. Give it the padded sequences, and read each result at its own length, as in "
-        "`output[torch.arange(len(lengths)), lengths - 1]`",
-    ),
-    (
         "not_initialised",
         NN + "model = nn.LazyLinear(2)\n" + X,
         "model.py -o new",

@@ -12,9 +12,8 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.utils.rnn import PackedSequence
 
-from aotexport.capture.effects import array_conversions, distributed, grad_mode, queries
+from aotexport.capture.effects import array_conversions, distributed, grad_mode, queries, recurrence
 from aotexport.capture.effects.autograd_functions import function_of_subgraphs, record_application
 from aotexport.capture.effects.hooks import REGISTER_HOOK, record_hook
 from aotexport.capture.effects.queries import is_models_code, refused
@@ -64,7 +63,7 @@ def patches(effects: Effects) -> list[Patch]:
         *_inference_mode(),
         *distributed.patches(),
         *_unheld_kinds(),
-        *_recurrent_layers(),
+        *recurrence.patches(),
         *marks_inlined(),
         Patch(Print, "__call__", functools.partialmethod(_print, effects), "Note that the model prints"),
     ]
@@ -250,27 +249,6 @@ def _unheld_kinds() -> list[Patch]:
             for name in ("as_masked_tensor", "masked_tensor")
         ],
     ]
-
-
-def _recurrent_layers() -> list[Patch]:
-    """Return patches that refuse packed sequences, whose sizes are values of tensors."""
-    reason = "Refuse packed sequences"
-    return [Patch(kind, "forward", _of_padded_sequences(kind.forward), reason) for kind in (nn.RNN, nn.LSTM, nn.GRU)]
-
-
-def _of_padded_sequences(forward: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the `forward` of a recurrent layer, refusing packed sequences."""
-
-    def checked(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if any(isinstance(value, PackedSequence) for value in (*args, *kwargs.values())):
-            raise ExportFailed(
-                f"{user_line()}a recurrent layer takes a packed sequence, whose sizes are values of tensors, and which "
-                "a bundle cannot hold. Give it the padded sequences, and read each result at its own length, as in "
-                "`output[torch.arange(len(lengths)), lengths - 1]`"
-            )
-        return forward(self, *args, **kwargs)
-
-    return checked
 
 
 _FACTORIES = (

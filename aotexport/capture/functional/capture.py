@@ -12,6 +12,7 @@ import torch
 
 from aotexport.capture.effects.grad_mode import marked_regions
 from aotexport.capture.effects.hooks import unfit_hook
+from aotexport.capture.effects.recurrence import stepwise
 from aotexport.capture.functional.mutating_operators import nest_mutating_calls
 from aotexport.capture.functional.overlapping_views import contiguous_tangents
 from aotexport.capture.functional.recomputed import recompute_checkpoints
@@ -105,6 +106,8 @@ def _unfit(forward: ForwardCapture, grad: bool) -> str | None:
     detached = [node.args[0] for node in _calls(forward, torch.ops.aten.detach_.default)]
     if any(isinstance(node, torch.fx.Node) and node.op == "placeholder" for node in detached):
         return "the model calls `detach_` on an input"
+    if (name := stepwise(forward.graph.graph)) is not None:
+        return f"`{name}` has a dynamic number of steps, and functional graphs take recurrence apart, step by step"
     if not grad:
         return None
     if (reason := unfit_hook(forward.graph.graph)) is not None:

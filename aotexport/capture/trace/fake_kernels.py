@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from aotexport.capture.effects.recurrence import pack
+
 aten = torch.ops.aten
 
 
@@ -77,6 +79,7 @@ FAKE_KERNELS: dict[Any, Callable[..., Any]] = {
     aten._ctc_loss_backward.default: _ctc_loss_backward,
     aten._ctc_loss_backward.Tensor: _ctc_loss_backward,
     aten._grouped_mm.default: _grouped_mm,
+    aten._pack_padded_sequence.default: pack,
     aten.linalg_lstsq.default: _lstsq,
 }
 """Functions of fake tensors, per operator."""

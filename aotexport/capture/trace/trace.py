@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ import torch
 
 from aotexport.capture.effects.grad_mode import insert_regions, marked_regions
 from aotexport.capture.effects.module_calls import TracedCall, TracedCalls
+from aotexport.capture.effects.recurrence import whole_recurrence
 from aotexport.capture.effects.training_mode import mode_watched
 from aotexport.capture.trace.example_values import ExampleValues
 from aotexport.capture.trace.fake_kernels import FAKE_KERNELS
@@ -88,14 +89,16 @@ def _flat_call(call: ExampleCall, state: State, target: Any, fakes: FakeInputs, 
 def trace_graph(flat: FlatCall, calls: TracedCalls) -> torch.fx.GraphModule:
     """Return a trace of `flat`, above autograd if its effects allow that, and record its calls in `calls`."""
     inputs = flat.inputs()
-    fixed: Any = {"keeps_frame": is_user_frame, "decompositions": {**READING_VALUES, **traced_operators()}}
+    apart = {**READING_VALUES, **traced_operators()}
+    whole = {**apart, **whole_recurrence()}
 
     def recorded(*tensors: Any) -> tuple[Any, ...]:
         with calls.recorded(flat.call.module):
             return flat(*tensors)
 
-    def trace(**options: Any) -> torch.fx.GraphModule:
-        return trace_forward(recorded, flat.fakes.twins(inputs), flat.fakes.mode, **fixed, **options)
+    def trace(decompositions: Mapping[Any, Any] = whole, **options: Any) -> torch.fx.GraphModule:
+        options |= {"keeps_frame": is_user_frame, "decompositions": decompositions}
+        return trace_forward(recorded, flat.fakes.twins(inputs), flat.fakes.mode, **options)
 
     # Gradients are on while the model runs; switches of grad mode stay in the trace.
     with (
@@ -117,7 +120,7 @@ def trace_graph(flat: FlatCall, calls: TracedCalls) -> torch.fx.GraphModule:
             graph = trace(above_autograd=False)
             insert_regions(graph.graph)
         elif _hides_tensors(graph):
-            graph = trace(whole_composites=False)
+            graph = trace(apart, whole_composites=False)
     return graph
 
 

@@ -1,0 +1,172 @@
+"""Recurrent layers and packed sequences: traced as whole operators, which take sequences of any length.
+
+Torch takes them apart step by step, which fixes the number of steps.
+
+Source: torch 2.13, `aten/src/ATen/native/RNN.cpp` and `PackedSequence.cpp`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import _VF, nn
+
+from aotexport.process.patches import Patch
+from aotexport.torch_internals.names import OpOverload, tree_leaves
+from aotexport.torch_internals.tracing import record_call, traces_above_autograd, tracing_paused
+
+aten = torch.ops.aten
+
+_BATCH = "_aotexport_batch"
+"""Attribute of the fake sizes of a packed sequence's steps: the first of them, which is the number of sequences."""
+
+Function = Callable[..., Any]
+
+
+def whole_recurrence() -> Mapping[Any, Function]:
+    """Return functions to trace in place of recurrent operators and of those of packed sequences, by operator."""
+    shapes: list[tuple[OpOverload, Function]] = []
+    for layer in (aten.lstm, aten.gru, aten.rnn_tanh, aten.rnn_relu):
+        shapes += [(layer.input, _padded), (layer.data, _packed)]
+    return {**{operator: _recorded(operator, made) for operator, made in shapes}, aten.select.int: _select}
+
+
+def patches() -> list[Patch]:
+    """Return patches of functions that make a Python number of the count or length of packed sequences."""
+
+    def hidden_size(self: nn.RNNBase, input: torch.Tensor, batch_sizes: torch.Tensor | None) -> Any:
+        if batch_sizes is None:
+            return hidden_size_of(self, input, None)
+        layers = self.num_layers * (2 if self.bidirectional else 1)
+        return layers, batch_sizes[0].item(), self.proj_size or self.hidden_size
+
+    def unpack(*args: Any) -> Any:
+        found = record(*args)
+        return unpacked(*args) if found is NotImplemented else found
+
+    unpacked, hidden_size_of = _VF._pad_packed_sequence, nn.RNNBase.get_expected_hidden_size
+    record = _recorded(aten._pad_packed_sequence.default, _unpacked)
+    reason = "Keep the number and the lengths of packed sequences numbers of the graph"
+    return [
+        Patch(nn.RNNBase, "get_expected_hidden_size", hidden_size, reason),
+        Patch(_VF, "_pad_packed_sequence", unpack, reason),
+    ]
+
+
+def pack(tensor: torch.Tensor, lengths: torch.Tensor, batch_first: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the fake elements of packed sequences, one step after the other, and the fake sizes of the steps."""
+    batch, steps = tensor.shape[:2] if batch_first else tensor.shape[:2][::-1]
+    context = torch.library.get_ctx()
+    rows, longest = context.new_dynamic_size(min=1), context.new_dynamic_size(min=1)
+    torch._check(longest <= steps)
+    torch._check(rows <= batch * steps)
+    sizes = torch.empty(longest, dtype=torch.int64)
+    setattr(sizes, _BATCH, batch)
+    return tensor.new_empty((rows, *tensor.shape[2:])), sizes
+
+
+def stepwise(graph: torch.fx.Graph) -> str | None:
+    """Return an operator of a graph that no functional graph holds, since its number of steps is dynamic."""
+    for node in graph.nodes:
+        if node.target in _PACKED or (node.target in _LAYERS and not isinstance(_steps(node), int)):
+            return node.target._schema.name
+    return None
+
+
+_LAYERS = (aten.lstm.input, aten.gru.input, aten.rnn_tanh.input, aten.rnn_relu.input)
+_PACKED = (aten.lstm.data, aten.gru.data, aten.rnn_tanh.data, aten.rnn_relu.data, aten._pad_packed_sequence.default)
+
+
+def _steps(node: torch.fx.Node) -> Any:
+    return node.args[0].meta["val"].shape[1 if node.args[-1] else 0]  # type: ignore[union-attr]
+
+
+def _padded(
+    tensor: torch.Tensor, hx: Any, params: Any, biases: bool, layers: int, dropout: float, *rest: bool
+) -> list[torch.Tensor]:
+    _, bidirectional, batch_first = rest
+    batch, steps = tensor.shape[:2] if batch_first else tensor.shape[:2][::-1]
+    states = [hx] if isinstance(hx, torch.Tensor) else hx
+    output = tensor.new_empty((steps, batch, states[0].shape[2] * (2 if bidirectional else 1)))
+    return [output.transpose(0, 1) if batch_first else output, *map(_like, states)]
+
+
+def _packed(
+    data: torch.Tensor, sizes: Any, hx: Any, params: Any, biases: bool, layers: int, dropout: float, *rest: bool
+) -> list[torch.Tensor]:
+    states = [hx] if isinstance(hx, torch.Tensor) else hx
+    return [data.new_empty((data.shape[0], states[0].shape[2] * (2 if rest[1] else 1))), *map(_like, states)]
+
+
+def _like(state: torch.Tensor) -> torch.Tensor:
+    return state.new_empty(state.shape)
+
+
+def _unpacked(
+    data: torch.Tensor, sizes: torch.Tensor, batch_first: bool, padding: float, total_length: Any
+) -> list[torch.Tensor] | None:
+    batch = getattr(sizes, _BATCH, None)
+    if batch is None:
+        return None
+    steps = total_length if isinstance(total_length, torch.SymInt) or total_length > 0 else sizes.shape[0]
+    padded = data.new_empty((steps, batch, *data.shape[1:]))
+    return [padded.transpose(0, 1) if batch_first else padded, torch.empty(batch, dtype=torch.int64)]
+
+
+def _recorded(operator: OpOverload, make: Function) -> Function:
+    """Return a function that records an operator whole, with the fakes of its results that `make` returns."""
+
+    def record(*args: Any, **kwargs: Any) -> Any:
+        # Autocast works within the operator, on the ones that it is made of.
+        if not traces_above_autograd() or kwargs or torch.is_autocast_enabled(args[0].device.type):
+            return NotImplemented
+        with tracing_paused() as tracer:
+            made = make(*args)
+            if made is None:
+                return NotImplemented
+            results = _recorded_by_autograd(made, args)
+            record_call(tracer, operator, args, results)
+        return results
+
+    return record
+
+
+def _recorded_by_autograd(made: list[torch.Tensor], args: Iterable[Any]) -> tuple[torch.Tensor, ...]:
+    """Return the fakes of results as autograd gives them back: with a history, if an operand requires grad."""
+    sources = [leaf for leaf in tree_leaves(list(args)) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
+    if not (torch.is_grad_enabled() and sources):
+        return tuple(made)
+    return _Whole.apply(made, *sources)
+
+
+class _Whole(torch.autograd.Function):
+    """Stands for an operator that is traced whole.
+
+    The trace does not know the gradients that it returns. A model that takes such gradients is traced again, with the
+    operator taken apart.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, made: list[torch.Tensor], *sources: torch.Tensor) -> Any:
+        ctx.save_for_backward(*sources)
+        ctx.mark_non_differentiable(*[tensor for tensor in made if not tensor.is_floating_point()])
+        return tuple(made)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        with tracing_paused():
+            return (None, *[torch.empty_like(source) for source in ctx.saved_tensors])
+
+
+def _select(tensor: torch.Tensor, dim: int, index: Any) -> Any:
+    """Record the number of packed sequences, read from the sizes of their steps, as the size that it is."""
+    batch = getattr(tensor, _BATCH, None)
+    if batch is None or dim or isinstance(index, torch.SymInt) or index or not traces_above_autograd():
+        return NotImplemented
+    with tracing_paused() as tracer:
+        first: Any = tensor.select(0, 0)
+        first.item_memo = batch
+        record_call(tracer, aten.select.int, (tensor, dim, index), first)
+    return first

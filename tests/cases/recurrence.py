@@ -1,0 +1,64 @@
+"""Recurrent layers over sequences of any length, and packed sequences."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.export import Dim
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+
+from tests.cases import case
+
+BATCH = Dim("batch", min=2, max=8)
+LENGTH = Dim("length", min=4, max=12)
+WHOLE = "has a dynamic number of steps"
+
+
+@case(
+    lambda: (torch.randint(0, 10, (2, 5)), torch.randn(4, 2, 2), torch.randn(4, 2, 3)),
+    dynamic_shapes=({0: BATCH, 1: LENGTH}, {1: BATCH}, {1: BATCH}),
+    forward_only=WHOLE,
+)
+class RecurrenceOfAnyLength(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(10, 4)
+        self.lstm = nn.LSTM(4, 3, 2, batch_first=True, bidirectional=True, dropout=0.2, proj_size=2)
+        self.gru = nn.GRU(4, 3, bias=False)
+        self.rnn = nn.RNN(3, 2, nonlinearity="relu", bidirectional=True)
+
+    def forward(self, ids, hidden, cell):
+        y, states = self.lstm(self.embedding(ids), (hidden, cell))
+        z, last = self.gru(y.transpose(0, 1))
+        return self.rnn(z)[0].transpose(0, 1) + y, last, states
+
+
+@case(
+    lambda: (torch.randn(3, 4, 2), torch.tensor([2, 4, 1]), torch.randn(2, 3, 3)),
+    dynamic_shapes=({0: BATCH, 1: LENGTH}, {0: BATCH}, {1: BATCH}),
+    forward_only=WHOLE,
+)
+class PackedSequences(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(2, 2)
+        self.lstm = nn.LSTM(2, 3, bidirectional=True)
+        self.gru = nn.GRU(6, 3, 2)
+
+    def forward(self, x, lengths, state):
+        packed = pack_padded_sequence(self.linear(x), lengths, batch_first=True, enforce_sorted=False)
+        inner, (hidden, _) = self.lstm(packed)
+        outer, last = self.gru(inner, state)
+        padded, longest = pad_packed_sequence(outer, batch_first=True, total_length=x.shape[1])
+        return padded + x.sum(2, keepdim=True), pad_packed_sequence(inner)[0].mean(0), longest, hidden + 1, last
+
+
+@case(lambda: (torch.randn(4, 3, 2), torch.tensor([4, 2, 2])), forward_only=WHOLE)
+class PackedSequencesOfAFixedBatch(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.rnn = nn.RNN(2, 3)
+
+    def forward(self, x, lengths):
+        packed, last = self.rnn(pack_padded_sequence(x, lengths))
+        return pad_packed_sequence(packed, padding_value=-1.0)[0], last
