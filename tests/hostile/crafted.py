@@ -8,7 +8,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from aotexport_runtime import open_bundle
+from aotexport_runtime import Limits, open_bundle
+from aotexport_runtime.schema.limits import DEFAULT
 
 FILES = {
     "manifest": "bundle.json",
@@ -80,11 +81,6 @@ class Crafted:
         (self.root / FILES["manifest"]).write_text(json.dumps(self.document("manifest")))
         return self.root
 
-    def read(self) -> None:
+    def read(self, limits: Limits = DEFAULT) -> None:
         """Seal, open the bundle and read every program and graph; nothing of it runs."""
-        bundle = open_bundle(self.seal())
-        for name in bundle.program_names:
-            program = bundle.program(name)
-            bundle.graph(name, program.forward.file)
-            if program.functional is not None:
-                bundle.graph(name, program.functional.file)
+        open_bundle(self.seal(), limits=limits).read_graphs()

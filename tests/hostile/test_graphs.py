@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from aotexport_runtime import BundleInvalid
-from aotexport_runtime.validate import bounds, graph
+from aotexport_runtime import BundleInvalid, Limits
 from tests.hostile.crafted import Crafted
 
 WHERE = "programs/train/forward.json"
@@ -86,7 +85,7 @@ def test_subgraph_is_checked_like_a_graph_and_sees_none_of_its_values(crafted: C
     assert refusal(crafted) == f"{WHERE} $.subgraphs['body']: value 'linear' is used before it is defined"
 
 
-def test_graph_of_an_unreasonable_number_of_nodes_is_refused(crafted: Crafted, monkeypatch):
-    assert bounds.MAX_NODES == 1_000_000
-    monkeypatch.setattr(graph, "MAX_NODES", 6)
-    assert refusal(crafted) == f"{WHERE}: 7 nodes; at most 6 are read"
+def test_graph_of_an_unreasonable_number_of_nodes_is_refused(crafted: Crafted):
+    with pytest.raises(BundleInvalid) as caught:
+        crafted.read(Limits(nodes=6))
+    assert str(caught.value) == f"{WHERE}: 7 nodes; at most 6 are read"

@@ -177,6 +177,7 @@ def test_class_that_the_manifest_hides_from_its_requirements_is_refused(crafted)
 )
 def test_context_that_does_not_fit_its_class_is_refused(crafted, path, value, message):
     crafted.put("manifest", CONTEXT + path, value)
+    crafted.put("program", "inputs/0/subclass/context" + path, value)
 
     with pytest.raises(NotSupported) as error:
         load(crafted.seal(), tensor_types=TYPES)

@@ -12,9 +12,9 @@ from aotexport.encode.functional import FIELDS
 from aotexport.torch_internals.names import ViewAndMutationMeta
 from aotexport.torch_internals.releases import release
 from aotexport_runtime.allowed import operators
-from aotexport_runtime.schema.codec import MAX_CONTAINERS, MAX_DEPTH, MAX_JSON_NBYTES
+from aotexport_runtime.schema.limits import DEFAULT
 from aotexport_runtime.schema.versions import CALLING_CONVENTION, FORMAT_VERSION, format_version
-from aotexport_runtime.validate.bounds import MAX_AXES, MAX_NODES
+from aotexport_runtime.validate.bounds import MAX_AXES
 from aotexport_runtime.values.compare import TOLERANCES
 from aotexport_runtime.values.observe import SAMPLE
 from aotexport_runtime.values.sizes import MAX_TERMS, OPERATORS
@@ -89,10 +89,10 @@ def test_prose_and_history_are_of_the_current_versions():
 @pytest.mark.parametrize(
     "sentence",
     [
-        f"nested {MAX_DEPTH} levels deep; a file may be {MAX_JSON_NBYTES >> 30} GiB long",
-        f"and hold {MAX_CONTAINERS:,} of them",
+        f"nested {DEFAULT.json_depth} levels deep; a file may be {DEFAULT.json_nbytes >> 30} GiB long",
+        f"and hold {DEFAULT.json_containers:,} of them",
         f"more than {MAX_AXES} axes",
-        f"more than {MAX_NODES:,} nodes".replace(",", " "),
+        f"more than {DEFAULT.nodes:,} nodes".replace(",", " "),
         f"of more than {MAX_TERMS} terms",
         f"of more than {SAMPLE} elements",
         *(

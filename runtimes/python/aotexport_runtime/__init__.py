@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from aotexport_runtime.engines.onnx.session import OnnxRuntime
     from aotexport_runtime.module.bundle_module import BundleModule
     from aotexport_runtime.module.loading import load
+    from aotexport_runtime.schema.limits import Limits
     from aotexport_runtime.serving.servable import Servable
 
 __version__ = "0.1.0"
@@ -35,6 +36,7 @@ __version__ = "0.1.0"
 _LATER = {
     "BundleModule": "module.bundle_module",
     "CudaRuntime": "engines.cuda.options",
+    "Limits": "schema.limits",
     "OnnxModule": "call.onnx.module",
     "OnnxRuntime": "engines.onnx.session",
     "Servable": "serving.servable",
@@ -57,6 +59,7 @@ __all__ = [
     "CallInvalid",
     "CheckFailed",
     "CudaRuntime",
+    "Limits",
     "NotSupported",
     "NotWritten",
     "OnnxModule",

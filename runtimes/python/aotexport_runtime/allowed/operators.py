@@ -12,6 +12,10 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
+from aotexport_runtime.errors import CheckFailed
+
+INT64_MAX = (1 << 63) - 1
+
 
 @cache
 def allowed_aten_operators() -> frozenset[str]:
@@ -48,6 +52,24 @@ INFIX: dict[str, str] = {
 FLOAT_FUNCTIONS = ("sqrt", "log2", "cos", "cosh", "sin", "sinh", "tan", "tanh", "acos", "asin", "atan")
 """Functions of `math` from a number to a float."""
 
+
+def _whole(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Return a function to integers that refuses more than 64 bits, which a float may have."""
+
+    def call(value: Any) -> Any:
+        result = function(value)
+        if type(result) is int and abs(result) > INT64_MAX:
+            raise CheckFailed("a number of the graph has more than 64 bits")
+        return result
+
+    return call
+
+
+def _round_digits(value: Any, digits: Any) -> Any:
+    # Python computes a power of ten of as many digits for integers.
+    return round(value, max(digits, -400) if type(value) is int and type(digits) is int else digits)
+
+
 BUILTINS: dict[str, Callable[..., Any]] = {
     "python::getitem": operator.getitem,
     "python::neg": operator.neg,
@@ -55,14 +77,14 @@ BUILTINS: dict[str, Callable[..., Any]] = {
     "python::sym_sum": sum,
     "python::sym_max": max,
     "python::sym_min": min,
-    "python::sym_int": int,
+    "python::sym_int": _whole(int),
     "python::sym_float": float,
     "python::sym_ite": lambda condition, yes, no: yes if condition else no,
     "python::abs": abs,
-    "python::floor": math.floor,
-    "python::ceil": math.ceil,
-    "python::round": round,
-    "python::round_digits": round,
+    "python::floor": _whole(math.floor),
+    "python::ceil": _whole(math.ceil),
+    "python::round": _whole(round),
+    "python::round_digits": _round_digits,
     **{f"python::{name}": getattr(math, name) for name in FLOAT_FUNCTIONS},
 }
 """Builtins that generated code calls."""

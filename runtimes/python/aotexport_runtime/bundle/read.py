@@ -22,10 +22,11 @@ from aotexport_runtime.bundle.directory import MANIFEST_NAME, BundleDirectory, a
 from aotexport_runtime.errors import BundleInvalid
 from aotexport_runtime.schema import versions
 from aotexport_runtime.schema.base import Record
-from aotexport_runtime.schema.codec import MAX_JSON_NBYTES, MAX_MESSAGE, check_depth
+from aotexport_runtime.schema.codec import MAX_MESSAGE, check_size_of
 from aotexport_runtime.schema.compiled import CompiledProgram, Target
 from aotexport_runtime.schema.graph import Graph
 from aotexport_runtime.schema.kernels import KernelLibrary
+from aotexport_runtime.schema.limits import DEFAULT, Limits
 from aotexport_runtime.schema.manifest import FileEntry, Manifest
 from aotexport_runtime.schema.program import Program
 from aotexport_runtime.schema.targets import LoweredProgram
@@ -46,12 +47,13 @@ from aotexport_runtime.values.arguments import path_of
 T = TypeVar("T", bound=Record)
 
 
-def open_bundle(path: str | os.PathLike[str], *, check_digests: bool = True) -> Bundle:
+def open_bundle(path: str | os.PathLike[str], *, check_digests: bool = True, limits: Limits = DEFAULT) -> Bundle:
     """Open the bundle in directory `path` without torch.
 
     Args:
         path: directory that holds `bundle.json`.
         check_digests: compare the SHA-256 of every file with the manifest now. Sizes are always compared.
+        limits: the most that the bundle may ask for.
 
     Returns:
         The opened bundle; its programs and graphs are read when asked for.
@@ -71,28 +73,33 @@ def open_bundle(path: str | os.PathLike[str], *, check_digests: bool = True) -> 
     manifest_path = directory.files / MANIFEST_NAME
     if manifest_path.is_symlink() or not manifest_path.is_file():
         raise BundleInvalid(f"`{path}` is no bundle: it has no file `{MANIFEST_NAME}`")
-    if manifest_path.stat().st_size > MAX_JSON_NBYTES:
-        raise BundleInvalid(f"larger than the {MAX_JSON_NBYTES} bytes of JSON that are read", where=MANIFEST_NAME)
-    bundle = Bundle(directory, read_manifest(manifest_path.read_bytes()))
+    if manifest_path.stat().st_size > limits.json_nbytes:
+        raise BundleInvalid(f"larger than the {limits.json_nbytes} bytes of JSON that are read", where=MANIFEST_NAME)
+    bundle = Bundle(directory, read_manifest(manifest_path.read_bytes(), limits), limits)
     bundle.check_files(digests=check_digests)
     return bundle
 
 
-def read_manifest(data: bytes) -> Manifest:
+def read_manifest(data: bytes, limits: Limits = DEFAULT) -> Manifest:
     """Return the manifest in `data`: envelope, version gate, upgrades, strict decode, then consistency.
 
     Raises:
         BundleInvalid: see `open_bundle`.
     """
-    check_depth(data, MANIFEST_NAME)
+    check_size_of(data, MANIFEST_NAME, limits)
     try:
         envelope = msgspec.json.decode(data, type=versions.Envelope)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         reason = str(error)[:MAX_MESSAGE]
         raise BundleInvalid(f"not the manifest of a bundle: {reason}", where=MANIFEST_NAME) from None
     written = versions.check_readable(envelope)
-    manifest = schema.decode_record(data, Manifest, where=MANIFEST_NAME, written=written)
+    manifest = schema.decode_record(data, Manifest, where=MANIFEST_NAME, written=written, limits=limits)
     check_manifest(manifest)
+    nbytes = sum(entry.nbytes for entry in manifest.files)
+    if nbytes > limits.bundle_nbytes:
+        raise BundleInvalid(
+            f"the files have {nbytes} bytes; at most {limits.bundle_nbytes} are read", where=MANIFEST_NAME
+        )
     return manifest
 
 
@@ -102,11 +109,13 @@ class Bundle:
     Attributes:
         directory: where it is, held open.
         manifest: its manifest, checked.
+        limits: the most that it may ask for.
     """
 
-    def __init__(self, directory: BundleDirectory, manifest: Manifest) -> None:
+    def __init__(self, directory: BundleDirectory, manifest: Manifest, limits: Limits = DEFAULT) -> None:
         self.directory = directory
         self.manifest = manifest
+        self.limits = limits
         self._compared: dict[str, tuple[int, ...]] = {}
         self._programs: dict[str, Program] = {}
         self._graphs: dict[str, Graph] = {}
@@ -147,8 +156,8 @@ class Bundle:
             BundleInvalid: see `file`; or the digest differs.
         """
         full = self.file(path)
-        if self._entries[path].nbytes > MAX_JSON_NBYTES:
-            raise BundleInvalid(f"larger than the {MAX_JSON_NBYTES} bytes of JSON that are read", where=path)
+        if self._entries[path].nbytes > self.limits.json_nbytes:
+            raise BundleInvalid(f"larger than the {self.limits.json_nbytes} bytes of JSON that are read", where=path)
         data = full.read_bytes()
         if hashlib.sha256(data).hexdigest() != self._entries[path].sha256:
             raise BundleInvalid(TAMPERED, where=path)
@@ -161,7 +170,7 @@ class Bundle:
             BundleInvalid: see `read`; or the file is no such record.
         """
         written = versions.parse_version(self.manifest.format)
-        return schema.decode_record(self.read(path), type_, where=path, written=written)
+        return schema.decode_record(self.read(path), type_, where=path, written=written, limits=self.limits)
 
     def check_files(self, *, digests: bool = True) -> None:
         """Compare size and (optionally) digest of every listed file.
@@ -271,7 +280,8 @@ class Bundle:
 
     def _check_graph(self, graph: Graph, program: Program, file: str, where: str) -> None:
         symbols = {dimension.symbol for dimension in program.dimensions}
-        check_graph(graph, symbols, set(self.manifest.requirements.operator_namespaces), where=where)
+        namespaces = set(self.manifest.requirements.operator_namespaces)
+        check_graph(graph, symbols, namespaces, where=where, limits=self.limits)
         if file == program.forward.file:
             check_forward_graph(graph, program, where=where)
         if program.functional is not None and file == program.functional.file:
@@ -306,8 +316,29 @@ class Bundle:
         graph = self.record(where, Graph)
         kernels = {kernel.name: kernel for kernel in self.kernels(target).kernels}
         namespaces = self.manifest.requirements.operator_namespaces
-        check_lowered_graph(graph, record, self.program(program), kernels, namespaces, backward=backward, where=where)
+        check_lowered_graph(
+            graph,
+            record,
+            self.program(program),
+            kernels,
+            namespaces,
+            backward=backward,
+            where=where,
+            limits=self.limits,
+        )
         return graph
+
+    def read_graphs(self) -> None:
+        """Read and check every program and its graphs, which are kept.
+
+        Raises:
+            BundleInvalid: one is missing or invalid.
+        """
+        for name in self.program_names:
+            program = self.program(name)
+            self.graph(name, program.forward.file)
+            if program.functional is not None:
+                self.graph(name, program.functional.file)
 
     def kernels(self, target: str) -> KernelLibrary:
         """Return the kernels of `target`, checked; their code is not read.

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from aotexport_runtime.allowed.operators import INFIX
-from aotexport_runtime.engines import attention, checks, higher_order, impure, ops, profile
+from aotexport_runtime.engines import attention, checks, higher_order, impure, loops, numbers, ops, profile
 from aotexport_runtime.engines.checkpoint import outlined
 from aotexport_runtime.engines.detached import without_base
 from aotexport_runtime.engines.matmul.modes import Mode
@@ -23,6 +23,7 @@ from aotexport_runtime.engines.matmul.operators import MatmulReplacement
 from aotexport_runtime.engines.source import define
 from aotexport_runtime.errors import BundleInvalid
 from aotexport_runtime.schema.graph import Graph, Node
+from aotexport_runtime.schema.limits import DEFAULT, Limits
 from aotexport_runtime.schema.subclasses import Subclass
 from aotexport_runtime.schema.trees import PythonValue
 from aotexport_runtime.schema.values import (
@@ -33,10 +34,12 @@ from aotexport_runtime.schema.values import (
     FloatArgument,
     LayoutArgument,
     MemoryFormatArgument,
+    SequenceMeta,
     SizeArgument,
     SliceArgument,
     StringArgument,
     SubgraphArgument,
+    ValueMeta,
 )
 from aotexport_runtime.validate import references
 from aotexport_runtime.validate.lowered import KERNEL
@@ -49,6 +52,9 @@ _DISTRIBUTED = {"distributed::to_local": meshes.to_local, "distributed::redistri
 Function = Callable[[list[Any], dict[str, int]], tuple[Any, ...]]
 """A compiled graph: called with the list of inputs (emptied by the call) and the value of each symbol."""
 
+
+_TRUSTED = ("python::", "torch::", "submodule::")
+"""Namespaces whose results are bounded when the graph is checked, or made by code of the caller."""
 
 CALL_SUBMODULE = "submodule::call"
 """Operator of nodes that call a submodule in the place of its captured nodes; its arguments are those of the call."""
@@ -67,6 +73,7 @@ class Environment:
         memory_budget: the part of the saved tensors' memory that forward may save; backward recomputes the rest.
         matmul: which library computes matmuls; `torch`: the one that torch's operators call.
         submodules: function that calls each submodule that changed, by name of the node.
+        limits: the most that a call may ask for.
     """
 
     namespaces: frozenset[str] = frozenset()
@@ -77,6 +84,7 @@ class Environment:
     memory_budget: float = 1
     matmul: Mode = "torch"
     submodules: Mapping[str, Callable[..., Any]] = field(default_factory=dict[str, Callable[..., Any]])
+    limits: Limits = DEFAULT
 
     def place(self, device_type: str) -> torch.device:
         """Return the device for a device class of the capture."""
@@ -135,12 +143,25 @@ class _FunctionSource:
             self.operators[node.op] = resolved
             replacement = self.environment.replacement(node.op)
             self.functions[node.op] = self.object("f", replacement or ops.direct(node.op) or resolved)
-        ops.check_call(node.op, self.operators[node.op], node.args, node.kwargs)
+        operator = self.operators[node.op]
+        ops.check_call(node.op, operator, node.args, node.kwargs)
+        if hasattr(operator, "_schema"):
+            numbers.check_declared(node.op, operator._schema.returns, node.meta)  # type: ignore[attr-defined]
         if node.name in self.replacements:
             name = self.object("p", None)
             self.replacements[node.name].install(self.objects, name)
             return name
+        if isinstance(node.meta, SequenceMeta):
+            function = self.objects[self.functions[node.op]]
+            limited = loops.counted(node.op, function, len(node.meta.items))
+            if limited is not function:
+                return self.object("f", limited)
         return self.functions[node.op]
+
+    def check(self, name: str, meta: ValueMeta) -> None:
+        """Write that a value that comes from elsewhere is what its metadata says, if it may be a number."""
+        if numbers.has_numbers(meta):
+            self.lines.append(f"{self.constant(numbers.checked)}({self.local(name)}, {self.object('d', meta)})")
 
     def subgraph(self, name: str) -> str:
         """Return the global that holds the compiled subgraph `name`."""
@@ -194,11 +215,16 @@ def compile_graph(
     last_uses = _last_uses(nodes, outputs, shown)
     unused = [name for name in inputs if name not in last_uses]
     _drop(source, unused)
+    for graph_input in graph.inputs:
+        if graph_input.name in last_uses and graph_input.name in source.names:
+            source.check(graph_input.name, graph_input.meta)
     dying: dict[int, list[str]] = {}
     for name, index in last_uses.items():
         dying.setdefault(index, []).append(name)
     for index, node in enumerate(nodes):
         source.lines.append(_check(source, node, shown) if node.name in shown else _statement(source, node))
+        if not node.op.startswith(_TRUSTED):
+            source.check(node.name, node.meta)
         dead = dying.get(index, [])
         if node.name not in last_uses and node.op not in higher_order.EFFECTS:
             dead = [*dead, node.name]
@@ -267,7 +293,8 @@ def _statement(source: _FunctionSource, node: Node) -> str:
         return f"{source.local(node.name)} = {function}({', '.join(arguments)})"
     if node.op in higher_order.OPERATORS:
         operators = higher_order.DRAWING if impure.draws(source.graph, node) else higher_order.OPERATORS
-        function = source.object("f", operators[node.op])
+        operator = loops.limited(node.op, operators[node.op], source.environment.limits.iterations)
+        function = source.object("f", operator)
         return f"{source.local(node.name)} = {function}(symbols, {', '.join(arguments)})"
     arguments += [f"{keyword}={_argument(source, argument)}" for keyword, argument in node.kwargs.items()]
     return f"{source.local(node.name)} = {source.function(node)}({', '.join(arguments)})"

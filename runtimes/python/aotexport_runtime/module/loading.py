@@ -15,6 +15,7 @@ from aotexport_runtime.engines.candidates import CUDA, Request
 from aotexport_runtime.engines.select import ENGINES, Choice, passed_over, select_targets
 from aotexport_runtime.errors import NotSupported, first_line
 from aotexport_runtime.module.freed_memory import keep_freed_memory
+from aotexport_runtime.schema.limits import DEFAULT, Limits
 from aotexport_runtime.schema.manifest import Requirements
 from aotexport_runtime.values.arguments import check_torch, check_type, names_of
 from aotexport_runtime.values.subclasses import TensorTypes
@@ -40,6 +41,7 @@ def load(
     onnx: OnnxRuntime | None = None,
     device: None = None,
     trust: Literal["data", "native"] = "data",
+    limits: Limits | None = None,
 ) -> OnnxModule: ...
 
 
@@ -57,6 +59,7 @@ def load(
     operator_namespaces: str | Iterable[str] = (),
     tensor_types: Iterable[type] | Mapping[str, type] = (),
     cuda: CudaRuntime | None = None,
+    limits: Limits | None = None,
 ) -> BundleModule: ...
 
 
@@ -74,6 +77,7 @@ def load(
     tensor_types: Iterable[type] | Mapping[str, type] = (),
     cuda: CudaRuntime | None = None,
     onnx: OnnxRuntime | None = None,
+    limits: Limits | None = None,
 ) -> BundleModule | OnnxModule:
     """Load the bundle at `path` as a module that behaves like the exported one.
 
@@ -98,6 +102,8 @@ def load(
             may make; or classes by the names that the bundle has for them, `module:qualified.name`.
         cuda: how kernels run on NVIDIA GPUs: tuning, CUDA graphs, comparison on the first call; None: the defaults.
         onnx: of target `onnx`: providers, threads and session options; None: the CPU, as ONNX Runtime chooses.
+        limits: the most that the bundle may ask for, in reading and in calls; None: the defaults of `Limits`, or those
+            that the open bundle has.
 
     Returns:
         The module, in the mode that the original was in at export; of target `onnx`, which `auto` chooses where torch
@@ -116,7 +122,9 @@ def load(
         raise NotSupported(f"no trust tier `{trust}`; there are data and native")
     if not 0 <= memory_budget <= 1:
         raise NotSupported(f"no memory budget {memory_budget}; it is a part of what is saved otherwise, from 0 to 1")
-    bundle = path if isinstance(path, Bundle) else open_bundle(path, check_digests=False)
+    bundle = path if isinstance(path, Bundle) else open_bundle(path, check_digests=False, limits=limits or DEFAULT)
+    if isinstance(path, Bundle) and limits not in (None, path.limits):
+        raise NotSupported("an open bundle has its limits: give them to `open_bundle`")
     if target == "onnx" or (target == "auto" and bundle.manifest.onnx and importlib.util.find_spec("torch") is None):
         with digests_compared(bundle) if check_digests else contextlib.nullcontext():
             return _load_onnx(bundle, device, onnx)
@@ -135,11 +143,20 @@ def load(
     types = TensorTypes(tensor_types)
     _check_types(bundle.manifest.requirements, types)
     request = Request(target=target, trust=trust, memory_budget=memory_budget)
+    bundle.read_graphs()
     place, targets, lowering = _resolved(bundle, request, device, cuda)
     passed = passed_over(targets, target)
     if passed or targets.native:
         log.info("target %s%s", targets.native or target, passed)
-    environment = Environment(namespaces, place, types, lowering, memory_budget=memory_budget, matmul=mode_of(matmul))
+    environment = Environment(
+        namespaces,
+        place,
+        types,
+        lowering,
+        memory_budget=memory_budget,
+        matmul=mode_of(matmul),
+        limits=bundle.limits,
+    )
     tensors = load_tensors(bundle, bundle.manifest.state, environment.form, mapped=mapped)
     keep_freed_memory()
     module = BundleModule(bundle, tensors, environment=environment, request=request, targets=targets)

@@ -6,20 +6,18 @@ never reach JSON (`FloatArgument`), since msgspec would write them as null.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, TypeVar
 
 import msgspec
 
 from aotexport_runtime.errors import BundleInvalid
 from aotexport_runtime.schema.base import Record
+from aotexport_runtime.schema.limits import DEFAULT, Limits
 from aotexport_runtime.schema.versions import FORMAT_VERSION, Version, pending
 
 T = TypeVar("T", bound=Record)
 
-MAX_JSON_NBYTES = 1 << 30
-MAX_DEPTH = 64
-MAX_CONTAINERS = 1 << 23
-"""Lists and objects of a file. A node of a graph has 8 to 16; decoded, each takes some 64 bytes."""
 MAX_MESSAGE = 300
 
 
@@ -31,7 +29,9 @@ def encode_record(record: Record, *, indent: bool = True) -> bytes:
     return (msgspec.json.format(data, indent=2) if indent else data) + b"\n"
 
 
-def decode_record(data: bytes, type_: type[T], *, where: str, written: Version = FORMAT_VERSION) -> T:
+def decode_record(
+    data: bytes, type_: type[T], *, where: str, written: Version = FORMAT_VERSION, limits: Limits = DEFAULT
+) -> T:
     """Return the record that `data` holds.
 
     Args:
@@ -39,11 +39,12 @@ def decode_record(data: bytes, type_: type[T], *, where: str, written: Version =
         type_: the record's type.
         where: file name, for errors.
         written: format version of the bundle; an older document is upgraded first.
+        limits: how large the document may be.
 
     Raises:
         BundleInvalid: not JSON, nested too deep, a key twice in one object, or not such a record, with the JSON path.
     """
-    check_depth(data, where)
+    check_size_of(data, where, limits)
     try:
         steps = pending(type_.__name__, written)
         record = None if steps else msgspec.json.decode(data, type=type_)
@@ -60,19 +61,21 @@ def decode_record(data: bytes, type_: type[T], *, where: str, written: Version =
         raise BundleInvalid(str(error)[:MAX_MESSAGE], where=where) from None
 
 
-def check_depth(data: bytes, where: str) -> None:
-    """Refuse JSON that is larger, nested deeper, or of more lists and objects than any bundle needs.
+def check_size_of(data: bytes, where: str, limits: Limits = DEFAULT) -> None:
+    """Refuse JSON that is larger, nested deeper, or of more lists and objects than the limits.
 
     Raises:
         BundleInvalid: see above.
     """
-    if len(data) > MAX_JSON_NBYTES:
-        raise BundleInvalid(f"{len(data)} bytes of JSON; at most {MAX_JSON_NBYTES} are read", where=where)
-    depth, containers = nesting(data)
-    if depth > MAX_DEPTH:
-        raise BundleInvalid(f"nested deeper than {MAX_DEPTH} levels", where=where)
-    if containers > MAX_CONTAINERS:
-        raise BundleInvalid(f"{containers} lists and objects; at most {MAX_CONTAINERS} are read", where=where)
+    if len(data) > limits.json_nbytes:
+        raise BundleInvalid(f"{len(data)} bytes of JSON; at most {limits.json_nbytes} are read", where=where)
+    depth, containers = nesting(data, limits)
+    if depth > limits.json_depth:
+        raise BundleInvalid(f"nested deeper than {limits.json_depth} levels", where=where)
+    if containers > limits.json_containers:
+        raise BundleInvalid(
+            f"more than the {limits.json_containers} lists and objects that are read of a file", where=where
+        )
 
 
 def count_keys(data: bytes) -> int:
@@ -86,28 +89,48 @@ def count_keys(data: bytes) -> int:
     return int(np.count_nonzero((codes == ord(":")) & (odd == 0)))
 
 
-def nesting(data: bytes) -> tuple[int, int]:
+def nesting(data: bytes, limits: Limits = DEFAULT) -> tuple[int, int]:
     """Return the deepest nesting of brackets in `data`, and how many are opened, not counting those in strings.
 
-    Exact for JSON; for other bytes, exact up to the first byte that every decoder refuses.
+    Exact for JSON, as far as the limits; for other bytes, exact up to the first byte that every decoder refuses.
     """
+    depth = deepest = opened = quotes = 0
+    for part in _parts(data):
+        # Escapes go first, then all but brackets and quotes, then pairs of quotes: the parity of the others stays.
+        plain = part.replace(b"\\\\", b"").replace(b'\\"', b"").translate(None, _PLAIN).replace(b'""', b"")
+        if not plain:
+            continue
+        part_deepest, part_opened, depth, quotes = _nesting(plain, depth, quotes)
+        deepest, opened = max(deepest, part_deepest), opened + part_opened
+        if deepest > limits.json_depth or opened > limits.json_containers:
+            break
+    return deepest, opened
+
+
+def _parts(data: bytes) -> Iterator[bytes]:
+    """Yield `data` in parts, none of which ends within an escape."""
+    start = 0
+    while start < len(data):
+        end = start + _CHUNK_NBYTES
+        part = data[start:end]
+        # An odd number of backslashes ends in one that escapes the next byte.
+        end += (len(part) - len(part.rstrip(b"\\"))) % 2
+        yield data[start:end]
+        start = end
+
+
+def _nesting(plain: bytes, depth: int, quotes: int) -> tuple[int, int, int, int]:
+    """Return deepest nesting and opened brackets of a part; depth and parity of the quotes behind it."""
     import numpy as np
 
-    # Escapes go first, then all but brackets and quotes, then pairs of quotes: the parity of the others stays.
-    data = data.replace(b"\\\\", b"").replace(b'\\"', b"").translate(None, _PLAIN).replace(b'""', b"")
-    depth = deepest = opened = quotes = 0
-    for start in range(0, len(data), _CHUNK_NBYTES):
-        codes = np.frombuffer(data, dtype=np.uint8, count=min(_CHUNK_NBYTES, len(data) - start), offset=start)
-        seen = np.cumsum(codes == ord('"'), dtype=np.int32) + quotes
-        opening = (codes == ord("[")) | (codes == ord("{"))
-        closing = (codes == ord("]")) | (codes == ord("}"))
-        outside = seen % 2 == 0
-        steps = (opening.astype(np.int8) - closing.astype(np.int8)) * outside
-        opened += int(np.count_nonzero(opening & outside))
-        running = np.cumsum(steps, dtype=np.int32) + depth
-        deepest = max(deepest, int(running.max()))
-        depth, quotes = int(running[-1]), int(seen[-1]) % 2
-    return deepest, opened
+    codes = np.frombuffer(plain, dtype=np.uint8)
+    seen = np.cumsum(codes == ord('"'), dtype=np.int32) + quotes
+    opening = (codes == ord("[")) | (codes == ord("{"))
+    closing = (codes == ord("]")) | (codes == ord("}"))
+    outside = seen % 2 == 0
+    running = np.cumsum((opening.astype(np.int8) - closing.astype(np.int8)) * outside, dtype=np.int32) + depth
+    opened = int(np.count_nonzero(opening & outside))
+    return int(running.max()), opened, int(running[-1]), int(seen[-1]) % 2
 
 
 _CHUNK_NBYTES = 1 << 20

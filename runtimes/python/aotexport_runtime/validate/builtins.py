@@ -1,6 +1,8 @@
 """Rules of calls that are no operators of torch: arithmetic of Python numbers, and regions of interpreter state.
 
-Numbers have bounded size: `2 ** (10 ** 9)` and `[0] * (10 ** 10)` are short to write and exhaust memory.
+Numbers have bounded size: `2 ** (10 ** 9)` and `[0] * (10 ** 10)` are short to write and exhaust memory. The types of
+results are inferred; numbers from elsewhere are what metadata says, and have at most 64 bits: `engines/numbers.py` sees
+to that when the graph runs.
 """
 
 from __future__ import annotations
@@ -10,12 +12,14 @@ from collections.abc import Mapping, Sequence
 from aotexport_runtime.allowed.operators import (
     BODY_OPERANDS,
     DISTRIBUTED_OPERANDS,
+    FLOAT_FUNCTIONS,
     LAUNCH_OPERANDS,
     OPERANDS,
     SUBCLASS_OPERANDS,
 )
 from aotexport_runtime.errors import BundleInvalid
 from aotexport_runtime.schema.graph import Node
+from aotexport_runtime.schema.limits import DEFAULT, Limits
 from aotexport_runtime.schema.subclasses import Subclass
 from aotexport_runtime.schema.values import (
     Argument,
@@ -35,16 +39,33 @@ from aotexport_runtime.schema.values import (
 )
 from aotexport_runtime.validate.subclasses import count_parts
 from aotexport_runtime.values.meshes import DTENSOR
-from aotexport_runtime.values.sizes import MAX_EXPONENT, MAX_NBITS
+from aotexport_runtime.values.sizes import MAX_EXPONENT
 
 _NUMBER_NBITS = 64
+_TO_FLOAT = frozenset(("python::truediv", "python::sym_float", *(f"python::{name}" for name in FLOAT_FUNCTIONS)))
+_TO_INTEGER = frozenset(
+    f"python::{name}"
+    for name in (
+        *("eq", "ne", "lt", "le", "gt", "ge", "not", "and", "or", "xor", "lshift", "rshift"),
+        *("sym_int", "floor", "ceil", "round"),
+    )
+)
+_ONE_OF_THEM = frozenset(("python::sym_max", "python::sym_min", "python::sym_ite"))
 
 
 class Builtins:
     """The builtin calls of one graph, in order."""
 
-    def __init__(self, values: Mapping[str, ValueMeta], where: str, subclasses: Sequence[Subclass] = ()) -> None:
+    def __init__(
+        self,
+        values: Mapping[str, ValueMeta],
+        where: str,
+        subclasses: Sequence[Subclass] = (),
+        limits: Limits = DEFAULT,
+    ) -> None:
         """Check calls that refer to `values`, which grows as the graph defines them, and to its `subclasses`."""
+        self._most_nbits = limits.number_nbits
+        self._are_floats: dict[str, bool] = {}
         self._values = values
         self._subclasses = subclasses
         self._where = where
@@ -182,6 +203,9 @@ class Builtins:
             raise self._invalid(node, "takes an item by what is no integer")
         if isinstance(index, int) and not -len(meta.items) <= index < len(meta.items):
             raise self._invalid(node, f"takes item {index} of a sequence of {len(meta.items)}")
+        item = meta.items[index] if isinstance(index, int) else meta
+        if isinstance(node.meta, SizeMeta | ScalarMeta | SequenceMeta) and _kind(node.meta) != _kind(item):
+            raise self._invalid(node, f"takes {_kind(item)} for {_kind(node.meta)}")
 
     def _check_arithmetic(self, node: Node) -> None:
         operands = node.args[0] if node.op == "python::sym_sum" else node.args
@@ -193,9 +217,19 @@ class Builtins:
         if node.op == "python::lshift":
             nbits = [nbits[0] + self._shift(node)]
         total = sum(nbits) if node.op == "python::mul" else max(nbits, default=0) + len(nbits).bit_length()
-        if total > MAX_NBITS:
-            raise self._invalid(node, f"may give numbers of more than {MAX_NBITS} bits")
+        if total > self._most_nbits:
+            raise self._invalid(node, f"may give numbers of more than {self._most_nbits} bits")
         self._nbits[node.name] = total
+        self._are_floats[node.name] = self._gives_float(node.op, operands)
+
+    def _gives_float(self, op: str, operands: Sequence[Argument]) -> bool:
+        """Return whether the result is a float; where that depends on values, False, which has the stricter rules."""
+        if op in _TO_FLOAT:
+            return True
+        if op in _TO_INTEGER:
+            return False
+        are_floats = map(self._is_float, operands[1:] if op == "python::sym_ite" else operands)
+        return all(are_floats) if op in _ONE_OF_THEM else any(are_floats)
 
     def _exponent(self, node: Node) -> int:
         exponent = node.args[1]
@@ -214,8 +248,10 @@ class Builtins:
         raise self._invalid(node, f"shifts by what is no integer from 0 to {MAX_EXPONENT}")
 
     def _is_float(self, operand: Argument) -> bool:
-        meta = self._values.get(operand) if isinstance(operand, str) else None
-        return isinstance(operand, float | FloatArgument) or (isinstance(meta, ScalarMeta) and meta.type == "float")
+        if not isinstance(operand, str):
+            return isinstance(operand, float | FloatArgument)
+        meta = self._values.get(operand)
+        return self._are_floats.get(operand, isinstance(meta, ScalarMeta) and meta.type == "float")
 
     def _number_nbits(self, operand: Argument, node: Node) -> int:
         """Return the most bits that an operand may have."""
@@ -261,6 +297,14 @@ class Builtins:
             raise self._invalid(node, "takes a device, a dtype and two truth values")
         if not (isinstance(enabled, bool) and isinstance(cache_enabled, bool)):
             raise self._invalid(node, "takes a device, a dtype and two truth values")
+
+
+def _kind(meta: ValueMeta) -> str:
+    if isinstance(meta, SizeMeta | ScalarMeta):
+        return "a float" if isinstance(meta, ScalarMeta) and meta.type == "float" else "an integer"
+    if isinstance(meta, TensorMeta):
+        return "a tensor"
+    return "a sequence" if isinstance(meta, SequenceMeta) else "nothing"
 
 
 def _are_strings(argument: Argument) -> bool:

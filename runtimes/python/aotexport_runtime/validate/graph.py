@@ -8,9 +8,11 @@ from keyword import iskeyword
 from aotexport_runtime.allowed.operators import NAMESPACES, OPERANDS, allowed_aten_operators
 from aotexport_runtime.errors import BundleInvalid
 from aotexport_runtime.schema.graph import Graph, Node
-from aotexport_runtime.schema.values import ValueMeta
+from aotexport_runtime.schema.limits import DEFAULT, Limits
+from aotexport_runtime.schema.values import SequenceMeta, ValueMeta
+from aotexport_runtime.validate.allocations import check_allocations
 from aotexport_runtime.validate.arguments import check_argument, check_meta, introduced
-from aotexport_runtime.validate.bounds import MAX_NODES, check_index
+from aotexport_runtime.validate.bounds import check_index
 from aotexport_runtime.validate.builtins import Builtins
 from aotexport_runtime.validate.modules import check_calls
 from aotexport_runtime.validate.subclasses import check_subclass
@@ -18,7 +20,7 @@ from aotexport_runtime.validate.subclasses import check_subclass
 _OPERATOR = re.compile(r"[A-Za-z_][A-Za-z0-9_]*::[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)?")
 
 
-def check_graph(graph: Graph, symbols: set[str], namespaces: set[str], *, where: str) -> None:
+def check_graph(graph: Graph, symbols: set[str], namespaces: set[str], *, where: str, limits: Limits = DEFAULT) -> None:
     """Refuse a graph that is no single static assignment, has dangling references, or calls forbidden operators.
 
     Args:
@@ -27,17 +29,19 @@ def check_graph(graph: Graph, symbols: set[str], namespaces: set[str], *, where:
             values, and nothing is computed from them.
         namespaces: namespaces of custom operators that the manifest declares; the caller decides whether they may run.
         where: file name, for errors.
+        limits: the most that it may ask for.
 
     Raises:
         BundleInvalid: names the fault.
     """
-    if len(graph.nodes) > MAX_NODES:
-        raise BundleInvalid(f"{len(graph.nodes)} nodes; at most {MAX_NODES} are read", where=where)
+    count = _count_nodes(graph)
+    if count > limits.nodes:
+        raise BundleInvalid(f"{count} nodes; at most {limits.nodes} are read", where=where)
     described = set(symbols)
     values: dict[str, ValueMeta] = {}
     for record in graph.subclasses:
         check_subclass(record, symbols, where)
-    builtins = Builtins(values, where, graph.subclasses)
+    builtins = Builtins(values, where, graph.subclasses, limits)
     for graph_input in graph.inputs:
         described |= introduced(graph_input.meta)
         check_meta(graph_input.meta, described, where)
@@ -50,6 +54,10 @@ def check_graph(graph: Graph, symbols: set[str], namespaces: set[str], *, where:
             builtins.check(node)
         described |= introduced(node.meta)
         check_meta(node.meta, described, where)
+        if isinstance(node.meta, SequenceMeta) and len(node.meta.items) > limits.results:
+            raise BundleInvalid(
+                f"{len(node.meta.items)} results of a node; at most {limits.results} are read", where=where
+            )
         _define(node.name, node.meta, values, where)
         if node.source is not None:
             check_index(node.source, len(graph.sources), "source of a node", where)
@@ -58,8 +66,13 @@ def check_graph(graph: Graph, symbols: set[str], namespaces: set[str], *, where:
     builtins.check_closed()
     check_calls(graph, symbols, where)
     check_argument(graph.outputs, values, graph.subgraphs, symbols, where)
+    check_allocations(graph, limits, where)
     for name, subgraph in graph.subgraphs.items():
-        check_graph(subgraph, symbols, namespaces, where=f"{where} $.subgraphs[{name[:40]!r}]")
+        check_graph(subgraph, symbols, namespaces, where=f"{where} $.subgraphs[{name[:40]!r}]", limits=limits)
+
+
+def _count_nodes(graph: Graph) -> int:
+    return len(graph.nodes) + sum(map(_count_nodes, graph.subgraphs.values()))
 
 
 def _define(name: str, meta: ValueMeta, values: dict[str, ValueMeta], where: str) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 from aotexport_runtime.errors import BundleInvalid
 from aotexport_runtime.schema.graph import Graph, Node
 from aotexport_runtime.schema.kernels import Kernel, NumberParameter
+from aotexport_runtime.schema.limits import DEFAULT, Limits
 from aotexport_runtime.schema.program import Program
 from aotexport_runtime.schema.targets import LoweredProgram
 from aotexport_runtime.schema.values import NothingMeta, SizeArgument, TensorMeta, ValueMeta
@@ -50,6 +51,7 @@ def check_lowered_graph(
     *,
     backward: bool,
     where: str,
+    limits: Limits = DEFAULT,
 ) -> None:
     """Refuse a lowered graph that breaks the calling convention, or launches a missing kernel.
 
@@ -61,6 +63,7 @@ def check_lowered_graph(
         namespaces: namespaces of custom operators that the manifest declares.
         backward: whether it is the backward.
         where: file name, for errors.
+        limits: the most that it may ask for.
 
     Raises:
         BundleInvalid: names the fault.
@@ -68,7 +71,7 @@ def check_lowered_graph(
     functional = program.functional
     assert functional is not None
     symbols = {dimension.symbol for dimension in program.dimensions}
-    check_graph(graph, symbols, {"kernel", *namespaces}, where=where)
+    check_graph(graph, symbols, {"kernel", *namespaces}, where=where, limits=limits)
     returned = len(functional.mutations) + len(functional.outputs) + functional.intermediate_bases
     taken = len(taken_apart(program).inputs)
     inputs, outputs = taken, returned + lowered.saved

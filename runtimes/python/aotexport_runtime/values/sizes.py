@@ -114,7 +114,7 @@ def _evaluate(size: Size | float, symbols: Mapping[str, int]) -> Any:
 def check_size(size: Size, known: frozenset[str] | set[str], *, where: str) -> None:
     """Refuse an expression with unknown symbols, wrong operands, absurd length, or values unbounded or not whole.
 
-    The depth of the JSON around it bounds its nesting (`codec.MAX_DEPTH`).
+    The depth of the JSON around it bounds its nesting (`Limits.json_depth`).
 
     Raises:
         BundleInvalid: names the fault.

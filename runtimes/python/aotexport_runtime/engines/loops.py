@@ -1,0 +1,105 @@
+"""Loops and lists whose lengths the data of a call decide, within limits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from aotexport_runtime.errors import CheckFailed
+
+_OVER_ROWS = {"higher_order::scan": 2, "higher_order::map_impl": 1}
+"""Loops over the rows of tensors, with the position of these among the operands."""
+
+_UNTIL = ("higher_order::while_loop", "higher_order::while_loop_stack_output")
+
+
+def limited(op: str, operator: Callable[..., Any], most: int) -> Callable[..., Any]:
+    """Return an operator of `higher_order.OPERATORS` that makes at most so many steps if it is a loop.
+
+    Args:
+        op: its name.
+        operator: the operator; called with the symbols first.
+        most: the most steps of a call.
+    """
+    if op in _OVER_ROWS:
+        place = _OVER_ROWS[op]
+
+        def over_rows(symbols: dict[str, int], *operands: Any) -> Any:
+            rows = operands[place]
+            if rows and rows[0].shape[0] > most:
+                raise _too_many(rows[0].shape[0], most)
+            return operator(symbols, *operands)
+
+        return over_rows
+    if op in _UNTIL:
+        return lambda symbols, condition, *operands: operator(symbols, _counted(condition, most), *operands)
+    return operator
+
+
+def _counted(condition: Callable[..., Any], most: int) -> Callable[..., Any]:
+    """Return the condition of a loop that may hold so many times."""
+    asked = 0
+
+    def call(*operands: Any) -> Any:
+        nonlocal asked
+        asked += 1
+        if asked > most + 1:
+            raise _too_many(asked - 1, most)
+        return condition(*operands)
+
+    return call
+
+
+def _too_many(steps: int, most: int) -> CheckFailed:
+    return CheckFailed(f"a loop makes step {steps}; at most {most} are made (`Limits.iterations` of `load`)")
+
+
+def _rows(self: Any, dim: int = 0) -> int:
+    return self.shape[dim]
+
+
+def _of_size(self: Any, split_size: int, dim: int = 0) -> int:
+    return -(-self.shape[dim] // split_size) if split_size > 0 else 0
+
+
+def _parts(self: Any, chunks: int, dim: int = 0) -> int:
+    return min(self.shape[dim], chunks)
+
+
+def _sections(self: Any, sections: int, dim: int = 0) -> int:
+    return sections
+
+
+_COUNTS: dict[str, Callable[..., int]] = {
+    **dict.fromkeys(("unbind.int", "unbind_copy.int"), _rows),
+    **dict.fromkeys(("split.Tensor", "split_copy.Tensor", "unsafe_split.Tensor"), _of_size),
+    **dict.fromkeys(("chunk.default", "unsafe_chunk.default"), _parts),
+    **dict.fromkeys(("hsplit.int", "vsplit.int", "dsplit.int", "tensor_split.sections"), _sections),
+    "tensor_split.tensor_indices_or_sections": lambda self, tensor, dim=0: 0 if tensor.dim() else int(tensor),
+}
+"""Operators whose results are as many as the sizes of a tensor say, with their number."""
+
+
+def counted(op: str, function: Callable[..., Any], declared: int) -> Callable[..., Any]:
+    """Return an operator that gives at most as many results as the graph says.
+
+    Args:
+        op: full name of the operator.
+        function: what runs it.
+        declared: results of the node.
+    """
+    count = _COUNTS.get(op.removeprefix("aten::"))
+    if count is None:
+        return function
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            found = count(*args, **kwargs)
+        except (TypeError, IndexError):
+            # The operator says what is wrong with its arguments.
+            found = 0
+        if found > declared:
+            raise CheckFailed(f"operator `{op}` gives {found} results, and the graph has {declared}")
+        return function(*args, **kwargs)
+
+    return call

@@ -1,0 +1,234 @@
+"""What a bundle may ask for: numbers, lists, loops and memory, with metadata that lies about them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import aotexport_runtime
+from aotexport_runtime import BundleInvalid, CheckFailed, Limits
+from tests.hostile.crafted import Crafted
+
+WHERE = "programs/train/forward.json"
+SIZE = {"kind": "size"}
+FLOAT = {"kind": "scalar", "type": "float"}
+INTEGER = "an integer of at most 64 bits"
+BODY = {"kind": "subgraph", "name": "body"}
+
+
+def tensor(*shape: int) -> dict[str, Any]:
+    stride = [1] * len(shape)
+    for axis in range(len(shape) - 2, -1, -1):
+        stride[axis] = stride[axis + 1] * shape[axis + 1]
+    return {"kind": "tensor", "dtype": "float32", "shape": list(shape), "stride": stride}
+
+
+def refusal(crafted: Crafted, limits: Limits | None = None) -> str:
+    with pytest.raises(BundleInvalid) as caught:
+        crafted.read(limits or Limits())
+    return str(caught.value)
+
+
+def failure(crafted: Crafted, **limits: int) -> str:
+    """Return why a call by the forward graph is refused."""
+    with pytest.raises((BundleInvalid, CheckFailed)) as caught:
+        aotexport_runtime.load(crafted.seal(), target="autograd", limits=Limits(**limits))(torch.ones(3, 4))
+    return str(caught.value)
+
+
+def body(crafted: Crafted, name: str, inputs: dict[str, Any], nodes: list[dict[str, Any]], outputs: list[Any]) -> None:
+    values = [{"name": key, "meta": meta} for key, meta in inputs.items()]
+    crafted.put("forward", f"subgraphs/{name}", {"inputs": values, "nodes": nodes, "outputs": outputs})
+
+
+# --- numbers ------------------------------------------------------------------------------------------------
+
+
+def test_integer_that_says_to_be_a_float_is_refused_as_the_base_of_a_power(crafted: Crafted):
+    crafted.node("forward", name="a", op="python::add", args=[7, 0], meta=FLOAT)
+    crafted.node("forward", name="b", op="python::pow", args=["a", 10**8], meta=SIZE)
+    message = "raises an integer to a power that is no integer from -64 to 64"
+    assert refusal(crafted) == f"{WHERE}: builtin `python::pow` {message}"
+
+
+@pytest.mark.parametrize("meta", [FLOAT, tensor(), {"kind": "sequence", "items": [SIZE]}])
+def test_metadata_of_another_kind_than_an_operators_result_is_refused(crafted: Crafted, meta):
+    crafted.node("forward", name="a", op="aten::sym_size.int", args=["linear", 0], meta=meta)
+    assert failure(crafted) == "operator `aten::sym_size.int` gives int, and the graph says otherwise"
+
+
+def test_list_that_says_to_be_a_number_is_refused(crafted: Crafted):
+    crafted.node("forward", name="l0", op="aten::unbind.int", args=["linear"], meta=SIZE)
+    for step in range(30):
+        crafted.node("forward", name=f"l{step + 1}", op="python::add", args=[f"l{step}"] * 2, meta=SIZE)
+    assert failure(crafted) == "operator `aten::unbind.int` gives List[Tensor], and the graph says otherwise"
+
+
+def test_item_that_is_taken_for_another_kind_is_refused(crafted: Crafted):
+    crafted.node("forward", op="python::getitem", args=["max_1", 0], meta=SIZE)
+    assert refusal(crafted) == f"{WHERE}: builtin `python::getitem` takes a tensor for an integer"
+
+
+def test_integer_that_grows_from_subgraph_to_subgraph_is_refused(crafted: Crafted):
+    crafted.node("forward", name="n0", op="aten::sym_size.int", args=["linear", 1], meta=SIZE)
+    squares = [{"name": f"s{i}", "op": "python::mul", "args": [f"s{i - 1}"] * 2, "meta": SIZE} for i in range(1, 4)]
+    body(crafted, "body", {"s0": SIZE}, squares, ["s3"])
+    several = {"kind": "sequence", "items": [SIZE]}
+    for step in range(6):
+        args = [BODY, [f"n{step}"]]
+        crafted.node("forward", name=f"g{step}", op="higher_order::invoke_subgraph", args=args, meta=several)
+        crafted.node("forward", name=f"n{step + 1}", op="python::getitem", args=[f"g{step}", 0], meta=SIZE)
+    # 3 ** 8, then (3 ** 8) ** 8, which has 102 bits.
+    assert failure(crafted) == f"a graph expects {INTEGER}, and got one of 102 bits"
+
+
+def test_integer_that_grows_in_a_loop_is_refused(crafted: Crafted):
+    grown = [{"name": "t", "op": "python::mul", "args": ["s", "s"], "meta": SIZE}]
+    body(crafted, "body", {"s": SIZE}, grown, ["t"])
+    body(crafted, "true", {"s": SIZE}, [], [True])
+    crafted.node("forward", name="n", op="aten::sym_size.int", args=["linear", 1], meta=SIZE)
+    args = [{"kind": "subgraph", "name": "true"}, BODY, ["n"], []]
+    crafted.node("forward", op="higher_order::while_loop", args=args, meta={"kind": "sequence", "items": [SIZE]})
+    assert failure(crafted) == f"a graph expects {INTEGER}, and got one of 102 bits"
+
+
+def test_integer_of_data_that_says_to_be_a_float_is_refused(crafted: Crafted):
+    crafted.node("forward", name="e", op="aten::numel.default", args=["linear"], meta=SIZE)
+    crafted.node("forward", name="tensor", op="aten::scalar_tensor.default", args=["e"], meta=tensor())
+    crafted.node(
+        "forward", name="i", op="aten::to.dtype", args=["tensor", {"kind": "dtype", "value": "int64"}], meta=tensor()
+    )
+    crafted.node("forward", name="a", op="aten::item.default", args=["i"], meta=FLOAT)
+    crafted.node("forward", name="b", op="python::pow", args=["a", 10**8], meta=FLOAT)
+    assert failure(crafted) == "a graph expects a float, and got one of 4 bits"
+
+
+def test_float_beyond_64_bits_makes_no_integer(crafted: Crafted):
+    crafted.node("forward", op="python::floor", args=[1e300], meta=SIZE)
+    assert failure(crafted) == "a number of the graph has more than 64 bits"
+
+
+def test_integer_rounded_to_a_negative_number_of_digits_takes_no_time(crafted: Crafted):
+    crafted.node("forward", op="python::round_digits", args=[5, -(10**9)], meta=SIZE)
+    module = aotexport_runtime.load(crafted.seal(), target="autograd")
+    assert module(torch.ones(3, 4))["best"].shape == (3,)
+
+
+def test_stricter_limit_of_bits_holds(crafted: Crafted):
+    crafted.node("forward", name="n", op="aten::sym_size.int", args=["linear", 1], meta=SIZE)
+    crafted.node("forward", name="m", op="python::mul", args=["n", "n"], meta=SIZE)
+    message = "may give numbers of more than 64 bits"
+    assert refusal(crafted, Limits(number_nbits=64)) == f"{WHERE}: builtin `python::mul` {message}"
+
+
+# --- loops and lists ----------------------------------------------------------------------------------------
+
+
+def test_loop_without_end_is_ended(crafted: Crafted):
+    body(crafted, "body", {"x": tensor(3, 3)}, [], ["x"])
+    body(crafted, "true", {"x": tensor(3, 3)}, [], [True])
+    args = [{"kind": "subgraph", "name": "true"}, BODY, ["linear"], []]
+    several = {"kind": "sequence", "items": [tensor(3, 3)]}
+    crafted.node("forward", op="higher_order::while_loop", args=args, meta=several)
+    expected = "a loop makes step 101; at most 100 are made (`Limits.iterations` of `load`)"
+    assert failure(crafted, iterations=100) == expected
+
+
+def test_loop_over_too_many_rows_does_not_begin(crafted: Crafted):
+    crafted.node("forward", name="one", op="aten::ones.default", args=[[1]], meta=tensor(1))
+    rows = {**tensor(1), "shape": [1 << 40], "stride": [0]}
+    crafted.node("forward", name="rows", op="aten::expand.default", args=["one", [1 << 40]], meta=rows)
+    body(crafted, "body", {"x": tensor()}, [], ["x"])
+    several = {"kind": "sequence", "items": [tensor(1)]}
+    crafted.node("forward", op="higher_order::map_impl", args=[BODY, ["rows"], []], meta=several)
+    expected = f"a loop makes step {1 << 40}; at most 1000000 are made (`Limits.iterations` of `load`)"
+    assert failure(crafted) == expected
+
+
+LISTS = [
+    ("aten::unbind.int", ["rows"], 1 << 40),
+    ("aten::split.Tensor", ["rows", 2], 1 << 39),
+    ("aten::chunk.default", ["rows", 1 << 30], 1 << 30),
+    ("aten::tensor_split.sections", ["rows", 1 << 30], 1 << 30),
+]
+
+
+@pytest.mark.parametrize(("op", "args", "count"), LISTS, ids=[op for op, *_ in LISTS])
+def test_list_longer_than_the_graph_says_is_not_made(crafted: Crafted, op, args, count):
+    crafted.node("forward", name="one", op="aten::ones.default", args=[[1]], meta=tensor(1))
+    rows = {**tensor(1), "shape": [1 << 40], "stride": [0]}
+    crafted.node("forward", name="rows", op="aten::expand.default", args=["one", [1 << 40]], meta=rows)
+    crafted.node("forward", op=op, args=args, meta={"kind": "sequence", "items": [tensor(2)] * 3})
+    assert failure(crafted) == f"operator `{op}` gives {count} results, and the graph has 3"
+
+
+def test_list_beyond_the_limit_is_refused(crafted: Crafted):
+    crafted.node("forward", op="aten::unbind.int", args=["linear"], meta={"kind": "sequence", "items": [tensor(3)] * 9})
+    expected = f"{WHERE}: 9 results of a node; at most 8 are read"
+    assert refusal(crafted, Limits(results=8)) == expected
+
+
+# --- memory -------------------------------------------------------------------------------------------------
+
+SIZED = [
+    ("aten::zeros.default", [[1 << 20, 1 << 20]], 4 << 40),
+    ("aten::empty.memory_format", [[1 << 40]], 4 << 40),
+    ("aten::eye.default", [1 << 20], 4 << 40),
+    ("aten::arange.default", [1 << 40], 4 << 40),
+    ("aten::new_zeros.default", ["linear", [1 << 40]], 4 << 40),
+]
+
+
+@pytest.mark.parametrize(("op", "args", "nbytes"), SIZED, ids=[op for op, *_ in SIZED])
+def test_memory_of_literal_sizes_beyond_the_limit_is_refused(crafted: Crafted, op, args, nbytes):
+    crafted.node("forward", op=op, args=args, meta=tensor())
+    message = f"`{op}` takes the graph's memory to {nbytes} bytes; at most 1073741824 are given"
+    assert refusal(crafted, Limits(allocation_nbytes=1 << 30)) == f"{WHERE}: {message}"
+
+
+def test_memory_that_is_alive_at_once_counts_and_freed_memory_does_not(crafted: Crafted):
+    for step in range(9):
+        crafted.node("forward", name=f"z{step}", op="aten::zeros.default", args=[[256]], meta=tensor(256))
+    crafted.read(Limits(allocation_nbytes=4096))
+    crafted.put("forward", "outputs", [f"z{step}" for step in range(9)])
+    message = "`aten::zeros.default` takes the graph's memory to 5120 bytes; at most 4096 are given"
+    assert refusal(crafted, Limits(allocation_nbytes=4096)) == f"{WHERE}: {message}"
+
+
+def test_files_beyond_the_limit_are_refused(crafted: Crafted):
+    sealed = crafted.seal()
+    nbytes = sum(entry.nbytes for entry in aotexport_runtime.open_bundle(sealed).manifest.files)
+    with pytest.raises(BundleInvalid) as caught:
+        aotexport_runtime.open_bundle(sealed, limits=Limits(bundle_nbytes=1000))
+    assert str(caught.value) == f"bundle.json: the files have {nbytes} bytes; at most 1000 are read"
+
+
+# --- time and memory of refusals ------------------------------------------------------------------------------
+
+READ = """
+import resource, sys, time
+import aotexport_runtime
+aotexport_runtime.open_bundle
+import numpy, aotexport_runtime.bundle.read
+began, held = time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+bundle = aotexport_runtime.open_bundle(sys.argv[1])
+try:
+    bundle.read_graphs()
+except aotexport_runtime.BundleInvalid as error:
+    print(error)
+print(time.process_time() - began, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - held)
+"""
+
+
+def test_80_mb_of_nested_lists_are_refused_in_little_memory(crafted: Crafted, tmp_path: Path):
+    lists = b",".join([b"[[[]]]"] * (80_000_000 // 7))
+    crafted.write(WHERE, b'{"inputs": [], "nodes": [], "outputs": [' + lists + b"]}")
+    done = subprocess.run([sys.executable, "-c", READ, crafted.seal()], capture_output=True, text=True, check=True)
+    message, figures = done.stdout.splitlines()
+    assert message == f"{WHERE}: more than the 8388608 lists and objects that are read of a file"
+    assert float(figures.split()[1]) <= 200_000  # kB
