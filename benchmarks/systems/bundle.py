@@ -10,7 +10,11 @@ from typing import Any
 from benchmarks.models import Model, by_position
 from benchmarks.systems.interface import Mode, Prepared, System
 
-_VARIANTS = {"mapped": {}, "mapped, digests unchecked": {"check_digests": False}, "read": {"mapped": False}}
+_VARIANTS = {
+    "mapped": {"mapped": True},
+    "mapped, digests unchecked": {"mapped": True, "check_digests": False},
+    "read": {},
+}
 
 
 def _prepare(model: Model, directory: Path, **options: Any) -> Prepared:

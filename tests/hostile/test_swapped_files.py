@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ import torch
 import aotexport_runtime
 from aotexport_runtime.bundle.read import Bundle
 from aotexport_runtime.bundle.weights import load_tensors
+from tests.hostile.crafted import Crafted
 
 WEIGHTS = "weights/model.safetensors"
 
@@ -61,3 +64,43 @@ def test_module_runs_after_its_directory_was_renamed(bundle: Bundle) -> None:
     module = aotexport_runtime.load(bundle.root)
     os.rename(bundle.root, bundle.root.with_name("elsewhere"))
     assert module(torch.ones(3, 4))["best"].shape == (3,)
+
+
+CHANGED = {
+    "truncated": lambda path: os.truncate(path, 8),
+    "overwritten": lambda path: path.write_bytes(b"\xff" * path.stat().st_size),
+    "removed": lambda path: path.unlink(),
+}
+
+
+@pytest.mark.parametrize("change", CHANGED.values(), ids=CHANGED)
+def test_weights_that_change_after_the_load_change_nothing(bundle: Bundle, change: Callable[[Path], object]) -> None:
+    module = aotexport_runtime.load(bundle.root)
+    expected = module(torch.ones(3, 4))["best"]
+    for path in bundle.root.rglob("*.*"):
+        change(path)
+    assert torch.equal(module(torch.ones(3, 4))["best"], expected)
+    assert not module.eval()(torch.ones(3, 4))["best"].isnan().any()
+
+
+@pytest.mark.parametrize("mapped", [None, True, False])
+def test_changed_weights_are_refused_however_they_are_read(bundle: Bundle, mapped: bool | None) -> None:
+    path = bundle.root / WEIGHTS
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(aotexport_runtime.BundleInvalid) as caught:
+        aotexport_runtime.load(bundle.root, mapped=mapped)
+    assert str(caught.value).startswith(f"{WEIGHTS}: its SHA-256 differs from the manifest's")
+
+
+def test_file_with_a_large_hole_is_refused_before_it_is_read(tiny: Path, tmp_path: Path) -> None:
+    crafted = Crafted(tiny, tmp_path / "crafted")
+    crafted.seal()
+    os.truncate(crafted.root / WEIGHTS, 10**12)
+    for entry in crafted.document("manifest")["files"]:
+        entry["nbytes"] = (crafted.root / entry["path"]).stat().st_size
+    crafted.write("bundle.json", json.dumps(crafted.document("manifest")).encode())
+    with pytest.raises(aotexport_runtime.BundleInvalid) as caught:
+        aotexport_runtime.load(crafted.root)
+    assert str(caught.value) == f"{WEIGHTS}: has a hole of more than 268435456 bytes in the place of data"

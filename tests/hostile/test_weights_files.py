@@ -65,10 +65,8 @@ BROKEN = {
 @pytest.mark.parametrize(("data", "reason"), BROKEN.values(), ids=BROKEN)
 def test_broken_safetensors_file_is_refused(crafted: Crafted, data, reason):
     crafted.write(FILE, data)
-    messages = {
-        _refusal(crafted, mapped).replace("deserializing header:", "deserializing:") for mapped in (True, False)
-    }
-    assert messages == {f"{FILE}: not a safetensors file: Error while deserializing: {reason}"}
+    messages = {_refusal(crafted, mapped) for mapped in (True, False)}
+    assert messages == {f"{FILE}: not a safetensors file: Error while deserializing header: {reason}"}
 
 
 def test_key_that_the_file_lacks_is_refused(crafted: Crafted):

@@ -10,10 +10,10 @@ import contextlib
 import hashlib
 import os
 import re
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from functools import cached_property
 from pathlib import Path
-from typing import BinaryIO, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 import msgspec
 
@@ -117,6 +117,7 @@ class Bundle:
         self.manifest = manifest
         self.limits = limits
         self._compared: dict[str, tuple[int, ...]] = {}
+        self._compared_when_read: frozenset[str] = frozenset()
         self._programs: dict[str, Program] = {}
         self._graphs: dict[str, Graph] = {}
         self._kernels: dict[str, KernelLibrary] = {}
@@ -147,6 +148,8 @@ class Bundle:
             raise BundleInvalid("leads outside the bundle", where=path)
         if full.stat().st_size != entry.nbytes:
             raise BundleInvalid(f"expected {entry.nbytes} bytes, got {full.stat().st_size}", where=path)
+        if entry.nbytes > MAX_HOLE_NBYTES and hole_nbytes(full) > MAX_HOLE_NBYTES:
+            raise BundleInvalid(f"has a hole of more than {MAX_HOLE_NBYTES} bytes in the place of data", where=path)
         return full
 
     def read(self, path: str) -> bytes:
@@ -172,15 +175,20 @@ class Bundle:
         written = versions.parse_version(self.manifest.format)
         return schema.decode_record(self.read(path), type_, where=path, written=written, limits=self.limits)
 
-    def check_files(self, *, digests: bool = True) -> None:
+    def check_files(self, *, digests: bool = True, read_later: Iterable[str] = ()) -> None:
         """Compare size and (optionally) digest of every listed file.
+
+        Args:
+            digests: whether to compare digests.
+            read_later: files whose digest `compare` takes when they are read, since their bytes are then at hand.
 
         Raises:
             BundleInvalid: names the first file that differs.
         """
+        self._compared_when_read = frozenset(read_later if digests else ())
         for entry in self.manifest.files:
             full = self.file(entry.path)
-            if not digests:
+            if not digests or entry.path in self._compared_when_read:
                 continue
             with full.open("rb") as stream:
                 if hashlib.file_digest(stream, "sha256").hexdigest() != entry.sha256:
@@ -199,6 +207,24 @@ class Bundle:
             if self._compared.get(path, _identity(stream)) != _identity(stream):
                 raise BundleInvalid(TAMPERED, where=path)
             yield at_descriptor(stream.fileno(), full)
+
+    def compares_when_read(self, path: str) -> bool:
+        """Return whether the digest of a file was left to its reader."""
+        return path in self._compared_when_read
+
+    def compare(self, path: str, parts: Iterable[Any]) -> None:
+        """Refuse the bytes of a file that was left to its reader, in parts, unless they have its digest.
+
+        Raises:
+            BundleInvalid: the digest differs.
+        """
+        if not self.compares_when_read(path):
+            return
+        digest = hashlib.sha256()
+        for part in parts:
+            digest.update(part)
+        if digest.hexdigest() != self._entries[path].sha256:
+            raise BundleInvalid(TAMPERED, where=path)
 
     @property
     def program_names(self) -> tuple[str, ...]:
@@ -352,6 +378,28 @@ class Bundle:
             check_kernels(library, where=where)
             self._kernels[target] = library
         return self._kernels[target]
+
+
+MAX_HOLE_NBYTES = 1 << 28
+
+
+def hole_nbytes(path: Path) -> int:
+    """Return the size of the first hole of a file that takes no place on the disk; 0: the system tells of none."""
+    if not hasattr(os, "SEEK_HOLE"):
+        return 0
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        size = os.fstat(descriptor).st_size
+        hole = os.lseek(descriptor, 0, os.SEEK_HOLE)
+        try:
+            return os.lseek(descriptor, hole, os.SEEK_DATA) - hole
+        except OSError:
+            # There is no data behind it.
+            return size - hole
+    except OSError:
+        return 0
+    finally:
+        os.close(descriptor)
 
 
 def _identity(stream: BinaryIO) -> tuple[int, ...]:

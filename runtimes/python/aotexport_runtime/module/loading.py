@@ -52,7 +52,7 @@ def load(
     device: torch.device | str | None = None,
     target: str = "auto",
     trust: Literal["data", "native"] = "data",
-    mapped: bool = True,
+    mapped: bool | None = None,
     memory_budget: float = 1,
     matmul: Literal["fastest", "onednn", "torch"] | None = None,
     check_digests: bool = True,
@@ -69,7 +69,7 @@ def load(
     device: torch.device | str | None = None,
     target: str = "auto",
     trust: Literal["data", "native"] = "data",
-    mapped: bool = True,
+    mapped: bool | None = None,
     memory_budget: float = 1,
     matmul: Literal["fastest", "onednn", "torch"] | None = None,
     check_digests: bool = True,
@@ -88,7 +88,9 @@ def load(
             a compiled target of the bundle (`cpu-x86_64-v3`).
         trust: `data`: nothing but data is read, and only operators of the allow-list run. `native`: native files whose
             digest matches the manifest may be loaded as well.
-        mapped: map weights into memory (private pages); False: read them, for network disks.
+        mapped: map weights into memory: processes that load one bundle share them, and nobody may write into its files
+            or truncate them, which would change the weights or end the process; False: read them, so that files may
+            change or go; None: map the files that nobody can change (fs-verity, or immutable), read the others.
         memory_budget: most memory of the saved tensors of programs that record gradients, as a part of the whole, from
             0 to 1; backward recomputes the rest, as far as it can. Below 1 these programs run as `portable`.
         matmul: how float32 matrices are multiplied on processors. `fastest`: by the library that is the faster one
@@ -129,15 +131,16 @@ def load(
         with digests_compared(bundle) if check_digests else contextlib.nullcontext():
             return _load_onnx(bundle, device, onnx)
     check_torch(f"target `{target}`")
-    if check_digests:
-        bundle.check_files()
     if onnx is not None:
         raise NotSupported(f"`onnx` is for target `onnx`, not `{target}`")
-    from aotexport_runtime.bundle.weights import load_tensors
+    from aotexport_runtime.bundle.weights import load_tensors, parts_of
     from aotexport_runtime.engines.codegen import Environment
     from aotexport_runtime.engines.matmul.modes import mode_of
     from aotexport_runtime.module.bundle_module import BundleModule
 
+    if check_digests:
+        weights = {part.file for entry in bundle.manifest.state for part in parts_of(entry)}
+        bundle.check_files(read_later=() if mapped else weights)
     namespaces = frozenset(names_of("operator_namespaces", operator_namespaces))
     _check_namespaces(bundle.manifest.requirements, namespaces)
     types = TensorTypes(tensor_types)
