@@ -1,4 +1,4 @@
-"""`python -m aotexport_runtime inspect|selftest bundle/`, for containers without the exporter."""
+"""`python -m aotexport_runtime inspect|selftest|serve bundle/`, for containers without the exporter."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import sys
 from typing import Any
 
 from aotexport_runtime.errors import AotExportError, ArgumentInvalid
+from aotexport_runtime.server.options import add_options, options_of
 from aotexport_runtime.values.arguments import check_torch, imported
 
 
@@ -29,9 +30,10 @@ def main(argv: list[str] | None = None) -> int:
     test.add_argument("--operator-namespace", action="append", default=[], metavar="NAME")
     test.add_argument("--tensor-type", action="append", default=[], metavar="MODULE:NAME", help="class of tensors")
     test.add_argument("--json", action="store_true", help="print JSON")
+    add_options(commands.add_parser("serve", help="serve a directory of bundles by the Open Inference Protocol"))
     options = parser.parse_args(argv)
     try:
-        return _inspect(options) if options.command == "inspect" else _selftest(options)
+        return {"inspect": _inspect, "selftest": _selftest, "serve": _serve}[options.command](options)
     except AotExportError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2 if isinstance(error, ArgumentInvalid) else 1
@@ -90,6 +92,12 @@ def _selftest(options: Any) -> int:
     if not results:
         print("no recorded calls")
     return 0 if all(result.agrees for _, result in results) else 1
+
+
+def _serve(options: Any) -> int:
+    from aotexport_runtime.server.supervisor import serve
+
+    return serve(options_of(options))
 
 
 def class_named(name: str) -> type:

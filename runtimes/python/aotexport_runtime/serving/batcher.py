@@ -20,6 +20,20 @@ Run = Callable[[Sequence[Any]], Sequence[Any]]
 """Runs one or more calls as one; returns the result of each."""
 
 
+class Answer(Future[Any]):
+    """The future result of a call, with what it took; cancelled while the call waits, it is not run.
+
+    Attributes:
+        waited_s: from its coming to the beginning of its batch, in seconds; 0 before.
+        ran_s: how long its batch ran, in seconds; 0 before its end.
+        batch_size: of all calls that ran as one; 0 before.
+    """
+
+    waited_s: float = 0.0
+    ran_s: float = 0.0
+    batch_size: int = 0
+
+
 @dataclass(eq=False, kw_only=True)
 class Waiting:
     """A call that waits.
@@ -38,7 +52,7 @@ class Waiting:
     size: int
     deadline: float | None
     since: float = field(default_factory=time.monotonic)
-    result: Future[Any] = field(default_factory=Future[Any])
+    result: Answer = field(default_factory=Answer)
 
 
 class Batcher:
@@ -46,7 +60,10 @@ class Batcher:
 
     Attributes:
         max_batch_size: greatest size of a joined batch; a call that is larger runs alone.
+        running_since: when the batch that runs began, by `time.monotonic`; None: none runs.
     """
+
+    running_since: float | None = None
 
     def __init__(self, run: Run, *, max_batch_size: int, max_latency_s: float, max_waiting: int) -> None:
         """Make an empty queue; the first call starts the thread.
@@ -66,7 +83,17 @@ class Batcher:
         self._closed = False
         self._thread: threading.Thread | None = None
 
-    def submit(self, waiting: Waiting) -> Future[Any]:
+    @property
+    def waiting(self) -> int:
+        """How many calls wait."""
+        return len(self._waiting)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether one more call would be refused."""
+        return len(self._waiting) >= self._max_waiting
+
+    def submit(self, waiting: Waiting) -> Answer:
         """Queue a call; return its future result, which may be cancelled while the call waits.
 
         Raises:
@@ -76,7 +103,7 @@ class Batcher:
         with self._changed:
             if self._closed:
                 raise NotSupported("the servable is closed")
-            if len(self._waiting) >= self._max_waiting:
+            if self.is_full:
                 raise Overloaded(
                     f"{self._max_waiting} calls wait already. Try again later, or allow more: `max_waiting`"
                 )
@@ -109,7 +136,9 @@ class Batcher:
                 self._changed.wait()
             self._wait_for_others(self._waiting[0])
             batch = self._take()
+        self.running_since = time.monotonic()
         answer(self._run, [each for each in batch if _is_wanted(each)])
+        self.running_since = None
         return True
 
     def _wait_for_others(self, first: Waiting) -> None:
@@ -154,6 +183,9 @@ def answer(run: Run, batch: Sequence[Waiting]) -> None:
     """Run a batch; where that fails, each call alone, so that each has its own result or error."""
     if not batch:
         return
+    began, size = time.monotonic(), sum(each.size for each in batch)
+    for each in batch:
+        each.result.waited_s, each.result.batch_size = began - each.since, size
     try:
         results = run([each.call for each in batch])
     except Exception as error:
@@ -163,5 +195,7 @@ def answer(run: Run, batch: Sequence[Waiting]) -> None:
         for each in batch:
             answer(run, [each])
         return
+    ran_s = time.monotonic() - began
     for each, result in zip(batch, results, strict=True):
+        each.result.ran_s = ran_s
         each.result.set_result(result)

@@ -7,7 +7,6 @@ import math
 import os
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
 from typing import Any, Literal
 
 import numpy as np
@@ -15,7 +14,7 @@ import torch
 
 from aotexport_runtime.bundle.read import open_bundle
 from aotexport_runtime.errors import ArgumentInvalid, CallInvalid, NotSupported
-from aotexport_runtime.serving.batcher import Batcher, Waiting
+from aotexport_runtime.serving.batcher import Answer, Batcher, Waiting
 from aotexport_runtime.serving.interface import BatchAxes, TensorSpec, join_key
 from aotexport_runtime.serving.program import ServedProgram, Values, as_array, is_rare
 from aotexport_runtime.serving.warm_up import check_recorded_calls, proven_batch
@@ -96,6 +95,21 @@ class Servable:
         """Where calls may be joined; None: nowhere, or `warm_up` has not shown it."""
         return self._batch
 
+    @property
+    def waiting(self) -> int:
+        """How many calls of `submit` wait."""
+        return self._batcher.waiting
+
+    @property
+    def is_full(self) -> bool:
+        """Whether `submit` would refuse one more call."""
+        return self._batcher.is_full
+
+    @property
+    def running_since(self) -> float | None:
+        """When the batch of `submit` that runs began, by `time.monotonic`; None: none runs."""
+        return self._batcher.running_since
+
     def warm_up(self) -> None:
         """Run the recorded calls, compare with what eager gave, and find out whether calls can be joined.
 
@@ -130,7 +144,7 @@ class Servable:
         program = self._served()
         return self._named(inputs, program.run(self._values(program, inputs)))
 
-    def submit(self, inputs: Mapping[str, Any], *, timeout_s: float | None = None) -> Future[dict[str, Any]]:
+    def submit(self, inputs: Mapping[str, Any], *, timeout_s: float | None = None) -> Answer:
         """Queue a call, which may be joined with others; return the future of what `infer` returns.
 
         Joined calls are run as one batch, along `batch_axes`: their answers equal those of each alone but for the last
@@ -143,7 +157,7 @@ class Servable:
 
         Returns:
             A future with the result; with what `infer` raises; or with `DeadlinePassed`. It can be cancelled while the
-            call waits, and awaited with `asyncio.wrap_future`.
+            call waits, awaited with `asyncio.wrap_future`, and tells how long the call waited and ran.
 
         Raises:
             CallInvalid: names are missing or unknown, or a value is no array; lists every violation.

@@ -1,0 +1,80 @@
+"""The bundles below a directory: `<model>/<version>/` or `<model>/`, found anew at each look."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+MANIFEST = "bundle.json"
+
+Fingerprint = tuple[tuple[str, int, int, int], ...]
+"""Path, size, time and inode of every file of a bundle."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """A bundle that a model could be served from.
+
+    Attributes:
+        version: name of its directory, a number; `1` of a model without versions.
+        path: its directory.
+        files: tells it from what was there before.
+    """
+
+    version: str
+    path: Path
+    files: Fingerprint
+
+    @property
+    def nbytes(self) -> int:
+        """Size of its files in bytes."""
+        return sum(size for _, size, _, _ in self.files)
+
+
+def find_models(root: Path) -> dict[str, list[Candidate]]:
+    """Return the bundles of each model, the newest version first.
+
+    Args:
+        root: a directory of models; or a bundle, which is a model of that name.
+    """
+    if (root / MANIFEST).is_file():
+        return {root.resolve().name: _candidates(root)}
+    models = {entry.name: _candidates(Path(entry.path)) for entry in _directories(root)}
+    return {name: found for name, found in sorted(models.items()) if found}
+
+
+def _candidates(model: Path) -> list[Candidate]:
+    if (model / MANIFEST).is_file():
+        return [_candidate("1", model)]
+    versions = [entry.name for entry in _directories(model) if _is_version(entry.name)]
+    return [_candidate(name, model / name) for name in sorted(versions, key=int, reverse=True)]
+
+
+def _is_version(name: str) -> bool:
+    return name.isascii() and name.isdecimal() and len(name) <= 18 and not name.startswith("0")
+
+
+def _candidate(version: str, path: Path) -> Candidate:
+    return Candidate(version=version, path=path, files=tuple(sorted(_files(path))))
+
+
+def _files(root: Path) -> list[tuple[str, int, int, int]]:
+    found: list[tuple[str, int, int, int]] = []
+    for folder, _, names in os.walk(root):
+        for name in names:
+            path = os.path.join(folder, name)
+            try:
+                status = os.stat(path)
+            except OSError:  # it went while we looked
+                continue
+            found.append((os.path.relpath(path, root), status.st_size, status.st_mtime_ns, status.st_ino))
+    return found
+
+
+def _directories(path: Path) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(path) as entries:
+            return [entry for entry in entries if not entry.name.startswith(".") and entry.is_dir()]
+    except OSError:  # it went while we looked
+        return []

@@ -1,0 +1,224 @@
+"""Requests and answers of the protocol, from and to bytes; knows no server."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from aotexport_runtime.server.refusals import Refusal
+from aotexport_runtime.server.tensors import WITHOUT_JSON, Array, datatype_of, from_bytes, from_numbers, to_bytes
+from aotexport_runtime.serving.interface import TensorSpec
+
+
+class Tensor(Struct):
+    """An input of a request."""
+
+    name: str
+    datatype: str
+    shape: list[int]
+    parameters: dict[str, Any] | None = None
+    data: Any = None
+
+
+class Output(Struct):
+    """An output that a request asks for."""
+
+    name: str
+    parameters: dict[str, Any] | None = None
+
+
+class Head(Struct):
+    """A request: all of it, or what comes before its binary data."""
+
+    inputs: list[Tensor]
+    id: str | None = None
+    parameters: dict[str, Any] | None = None
+    outputs: list[Output] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Signature:
+    """Inputs and outputs of a model as the protocol has them.
+
+    Attributes:
+        inputs: datatype and shape by name; -1 where a size differs between calls.
+        outputs: the same of the outputs.
+    """
+
+    inputs: Mapping[str, tuple[str, tuple[int, ...]]]
+    outputs: Mapping[str, tuple[str, tuple[int, ...]]]
+
+    @classmethod
+    def of(cls, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> Signature:
+        """Return the signature of a servable.
+
+        Raises:
+            NotSupported: the protocol lacks a dtype.
+        """
+        return cls(inputs=_by_name(inputs), outputs=_by_name(outputs))
+
+
+def _by_name(specs: Sequence[TensorSpec]) -> dict[str, tuple[str, tuple[int, ...]]]:
+    return {spec.name: (datatype_of(spec.name, spec.dtype), spec.shape) for spec in specs}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """A request with its tensors.
+
+    Attributes:
+        id: the client's, or a new one.
+        inputs: array by name.
+        outputs: whether to answer in bytes, by the name of each output that is asked for.
+        timeout_s: how long the client waits; None: it does not say.
+    """
+
+    id: str
+    inputs: Mapping[str, Array]
+    outputs: Mapping[str, bool]
+    timeout_s: float | None = None
+
+
+_decode = msgspec.json.Decoder(Head).decode
+
+
+def read_request(body: bytearray, json_nbytes: int | None, signature: Signature, request_id: str = "") -> Request:
+    """Return the request in the body of an HTTP request.
+
+    Args:
+        body: JSON, and behind it binary data; owned by the request from here on.
+        json_nbytes: length of the JSON; None: all of it.
+        signature: of the model.
+        request_id: used where the request has none.
+
+    Raises:
+        Refusal: the body is no request, or does not fit the signature.
+    """
+    view = memoryview(body)
+    end = len(body) if json_nbytes is None else json_nbytes
+    if not 0 <= end <= len(body):
+        raise Refusal("invalid", f"the header tells of {end} bytes of JSON, and the body has {len(body)}")
+    try:
+        head = _decode(view[:end])
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise Refusal("invalid", f"the body is no inference request: {error}") from None
+    inputs: dict[str, Array] = {}
+    for tensor in head.inputs:
+        nbytes = (tensor.parameters or {}).get("binary_data_size")
+        check_input(tensor.name, tensor.datatype, tensor.shape, inputs, signature)
+        if nbytes is None:
+            inputs[tensor.name] = from_numbers(tensor.name, tensor.datatype, tensor.shape, _data(tensor))
+            continue
+        if not isinstance(nbytes, int) or not 0 <= nbytes <= len(body) - end:
+            raise Refusal(
+                "invalid", f"`{tensor.name}`: `binary_data_size` is {nbytes}, and {len(body) - end} bytes are left"
+            )
+        inputs[tensor.name] = from_bytes(tensor.name, tensor.datatype, tensor.shape, view[end : end + nbytes])
+        end += nbytes
+    if end != len(body):
+        raise Refusal("invalid", f"{len(body) - end} bytes of binary data belong to no input")
+    parameters = head.parameters or {}
+    return Request(
+        id=head.id or request_id or str(uuid.uuid4()),
+        inputs=inputs,
+        outputs=_wanted(head.outputs, parameters.get("binary_data_output") is True, signature),
+        timeout_s=timeout_s(parameters.get("timeout")),
+    )
+
+
+def _data(tensor: Tensor) -> Any:
+    if not isinstance(tensor.data, list):
+        raise Refusal("invalid", f"`{tensor.name}`: it has neither `data` nor `binary_data_size`")
+    return tensor.data  # pyright: ignore[reportUnknownVariableType]
+
+
+def check_input(name: str, datatype: str, shape: Sequence[int], known: Mapping[str, Any], signature: Signature) -> None:
+    """Refuse an input that the model does not have so, or that came before.
+
+    Raises:
+        Refusal: says what was expected.
+    """
+    if name in known:
+        raise Refusal("invalid", f"`{name}` is given twice")
+    if name not in signature.inputs:
+        raise Refusal("invalid", f"`{name}`: no such input; there are {_names(signature.inputs)}")
+    expected, sizes = signature.inputs[name]
+    if datatype != expected:
+        raise Refusal("invalid", f"`{name}`: expected {expected}, got {datatype}")
+    if len(shape) != len(sizes) or any(want not in (-1, size) for want, size in zip(sizes, shape, strict=True)):
+        raise Refusal("invalid", f"`{name}`: expected the shape {list(sizes)}, got {list(shape)}")
+
+
+def _wanted(outputs: list[Output] | None, binary: bool, signature: Signature) -> dict[str, bool]:
+    if not outputs:
+        wanted = dict.fromkeys(signature.outputs, binary)
+    else:
+        wanted = {each.name: bool((each.parameters or {}).get("binary_data", binary)) for each in outputs}
+    check_outputs(wanted, signature)
+    for name, in_bytes in wanted.items():
+        if not in_bytes and signature.outputs[name][0] in WITHOUT_JSON:
+            raise Refusal(
+                "invalid", f"`{name}`: {signature.outputs[name][0]} has no form in JSON; ask for it as binary data"
+            )
+    return wanted
+
+
+def check_outputs(names: Mapping[str, Any], signature: Signature) -> None:
+    """Refuse names that are no outputs.
+
+    Raises:
+        Refusal: names the outputs that there are.
+    """
+    for name in names:
+        if name not in signature.outputs:
+            raise Refusal("invalid", f"`{name}`: no such output; there are {_names(signature.outputs)}")
+
+
+def _names(names: Mapping[str, Any]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
+def timeout_s(microseconds: Any) -> float | None:
+    """Return the parameter `timeout` of a request in seconds; None: it has none.
+
+    Raises:
+        Refusal: it is no number above 0.
+    """
+    if microseconds is None:
+        return None
+    if not isinstance(microseconds, int) or isinstance(microseconds, bool) or microseconds <= 0:
+        raise Refusal("invalid", f"the parameter `timeout` is a number of microseconds above 0, got {microseconds!r}")
+    return microseconds / 1e6
+
+
+def write_answer(
+    request: Request, model: str, version: str, outputs: Mapping[str, Array], signature: Signature
+) -> tuple[bytes, int | None]:
+    """Return the body of an HTTP response, and how much of it is JSON; None: all.
+
+    Args:
+        request: what is answered.
+        model: name of the model.
+        version: its version.
+        outputs: what the servable returned.
+        signature: of the model.
+    """
+    entries: list[dict[str, Any]] = []
+    parts: list[bytes] = []
+    for name, in_bytes in request.outputs.items():
+        array, datatype = outputs[name], signature.outputs[name][0]
+        entry: dict[str, Any] = {"name": name, "datatype": datatype, "shape": list(array.shape)}
+        if in_bytes:
+            parts.append(to_bytes(datatype, array))
+            entry["parameters"] = {"binary_data_size": len(parts[-1])}
+        else:
+            entry["data"] = array.ravel().tolist()
+        entries.append(entry)
+    answer = {"model_name": model, "model_version": version, "id": request.id, "outputs": entries}
+    head = msgspec.json.encode(answer)
+    return (head, None) if not parts else (b"".join([head, *parts]), len(head))

@@ -1,0 +1,108 @@
+"""Options of `python -m aotexport_runtime serve`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from aotexport_runtime.errors import ArgumentInvalid
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeOptions:
+    """What a server serves, and how; the fields are the options of the command line."""
+
+    repository: Path
+    host: str = "127.0.0.1"
+    http_port: int = 8080
+    grpc_port: int = 8081
+    workers: int = 1
+    threads: int | None = None
+    engine: str | None = None
+    device: str = "cpu"
+    max_batch_size: int = 32
+    max_latency_ms: float = 0.0
+    max_waiting: int = 1024
+    max_request_bytes: int = 64 << 20
+    request_timeout_s: float = 30.0
+    memory_limit: int | None = None
+    poll_s: float = 0.5
+    drain_s: float = 30.0
+    trust: Literal["data", "native"] = "data"
+    access_log: bool = True
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+
+    @property
+    def threads_per_worker(self) -> int:
+        """Threads of an operator in each worker."""
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        return self.threads or max(1, cores // self.workers)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options to the parser of the command."""
+    parser.add_argument("repository", type=Path, help="a bundle, or a directory of them: MODEL/VERSION/ or MODEL/")
+    add = parser.add_argument
+    add("--host", default="127.0.0.1", help="address to listen at; 0.0.0.0: every one (default: %(default)s)")
+    add("--http-port", type=int, default=8080, help="0: any that is free (default: %(default)s)")
+    add("--grpc-port", type=int, default=8081, help="0: any that is free (default: %(default)s)")
+    add("--workers", type=int, default=1, help="processes, which share the weights (default: %(default)s)")
+    add("--threads", type=int, help="threads of an operator in each worker (default: cores / workers)")
+    add("--engine", help="target of `load` (default: auto)")
+    add("--device", default="cpu", help="where models run (default: %(default)s)")
+    add(
+        "--max-batch-size", type=int, default=32, help="greatest joined batch; 1: none is joined (default: %(default)s)"
+    )
+    add("--max-latency-ms", type=float, default=0.0, help="how long a request waits for others (default: 0)")
+    add("--max-waiting", type=int, default=1024, help="most requests that wait for a model (default: %(default)s)")
+    add("--max-request-bytes", type=int, default=64 << 20, help="greatest request (default: %(default)s)")
+    add("--request-timeout-s", type=float, default=30.0, help="longest time of a request (default: %(default)s)")
+    add("--memory-limit", type=int, metavar="BYTES", help="most bytes of loaded bundles (default: any number)")
+    add("--poll-s", type=float, default=0.5, help="time between looks at the repository (default: %(default)s)")
+    add(
+        "--drain-s",
+        type=float,
+        default=30.0,
+        help="longest time for the last requests at the end (default: %(default)s)",
+    )
+    add("--trust", choices=("data", "native"), default="data", help="native: run native files as well")
+    add("--access-log", choices=("on", "off"), default="on", help="one line per request (default: %(default)s)")
+    add("--tls-cert", type=Path, help="certificate, for HTTPS and gRPC with TLS")
+    add("--tls-key", type=Path, help="its key")
+
+
+_LEAST = {
+    "http_port": 0,
+    "grpc_port": 0,
+    "workers": 1,
+    "threads": 1,
+    "max_batch_size": 1,
+    "max_latency_ms": 0,
+    "max_waiting": 1,
+    "max_request_bytes": 1,
+    "request_timeout_s": 0.001,
+    "memory_limit": 1,
+    "poll_s": 0.01,
+    "drain_s": 0,
+}
+
+
+def options_of(parsed: Any) -> ServeOptions:
+    """Return the options of a command line.
+
+    Raises:
+        ArgumentInvalid: a value is out of range, or the repository is no directory.
+    """
+    values = {name: getattr(parsed, name) for name in ServeOptions.__dataclass_fields__}
+    for name, least in _LEAST.items():
+        if values[name] is not None and values[name] < least:
+            raise ArgumentInvalid(f"`--{name.replace('_', '-')}`: expected at least {least}, got {values[name]}")
+    if not parsed.repository.is_dir():
+        raise ArgumentInvalid(f"`{parsed.repository}` is no directory; name a bundle, or a directory of bundles")
+    if (parsed.tls_cert is None) != (parsed.tls_key is None):
+        raise ArgumentInvalid("`--tls-cert` and `--tls-key` belong together")
+    return ServeOptions(**values | {"access_log": parsed.access_log == "on"})

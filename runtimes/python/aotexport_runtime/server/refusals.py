@@ -1,0 +1,63 @@
+"""What a client is told when its request is not answered: one sentence and a code of the protocol."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from aotexport_runtime.errors import AotExportError, CallInvalid, CheckFailed, DeadlinePassed, Overloaded
+
+Kind = Literal["invalid", "not_found", "too_slow", "too_large", "overloaded", "unavailable", "deadline", "internal"]
+
+CODES: dict[Kind, tuple[int, str]] = {
+    "invalid": (400, "INVALID_ARGUMENT"),
+    "not_found": (404, "NOT_FOUND"),
+    "too_slow": (408, "DEADLINE_EXCEEDED"),
+    "too_large": (413, "RESOURCE_EXHAUSTED"),
+    "overloaded": (429, "RESOURCE_EXHAUSTED"),
+    "internal": (500, "INTERNAL"),
+    "unavailable": (503, "UNAVAILABLE"),
+    "deadline": (504, "DEADLINE_EXCEEDED"),
+}
+"""Status of HTTP and of gRPC by kind."""
+
+
+class Refusal(AotExportError):
+    """A request that is not answered.
+
+    Attributes:
+        kind: why, as metrics and logs have it.
+    """
+
+    def __init__(self, kind: Kind, text: str) -> None:
+        self.kind: Kind = kind
+        super().__init__(text)
+
+    @property
+    def http_status(self) -> int:
+        """Status of an HTTP response."""
+        return CODES[self.kind][0]
+
+    @property
+    def grpc_status(self) -> str:
+        """Name of a status of gRPC."""
+        return CODES[self.kind][1]
+
+
+_KINDS: tuple[tuple[type[BaseException], Kind], ...] = (
+    (CallInvalid, "invalid"),
+    (CheckFailed, "invalid"),
+    (Overloaded, "overloaded"),
+    (DeadlinePassed, "deadline"),
+)
+
+
+def refusal_of(error: BaseException) -> Refusal:
+    """Return what a client is told of an error of its call."""
+    if isinstance(error, Refusal):
+        return error
+    for known, kind in _KINDS:
+        if isinstance(error, known):
+            return Refusal(kind, " ".join(str(error).split()))
+    # Operators refuse values by these: an index out of range, a shape that does not broadcast.
+    kind = "invalid" if isinstance(error, IndexError | ValueError) else "internal"
+    return Refusal(kind, f"the model failed with {type(error).__name__}: {' '.join(str(error).split())[:500]}")

@@ -1,0 +1,291 @@
+"""The models of a repository: found, proved, swapped, let go. Knows no server and no torch.
+
+Invariant: a model is served by a servable that has passed its self-test, or not at all. A new one is loaded beside the
+old one; the old one answers what it was asked, and goes.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from aotexport_runtime.errors import AotExportError, first_line
+from aotexport_runtime.server.bundles import Candidate, Fingerprint, find_models
+from aotexport_runtime.server.messages import Signature
+from aotexport_runtime.server.refusals import Refusal
+from aotexport_runtime.serving.servable import Servable
+
+log = logging.getLogger("aotexport_runtime.server")
+
+State = Literal["READY", "UNAVAILABLE", "LOADING"]
+Event = Literal["loaded", "failed", "unloaded"]
+Watcher = Callable[[str, str, Event], None]
+"""Is told of a model, its version, and what happened to it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Served:
+    """A version of a model that has passed its self-test."""
+
+    version: str
+    servable: Servable
+    signature: Signature
+    nbytes: int
+
+
+@dataclass(kw_only=True)
+class Model:
+    """A model of the repository.
+
+    Attributes:
+        name: of its directory.
+        candidates: its bundles, the newest version first.
+        chosen: the bundle that it is, or was last, served from.
+        served: what answers its calls; None: it is not loaded.
+        signature: of the version that was loaded last; None: none was.
+        failures: why each bundle that was tried is not served.
+        refused: whether a client unloaded it.
+        last_used: when it was last asked for, by `time.monotonic`.
+    """
+
+    name: str
+    candidates: list[Candidate] = field(default_factory=list[Candidate])
+    chosen: Candidate | None = None
+    served: Served | None = None
+    signature: Signature | None = None
+    failures: dict[Fingerprint, str] = field(default_factory=dict[Fingerprint, str])
+    refused: bool = False
+    last_used: float = 0.0
+
+    @property
+    def state(self) -> State:
+        """State of the model in the protocol's index."""
+        if self.served is not None or (self.chosen is not None and not self.refused):
+            return "READY"
+        return "UNAVAILABLE" if self.failures or self.refused else "LOADING"
+
+    @property
+    def reason(self) -> str:
+        """Why the newest version is not served; empty: it is, or will be when it is asked for."""
+        if self.refused:
+            return "unloaded"
+        newest = self.candidates[0] if self.candidates else None
+        if newest is None or newest is self.chosen:
+            return ""
+        failure = self.failures.get(newest.files, "")
+        return failure and f"version {newest.version}: {failure}"
+
+
+class Repository:
+    """The models below a directory. Changes wait for one another; `current` waits for nothing."""
+
+    def __init__(
+        self,
+        root: Path,
+        make: Callable[[Path], Servable],
+        *,
+        most_nbytes: int | None = None,
+        watcher: Watcher = lambda model, version, event: None,
+    ) -> None:
+        """Look at nothing yet; see `scan`.
+
+        Args:
+            root: see `find_models`.
+            make: returns the servable of a bundle, which has not run yet.
+            most_nbytes: most bytes of the bundles that are loaded at once; None: any number. What was not asked for
+                longest goes first, and is loaded again when it is asked for.
+            watcher: is told what happens.
+        """
+        self._root = root
+        self._make = make
+        self._most_nbytes = most_nbytes
+        self._watcher = watcher
+        self._lock = threading.RLock()
+        self._seen: dict[Path, Fingerprint] = {}
+        self._scanned = False
+        self._proved = False
+        self.models: dict[str, Model] = {}
+
+    @property
+    def is_proved(self) -> bool:
+        """Whether every model that the repository held at first has passed its self-test, or is gone."""
+        return self._proved
+
+    def model(self, name: str) -> Model:
+        """Return the model called `name`.
+
+        Raises:
+            Refusal: there is none.
+        """
+        found = self.models.get(name)
+        if found is None:
+            raise Refusal("not_found", f"there is no model `{name[:100]}`")
+        return found
+
+    def current(self, name: str, version: str = "") -> Served | None:
+        """Return what answers calls of a model now; None: it is to be loaded first, by `demand`.
+
+        Args:
+            name: of the model.
+            version: that the client asks for; empty: the one that is served.
+
+        Raises:
+            Refusal: no such model or version, or it cannot be served.
+        """
+        model = self.model(name)
+        model.last_used = time.monotonic()
+        served = model.served
+        if model.refused:
+            raise Refusal("unavailable", f"model `{name}` is unloaded; load it first")
+        if served is None and model.state == "UNAVAILABLE":
+            raise Refusal("unavailable", f"model `{name}` cannot be served: {model.reason}")
+        if served is not None and version not in ("", served.version):
+            raise Refusal(
+                "not_found", f"model `{name}` has no version `{version[:20]}` that is served; {served.version} is"
+            )
+        return served
+
+    def demand(self, name: str) -> None:
+        """Load a model that is to be loaded when it is asked for.
+
+        Raises:
+            Refusal: it cannot be served.
+        """
+        with self._lock:
+            model = self.model(name)
+            if model.served is None and not model.refused:
+                self._choose(model)
+            if model.served is None:
+                raise Refusal("unavailable", f"model `{name}` cannot be served: {model.reason or 'it is gone'}")
+
+    def load(self, name: str) -> None:
+        """Load the newest version of a model, also where it was unloaded or has failed before.
+
+        Raises:
+            Refusal: there is no such model, or its newest version fails; an older one that is served stays.
+        """
+        with self._lock:
+            candidates = find_models(self._root).get(name)
+            if candidates is None:
+                raise Refusal("not_found", f"there is no model `{name[:100]}`")
+            model = self.models.setdefault(name, Model(name=name))
+            model.candidates, model.refused = candidates, False
+            model.failures.clear()
+            self._choose(model)
+            if model.reason:
+                raise Refusal("invalid", f"model `{name}` is not loaded: {model.reason}")
+
+    def unload(self, name: str) -> None:
+        """Let a model go, until it is loaded by name.
+
+        Raises:
+            Refusal: there is no such model.
+        """
+        with self._lock:
+            model = self.model(name)
+            model.refused = True
+            self._let_go(model)
+
+    def scan(self) -> None:
+        """Look for new, changed and removed bundles, and serve the newest of each model that passes."""
+        found = find_models(self._root)
+        with self._lock:
+            for name in [name for name in self.models if name not in found]:
+                self._let_go(self.models.pop(name))
+            for name, candidates in found.items():
+                model = self.models.setdefault(name, Model(name=name))
+                model.candidates = candidates
+                known = {bundle.files for bundle in candidates}
+                model.failures = {files: reason for files, reason in model.failures.items() if files in known}
+        for model in [*self.models.values()]:
+            with self._lock:
+                if not model.refused:
+                    self._choose(model, watching=True)
+        self._seen = {bundle.path: bundle.files for bundles in found.values() for bundle in bundles}
+        self._scanned = True
+        self._proved = self._proved or all(m.chosen or m.refused for m in self.models.values())
+
+    def close(self) -> None:
+        """Let every model go when it has answered what it was asked."""
+        with self._lock:
+            for model in self.models.values():
+                self._let_go(model)
+
+    def _is_settled(self, bundle: Candidate) -> bool:
+        """Return whether nothing has changed since the last look: what is being copied is left alone."""
+        return not self._scanned or self._seen.get(bundle.path) == bundle.files
+
+    def _choose(self, model: Model, *, watching: bool = False) -> None:
+        """Serve the newest version that passes; the one that is served stays where none does.
+
+        Args:
+            model: the model.
+            watching: leave alone what is being copied, and what was let go until it is asked for.
+        """
+        for bundle in model.candidates:
+            if model.chosen is not None and model.chosen.files == bundle.files and (watching or model.served):
+                model.chosen = bundle
+                return
+            if bundle.files in model.failures:
+                continue
+            if (watching and not self._is_settled(bundle)) or self._try(model, bundle):
+                return
+
+    def _try(self, model: Model, bundle: Candidate) -> bool:
+        """Load a bundle beside the one that is served, prove it, and swap; return whether it is served."""
+        began = time.monotonic()
+        try:
+            self._make_room(model, bundle)
+            servable = self._make(bundle.path)
+            servable.warm_up()
+            signature = Signature.of(servable.inputs, servable.outputs)
+        except Exception as error:  # whatever a bundle does, the others are served
+            known = isinstance(error, AotExportError)
+            reason = " ".join(str(error).split())[:1000] if known else f"{type(error).__name__}: {first_line(error)}"
+            model.failures[bundle.files] = reason
+            if model.chosen is not None and model.chosen.files == bundle.files:
+                model.chosen = None
+            log.error(
+                "model is not loaded",
+                extra={"fields": {"model": model.name, "version": bundle.version, "reason": reason}},
+            )
+            self._watcher(model.name, bundle.version, "failed")
+            return False
+        old = model.served
+        served = Served(version=bundle.version, servable=servable, signature=signature, nbytes=bundle.nbytes)
+        model.signature, model.chosen, model.served = signature, bundle, served
+        fields = {"model": model.name, "version": bundle.version, "seconds": round(time.monotonic() - began, 3)}
+        log.info("model is served", extra={"fields": fields})
+        self._watcher(model.name, bundle.version, "loaded")
+        if old is not None:
+            self._end(model.name, old)
+        return True
+
+    def _make_room(self, model: Model, bundle: Candidate) -> None:
+        if self._most_nbytes is None:
+            return
+        if bundle.nbytes > self._most_nbytes:
+            raise Refusal(
+                "unavailable", f"it takes {bundle.nbytes} bytes, more than all models may: {self._most_nbytes}"
+            )
+        loaded = sorted((m for m in self.models.values() if m.served and m is not model), key=lambda m: m.last_used)
+        for other in loaded:
+            if sum(m.served.nbytes for m in self.models.values() if m.served) + bundle.nbytes <= self._most_nbytes:
+                return
+            self._let_go(other)
+
+    def _let_go(self, model: Model) -> None:
+        old, model.served = model.served, None
+        if old is not None:
+            self._end(model.name, old)
+
+    def _end(self, name: str, old: Served) -> None:
+        old.servable.close()
+        self._watcher(name, old.version, "unloaded")
+        gc.collect()

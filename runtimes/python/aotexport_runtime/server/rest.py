@@ -1,0 +1,196 @@
+"""HTTP: KServe's server and routes, with routes of ours before them where KServe has none, or other answers."""
+# kserve is an extra, and its packages are not where types are checked.
+# pyright: basic, reportMissingImports=false
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+from typing import Any
+
+import kserve.errors
+import msgspec
+from fastapi import APIRouter, FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from kserve.protocol.rest.server import RESTServer
+from starlette.exceptions import HTTPException
+
+from aotexport_runtime.server import metrics
+from aotexport_runtime.server.inference import Inference, refusal_of_kserve
+from aotexport_runtime.server.messages import Request as InferRequest
+from aotexport_runtime.server.messages import Signature, read_request, write_answer
+from aotexport_runtime.server.models import BundleExtension, BundlePlane
+from aotexport_runtime.server.options import ServeOptions
+from aotexport_runtime.server.refusals import Refusal
+
+JSON_NBYTES = "inference-header-content-length"
+
+
+class RestServer(RESTServer):
+    """KServe's HTTP server at a socket that other workers listen at as well."""
+
+    def __init__(
+        self, plane: BundlePlane, extension: BundleExtension, inference: Inference, options: ServeOptions
+    ) -> None:
+        super().__init__(
+            "kserve.model_server:app",
+            plane,
+            extension,
+            options.http_port,
+            grace_period=int(options.drain_s) or 1,
+            ssl_certfile=options.tls_cert and str(options.tls_cert),
+            ssl_keyfile=options.tls_key and str(options.tls_key),
+        )
+        self.config.host = options.host
+        self.config.access_log = False
+        self.config.ws = "none"
+        self._routes = Routes(plane, extension, inference, options)
+
+    async def serve(self, listening: socket.socket) -> None:
+        """Answer requests until the process is told to end, and the last one is answered."""
+        self.create_application()
+        await self._server.serve(sockets=[listening])
+
+    def _register_endpoints(self, app: FastAPI) -> None:
+        app.include_router(self._routes.router())
+        super()._register_endpoints(app)
+
+    def _add_middlewares(self, app: FastAPI) -> None:
+        """Add none: times are in our metrics."""
+
+    def _add_exception_handlers(self, app: FastAPI) -> None:
+        errors = [getattr(kserve.errors, name) for name in ("ModelNotFound", "ModelNotReady", "InvalidInput")]
+        for error in (*errors, kserve.errors.ServerNotReady, Refusal, NotImplementedError):
+            app.add_exception_handler(error, _refuse)
+        app.add_exception_handler(RequestValidationError, _refuse_body)
+        app.add_exception_handler(HTTPException, _refuse_route)
+
+
+class Routes:
+    """Our routes: inference, versions, the index of the repository, metrics."""
+
+    def __init__(
+        self, plane: BundlePlane, extension: BundleExtension, inference: Inference, options: ServeOptions
+    ) -> None:
+        self._plane = plane
+        self._extension = extension
+        self._inference = inference
+        self._options = options
+
+    def router(self) -> APIRouter:
+        """Return the routes."""
+        router = APIRouter(include_in_schema=False)
+        add: Callable[..., Any] = router.add_route
+        add("/metrics", self.metrics, methods=["GET"])
+        add("/v2/repository/index", self.index, methods=["POST"])
+        model, version = "/v2/models/{model}", "/v2/models/{model}/versions/{version}"
+        add(f"{model}/infer", self.infer, methods=["POST"])
+        add(f"{version}/infer", self.infer, methods=["POST"])
+        add(f"{version}/ready", self.version_ready, methods=["GET"])
+        add(model, self.version_metadata, methods=["GET"])
+        add(version, self.version_metadata, methods=["GET"])
+        return router
+
+    async def metrics(self, request: Request) -> Response:
+        """Return the metrics of every worker."""
+        body, content_type = metrics.write_metrics(request.headers.get("accept"))
+        return Response(body, headers={"content-type": content_type})
+
+    async def index(self, request: Request) -> Response:
+        """Return every model with its state; with `{"ready": true}`, those that are ready."""
+        body = bytes(await read_body(request, self._options))
+        try:
+            asked = msgspec.json.decode(body, type=dict[str, Any]) if body else {}
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise Refusal("invalid", f"the body is no request for the index: {error}") from None
+        return _json(await self._extension.index(asked.get("ready") is True))
+
+    async def version_metadata(self, request: Request) -> Response:
+        """Return the inputs and outputs of a model."""
+        path = request.path_params
+        return _json(await self._plane.model_metadata(path["model"], path.get("version", "")))
+
+    async def version_ready(self, request: Request) -> Response:
+        """Return whether a version of a model is served."""
+        path = request.path_params
+        self._plane.repository.current(path["model"], path["version"])
+        return _json({"name": path["model"], "ready": True})
+
+    async def infer(self, request: Request) -> Response:
+        """Answer an inference request."""
+        path = request.path_params
+        model, version = path["model"], path.get("version", "")
+
+        async def read(signature: Signature) -> InferRequest:
+            body = await read_body(request, self._options)
+            return read_request(body, _json_nbytes(request), signature, request.headers.get("x-request-id", ""))
+
+        def write(asked: InferRequest, answered: Any, signature: Signature) -> Response:
+            body, json_nbytes = write_answer(asked, model, answered.version, answered.outputs, signature)
+            if json_nbytes is None:
+                return Response(body, media_type="application/json")
+            headers = {JSON_NBYTES: str(json_nbytes)}
+            return Response(body, media_type="application/octet-stream", headers=headers)
+
+        return await self._inference.answer("http", model, version, read, write)
+
+
+def _json_nbytes(request: Request) -> int | None:
+    header = request.headers.get(JSON_NBYTES)
+    if header is None:
+        return None
+    if not (header.isascii() and header.isdecimal() and len(header) < 19):
+        raise Refusal("invalid", f"the header `Inference-Header-Content-Length` is no length: {header[:50]!r}")
+    return int(header)
+
+
+async def read_body(request: Request, options: ServeOptions) -> bytearray:
+    """Return the body of a request.
+
+    Raises:
+        Refusal: it is larger, or takes longer, than the options allow.
+    """
+    most = options.max_request_bytes
+    encoding = request.headers.get("content-encoding", "identity")
+    if encoding != "identity":
+        raise Refusal("invalid", f"the body is encoded as `{encoding[:50]}`; send it as it is")
+    body = bytearray()
+    try:
+        if int(request.headers.get("content-length", 0)) > most:
+            raise Refusal("too_large", f"the request is larger than {most} bytes, see `--max-request-bytes`")
+        async with asyncio.timeout(options.request_timeout_s):
+            async for chunk in request.stream():
+                body += chunk
+                if len(body) > most:
+                    raise Refusal("too_large", f"the request is larger than {most} bytes, see `--max-request-bytes`")
+    except TimeoutError:
+        raise Refusal(
+            "too_slow",
+            f"the request took longer than {options.request_timeout_s:g} s to come, see `--request-timeout-s`",
+        ) from None
+    return body
+
+
+def _json(value: Any) -> Response:
+    return Response(msgspec.json.encode(value), media_type="application/json")
+
+
+async def _refuse(request: Request, error: Exception) -> Response:
+    refusal = refusal_of_kserve(error)
+    return Response(
+        msgspec.json.encode({"error": str(refusal)}), status_code=refusal.http_status, media_type="application/json"
+    )
+
+
+async def _refuse_body(request: Request, error: Exception) -> Response:
+    found: Any = error
+    first = found.errors()[0]
+    where = ".".join(map(str, first["loc"]))
+    return await _refuse(request, Refusal("invalid", f"the request does not fit: {where}: {first['msg']}"))
+
+
+async def _refuse_route(request: Request, error: Exception) -> Response:
+    found: Any = error
+    text = f"no route {request.method} {request.url.path[:200]}" if found.status_code == 404 else str(found.detail)
+    return Response(msgspec.json.encode({"error": text}), status_code=found.status_code, media_type="application/json")

@@ -1,0 +1,162 @@
+"""gRPC: KServe's service, with tensors read and written without detours, and the codes of the protocol."""
+# kserve is an extra, and its packages are not where types are checked.
+# pyright: basic, reportMissingImports=false
+
+from __future__ import annotations
+
+import uuid
+from typing import Any
+
+import grpc
+from grpc import aio
+from kserve.protocol.grpc import grpc_predict_v2_pb2 as pb
+from kserve.protocol.grpc import grpc_predict_v2_pb2_grpc as service
+from kserve.protocol.grpc.servicer import InferenceServicer
+
+from aotexport_runtime.server.inference import Inference, refusal_of_kserve
+from aotexport_runtime.server.messages import Request, Signature, check_input, check_outputs, timeout_s
+from aotexport_runtime.server.models import Answered, BundleExtension, BundlePlane
+from aotexport_runtime.server.options import ServeOptions
+from aotexport_runtime.server.refusals import Refusal
+from aotexport_runtime.server.tensors import from_bytes, from_numbers, to_bytes
+
+_CONTENTS = {
+    "BOOL": "bool_contents",
+    **dict.fromkeys(("INT8", "INT16", "INT32"), "int_contents"),
+    "INT64": "int64_contents",
+    **dict.fromkeys(("UINT8", "UINT16", "UINT32"), "uint_contents"),
+    "UINT64": "uint64_contents",
+    "FP32": "fp32_contents",
+    "FP64": "fp64_contents",
+}
+
+
+class Service(InferenceServicer):
+    """KServe's service over the models of a data plane."""
+
+    def __init__(self, plane: BundlePlane, extension: BundleExtension, inference: Inference) -> None:
+        super().__init__(plane, extension)
+        self._inference = inference
+
+    async def ModelReady(self, request: Any, context: Any) -> Any:  # noqa: N802 (KServe's name)
+        """Return whether a model, or the version that is asked for, is served."""
+        ready = await self._data_plane.model_ready(request.name)
+        if request.version:
+            self._data_plane.repository.current(request.name, request.version)
+        return pb.ModelReadyResponse(ready=ready)
+
+    async def ModelMetadata(self, request: Any, context: Any) -> Any:  # noqa: N802 (KServe's name)
+        """Return the inputs and outputs of a model."""
+        return pb.ModelMetadataResponse(**await self._data_plane.model_metadata(request.name, request.version))
+
+    async def ModelInfer(self, request: Any, context: Any) -> Any:  # noqa: N802 (KServe's name)
+        """Answer an inference request."""
+        remaining = context.time_remaining()
+
+        async def read(signature: Signature) -> Request:
+            return read_grpc(request, signature, remaining)
+
+        def write(asked: Request, answered: Answered, signature: Signature) -> Any:
+            return write_grpc(asked, request.model_name, answered, signature)
+
+        return await self._inference.answer("grpc", request.model_name, request.model_version, read, write)
+
+
+def read_grpc(message: Any, signature: Signature, remaining_s: float | None) -> Request:
+    """Return the request in a message.
+
+    Args:
+        message: `ModelInferRequest`.
+        signature: of the model.
+        remaining_s: how long the client waits, in seconds; None: it does not say.
+
+    Raises:
+        Refusal: the message is no request, or does not fit the signature.
+    """
+    raw = message.raw_input_contents
+    if raw and len(raw) != len(message.inputs):
+        raise Refusal("invalid", f"there are {len(message.inputs)} inputs, and raw contents of {len(raw)}")
+    inputs: dict[str, Any] = {}
+    for index, tensor in enumerate(message.inputs):
+        shape = [*tensor.shape]
+        check_input(tensor.name, tensor.datatype, shape, inputs, signature)
+        if raw:
+            inputs[tensor.name] = from_bytes(tensor.name, tensor.datatype, shape, raw[index])
+        else:
+            field = _CONTENTS.get(tensor.datatype)
+            numbers = [*getattr(tensor.contents, field)] if field else []
+            inputs[tensor.name] = from_numbers(tensor.name, tensor.datatype, shape, numbers)
+    outputs = dict.fromkeys((output.name for output in message.outputs) if message.outputs else signature.outputs, True)
+    check_outputs(outputs, signature)
+    microseconds = message.parameters["timeout"].int64_param if "timeout" in message.parameters else None
+    waits = [wait for wait in (remaining_s, timeout_s(microseconds)) if wait is not None]
+    return Request(
+        id=message.id or str(uuid.uuid4()), inputs=inputs, outputs=outputs, timeout_s=min(waits, default=None)
+    )
+
+
+def write_grpc(request: Request, model: str, answered: Answered, signature: Signature) -> Any:
+    """Return the message that answers a request: `ModelInferResponse`, its tensors raw."""
+    datatypes = {name: signature.outputs[name][0] for name in request.outputs}
+    arrays = {name: answered.outputs[name] for name in request.outputs}
+    return pb.ModelInferResponse(
+        model_name=model,
+        model_version=answered.version,
+        id=request.id,
+        outputs=[
+            pb.ModelInferResponse.InferOutputTensor(name=name, datatype=datatypes[name], shape=array.shape)
+            for name, array in arrays.items()
+        ],
+        raw_output_contents=[to_bytes(datatypes[name], array) for name, array in arrays.items()],
+    )
+
+
+class Codes(aio.ServerInterceptor):
+    """Gives errors their codes."""
+
+    async def intercept_service(self, continuation: Any, details: Any) -> Any:
+        """Return the handler of a method, with its errors as statuses."""
+        handler = await continuation(details)
+        if handler is None or handler.unary_unary is None:
+            return handler
+        answer = handler.unary_unary
+
+        async def answer_or_abort(request: Any, context: Any) -> Any:
+            try:
+                return await answer(request, context)
+            except Exception as error:
+                refusal = refusal_of_kserve(error)
+            await context.abort(getattr(grpc.StatusCode, refusal.grpc_status), str(refusal))
+
+        return grpc.unary_unary_rpc_method_handler(
+            answer_or_abort,
+            request_deserializer=handler.request_deserializer,
+            response_serializer=handler.response_serializer,
+        )
+
+
+_FRAME_NBYTES = 1 << 16
+"""Of a message, beside its tensors."""
+
+
+async def start_grpc(
+    plane: BundlePlane, extension: BundleExtension, inference: Inference, options: ServeOptions, port: int
+) -> aio.Server:
+    """Return a server that answers at a port that other workers answer at as well."""
+    server = aio.server(
+        interceptors=[Codes()],
+        options=[
+            ("grpc.so_reuseport", 1),
+            ("grpc.max_receive_message_length", options.max_request_bytes + _FRAME_NBYTES),
+            ("grpc.max_send_message_length", -1),
+        ],
+    )
+    service.add_GRPCInferenceServiceServicer_to_server(Service(plane, extension, inference), server)
+    address = f"{options.host}:{port}"
+    if options.tls_cert and options.tls_key:
+        pair = (options.tls_key.read_bytes(), options.tls_cert.read_bytes())
+        server.add_secure_port(address, grpc.ssl_server_credentials([pair]))
+    else:
+        server.add_insecure_port(address)
+    await server.start()
+    return server

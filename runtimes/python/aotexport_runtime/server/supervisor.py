@@ -1,0 +1,193 @@
+"""The first process of a server: opens its ports, starts workers, replaces those that die or are stuck."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import multiprocessing
+import os
+import signal
+import socket
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+from aotexport_runtime.errors import NotSupported
+from aotexport_runtime.server.logs import log_as_json
+from aotexport_runtime.server.options import ServeOptions
+from aotexport_runtime.server.start import start
+
+log = logging.getLogger("aotexport_runtime.server")
+
+_LOOK_S = 0.5
+_START_S = 120.0
+"""Longest time from the start of a worker to its first sign of life."""
+_SETTLED_S = 10.0
+"""A worker that dies earlier is not replaced at once."""
+_LONGEST_PAUSE_S = 30.0
+
+
+@dataclass
+class Worker:
+    """A worker as its parent sees it; times by `time.monotonic`."""
+
+    process: Any
+    life: Connection
+    started: float = field(default_factory=time.monotonic)
+    seen: float | None = None
+
+    def look(self) -> None:
+        """Note its signs of life."""
+        try:
+            while self.life.poll():
+                self.life.recv()
+                self.seen = time.monotonic()
+        except (EOFError, OSError):  # it has ended, which its process tells
+            return
+
+    def is_stuck(self, longest_s: float) -> bool:
+        """Return whether it has given no sign of life for longer than a request may take."""
+        if self.seen is None:
+            return time.monotonic() - self.started > _START_S
+        return time.monotonic() - self.seen > longest_s
+
+
+class Supervisor:
+    """Keeps the workers of a server."""
+
+    def __init__(self, options: ServeOptions, http: socket.socket, grpc_port: int, state: Path) -> None:
+        """Start no worker yet, see `run`."""
+        self._options = options
+        self._http = http
+        self._grpc_port = grpc_port
+        self._marks = state / "unloaded"
+        self._marks.mkdir()
+        self._context = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload(["aotexport_runtime.server.preload"])
+        self._workers: list[Worker] = []
+        self._ending = False
+        self._pause_s = 0.0
+        self._next_start = 0.0
+
+    def run(self) -> None:
+        """Keep the workers until SIGTERM or SIGINT; return when they have drained."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._end)
+        while not self._ending:
+            self._start_missing()
+            wait([worker.process.sentinel for worker in self._workers], _LOOK_S)
+            self._remove_ended()
+        self._drain()
+
+    def _end(self, number: int, frame: Any) -> None:
+        self._ending = True
+
+    def _start_missing(self) -> None:
+        while len(self._workers) < self._options.workers and time.monotonic() >= self._next_start:
+            ours, theirs = self._context.Pipe(duplex=False)
+            process = self._context.Process(
+                target=start, args=(self._options, self._http, self._grpc_port, self._marks, theirs)
+            )
+            process.start()
+            theirs.close()
+            self._workers.append(Worker(process, ours))
+            log.info("worker starts", extra={"fields": {"worker": process.pid}})
+
+    def _remove_ended(self) -> None:
+        longest_s = self._options.request_timeout_s + 5
+        for worker in [*self._workers]:
+            worker.look()
+            if worker.process.is_alive() and worker.is_stuck(longest_s):
+                worker.process.kill()
+                worker.process.join()
+                self._note_end(worker, "stuck")
+            elif not worker.process.is_alive():
+                self._note_end(worker, "died")
+
+    def _note_end(self, worker: Worker, reason: str) -> None:
+        # It reads where to write when it is imported.
+        from aotexport_runtime.server.metrics import forget_worker
+
+        self._workers.remove(worker)
+        lived_s = time.monotonic() - worker.started
+        self._pause_s = 0.0 if lived_s > _SETTLED_S else min(max(1.0, 2 * self._pause_s), _LONGEST_PAUSE_S)
+        self._next_start = time.monotonic() + self._pause_s
+        fields = {"worker": worker.process.pid, "reason": reason, "exit": worker.process.exitcode}
+        log.error("worker has ended", extra={"fields": fields})
+        forget_worker(worker.process.pid, reason)
+        worker.life.close()
+
+    def _drain(self) -> None:
+        for worker in self._workers:
+            worker.process.terminate()
+        end = time.monotonic() + self._options.drain_s + 5
+        for worker in self._workers:
+            worker.process.join(max(end - time.monotonic(), 0))
+            if worker.process.is_alive():
+                log.error("worker does not end", extra={"fields": {"worker": worker.process.pid}})
+                worker.process.kill()
+                worker.process.join()
+        log.info("server has ended")
+
+
+def serve(options: ServeOptions) -> int:
+    """Serve a repository until SIGTERM or SIGINT; return the exit code.
+
+    Raises:
+        NotSupported: KServe is not installed, or a port is taken.
+    """
+    if importlib.util.find_spec("kserve") is None:
+        raise NotSupported("`serve` needs KServe's SDK. Install it by `pip install 'aotexport-runtime[serve]'`")
+    log_as_json()
+    with opened(options) as (http, grpc_port), tempfile.TemporaryDirectory(prefix="aotexport-serve-") as state:
+        metrics = Path(state) / "metrics"
+        metrics.mkdir()
+        os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(metrics)
+        fields = {"host": options.host, "http_port": http.getsockname()[1], "grpc_port": grpc_port}
+        log.info("server listens", extra={"fields": fields})
+        Supervisor(options, http, grpc_port, Path(state)).run()
+    return 0
+
+
+@contextmanager
+def opened(options: ServeOptions) -> Iterator[tuple[socket.socket, int]]:
+    """Hold the ports: a socket that listens for HTTP, and the number of a port for gRPC that is ours.
+
+    Raises:
+        NotSupported: a port is taken, or the host is no address of this machine.
+    """
+    with bound(options.host, options.http_port, shared=False) as http:
+        http.listen(2048)
+        with bound(options.host, options.grpc_port, shared=False) as first:
+            grpc_port = first.getsockname()[1]
+        # It never listens: it keeps the port while no worker does.
+        with bound(options.host, grpc_port, shared=True):
+            yield http, grpc_port
+
+
+def bound(host: str, port: int, *, shared: bool) -> socket.socket:
+    """Return a socket that has a port of the host.
+
+    Args:
+        host: address.
+        port: 0: any that is free.
+        shared: whether other processes may have it as well.
+
+    Raises:
+        NotSupported: it is taken, or the host is no address of this machine.
+    """
+    found = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    try:
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if shared:
+            found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        found.bind((host, port))
+    except OSError as error:
+        found.close()
+        raise NotSupported(f"cannot listen at {host}:{port}: {error.strerror or error}") from None
+    return found

@@ -1,0 +1,111 @@
+"""Values of the protocol: datatypes by name, raw bytes, and numbers of JSON."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from aotexport_runtime.errors import NotSupported
+from aotexport_runtime.server.refusals import Refusal
+
+Array = np.ndarray[Any, Any]
+
+_DATATYPES = {
+    "bool": "BOOL",
+    **{f"{sign}int{bits}": f"{sign}int{bits}".upper() for sign in ("", "u") for bits in (8, 16, 32, 64)},
+    "bfloat16": "BF16",
+    **{f"float{bits}": f"FP{bits}" for bits in (16, 32, 64)},
+}
+_BYTES_AS = {
+    **{datatype: np.dtype(name) for name, datatype in _DATATYPES.items() if datatype != "BF16"},
+    "BF16": np.dtype(np.uint16),
+}
+"""Dtype of the raw bytes of a datatype; little endian, as the protocol has it."""
+
+WITHOUT_JSON = ("FP16", "BF16")
+"""Datatypes that the protocol sends as raw bytes alone."""
+
+_MOST_AXES = 32
+_NUMBERS = {"BOOL": "b", "FP32": "fiu", "FP64": "fiu"}
+"""Kinds of arrays whose numbers a datatype takes from JSON; of the others, integers."""
+
+
+def datatype_of(name: str, dtype: str) -> str:
+    """Return the protocol's datatype of a dtype of the format.
+
+    Args:
+        name: the input or output.
+        dtype: its dtype.
+
+    Raises:
+        NotSupported: the protocol has none.
+    """
+    if dtype not in _DATATYPES:
+        raise NotSupported(f"`{name}` is {dtype}, and the protocol has no such datatype; return it as float32")
+    return _DATATYPES[dtype]
+
+
+def from_bytes(name: str, datatype: str, shape: Sequence[int], data: Any) -> Array:
+    """Return an input from its raw bytes; BF16 as float32.
+
+    Args:
+        name: the input.
+        datatype: one of a servable's.
+        shape: sizes that the client states.
+        data: a buffer; the array is a view of it where alignment allows.
+
+    Raises:
+        Refusal: the bytes are not those of the shape.
+    """
+    dtype = _BYTES_AS[datatype]
+    expected = _count(name, shape) * dtype.itemsize
+    if len(data) != expected:
+        raise Refusal(
+            "invalid",
+            f"`{name}`: {datatype}{list(shape)} takes {expected} bytes, and there are {len(data)}",
+        )
+    array = np.frombuffer(data, dtype).reshape(shape)
+    if not array.flags.aligned:
+        array = array.copy()
+    return (array.astype(np.uint32) << 16).view(np.float32) if datatype == "BF16" else array
+
+
+def from_numbers(name: str, datatype: str, shape: Sequence[int], numbers: Any) -> Array:
+    """Return an input from numbers of JSON, flat or nested.
+
+    Raises:
+        Refusal: they are no numbers of the datatype, or not as many as the shape has.
+    """
+    if datatype in WITHOUT_JSON:
+        raise Refusal("invalid", f"`{name}`: {datatype} has no form in JSON; send it as binary data")
+    try:
+        array = np.asarray(numbers)
+    except ValueError:
+        raise Refusal("invalid", f"`{name}`: the lists of its data differ in length") from None
+    dtype, count = _BYTES_AS[datatype], _count(name, shape)
+    if array.size != count:
+        raise Refusal("invalid", f"`{name}`: {datatype}{list(shape)} takes {count} numbers, and there are {array.size}")
+    if count and array.dtype.kind not in _NUMBERS.get(datatype, "iu"):
+        raise Refusal("invalid", f"`{name}`: its data are no numbers of {datatype}")
+    if dtype.kind in "iu" and count:
+        least, most = np.iinfo(dtype).min, np.iinfo(dtype).max
+        if int(array.min()) < least or int(array.max()) > most:
+            raise Refusal("invalid", f"`{name}`: {datatype} goes from {least} to {most}")
+    return array.astype(dtype).reshape(shape)
+
+
+def _count(name: str, shape: Sequence[int]) -> int:
+    if len(shape) > _MOST_AXES or any(size < 0 for size in shape):
+        raise Refusal("invalid", f"`{name}`: no tensor has the shape {list(shape)[:_MOST_AXES]}")
+    return math.prod(shape)
+
+
+def to_bytes(datatype: str, array: Array) -> bytes:
+    """Return the raw bytes of an output; of BF16 from float32."""
+    if datatype == "BF16":
+        # The values are those of bfloat16: the lower half is 0.
+        array = (np.ascontiguousarray(array, np.float32).view(np.uint32) >> 16).astype(np.uint16)
+    return array.tobytes()

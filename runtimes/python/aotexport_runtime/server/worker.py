@@ -1,0 +1,115 @@
+"""One process of a server: its models, HTTP, gRPC, and the signs of life that its parent waits for."""
+# kserve is an extra, and its packages are not where types are checked.
+# pyright: basic, reportMissingImports=false
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import threading
+import time
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from aotexport_runtime.server import metrics
+from aotexport_runtime.server.inference import Inference
+from aotexport_runtime.server.logs import log_as_json
+from aotexport_runtime.server.marks import Marks
+from aotexport_runtime.server.models import BundleExtension, BundlePlane
+from aotexport_runtime.server.options import ServeOptions
+from aotexport_runtime.server.repository import Repository
+from aotexport_runtime.server.rest import RestServer
+from aotexport_runtime.server.rpc import start_grpc
+from aotexport_runtime.serving.servable import Servable
+
+log = logging.getLogger("aotexport_runtime.server")
+
+BEAT_S = 0.5
+"""Time between two signs of life, in seconds."""
+
+
+def work(options: ServeOptions, http: socket.socket, grpc_port: int, marks: Path, life: Connection) -> None:
+    """Serve until SIGTERM, or until the parent is gone.
+
+    Args:
+        options: of the server.
+        http: a socket that listens.
+        grpc_port: port for gRPC, which this user's processes share.
+        marks: directory of `Marks`.
+        life: gets a sign of life every `BEAT_S`, unless a batch runs for longer than a request may take.
+    """
+    log_as_json()
+    # uvicorn ends by these signals, and raises them again when it is done.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: None)
+    asyncio.run(_serve(options, http, grpc_port, marks, life))
+
+
+async def _serve(options: ServeOptions, http: socket.socket, grpc_port: int, directory: Path, life: Connection) -> None:
+    repository = Repository(
+        options.repository,
+        lambda path: make_servable(path, options),
+        most_nbytes=options.memory_limit,
+        watcher=metrics.count_event,
+    )
+    marks = Marks(directory)
+    plane = BundlePlane(repository, options.request_timeout_s)
+    extension = BundleExtension(plane, marks)
+    inference = Inference(plane, access_log=options.access_log)
+    ended = threading.Event()
+    watching = threading.Thread(target=watch, args=(repository, marks, options, ended), name="watch", daemon=True)
+    watching.start()
+    beating = asyncio.create_task(beat(repository, options, life))
+    rpc = await start_grpc(plane, extension, inference, options, grpc_port)
+    await RestServer(plane, extension, inference, options).serve(http)
+    await rpc.stop(options.drain_s)
+    beating.cancel()
+    ended.set()
+    await asyncio.to_thread(repository.close)
+    log.info("worker has drained")
+
+
+def make_servable(path: Path, options: ServeOptions) -> Servable:
+    """Return the servable of a bundle."""
+    return Servable(
+        path,
+        engine=options.engine,
+        device=options.device,
+        threads=options.threads_per_worker,
+        max_batch_size=options.max_batch_size,
+        max_latency_ms=options.max_latency_ms,
+        max_waiting=options.max_waiting,
+        trust=options.trust,
+    )
+
+
+def watch(repository: Repository, marks: Marks, options: ServeOptions, ended: threading.Event) -> None:
+    """Look at the repository until the end."""
+    while not ended.is_set():
+        try:
+            repository.scan()
+            marks.follow(repository)
+        except Exception:
+            log.exception("the repository cannot be looked at")
+        ended.wait(options.poll_s)
+
+
+async def beat(repository: Repository, options: ServeOptions, life: Connection) -> None:
+    """Give signs of life, and drain when nobody is left to see them."""
+    while True:
+        running = [m.served.servable.running_since for m in [*repository.models.values()] if m.served]
+        longest_s = max((time.monotonic() - since for since in running if since is not None), default=0.0)
+        if longest_s <= options.request_timeout_s:
+            try:
+                life.send(None)
+            except OSError:
+                os.kill(os.getpid(), signal.SIGTERM)
+                return
+        metrics.note_memory()
+        for model in [*repository.models.values()]:
+            if model.served:
+                metrics.WAITING.labels(model.name).set(model.served.servable.waiting)
+        await asyncio.sleep(BEAT_S)
