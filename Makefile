@@ -5,6 +5,7 @@ PYTHON ?= $(firstword $(foreach python,python3 python3.11 python3.12 python3.13 
 	$(shell $(python) -c 'import sys; print(sys.executable if sys.version_info >= (3, 11) else "")' 2>/dev/null)))
 VENV ?= .venv
 RUNTIME_VENV ?= .venv-runtime
+SERVE_VENV ?= .venv-serve
 # Processes that `make test` shares the test files among, each with one thread.
 WORKERS ?= 2
 
@@ -25,7 +26,7 @@ CHECKS = check-style check-types check-runtime-types check-layers check-schemas
 # torch and the model libraries use as many threads as there are cores; hubs are never asked.
 export HF_HUB_OFFLINE = 1
 
-.PHONY: help demo test test-torch test-full lint pytest bench clean $(CHECKS)
+.PHONY: help demo test test-serve test-torch test-full lint pytest bench clean $(CHECKS)
 
 help: ## list the commands
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -44,6 +45,9 @@ test-torch: ## run the tests under another torch, in an environment of its own; 
 		--editable '.[dev,examples]' 'torch$(TORCH)'
 	OMP_NUM_THREADS=1 .venv-torch/bin/python -m pytest -m "not slow" -n $(WORKERS) --dist loadfile \
 		--no-loadscope-reorder --junitxml .venv-torch/tests.xml --ignore=tests/sweeps
+
+test-serve: $(SERVE_VENV)/.made ## run the tests of the server, in an environment of its own that has KServe
+	OMP_NUM_THREADS=1 $(SERVE_VENV)/bin/python -m pytest tests/serving tests/meta/test_public_api.py -k 'serving or server'
 
 test-full: lint ## the same with the slow tests and the sweeps
 	$(BIN)/python -m pytest
@@ -77,7 +81,7 @@ bench: $(VENV)/.dev ## measure against eager and peers, write benchmarks/RESULTS
 		--plots benchmarks/plots $(ARGS)
 
 clean: ## remove everything that these commands made
-	rm -rf $(VENV) $(RUNTIME_VENV) demo build dist .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(RUNTIME_VENV) $(SERVE_VENV) demo build dist .pytest_cache .ruff_cache .hypothesis
 	rm -rf *.egg-info runtimes/python/build runtimes/python/*.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -99,6 +103,15 @@ $(VENV)/.demo: $(VENV)/.torch $(PROJECTS)
 $(VENV)/.dev: $(VENV)/.torch $(PROJECTS)
 	$(PIP) install --quiet --editable runtimes/python --editable '.[dev,examples]'
 	@touch $@ $(VENV)/.demo
+
+# KServe asks for older releases of packages than `.[dev]` has.
+$(SERVE_VENV)/.made: $(PROJECTS)
+	$(PYTHON) -m venv $(SERVE_VENV)
+	$(SERVE_VENV)/bin/python -m pip --disable-pip-version-check install --quiet \
+		$(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) 'torch$(TORCH)'
+	$(SERVE_VENV)/bin/python -m pip --disable-pip-version-check install --quiet --editable 'runtimes/python[onnx]' \
+		--editable '.[examples,onnx,serve]' 'pytest>=8'
+	@touch $@
 
 $(RUNTIME_VENV)/.made: $(VENV)/.demo examples/runtime_venv.py $(RUNTIME_SOURCES)
 	$(BIN)/python examples/runtime_venv.py $(RUNTIME_VENV)

@@ -48,6 +48,13 @@ class Words(nn.Module):
         return self.words(ids).sum(dim=1)
 
 
+class Kinds(nn.Module):
+    """Takes and returns the dtypes that servers have to take care of."""
+
+    def forward(self, flags, half, brain, count):
+        return {"flags": ~flags, "half": half * 2, "brain": brain * 2, "count": count + 1}
+
+
 class Counter(nn.Module):
     """Adds to a buffer in every call."""
 
@@ -77,6 +84,11 @@ MODELS = {
     ),
     "centred": (Centred, (torch.linspace(0, 1, 12).reshape(4, 3) ** 2,), ({0: BATCH},)),
     "words": (Words, (torch.arange(12).reshape(4, 3) % 10,), ({0: BATCH, 1: LENGTH},)),
+    "kinds": (
+        Kinds,
+        (torch.tensor([True, False]), torch.ones(3).half(), torch.ones(3).bfloat16(), torch.tensor([1, 2])),
+        None,
+    ),
     "counter": (Counter, (torch.ones(3),), None),
 }
 

@@ -7,6 +7,6 @@ from typing import Any
 
 def start(*arguments: Any) -> None:
     """Run a worker; see `work`."""
-    from aotexport_runtime.server.worker import work
+    from aotexport_runtime.server.endpoints.worker import work
 
     work(*arguments)

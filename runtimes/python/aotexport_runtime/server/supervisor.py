@@ -10,7 +10,7 @@ import signal
 import socket
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
@@ -68,7 +68,7 @@ class Supervisor:
         self._marks = state / "unloaded"
         self._marks.mkdir()
         self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(["aotexport_runtime.server.preload"])
+        self._context.set_forkserver_preload(["aotexport_runtime.server.endpoints.preload"])
         self._workers: list[Worker] = []
         self._ending = False
         self._pause_s = 0.0
@@ -111,7 +111,7 @@ class Supervisor:
 
     def _note_end(self, worker: Worker, reason: str) -> None:
         # It reads where to write when it is imported.
-        from aotexport_runtime.server.metrics import forget_worker
+        from aotexport_runtime.server.endpoints.metrics import forget_worker
 
         self._workers.remove(worker)
         lived_s = time.monotonic() - worker.started
@@ -155,7 +155,7 @@ def serve(options: ServeOptions) -> int:
 
 
 @contextmanager
-def opened(options: ServeOptions) -> Iterator[tuple[socket.socket, int]]:
+def opened(options: ServeOptions) -> Generator[tuple[socket.socket, int]]:
     """Hold the ports: a socket that listens for HTTP, and the number of a port for gRPC that is ours.
 
     Raises:

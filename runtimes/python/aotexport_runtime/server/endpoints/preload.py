@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import importlib
 
-importlib.import_module("aotexport_runtime.server.worker")
+importlib.import_module("aotexport_runtime.server.endpoints.worker")
 gc.collect()
 # Objects that no collection touches stay in shared pages.
 gc.freeze()

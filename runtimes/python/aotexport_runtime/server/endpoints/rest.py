@@ -16,11 +16,11 @@ from fastapi.exceptions import RequestValidationError
 from kserve.protocol.rest.server import RESTServer
 from starlette.exceptions import HTTPException
 
-from aotexport_runtime.server import metrics
-from aotexport_runtime.server.inference import Inference, refusal_of_kserve
+from aotexport_runtime.server.endpoints import metrics
+from aotexport_runtime.server.endpoints.inference import Inference, refusal_of_kserve
+from aotexport_runtime.server.endpoints.models import BundleExtension, BundlePlane
 from aotexport_runtime.server.messages import Request as InferRequest
 from aotexport_runtime.server.messages import Signature, read_request, write_answer
-from aotexport_runtime.server.models import BundleExtension, BundlePlane
 from aotexport_runtime.server.options import ServeOptions
 from aotexport_runtime.server.refusals import Refusal
 
@@ -155,20 +155,26 @@ async def read_body(request: Request, options: ServeOptions) -> bytearray:
     encoding = request.headers.get("content-encoding", "identity")
     if encoding != "identity":
         raise Refusal("invalid", f"the body is encoded as `{encoding[:50]}`; send it as it is")
-    body = bytearray()
+    too_large = Refusal("too_large", f"the request is larger than {most} bytes, see `--max-request-bytes`")
+    if int(request.headers.get("content-length", 0)) > 2 * most:
+        raise too_large
+    body, size = bytearray(), 0
     try:
-        if int(request.headers.get("content-length", 0)) > most:
-            raise Refusal("too_large", f"the request is larger than {most} bytes, see `--max-request-bytes`")
         async with asyncio.timeout(options.request_timeout_s):
             async for chunk in request.stream():
-                body += chunk
-                if len(body) > most:
-                    raise Refusal("too_large", f"the request is larger than {most} bytes, see `--max-request-bytes`")
+                size += len(chunk)
+                if size <= most:
+                    body += chunk
+                elif size > 2 * most:
+                    break
     except TimeoutError:
         raise Refusal(
             "too_slow",
             f"the request took longer than {options.request_timeout_s:g} s to come, see `--request-timeout-s`",
         ) from None
+    # As much again is read and dropped: a client that still sends would not see the answer.
+    if size > most:
+        raise too_large
     return body
 
 

@@ -8,14 +8,15 @@ import uuid
 from typing import Any
 
 import grpc
+from google.protobuf.unknown_fields import UnknownFieldSet
 from grpc import aio
 from kserve.protocol.grpc import grpc_predict_v2_pb2 as pb
 from kserve.protocol.grpc import grpc_predict_v2_pb2_grpc as service
 from kserve.protocol.grpc.servicer import InferenceServicer
 
-from aotexport_runtime.server.inference import Inference, refusal_of_kserve
+from aotexport_runtime.server.endpoints.inference import Inference, refusal_of_kserve
+from aotexport_runtime.server.endpoints.models import Answered, BundleExtension, BundlePlane
 from aotexport_runtime.server.messages import Request, Signature, check_input, check_outputs, timeout_s
-from aotexport_runtime.server.models import Answered, BundleExtension, BundlePlane
 from aotexport_runtime.server.options import ServeOptions
 from aotexport_runtime.server.refusals import Refusal
 from aotexport_runtime.server.tensors import from_bytes, from_numbers, to_bytes
@@ -49,6 +50,14 @@ class Service(InferenceServicer):
         """Return the inputs and outputs of a model."""
         return pb.ModelMetadataResponse(**await self._data_plane.model_metadata(request.name, request.version))
 
+    async def RepositoryModelLoad(self, request: Any, context: Any) -> Any:  # noqa: N802 (KServe's name)
+        """Load the newest version of a model."""
+        return await super().RepositoryModelLoad(_named(request), context)
+
+    async def RepositoryModelUnload(self, request: Any, context: Any) -> Any:  # noqa: N802 (KServe's name)
+        """Let a model go."""
+        return await super().RepositoryModelUnload(_named(request), context)
+
     async def ModelInfer(self, request: Any, context: Any) -> Any:  # noqa: N802 (KServe's name)
         """Answer an inference request."""
         remaining = context.time_remaining()
@@ -60,6 +69,14 @@ class Service(InferenceServicer):
             return write_grpc(asked, request.model_name, answered, signature)
 
         return await self._inference.answer("grpc", request.model_name, request.model_version, read, write)
+
+
+def _named(message: Any) -> Any:
+    """Return a message about a model with its name, which is the first field of KServe's, the second of Triton's."""
+    triton = [field.data for field in UnknownFieldSet(message) if field.field_number == 2]
+    if triton and not message.model_name:
+        message.model_name = triton[-1].decode(errors="replace")
+    return message
 
 
 def read_grpc(message: Any, signature: Signature, remaining_s: float | None) -> Request:

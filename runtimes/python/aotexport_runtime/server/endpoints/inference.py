@@ -10,9 +10,9 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
-from aotexport_runtime.server import metrics
+from aotexport_runtime.server.endpoints import metrics
+from aotexport_runtime.server.endpoints.models import Answered, BundlePlane
 from aotexport_runtime.server.messages import Request, Signature
-from aotexport_runtime.server.models import Answered, BundlePlane
 from aotexport_runtime.server.refusals import Refusal, refusal_of
 
 log = logging.getLogger("aotexport_runtime.server.access")
@@ -50,7 +50,7 @@ class Inference:
         """
         began = time.monotonic()
         request: Request | None = None
-        answered: Answered | None = None
+        answered: Any = None
         outcome, text = "cancelled", ""
         try:
             signature = (await self._plane.loaded(model, version)).signature

@@ -14,15 +14,15 @@ import time
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from aotexport_runtime.server import metrics
-from aotexport_runtime.server.inference import Inference
+from aotexport_runtime.server.endpoints import metrics
+from aotexport_runtime.server.endpoints.inference import Inference
+from aotexport_runtime.server.endpoints.models import BundleExtension, BundlePlane
+from aotexport_runtime.server.endpoints.rest import RestServer
+from aotexport_runtime.server.endpoints.rpc import start_grpc
 from aotexport_runtime.server.logs import log_as_json
 from aotexport_runtime.server.marks import Marks
-from aotexport_runtime.server.models import BundleExtension, BundlePlane
 from aotexport_runtime.server.options import ServeOptions
 from aotexport_runtime.server.repository import Repository
-from aotexport_runtime.server.rest import RestServer
-from aotexport_runtime.server.rpc import start_grpc
 from aotexport_runtime.serving.servable import Servable
 
 log = logging.getLogger("aotexport_runtime.server")

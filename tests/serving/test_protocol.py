@@ -1,0 +1,189 @@
+"""The protocol by its own clients: metadata, tensors of every kind, identity, versions, load and unload."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+import tritonclient.grpc as triton_grpc
+import tritonclient.http as triton_http
+
+from tests.unit.serving.conftest import Pair, digits_model
+
+CLIENTS = {"http": triton_http, "grpc": triton_grpc}
+
+
+@pytest.fixture(params=CLIENTS)
+def client(request, server):
+    """Return a client of Triton's, with its module."""
+    module = CLIENTS[request.param]
+    client = module.InferenceServerClient(getattr(server, request.param))
+    client.module = module
+    yield client
+    client.close()
+
+
+def ask(client, model, arrays, datatypes=None, **options):
+    inputs = []
+    for name, array in arrays.items():
+        datatype = (datatypes or {}).get(name) or {"f": "FP", "i": "INT"}[array.dtype.kind] + str(array.itemsize * 8)
+        inputs.append(client.module.InferInput(name, array.shape, datatype))
+        inputs[-1].set_data_from_numpy(array)
+    return client.infer(model, inputs, **options)
+
+
+def eager(x):
+    with torch.no_grad():
+        return digits_model()(torch.from_numpy(x)).numpy()
+
+
+def test_server_is_live_and_ready(client):
+    assert client.is_server_live()
+    assert client.is_server_ready()
+    assert client.is_model_ready("digits")
+    assert client.is_model_ready("digits", "1")
+
+
+def test_metadata_is_exact(server):
+    status, found, _ = server.ask("/v2/models/digits")
+    assert (status, found) == (
+        200,
+        {
+            "name": "digits",
+            "versions": ["1"],
+            "platform": "aotexport",
+            "inputs": [{"name": "input", "datatype": "FP32", "shape": [-1, 8]}],
+            "outputs": [{"name": "output", "datatype": "FP32", "shape": [-1, 3]}],
+        },
+    )
+    assert server.ask("/v2/models/digits/versions/1")[1] == found
+    with triton_grpc.InferenceServerClient(server.grpc) as client:
+        message = client.get_model_metadata("digits", as_json=True)
+    assert message["inputs"] == [{"name": "input", "datatype": "FP32", "shape": ["-1", "8"]}]
+    assert message["versions"] == ["1"]
+
+
+def test_metadata_names_nested_inputs_and_bfloat16(server):
+    found = server.ask("/v2/models/pair")[1]
+    assert [tensor["name"] for tensor in found["inputs"]] == ["batch.pair.0", "batch.pair.1"]
+    assert found["outputs"][2] == {"name": "parts.1.0", "datatype": "BF16", "shape": [2, 3]}
+
+
+def test_binary_inference_equals_eager_and_keeps_the_id(client):
+    x = np.random.default_rng(0).random((5, 8), np.float32)
+    answer = ask(client, "digits", {"input": x}, request_id="mine")
+    np.testing.assert_allclose(answer.as_numpy("output"), eager(x), rtol=1e-5, atol=1e-6)
+    response = answer.get_response()
+    found = response if isinstance(response, dict) else {"id": response.id, "model_version": response.model_version}
+    assert (found["id"], found["model_version"]) == ("mine", "1")
+
+
+def test_json_inference_equals_eager(server):
+    x = np.random.default_rng(1).random((2, 8), np.float32)
+    inputs = [{"name": "input", "shape": [2, 8], "datatype": "FP32", "data": x.tolist()}]
+    status, found, _ = server.ask("/v2/models/digits/versions/1/infer", {"inputs": inputs}, {"x-request-id": "a"})
+    assert (status, found["id"], found["outputs"][0]["shape"]) == (200, "a", [2, 3])
+    np.testing.assert_allclose(np.reshape(found["outputs"][0]["data"], (2, 3)), eager(x), rtol=1e-5, atol=1e-6)
+
+
+def test_every_kind_of_tensor_goes_in_and_out(client):
+    arrays = {
+        "flags": np.array([True, False]),
+        "half": np.array([0.5, -2, 3], np.float16),
+        "brain": np.array([0.5, -2, 3], ml_dtypes.bfloat16),
+        "count": np.array([-(2**62), 2**62]),
+    }
+    answer = ask(client, "kinds", arrays, {"flags": "BOOL", "half": "FP16", "brain": "BF16", "count": "INT64"})
+    np.testing.assert_array_equal(answer.as_numpy("flags"), ~arrays["flags"])
+    np.testing.assert_array_equal(answer.as_numpy("half"), arrays["half"] * 2)
+    np.testing.assert_array_equal(answer.as_numpy("brain"), arrays["brain"] * 2)
+    np.testing.assert_array_equal(answer.as_numpy("count"), arrays["count"] + 1)
+
+
+def test_typed_contents_of_grpc_are_taken(server):
+    from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+    with triton_grpc.InferenceServerClient(server.grpc) as client:
+        stub: service_pb2_grpc.GRPCInferenceServiceStub = client._client_stub
+        tensor = service_pb2.ModelInferRequest.InferInputTensor(name="ids", datatype="INT64", shape=[1, 2])
+        tensor.contents.int64_contents.extend([3, 4])
+        answer = stub.ModelInfer(service_pb2.ModelInferRequest(model_name="words", inputs=[tensor]))
+    assert answer.outputs[0].shape == [1, 4]
+    assert len(answer.raw_output_contents[0]) == 16
+
+
+def test_only_the_outputs_that_are_asked_for_are_answered(client):
+    a, b = np.ones((2, 3), np.float32), np.full((2, 3), 2, np.float32)
+    wanted = [client.module.InferRequestedOutput("sum")]
+    answer = ask(client, "pair", {"batch.pair.0": a, "batch.pair.1": b}, outputs=wanted)
+    expected = Pair()({"pair": (torch.from_numpy(a), torch.from_numpy(b))}, 3)["sum"]
+    np.testing.assert_array_equal(answer.as_numpy("sum"), expected.numpy())
+    assert answer.as_numpy("parts.0") is None
+
+
+def test_kserves_own_client_is_answered(server):
+    # In a process of its own: KServe reads the command line when it is imported.
+    script = """
+import asyncio, json, sys
+from kserve import InferenceRESTClient, InferInput, InferRequest, RESTConfig
+async def main(url):
+    client = InferenceRESTClient(RESTConfig(protocol="v2"))
+    tensor = InferInput("input", [1, 8], "FP32", data=[float(i) for i in range(8)])
+    request = InferRequest(model_name="digits", infer_inputs=[tensor], request_id="k")
+    answer = await client.infer(url, request, model_name="digits")
+    ready = await client.is_server_ready(url), await client.is_model_ready(url, "digits")
+    print(json.dumps([answer.id, answer.outputs[0].as_numpy().tolist(), ready]))
+url = sys.argv.pop()
+asyncio.run(main(url))
+"""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", script, f"http://{server.http}"],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    name, values, ready = json.loads(done.stdout.splitlines()[-1])
+    assert (name, ready) == ("k", [True, True])
+    np.testing.assert_allclose(values, eager(np.arange(8, dtype=np.float32)[None]), rtol=1e-5, atol=1e-5)
+
+
+def test_model_is_unloaded_and_loaded_by_clients(client, server):
+    client.unload_model("words")
+    assert not client.is_model_ready("words")
+    assert server.ask("/v2/health/ready")[0] == 200
+    with pytest.raises(Exception, match="model `words` is unloaded; load it first"):
+        ask(client, "words", {"ids": np.zeros((1, 3), np.int64)})
+    (entry,) = [entry for entry in server.ask("/v2/repository/index", {})[1] if entry["name"] == "words"]
+    assert entry == {"name": "words", "version": "1", "state": "UNAVAILABLE", "reason": "unloaded"}
+    ready = server.ask("/v2/repository/index", {"ready": True})[1]
+    assert [entry["name"] for entry in ready] == ["digits", "kinds", "pair"]
+    client.load_model("words")
+    assert ask(client, "words", {"ids": np.zeros((1, 3), np.int64)}).as_numpy("output").shape == (1, 4)
+
+
+def test_calls_of_many_clients_are_joined_and_each_has_its_own_answer(server):
+    from tritonclient.http.aio import InferenceServerClient
+
+    async def main():
+        async with InferenceServerClient(server.http) as client:
+
+            async def one(seed):
+                x = np.random.default_rng(seed).random((1 + seed % 3, 8), np.float32)
+                tensor = triton_http.InferInput("input", x.shape, "FP32")
+                tensor.set_data_from_numpy(x)
+                answer = await client.infer("digits", [tensor])
+                np.testing.assert_allclose(answer.as_numpy("output"), eager(x), rtol=1e-5, atol=1e-6)
+
+            await asyncio.gather(*map(one, range(200)))
+
+    asyncio.run(main())
+    text = server.ask("/metrics")[1].decode()
+    joined = [
+        line for line in text.splitlines() if line.startswith('aotexport_batch_size_bucket{le="1.0",model="digits"}')
+    ]
+    count = [line for line in text.splitlines() if line.startswith('aotexport_batch_size_count{model="digits"}')]
+    assert float(joined[0].split()[1]) < float(count[0].split()[1])

@@ -1,0 +1,172 @@
+"""What is refused, by which code and with which sentence; the server goes on."""
+
+from __future__ import annotations
+
+import json
+import socket
+
+import numpy as np
+import pytest
+import tritonclient.grpc as triton_grpc
+from tritonclient.utils import InferenceServerException
+
+
+def tensor(**changes):
+    return {"name": "input", "shape": [1, 8], "datatype": "FP32", "data": [0] * 8} | changes
+
+
+def binary(nbytes, data, **changes):
+    entry = {"name": "input", "shape": [1, 8], "datatype": "FP32", "parameters": {"binary_data_size": nbytes}} | changes
+    head = json.dumps({"inputs": [entry]}).encode()
+    return head + data, {"Inference-Header-Content-Length": str(len(head))}
+
+
+JSON = {
+    "no_json": (b"{", "the body is no inference request: Input data was truncated"),
+    "no_object": ([], "the body is no inference request: Expected `object`, got `array`"),
+    "no_inputs": ({}, "the body is no inference request: Object missing required field `inputs`"),
+    "wrong_type": (
+        {"inputs": [tensor(shape="1")]},
+        "the body is no inference request: Expected `array`, got `str` - at `$.inputs[0].shape`",
+    ),
+    "no_data": ({"inputs": [tensor(data=None)]}, "`input`: it has neither `data` nor `binary_data_size`"),
+    "missing": ({"inputs": []}, "the call does not fit program `infer`: - `input`: missing"),
+    "unknown": ({"inputs": [tensor(name="x")]}, "`x`: no such input; there are `input`"),
+    "twice": ({"inputs": [tensor(), tensor()]}, "`input` is given twice"),
+    "datatype": ({"inputs": [tensor(datatype="INT64")]}, "`input`: expected FP32, got INT64"),
+    "strings": ({"inputs": [tensor(datatype="BYTES", data=["a"] * 8)]}, "`input`: expected FP32, got BYTES"),
+    "axes": ({"inputs": [tensor(shape=[8])]}, "`input`: expected the shape [-1, 8], got [8]"),
+    "fixed_size": ({"inputs": [tensor(shape=[2, 4])]}, "`input`: expected the shape [-1, 8], got [2, 4]"),
+    "negative": ({"inputs": [tensor(shape=[-1, 8])]}, "`input`: no tensor has the shape [-1, 8]"),
+    "count": ({"inputs": [tensor(data=[0] * 7)]}, "`input`: FP32[1, 8] takes 8 numbers, and there are 7"),
+    "ragged": ({"inputs": [tensor(data=[[0], [0, 1]])]}, "`input`: the lists of its data differ in length"),
+    "no_numbers": ({"inputs": [tensor(data=["a"] * 8)]}, "`input`: its data are no numbers of FP32"),
+    "beyond_the_range": (
+        {"inputs": [tensor(shape=[65, 8], data=[0] * 520)]},
+        "the call does not fit program `infer`: - `input`: size 0: `batch` is 65, outside [1:64]",
+    ),
+    "output": ({"inputs": [tensor()], "outputs": [{"name": "y"}]}, "`y`: no such output; there are `output`"),
+    "timeout": (
+        {"inputs": [tensor()], "parameters": {"timeout": -1}},
+        "the parameter `timeout` is a number of microseconds above 0, got -1",
+    ),
+}
+
+
+@pytest.mark.parametrize(("body", "text"), JSON.values(), ids=JSON)
+def test_wrong_json_is_refused_by_a_sentence(body, text, server):
+    assert server.ask("/v2/models/digits/infer", body, method="POST")[:2] == (400, {"error": text})
+
+
+BINARY = {
+    "truncated": (32, bytes(31), {}, "`input`: `binary_data_size` is 32, and 31 bytes are left"),
+    "too_long": (32, bytes(33), {}, "1 bytes of binary data belong to no input"),
+    "other_shape": (16, bytes(16), {}, "`input`: FP32[1, 8] takes 32 bytes, and there are 16"),
+    "no_size": ("a", bytes(32), {}, "`input`: `binary_data_size` is a, and 32 bytes are left"),
+}
+
+
+@pytest.mark.parametrize(("nbytes", "data", "changes", "text"), BINARY.values(), ids=BINARY)
+def test_wrong_binary_data_are_refused_by_a_sentence(nbytes, data, changes, text, server):
+    body, headers = binary(nbytes, data, **changes)
+    assert server.ask("/v2/models/digits/infer", body, headers)[:2] == (400, {"error": text})
+
+
+@pytest.mark.parametrize("length", ["1000000", "-1", "x"])
+def test_wrong_length_of_the_head_is_refused(length, server):
+    body, _ = binary(32, bytes(32))
+    status, found, _ = server.ask("/v2/models/digits/infer", body, {"Inference-Header-Content-Length": length})
+    assert status == 400
+    assert found["error"].startswith(("the header", "the body is no"))
+
+
+KINDS = {
+    "integers": ("count", "INT64", [0.5, 1], "`count`: its data are no numbers of INT64"),
+    "flags": ("flags", "BOOL", [1, 0], "`flags`: its data are no numbers of BOOL"),
+    "half": ("half", "FP16", [1, 2, 3], "`half`: FP16 has no form in JSON; send it as binary data"),
+}
+
+
+@pytest.mark.parametrize(("name", "datatype", "data", "text"), KINDS.values(), ids=KINDS)
+def test_numbers_of_another_kind_are_refused(name, datatype, data, text, server):
+    inputs = [{"name": name, "datatype": datatype, "shape": [len(data)], "data": data}]
+    assert server.ask("/v2/models/kinds/infer", {"inputs": inputs})[:2] == (400, {"error": text})
+
+
+def test_output_that_json_has_no_form_for_is_refused_before_it_is_computed(server):
+    inputs = [{"name": f"batch.pair.{i}", "shape": [2, 3], "datatype": "FP32", "data": [1] * 6} for i in range(2)]
+    assert server.ask("/v2/models/pair/infer", {"inputs": inputs})[:2] == (
+        400,
+        {"error": "`parts.1.0`: BF16 has no form in JSON; ask for it as binary data"},
+    )
+
+
+def test_value_that_the_model_refuses_is_the_clients_error(server):
+    inputs = [{"name": "ids", "shape": [1, 2], "datatype": "INT64", "data": [1, 10]}]
+    assert server.ask("/v2/models/words/infer", {"inputs": inputs})[:2] == (
+        400,
+        {"error": "the model failed with IndexError: index out of range in self"},
+    )
+
+
+PATHS = {
+    "model": ("GET", "/v2/models/none", 404, "there is no model `none`"),
+    "model_infer": ("POST", "/v2/models/none/infer", 404, "there is no model `none`"),
+    "version": ("GET", "/v2/models/digits/versions/7", 404, "model `digits` has no version `7` that is served; 1 is"),
+    "version_infer": (
+        "POST", "/v2/models/digits/versions/7/infer", 404, "model `digits` has no version `7` that is served; 1 is",
+    ),
+    "load": ("POST", "/v2/repository/models/none/load", 404, "there is no model `none`"),
+    "route": ("GET", "/v2/nothing", 404, "no route GET /v2/nothing"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("method", "path", "status", "text"), PATHS.values(), ids=PATHS)
+def test_unknown_names_are_refused_by_a_sentence(method, path, status, text, server):
+    assert server.ask(path, method=method)[:2] == (status, {"error": text})
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_request_that_is_too_large_is_refused(told, server):
+    body = bytes(200_000)
+    headers = {} if told else {"Transfer-Encoding": "chunked"}
+    found = server.ask("/v2/models/digits/infer", body if told else iter([body]), headers, method="POST")
+    text = "the request is larger than 100000 bytes, see `--max-request-bytes`"
+    assert found[:2] == (413, {"error": text})
+
+
+GRPC = {
+    "model": ("none", "input", (1, 8), "StatusCode.NOT_FOUND", "there is no model `none`"),
+    "name": ("digits", "x", (1, 8), "StatusCode.INVALID_ARGUMENT", "`x`: no such input; there are `input`"),
+    "shape": (
+        "digits",
+        "input",
+        (1, 7),
+        "StatusCode.INVALID_ARGUMENT",
+        "`input`: expected the shape [-1, 8], got [1, 7]",
+    ),
+    "size": ("digits", "input", (65, 8), "StatusCode.INVALID_ARGUMENT", None),
+    "large": ("digits", "input", (10_000, 8), "StatusCode.RESOURCE_EXHAUSTED", None),
+}
+
+
+@pytest.mark.parametrize(("model", "name", "shape", "code", "text"), GRPC.values(), ids=GRPC)
+def test_grpc_refuses_by_the_codes_of_the_protocol(model, name, shape, code, text, server):
+    with triton_grpc.InferenceServerClient(server.grpc) as client:
+        entry = triton_grpc.InferInput(name, shape, "FP32")
+        entry.set_data_from_numpy(np.zeros(shape, np.float32))
+        with pytest.raises(InferenceServerException) as caught:
+            client.infer(model, [entry])
+    assert caught.value.status() == code
+    if text is not None:
+        assert caught.value.message() == text
+
+
+def test_rubbish_at_either_port_leaves_the_server_serving(server):
+    for address in (server.http, server.grpc):
+        host, port = address.split(":")
+        with socket.create_connection((host, int(port)), 10) as connection:
+            connection.sendall(bytes(range(256)) * 10)
+    body = {"inputs": [tensor()]}
+    assert server.ask("/v2/models/digits/infer", body)[0] == 200
+    assert not server.lines("worker has ended")

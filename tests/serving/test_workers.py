@@ -1,0 +1,192 @@
+"""The life of processes: replaced when they die or are stuck, drained at the end, and what they tell."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.serving.server import ROOT, Server, serving, wait_for
+
+BODY = {"id": "mine", "inputs": [{"name": "input", "shape": [1, 8], "datatype": "FP32", "data": [0] * 8}]}
+
+
+def answers(server):
+    """Ask in a new connection, as clients do again whose connection has failed."""
+    return wait_for(lambda: server.ask("/v2/models/digits/infer", BODY), server)
+
+
+def test_killed_worker_is_replaced_and_clients_that_ask_again_are_answered(repository):
+    with serving(repository, "--workers", "2") as server:
+        server.wait_until_ready()
+        expected = answers(server)[1]["outputs"][0]["data"]
+        ended = threading.Event()
+
+        def load(_):
+            count = 0
+            while not ended.is_set():
+                status, found, _ = answers(server)
+                assert status == 200
+                # Other batches have other last bits.
+                np.testing.assert_allclose(found["outputs"][0]["data"], expected, rtol=1e-5, atol=1e-6)
+                count += 1
+            return count
+
+        with ThreadPoolExecutor(4) as pool:
+            loads = [pool.submit(load, number) for number in range(4)]
+            for killed in range(1, 3):
+                os.kill(server.workers()[0], signal.SIGKILL)
+                server.wait_for_log("worker has ended", times=killed, reason="died")
+                server.wait_for_log("worker starts", times=2 + killed)
+                server.wait_for_log("model is served", model="words", times=2 + killed)
+            ended.set()
+            assert all(each.result() > 0 for each in loads)
+        assert 'aotexport_workers_ended_total{reason="died"} 2.0' in server.ask("/metrics")[1].decode()
+
+
+def test_stuck_worker_is_ended_and_replaced(repository):
+    with serving(repository, "--request-timeout-s", "1") as server:
+        server.wait_until_ready()
+        stopped = server.workers()[0]
+        os.kill(stopped, signal.SIGSTOP)
+        server.wait_for_log("worker has ended", reason="stuck", worker=stopped)
+        assert answers(server)[0] == 200
+
+
+def test_full_queue_refuses_and_the_server_is_not_ready(repository):
+    # Calls wait for others until the batch is full, which the length of the queue does not allow.
+    waiting = ["--max-waiting", "2", "--max-latency-ms", "600000"]
+    with serving(repository, *waiting, "--drain-s", "1") as server:
+        server.wait_until_ready()
+        with ThreadPoolExecutor(2) as pool:
+            held = [pool.submit(server.ask, "/v2/models/digits/infer", BODY) for _ in range(2)]
+            wait_for(lambda: server.ask("/v2/health/ready")[0] == 503, server)
+            assert server.ask("/v2/health/live")[0] == 200
+            status, found, _ = server.ask("/v2/models/digits/infer", BODY)
+            assert (status, found["error"]) == (
+                429,
+                "2 calls wait already. Try again later, or allow more: `max_waiting`",
+            )
+            assert server.end() == 0
+            assert [each.result()[0] for each in held] == [500, 500]
+
+
+def test_end_answers_what_was_asked(repository):
+    # The call waits for others for as long as the server takes to be told to end.
+    with serving(repository, "--max-latency-ms", "1500", "--workers", "2") as server:
+        server.wait_until_ready()
+        with ThreadPoolExecutor(1) as pool:
+            asked = pool.submit(server.ask, "/v2/models/digits/infer", BODY)
+            wait_for(
+                lambda: 'aotexport_waiting_requests{model="digits"} 1.0' in server.ask("/metrics")[1].decode(), server
+            )
+            assert server.end() == 0
+            assert asked.result()[0] == 200
+        assert len(server.lines("worker has drained")) == 2
+
+
+def test_request_that_waits_for_longer_than_it_may_is_told_so(repository):
+    with serving(repository, "--max-latency-ms", "50") as server:
+        server.wait_until_ready()
+        status, found, _ = server.ask("/v2/models/digits/infer", BODY | {"parameters": {"timeout": 1000}})
+        assert (status, found["error"]) == (504, "the call waited for 1 ms, and was not run")
+
+
+def test_each_request_is_one_line_of_the_log_and_counted(server):
+    assert server.ask("/v2/models/digits/infer", BODY | {"id": "seen"})[0] == 200
+    line = server.wait_for_log("request", id="seen")
+    assert {key: line[key] for key in ("model", "version", "protocol", "outcome", "batch")} == {
+        "model": "digits", "version": "1", "protocol": "http", "outcome": "ok", "batch": 1,
+    }  # fmt: skip
+    assert line["ms"] >= line["compute_ms"] > 0
+    wrong = {"id": "wrong", "inputs": []}
+    assert server.ask("/v2/models/digits/infer", wrong)[0] == 400
+    assert server.wait_for_log("request", id="wrong")["error"].endswith("`input`: missing")
+    text = server.ask("/metrics")[1].decode()
+    assert 'aotexport_requests_total{model="digits",outcome="ok",protocol="http",version="1"}' in text
+    assert 'aotexport_requests_total{model="digits",outcome="invalid",protocol="http",version=""}' in text
+    assert 'aotexport_model_workers{model="digits",version="1"} 1.0' in text
+    assert "aotexport_worker_memory_bytes{pid=" in text
+
+
+def test_access_log_can_be_off(repository):
+    with serving(repository, "--access-log", "off") as server:
+        server.wait_until_ready()
+        assert answers(server)[0] == 200
+        assert not server.lines("request")
+
+
+def test_two_workers_load_and_unload_together(repository):
+    with serving(repository, "--workers", "2") as server:
+        server.wait_until_ready()
+        server.wait_for_log("model is served", model="words", times=2)
+        assert server.ask("/v2/repository/models/words/unload", method="POST")[0] == 200
+        unloaded = 'aotexport_model_workers{model="words",version="1"} 0.0'
+        wait_for(lambda: unloaded in server.ask("/metrics")[1].decode(), server)
+        assert server.ask("/v2/repository/models/words/load", method="POST")[0] == 200
+        server.wait_for_log("model is served", model="words", times=4)
+
+
+def test_workers_end_when_their_parent_is_killed(repository):
+    server = Server(repository)
+    server.wait_until_ready()
+    (worker,) = server.workers()
+    server.process.kill()
+    server.process.wait()
+    wait_for(lambda: not Path(f"/proc/{worker}").exists())
+    server.process.stderr.close()
+
+
+USAGE = {
+    "port": (["--http-port", "-1"], "`--http-port`: expected at least 0, got -1"),
+    "threads": (["--threads", "0"], "`--threads`: expected at least 1, got 0"),
+    "tls": (["--tls-cert", "a"], "`--tls-cert` and `--tls-key` belong together"),
+}
+
+
+@pytest.mark.parametrize(("options", "text"), USAGE.values(), ids=USAGE)
+def test_wrong_options_are_refused_by_a_sentence(options, text, repository):
+    assert failed(repository, *options) == (2, f"error: {text}\n")
+
+
+def test_port_that_is_taken_is_named(server, repository):
+    port = server.http.partition(":")[2]
+    assert failed(repository, "--http-port", port) == (
+        1,
+        f"error: cannot listen at 127.0.0.1:{port}: Address already in use\n",
+    )
+
+
+def failed(*arguments):
+    command = [sys.executable, "-m", "aotexport_runtime", "serve", *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT / "runtimes/python")
+    return done.returncode, done.stderr
+
+
+def test_tls_encrypts_http_and_grpc(repository, tmp_path):
+    import ssl
+    import urllib.request
+
+    import tritonclient.grpc as triton_grpc
+
+    subject = ["-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1,DNS:localhost"]
+    files = ["-keyout", tmp_path / "key.pem", "-out", tmp_path / "cert.pem"]
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", *subject, *files]
+    subprocess.run(command, check=True, capture_output=True)
+    with serving(repository, "--tls-cert", tmp_path / "cert.pem", "--tls-key", tmp_path / "key.pem") as server:
+        server.wait_for_log("model is served", model="words")
+        context = ssl.create_default_context(cafile=str(tmp_path / "cert.pem"))
+        with urllib.request.urlopen(f"https://{server.http}/v2/health/live", context=context) as response:
+            assert response.status == 200
+        client = triton_grpc.InferenceServerClient(server.grpc, ssl=True, root_certificates=str(tmp_path / "cert.pem"))
+        with client:
+            entry = triton_grpc.InferInput("input", (1, 8), "FP32")
+            entry.set_data_from_numpy(np.zeros((1, 8), np.float32))
+            assert client.infer("digits", [entry]).as_numpy("output").shape == (1, 3)

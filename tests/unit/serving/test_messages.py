@@ -1,0 +1,82 @@
+"""Requests and answers of the protocol as bytes; what servers refuse is in `tests/serving`."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from aotexport_runtime.errors import CallInvalid, DeadlinePassed, NotSupported, Overloaded
+from aotexport_runtime.server.messages import Signature, read_request, write_answer
+from aotexport_runtime.server.refusals import Refusal, refusal_of
+from aotexport_runtime.serving.interface import TensorSpec
+
+SPECS = [
+    TensorSpec(name=name, dtype=dtype, shape=(-1,), index=index)
+    for index, (name, dtype) in enumerate(
+        [("x", "float32"), ("b", "bfloat16"), ("h", "float16"), ("f", "bool"), ("i", "uint8")]
+    )
+]
+SIGNATURE = Signature.of(SPECS, SPECS)
+VALUES = {
+    "x": np.array([1.5, -2], np.float32),
+    "b": np.array([1.5, -2, 3], np.float32),
+    "h": np.array([1.5], np.float16),
+    "f": np.array([True, False, True]),
+    "i": np.array([0, 255], np.uint8),
+}
+
+
+def test_binary_answer_that_is_sent_back_is_the_same_request():
+    asked = read_request(
+        bytearray(b'{"inputs": [], "parameters": {"binary_data_output": true}}'), None, SIGNATURE, "me"
+    )
+    assert asked.id == "me"
+    body, json_nbytes = write_answer(asked, "model", "3", VALUES, SIGNATURE)
+    head = json.loads(body[:json_nbytes])
+    assert (head["model_name"], head["model_version"], head["id"]) == ("model", "3", "me")
+    assert [output["datatype"] for output in head["outputs"]] == ["FP32", "BF16", "FP16", "BOOL", "UINT8"]
+    sent = json.dumps({"id": "you", "inputs": head["outputs"]}).encode() + body[json_nbytes:]
+    wanted = read_request(bytearray(sent), len(sent) - len(body) + json_nbytes, Signature.of(SPECS, SPECS[:1]))
+    assert wanted.id == "you"
+    for name, value in VALUES.items():
+        np.testing.assert_array_equal(wanted.inputs[name], value)
+        assert wanted.inputs[name].dtype == value.dtype
+        assert wanted.inputs[name].flags.aligned
+
+
+def test_json_answer_has_numbers():
+    asked = read_request(bytearray(b'{"inputs": [], "outputs": [{"name": "f"}, {"name": "x"}]}'), None, SIGNATURE)
+    body, json_nbytes = write_answer(asked, "model", "1", VALUES, SIGNATURE)
+    assert json_nbytes is None
+    assert [output["data"] for output in json.loads(body)["outputs"]] == [[True, False, True], [1.5, -2.0]]
+
+
+@pytest.mark.parametrize("data", [[256], [-1], [2**70], [0.0], [True], ["1"]])
+def test_numbers_that_a_datatype_does_not_have_are_refused(data):
+    entry = {"name": "i", "datatype": "UINT8", "shape": [1], "data": data}
+    with pytest.raises(Refusal, match=r"^`i`: (UINT8 goes from 0 to 255|its data are no numbers of UINT8)$"):
+        read_request(bytearray(json.dumps({"inputs": [entry]}).encode()), None, SIGNATURE)
+
+
+def test_dtype_that_the_protocol_lacks_is_refused_by_name():
+    with pytest.raises(NotSupported) as caught:
+        Signature.of([], [TensorSpec(name="y", dtype="complex64", shape=(), index=0)])
+    assert str(caught.value) == "`y` is complex64, and the protocol has no such datatype; return it as float32"
+
+
+@pytest.mark.parametrize(
+    ("error", "http", "grpc"),
+    [
+        (CallInvalid("infer", ["`x`: missing"]), 400, "INVALID_ARGUMENT"),
+        (IndexError("out of range"), 400, "INVALID_ARGUMENT"),
+        (Overloaded("full"), 429, "RESOURCE_EXHAUSTED"),
+        (DeadlinePassed("late"), 504, "DEADLINE_EXCEEDED"),
+        (RuntimeError("no memory"), 500, "INTERNAL"),
+    ],
+)
+def test_errors_of_calls_have_the_codes_of_the_protocol(error, http, grpc):
+    refusal = refusal_of(error)
+    assert (refusal.http_status, refusal.grpc_status) == (http, grpc)
+    assert "\n" not in str(refusal)

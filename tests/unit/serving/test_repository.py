@@ -1,0 +1,126 @@
+"""The models of a repository without a server: what is chosen, swapped, let go and refused."""
+
+from __future__ import annotations
+
+import shutil
+
+import numpy as np
+import pytest
+
+from aotexport_runtime.server.bundles import find_models
+from aotexport_runtime.server.marks import Marks
+from aotexport_runtime.server.refusals import Refusal
+from aotexport_runtime.server.repository import Repository
+from aotexport_runtime.serving.servable import Servable
+from tests.unit.serving.test_servable import copied
+
+
+@pytest.fixture
+def root(exported, tmp_path):
+    """Return a directory with two models."""
+    shutil.copytree(exported("digits"), tmp_path / "models/digits/1")
+    shutil.copytree(exported("words"), tmp_path / "models/words")
+    return tmp_path / "models"
+
+
+def served(repository):
+    return {name: model.served and model.served.version for name, model in repository.models.items()}
+
+
+def test_models_and_versions_are_found_the_newest_first(root):
+    for name in ("2", "10", "010", "notes", ".3"):
+        (root / "digits" / name).mkdir()
+    found = find_models(root)
+    assert [bundle.version for bundle in found["digits"]] == ["10", "2", "1"]
+    assert [bundle.version for bundle in found["words"]] == ["1"]
+    assert [*find_models(root / "words")] == ["words"]
+
+
+def test_scan_serves_the_newest_version_that_passes(root, tmp_path, exported):
+    shutil.move(copied(exported("digits"), tmp_path), root / "digits/2")
+    events = []
+    repository = Repository(root, Servable, watcher=lambda *event: events.append(event))
+    repository.scan()
+    assert served(repository) == {"digits": "1", "words": "1"}
+    assert events == [("digits", "2", "failed"), ("digits", "1", "loaded"), ("words", "1", "loaded")]
+    assert repository.models["digits"].reason.startswith("version 2: the bundle disagrees with eager execution: infer/")
+    assert repository.is_proved
+    repository.scan()
+    assert len(events) == 3
+
+
+def test_new_version_is_loaded_when_it_has_not_changed_between_two_looks(root, exported):
+    repository = Repository(root, Servable)
+    repository.scan()
+    old = repository.current("digits")
+    shutil.copytree(exported("digits"), root / "digits/2")
+    repository.scan()
+    assert repository.current("digits") is old
+    repository.scan()
+    assert repository.current("digits").version == "2"
+    with pytest.raises(Exception, match="is closed"):
+        old.servable.infer({"input": np.zeros((1, 8), np.float32)})
+
+
+def test_repository_is_not_proved_while_a_model_fails(root, tmp_path, exported):
+    shutil.move(copied(exported("digits"), tmp_path), root / "broken")
+    repository = Repository(root, Servable)
+    repository.scan()
+    assert not repository.is_proved
+    with pytest.raises(Refusal, match=r"^model `broken` cannot be served: version 1: the bundle disagrees with eager"):
+        repository.current("broken")
+    shutil.rmtree(root / "broken")
+    repository.scan()
+    assert repository.is_proved
+
+
+def test_model_that_was_asked_for_longest_ago_gives_room(root):
+    room = max(bundle.nbytes for bundles in find_models(root).values() for bundle in bundles)
+    repository = Repository(root, Servable, most_nbytes=room)
+    repository.scan()
+    assert served(repository) == {"digits": None, "words": "1"}
+    assert repository.is_proved
+    assert repository.current("digits") is None
+    repository.demand("digits")
+    assert served(repository) == {"digits": "1", "words": None}
+    repository.scan()
+    assert served(repository) == {"digits": "1", "words": None}
+
+
+def test_model_that_is_too_large_for_the_room_is_refused(root):
+    repository = Repository(root / "words", Servable, most_nbytes=10)
+    repository.scan()
+    assert repository.models["words"].state == "UNAVAILABLE"
+    assert repository.models["words"].reason.endswith("bytes, more than all models may: 10")
+
+
+def test_what_one_worker_is_told_the_others_do(root, tmp_path):
+    (tmp_path / "marks").mkdir()
+    workers = [(Repository(root, Servable), Marks(tmp_path / "marks")) for _ in range(2)]
+    for repository, _ in workers:
+        repository.scan()
+    (first, marks), (second, others) = workers
+    first.unload("words")
+    marks.set("words", unloaded=True)
+    others.follow(second)
+    with pytest.raises(Refusal) as caught:
+        second.current("words")
+    assert str(caught.value) == "model `words` is unloaded; load it first"
+    second.scan()
+    assert served(second) == {"digits": "1", "words": None}
+    first.load("words")
+    marks.set("words", unloaded=False)
+    others.follow(second)
+    assert served(second) == {"digits": "1", "words": "1"}
+
+
+def test_unknown_names_are_refused(root):
+    repository = Repository(root, Servable)
+    repository.scan()
+    for ask in (repository.current, repository.load, repository.unload, repository.demand):
+        with pytest.raises(Refusal) as caught:
+            ask("none")
+        assert str(caught.value) == "there is no model `none`"
+    with pytest.raises(Refusal) as caught:
+        repository.current("digits", "2")
+    assert str(caught.value) == "model `digits` has no version `2` that is served; 1 is"
