@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 from torch import nn
@@ -106,10 +107,22 @@ def live_graph(
     nodes = outline.nodes(0, len(graph.nodes), None)
     outputs = [outline.renamed(output) for output in graph.outputs]
     live = msgspec.structs.replace(graph, nodes=tuple(nodes), outputs=outputs, calls=())
-    used = {name for node in nodes for name in operands(node)} | {n for o in outputs for n in references(o)}
-    reads = frozenset(value.name for value in graph.inputs if value.name in used)
     reasons = tuple(f"`{change.path}` {change.how}" for change in followed.values())
-    return LiveGraph(live, outline.environment, reads, reasons)
+    return whole_graph(live, outline.environment, reasons)
+
+
+def whole_graph(graph: Graph, environment: Environment, reasons: tuple[str, ...] = ()) -> LiveGraph:
+    """Return a live graph of the nodes of `graph` as they are.
+
+    Args:
+        graph: the graph.
+        environment: environment with the functions that it calls.
+        reasons: see `LiveGraph`.
+    """
+    used = {name for node in graph.nodes for name in operands(node)}
+    used |= {name for output in graph.outputs for name in references(output)}
+    reads = frozenset(value.name for value in graph.inputs if value.name in used)
+    return LiveGraph(graph, environment, reads, reasons)
 
 
 def _check_can_follow(change: SubmoduleChange, is_called: bool, graph: Graph, program: Program) -> None:
@@ -148,7 +161,7 @@ class _Outline:
         self._graph = graph
         self._changes = changes
         self._state = state
-        self._callables: dict[str, SubmoduleCall] = {}
+        self._callables: dict[str, Callable[..., Any]] = dict(environment.submodules)
         self.environment = dataclasses.replace(environment, submodules=self._callables)
         self._names: dict[str, str] = {}
         self._metas: dict[str, ValueMeta] = {value.name: value.meta for value in (*graph.inputs, *graph.nodes)}

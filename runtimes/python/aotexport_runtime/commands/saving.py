@@ -24,6 +24,7 @@ from aotexport_runtime.commands.self_test import record_again
 from aotexport_runtime.errors import ArgumentInvalid, NotSupported
 from aotexport_runtime.module.bundle_module import BundleModule
 from aotexport_runtime.schema.manifest import FileEntry, StateTensor, StoredPart
+from aotexport_runtime.submodules.adapter import adapters_below
 from aotexport_runtime.values import dtypes
 from aotexport_runtime.values.arguments import path_of
 from aotexport_runtime.values.subclasses import is_wrapper, parts
@@ -64,7 +65,20 @@ def save(module: BundleModule, path: str | os.PathLike[str], *, force: bool = Fa
 
 
 def _check_unchanged(module: BundleModule) -> None:
-    """Refuse a module with changed submodules, whose code a bundle cannot hold."""
+    """Refuse a module with changed submodules, whose code a bundle cannot hold, and one with adapters."""
+    needed = (
+        f"{path}.{each.tensor}".lstrip(".")
+        for path, beside in adapters_below(module).items()
+        for each in beside
+        if each.is_needed()
+    )
+    adapted = next(needed, None)
+    if adapted is not None:
+        raise NotSupported(
+            f"`{adapted}` has an adapter, and `save` writes the programs that were exported, with other weights. Merge "
+            "the adapter into the weights first (`aotexport_runtime.adapters.merge_adapter`), or write it alone "
+            "(`save_adapter`)"
+        )
     changed = [change for change in module.changes() if not change.keeps_state]
     if changed:
         listed = ", ".join(f"`{change.path}` {change.how}" for change in changed[:3])

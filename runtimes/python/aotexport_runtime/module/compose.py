@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -10,8 +11,9 @@ import torch
 from torch import nn
 
 from aotexport_runtime.bundle.read import Bundle
+from aotexport_runtime.call.adapted_graph import with_adapters
 from aotexport_runtime.call.engines import Engines
-from aotexport_runtime.call.live_graph import LiveGraph, check_state_read, graph_of_calls, live_graph
+from aotexport_runtime.call.live_graph import LiveGraph, check_state_read, graph_of_calls, live_graph, whole_graph
 from aotexport_runtime.call.plan import Plan
 from aotexport_runtime.engines.autocast import device_type_of
 from aotexport_runtime.engines.candidates import AUTOGRAD, CUDA, PORTABLE, Request
@@ -24,6 +26,7 @@ from aotexport_runtime.engines.matmul.sizes import Matmul
 from aotexport_runtime.engines.select import Choice, select_engine
 from aotexport_runtime.errors import NotSupported
 from aotexport_runtime.schema.program import Program
+from aotexport_runtime.submodules.adapter import adapters_below
 from aotexport_runtime.submodules.changes import SubmoduleChange
 from aotexport_runtime.submodules.places import StateSlot
 
@@ -95,7 +98,7 @@ def live_of(
     environment: Environment,
     untold: set[str] | None,
 ) -> LiveGraph | None:
-    """Return the forward graph of `program` with the submodules that changed; None: it calls none of them.
+    """Return the forward graph of `program` with adapters and submodules that changed; None: it has none of them.
 
     Args:
         module: the loaded bundle.
@@ -110,15 +113,23 @@ def live_of(
     Raises:
         NotSupported: a change that calls cannot follow.
     """
-    if not changes and untold is None:
+    adapters = {
+        path: [adapter for adapter in beside if adapter.is_needed()] for path, beside in adapters_below(module).items()
+    }
+    if not changes and untold is None and not any(adapters.values()):
         return None
     graph = bundle.graph(program.name, program.forward.file)
     names = {entry.name: (entry.name, *entry.tied) for entry in bundle.manifest.state}
+    graph, environment, adapted = with_adapters(graph, program, adapters, names, environment)
     if untold is None:
         live = live_graph(graph, program, changes, names, environment)
     else:
         live, paths = graph_of_calls(module, graph, program, changes, names, environment)
         untold.update(paths)
+    if live is None and adapted:
+        live = whole_graph(graph, environment)
+    if live is not None and adapted:
+        live = dataclasses.replace(live, reasons=(*live.reasons, f"`{adapted[0]}` has an adapter"))
     check_state_read(graph, program, live, slot)
     return live
 

@@ -16,6 +16,7 @@ from aotexport_runtime.errors import NotSupported
 from aotexport_runtime.schema.manifest import Manifest, StateTensor
 from aotexport_runtime.schema.manifest import Submodule as Record
 from aotexport_runtime.schema.trees import Constant
+from aotexport_runtime.submodules.adapter import Adapter
 from aotexport_runtime.submodules.submodule import WRAP, LoadedSubmodule, Origin, known_class
 from aotexport_runtime.submodules.tables import kind_of, told
 from aotexport_runtime.values.trees import builder
@@ -116,7 +117,7 @@ def tell(whole: nn.Module, origin: Origin) -> None:
     """Make the tables of the whole module report changes, and refuse submodules that were not there at export."""
 
     def check(name: str, module: Any) -> None:
-        if name not in origin.submodules and name != "parametrizations":
+        if name not in origin.submodules and name != "parametrizations" and not isinstance(module, Adapter):
             raise NotSupported(f"`{name}` was not there at export, so no call would use the added submodule. {WRAP}")
 
     told(whole, origin.changed, check)

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from aotexport_runtime.errors import NotSupported
+from aotexport_runtime.submodules.adapter import Adapter, adapted_call
 from aotexport_runtime.submodules.python_state import OwnAttributes, WithAttributes
 from aotexport_runtime.submodules.running import running_parts
 from aotexport_runtime.submodules.tables import HOOKS, STATE, TensorKind, kind_of, refill, told
@@ -80,6 +81,7 @@ class LoadedSubmodule(WithAttributes):
         if (
             name in origin.submodules
             or name == "parametrizations"
+            or isinstance(module, Adapter)
             or (origin.known and isinstance(self, nn.Sequential))
         ):
             return
@@ -98,7 +100,8 @@ class LoadedSubmodule(WithAttributes):
         if part is not None:
             return part(*args, **kwargs)
         if origin.known:
-            return super().forward(*args, **kwargs)  # type: ignore[misc] (the class of torch comes next)
+            result = super().forward(*args, **kwargs)  # type: ignore[misc] (the class of torch comes next)
+            return adapted_call(self, result, args)
         raise NotSupported(
             f"`{origin.path}` cannot be called by itself: a bundle holds the program of the whole module, and the "
             "class of this submodule is the model's own. Register a forward hook on it to see what it takes and "

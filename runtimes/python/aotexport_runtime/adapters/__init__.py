@@ -1,0 +1,31 @@
+"""Adapters: LoRA on loaded bundles, in the files of peft."""
+
+from aotexport_runtime.adapters.add import add_lora, report
+from aotexport_runtime.adapters.config import LoraConfig
+from aotexport_runtime.adapters.files import load_adapter, save_adapter
+from aotexport_runtime.adapters.forms import Report
+from aotexport_runtime.adapters.select import (
+    delete_adapter,
+    disable_adapters,
+    merge_adapter,
+    set_adapter,
+    unmerge_adapter,
+    use_adapter,
+)
+from aotexport_runtime.adapters.targets import Target
+
+__all__ = [
+    "LoraConfig",
+    "Report",
+    "Target",
+    "add_lora",
+    "delete_adapter",
+    "disable_adapters",
+    "load_adapter",
+    "merge_adapter",
+    "report",
+    "save_adapter",
+    "set_adapter",
+    "unmerge_adapter",
+    "use_adapter",
+]

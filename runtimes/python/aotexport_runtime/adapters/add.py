@@ -1,0 +1,238 @@
+"""`add_lora`: adapters beside weights of a loaded bundle."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import nn
+
+from aotexport_runtime.adapters.choice import Adapters, NamedAdapter, adapters_of, named_adapters
+from aotexport_runtime.adapters.config import Bias, LoraConfig
+from aotexport_runtime.adapters.factors import FACTORS, Factors
+from aotexport_runtime.adapters.forms import Report
+from aotexport_runtime.adapters.lora import Lora, Trained
+from aotexport_runtime.adapters.select import set_adapter
+from aotexport_runtime.adapters.targets import Target, Weights
+from aotexport_runtime.errors import ArgumentInvalid, NotSupported
+from aotexport_runtime.module.bundle_module import BundleModule
+from aotexport_runtime.submodules.adapter import adapters_in
+from aotexport_runtime.submodules.places import module_at
+from aotexport_runtime.submodules.submodule import LoadedSubmodule
+
+
+def add_lora(
+    module: BundleModule,
+    targets: str | Sequence[str] = "all-linear",
+    *,
+    r: int = 8,
+    alpha: float = 16,
+    dropout: float = 0.0,
+    use_rslora: bool = False,
+    use_dora: bool = False,
+    bias: Bias = "none",
+    modules_to_save: Sequence[str] = (),
+    exclude: Sequence[str] = (),
+    name: str = "default",
+) -> Report:
+    """Add a LoRA adapter to a loaded bundle, freeze everything else, and let calls apply it.
+
+    With the same seed before it, its first values are those of peft.
+
+    Args:
+        module: the loaded bundle; changed in place.
+        targets: `"all-linear"` (every linear layer but output layers of the size of an embedding), or layers by path,
+            by the end of a path, or by a pattern (`"*.query"`); a parameter that is no layer's `weight` by its name.
+        r: rank.
+        alpha: numerator of the scaling; a change is scaled by `alpha / r`.
+        dropout: probability of dropout of the adapters' inputs.
+        use_rslora: scale by `alpha / sqrt(r)` instead.
+        use_dora: learn the magnitude of a weight's rows apart from their direction.
+        bias: which biases are trained: `"none"`, `"all"`, or those of adapted layers (`"lora_only"`).
+        modules_to_save: layers that are trained whole and saved with the adapter (a new head).
+        exclude: layers to leave out of `targets`.
+        name: name of the adapter.
+
+    Returns:
+        The adapted weights, and the form that each adapter has.
+
+    Raises:
+        ArgumentInvalid: a value is out of its range, a target means no weight, or the name is taken.
+        NotSupported: a weight cannot have such an adapter, or the module's weights hold merged adapters.
+    """
+    adapters = adapters_of(module)
+    config = LoraConfig(
+        r=r,
+        alpha=alpha,
+        dropout=dropout,
+        use_rslora=use_rslora,
+        use_dora=use_dora,
+        bias=bias,
+        modules_to_save=tuple(modules_to_save),
+    )
+    weights = Weights(module)
+    chosen = weights.chosen(targets, exclude)
+    saved = [_module(module, path) for path in config.modules_to_save]
+    chosen = [t for t in chosen if not any(_is_in(t.path, path) for path, _ in saved)]
+    return attach(module, adapters, name, config, [(target, r) for target in chosen])
+
+
+def attach(
+    module: BundleModule, adapters: Adapters, name: str, config: LoraConfig, ranks: Sequence[tuple[Target, int]]
+) -> Report:
+    """Give targets a change each for the adapter `name`, freeze everything else, and let calls apply it.
+
+    Args:
+        module: the loaded bundle; changed in place.
+        adapters: its adapters.
+        name: name of the adapter.
+        config: its settings.
+        ranks: targets, with the rank of each.
+
+    Raises:
+        ArgumentInvalid: see `add_lora`.
+        NotSupported: see `add_lora`.
+    """
+    adapters.check_unmerged(f"adapter `{name}` cannot be added")
+    _check_name(adapters, name)
+    _check_differentiable(module)
+    made = [(target, _factors(module, target, r, config)) for target, r in ranks]
+    trained = _trained(module, config, [target for target, _ in ranks])
+    for target, factors in made:
+        _beside(module, adapters, target.path, target.tensor, Lora, target.form == "weight").add_module(name, factors)
+    for path, tensor, parameter in trained:
+        own = nn.Parameter(parameter.detach().clone())
+        _beside(module, adapters, path, tensor, Trained, True).register_parameter(name, own)
+    adapters.configs[name] = config
+    _freeze(module, config)
+    set_adapter(module, name)
+    return report(module)
+
+
+def report(module: BundleModule) -> Report:
+    """Return the adapted weights of a loaded bundle, and the form that each adapter has.
+
+    Raises:
+        ArgumentInvalid: it is no loaded bundle.
+    """
+    adapters_of(module)
+    weights = Weights(module)
+    beside = [(path, each) for path, adapters in named_adapters(module).items() for each in adapters]
+    names = [(each, f"{path}.{each.tensor}" if path else each.tensor) for path, each in beside]
+    targets = [weights.target(name) for each, name in names if isinstance(each, Lora)]
+    parameters = list(module.parameters())
+    return Report(
+        tuple(target for target in targets if target is not None),
+        tuple(name for each, name in names if isinstance(each, Trained)),
+        sum(p.numel() for p in parameters if p.requires_grad),
+        sum(p.numel() for p in parameters),
+    )
+
+
+def _module(module: BundleModule, path: str) -> tuple[str, nn.Module]:
+    """Return the submodule that `path` or its end means."""
+    found = [(p, m) for p, m in module.named_modules() if p and (p == path or p.endswith(f".{path}"))]
+    if not found:
+        children = ", ".join(f"`{name}`" for name, _ in module.named_children())
+        raise ArgumentInvalid(f"`modules_to_save`: the module has no `{path}`; at its top are {children}")
+    return found[0]
+
+
+def _is_in(path: str, parent: str) -> bool:
+    return path == parent or path.startswith(f"{parent}.")
+
+
+def _check_name(adapters: Adapters, name: str) -> None:
+    if not name.isidentifier() or hasattr(NamedAdapter, name) or name in ("adapters", "tensor", "in_weight"):
+        raise ArgumentInvalid(f"`name`: {name!r} cannot be the name of an adapter; use letters, digits and `_`")
+    if name in adapters.configs:
+        raise ArgumentInvalid(f"`name`: the module has an adapter `{name}` already. Delete it first (`delete_adapter`)")
+
+
+def _check_differentiable(module: BundleModule) -> None:
+    for entry in module.bundle.manifest.programs:
+        program = module.bundle.program(entry.name)
+        if program.grad and not program.forward.differentiable:
+            raise NotSupported(
+                f"adapters need the forward graph under autograd, and the custom autograd functions of program "
+                f"`{program.name}` are only in its joint graph"
+            )
+
+
+def _owner(module: BundleModule, path: str) -> nn.Module:
+    owner = module_at(module, path)
+    assert owner is not None
+    return owner
+
+
+def _factors(module: BundleModule, target: Target, r: int, config: LoraConfig) -> Factors:
+    """Return the first factors of a target.
+
+    Raises:
+        NotSupported: the target cannot have such an adapter.
+    """
+    weight: torch.Tensor = getattr(_owner(module, target.path), target.tensor)
+    kind = FACTORS[target.kind]
+    if target.form == "weight" and config.dropout:
+        raise NotSupported(f"`{target.name}`: an adapter of the weight itself has no input to drop: {target.why}")
+    if target.kind == "embedding" and config.use_dora:
+        raise NotSupported(f"`{target.name}` is an embedding, which `use_dora` does not know. Leave it out (`exclude`)")
+    groups = target.options[3] if len(target.options) > 3 else 1
+    if r % groups or (groups > 1 and config.use_dora):
+        raise NotSupported(f"`{target.name}` is a convolution of {groups} groups: `r` must be a multiple, without DoRA")
+    return kind(weight, r, config, config.scaling(target.path, r), target.options)
+
+
+def _trained(
+    module: BundleModule, config: LoraConfig, targets: Iterable[Target]
+) -> list[tuple[str, str, torch.Tensor]]:
+    """Return path, name and value of the parameters that an adapter trains whole."""
+    found: dict[tuple[str, str], torch.Tensor] = {}
+    adapted = {target.path for target in targets}
+    for path, owner in module.named_modules():
+        if not (owner is module or isinstance(owner, LoadedSubmodule)):
+            continue
+        saved = any(_is_in(path, _module(module, each)[0]) for each in config.modules_to_save)
+        if saved and next(owner.buffers(recurse=False), None) is not None:
+            raise NotSupported(f"`modules_to_save`: `{path}` has buffers, which an adapter cannot hold")
+        biases = config.bias == "all" or (config.bias == "lora_only" and path in adapted)
+        for tensor, parameter in owner.named_parameters(recurse=False):
+            if saved or (biases and tensor.rpartition(".")[2] == "bias"):
+                found[path, tensor] = parameter
+    return [(path, tensor, parameter) for (path, tensor), parameter in found.items()]
+
+
+def _beside(
+    module: BundleModule,
+    adapters: Adapters,
+    path: str,
+    tensor: str,
+    kind: type[Lora] | type[Trained],
+    in_weight: bool,
+) -> Lora | Trained:
+    """Return the adapter of a tensor; make it if there is none."""
+    owner = _owner(module, path)
+    for each in adapters_in(owner):
+        if isinstance(each, Lora | Trained) and type(each) is kind and each.tensor == tensor:
+            return each
+    made = kind(adapters, tensor, in_weight=in_weight).train(module.training)
+    prefix = "lora" if kind is Lora else "trained"
+    owner.add_module(prefix if tensor == "weight" else f"{prefix}_{tensor}", made)
+    return made
+
+
+def _freeze(module: BundleModule, config: LoraConfig) -> None:
+    """Freeze what is no adapter's, but for modules of the user's that are saved with it."""
+    kept = [_module(module, path) for path in config.modules_to_save]
+    for path, owner in module.named_modules():
+        users = not (owner is module or isinstance(owner, LoadedSubmodule | NamedAdapter))
+        if isinstance(owner, NamedAdapter) or (users and any(_is_in(path, p) for p, _ in kept)):
+            continue
+        for parameter in owner.parameters(recurse=False):
+            if not _is_adapters(path, module):
+                parameter.requires_grad_(False)
+
+
+def _is_adapters(path: str, module: BundleModule) -> bool:
+    parent = module_at(module, path.rpartition(".")[0])
+    return isinstance(parent, NamedAdapter)

@@ -1,0 +1,270 @@
+"""Low-rank changes of weights, a class for each thing that an operator does with one.
+
+The change is `scaling * B @ A`, in the layout of the weight. No method that a training step calls makes a tensor of the
+size of a weight. Shapes are those of peft's files.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from aotexport_runtime.adapters.config import LoraConfig
+from aotexport_runtime.call.adapted_graph import Kind
+
+_CONVOLUTIONS: dict[int, Callable[..., torch.Tensor]] = {
+    3: functional.conv1d,
+    4: functional.conv2d,
+    5: functional.conv3d,
+}
+"""By the rank of the weight."""
+
+
+class Factors(nn.Module):
+    """The factors of a change of a linear layer's weight (outputs by inputs).
+
+    Attributes:
+        A: parameter, rank by inputs.
+        B: parameter, outputs by rank.
+        magnitude: parameter, the length of each row of the changed weight; None: they follow from the change.
+        scaling: factor of the change.
+        dropout: probability of dropout of the input.
+        ratio: while the weight holds the change: what the magnitude multiplied its rows with.
+    """
+
+    def __init__(
+        self, weight: torch.Tensor, r: int, config: LoraConfig, scaling: float, options: Sequence[Any]
+    ) -> None:
+        """Begin with a change of zero.
+
+        Args:
+            weight: the weight; borrowed.
+            r: rank.
+            config: settings.
+            scaling: factor of the change.
+            options: what the operator takes after its bias.
+        """
+        super().__init__()
+        half = weight.dtype in (torch.float16, torch.bfloat16)
+        self._dtype = torch.float32 if half else weight.dtype
+        self._options = tuple(options)
+        self.scaling = scaling
+        self.dropout = config.dropout
+        self.ratio: torch.Tensor | None = None
+        self.A, self.B = self.begin(weight, r)
+        self.magnitude: nn.Parameter | None = None
+        if config.use_dora:
+            self.magnitude = nn.Parameter(self.norm(weight.detach()))
+
+    def begin(self, weight: torch.Tensor, r: int) -> tuple[nn.Parameter, nn.Parameter]:
+        """Return the first factors, which change nothing; draws the random numbers that peft draws."""
+        outputs, inputs = self.sizes(weight)
+        a = torch.empty(r, inputs, device=weight.device, dtype=self._dtype)
+        b = torch.empty(outputs, r, device=weight.device, dtype=self._dtype)
+        for factor in (a, b, a):
+            nn.init.kaiming_uniform_(factor, a=math.sqrt(5))
+        return nn.Parameter(a), nn.Parameter(nn.init.zeros_(b))
+
+    def sizes(self, weight: torch.Tensor) -> tuple[int, int]:
+        """Return the number of outputs and of inputs of a weight."""
+        return weight.shape[0], weight.shape[1]
+
+    def low(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the input times A, scaled."""
+        return functional.linear(x, self.A) * self.scaling
+
+    def high(self, low: torch.Tensor) -> torch.Tensor:
+        """Return the scaled low-rank values times B."""
+        return functional.linear(low, self.B)
+
+    def product(self) -> torch.Tensor:
+        """Return the change in the layout of the weight."""
+        return self.scaling * (self.B @ self.A)
+
+    def base(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """Return what the operator computes without a bias."""
+        return functional.linear(x, weight)
+
+    def forward(
+        self, result: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Return the changed result of an operator.
+
+        Args:
+            result: what the operator returned.
+            x: its input.
+            weight: its weight.
+            bias: its bias; None: it has none.
+        """
+        dropped = functional.dropout(x, self.dropout, self.training) if self.dropout else x
+        if self.magnitude is not None:
+            base = None if dropped is not x else result if bias is None else result - self.beside(bias)
+            return self._with_magnitude(result, self._low(dropped), weight, base, dropped)
+        return self.added(result, self._low(dropped))
+
+    def _low(self, x: torch.Tensor) -> torch.Tensor:
+        return self.low(x.to(self.A.dtype) if x.is_floating_point() and not _autocasts(x) else x)
+
+    def added(self, result: torch.Tensor, low: torch.Tensor) -> torch.Tensor:
+        """Return the result plus low-rank values times B: one matmul that adds, where dtypes are the same."""
+        if result.dim() < 2 or not result.dtype == low.dtype == self.B.dtype or not result.is_contiguous():
+            return (result + self.high(low)).to(result.dtype)
+        flat = result.view(-1, result.shape[-1])
+        return torch.addmm(flat, low.reshape(-1, low.shape[-1]), self.B.t()).view(result.shape)
+
+    def _with_magnitude(
+        self,
+        result: torch.Tensor,
+        low: torch.Tensor,
+        weight: torch.Tensor,
+        base: torch.Tensor | None,
+        x: torch.Tensor,
+    ) -> torch.Tensor:
+        assert self.magnitude is not None
+        base = self.base(x, weight) if base is None else base
+        factor = self.beside(self.magnitude / self.norm(weight.detach()))
+        return (result + (factor - 1) * base + factor * self.high(low)).to(result.dtype)
+
+    def beside(self, values: torch.Tensor) -> torch.Tensor:
+        """Return a value per output in the shape that results take."""
+        return values
+
+    def norm(self, weight: torch.Tensor) -> torch.Tensor:
+        """Return the length of each row of the changed weight, without a tensor of its size."""
+        with torch.no_grad():
+            rows = self.rows(weight).to(self.A.dtype)
+            a, b = self.A.flatten(1), self.B.flatten(1)
+            squares = torch.linalg.vector_norm(rows, dim=1).square()
+            squares += 2 * self.scaling * ((rows @ a.t()) * b).sum(dim=1)
+            squares += self.scaling**2 * ((b @ (a @ a.t())) * b).sum(dim=1)
+            return squares.clamp_(min=0).sqrt_()
+
+    def rows(self, weight: torch.Tensor) -> torch.Tensor:
+        """Return the weight as outputs by inputs."""
+        return weight
+
+    def merged(self, weight: torch.Tensor) -> torch.Tensor:
+        """Return the changed weight."""
+        changed = weight + self.product().to(weight.dtype)
+        if self.magnitude is None:
+            return changed
+        return changed * self.along_outputs(self.magnitude / self.norm(weight)).to(weight.dtype)
+
+    def along_outputs(self, values: torch.Tensor) -> torch.Tensor:
+        """Return a value per output in a shape to multiply the weight with."""
+        return values.unsqueeze(1)
+
+
+class TransposedFactors(Factors):
+    """The factors of a change of a weight of inputs by outputs."""
+
+    def sizes(self, weight: torch.Tensor) -> tuple[int, int]:
+        """Return the number of outputs and of inputs of a weight."""
+        return weight.shape[1], weight.shape[0]
+
+    def product(self) -> torch.Tensor:
+        """Return the change in the layout of the weight."""
+        return super().product().t()
+
+    def base(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """Return what the operator computes without a bias."""
+        return x @ weight
+
+    def rows(self, weight: torch.Tensor) -> torch.Tensor:
+        """Return the weight as outputs by inputs."""
+        return weight.t()
+
+    def along_outputs(self, values: torch.Tensor) -> torch.Tensor:
+        """Return a value per output in a shape to multiply the weight with."""
+        return values
+
+
+class EmbeddingFactors(TransposedFactors):
+    """The factors of a change of an embedding (entries by size): A is rank by entries, B size by rank."""
+
+    def begin(self, weight: torch.Tensor, r: int) -> tuple[nn.Parameter, nn.Parameter]:
+        """Return the first factors, which change nothing; draws the random numbers that peft draws."""
+        size, entries = self.sizes(weight)
+        torch.randn(r, entries, device=weight.device, dtype=self._dtype)
+        b = torch.randn(size, r, device=weight.device, dtype=self._dtype)
+        return nn.Parameter(torch.zeros(r, entries, device=weight.device, dtype=self._dtype)), nn.Parameter(
+            nn.init.normal_(b)
+        )
+
+    def forward(
+        self, result: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Return the changed result of an operator; as in peft, without dropout."""
+        return self.added(result, functional.embedding(x, self.A.t()) * self.scaling)
+
+
+class ConvolutionFactors(Factors):
+    """The factors of a change of a convolution: A is a convolution to `r` channels, B one of size 1."""
+
+    def begin(self, weight: torch.Tensor, r: int) -> tuple[nn.Parameter, nn.Parameter]:
+        """Return the first factors, which change nothing; draws the random numbers that peft draws."""
+        a = torch.empty(r, *weight.shape[1:], device=weight.device, dtype=self._dtype)
+        b = torch.empty(
+            weight.shape[0],
+            r // self._groups(),
+            *(1 for _ in weight.shape[2:]),
+            device=weight.device,
+            dtype=self._dtype,
+        )
+        for factor in (a, b, a):
+            nn.init.kaiming_uniform_(factor, a=math.sqrt(5))
+        return nn.Parameter(a), nn.Parameter(nn.init.zeros_(b))
+
+    def _groups(self) -> int:
+        return self._options[3] if len(self._options) > 3 else 1
+
+    def low(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the convolution of the input with A, scaled."""
+        return self.base(x, self.A) * self.scaling
+
+    def high(self, low: torch.Tensor) -> torch.Tensor:
+        """Return the convolution of the scaled low-rank values with B."""
+        return _CONVOLUTIONS[self.B.dim()](low, self.B, groups=self._groups())
+
+    def base(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """Return what the operator computes without a bias."""
+        return _CONVOLUTIONS[weight.dim()](x, weight, None, *self._options)
+
+    def added(self, result: torch.Tensor, low: torch.Tensor) -> torch.Tensor:
+        """Return the result plus the convolution of low-rank values with B."""
+        return (result + self.high(low)).to(result.dtype)
+
+    def product(self) -> torch.Tensor:
+        """Return the change in the layout of the weight."""
+        parts = zip(self.B.chunk(self._groups()), self.A.chunk(self._groups()), strict=True)
+        changes = [(b.flatten(1) @ a.flatten(1)).view(len(b), *a.shape[1:]) for b, a in parts]
+        return self.scaling * torch.cat(changes)
+
+    def beside(self, values: torch.Tensor) -> torch.Tensor:
+        """Return a value per output in the shape that results take."""
+        return values.view(-1, *(1 for _ in self.B.shape[2:]))
+
+    def rows(self, weight: torch.Tensor) -> torch.Tensor:
+        """Return the weight as outputs by inputs."""
+        return weight.flatten(1)
+
+    def along_outputs(self, values: torch.Tensor) -> torch.Tensor:
+        """Return a value per output in a shape to multiply the weight with."""
+        return values.view(-1, *(1 for _ in self.B.shape[1:]))
+
+
+def _autocasts(x: torch.Tensor) -> bool:
+    return torch.is_autocast_enabled(x.device.type)
+
+
+FACTORS: dict[Kind, type[Factors]] = {
+    "linear": Factors,
+    "transposed": TransposedFactors,
+    "embedding": EmbeddingFactors,
+    "convolution": ConvolutionFactors,
+}

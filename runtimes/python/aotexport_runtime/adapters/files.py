@@ -1,0 +1,252 @@
+"""Adapters in peft's files: written from a loaded bundle, and loaded onto one."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from aotexport_runtime.adapters.add import attach
+from aotexport_runtime.adapters.choice import adapters_of, named_adapters
+from aotexport_runtime.adapters.factors import EmbeddingFactors, Factors
+from aotexport_runtime.adapters.forms import Report
+from aotexport_runtime.adapters.lora import Lora
+from aotexport_runtime.adapters.peft_config import CONFIG_FILE, config_record, read_config
+from aotexport_runtime.adapters.select import delete_adapter
+from aotexport_runtime.adapters.targets import Target, Weights
+from aotexport_runtime.errors import ArgumentInvalid, NotSupported, NotWritten
+from aotexport_runtime.module.bundle_module import BundleModule
+from aotexport_runtime.submodules.places import module_at
+from aotexport_runtime.submodules.submodule import LoadedSubmodule
+from aotexport_runtime.values.arguments import path_of
+
+WEIGHTS_FILE = "adapter_model.safetensors"
+_PREFIX = "base_model.model."
+_BASE = "aotexport_base"
+"""Key of the base's digest in the metadata of the file."""
+
+
+def save_adapter(
+    module: BundleModule, path: str | os.PathLike[str], *, name: str = "default", force: bool = False
+) -> Path:
+    """Write an adapter to files that peft loads onto the original model, with the same results.
+
+    Args:
+        module: a loaded bundle with adapters.
+        path: directory to write; other files in it stay.
+        name: name of the adapter.
+        force: replace an adapter at `path`.
+
+    Returns:
+        The directory.
+
+    Raises:
+        ArgumentInvalid: there is no such adapter, or `path` is no path.
+        NotSupported: the adapter is merged, or there is an adapter at `path`.
+        NotWritten: the file system is full, read-only, or otherwise refuses.
+    """
+    adapters = adapters_of(module)
+    adapters.known(name)
+    adapters.check_unmerged("an adapter cannot be written")
+    config, weights = adapters.configs[name], Weights(module)
+    tensors = {_PREFIX + key: value for key, value in _entries(module, name)}
+    targets = [weights.target(each) for each in _adapted(module, name)]
+    record = config_record(config, [each for each in targets if each is not None], module.bundle.manifest.name)
+    output = path_of("path", path)
+    if (output / CONFIG_FILE).exists() and not force:
+        raise NotSupported(f"{str(output)!r} holds an adapter; choose another place, or replace it (`force=True`)")
+    stored = {key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}
+    _write(output, record, stored, {"format": "pt", _BASE: base_digest(module)})
+    return output.absolute()
+
+
+def _write(output: Path, record: dict[str, Any], tensors: dict[str, torch.Tensor], metadata: dict[str, str]) -> None:
+    """Write the files of an adapter, the settings last: without them there is no adapter.
+
+    Raises:
+        NotWritten: the file system refuses.
+    """
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+        (output / CONFIG_FILE).unlink(missing_ok=True)
+        with tempfile.TemporaryDirectory(dir=output) as beside:
+            stage = Path(beside)
+            save_file(tensors, stage / WEIGHTS_FILE, metadata=metadata)
+            (stage / CONFIG_FILE).write_text(json.dumps(record, indent=2, sort_keys=True) + "\n")
+            for name in (WEIGHTS_FILE, CONFIG_FILE):
+                (stage / name).replace(output / name)
+    except OSError as error:
+        raise NotWritten(f"an adapter cannot be written to {str(output)!r}: {error}", error.errno or 0) from error
+
+
+def load_adapter(
+    module: BundleModule,
+    path: str | os.PathLike[str],
+    *,
+    name: str = "default",
+    trainable: bool = False,
+    any_base: bool = False,
+) -> Report:
+    """Add an adapter from files of `save_adapter` or of peft to a loaded bundle, and let calls apply it.
+
+    Args:
+        module: the loaded bundle; changed in place.
+        path: directory of the files.
+        name: name that the adapter gets.
+        trainable: whether its parameters require gradients.
+        any_base: take an adapter that was trained on other weights of the same shapes.
+
+    Returns:
+        The adapted weights, and the form that each adapter has.
+
+    Raises:
+        ArgumentInvalid: no adapter can be read from `path`, it is of another base or shape, or the name is taken.
+        NotSupported: it is of a kind that this runtime does not compute.
+    """
+    directory, adapters = path_of("path", path), adapters_of(module)
+    config = read_config(directory)
+    tensors, base = _read(directory / WEIGHTS_FILE)
+    if base is not None and base != base_digest(module) and not any_base:
+        raise ArgumentInvalid(
+            f"{directory}: the adapter was trained on other weights than those of {module.bundle.manifest.name!r}. "
+            "Load the bundle that it was trained on, or take it all the same (`any_base=True`)"
+        )
+    # With all biases trained, peft also writes what it keeps apart for modules that are trained whole.
+    twice = (".modules_to_save.", ".original_module.")
+    keys = {key.removeprefix(_PREFIX): t for key, t in tensors.items() if not any(part in key for part in twice)}
+    ranks = [*_ranks(module, keys, directory)]
+    report = attach(module, adapters, name, config, ranks)
+    _fill(module, name, keys, directory)
+    if not trainable:
+        for adapter in (each for beside in named_adapters(module).values() for each in beside):
+            adapter.requires_grad_(False)
+    return report
+
+
+def base_digest(module: BundleModule) -> str:
+    """Return the digest of the weights that a bundle was loaded with."""
+    manifest = module.bundle.manifest
+    files = {part.file for entry in manifest.state for part in (entry, *entry.parts) if part.file}
+    digests = sorted(entry.sha256 for entry in manifest.files if entry.path in files)
+    return hashlib.sha256("".join(digests).encode()).hexdigest()
+
+
+def _read(path: Path) -> tuple[dict[str, torch.Tensor], str | None]:
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            return {key: file.get_tensor(key) for key in file.keys()}, metadata.get(_BASE)  # noqa: SIM118
+    except (OSError, SafetensorError) as error:
+        raise ArgumentInvalid(f"`path`: no adapter can be read from {str(path)!r}: {error}") from error
+
+
+def _entries(module: BundleModule, name: str) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the tensors of an adapter, each with its key below the model."""
+    adapted = {each.rpartition(".")[0] for each in _adapted(module, name)}
+    for path, beside in named_adapters(module).items():
+        for adapter in beside:
+            change = adapter.change(name)
+            if isinstance(change, Factors):
+                yield from _factor_entries(path, change)
+            elif change is not None:
+                inner = "base_layer." if path in adapted else ""
+                yield f"{path}.{inner}{adapter.tensor}".lstrip("."), change
+    for path in _users_modules(module, name):
+        owner = module_at(module, path)
+        assert owner is not None
+        yield from ((f"{path}.{key}", value) for key, value in owner.state_dict().items())
+
+
+def _users_modules(module: BundleModule, name: str) -> list[str]:
+    """Return the paths of the user's own modules that an adapter is saved with."""
+    config = adapters_of(module).configs[name]
+    found = [(path, child) for path, child in module.named_modules() if path]
+    return [
+        path
+        for saved in config.modules_to_save
+        for path, child in found
+        if (path == saved or path.endswith(f".{saved}")) and not isinstance(child, LoadedSubmodule)
+    ]
+
+
+def _factor_entries(path: str, factors: Factors) -> Iterator[tuple[str, torch.Tensor]]:
+    prefix = f"{path}." if path else ""
+    a, b = _factor_names(isinstance(factors, EmbeddingFactors))
+    yield f"{prefix}{a}", factors.A
+    yield f"{prefix}{b}", factors.B
+    if factors.magnitude is not None:
+        yield f"{prefix}lora_magnitude_vector", _magnitude(factors, factors.magnitude)
+
+
+def _factor_names(embeds: bool) -> tuple[str, str]:
+    return ("lora_embedding_A", "lora_embedding_B") if embeds else ("lora_A.weight", "lora_B.weight")
+
+
+def _magnitude(factors: Factors, magnitude: torch.Tensor) -> torch.Tensor:
+    """Return a magnitude in the shape of peft's files: of a convolution with an axis for each of its weight's."""
+    return magnitude.view(1, -1, *(1 for _ in factors.A.shape[2:])) if factors.A.dim() > 2 else magnitude
+
+
+def _adapted(module: BundleModule, name: str) -> list[str]:
+    """Return the names of the weights that an adapter changes."""
+    return [
+        f"{path}.{adapter.tensor}".lstrip(".")
+        for path, beside in named_adapters(module).items()
+        for adapter in beside
+        if isinstance(adapter, Lora) and adapter.change(name) is not None
+    ]
+
+
+def _ranks(module: BundleModule, keys: Mapping[str, torch.Tensor], directory: Path) -> Iterator[tuple[Target, int]]:
+    """Yield the weights that an adapter's file changes, with the rank of each."""
+    weights = Weights(module)
+    for key, tensor in keys.items():
+        for ending in ("lora_A.weight", "lora_embedding_A"):
+            if key != ending and not key.endswith(f".{ending}"):
+                continue
+            name = f"{key.removesuffix(ending)}weight"
+            target = weights.target(name) if name in weights.entries else None
+            if target is None:
+                raise ArgumentInvalid(
+                    f"{directory}: the adapter changes `{name}`, and no program of {module.bundle.manifest.name!r} has "
+                    "such a weight. Load the bundle of the model that it was trained on"
+                )
+            yield target, tensor.shape[0]
+
+
+def _fill(module: BundleModule, name: str, keys: Mapping[str, torch.Tensor], directory: Path) -> None:
+    """Copy an adapter's tensors into the parameters that were made for them.
+
+    Raises:
+        ArgumentInvalid: one has another shape, is missing, or is there and has no place.
+    """
+    places = dict(_entries(module, name))
+    problem = _problem(keys, places)
+    if problem is not None:
+        delete_adapter(module, name)
+        raise ArgumentInvalid(f"{directory}: {problem}. Load the bundle of the model that it was trained on")
+    with torch.no_grad():
+        for key, place in places.items():
+            place.copy_(keys[key])
+
+
+def _problem(keys: Mapping[str, torch.Tensor], places: Mapping[str, Any]) -> str | None:
+    for key in sorted(keys.keys() | places.keys()):
+        if key not in places:
+            return f"the adapter has `{key}`, which has no place in the module"
+        if key not in keys:
+            return f"the adapter has no `{key}`"
+        if keys[key].shape != places[key].shape:
+            return f"`{key}` is {list(keys[key].shape)}, and the module needs {list(places[key].shape)}"
+    return None
+
+
+__all__ = ["WEIGHTS_FILE", "base_digest", "load_adapter", "save_adapter"]

@@ -1,0 +1,164 @@
+"""Which adapters calls apply: switched, left out, merged into the weights, deleted."""
+
+# The tables of a module have no public names.
+# pyright: reportPrivateUsage=false
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+
+import torch
+from torch import nn
+
+from aotexport_runtime.adapters.choice import NamedAdapter, adapters_of, named_adapters
+from aotexport_runtime.errors import ArgumentInvalid, NotSupported
+from aotexport_runtime.module.bundle_module import BundleModule
+from aotexport_runtime.submodules.places import module_at
+
+
+def set_adapter(module: BundleModule, names: str | list[str]) -> None:
+    """Let calls apply one adapter, or several added up, and train these alone.
+
+    Args:
+        module: a loaded bundle with adapters.
+        names: names of the adapters.
+
+    Raises:
+        ArgumentInvalid: there is no such adapter.
+        NotSupported: the module's weights hold merged adapters.
+    """
+    adapters = adapters_of(module)
+    chosen = adapters.known(names)
+    adapters.check_unmerged("adapters cannot be switched")
+    adapters.active = chosen
+    for _, adapter in _all(module):
+        for name in adapter.names():
+            change = adapter.change(name)
+            for parameter in change.parameters() if isinstance(change, nn.Module) else (change,):
+                parameter.requires_grad_(name in chosen)
+
+
+def use_adapter(module: BundleModule, names: str | list[str]) -> AbstractContextManager[None]:
+    """Return a context in which calls of this thread apply other adapters; calls of other threads go on as before.
+
+    Args:
+        module: a loaded bundle with adapters.
+        names: names of the adapters; `[]`: none.
+
+    Raises:
+        ArgumentInvalid: there is no such adapter.
+        NotSupported: the module's weights hold merged adapters.
+    """
+    adapters = adapters_of(module)
+    chosen = adapters.known(names)
+    adapters.check_unmerged("adapters cannot be switched")
+    return adapters.overridden(chosen)
+
+
+def disable_adapters(module: BundleModule) -> AbstractContextManager[None]:
+    """Return a context in which calls of this thread apply no adapter: `use_adapter(module, [])`.
+
+    Args:
+        module: a loaded bundle with adapters.
+
+    Raises:
+        NotSupported: the module's weights hold merged adapters.
+    """
+    return use_adapter(module, [])
+
+
+def merge_adapter(module: BundleModule, names: str | list[str] | None = None) -> None:
+    """Write adapters into the weights, in place: calls run as without adapters, and `save` writes the changed weights.
+
+    Args:
+        module: a loaded bundle with adapters.
+        names: names of the adapters; None: the active ones.
+
+    Raises:
+        ArgumentInvalid: there is no such adapter.
+        NotSupported: weights hold merged adapters already, or an adapted weight is tied to another.
+    """
+    adapters = adapters_of(module)
+    chosen = adapters.active if names is None else adapters.known(names)
+    if not chosen:
+        raise ArgumentInvalid("the module has no adapter to merge. Add one first (`add_lora`, `load_adapter`)")
+    adapters.check_unmerged("adapters cannot be merged")
+    _check_untied(module, chosen)
+    with torch.no_grad():
+        for path, adapter in _all(module):
+            adapter.merge(_owner(module, path), chosen)
+    adapters.merged = chosen
+    module.changed()
+
+
+def unmerge_adapter(module: BundleModule) -> None:
+    """Take merged adapters out of the weights again, to within rounding.
+
+    Args:
+        module: a loaded bundle with merged adapters.
+
+    Raises:
+        ArgumentInvalid: no adapter is merged.
+    """
+    adapters = adapters_of(module)
+    if not adapters.merged:
+        raise ArgumentInvalid("the module's weights hold no adapter. Merge one first (`merge_adapter`)")
+    with torch.no_grad():
+        for path, adapter in _all(module):
+            adapter.unmerge(_owner(module, path), adapters.merged)
+    adapters.merged = ()
+    module.changed()
+
+
+def delete_adapter(module: BundleModule, name: str) -> None:
+    """Remove an adapter; the rest stays frozen, and calls apply the others that were active.
+
+    Args:
+        module: a loaded bundle with adapters.
+        name: name of the adapter. One that is merged stays in the weights for good.
+
+    Raises:
+        ArgumentInvalid: there is no such adapter.
+    """
+    adapters = adapters_of(module)
+    adapters.known(name)
+    for path, adapter in list(_all(module)):
+        adapter.forget(name)
+        if not adapter.names():
+            owner = _owner(module, path)
+            owner._modules.pop(next(key for key, value in owner._modules.items() if value is adapter))
+    del adapters.configs[name]
+    adapters.active = tuple(each for each in adapters.active if each != name)
+    adapters.merged = tuple(each for each in adapters.merged if each != name)
+    module.changed()
+
+
+def _all(module: BundleModule) -> Iterator[tuple[str, NamedAdapter]]:
+    for path, beside in named_adapters(module).items():
+        for adapter in beside:
+            yield path, adapter
+
+
+def _owner(module: BundleModule, path: str) -> nn.Module:
+    owner = module_at(module, path)
+    assert owner is not None
+    return owner
+
+
+def _check_untied(module: BundleModule, chosen: tuple[str, ...]) -> None:
+    tied = {
+        name: group
+        for entry in module.bundle.manifest.state
+        if entry.tied
+        for group in [(entry.name, *entry.tied)]
+        for name in group
+    }
+    for path, adapter in _all(module):
+        name = f"{path}.{adapter.tensor}" if path else adapter.tensor
+        if name in tied and any(adapter.change(each) is not None for each in chosen):
+            other = next(each for each in tied[name] if each != name)
+            raise NotSupported(
+                f"`{name}` is one tensor with `{other}`, whose layer a merged weight would change too. Leave the "
+                "adapter apart, or export a model whose weights are not tied"
+            )
