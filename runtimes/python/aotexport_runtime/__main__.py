@@ -1,4 +1,4 @@
-"""`python -m aotexport_runtime inspect|selftest|serve bundle/`, for containers without the exporter."""
+"""`python -m aotexport_runtime inspect|selftest|serve|triton-config bundle/`, for containers without the exporter."""
 
 from __future__ import annotations
 
@@ -31,9 +31,15 @@ def main(argv: list[str] | None = None) -> int:
     test.add_argument("--tensor-type", action="append", default=[], metavar="MODULE:NAME", help="class of tensors")
     test.add_argument("--json", action="store_true", help="print JSON")
     add_options(commands.add_parser("serve", help="serve a directory of bundles by the Open Inference Protocol"))
+    triton = commands.add_parser("triton-config", help="print the config.pbtxt of a bundle for Triton's Python backend")
+    triton.add_argument("bundle")
+    triton.add_argument("--name", help="of the model in Triton's repository (default: the directory's)")
+    triton.add_argument("--max-batch-size", type=int, default=32, help="greatest joined batch (default: %(default)s)")
     options = parser.parse_args(argv)
     try:
-        return {"inspect": _inspect, "selftest": _selftest, "serve": _serve}[options.command](options)
+        return {"inspect": _inspect, "selftest": _selftest, "serve": _serve, "triton-config": _triton_config}[
+            options.command
+        ](options)
     except AotExportError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2 if isinstance(error, ArgumentInvalid) else 1
@@ -98,6 +104,21 @@ def _serve(options: Any) -> int:
     from aotexport_runtime.server.supervisor import serve
 
     return serve(options_of(options))
+
+
+def _triton_config(options: Any) -> int:
+    check_torch("Triton's configuration")
+    from pathlib import Path
+
+    from aotexport_runtime.serving.servable import Servable
+    from aotexport_runtime.serving.triton_config import triton_config
+
+    servable = Servable(options.bundle, max_batch_size=options.max_batch_size)
+    servable.warm_up()
+    name = options.name or Path(options.bundle).resolve().name
+    size = options.max_batch_size
+    print(triton_config(name, servable.inputs, servable.outputs, servable.batch_axes, max_batch_size=size), end="")
+    return 0
 
 
 def class_named(name: str) -> type:

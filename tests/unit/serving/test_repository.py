@@ -34,6 +34,8 @@ def test_models_and_versions_are_found_the_newest_first(root):
     assert [bundle.version for bundle in found["digits"]] == ["10", "2", "1"]
     assert [bundle.version for bundle in found["words"]] == ["1"]
     assert [*find_models(root / "words")] == ["words"]
+    assert [each.version for each in find_models(root / "words", "named")["named"]] == ["1"]
+    assert find_models(root, "named") == {}
 
 
 def test_scan_serves_the_newest_version_that_passes(root, tmp_path, exported):

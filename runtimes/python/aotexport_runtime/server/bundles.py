@@ -32,12 +32,16 @@ class Candidate:
         return sum(size for _, size, _, _ in self.files)
 
 
-def find_models(root: Path) -> dict[str, list[Candidate]]:
+def find_models(root: Path, name: str | None = None) -> dict[str, list[Candidate]]:
     """Return the bundles of each model, the newest version first.
 
     Args:
         root: a directory of models; or a bundle, which is a model of that name.
+        name: of the model, if `root` is that of one: a bundle, or a directory of its versions.
     """
+    if name is not None:
+        found = _candidates(root)
+        return {name: found} if found else {}
     if (root / MANIFEST).is_file():
         return {root.resolve().name: _candidates(root)}
     models = {entry.name: _candidates(Path(entry.path)) for entry in _directories(root)}

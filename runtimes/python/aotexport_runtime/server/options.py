@@ -16,6 +16,7 @@ class ServeOptions:
     """What a server serves, and how; the fields are the options of the command line."""
 
     repository: Path
+    name: str | None = None
     host: str = "127.0.0.1"
     http_port: int = 8080
     grpc_port: int = 8081
@@ -47,6 +48,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options to the parser of the command."""
     parser.add_argument("repository", type=Path, help="a bundle, or a directory of them: MODEL/VERSION/ or MODEL/")
     add = parser.add_argument
+    add("--name", help="serve one model by this name: the bundle, or the directory of its versions")
     add("--host", default="127.0.0.1", help="address to listen at; 0.0.0.0: every one (default: %(default)s)")
     add("--http-port", type=int, default=8080, help="0: any that is free (default: %(default)s)")
     add("--grpc-port", type=int, default=8081, help="0: any that is free (default: %(default)s)")

@@ -90,6 +90,7 @@ class Repository:
         root: Path,
         make: Callable[[Path], Servable],
         *,
+        name: str | None = None,
         most_nbytes: int | None = None,
         watcher: Watcher = lambda model, version, event: None,
     ) -> None:
@@ -98,12 +99,14 @@ class Repository:
         Args:
             root: see `find_models`.
             make: returns the servable of a bundle, which has not run yet.
+            name: see `find_models`.
             most_nbytes: most bytes of the bundles that are loaded at once; None: any number. What was not asked for
                 longest goes first, and is loaded again when it is asked for.
             watcher: is told what happens.
         """
         self._root = root
         self._make = make
+        self._name = name
         self._most_nbytes = most_nbytes
         self._watcher = watcher
         self._lock = threading.RLock()
@@ -171,7 +174,7 @@ class Repository:
             Refusal: there is no such model, or its newest version fails; an older one that is served stays.
         """
         with self._lock:
-            candidates = find_models(self._root).get(name)
+            candidates = find_models(self._root, self._name).get(name)
             if candidates is None:
                 raise Refusal("not_found", f"there is no model `{name[:100]}`")
             model = self.models.setdefault(name, Model(name=name))
@@ -194,7 +197,7 @@ class Repository:
 
     def scan(self) -> None:
         """Look for new, changed and removed bundles, and serve the newest of each model that passes."""
-        found = find_models(self._root)
+        found = find_models(self._root, self._name)
         with self._lock:
             for name in [name for name in self.models if name not in found]:
                 self._let_go(self.models.pop(name))

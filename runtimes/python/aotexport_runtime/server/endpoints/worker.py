@@ -52,6 +52,7 @@ async def _serve(options: ServeOptions, http: socket.socket, grpc_port: int, dir
     repository = Repository(
         options.repository,
         lambda path: make_servable(path, options),
+        name=options.name,
         most_nbytes=options.memory_limit,
         watcher=metrics.count_event,
     )

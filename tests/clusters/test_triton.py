@@ -5,7 +5,7 @@ system's Python and its shared library (Debian: `libpython3.11`), so that these 
 
     /usr/bin/python3 -m venv .venv-triton
     .venv-triton/bin/python -m pip install nvidia-pytriton 'numpy<2' runtimes/python -e '.[dev]'
-    .venv-triton/bin/python -m pytest tests/serving/test_triton.py
+    .venv-triton/bin/python -m pytest tests/clusters/test_triton.py
 """
 
 import importlib.util
@@ -25,11 +25,8 @@ import torch
 from torch import nn
 
 import aotexport
-from aotexport_runtime import Servable
-from aotexport_runtime.serving.triton_config import triton_config
 
 EXAMPLE = Path(__file__).parents[2] / "examples/serving/triton"
-RUNTIME = Path(__file__).parents[2] / "runtimes/python"
 PORTS = {"http": 18200, "grpc": 18201, "metrics": 18202}
 found = importlib.util.find_spec("pytriton")
 pytestmark = [
@@ -57,10 +54,9 @@ def repository(model, tmp_path_factory):
         programs=("infer",),
         verify=False,
     )
-    servable = Servable(version / "bundle", max_batch_size=32)
-    servable.warm_up()
-    config = triton_config("digits", servable.inputs, servable.outputs, servable.batch_axes)
-    (version.parent / "config.pbtxt").write_text(config)
+    command = [sys.executable, "-m", "aotexport_runtime", "triton-config", version / "bundle", "--name", "digits"]
+    config = subprocess.run(command, capture_output=True, check=True)
+    (version.parent / "config.pbtxt").write_bytes(config.stdout)
     shutil.copy(EXAMPLE / "model.py", version)
     return version.parent.parent
 
