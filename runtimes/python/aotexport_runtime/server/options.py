@@ -33,6 +33,7 @@ class ServeOptions:
     poll_s: float = 0.5
     drain_s: float = 30.0
     trust: Literal["data", "native"] = "data"
+    mapped: bool = False
     access_log: bool = True
     tls_cert: Path | None = None
     tls_key: Path | None = None
@@ -72,6 +73,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="longest time for the last requests at the end (default: %(default)s)",
     )
     add("--trust", choices=("data", "native"), default="data", help="native: run native files as well")
+    add(
+        "--mapped",
+        action="store_true",
+        help="map weights, so that workers share them; nobody may write into files that are served",
+    )
     add("--access-log", choices=("on", "off"), default="on", help="one line per request (default: %(default)s)")
     add("--tls-cert", type=Path, help="certificate, for HTTPS and gRPC with TLS")
     add("--tls-key", type=Path, help="its key")

@@ -33,7 +33,9 @@ class ServedProgram:
         variants: names of the program and its variants.
     """
 
-    def __init__(self, bundle: Bundle, *, target: str, device: str, trust: Literal["data", "native"]) -> None:
+    def __init__(
+        self, bundle: Bundle, *, target: str, device: str, trust: Literal["data", "native"], mapped: bool | None
+    ) -> None:
         """Load the bundle; arguments as of `load`.
 
         Raises:
@@ -45,7 +47,7 @@ class ServedProgram:
         programs = [bundle.program(name) for name in self.variants]
         self.interface = interface_of(programs)
         self.target = target
-        self.module = load(bundle, target=target, device=device, trust=trust).eval()
+        self.module = load(bundle, target=target, device=device, trust=trust, mapped=mapped).eval()
         self._program = programs[0]
         self._function = self.module.program(self.name)
         self._arguments = arguments_of(programs[0])

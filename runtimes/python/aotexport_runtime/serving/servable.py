@@ -53,6 +53,7 @@ class Servable:
         max_latency_ms: float = 0.0,
         max_waiting: int = 1024,
         trust: Literal["data", "native"] = "data",
+        mapped: bool | None = None,
     ) -> None:
         """Load the bundle at `path`; nothing has run yet, see `warm_up`.
 
@@ -65,6 +66,7 @@ class Servable:
             max_latency_ms: how long a call of `submit` waits for others; 0: no longer than the calls before it take.
             max_waiting: most calls of `submit` that wait.
             trust: see `load`.
+            mapped: see `load`; True: processes that serve one bundle share its weights.
 
         Raises:
             ArgumentInvalid: an argument is of a wrong type, or below its least value.
@@ -79,7 +81,7 @@ class Servable:
             raise NotSupported("a Servable runs programs by torch; for ONNX use `load(path, target='onnx')`")
         self._bundle = open_bundle(path)
         self._program: ServedProgram | None = ServedProgram(
-            self._bundle, target=engine or "auto", device=device, trust=trust
+            self._bundle, target=engine or "auto", device=device, trust=trust, mapped=mapped
         )
         self._batch: BatchAxes | None = None
         self._batcher = Batcher(

@@ -84,6 +84,7 @@ def make_servable(path: Path, options: ServeOptions) -> Servable:
         max_latency_ms=options.max_latency_ms,
         max_waiting=options.max_waiting,
         trust=options.trust,
+        mapped=options.mapped or None,
     )
 
 
