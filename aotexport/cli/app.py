@@ -23,10 +23,10 @@ from aotexport.cli.diff import diff
 from aotexport.cli.export import export
 from aotexport.cli.inspect import inspect
 from aotexport.cli.onnx import onnx
+from aotexport.cli.sign import sign, verify_signature_command
 from aotexport.cli.verify import verify
 from aotexport.errors import AotExportError, InternalError, ModelFileInvalid, OutputExists
-from aotexport.inspection.inspect import printable
-from aotexport_runtime.errors import ArgumentInvalid
+from aotexport_runtime.errors import ArgumentInvalid, printable
 
 _BUG = 3
 _INTERRUPTED = 130
@@ -119,7 +119,7 @@ def app() -> None:
     """Turn a PyTorch model into a portable bundle, and look at bundles."""
 
 
-for command in (export, inspect, verify, diff, onnx):
+for command in (export, inspect, verify, diff, onnx, sign, verify_signature_command):
     app.add_command(command)
 
 

@@ -11,8 +11,8 @@ from rich.table import Table
 
 from aotexport.cli.output import print_json, stdout
 from aotexport.inspection.diff import BundleDifference, diff_bundles
-from aotexport.inspection.inspect import printable
 from aotexport_runtime.bundle.read import open_bundle
+from aotexport_runtime.errors import printable
 
 _EXAMPLE = """\b
 Example:

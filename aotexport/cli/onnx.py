@@ -13,7 +13,7 @@ import click
 from aotexport.cli.output import print_json, stdout
 from aotexport.cli.progress import Progress
 from aotexport.errors import ModelFileInvalid
-from aotexport.inspection.inspect import printable
+from aotexport_runtime.errors import printable
 from aotexport_runtime.values.arguments import imported
 
 if TYPE_CHECKING:

@@ -10,11 +10,11 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from aotexport.inspection.inspect import printable
 from aotexport.process.clock import peak_memory_nbytes
 from aotexport.verify.comparison import Comparison
 from aotexport.verify.report import ExportReport
 from aotexport_runtime.bundle.notes import LOUD
+from aotexport_runtime.errors import printable
 
 _SHOWN = {"output": 8, "gradient": 5, "state": 5}
 _REST = {"output": "outputs", "gradient": "gradients", "state": "buffers and inputs after the call"}

@@ -13,8 +13,8 @@ from rich.table import Table
 
 from aotexport.cli.output import DTYPES, print_json, stdout
 from aotexport.cli.progress import Progress
-from aotexport.inspection.inspect import printable
 from aotexport_runtime.bundle.read import Bundle, open_bundle
+from aotexport_runtime.errors import printable
 from aotexport_runtime.values.arguments import imported
 
 if TYPE_CHECKING:

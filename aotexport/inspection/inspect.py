@@ -22,15 +22,11 @@ from aotexport_runtime.commands.describe import (
     describe_refused_targets,
     trust_needed,
 )
+from aotexport_runtime.errors import printable
 from aotexport_runtime.schema.graph import Graph
 from aotexport_runtime.schema.program import Program
 
 _SHOWN_OPERATORS = 8
-
-
-def printable(text: str) -> str:
-    """Return `text` without control characters but line breaks: names in a bundle must not steer a terminal."""
-    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
 
 
 def render(bundle: Bundle, *, program: str | None = None, graph: bool = False) -> Iterator[RenderableType]:

@@ -21,8 +21,8 @@ from safetensors.torch import load_file, save_file
 import aotexport_runtime
 from aotexport.cli import app
 from aotexport.encode import program
-from aotexport.inspection.inspect import printable
 from aotexport.lower.cpu.levels import own_level
+from aotexport_runtime.errors import printable
 
 NET = """
 import torch

@@ -21,6 +21,7 @@ from aotexport_runtime.errors import (
 )
 
 if TYPE_CHECKING:
+    from aotexport_runtime.bundle.signature import Signed
     from aotexport_runtime.call.onnx.module import OnnxModule
     from aotexport_runtime.commands.saving import save
     from aotexport_runtime.commands.self_test import selftest
@@ -40,6 +41,7 @@ _LATER = {
     "OnnxModule": "call.onnx.module",
     "OnnxRuntime": "engines.onnx.session",
     "Servable": "serving.servable",
+    "Signed": "bundle.signature",
     "load": "module.loading",
     "save": "commands.saving",
     "selftest": "commands.self_test",
@@ -66,6 +68,7 @@ __all__ = [
     "OnnxRuntime",
     "SelfTestFailed",
     "Servable",
+    "Signed",
     "load",
     "open_bundle",
     "save",

@@ -1,4 +1,4 @@
-"""`python -m aotexport_runtime inspect|selftest|serve|triton-config bundle/`, for containers without the exporter."""
+"""`python -m aotexport_runtime COMMAND bundle/`, for containers without the exporter; `--help` lists the commands."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 import sys
 from typing import Any
 
-from aotexport_runtime.errors import AotExportError, ArgumentInvalid
+from aotexport_runtime.errors import AotExportError, ArgumentInvalid, printable
 from aotexport_runtime.server.options import add_options, options_of
 from aotexport_runtime.values.arguments import check_torch, imported
 
@@ -35,11 +35,17 @@ def main(argv: list[str] | None = None) -> int:
     triton.add_argument("bundle")
     triton.add_argument("--name", help="of the model in Triton's repository (default: the directory's)")
     triton.add_argument("--max-batch-size", type=int, default=32, help="greatest joined batch (default: %(default)s)")
+    _add_verify_signature(commands)
     options = parser.parse_args(argv)
+    run = {
+        "inspect": _inspect,
+        "selftest": _selftest,
+        "serve": _serve,
+        "triton-config": _triton_config,
+        "verify-signature": _verify_signature,
+    }
     try:
-        return {"inspect": _inspect, "selftest": _selftest, "serve": _serve, "triton-config": _triton_config}[
-            options.command
-        ](options)
+        return run[options.command](options)
     except AotExportError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2 if isinstance(error, ArgumentInvalid) else 1
@@ -53,7 +59,35 @@ def _inspect(options: Any) -> int:
     if options.json:
         print(json.dumps(summary(bundle, program=options.program, graph=options.graph), indent=2))
     else:
-        print(describe(bundle, program=options.program, graph=options.graph))
+        print(printable(describe(bundle, program=options.program, graph=options.graph)))
+    return 0
+
+
+def _add_verify_signature(commands: Any) -> None:
+    verify = commands.add_parser("verify-signature", help="verify who signed a bundle, and every file; needs no torch")
+    verify.add_argument("bundle")
+    verify.add_argument("--public-key", metavar="FILE", help="key of the signer")
+    verify.add_argument("--certificate", action="append", default=[], metavar="FILE", help="of an authority")
+    verify.add_argument("--identity", metavar="NAME", help="identity of the signer at --issuer")
+    verify.add_argument("--issuer", metavar="URL", help="OpenID provider")
+    verify.add_argument("--trust-config", metavar="FILE", help="trust of a Sigstore of one's own")
+    verify.add_argument("--signature", metavar="FILE", help="the signature (default: model.sig in the bundle)")
+
+
+def _verify_signature(options: Any) -> int:
+    from aotexport_runtime.bundle.read import open_bundle
+    from aotexport_runtime.bundle.signature import Signed, verify_signature
+
+    signed = Signed(
+        public_key=options.public_key,
+        certificate_chain=options.certificate,
+        identity=options.identity,
+        issuer=options.issuer,
+        trust_config=options.trust_config,
+        signature=options.signature,
+    )
+    verify_signature(open_bundle(options.bundle), signed)
+    print(f"{options.bundle}: signed by this signer, and as it was signed")
     return 0
 
 
@@ -94,7 +128,7 @@ def _selftest(options: Any) -> int:
         outcome = f"{result.program}/{result.vector} ({result.target}): {verdict}, relative error {worst:.1e}"
         print(f"{path}: {outcome}" + (f", {words(result.ran)} on {result.device}" if result.ran else ""))
         for line in describe_failures(result):
-            print(line)
+            print(printable(line))
     if not results:
         print("no recorded calls")
     return 0 if all(result.agrees for _, result in results) else 1

@@ -10,6 +10,17 @@ from __future__ import annotations
 class AotExportError(Exception):
     """Base of every error of aotexport and its runtime."""
 
+    def __str__(self) -> str:
+        """Return the message; a terminal obeys nothing in it that a bundle says."""
+        return printable(super().__str__())
+
+
+def printable(text: str) -> str:
+    """Return text with control characters as escapes; line ends stay."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
+
 
 def first_line(error: BaseException) -> str:
     """Return the first non-empty line of an error's message, at most 300 characters of it."""

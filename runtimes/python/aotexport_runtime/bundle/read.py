@@ -75,7 +75,8 @@ def open_bundle(path: str | os.PathLike[str], *, check_digests: bool = True, lim
         raise BundleInvalid(f"`{path}` is no bundle: it has no file `{MANIFEST_NAME}`")
     if manifest_path.stat().st_size > limits.json_nbytes:
         raise BundleInvalid(f"larger than the {limits.json_nbytes} bytes of JSON that are read", where=MANIFEST_NAME)
-    bundle = Bundle(directory, read_manifest(manifest_path.read_bytes(), limits), limits)
+    data = manifest_path.read_bytes()
+    bundle = Bundle(directory, read_manifest(data, limits), limits, hashlib.sha256(data).hexdigest())
     bundle.check_files(digests=check_digests)
     return bundle
 
@@ -110,10 +111,14 @@ class Bundle:
         directory: where it is, held open.
         manifest: its manifest, checked.
         limits: the most that it may ask for.
+        manifest_sha256: digest of the file that the manifest was read from.
     """
 
-    def __init__(self, directory: BundleDirectory, manifest: Manifest, limits: Limits = DEFAULT) -> None:
+    def __init__(
+        self, directory: BundleDirectory, manifest: Manifest, limits: Limits = DEFAULT, manifest_sha256: str = ""
+    ) -> None:
         self.directory = directory
+        self.manifest_sha256 = manifest_sha256
         self.manifest = manifest
         self.limits = limits
         self._compared: dict[str, tuple[int, ...]] = {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import math
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -31,6 +32,9 @@ from aotexport_runtime.validate.bounds import span_end
 from aotexport_runtime.values import dtypes
 from aotexport_runtime.values.compare import TOLERANCES, Difference, compare
 from aotexport_runtime.values.observe import Observation, make_inputs, observe, spans
+
+_MOST_ELEMENTS = 1 << 28
+"""Most elements of an argument that repeats stored ones by a stride of 0."""
 
 _LARGE_NBYTES = 64 << 20
 """Least size of weights that are freed before the next are loaded."""
@@ -256,6 +260,8 @@ def read_vector(bundle: Bundle, entry: VectorEntry) -> tuple[Vector, dict[str, t
         for part in spans(spec):
             if span_end(part.shape, part.stride, part.offset) > _numel(stored, part.key):
                 raise BundleInvalid(f"argument {spec.path!r} reaches past the end of {part.key!r}", where=entry.record)
+            if math.prod(part.shape) > max(_MOST_ELEMENTS, _numel(stored, part.key)):
+                raise BundleInvalid(f"argument {spec.path!r} repeats {part.key!r} too often", where=entry.record)
     for key in {part.key for spec in vector.inputs for part in spans(spec) if part.is_complex}:
         stored[key] = torch.view_as_complex(stored[key])
     missing = [name for index, name in enumerate(vector.values) if f"v{index}" not in stored]

@@ -21,7 +21,7 @@ from aotexport_runtime.engines.detached import without_base
 from aotexport_runtime.engines.matmul.modes import Mode
 from aotexport_runtime.engines.matmul.operators import MatmulReplacement
 from aotexport_runtime.engines.source import define
-from aotexport_runtime.errors import BundleInvalid
+from aotexport_runtime.errors import BundleInvalid, printable
 from aotexport_runtime.schema.graph import Graph, Node
 from aotexport_runtime.schema.limits import DEFAULT, Limits
 from aotexport_runtime.schema.subclasses import Subclass
@@ -266,7 +266,7 @@ def _check(source: _FunctionSource, node: Node, shown: Mapping[str, list[str]]) 
 
 
 def _statement(source: _FunctionSource, node: Node) -> str:
-    arguments = [_argument(source, argument) for argument in node.args]
+    arguments = [_argument(source, _shown(argument, node)) for argument in node.args]
     if node.op in higher_order.EFFECTS:
         function = source.object("f", higher_order.EFFECTS[node.op])
         return f"{source.local(node.name)} = {function}({', '.join(arguments)})"
@@ -298,6 +298,13 @@ def _statement(source: _FunctionSource, node: Node) -> str:
         return f"{source.local(node.name)} = {function}(symbols, {', '.join(arguments)})"
     arguments += [f"{keyword}={_argument(source, argument)}" for keyword, argument in node.kwargs.items()]
     return f"{source.local(node.name)} = {source.function(node)}({', '.join(arguments)})"
+
+
+def _shown(argument: Argument, node: Node) -> Argument:
+    """Return an argument of a node; torch shows the texts of checks, in which a terminal obeys nothing."""
+    if isinstance(argument, StringArgument) and node.op.startswith(("aten::_assert", "aten::_functional_assert")):
+        return StringArgument(value=printable(argument.value))
+    return argument
 
 
 def _output(source: _FunctionSource, output: Argument, detached: Container[str]) -> str:

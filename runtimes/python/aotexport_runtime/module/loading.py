@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 from aotexport_runtime.bundle.digests import digests_compared
 from aotexport_runtime.bundle.read import Bundle, open_bundle
+from aotexport_runtime.bundle.signature import Signed, verify_signature
 from aotexport_runtime.engines.candidates import CUDA, Request
 from aotexport_runtime.engines.select import ENGINES, Choice, passed_over, select_targets
 from aotexport_runtime.errors import NotSupported, first_line
@@ -40,7 +41,7 @@ def load(
     check_digests: bool = True,
     onnx: OnnxRuntime | None = None,
     device: None = None,
-    trust: Literal["data", "native"] = "data",
+    trust: Literal["data", "native"] | Signed = "data",
     limits: Limits | None = None,
 ) -> OnnxModule: ...
 
@@ -51,7 +52,7 @@ def load(
     *,
     device: torch.device | str | None = None,
     target: str = "auto",
-    trust: Literal["data", "native"] = "data",
+    trust: Literal["data", "native"] | Signed = "data",
     mapped: bool | None = None,
     memory_budget: float = 1,
     matmul: Literal["fastest", "onednn", "torch"] | None = None,
@@ -68,7 +69,7 @@ def load(
     *,
     device: torch.device | str | None = None,
     target: str = "auto",
-    trust: Literal["data", "native"] = "data",
+    trust: Literal["data", "native"] | Signed = "data",
     mapped: bool | None = None,
     memory_budget: float = 1,
     matmul: Literal["fastest", "onednn", "torch"] | None = None,
@@ -87,7 +88,8 @@ def load(
         target: `auto`, or the name of an engine (`cpu`, `portable`, `autograd`, `cuda`, `onnx`), or of
             a compiled target of the bundle (`cpu-x86_64-v3`).
         trust: `data`: nothing but data is read, and only operators of the allow-list run. `native`: native files whose
-            digest matches the manifest may be loaded as well.
+            digest matches the manifest may be loaded as well. `Signed(...)`: the bundle must be as its
+            signer left it, and its native files may be loaded as well.
         mapped: map weights into memory: processes that load one bundle share them, and nobody may write into its files
             or truncate them, which would change the weights or end the process; False: read them, so that files may
             change or go; None: map the files that nobody can change (fs-verity, or immutable), read the others.
@@ -120,13 +122,18 @@ def load(
     check_type("target", target, str, "the name of a target")
     check_type("memory_budget", memory_budget, (int, float), "a number from 0 to 1")
     _check_name(target)
-    if trust not in ("data", "native"):
-        raise NotSupported(f"no trust tier `{trust}`; there are data and native")
+    if not isinstance(trust, Signed) and trust not in ("data", "native"):
+        raise NotSupported(f"no trust tier `{trust}`; there are data, native and Signed(...)")
+    if isinstance(trust, Signed) and not check_digests:
+        raise NotSupported("a signature is one of digests: leave check_digests to its default")
     if not 0 <= memory_budget <= 1:
         raise NotSupported(f"no memory budget {memory_budget}; it is a part of what is saved otherwise, from 0 to 1")
     bundle = path if isinstance(path, Bundle) else open_bundle(path, check_digests=False, limits=limits or DEFAULT)
     if isinstance(path, Bundle) and limits not in (None, path.limits):
         raise NotSupported("an open bundle has its limits: give them to `open_bundle`")
+    if isinstance(trust, Signed):
+        verify_signature(bundle, trust)
+        trust = "native"
     if target == "onnx" or (target == "auto" and bundle.manifest.onnx and importlib.util.find_spec("torch") is None):
         with digests_compared(bundle) if check_digests else contextlib.nullcontext():
             return _load_onnx(bundle, device, onnx)

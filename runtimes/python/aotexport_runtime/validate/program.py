@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from keyword import iskeyword
-
 from aotexport_runtime.allowed.operators import VIEWS
 from aotexport_runtime.errors import BundleInvalid
 from aotexport_runtime.schema.manifest import Manifest, StateTensor
@@ -32,6 +30,7 @@ from aotexport_runtime.validate.containers import check_container_changes, check
 from aotexport_runtime.validate.graph import check_allowed
 from aotexport_runtime.validate.subclasses import check_subclass, count_parts, taken_apart
 from aotexport_runtime.values.sizes import INT64_MAX, check_size
+from aotexport_runtime.values.trees import is_identifier
 
 _RANKS = {"channels_last": 4, "channels_last_3d": 5}
 
@@ -140,7 +139,7 @@ def _check_signature(program: Program, where: str) -> None:
 
 
 def _check_parameter(parameter: Parameter, inputs: int, where: str) -> None:
-    if not parameter.name.isidentifier() or iskeyword(parameter.name):
+    if not is_identifier(parameter.name):
         raise BundleInvalid(f"parameter {parameter.name[:80]!r} is not an identifier", where=where)
     check_values(parameter.tree, inputs, where)
     if parameter.default is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
+import unicodedata
 from collections.abc import Callable, Iterable, Iterator
 from keyword import iskeyword
 from typing import Any
@@ -104,9 +105,14 @@ def _check_names(names: tuple[object, ...], items: int, where: str) -> None:
         raise BundleInvalid("a tree has a name twice", where=where)
 
 
+def is_identifier(name: str) -> bool:
+    """Return whether Python's code can have a name as it is: Python takes names that NFKC makes equal for one."""
+    return name.isidentifier() and not iskeyword(name) and unicodedata.is_normalized("NFKC", name)
+
+
 def _check_identifier(name: str, reserved: str, where: str) -> None:
     """Refuse a name that is no plain attribute: Python's named tuples and dataclasses generate code with it."""
-    if not name.isidentifier() or iskeyword(name) or name.startswith(reserved):
+    if not is_identifier(name) or name.startswith(reserved):
         raise BundleInvalid(f"the name {name[:80]!r} in a tree is no plain identifier", where=where)
 
 
