@@ -20,6 +20,7 @@ from aotexport.errors import (
 if TYPE_CHECKING:
     from aotexport.lower.onnx.options import OnnxOptions
     from aotexport.model.programs import Example, Program
+    from aotexport.pipeline.derive import derive
     from aotexport.pipeline.export import export
     from aotexport.pipeline.onnx import export_onnx
     from aotexport.verify.report import ExportReport
@@ -37,6 +38,7 @@ __all__ = [
     "OutputExists",
     "Program",
     "VerificationFailed",
+    "derive",
     "export",
     "export_onnx",
 ]
@@ -53,6 +55,7 @@ _HOMES = {
     "ExportReport": "aotexport.verify.report",
     "OnnxOptions": "aotexport.lower.onnx.options",
     "Program": "aotexport.model.programs",
+    "derive": "aotexport.pipeline.derive",
     "export": "aotexport.pipeline.export",
     "export_onnx": "aotexport.pipeline.onnx",
 }

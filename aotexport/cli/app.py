@@ -19,6 +19,7 @@ from typing import Any
 import click
 
 import aotexport
+from aotexport.cli.derive import derive
 from aotexport.cli.diff import diff
 from aotexport.cli.export import export
 from aotexport.cli.inspect import inspect
@@ -119,7 +120,7 @@ def app() -> None:
     """Turn a PyTorch model into a portable bundle, and look at bundles."""
 
 
-for command in (export, inspect, verify, diff, onnx, sign, verify_signature_command):
+for command in (export, inspect, verify, diff, derive, onnx, sign, verify_signature_command):
     app.add_command(command)
 
 

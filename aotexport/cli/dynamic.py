@@ -9,6 +9,7 @@ one dimension.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -19,9 +20,9 @@ from torch.export import Dim
 
 from aotexport.errors import ModelFileInvalid
 from aotexport.model.call import ExampleCall, example_call
+from aotexport.model.dynamic_shapes import nested_sizes
 from aotexport.model.source import ModelSource
 from aotexport_runtime.schema.trees import Constant, Leaf, Mapping, NamedFields, Tree
-from aotexport_runtime.schema.trees import Sequence as SequenceTree
 from aotexport_runtime.values.trees import keys_of, leaves
 
 _OPTION = re.compile(
@@ -142,7 +143,8 @@ def merge_dynamic(source: ModelSource, options: Sequence[str]) -> Any:
         axes = call.axes[place.index] or {}
         call.axes[place.index] = axes
         axes[option.axis % rank] = dimension
-    return {parameter.name: _nested(parameter.tree, call, integers) for parameter in call.parameters}
+    size_of = functools.partial(_size_of, call=call, integers=integers)
+    return {parameter.name: nested_sizes(parameter.tree, size_of) for parameter in call.parameters}
 
 
 def _derived(dimension: Any, option: DynamicSize) -> Any:
@@ -221,22 +223,15 @@ def _child(tree: Tree, step: str | int) -> Tree | None:
     return tree.items[list(keys).index(step)] if step in keys else None
 
 
-def _nested(tree: Tree, call: ExampleCall, integers: dict[int, Any]) -> Any:
-    """Return the dimensions of the inputs of a tree.
+def _size_of(place: Leaf | Constant, call: ExampleCall, integers: dict[int, Any]) -> Any:
+    """Return the dimensions of an input.
 
     Args:
-        tree: a tree of the call.
+        place: its place in a tree of the call.
         call: has the axes of tensors, and the model file's dimensions of integers.
         integers: the dimension of integers by the identity of their place.
     """
-    if id(tree) in integers:
-        return integers[id(tree)]
-    if isinstance(tree, Leaf):
-        axes = call.axes[tree.index]
-        return axes if axes is None or isinstance(call.tensors[tree.index], torch.Tensor) else axes[0]
-    if isinstance(tree, Constant):
-        return None
-    children = [_nested(item, call, integers) for item in tree.items]
-    if isinstance(tree, SequenceTree):
-        return tuple(children)
-    return dict(zip(keys_of(tree) if isinstance(tree, Mapping) else tree.fields, children, strict=True))
+    if id(place) in integers or isinstance(place, Constant):
+        return integers.get(id(place))
+    axes = call.axes[place.index]
+    return axes if axes is None or isinstance(call.tensors[place.index], torch.Tensor) else axes[0]

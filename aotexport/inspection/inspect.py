@@ -24,6 +24,7 @@ from aotexport_runtime.commands.describe import (
 )
 from aotexport_runtime.errors import printable
 from aotexport_runtime.schema.graph import Graph
+from aotexport_runtime.schema.manifest import Ancestor
 from aotexport_runtime.schema.program import Program
 
 _SHOWN_OPERATORS = 8
@@ -48,6 +49,12 @@ def render(bundle: Bundle, *, program: str | None = None, graph: bool = False) -
         yield from _program(bundle, bundle.program(name), graph=graph)
 
 
+def _ancestor(ancestor: Ancestor) -> str:
+    at = f" as `{ancestor.path}`" if ancestor.path else ""
+    changes = f" ({'; '.join(ancestor.changes)})" if ancestor.changes else ""
+    return f"{ancestor.name}{at}, sha256 {ancestor.sha256[:12]}{changes}"
+
+
 def _overview(bundle: Bundle) -> Iterator[RenderableType]:
     manifest = bundle.manifest
     parameters = [entry for entry in manifest.state if entry.role == "parameter"]
@@ -65,6 +72,7 @@ def _overview(bundle: Bundle) -> Iterator[RenderableType]:
         "custom operators of": ", ".join(manifest.requirements.operator_namespaces),
         "trust needed": trust_needed(bundle),
         "recorded calls": str(len(manifest.testvectors)),
+        "made of": "; ".join(map(_ancestor, manifest.ancestors)),
         "size": f"{nbytes:,} bytes in {len(manifest.files)} files",
     }
     for name, value in rows.items():

@@ -11,11 +11,14 @@ from types import FrameType
 
 import torch
 
+import aotexport_runtime
+from aotexport_runtime.engines.source import original_line
 from aotexport_runtime.errors import first_line
 from aotexport_runtime.schema.graph import SourceLine
 
 _TORCH = str(Path(torch.__file__).parent)
 _HERE = str(Path(__file__).parents[1])
+_RUNTIME = str(Path(aotexport_runtime.__file__).parent)
 _EXPORT = str(Path(__file__).parents[1] / "pipeline" / "export.py")
 _STDLIB = sysconfig.get_paths()["stdlib"]
 _SITE = tuple(sorted({sysconfig.get_paths()["purelib"], sysconfig.get_paths()["platlib"]}))
@@ -26,19 +29,21 @@ _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<functio
 
 @functools.cache
 def is_user_file(file: str) -> bool:
-    """Return whether `file` is not of torch, Triton, Python or this package; typed code counts as the user's."""
-    if file.startswith((_TORCH, _HERE, *_TRITON, "<")):
+    """Return whether `file` is not of torch, Triton, Python or aotexport; typed code counts as the user's."""
+    if file.startswith((_TORCH, _HERE, _RUNTIME, *_TRITON, "<")):
         return file.startswith(_TYPED)
     return not file.startswith(_STDLIB) or file.startswith(_SITE)
 
 
 def is_user_frame(frame: FrameType) -> bool:
-    """Return whether `frame` runs the user's code.
+    """Return whether `frame` runs the user's code, or a loaded bundle's graph, which stands for its user's code.
 
     Code that a user types runs in a module without a file. Libraries also compile code from text: torch's has no
     module, that of dataclasses has one with a file.
     """
     file, names = frame.f_code.co_filename, frame.f_globals
+    if original_line(file, frame.f_lineno) is not None:
+        return True
     return is_user_file(file) and (not file.startswith(_TYPED) or ("__name__" in names and "__file__" not in names))
 
 
@@ -48,21 +53,25 @@ def user_line(error: BaseException | None = None) -> str:
     Args:
         error: look in its traceback; None: in the running stack, up to the export.
     """
-    found: tuple[str, int, str] | None = None
+    found: SourceLine | None = None
     if error is not None:
         trace = error.__traceback__
         while trace is not None:
             code = trace.tb_frame.f_code
             if is_user_frame(trace.tb_frame):
-                found = (code.co_filename, trace.tb_lineno, code.co_name)
+                found = _line(code.co_filename, trace.tb_lineno, code.co_name)
             trace = trace.tb_next
     else:
         frame = sys._getframe(1)
         while frame is not None and found is None and frame.f_code.co_filename != _EXPORT:
             if is_user_frame(frame):
-                found = (frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
+                found = _line(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
             frame = frame.f_back  # type: ignore[assignment]
-    return f"{found[0]}:{found[1]}: in {found[2]}: " if found else ""
+    return f"{found.file}:{found.line}: in {found.function}: " if found else ""
+
+
+def _line(file: str, line: int, function: str) -> SourceLine:
+    return original_line(file, line) or SourceLine(file=file, line=line, function=function)
 
 
 def described(error: BaseException) -> str:
@@ -79,11 +88,15 @@ def source_of(stack_trace: str | None, root: Path | None) -> SourceLine | None:
     """
     if not stack_trace:
         return None
-    frames = [match for match in _FRAME.finditer(stack_trace) if is_user_file(match["file"])]
-    if not frames:
-        return None
-    frame = frames[-1]
-    return SourceLine(file=relative_path(frame["file"], root), line=int(frame["line"]), function=frame["function"])
+    frames = [(match["file"], int(match["line"]), match["function"]) for match in _FRAME.finditer(stack_trace)]
+    originals = [original_line(file, line) for file, line, _ in frames]
+    for (file, line, function), original in reversed([*zip(frames, originals, strict=True)]):
+        if original is not None:
+            return original
+        # Operators of a loaded graph run code that torch compiles from text.
+        if is_user_file(file) and not (any(originals) and file.startswith(_TYPED)):
+            return SourceLine(file=relative_path(file, root), line=line, function=function)
+    return None
 
 
 def relative_path(file: str, root: Path | None) -> str:

@@ -13,7 +13,7 @@ from aotexport.model.state import State
 from aotexport.pipeline.options import ExportOptions
 from aotexport.vectors.record import RecordedCall
 from aotexport.verify.comparison import Comparison
-from aotexport_runtime.schema.manifest import FileEntry, StateTensor, Submodule, VectorEntry
+from aotexport_runtime.schema.manifest import Ancestor, FileEntry, StateTensor, Submodule, VectorEntry
 from aotexport_runtime.schema.trees import Tree
 
 
@@ -28,6 +28,7 @@ class BundleDraft:
         state: the module's state, with the constants that traces found.
         attributes: values of the module's attributes that calls leave and read, by path.
         modules: records of the module and its submodules.
+        ancestors: loaded bundles that the module is or holds.
         weights: places of the tensors of `state` in files; empty: not yet written.
         vectors: the recorded calls.
         entries: places of the recorded calls in files; empty: not yet written.
@@ -44,6 +45,7 @@ class BundleDraft:
     state: State
     attributes: Mapping[str, Tree]
     modules: tuple[Submodule, ...]
+    ancestors: tuple[Ancestor, ...] = ()
     weights: tuple[StateTensor, ...] = ()
     vectors: tuple[RecordedCall, ...] = ()
     entries: tuple[VectorEntry, ...] = ()

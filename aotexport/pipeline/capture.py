@@ -16,6 +16,7 @@ from aotexport.eager.run import eager_run
 from aotexport.encode.program import EncodedProgram
 from aotexport.encode.submodules import encode_submodules
 from aotexport.errors import ExportFailed
+from aotexport.model.ancestry import ancestors_of
 from aotexport.model.attributes import ChangedOnFirstCall, PythonStateChanged
 from aotexport.model.mode import refuse_modes_that_change_state
 from aotexport.model.programs import Example, ProgramSpec, choose_programs
@@ -81,6 +82,7 @@ def capture_programs(specs: list[ProgramSpec], state: State, options: ExportOpti
         state=state,
         attributes=attributes,
         modules=() if options.strip else encode_submodules(specs[0].call.module),
+        ancestors=ancestors_of(specs[0].call, [spec.name for spec in specs]),
     )
 
 

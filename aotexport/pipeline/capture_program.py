@@ -13,6 +13,7 @@ from aotexport.capture.programs.forward_graphs import ForwardGraphs
 from aotexport.capture.trace.forward_capture import ForwardCapture
 from aotexport.eager.failing_example import refuse_failing_example
 from aotexport.eager.run import runs_without_gradients
+from aotexport.encode.inherited import with_inherited, without_refused
 from aotexport.encode.program import EncodedProgram, encode_program, with_functional
 from aotexport.errors import ExportFailed
 from aotexport.lower.build import with_lowered
@@ -50,9 +51,11 @@ def capture_program(
             spec = replace(spec, grad=True)
             forward.effects.reads.add("grad_mode")
         program = encode_program(spec, forward, root=options.source_root, strip=options.strip)
+        program = with_inherited(program, spec.call)
         clock.stage(f"{spec.name}: {'joint' if spec.grad else 'inference'} graph")
         functional = capture_functional_graph(forward, grad=spec.grad, count=clock.count)
     program = with_functional(program, forward, functional, root=options.source_root, strip=options.strip)
+    program = without_refused(program, spec.call)
     _refuse_lost_backward(program, forward)
     if options.targets.cuda:
         clock.stage(f"{spec.name}: lower to kernels")

@@ -41,6 +41,7 @@ def write_bundle(draft: BundleDraft, directory: Path) -> Manifest:
         settings=settings_of(module),
         vectors=draft.entries,
         verification=draft.options.verification,
+        ancestors=draft.ancestors,
         known=draft.digested,
     )
 

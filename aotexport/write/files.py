@@ -19,6 +19,7 @@ from aotexport_runtime.bundle.directory import MANIFEST_NAME
 from aotexport_runtime.schema import CALLING_CONVENTION, FORMAT_VERSION, encode_record
 from aotexport_runtime.schema.graph import Graph
 from aotexport_runtime.schema.manifest import (
+    Ancestor,
     FileEntry,
     Manifest,
     ModuleAttribute,
@@ -60,6 +61,7 @@ def write_manifest(
     settings: dict[str, Constant | None],
     vectors: tuple[VectorEntry, ...],
     verification: Verification,
+    ancestors: tuple[Ancestor, ...] = (),
     known: Iterable[FileEntry] = (),
 ) -> Manifest:
     """List everything below `directory` in its manifest; return it.
@@ -76,6 +78,7 @@ def write_manifest(
         settings: see `Manifest`.
         vectors: see `Manifest`; written.
         verification: see `Manifest`.
+        ancestors: see `Manifest`.
         known: entries of files that have not changed since, whose digests need not be computed again.
     """
     manifest = Manifest(
@@ -98,6 +101,7 @@ def write_manifest(
         settings={name: value for name, value in settings.items() if name not in {*attributes, *_names(state)}},
         testvectors=vectors,
         verification=verification,
+        ancestors=ancestors,
         requirements=_requirements(programs, state),
         files=list_files(directory, known),
     )

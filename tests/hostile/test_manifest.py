@@ -12,6 +12,7 @@ ENTRY = {"path": "a", "nbytes": 0, "sha256": DIGEST}
 STATE = {"name": "w", "role": "parameter", "file": "weights/model.safetensors", "key": "linear.bias"}
 STATE |= {"dtype": "float32", "shape": [3], "stride": [1]}
 VECTOR = {"program": "train", "name": "one", "record": "README.md", "tensors": "README.md"}
+ANCESTOR = {"name": "Net", "sha256": DIGEST}
 ESCAPE = "\x1b[2J"
 
 FAULTS = [
@@ -72,6 +73,13 @@ FAULTS = [
         "state 'w' is said to be whole, and is not contiguous from its first element",
     ),
     ("state/2/requires_grad", True, "state 'calls' is int64 and cannot require grad"),
+    (
+        "ancestors",
+        [{**ANCESTOR, "name": ESCAPE}],
+        r"name, path or change of an ancestor '\x1b[2J' is too long or not printable",
+    ),
+    ("ancestors", [{**ANCESTOR, "sha256": "0"}], "malformed digest of the ancestor 'Net'"),
+    ("ancestors", [{**ANCESTOR, "child": 0}], "the ancestor 'Net' has a child that is not before it"),
     ("testvectors/-", {**VECTOR, "program": "x"}, "a recorded call is of program 'x', which is not here"),
     ("testvectors/-", {**VECTOR, "name": "example"}, "recorded call 'train/example' occurs twice"),
     ("testvectors/-", {**VECTOR, "name": "a/b"}, "recorded call 'a/b' is not a plain name"),

@@ -22,7 +22,7 @@ from aotexport_runtime.engines.matmul.modes import Mode
 from aotexport_runtime.engines.matmul.operators import MatmulReplacement
 from aotexport_runtime.engines.source import define
 from aotexport_runtime.errors import BundleInvalid, printable
-from aotexport_runtime.schema.graph import Graph, Node
+from aotexport_runtime.schema.graph import Graph, Node, SourceLine
 from aotexport_runtime.schema.limits import DEFAULT, Limits
 from aotexport_runtime.schema.subclasses import Subclass
 from aotexport_runtime.schema.trees import PythonValue
@@ -107,6 +107,7 @@ class _FunctionSource:
     environment: Environment
     replacements: Mapping[str, MatmulReplacement]
     lines: list[str] = field(default_factory=list)
+    original_lines: dict[int, SourceLine] = field(default_factory=dict[int, SourceLine])
     objects: dict[str, Any] = field(default_factory=dict)
     names: dict[str, str] = field(default_factory=dict)
     operators: dict[str, Callable[..., Any]] = field(default_factory=dict)
@@ -203,13 +204,13 @@ def compile_graph(
     """
     graph, nodes = outlined(graph, list(nodes), outputs)
     source = _FunctionSource(graph, environment, replacements)
-    parameters = [source.local(name) for name in inputs]
+    taken = [source.local(name) for name in inputs]
     if label is not None:
-        is_profiled, marked, shown_as = (source.constant(value) for value in (profile.active, profile.marked, label))
+        is_profiled, marked, text = (source.constant(value) for value in (profile.active, profile.marked, label))
         source.lines.append(f"if not is_marked and {is_profiled}():")
-        source.lines.append(f"    return {marked}({shown_as}, run, args, symbols, True)")
-    if parameters:
-        source.lines.append(f"{', '.join(parameters)}, = args")
+        source.lines.append(f"    return {marked}({text}, run, args, symbols, True)")
+    if taken:
+        source.lines.append(f"{', '.join(taken)}, = args")
     source.lines.append("args.clear()")
     shown = checks.shown_values(nodes)
     last_uses = _last_uses(nodes, outputs, shown)
@@ -222,6 +223,8 @@ def compile_graph(
     for name, index in last_uses.items():
         dying.setdefault(index, []).append(name)
     for index, node in enumerate(nodes):
+        if node.source is not None and graph.sources:
+            source.original_lines[len(source.lines)] = graph.sources[node.source]
         source.lines.append(_check(source, node, shown) if node.name in shown else _statement(source, node))
         if not node.op.startswith(_TRUSTED):
             source.check(node.name, node.meta)
@@ -233,7 +236,8 @@ def compile_graph(
     source.lines.append(f"return ({returned})")
     # The function's own globals, not a copy: replacements of matmuls put the chosen function there.
     source.objects.update(sizes.SCOPE)
-    return define("run", "args, symbols, is_marked=False", source.lines, source.objects, label or "graph")
+    parameters, shown_as = "args, symbols, is_marked=False", label or "graph"
+    return define("run", parameters, source.lines, source.objects, shown_as, source.original_lines)
 
 
 def _last_uses(nodes: Sequence[Node], outputs: Sequence[Argument], shown: Mapping[str, list[str]]) -> dict[str, int]:

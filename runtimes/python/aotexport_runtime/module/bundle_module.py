@@ -171,18 +171,18 @@ class BundleModule(WithAttributes):
         return slot
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> BundleModule:
-        for dtype in {tensor.dtype for tensor in self._present().values()}:
+        for dtype in {tensor.dtype for tensor in self.present_tensors().values()}:
             converted = fn(torch.empty(0, dtype=dtype)).dtype
             if converted != dtype:
                 raise NotSupported(
                     f"the programs were captured with weights of {dtypes.name_of(dtype)}, and do not hold for "
                     f"{dtypes.name_of(converted)}. Convert the model and its example inputs, and export again"
                 )
-        before = self._present()
+        before = self.present_tensors()
         super()._apply(fn, recurse)
         for name, tensor in self._constants.items():
             self._constants[name] = fn(tensor)
-        moved = {id(before[name]): tensor for name, tensor in self._present().items()}
+        moved = {id(before[name]): tensor for name, tensor in self.present_tensors().items()}
         self.python_state.values = self.python_state.replaced(lambda tensor: moved.get(id(tensor), fn(tensor)))
         tensors = (*self.parameters(), *self.buffers(), *self._constants.values())
         devices = {tensor.device for tensor in tensors}
@@ -191,8 +191,8 @@ class BundleModule(WithAttributes):
             self.changed()
         return self
 
-    def _present(self) -> dict[str, torch.Tensor]:
-        """Return the state tensors that the module has now, by name."""
+    def present_tensors(self) -> dict[str, torch.Tensor]:
+        """Return the state tensors that the module has now, by name; not copied."""
         slots = {entry.name: self._find(entry.name) for entry in self.bundle.manifest.state}
         found = {name: slot[0].get(slot[1]) for name, slot in slots.items() if slot is not None}
         return {name: tensor for name, tensor in found.items() if isinstance(tensor, torch.Tensor)}

@@ -216,6 +216,24 @@ class Producer(Record, kw_only=True):
     torch: Line
 
 
+class Ancestor(Record, kw_only=True):
+    """A bundle that a bundle was made of; for people, no reader decides by it.
+
+    Attributes:
+        name: its `Manifest.name`.
+        sha256: digest of its `bundle.json`, in lower-case hexadecimal.
+        path: path in the exported module that it was loaded to; empty: it was the whole.
+        child: index in `Manifest.ancestors` of the bundle that was made of it, after its own; None: this bundle.
+        changes: what was changed in it, a phrase each.
+    """
+
+    name: Line
+    sha256: Digest
+    path: Line = ""
+    child: Count | None = None
+    changes: tuple[Line, ...] = ()
+
+
 Verification = Literal["none", "fast", "standard", "full"]
 """How a written bundle was compared with eager execution."""
 
@@ -241,6 +259,7 @@ class Manifest(Record, kw_only=True):
         testvectors: recorded calls: the self-test.
         verification: how the writer compared the bundle with eager execution: not at all, in fewer calls than usual
             (`fast`), as usual, or in more (`full`); None: it did not say.
+        ancestors: bundles that this one was made of, and those that they were made of.
         onnx: ONNX models of programs, at most one of each.
         requirements: requirements of a machine that runs the bundle.
         files: every other file of the bundle, sorted by path.
@@ -260,6 +279,7 @@ class Manifest(Record, kw_only=True):
     settings: dict[str, Constant | None] = {}
     testvectors: tuple[VectorEntry, ...] = ()
     verification: Verification | None = None
+    ancestors: tuple[Ancestor, ...] = ()
     onnx: tuple[OnnxModel, ...] = ()
     requirements: Requirements = Requirements()
     files: tuple[FileEntry, ...]

@@ -45,6 +45,7 @@ def check_manifest(manifest: Manifest) -> None:
     _check_attributes(manifest)
     _check_vectors(manifest, listed)
     _check_onnx(manifest, listed)
+    _check_ancestors(manifest)
 
 
 def _check_files(manifest: Manifest) -> None:
@@ -176,3 +177,13 @@ def _check_onnx(manifest: Manifest, listed: set[str]) -> None:
             raise BundleInvalid(f"an ONNX model takes state {unknown[0][:80]!r}, which is not here", where=WHERE)
         for name in (*model.inputs, *model.outputs, *model.updates, *state_inputs, *model.checks):
             check_text(name, "name in an ONNX model", WHERE)
+
+
+def _check_ancestors(manifest: Manifest) -> None:
+    for index, ancestor in enumerate(manifest.ancestors):
+        for text in (ancestor.name, ancestor.path, *ancestor.changes):
+            check_text(text, "name, path or change of an ancestor", WHERE)
+        if not _DIGEST.fullmatch(ancestor.sha256):
+            raise BundleInvalid(f"malformed digest of the ancestor {ancestor.name[:80]!r}", where=WHERE)
+        if ancestor.child is not None and not 0 <= ancestor.child < index:
+            raise BundleInvalid(f"the ancestor {ancestor.name[:80]!r} has a child that is not before it", where=WHERE)

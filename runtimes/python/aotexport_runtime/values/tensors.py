@@ -53,3 +53,8 @@ def size_type() -> type | None:
     """Return `torch.Size`; None: torch was not imported."""
     torch = sys.modules.get("torch")
     return None if torch is None else torch.Size
+
+
+def is_integer(value: object) -> bool:
+    """Return whether a value is an integer, or stands for one in a trace; flags are none."""
+    return type(value) is int or (type(value).__module__, type(value).__name__) == ("torch", "SymInt")

@@ -22,7 +22,7 @@ from aotexport_runtime.call.guards.table import GuardTable
 from aotexport_runtime.errors import NotSupported
 from aotexport_runtime.schema.program import Program
 from aotexport_runtime.values import sizes
-from aotexport_runtime.values.tensors import is_tensor
+from aotexport_runtime.values.tensors import is_integer, is_tensor
 
 
 def _distinct_arguments(facts: ArgumentFacts) -> list[Argument]:
@@ -183,7 +183,8 @@ ARGUMENTS: tuple[GuardRule[ArgumentFacts, Any], ...] = (
         name="integer",
         cost="tensor",
         of=integer_arguments,
-        holds=lambda source, size: f"type({input_name(size.index)}) is int",
+        holds=lambda source, size: f"{source.ask(is_integer, input_name(size.index))}",
+        quick=lambda source, size: f"type({input_name(size.index)}) is int",
         ends=("ranks", "symbols"),
         message=lambda size, call: f"`{size.spec.path}`: expected an int, got {type(call.inputs[size.index]).__name__}",
     ),

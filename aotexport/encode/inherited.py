@@ -1,0 +1,67 @@
+"""Limits that a program inherits from the loaded bundle whose graph it was captured from.
+
+What the model's code read and branched on was fixed at the first export, and the trace of a graph does not see it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import msgspec
+
+from aotexport.encode.program import EncodedProgram
+from aotexport.model.ancestry import loaded_in
+from aotexport.model.call import ExampleCall
+from aotexport_runtime.module.bundle_module import BundleModule
+from aotexport_runtime.schema.program import Program
+
+_OF_CODE = ("branch", "number", "integer")
+"""Kinds of notes on what the model's code depends on."""
+
+
+def with_inherited(program: EncodedProgram, call: ExampleCall) -> EncodedProgram:
+    """Return the program with what its loaded bundles' programs of the same mode are fixed to, and their notes.
+
+    Args:
+        program: an encoded program.
+        call: the example call that it was captured from.
+    """
+    record = program.record
+    for path, module in loaded_in(call):
+        for own in _programs(module, record):
+            fixed = tuple(sorted({*record.fixed, *own.fixed}))
+            # Notes on sizes are about ranges that the user declared then, and others than these about the program.
+            kinds = _OF_CODE if own.name != record.name else (*_OF_CODE, "other")
+            # They name arguments of the whole.
+            notes = () if path else tuple(note for note in own.notes if note.kind in kinds)
+            record = msgspec.structs.replace(record, fixed=fixed, notes=tuple(dict.fromkeys((*record.notes, *notes))))
+    return replace(program, record=record)
+
+
+def without_refused(program: EncodedProgram, call: ExampleCall) -> EncodedProgram:
+    """Return the program without its functional graph where the one that it was captured from has none either.
+
+    Args:
+        program: an encoded program.
+        call: see `with_inherited`.
+    """
+    if program.record.functional is None:
+        return program
+    kind = "joint" if program.record.grad else "inference"
+    reasons = [
+        refusal.reason
+        for _, module in loaded_in(call)
+        for own in _programs(module, program.record)
+        for refusal in own.refusals
+        if own.functional is None and refusal.graph == kind
+    ]
+    return program.without_functional(reasons[0]) if reasons else program
+
+
+def _programs(module: BundleModule, like: Program) -> list[Program]:
+    """Return the programs of a loaded bundle that a call in the mode of another program may run."""
+    found = [module.bundle.program(name) for name in module.bundle.program_names]
+    found = [own for own in found if own.mode in (like.mode, "function")]
+    alike = [own for own in found if own.grad == like.grad]
+    same = [own for own in alike if own.name == like.name]
+    return same or alike or found

@@ -1,0 +1,90 @@
+"""The bundles that a model was loaded from, and what was changed in them: ancestors of the next bundle."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+from collections.abc import Iterable, Iterator
+
+import msgspec
+import torch
+from torch import nn
+
+from aotexport.model.call import ExampleCall
+from aotexport_runtime.bundle.directory import MANIFEST_NAME
+from aotexport_runtime.bundle.weights import load_tensors
+from aotexport_runtime.errors import NotSupported, first_line
+from aotexport_runtime.module.bundle_module import BundleModule
+from aotexport_runtime.schema.manifest import Ancestor
+from aotexport_runtime.validate.bounds import MAX_TEXT
+from aotexport_runtime.values.subclasses import parts
+
+_NAMED = 3
+"""Most names that a phrase lists."""
+
+
+def ancestors_of(call: ExampleCall, programs: Iterable[str]) -> tuple[Ancestor, ...]:
+    """Return the loaded bundles that an export is made of, each followed by its own ancestors.
+
+    Args:
+        call: an example call of the export.
+        programs: names of its programs.
+    """
+    found: list[Ancestor] = []
+    for path, loaded in loaded_in(call):
+        changes = tuple(change[:MAX_TEXT] for change in _changes(loaded, () if path else programs))
+        first = len(found)
+        found.append(Ancestor(name=loaded.bundle.manifest.name, sha256=digest_of(loaded), path=path, changes=changes))
+        for older in loaded.bundle.manifest.ancestors:
+            child = first if older.child is None else first + 1 + older.child
+            found.append(msgspec.structs.replace(older, child=child))
+    return tuple(found)
+
+
+def loaded_in(call: ExampleCall) -> Iterator[tuple[str, BundleModule]]:
+    """Yield the loaded bundles that a call runs, with their paths in the module."""
+    module = call.module or getattr(inspect.unwrap(call.callable), "__self__", None)
+    if isinstance(module, nn.Module):
+        yield from ((path, child) for path, child in module.named_modules() if isinstance(child, BundleModule))
+
+
+def digest_of(module: BundleModule) -> str:
+    """Return the digest of the manifest of a loaded bundle."""
+    return hashlib.sha256((module.bundle.directory.files / MANIFEST_NAME).read_bytes()).hexdigest()
+
+
+def _changes(module: BundleModule, programs: Iterable[str]) -> Iterator[str]:
+    """Yield a phrase per change since the load."""
+    try:
+        yield from (f"`{change.path}` {change.how}" for change in module.changes())
+    except NotSupported as error:
+        yield first_line(error)
+    entries = {entry.name: entry for entry in module.bundle.manifest.state}
+    tensors = {name: tensor for name, tensor in module.present_tensors().items() if entries[name].role == "parameter"}
+    frozen = [name for name, tensor in tensors.items() if entries[name].requires_grad and not tensor.requires_grad]
+    thawed = [name for name, tensor in tensors.items() if tensor.requires_grad and not entries[name].requires_grad]
+    if frozen:
+        yield f"frozen: {_listed(frozen)}"
+    if thawed:
+        yield f"no longer frozen: {_listed(thawed)}"
+    if other := _with_other_values(module):
+        yield f"other values: {_listed(other)}"
+    names, before = [*programs], [*module.bundle.program_names]
+    if names and names != before:
+        yield f"programs {', '.join(names)} instead of {', '.join(before)}"
+
+
+def _with_other_values(module: BundleModule) -> list[str]:
+    """Return the names of the state tensors whose values are not those of the bundle."""
+    stored = load_tensors(module.bundle, module.bundle.manifest.state, module.form)
+    return [name for name, tensor in module.present_tensors().items() if not _same(tensor, stored[name])]
+
+
+def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    pairs = zip(parts(a.detach()), parts(b), strict=False)
+    return a.shape == b.shape and a.dtype == b.dtype and all(torch.equal(x.cpu(), y) for x, y in pairs)
+
+
+def _listed(names: list[str]) -> str:
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return ", ".join(f"`{name}`" for name in names[:_NAMED]) + more

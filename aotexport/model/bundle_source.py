@@ -1,0 +1,228 @@
+"""A loaded bundle as the source of an export: its programs, with the example calls that it has recorded.
+
+The example of a program is its recorded call `example`; its dynamic sizes are those of the program.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+from torch.export import Dim
+
+from aotexport.errors import ModelFileInvalid
+from aotexport.model.dynamic_shapes import nested_sizes
+from aotexport.model.programs import NAMED, Example, Program
+from aotexport.model.source import ModelSource
+from aotexport_runtime.call.flat_call import arguments_of
+from aotexport_runtime.commands.self_test import read_vector
+from aotexport_runtime.module.bundle_module import BundleModule
+from aotexport_runtime.schema.program import Program as ProgramRecord
+from aotexport_runtime.schema.program import SizeInput
+from aotexport_runtime.schema.sizes import Dimension, Size, SizeExpression
+from aotexport_runtime.schema.trees import Constant, Leaf
+from aotexport_runtime.values.observe import make_inputs
+from aotexport_runtime.values.sizes import describe
+
+Affine = tuple[str, int, int]
+"""A symbol, and the factor and offset that make a size of it."""
+
+
+def source_of(module: BundleModule) -> ModelSource:
+    """Return the model, example calls, programs and dynamic sizes of a loaded bundle.
+
+    Raises:
+        ModelFileInvalid: a program has no recorded example call, sizes that no option of an export describes, or was
+            captured under autocast.
+    """
+    bundle = module.bundle
+    _refuse_kept_attributes(module)
+    examples = {entry.name: _example(module, entry.name) for entry in bundle.manifest.programs}
+    programs = [
+        _described(module, entry.name, examples) for entry in bundle.manifest.programs if entry.variant_of is None
+    ]
+    # Programs name it where the user asks for others.
+    first = next((program for program in programs if program.method == "forward"), programs[0])
+    assert isinstance(first.example, Example)
+    return ModelSource(
+        name=str(bundle.root),
+        target=module if bundle.manifest.kind == "module" else _function_of(module),
+        args=tuple(first.example.args),
+        kwargs=dict(first.example.kwargs),
+        dynamic_shapes=first.example.dynamic_shapes,
+        programs=tuple(programs),
+        variants=(),
+        custom_ops=(),
+        keep_operators=tuple(bundle.manifest.requirements.operator_namespaces),
+        root=Path.cwd(),
+    )
+
+
+def programs_named(source: ModelSource, names: Iterable[str]) -> tuple[Program, ...]:
+    """Return programs of a loaded bundle by name: its own, and others that it has the code for.
+
+    Args:
+        source: made of the loaded bundle.
+        names: of programs.
+
+    Raises:
+        ModelFileInvalid: an unknown name, or the bundle has no program of that mode.
+    """
+    own = {program.name: program for program in source.programs or () if isinstance(program, Program)}
+    found: list[Program] = []
+    for name in names:
+        if name not in own and name not in NAMED:
+            raise ModelFileInvalid(f"no program `{name}`; there are {', '.join(dict.fromkeys((*own, *NAMED)))}")
+        wanted = own.get(name, NAMED.get(name))
+        assert wanted is not None
+        like = next((p for p in own.values() if (p.method, p.mode) == (wanted.method, wanted.mode)), None)
+        if like is None:
+            modes = ", ".join(f"`{program.name}` ({program.mode} mode)" for program in own.values())
+            raise ModelFileInvalid(
+                f"program `{name}` is of {wanted.mode} mode, and the bundle `{source.name}` has only {modes}: what the "
+                "model does in the other mode is not in it. Export the model with both"
+            )
+        found.append(wanted if name in own else Program(name, wanted.mode, wanted.grad, "forward", like.example))
+    return tuple(found)
+
+
+def _refuse_kept_attributes(module: BundleModule) -> None:
+    kept = [f"`{attribute.name}`" for attribute in module.bundle.manifest.attributes]
+    if kept:
+        raise ModelFileInvalid(
+            f"calls of the bundle `{module.bundle.root}` change attributes of the module ({', '.join(kept)}), which a "
+            "bundle made of it would not keep. Export the model"
+        )
+
+
+def _function_of(module: BundleModule) -> Callable[..., Any]:
+    """Return a function with the name and signature of the exported one."""
+
+    @functools.wraps(module.forward, updated=())
+    def function(*args: Any, **kwargs: Any) -> Any:
+        return module(*args, **kwargs)
+
+    function.__name__ = function.__qualname__ = module.bundle.manifest.name
+    return function
+
+
+def _described(module: nn.Module, name: str, examples: dict[str, Example]) -> Program:
+    assert isinstance(module, BundleModule)
+    record, entries = module.bundle.program(name), module.bundle.manifest.programs
+    return Program(
+        name=name,
+        mode="train" if record.mode == "train" else "eval",
+        grad=record.grad,
+        method=record.method,
+        example=examples[name],
+        variants=tuple(examples[entry.name] for entry in entries if entry.variant_of == name),
+    )
+
+
+# --- the example of a program ---------------------------------------------------------------------------------
+
+
+def _example(module: BundleModule, name: str) -> Example:
+    bundle, program = module.bundle, module.bundle.program(name)
+    if program.autocast is not None:
+        raise ModelFileInvalid(
+            f"program `{name}` of `{bundle.root}` was captured under autocast. Make the new bundle under it too: "
+            f'`with torch.autocast("cpu", dtype=torch.{program.autocast}): aotexport.export(module, ...)`'
+        )
+    entry = next((e for e in bundle.manifest.testvectors if (e.program, e.name) == (name, "example")), None)
+    if entry is None:
+        raise ModelFileInvalid(
+            f"program `{name}` of `{bundle.root}` has no recorded call `example` to capture again. Pass example inputs "
+            "to an export of the loaded module, `aotexport.export(module, args, output=...)`"
+        )
+    vector, stored = read_vector(bundle, entry)
+    values = make_inputs(vector.inputs, stored, module.device, module.form).values
+    args, kwargs = arguments_of(program)(values, module.state_tensors())
+    args, kwargs = _without_defaults(program, args, kwargs)
+    return Example(args, kwargs, _dynamic_shapes(program))
+
+
+def _without_defaults(
+    program: ProgramRecord, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the arguments of a call without those that it may leave out, where Python can."""
+    left_out = {parameter.name for parameter in program.parameters if parameter.optional}
+    kwargs = {name: value for name, value in kwargs.items() if name not in left_out}
+    places = [p for p in program.parameters if p.kind in ("positional_only", "positional_or_keyword")]
+    if len(args) > len(places) or any(parameter.kind == "positional_only" for parameter in places):
+        return args, kwargs
+    passed: list[Any] = []
+    for index, (parameter, value) in enumerate(zip(places, args, strict=True)):
+        if parameter.name in left_out:
+            continue
+        if index == len(passed):
+            passed.append(value)
+        else:
+            kwargs[parameter.name] = value
+    return tuple(passed), kwargs
+
+
+# --- its dynamic sizes ------------------------------------------------------------------------------------
+
+
+def _dynamic_shapes(program: ProgramRecord) -> dict[str, Any]:
+    """Return the dynamic sizes of a program, in the form of `torch.export.export`."""
+    dimensions = {each.symbol: _dimension(each) for each in program.dimensions}
+
+    def size_of(place: Leaf | Constant) -> Any:
+        if isinstance(place, Constant):
+            return None
+        spec = program.inputs[place.index]
+        if isinstance(spec, SizeInput):
+            return dimensions[spec.symbol]
+        sizes = {
+            axis: _made(size, dimensions, program)
+            for axis, size in enumerate(spec.meta.shape)
+            if not isinstance(size, int)
+        }
+        return sizes or None
+
+    found: dict[str, Any] = {}
+    for parameter in program.parameters:
+        nested = nested_sizes(parameter.tree, size_of)
+        # The signature of the loaded module names each keyword argument, and no empty `*args`.
+        if parameter.kind == "var_keyword":
+            found |= nested
+        elif parameter.kind != "var_positional" or nested:
+            found[parameter.name] = nested
+    return found
+
+
+def _dimension(record: Dimension) -> Any:
+    # One without a name of the user's is called by its place.
+    return Dim(record.name, min=record.min, max=record.max) if record.name.isidentifier() else Dim.AUTO
+
+
+def _made(size: Size, dimensions: dict[str, Any], program: ProgramRecord) -> Any:
+    affine = _affine(size)
+    if affine is None:
+        raise ModelFileInvalid(
+            f"program `{program.name}` has the size {describe(size)} among its arguments, which no dimension of "
+            "`torch.export` describes. Export the model"
+        )
+    symbol, factor, offset = affine
+    made = dimensions[symbol] if factor == 1 else factor * dimensions[symbol]
+    return made + offset if offset else made
+
+
+def _affine(size: Size) -> Affine | None:
+    """Return a size as `factor * symbol + offset`; None: it is none."""
+    if isinstance(size, str):
+        return size, 1, 0
+    if not isinstance(size, SizeExpression) or size.op not in ("add", "mul") or len(size.args) != 2:
+        return None
+    numbers = [arg for arg in size.args if isinstance(arg, int)]
+    others = [_affine(arg) for arg in size.args if isinstance(arg, str | SizeExpression)]
+    if len(numbers) != 1 or len(others) != 1 or others[0] is None:
+        return None
+    symbol, factor, offset = others[0]
+    number = numbers[0]
+    return (symbol, factor, offset + number) if size.op == "add" else (symbol, factor * number, offset * number)

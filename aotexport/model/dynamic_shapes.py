@@ -1,0 +1,24 @@
+"""`dynamic_shapes` in the form of `torch.export.export`, nested like the arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from aotexport_runtime.schema.trees import Constant, Leaf, Mapping, Sequence, Tree
+from aotexport_runtime.values.trees import keys_of
+
+
+def nested_sizes(tree: Tree, size_of: Callable[[Leaf | Constant], Any]) -> Any:
+    """Return the dimensions of the inputs of a tree, nested like it.
+
+    Args:
+        tree: structure of an argument.
+        size_of: returns the dimensions of a tensor by axis, the dimension of an integer, or None.
+    """
+    if isinstance(tree, Leaf | Constant):
+        return size_of(tree)
+    children = [nested_sizes(item, size_of) for item in tree.items]
+    if isinstance(tree, Sequence):
+        return tuple(children)
+    return dict(zip(keys_of(tree) if isinstance(tree, Mapping) else tree.fields, children, strict=True))

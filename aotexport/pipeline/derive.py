@@ -1,0 +1,139 @@
+"""`derive`: a bundle of a bundle, without the model's code."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import fnmatch
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import Any, Literal
+
+import torch
+
+from aotexport.errors import ModelFileInvalid
+from aotexport.lower.onnx.options import OnnxOptions
+from aotexport.model.bundle_source import programs_named, source_of
+from aotexport.pipeline.export import export_as
+from aotexport.pipeline.options import ExportOptions
+from aotexport.process.clock import Progress
+from aotexport.verify.fresh import FreshProcess
+from aotexport.verify.report import ExportReport
+from aotexport.write.weights import SHARD_NBYTES
+from aotexport_runtime.module.bundle_module import BundleModule
+from aotexport_runtime.module.loading import load
+from aotexport_runtime.module.reference import forward_graphs_run
+from aotexport_runtime.values.arguments import check_type, names_of
+
+
+def derive(
+    bundle: BundleModule | str | os.PathLike[str],
+    *,
+    output: str | os.PathLike[str],
+    freeze: str | Iterable[str] = (),
+    programs: str | Iterable[str] | None = None,
+    targets: str | Iterable[str] = ("portable",),
+    verify: bool | Literal["fast", "full"] = True,
+    force: bool = False,
+    strip: bool = False,
+    kernel_sources: bool = True,
+    shard_nbytes: int = SHARD_NBYTES,
+    onnx: OnnxOptions | bool = False,
+    allow_untested_torch: bool = False,
+    progress: Progress = lambda stage: None,
+) -> ExportReport:
+    """Make a bundle of a bundle: with its current weights and layers, other frozen weights, programs or targets.
+
+    The forward graphs are captured anew, with the recorded calls of the bundle as examples; the model's code is not
+    needed. The manifest says of which bundle the new one was made, and what was changed.
+
+    Args:
+        bundle: a loaded bundle, trained or changed since or not; or the directory of one. Left as it is.
+        output: directory to write the new bundle to.
+        freeze: patterns of names of parameters that take no gradient: `encoder.*`. The joint graph leaves theirs out.
+        programs: names of programs: those of the bundle, and of `train`, `infer`, `eval-joint` those of a mode that
+            the bundle has a program of. None: those of the bundle.
+        targets: see `aotexport.export`.
+        verify: see `aotexport.export`.
+        force: see `aotexport.export`.
+        strip: see `aotexport.export`.
+        kernel_sources: see `aotexport.export`.
+        shard_nbytes: see `aotexport.export`.
+        onnx: see `aotexport.export`.
+        allow_untested_torch: see `aotexport.export`.
+        progress: see `aotexport.export`.
+
+    Returns:
+        The written bundle, its programs and the comparisons of them with the forward graphs of `bundle`.
+
+    Raises:
+        ArgumentInvalid: an argument is of a wrong type.
+        BundleInvalid: there is no bundle, or it is broken.
+        ExportFailed: the bundle holds something that cannot be captured again.
+        ModelFileInvalid: a pattern matches no parameter, or the bundle lacks what a program needs.
+        NotSupported: the bundle cannot be loaded here, or was changed in a way that no call can follow.
+        OutputExists: something is at `output`.
+        VerificationFailed: the new bundle disagrees with the forward graphs of `bundle`; nothing is left behind.
+    """
+    options = ExportOptions.checked(
+        output=output,
+        label_free=False,
+        targets=targets,
+        verify=verify,
+        force=force,
+        strip=strip,
+        kernel_sources=kernel_sources,
+        shard_nbytes=shard_nbytes,
+        onnx=onnx,
+        allow_untested_torch=allow_untested_torch,
+        progress=progress,
+    )
+    names = None if programs is None else names_of("programs", programs)
+    return derive_as(bundle, options, freeze=names_of("freeze", freeze), programs=names)
+
+
+def derive_as(
+    bundle: BundleModule | str | os.PathLike[str],
+    options: ExportOptions,
+    *,
+    freeze: Iterable[str] = (),
+    programs: Iterable[str] | None = None,
+    fresh: FreshProcess | None = None,
+) -> ExportReport:
+    """Derive as `derive` does, with the options of the export in one record."""
+    check_type("bundle", bundle, (BundleModule, str, os.PathLike), "a loaded bundle, or the path of one")
+    module = bundle if isinstance(bundle, BundleModule) else load(bundle)
+    with forward_graphs_run(module), _frozen(module, freeze):
+        source = source_of(module)
+        chosen = source.programs if programs is None else programs_named(source, programs)
+        options = replace(options, programs=chosen, keep_operators=source.keep_operators)
+        return export_as(source.target, source.args, source.kwargs, options, fresh)
+
+
+@contextlib.contextmanager
+def _frozen(module: BundleModule, patterns: Iterable[str]) -> Iterator[None]:
+    """Freeze the parameters whose names match a pattern in the block.
+
+    Raises:
+        ModelFileInvalid: a pattern matches none.
+    """
+    parameters = dict(module.named_parameters(remove_duplicate=False))
+    chosen = [parameter for pattern in patterns for parameter in _matching(parameters, pattern)]
+    before = [(parameter, parameter.requires_grad) for parameter in chosen]
+    try:
+        for parameter in chosen:
+            parameter.requires_grad_(False)
+        yield
+    finally:
+        for parameter, requires_grad in before:
+            parameter.requires_grad_(requires_grad)
+
+
+def _matching(parameters: dict[str, torch.nn.Parameter], pattern: str) -> list[Any]:
+    found = [parameter for name, parameter in parameters.items() if fnmatch.fnmatchcase(name, pattern)]
+    if not found:
+        near = difflib.get_close_matches(pattern, parameters, n=3, cutoff=0) or list(parameters)[:3]
+        listed = ", ".join(f"`{name}`" for name in near) or "none"
+        raise ModelFileInvalid(f"freeze: `{pattern}` matches no parameter of the bundle; the nearest are {listed}")
+    return found

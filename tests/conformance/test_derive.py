@@ -1,0 +1,256 @@
+"""A bundle of a bundle: what an export of the original with the same change gives, without the model's code."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import CliRunner
+from safetensors.torch import load_file
+from torch import nn
+
+import aotexport
+from aotexport.cli.app import app
+from aotexport_runtime import load, open_bundle, selftest
+from aotexport_runtime.schema.manifest import Ancestor
+from tests.cases import all_cases
+from tests.cases.operators import NAMESPACE
+from tests.cases.subclasses import TYPES
+
+
+class Model(nn.Module):
+    """An encoder and a head, with dropout, a buffer that calls change, a method, and labels that may be left out."""
+
+    def __init__(self):
+        super().__init__()
+        self.encoder = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 8))
+        self.dropout = nn.Dropout(0.2)
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x, labels=None, *, scale=1.0):
+        logits = self.head(self.dropout(self.encoder(x))) * scale
+        if labels is None:
+            return logits
+        return nn.functional.cross_entropy(logits, labels), logits
+
+
+BATCH = torch.export.Dim("batch", min=2, max=64)
+ARGUMENTS = ((torch.randn(6, 4), torch.arange(6) % 3), {})
+OPTIONS = {"dynamic_shapes": {"x": {0: BATCH}, "labels": {0: BATCH}, "scale": None}, "verify": False}
+
+
+def make():
+    torch.manual_seed(0)
+    return Model()
+
+
+def frozen(module):
+    module.encoder.requires_grad_(False)
+    return module
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    path = tmp_path_factory.mktemp("derive") / "base"
+    aotexport.export(make(), *ARGUMENTS, output=path, **OPTIONS)
+    return path
+
+
+def files_of(bundle: Path) -> dict[str, object]:
+    """Return what a bundle says of its calls: graphs as text, recorded calls as values to the bit, weights."""
+    paths = [path for path in bundle.rglob("*") if path.is_file() and path.name not in ("bundle.json", "README.md")]
+    return {path.relative_to(bundle).as_posix(): _content(path) for path in sorted(paths)}
+
+
+def _content(path: Path) -> object:
+    if path.suffix != ".safetensors":
+        return path.read_text()
+    tensors = load_file(path)
+    return {key: (str(t.dtype), [*t.shape], t.reshape(-1).view(torch.uint8).tolist()) for key, t in tensors.items()}
+
+
+def digest(bundle: Path) -> str:
+    return hashlib.sha256((bundle / "bundle.json").read_bytes()).hexdigest()
+
+
+def test_derived_bundle_with_frozen_weights_is_the_bundle_of_the_frozen_model(base, tmp_path):
+    aotexport.export(frozen(make()), *ARGUMENTS, output=tmp_path / "expected", **OPTIONS)
+    report = aotexport.derive(base, output=tmp_path / "frozen", freeze="encoder.*")
+    assert files_of(tmp_path / "frozen") == files_of(tmp_path / "expected")
+    assert report.manifest.ancestors == (
+        Ancestor(
+            name="Model",
+            sha256=digest(base),
+            changes=("frozen: `encoder.0.weight`, `encoder.0.bias`, `encoder.1.weight` and 3 more",),
+        ),
+    )
+    joint = {path: len((path / "programs/train/joint.json").read_bytes()) for path in (base, tmp_path / "frozen")}
+    assert joint[tmp_path / "frozen"] < 0.7 * joint[base]
+
+
+def test_trained_module_begets_a_bundle_of_its_weights_and_is_left_alone(base, tmp_path):
+    module, original = load(base).train(), make().train()
+    for each in (module, original):
+        nn.init.ones_(each.head.weight)
+        each.head.bias.requires_grad_(False)
+    state = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    aotexport.derive(module, output=tmp_path / "first", freeze="encoder.*", programs="infer", verify=False)
+    assert all(torch.equal(tensor, state[name]) for name, tensor in module.state_dict().items())
+    assert [name for name, parameter in module.named_parameters() if not parameter.requires_grad] == ["head.bias"]
+    report = aotexport.derive(tmp_path / "first", output=tmp_path / "second", programs="eval-joint", verify=False)
+    assert report.manifest.ancestors == (
+        Ancestor(
+            name="Model", sha256=digest(tmp_path / "first"), changes=("programs eval-joint instead of infer, infer.2",)
+        ),
+        Ancestor(
+            name="Model",
+            sha256=digest(base),
+            child=0,
+            changes=(
+                "frozen: `encoder.0.weight`, `encoder.0.bias`, `encoder.1.weight` and 4 more",
+                "other values: `head.weight`",
+                "programs infer, infer.2 instead of train, infer, infer.2",
+            ),
+        ),
+    )
+    frozen(original)
+    aotexport.export(original, *ARGUMENTS, output=tmp_path / "expected", programs="eval-joint", **OPTIONS)
+    assert files_of(tmp_path / "second") == files_of(tmp_path / "expected")
+
+
+def test_module_that_holds_a_loaded_bundle_names_it_as_an_ancestor(base, tmp_path):
+    class Holder(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.base = load(base)
+
+        def forward(self, x):
+            return self.base(x).relu()
+
+    report = aotexport.export(
+        Holder().eval(), (ARGUMENTS[0][0],), output=tmp_path / "held", programs="infer", verify=False
+    )
+    assert report.manifest.ancestors == (Ancestor(name="Model", sha256=digest(base), path="base"),)
+
+
+def test_command_line_derives_a_bundle_and_shows_of_which_it_was_made(base, tmp_path):
+    runner, output = CliRunner(), str(tmp_path / "tuned")
+    command = [
+        "derive",
+        str(base),
+        "-o",
+        output,
+        "--freeze",
+        "encoder.*",
+        "--program",
+        "infer",
+        "--no-verify",
+        "--json",
+    ]
+    made = runner.invoke(app, command)
+    assert made.exit_code == 0, made.output
+    assert [program["name"] for program in json.loads(made.stdout)["programs"]] == ["infer", "infer.2"]
+    shown = " ".join(runner.invoke(app, ["inspect", output]).output.split())
+    assert f"made of Model, sha256 {digest(base)[:12]} (frozen: `encoder.0.weight`," in shown
+
+
+# --- bad input --------------------------------------------------------------------------------------------
+
+
+def wrong(base, tmp_path, **options):
+    with pytest.raises(aotexport.AotExportError) as caught:
+        aotexport.derive(base, output=tmp_path / "wrong", verify=False, **options)
+    assert not (tmp_path / "wrong").exists()
+    return str(caught.value)
+
+
+def test_pattern_that_matches_nothing_is_refused_with_the_nearest_names(base, tmp_path):
+    assert wrong(base, tmp_path, freeze="heads.weight") == (
+        "freeze: `heads.weight` matches no parameter of the bundle; the nearest are `head.weight`, `encoder.3.weight`, "
+        "`encoder.1.weight`"
+    )
+
+
+def test_program_of_a_mode_that_the_bundle_lacks_is_refused(base, tmp_path):
+    aotexport.derive(base, output=tmp_path / "infer", programs="infer", verify=False)
+    assert wrong(tmp_path / "infer", tmp_path, programs="train") == (
+        f"program `train` is of train mode, and the bundle `{tmp_path / 'infer'}` has only `infer` (eval mode): what "
+        "the model does in the other mode is not in it. Export the model with both"
+    )
+    assert wrong(base, tmp_path, programs="predict") == "no program `predict`; there are train, infer, eval-joint"
+
+
+def test_bundle_whose_calls_change_attributes_is_refused(tmp_path):
+    class Counting(nn.Module):
+        calls = 0
+
+        def forward(self, x):
+            self.calls = self.calls + 1
+            return x * self.calls
+
+    aotexport.export(Counting().eval(), (torch.ones(2),), output=tmp_path / "base", verify=False)
+    assert wrong(tmp_path / "base", tmp_path) == (
+        f"calls of the bundle `{tmp_path / 'base'}` change attributes of the module (`calls`), which a bundle made of "
+        "it would not keep. Export the model"
+    )
+
+
+def test_bundle_that_was_captured_under_autocast_is_refused(tmp_path):
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        aotexport.export(nn.Linear(2, 2).eval(), (torch.ones(2, 2),), output=tmp_path / "base", verify=False)
+    assert wrong(tmp_path / "base", tmp_path) == (
+        f"program `train` of `{tmp_path / 'base'}` was captured under autocast. Make the new bundle under it too: "
+        '`with torch.autocast("cpu", dtype=torch.bfloat16): aotexport.export(module, ...)`'
+    )
+
+
+# --- the cases --------------------------------------------------------------------------------------------
+
+SLICE = (
+    *("tied_weights", "batch_norm", "view_of_input_mutated", "matmul", "gather_and_index", "branch_not_taken"),
+    *("dropout_that_draws_nothing", "hook_that_clips", "function_with_saved_intermediates"),
+)
+"""Cases that derive in the quick suite; every other one derives in the slow test."""
+
+
+def derived(case, directory):
+    """Export a case, derive a bundle of it without a change, and return both."""
+    target, args, kwargs = case.make()
+    with warnings.catch_warnings():
+        # Operators with bodies make torch compile, which warns of its own deprecations.
+        warnings.simplefilter("ignore")
+        aotexport.export(target, args, kwargs, output=directory / "base", verify=False, **case.options)
+        module = load(directory / "base", tensor_types=TYPES, operator_namespaces=[NAMESPACE])
+        aotexport.derive(module, output=directory / "derived", verify=False)
+    return directory / "base", directory / "derived"
+
+
+def recorded(bundle: Path) -> dict[str, object]:
+    return {name: content for name, content in files_of(bundle).items() if name.startswith("testvectors/")}
+
+
+@pytest.mark.parametrize("case", [case for case in all_cases() if case.name in SLICE], ids=lambda case: case.name)
+def test_bundle_of_a_case_begets_one_with_the_same_results(case, tmp_path):
+    before, after = derived(case, tmp_path)
+    assert recorded(after) == recorded(before)
+    assert open_bundle(after).program_names == open_bundle(before).program_names
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", [case for case in all_cases() if case.name not in SLICE], ids=lambda case: case.name)
+def test_bundle_of_every_other_case_begets_one_that_agrees_with_it(case, tmp_path):
+    try:
+        before, after = derived(case, tmp_path)
+    except aotexport.ModelFileInvalid as refusal:
+        pytest.skip(str(refusal))
+    expected, got = recorded(before), recorded(after)
+    # Ranges that the first export narrowed are declared now, which leaves out other least sizes.
+    assert {name: content for name, content in got.items() if name in expected} == {
+        name: content for name, content in expected.items() if name in got
+    }
+    for target in ("autograd", "portable"):
+        selftest(after, target=target, tensor_types=TYPES, operator_namespaces=[NAMESPACE])
