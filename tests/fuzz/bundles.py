@@ -21,6 +21,7 @@ import resource
 import signal
 import sys
 import time
+import warnings
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -109,6 +110,7 @@ def outcome(root: Path, *, run: bool) -> tuple[str, list[str]]:
 
     An outcome that begins with `!` is wrong.
     """
+    warnings.simplefilter("ignore")
     try:
         bundle = aotexport_runtime.open_bundle(root)
         module = aotexport_runtime.load(bundle)

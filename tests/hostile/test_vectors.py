@@ -21,6 +21,7 @@ FAULTS = [
     ("inputs/0/offset", 1, "argument 'x' reaches past the end of 'input0'"),
     ("inputs/0/shape", [1 << 20, 4], "argument 'x' reaches past the end of 'input0'"),
     ("inputs/0/key", "nothing", "argument 'x' reaches past the end of 'nothing'"),
+    ("sample", 0, "it keeps 0 elements of a value; at least 1 must be"),
     ("values", ["a", "a"], "value 'a' occurs twice"),
     ("eager_errors", {"a": 1.0}, "an error of 'a', which is no value"),
     (
@@ -37,6 +38,14 @@ def test_recorded_call_with_a_fault_is_refused(crafted: Crafted, path, value, me
     with pytest.raises(BundleInvalid) as caught:
         selftest(crafted.seal())
     assert str(caught.value) == f"{RECORD}: {message}"
+
+
+def test_argument_that_repeats_a_few_elements_without_end_is_refused(crafted: Crafted):
+    crafted.put("vector", "inputs/0/shape", [1 << 20, 1 << 20])
+    crafted.put("vector", "inputs/0/stride", [0, 0])
+    with pytest.raises(BundleInvalid) as caught:
+        selftest(crafted.seal())
+    assert str(caught.value) == f"{RECORD}: argument 'x' repeats 'input0' too often"
 
 
 def test_recorded_value_that_is_not_stored_is_refused(crafted: Crafted):

@@ -24,6 +24,8 @@ def check_vector(vector: Vector, program: Program, *, where: str) -> None:
         raise BundleInvalid(f"it is of program {vector.program[:80]!r}, not `{program.name}`", where=where)
     check_index(vector.calls, MAX_CALLS + 1, "number of calls", where)
     check_index(vector.seed, INT64_MAX, "seed", where)
+    if vector.sample is not None and vector.sample < 1:
+        raise BundleInvalid(f"it keeps {vector.sample} elements of a value; at least 1 must be", where=where)
     expected = sum(not isinstance(spec, StateInput) for spec in program.inputs)
     if len(vector.inputs) != expected:
         raise BundleInvalid(f"{len(vector.inputs)} arguments; the program takes {expected}", where=where)
