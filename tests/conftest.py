@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import gc
+import re
+
 import pytest
 import torch
 from _pytest.junitxml import xml_key
+from packaging.requirements import Requirement
 from torch import nn
 
 import aotexport
+from aotexport.process import patches
+from aotexport.process.patches import ALWAYS
 from aotexport.verify.fresh import FreshProcess
 from tests import forked
 
@@ -31,6 +37,25 @@ def forked_processes():
             patch.setattr(place, forked.ForkedProcess)
         yield
     forked.end()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def imports_are_no_garbage():
+    """Python does not search what the imports have made for garbage, which takes a tenth of the time."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def explained_patches():
+    """Every patch that the tests of this process bring about says why it is there, and is not due to go."""
+    yield
+    for patch in patches.seen.values():
+        assert re.match(r"[A-Z][a-z]+ .*[^.]$", patch.reason) or patch.reason == "Try", patch.target
+        due = patch.remove_when != ALWAYS and Requirement(patch.remove_when).specifier.contains(torch.__version__)
+        assert not due, f"see whether the patch of {patch.target} can go: {patch.reason}"
 
 
 @pytest.fixture

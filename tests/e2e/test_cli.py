@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import io
 import itertools
 import json
 import signal
@@ -16,13 +17,16 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from rich.console import Console
 from safetensors.torch import load_file, save_file
 
 import aotexport_runtime
 from aotexport.cli import app
+from aotexport.cli.summary import largest_errors, verification_table
 from aotexport.encode import program
-from aotexport.lower.cpu.levels import own_level
+from aotexport.verify.comparison import Comparison
 from aotexport_runtime.errors import printable
+from tests.forked import run_script
 
 NET = """
 import torch
@@ -77,10 +81,16 @@ def in_process_of_its_own(*arguments: Any, cwd: Path) -> subprocess.CompletedPro
     return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=600, check=False, preexec_fn=heeds)
 
 
+def in_fork(*arguments: Any, cwd: Path) -> subprocess.CompletedProcess[str]:
+    text = "import signal\nfrom aotexport.cli import main\n"
+    text += "signal.signal(signal.SIGINT, signal.default_int_handler)\nmain()"
+    return run_script(None, *map(str, arguments), cwd=cwd, text=text)
+
+
 # --- the whole way ----------------------------------------------------------------------------------------
 
 
-def test_commands_in_processes_of_their_own_go_the_whole_round(tmp_path: Path) -> None:
+def test_commands_in_processes_of_their_own_export_and_inspect(tmp_path: Path) -> None:
     (tmp_path / "net.py").write_text(NET + "print('loading')\n")
     export = in_process_of_its_own("net.py", "-o", "a", "--json", cwd=tmp_path)
     assert export.returncode == 0, export.stderr
@@ -90,13 +100,7 @@ def test_commands_in_processes_of_their_own_go_the_whole_round(tmp_path: Path) -
     assert "loading" in export.stderr.splitlines()
     inspect = in_process_of_its_own("inspect", "a", cwd=tmp_path)
     assert (inspect.returncode, inspect.stdout.splitlines()[0], inspect.stderr) == (0, "Net (module)", "")
-    verify = in_process_of_its_own("verify", "a", cwd=tmp_path)
-    assert (verify.returncode, verify.stdout.count(" ok ")) == (0, 8)
-    again = in_process_of_its_own("net.py:model", "-o", "b", "--no-verify", cwd=tmp_path)
-    assert again.returncode == 0, again.stderr
-    diff = in_process_of_its_own("diff", "a", "b", cwd=tmp_path)
-    assert (diff.returncode, diff.stdout) == (0, "the bundles are the same\n")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b", "net.py"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "net.py"]
 
 
 INTERRUPT = """
@@ -108,7 +112,7 @@ os.kill({}, signal.SIGINT)
 def test_interrupt_during_capture_leaves_nothing_and_exits_with_130(tmp_path: Path) -> None:
     body = "\ndef model(x, y):" + INTERRUPT.format("os.getpid()").replace("\n", "\n    ") + "return x + y\n"
     (tmp_path / "net.py").write_text(FUNCTION + body)
-    done = in_process_of_its_own("net.py", "-o", "bundle", cwd=tmp_path)
+    done = in_fork("net.py", "-o", "bundle", cwd=tmp_path)
     assert (done.returncode, done.stderr.splitlines()[-1]) == (130, "error: interrupted; nothing was written")
     assert [path.name for path in tmp_path.iterdir()] == ["net.py"]
 
@@ -117,7 +121,7 @@ def test_interrupt_that_other_code_turns_into_an_error_exits_with_130(tmp_path: 
     interrupt = INTERRUPT.format("os.getpid()").replace("\n", "\n    ")
     failing = f"\ntry:{interrupt}\nexcept KeyboardInterrupt:\n    pass\nraise ImportError('half imported')\n"
     (tmp_path / "net.py").write_text(failing)
-    done = in_process_of_its_own("net.py", "-o", "bundle", cwd=tmp_path)
+    done = in_fork("net.py", "-o", "bundle", cwd=tmp_path)
     assert (done.returncode, done.stderr.splitlines()[-1]) == (130, "error: interrupted; nothing was written")
 
 
@@ -219,15 +223,14 @@ def test_export_of_fixed_sizes_verified_in_full_draws_other_values(run: Run) -> 
     assert len(records) == 8
 
 
-def test_summary_names_the_target_of_each_comparison(run: Run) -> None:
-    level = own_level()
-    if level is None:
-        pytest.skip("this processor has no level of the target")
-    Path("fn.py").write_text(FUNCTION)
-    result = run("fn.py", "-o", "bundle", "--target", "cpu", "--program", "infer")
-    assert result.exit_code == 0, result.output
-    compared = [line.split("  ")[0] for line in result.stdout.splitlines() if "output" in line]
-    assert compared == ["infer", f"infer (cpu-{level.name})"]
+def test_summary_names_the_target_of_each_comparison() -> None:
+    same = {"program": "infer", "vector": "example", "error": 0.0, "absolute": 0.0, "agrees": True}
+    compared = [Comparison(target=target, name="call 0: output", **same) for target in ("portable", "cpu-x86_64-v3")]
+    console = Console(file=io.StringIO(), width=100)
+    with console.capture() as printed:
+        console.print(verification_table(largest_errors(compared)))
+    found = [line.split("  ")[0] for line in printed.get().splitlines() if "output" in line]
+    assert found == ["infer", "infer (cpu-x86_64-v3)"]
 
 
 def test_export_of_a_program_without_functional_graph_says_why(run: Run) -> None:
@@ -287,7 +290,7 @@ def test_export_below_a_file_is_refused_before_the_model_is_run(run: Run) -> Non
 
 
 @pytest.mark.usefixtures("fresh_processes")
-@pytest.mark.parametrize("name", ["inspect.py", "export.py", "diff.py"])
+@pytest.mark.parametrize("name", ["inspect.py"])
 def test_model_file_named_like_a_command_is_exported(run: Run, name: str) -> None:
     Path(name).write_text(FUNCTION)
     assert run(name, "-o", "bundle").exit_code == 0

@@ -15,16 +15,11 @@ from tests.e2e.processes import ROOT, run, run_command, run_python
 
 INSTALLED = ("README.md", "docs/getting-started.md")
 """Pages that begin with an install: they run where it was done, from wheels."""
-PAGES = (
-    "docs/another-head.md",
-    "docs/model-files.md",
-    "docs/onnx.md",
-    "docs/performance.md",
-    "docs/runtime.md",
-    "docs/trainers.md",
-)
+PAGES = ("docs/model-files.md", "docs/performance.md", "docs/runtime.md", "docs/trainers.md")
+SLOW_PAGES = ("docs/another-head.md", "docs/onnx.md")
+"""What they show, `test_changed_modules.py` and `test_onnx.py` test."""
 OTHERS = ("CONTRIBUTING.md", "docs/troubleshooting.md", "docs/what-is-captured.md", "runtimes/python/README.md")
-PROSE = (*INSTALLED, *PAGES, *OTHERS)
+PROSE = (*INSTALLED, *PAGES, *SLOW_PAGES, *OTHERS)
 COMMANDS = ("aotexport ", "python -m aotexport_runtime ")
 
 MODEL = """
@@ -101,7 +96,7 @@ def test_pages_install_in_the_same_way() -> None:
     assert all(lines == first for lines in others)
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", [*PAGES, *(pytest.param(page, marks=pytest.mark.slow) for page in SLOW_PAGES)])
 def test_blocks_of_a_page_run_in_order(page: str, tmp_path: Path) -> None:
     (tmp_path / "model.py").write_text(MODEL, encoding="utf-8")
     run_page(page, tmp_path)

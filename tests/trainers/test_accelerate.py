@@ -6,14 +6,12 @@ import subprocess
 import sys
 
 from tests.trainers.accelerate_run import RANKS
-from tests.trainers.digits import export_reader
 
 COMPARED = ["after one", "predictions", "after two", "restored", "again", "losses"]
 
 
-def test_accelerate_trains_resumes_and_saves_in_two_processes_as_with_the_model(tmp_path):
-    export_reader(tmp_path / "reader")
-    command = [sys.executable, "-W", "error", "-m", "tests.trainers.accelerate_run", str(tmp_path)]
+def test_accelerate_trains_resumes_and_saves_in_two_processes_as_with_the_model(reader, tmp_path):
+    command = [sys.executable, "-W", "error", "-m", "tests.trainers.accelerate_run", str(reader), str(tmp_path)]
 
     processes = [
         subprocess.Popen([*command, str(rank)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

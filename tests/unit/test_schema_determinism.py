@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.forked import run_script
+
 ROOT = Path(__file__).parents[2]
 CASES = ROOT / "tests/golden/cases.py"
 CHOSEN = ("custom_autograd_function", "dynamic_sizes", "nested_inputs", "normalisation", "rebound_buffer")
@@ -26,14 +28,12 @@ for name in {CHOSEN!r}:
 """
 
 
-def start_export(directory: Path, hash_seed: str) -> subprocess.Popen[bytes]:
-    """Start a fresh process in `directory` that exports the chosen cases."""
+def prepare(directory: Path) -> Path:
+    """Make a directory with a script that exports the chosen cases there; return the script."""
     directory.mkdir(parents=True)
     shutil.copy(CASES, directory / "cases.py")
     (directory / "script.py").write_text(SCRIPT)
-    found = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
-    environment = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": found}
-    return subprocess.Popen([sys.executable, "script.py"], cwd=directory, env=environment)
+    return directory / "script.py"
 
 
 def files_of(directory: Path) -> dict[str, bytes]:
@@ -44,12 +44,16 @@ def files_of(directory: Path) -> dict[str, bytes]:
 
 @pytest.fixture(scope="module")
 def twice(tmp_path_factory):
-    """Return the files of two exports."""
+    """Return the files of two exports: of a fork, and of a process with a hash seed that the fork does not have."""
     root = tmp_path_factory.mktemp("determinism")
-    directories = [root / "here", root / "some/where/else"]
-    processes = [start_export(directory, seed) for directory, seed in zip(directories, "12", strict=True)]
-    assert [process.wait() for process in processes] == [0, 0]
-    return [files_of(directory) for directory in directories]
+    here, elsewhere = root / "here", root / "some/where/else"
+    done = run_script(prepare(here), cwd=here)
+    assert done.returncode == 0, done.stderr
+    seed = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"
+    found = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+    environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": found}
+    subprocess.run([sys.executable, prepare(elsewhere)], cwd=elsewhere, env=environment, check=True)
+    return [files_of(directory) for directory in (here, elsewhere)]
 
 
 def test_export_under_another_hash_seed_in_another_directory_gives_the_same_files(twice):

@@ -33,7 +33,7 @@ def saves(base: Path, place: Path, step: int, *faults: int) -> list[Save]:
 
 @pytest.fixture(scope="module")
 def some(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Save]:
-    return saves(tiny, tmp_path_factory.mktemp("faults"), 5, KILL, errno.ENOSPC)
+    return saves(tiny, tmp_path_factory.mktemp("faults"), 9, KILL, errno.ENOSPC)
 
 
 def check(save: Save) -> None:

@@ -21,13 +21,11 @@ with open("seen", "a") as file:
     print(json.dumps([os.environ["SEEN_BY"], sorted(sys.modules)]), file=file)
 """
 
-each_process = pytest.mark.parametrize("process", [FreshProcess, ForkedProcess])
 
-
-@each_process
-def test_process_has_the_runtime_and_what_it_is_told_to_import(tiny, tmp_path, monkeypatch, process):
+@pytest.mark.parametrize(("process", "turns"), [(FreshProcess, ["only"]), (ForkedProcess, ["first", "second"])])
+def test_process_has_the_runtime_and_what_it_is_told_to_import(tiny, tmp_path, monkeypatch, process, turns):
     (tmp_path / "seeing.py").write_text(_SEEN)
-    for turn in ("first", "second"):
+    for turn in turns:
         monkeypatch.chdir(tmp_path)
         monkeypatch.setenv("SEEN_BY", turn)
         with process() as started:
@@ -36,14 +34,14 @@ def test_process_has_the_runtime_and_what_it_is_told_to_import(tiny, tmp_path, m
             done = started.run(arguments, 600, [str(tmp_path), *sys.path])
         assert (done.returncode, done.stderr) == (0, "")
         assert all(result["agrees"] for result in json.loads(done.stdout))
-    turns = [json.loads(line) for line in (tmp_path / "seen").read_text().splitlines()]
-    assert [turn for turn, _ in turns] == ["first", "second"]
-    for _, modules in turns:
+    seen = [json.loads(line) for line in (tmp_path / "seen").read_text().splitlines()]
+    assert [turn for turn, _ in seen] == turns
+    for _, modules in seen:
         assert {"torch", "aotexport_runtime"} <= set(modules)
         assert not {"aotexport", "pytest", "sympy", "torch._dynamo", "torch._inductor"} & set(modules)
 
 
-@each_process
+@pytest.mark.parametrize("process", [FreshProcess, ForkedProcess])
 def test_process_tells_why_it_failed(tmp_path, process):
     with process() as started:
         done = started.run(["selftest", str(tmp_path / "absent")], 600)
@@ -60,7 +58,7 @@ def test_process_tells_why_it_failed(tmp_path, process):
     ids=["operator", "subclass"],
 )
 def test_modules_of_the_model_are_imported_from_where_the_exporter_has_them(
-    tmp_path, monkeypatch, fresh_processes, function, example, options
+    tmp_path, monkeypatch, function, example, options
 ):
     monkeypatch.chdir(tmp_path)
     report = aotexport.export(function, example, output=tmp_path / "bundle", **options)
