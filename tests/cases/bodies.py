@@ -264,8 +264,11 @@ class AttentionWithScores(nn.Module):
 
     def forward(self, query, key, value):
         mask = create_block_mask(lambda b, h, q, k: q >= k, None, None, query.shape[2], key.shape[2], device="cpu")
-        first = flex_attention(query, key, value, score_mod=lambda s, b, h, q, k: s + self.slopes[h] * (q - k))
-        return first + flex_attention(query, key, value, block_mask=mask)
+
+        def scores(score, b, h, q, k):
+            return score + self.slopes[h] * (q - k)
+
+        return flex_attention(query, key, value, score_mod=scores, block_mask=mask)
 
 
 @case(lambda: (leaf(3, 4),))

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 import torch
 
@@ -13,6 +10,7 @@ import aotexport_runtime
 from aotexport.write.files import custom_operators
 from tests.cases import operators
 from tests.cases.mutations import leaf
+from tests.forked import ForkedProcess
 
 NAMESPACE = "aotexport_traced"
 LIBRARY = torch.library.Library(NAMESPACE, "DEF")
@@ -65,8 +63,9 @@ def test_operator_is_traced_through_and_equals_eager(function, args, tmp_path):
     report = aotexport.export(function, args(), output=tmp_path / "b")
     assert custom_operators(report.programs) == set()
     assert report.notes == []
-    program = f"import aotexport_runtime; aotexport_runtime.load({str(tmp_path / 'b')!r})"
-    subprocess.run([sys.executable, "-c", program], check=True)
+    with ForkedProcess() as without_the_library:
+        done = without_the_library.run(["selftest", str(tmp_path / "b")], timeout_s=60)
+    assert done.returncode == 0, done.stderr
 
 
 def test_operator_without_a_backward_raises_as_eager_does(tmp_path):
@@ -111,6 +110,7 @@ def test_operator_that_code_calls_only_while_it_is_traced_is_not_needed(tmp_path
     assert torch.equal(aotexport_runtime.load(tmp_path / "bundle")(x), call(x))
 
 
+@pytest.mark.slow  # Of a real model, what `test_operator_is_traced_through_and_equals_eager` shows.
 def test_mixture_of_experts_loads_without_the_library_of_the_model(tmp_path):
     from transformers import MixtralConfig, MixtralForCausalLM
 

@@ -74,6 +74,7 @@ def test_check_by_nvml_calls_no_driver(monkeypatch):
     assert lowered(scaled, torch.randn(4, 8)).kernels
 
 
+@pytest.mark.slow  # `test_lowering_undoes_every_change` shows the same of everything that lowering changes.
 @pytest.mark.filterwarnings("ignore")
 def test_ordinary_compilation_works_after_lowering():
     lowered(scaled, torch.randn(4, 8))

@@ -20,9 +20,7 @@ def test_same_model_gives_the_same_files(tmp_path):
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("XDG_CACHE_HOME", str(tmp_path / name / "cache"))
             torch.manual_seed(0)
-            report = aotexport.export(
-                scaled, (torch.randn(4, 8),), output=path, targets="cuda:sm_80,sm_90", verify=False
-            )
+            report = aotexport.export(scaled, (torch.randn(4, 8),), output=path, targets="cuda:sm_80", verify=False)
         assert report.notes == []
         digests.append({entry.path: entry.sha256 for entry in open_bundle(path).manifest.files})
     assert [name for name in digests[0] if name.startswith("targets/cuda/kernels/")] != []

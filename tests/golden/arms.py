@@ -7,6 +7,7 @@ places where an argument may stand.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -51,9 +52,14 @@ def _name(arm: Any) -> str:
 def arms_of(record: Record) -> set[str]:
     """Return the arms that `record`, and everything in it, makes use of."""
     found: set[str] = set()
-    for field, hint in hints(type(record)).items():
-        _visit(getattr(record, field), union_of(hint), f"{type(record).__name__}.{field}", found)
+    for field, union in _unions(type(record)).items():
+        _visit(getattr(record, field), union, f"{type(record).__name__}.{field}", found)
     return found
+
+
+@functools.cache
+def _unions(type_: type[Record]) -> dict[str, list[Any]]:
+    return {field: union_of(hint) for field, hint in hints(type_).items()}
 
 
 def _visit(value: Any, union: list[Any], place: str, found: set[str]) -> None:

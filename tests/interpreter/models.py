@@ -304,8 +304,10 @@ def pools() -> Model:
     return Pools(), (torch.randn(2, 2, 8, 9),), {}
 
 
-QUICK = {"mlp": mlp, "attention": attention, "of_triton": of_triton, "bfloat16_extrema": bfloat16_extrema}
+QUICK = {"mlp": mlp, "of_triton": of_triton}
 SLOW = {
+    "attention": attention,
+    "bfloat16_extrema": bfloat16_extrema,
     "masked_attention": masked_attention,
     "half_attention": half_attention,
     "half_mlp": half_mlp,

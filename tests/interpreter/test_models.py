@@ -67,6 +67,7 @@ def test_command_compares_recorded_calls_on_interpreted_kernels(tmp_path):
     assert (result.exit_code, found["agrees"], len(found["calls"])) == (0, True, 8)
 
 
+@pytest.mark.slow  # `test_kernels_fail` of the conformance tests shows it of a recorded value.
 def test_command_shows_kernels_that_differ(tmp_path):
     broken = Crafted(KERNELS, tmp_path / "broken")
     for source in broken.root.glob("targets/cuda/kernels/sources/*.py"):

@@ -23,6 +23,7 @@ VALIDATORS = {
 }
 
 
+@pytest.mark.slow  # `make lint` runs both.
 @pytest.mark.parametrize("tool", ["generate.py", "diff.py"])
 def test_tool_of_the_schema_finds_everything_current(tool):
     process = subprocess.run(

@@ -16,6 +16,7 @@ from aotexport.lower.onnx.rebuild import Rebuilt
 from aotexport.model.refusals import attempt
 from aotexport.process.quiet import quiet
 from aotexport.torch_internals.names import OpOverload
+from aotexport.torch_internals.onnx_translations import translations_read_once
 from aotexport.torch_internals.patches import sizes_of_any_value
 from aotexport_runtime.errors import first_line
 from aotexport_runtime.schema.program import ArgumentInput, Program, StateInput
@@ -175,7 +176,7 @@ def to_onnx(program: Program, exported: ExportedProgram, *, opset: int, translat
         ExportFailed: an operator has no translation.
     """
     try:
-        with quiet(*_LOGGERS), torch.no_grad():
+        with quiet(*_LOGGERS), torch.no_grad(), translations_read_once():
             return torch.onnx.export(
                 exported,
                 dynamo=True,

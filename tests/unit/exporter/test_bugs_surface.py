@@ -118,7 +118,7 @@ STAGES = {
 BUGS = {NameError: "misspelt", AttributeError: "None.misspelt"}
 
 
-@pytest.mark.parametrize(("name", "kind"), zip(STAGES, itertools.cycle(BUGS)))
+@pytest.mark.parametrize(("name", "kind"), [*zip(STAGES, itertools.cycle(BUGS))])
 def test_bug_in_a_stage_fails_the_export_and_leaves_nothing(name, kind, tmp_path, monkeypatch):
     place, model, args, options = STAGES[name]
     module, _, function = place.partition(":")
