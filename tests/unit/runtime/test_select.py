@@ -7,8 +7,9 @@ import types
 import pytest
 
 from aotexport_runtime.engines import figures
-from aotexport_runtime.engines.candidates import Request
-from aotexport_runtime.engines.select import Choice, select_engine
+from aotexport_runtime.engines.candidates import CallFacts, Request
+from aotexport_runtime.engines.select import Choice, obstacle, select_engine, select_targets
+from aotexport_runtime.errors import NotSupported
 from aotexport_runtime.schema.graph import Graph, GraphInput, Node
 from aotexport_runtime.schema.values import TensorMeta
 
@@ -32,18 +33,26 @@ def matmul(rows, depth, columns, dtype="float32"):
     return Graph(inputs=tuple(GraphInput(name=n, meta=m) for n, m in inputs), nodes=(node,), outputs=["y"])
 
 
-def chosen(forward, functional, request=None, *, differentiable=True, engines=(), **options):
+def record(**fields):
+    return types.SimpleNamespace(**fields)
+
+
+def chosen(
+    forward, functional, request=None, *, differentiable=True, engines=(), compiled=True, refusals=(), **options
+):
     """Return the choice for a program of these two graphs, whose bundle has every target."""
-    program = types.SimpleNamespace(
+    refused = tuple(record(program="train", reason=reason) for reason in refusals)
+    program = record(
         name="train",
         grad=True,
-        refusals=(),
-        forward=types.SimpleNamespace(file="forward", differentiable=differentiable),
-        functional=None if functional is None else types.SimpleNamespace(file="functional"),
+        refusals=refused,
+        forward=record(file="forward", differentiable=differentiable),
+        functional=None if functional is None else record(file="functional"),
     )
-    bundle = types.SimpleNamespace(
+    bundle = record(
         graph=lambda name, file: {"forward": forward, "functional": functional}[file],
-        compiled=lambda target, name: object(),
+        compiled=lambda target, name: object() if compiled else None,
+        target=lambda name: record(refusals=refused),
     )
     return select_engine(bundle, program, request or Request(), targets=Choice(engines=engines), **options)
 
@@ -120,6 +129,147 @@ def test_figures_choose_one_of_two_graphs_and_say_why(forward, functional, optio
 def test_libraries_serve_unless_a_rule_says_why_not(options, engines, why_not):
     choice = chosen(SMALL, LARGE, engines=(LEVEL,), prefers_onednn=lambda _: True, **options)
     assert (choice.engines, choice.why_not) == (engines, why_not)
+
+
+@pytest.mark.parametrize(
+    ("options", "engines", "why_not"),
+    [
+        ({}, ("cuda", "portable", "autograd"), {}),
+        (
+            {"request": Request(memory_budget=0.5)},
+            ("portable", "autograd"),
+            {"cuda": "they save more for backward than the memory budget"},
+        ),
+        (
+            {"request": Request(target="portable")},
+            ("portable", "autograd"),
+            {"cuda": "target `portable` was asked for"},
+        ),
+        ({"failed": {"cuda": "no driver"}}, ("portable", "autograd"), {"cuda": "no driver"}),
+    ],
+)
+def test_kernels_serve_unless_a_rule_says_why_not(options, engines, why_not):
+    choice = chosen(SMALL, LARGE, engines=("cuda",), prefers_onednn=lambda _: True, **options)
+    assert (choice.engines, choice.why_not) == (engines, why_not)
+
+
+def test_program_without_a_functional_graph_runs_its_forward_graph():
+    reasons = ["the model calls `requires_grad_`", "it disagreed"]
+    choice = chosen(SMALL, None, engines=("cuda",), refusals=reasons)
+    assert choice.engines == ("autograd",)
+    assert choice.why_not == dict.fromkeys(("cuda", "portable"), "; ".join(reasons))
+
+
+@pytest.mark.parametrize(
+    ("refusals", "reason"),
+    [((), "it has none of this program"), (("it draws random numbers",), "it draws random numbers")],
+)
+def test_program_without_a_library_runs_by_others(refusals, reason):
+    choice = chosen(SMALL, LARGE, engines=(LEVEL,), compiled=False, refusals=refusals, prefers_onednn=lambda _: True)
+    assert (choice.engines, choice.why_not) == (("portable", "autograd"), {LEVEL: reason})
+
+
+# --- native code of a bundle ------------------------------------------------------------------------------
+
+NATIVE = Request(trust="native")
+HIGHER = "cpu-x86_64-v4"
+
+
+def targets_of(request, *, kernels=True, programs=("infer",), device=None, unfit=None):
+    """Return the choice among kernels and the libraries of two levels."""
+    bundle = record(
+        manifest=record(programs=[record(targets=("portable", "cuda") if kernels else ("portable",))]),
+        target_names=(LEVEL, HIGHER),
+        target=lambda name: record(programs=programs),
+    )
+    return select_targets(bundle, request, device=device, why_unfit=(unfit or {}).get)
+
+
+@pytest.mark.parametrize(
+    ("options", "engines", "why_not"),
+    [
+        ({"request": NATIVE}, ("cuda", HIGHER), {LEVEL: f"{HIGHER} was chosen"}),
+        (
+            {"request": NATIVE, "kernels": False, "unfit": {HIGHER: "this processor has no AVX-512"}},
+            (LEVEL,),
+            {
+                "cuda": "the bundle has no kernels. Export it with `--target cuda`",
+                HIGHER: "this processor has no AVX-512",
+            },
+        ),
+        (
+            {"request": Request()},
+            (),
+            {
+                "cuda": "kernels are native code, which runs only with `trust='native'`",
+                **dict.fromkeys((HIGHER, LEVEL), "it holds native code, and was loaded without trust='native'"),
+            },
+        ),
+        (
+            {"request": Request(target="portable", trust="native")},
+            (),
+            dict.fromkeys(("cuda", HIGHER, LEVEL), "target `portable` was asked for"),
+        ),
+        (
+            {"request": NATIVE, "device": "cuda"},
+            ("cuda",),
+            dict.fromkeys((HIGHER, LEVEL), "it is for processors, and was loaded to cuda"),
+        ),
+        (
+            {"request": NATIVE, "programs": ()},
+            ("cuda",),
+            dict.fromkeys((HIGHER, LEVEL), "it has none of the programs"),
+        ),
+    ],
+    ids=["highest", "unfit", "untrusted", "other", "device", "empty"],
+)
+def test_native_code_runs_unless_a_rule_says_why_not(options, engines, why_not):
+    choice = targets_of(**options)
+    assert (choice.engines, choice.why_not) == (engines, why_not)
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        (
+            "cpu",
+            f"target `cpu` cannot run here: the bundle has portable, {LEVEL}, {HIGHER}; not {HIGHER}: it holds native "
+            f"code, and was loaded without trust='native'; not {LEVEL}: it holds native code, and was loaded without "
+            "trust='native'",
+        ),
+        ("cuda", "kernels are native code, which runs only with `trust='native'`"),
+    ],
+)
+def test_native_code_that_was_asked_for_runs_or_is_refused_with_the_reason(target, message):
+    with pytest.raises(NotSupported) as caught:
+        targets_of(Request(target=target))
+    assert str(caught.value) == message
+
+
+# --- one call ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("facts", "serves", "reason"),
+    [
+        ({}, True, None),
+        ({"wants_all": False}, True, "not every gradient is wanted"),
+        ({"is_transformed": True}, True, "function transforms"),
+        ({}, False, "libraries are for 2 <= rows, not 1"),
+    ],
+)
+def test_native_code_serves_a_call_unless_a_rule_says_why_not(facts, serves, reason):
+    native = record(
+        target=LEVEL,
+        serves=lambda inputs, symbols: serves,
+        why_not=lambda symbols: f"libraries are for 2 <= rows, not {symbols['rows']}",
+    )
+    call = CallFacts(native, [], {"rows": 1}, **facts)
+    rule = obstacle(call)
+    assert (None if rule is None else rule.reason.format(call)) == reason
+
+
+# --- figures ----------------------------------------------------------------------------------------------
 
 
 def test_libraries_with_little_to_fuse_leave_the_program_to_the_forward_graph():
