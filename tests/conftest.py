@@ -20,7 +20,8 @@ from tests import forked
 
 @pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Write torch's version to files of results, for `tests/golden/matrix.py`."""
+    """Write torch's version to files of results, for `tests/golden/matrix.py`; import the tests."""
+    gc.disable()
     xml = config.stash.get(xml_key, None)
     if xml is not None:
         xml.add_global_property("torch", torch.__version__)
@@ -41,9 +42,10 @@ def forked_processes():
 
 @pytest.fixture(scope="session", autouse=True)
 def imports_are_no_garbage():
-    """Python does not search what the imports have made for garbage, which takes a tenth of the time."""
+    """Python does not search for garbage among what the imports have made, which takes a tenth of the time."""
     gc.collect()
     gc.freeze()
+    gc.enable()
     yield
     gc.unfreeze()
 
