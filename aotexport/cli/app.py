@@ -70,7 +70,7 @@ class _App(click.Group):
             return super().invoke(ctx)
         except (click.ClickException, click.exceptions.Exit, click.Abort, BrokenPipeError):
             raise
-        except (Exception, KeyboardInterrupt) as error:
+        except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - told, with its traceback where it is a bug
             ctx.exit(_tell(error))
 
 

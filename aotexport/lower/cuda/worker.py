@@ -25,7 +25,7 @@ def main() -> None:
         job = json.loads(line)
         try:
             answer: dict[str, Any] = _compile(job, directory)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - classified below
             # Torch is imported for failed jobs alone.
             from aotexport.model.refusals import is_bug
 

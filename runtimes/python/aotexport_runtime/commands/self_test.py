@@ -211,7 +211,7 @@ def run_vector(
         # Graphs requested by name give eager's results. Other kernels, also those that `auto` finds on the machine,
         # round at other places, which shows in results of finer dtypes as well.
         least = 0.0 if target in ("portable", "autograd") else rounding(path, vector.program)
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - the call has failed, which the result says
         return VectorResult(vector.program, name, target, [], f"{type(error).__name__}: {error}")
     if nbytes > _LARGE_NBYTES:
         # The module refers to itself: it and its gradients would wait for the collector, beside those of the next. A

@@ -188,7 +188,7 @@ def answer(run: Run, batch: Sequence[Waiting]) -> None:
         each.result.waited_s, each.result.batch_size = began - each.since, size
     try:
         results = run([each.call for each in batch])
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - handed to the caller
         if len(batch) == 1:
             batch[0].result.set_exception(error)
             return

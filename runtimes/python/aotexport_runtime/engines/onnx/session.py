@@ -68,7 +68,7 @@ def open_session(bundle: Bundle, model: OnnxModel, options: OnnxRuntime) -> Any:
         session_options.intra_op_num_threads = options.threads
     try:
         session = onnxruntime.InferenceSession(str(file), session_options, providers=list(options.providers))
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - its errors have no class in common
         reason = first_line(error)
         hint = f". {_NO_KERNEL}" if "NOT_IMPLEMENTED" in reason else ""
         raise NotSupported(
