@@ -90,6 +90,7 @@ def in_fork(*arguments: Any, cwd: Path) -> subprocess.CompletedProcess[str]:
 # --- the whole way ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow  # The commands of the README run in processes of their own, too.
 def test_commands_in_processes_of_their_own_export_and_inspect(tmp_path: Path) -> None:
     (tmp_path / "net.py").write_text(NET + "print('loading')\n")
     export = in_process_of_its_own("net.py", "-o", "a", "--json", cwd=tmp_path)

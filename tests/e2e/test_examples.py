@@ -20,6 +20,7 @@ def relative_difference(ours: list[float], theirs: list[float]) -> float:
     return ((got - expected) / expected).abs().max().item()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("example", ["digits_cnn"], indirect=True)
 def test_digits_trained_from_the_bundle_recognises_as_eager_does(example: Example) -> None:
     trained = example.alone("train.py", example.export(), "tuned")

@@ -34,7 +34,7 @@ def accuracy(prediction: EvalPrediction) -> dict[str, float]:
 def trainer_of(model: Any, directory: Path, **options: Any) -> Trainer:
     defaults = {"num_train_epochs": 2, "per_device_train_batch_size": 32, "logging_steps": 1, "disable_tqdm": True}
     arguments = TrainingArguments(directory, **{**defaults, **options})
-    return Trainer(model, arguments, train_dataset=Text(0, 192), eval_dataset=Text(192, 256), compute_metrics=accuracy)
+    return Trainer(model, arguments, train_dataset=Text(0, 96), eval_dataset=Text(192, 224), compute_metrics=accuracy)
 
 
 def trained(model: Any, directory: Path, **options: Any) -> Trainer:
@@ -71,9 +71,9 @@ def test_trainer_trains_evaluates_predicts_and_loads_the_best_as_with_the_model(
     assert trainer.label_names == ["labels"]
     assert_same_history(trainer, expected)
     assert [entry for entry in history(trainer) if "eval_accuracy" in entry]
-    assert trainer.state.best_global_step == expected.state.best_global_step == 6
+    assert trainer.state.best_global_step == expected.state.best_global_step > 0
     assert_same_weights(trainer.model, expected.model)
-    wanted, got = expected.predict(Text(256, 320)), trainer.predict(Text(256, 320))
+    wanted, got = expected.predict(Text(256, 288)), trainer.predict(Text(256, 288))
     assert got.predictions == pytest.approx(wanted.predictions, abs=1e-5)
     assert (got.label_ids == wanted.label_ids).all()
     trainer.save_model(tmp_path / "saved")
@@ -81,12 +81,12 @@ def test_trainer_trains_evaluates_predicts_and_loads_the_best_as_with_the_model(
 
 
 def test_trainer_resumes_a_bundle_from_a_checkpoint(reader, tmp_path):
-    whole = trained(make_reader(), tmp_path / "model", save_steps=6)
-    trained(load(reader), tmp_path / "bundle", save_steps=6)
+    whole = trained(make_reader(), tmp_path / "model", save_steps=3)
+    trained(load(reader), tmp_path / "bundle", save_steps=3)
 
     for name in ("bundle", "model"):
-        trainer = trainer_of(load(reader), tmp_path / "rest", save_steps=6)
-        trainer.train(resume_from_checkpoint=tmp_path / name / "checkpoint-6")
+        trainer = trainer_of(load(reader), tmp_path / "rest", save_steps=3)
+        trainer.train(resume_from_checkpoint=tmp_path / name / "checkpoint-3")
         assert_same_history(trainer, whole)
         assert_same_weights(trainer.model, whole.model)
 
@@ -141,7 +141,7 @@ def export_language_model(model: Any, path: Path, **more: Any) -> Path:
 
 def trained_on_words(model: Any, directory: Path, resume: Path | None = None, **options: Any) -> Trainer:
     trainer = trainer_of(model, directory, **options)
-    trainer.train_dataset = Words(0, 128)
+    trainer.train_dataset = Words(0, 64)
     trainer.train(resume_from_checkpoint=resume)
     return trainer
 
@@ -150,15 +150,15 @@ def test_tied_weights_are_saved_once_by_a_hook_of_torch_and_loaded(tmp_path):
     path = export_language_model(tied(), tmp_path / "bundle")
     model = tied()
     model.accepts_loss_kwargs = False
-    expected = trained_on_words(model, tmp_path / "model", save_steps=4)
+    expected = trained_on_words(model, tmp_path / "model", save_steps=2)
 
     def save_once(module, state, prefix, metadata):
         del state["lm_head.weight"]
 
-    for resume in (None, tmp_path / "run" / "checkpoint-4", tmp_path / "model" / "checkpoint-4"):
+    for resume in (None, tmp_path / "run" / "checkpoint-2", tmp_path / "model" / "checkpoint-2"):
         module = load(path)
         module.register_state_dict_post_hook(save_once)
-        trainer = trained_on_words(module, tmp_path / "run", resume, save_steps=4)
+        trainer = trained_on_words(module, tmp_path / "run", resume, save_steps=2)
         assert_same_history(trainer, expected)
         assert trainer.get_decay_parameter_names(module) == expected.get_decay_parameter_names(model)
         assert trainer.model.lm_head.weight is trainer.model.transformer.wte.weight

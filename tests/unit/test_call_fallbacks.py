@@ -76,7 +76,6 @@ class Deep(torch.nn.Module):
     ("layer", "shape", "options", "reason"),
     [
         (torch.nn.GRU(3, 3), (12, 2, 3), {}, "the other graph takes its 4 operators apart, into 751"),
-        (torch.nn.GRU(3, 3), (12, 2, 3), {"target": "portable"}, None),
         (torch.nn.Linear(3, 3), (2, 3), {}, "no matmul is large enough to gain by oneDNN"),
         (torch.nn.Linear(3, 3), (None, 3), {}, "no matmul is large enough to gain by oneDNN"),
         (torch.nn.Linear(3, 3), (2, 3), {"target": "portable"}, None),
