@@ -27,7 +27,6 @@ from aotexport_runtime.values.sizes import evaluate
 OPSETS = range(18, 24)
 """Operator sets that torch's exporter can translate to."""
 
-DEFAULT_OPSET = 20
 INLINE_NBYTES = 1024
 """Most bytes of a constant in the model file; larger ones are stored outside."""
 
