@@ -41,6 +41,14 @@ def forked_processes():
 
 
 @pytest.fixture(scope="session", autouse=True)
+def no_wait_for_the_disk():
+    """Exports of this process do not wait until their files are on the disk; `tests/writers` tests that users' do."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("aotexport_runtime.bundle.staging._sync_entries", lambda path: None)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
 def imports_are_no_garbage():
     """Python does not search for garbage among what the imports have made, which takes a tenth of the time."""
     gc.collect()

@@ -139,6 +139,19 @@ def compile_library(
     _strip(path)
 
 
+def vectors(nbits: int) -> Any:
+    """Return torch's record of vectors of a width, without what this machine has beyond the level of instructions."""
+    from torch._inductor.cpu_vec_isa import VecAVX2, VecAVX512
+
+    if nbits != 512:
+        return VecAVX2()
+    found = VecAVX512()
+    # This looks once for bfloat16 instructions, which level 4 of x86-64 does not have.
+    bool(found)
+    found._is_avx512_bf16_supported = False
+    return found
+
+
 @contextlib.contextmanager
 def _code_for_processors(vector_nbits: int, header: str) -> Iterator[None]:
     """Let the compiler write C++ for vectors of a width, with loops of any number of threads, after `header`."""
@@ -146,7 +159,7 @@ def _code_for_processors(vector_nbits: int, header: str) -> Iterator[None]:
     from torch._inductor.codegen.cpp import CppKernel
     from torch._inductor.codegen.cpp_wrapper_cpu import CppWrapperCpu
 
-    isa = cpu_vec_isa.VecAVX512() if vector_nbits == 512 else cpu_vec_isa.VecAVX2()
+    isa = vectors(vector_nbits)
     decide = CppKernel.decide_parallel_depth
     write_header = CppWrapperCpu.write_header
 

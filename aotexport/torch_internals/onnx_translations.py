@@ -12,11 +12,12 @@ from aotexport.process.patches import Patch, patched
 
 def translations_read_once() -> AbstractContextManager[None]:
     """Have torch's exporter parse its translations of operators at the first model alone, which takes 0.4 s."""
-    from torch.onnx._internal._lazy_import import onnxscript_apis
+    from torch.onnx._internal import _lazy_import
 
-    read = onnxscript_apis.get_torchlib_ops
+    owner: Any = _lazy_import.onnxscript_apis
+    read = owner.get_torchlib_ops
     reason = "Read the translations of operators once, not for every model"
-    return patched(Patch(onnxscript_apis, "get_torchlib_ops", lambda: _once(read), reason))
+    return patched(Patch(owner, "get_torchlib_ops", lambda: _once(read), reason))
 
 
 @functools.cache

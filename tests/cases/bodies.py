@@ -239,8 +239,10 @@ class StepsOverParameters(nn.Module):
         self.register_buffer("scale", torch.randn(4))
 
     def forward(self, x):
-        last, sums = scan(lambda carried, row: (self.linear(carried) + row, carried.sum()), torch.zeros(4), x)
-        return last, sums, map_over(lambda row: self.linear(row).sin() * self.scale, x)
+        def step(carried, row):
+            return self.linear(carried) * self.scale + row, carried.sum()
+
+        return scan(step, torch.zeros(4), x)
 
 
 @case(lambda: (torch.randn(3, 4),))
