@@ -108,7 +108,8 @@ def drawn(function, x, w):
 )
 def test_subgraph_that_draws_has_the_gradients_of_eager(tmp_path, function):
     x, w = torch.linspace(-1, 2, 12).reshape(3, 4).requires_grad_(), torch.ones(4, requires_grad=True)
-    aotexport.export(function, (x, w), output=tmp_path / "bundle", verify=False)
+    # A functional graph lacks the branch that is not used, with its draws: verification leaves such a graph out.
+    aotexport.export(function, (x, w), output=tmp_path / "bundle", verify=function is drawing_branch_that_is_not_used)
     for target in ("portable", "autograd"):
         loaded = aotexport_runtime.load(tmp_path / "bundle", target=target)
         for mine, theirs in zip(drawn(loaded, x, w), drawn(function, x, w), strict=True):
