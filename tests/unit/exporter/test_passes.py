@@ -195,6 +195,55 @@ def test_regions_restore_the_mode_of_the_caller_and_others_their_own():
     )
 
 
+def test_constants_of_subgraphs_of_subgraphs_become_operands_of_both():
+    draft = parse_draft("""
+    %p : bool[] = argument 0
+    %x : float32[2] = argument 1
+    %then = attribute then
+        %q : bool[]
+        %a : float32[2]
+        %inner = attribute inner
+            %b : float32[2]
+            %two : float32[] = attribute two
+            %mul : float32[2] = aten.mul.Tensor(%b, %two)
+            return %mul
+        %nested = higher_order.cond(%q, %inner, %inner, [%a])
+        return %nested
+    %other = attribute other
+        %q : bool[]
+        %a : float32[2]
+        return %a
+    %cond = higher_order.cond(%p, %then, %other, [%p, %x])
+    return %cond
+    """)
+    _expect(
+        order.lift_subgraph_constants.run(draft),
+        """
+        %p : bool[] = argument 0
+        %x : float32[2] = argument 1
+        %then = attribute then
+            %q : bool[]
+            %a : float32[2]
+            %constant_3 : float32[]
+            %inner = attribute inner
+                %b : float32[2]
+                %constant_2 : float32[]
+                %mul : float32[2] = aten.mul.Tensor(%b, %constant_2)
+                return %mul
+            %nested = higher_order.cond(%q, %inner, %inner, [%a, %constant_3])
+            return %nested
+        %other = attribute other
+            %q : bool[]
+            %a : float32[2]
+            %constant_3 : float32[]
+            return %a
+        %_subgraph_constant0 : float32[] = attribute _subgraph_constant0
+        %cond = higher_order.cond(%p, %then, %other, [%p, %x, %_subgraph_constant0])
+        return %cond
+        """,
+    )
+
+
 def test_assumed_numbers_are_checked_and_their_checks_outlive_dead_code():
     draft = parse_draft("""
     %x : float32[4] = argument 0
@@ -232,6 +281,7 @@ def test_dead_code_goes_and_effects_stay():
     draft = parse_draft("""
     %x : float32[2] = argument 0
     %w : float32[2] = state weight
+    %c : float32[2] = attribute c
     %sin : float32[2] = aten.sin.default(%x)
     %pair : (float32[], int64[]) = aten.max.dim(%sin, 0)
     %unused : float32[] = _operator.getitem(%pair, 0)
