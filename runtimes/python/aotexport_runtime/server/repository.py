@@ -248,7 +248,7 @@ class Repository:
             servable = self._make(bundle.path)
             servable.warm_up()
             signature = Signature.of(servable.inputs, servable.outputs)
-        except Exception as error:  # whatever a bundle does, the others are served
+        except Exception as error:  # noqa: BLE001 - whatever a bundle does, the others are served
             known = isinstance(error, AotExportError)
             reason = " ".join(str(error).split())[:1000] if known else f"{type(error).__name__}: {first_line(error)}"
             model.failures[bundle.files] = reason

@@ -141,7 +141,7 @@ class Codes(aio.ServerInterceptor):
         async def answer_or_abort(request: Any, context: Any) -> Any:
             try:
                 return await answer(request, context)
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001 - answered to the client
                 refusal = refusal_of_kserve(error)
             await context.abort(getattr(grpc.StatusCode, refusal.grpc_status), str(refusal))
 
