@@ -14,7 +14,7 @@ def translations_read_once() -> AbstractContextManager[None]:
     """Have torch's exporter parse its translations of operators at the first model alone, which takes 0.4 s."""
     from torch.onnx._internal import _lazy_import
 
-    owner: Any = _lazy_import.onnxscript_apis
+    owner: Any = _lazy_import.onnxscript_apis  # pyright: ignore[reportPrivateImportUsage]
     read = owner.get_torchlib_ops
     reason = "Read the translations of operators once, not for every model"
     return patched(Patch(owner, "get_torchlib_ops", lambda: _once(read), reason))

@@ -74,7 +74,7 @@ def verify_signature(bundle: Bundle, signed: Signed) -> None:
             )
         except BundleInvalid:
             raise
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - errors of the libraries that check have no class in common
             reason = first_line(error) or type(error).__name__
             raise BundleInvalid(f"no valid signature of this signer: {reason}", where=name) from None
 
