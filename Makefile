@@ -26,7 +26,7 @@ CHECKS = check-style check-types check-runtime-types check-layers check-schemas
 # torch and the model libraries use as many threads as there are cores; hubs are never asked.
 export HF_HUB_OFFLINE = 1
 
-.PHONY: help demo test test-serve test-torch test-full lint pytest bench clean $(CHECKS)
+.PHONY: help demo serve-demo test test-serve test-torch test-full lint pytest bench clean $(CHECKS)
 
 help: ## list the commands
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -47,7 +47,12 @@ test-torch: ## run the tests under another torch, in an environment of its own; 
 		--no-loadscope-reorder --junitxml .venv-torch/tests.xml --ignore=tests/sweeps
 
 test-serve: $(SERVE_VENV)/.made ## run the tests of the server, in an environment of its own that has KServe
-	OMP_NUM_THREADS=1 $(SERVE_VENV)/bin/python -m pytest tests/serving tests/meta/test_public_api.py -k 'serving or server'
+	OMP_NUM_THREADS=1 $(SERVE_VENV)/bin/python -m pytest tests/serving
+# Apart: Triton's client and KServe define messages of the same names.
+	OMP_NUM_THREADS=1 $(SERVE_VENV)/bin/python -m pytest tests/meta/test_public_api.py -k server
+
+serve-demo: $(SERVE_VENV)/.made ## export MiniLM, serve it, ask for similar sentences, swap in a tuned version under load
+	@$(SERVE_VENV)/bin/python examples/serving/demo.py
 
 test-full: lint ## the same with the slow tests and the sweeps
 	$(BIN)/python -m pytest
