@@ -32,6 +32,18 @@ def test_digits_trained_from_the_bundle_recognises_as_eager_does(example: Exampl
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("example", ["finetune"], indirect=True)
+def test_reader_is_tuned_whole_and_by_an_adapter_as_eager_and_peft_do(example: Example) -> None:
+    plain = example.alone("plain.py", example.export(), "five")
+    adapted = example.alone("lora.py", "five", "adapter")
+    eager = example.eager("--adapter", "adapter")
+    assert relative_difference(plain["losses"], eager["losses"]) < 1e-5
+    assert relative_difference(adapted["losses"], eager["lora_losses"]) < 1e-5
+    assert adapted["accuracy"] == eager["accuracy"] == eager["read_accuracy"] > 0.97
+    assert adapted["accuracy_before"] == plain["accuracy"] > 0.97
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("example", ["gpt2_finetune"], indirect=True)
 def test_gpt2_finetuned_from_the_bundle_has_the_loss_curve_of_eager(example: Example) -> None:
     text = ROOT / "LICENSE"
