@@ -117,6 +117,8 @@ class _TreeMaker:
             attributes = object_attributes(value)
             if self._role == "output":
                 attributes = {name: item for name, item in attributes.items() if self._is_kept(item)}
+            # A class among the attributes is code, as the object's own class is.
+            attributes = {name: item for name, item in attributes.items() if not isinstance(item, type)}
             if attributes:
                 return self._fields("object", type(value).__name__, attributes, path)
         raise self._refused(
@@ -128,7 +130,10 @@ class _TreeMaker:
     def _is_kept(self, item: Any) -> bool:
         # An output comes back as a plain record, without attributes that only its own class can use.
         return (
-            self._role == "input" or is_constant(item) or isinstance(item, torch.SymInt) or _holds_tensor(item, depth=4)
+            self._role == "input"
+            or isinstance(item, torch.SymInt)
+            or _holds_tensor(item, depth=4)
+            or _is_plain(item, depth=4)
         )
 
     def _set(self, value: Any, path: str) -> Tree:
@@ -280,6 +285,14 @@ def _holds_tensor(value: Any, depth: int) -> bool:
         return False
     items = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
     return any(_holds_tensor(item, depth - 1) for item in (*items, *getattr(value, "__dict__", {}).values()))
+
+
+def _is_plain(value: Any, depth: int) -> bool:
+    """Return whether a value is a constant, or a list, tuple or dict of constants."""
+    if type(value) in (list, tuple, dict) and depth:
+        keys, items = (value.keys(), value.values()) if isinstance(value, dict) else ((), value)
+        return all(map(is_key, keys)) and all(_is_plain(item, depth - 1) for item in items)
+    return is_constant(value)
 
 
 def _registered_children(value: Any) -> dict[str, Any]:
