@@ -20,6 +20,7 @@ from aotexport.errors import (
 if TYPE_CHECKING:
     from aotexport.lower.onnx.options import OnnxOptions
     from aotexport.model.programs import Example, Program
+    from aotexport.model.recipes import Recipe, recipe
     from aotexport.pipeline.derive import derive
     from aotexport.pipeline.export import export
     from aotexport.pipeline.onnx import export_onnx
@@ -37,10 +38,12 @@ __all__ = [
     "OnnxOptions",
     "OutputExists",
     "Program",
+    "Recipe",
     "VerificationFailed",
     "derive",
     "export",
     "export_onnx",
+    "recipe",
 ]
 
 
@@ -55,7 +58,9 @@ _HOMES = {
     "ExportReport": "aotexport.verify.report",
     "OnnxOptions": "aotexport.lower.onnx.options",
     "Program": "aotexport.model.programs",
+    "Recipe": "aotexport.model.recipes",
     "derive": "aotexport.pipeline.derive",
     "export": "aotexport.pipeline.export",
     "export_onnx": "aotexport.pipeline.onnx",
+    "recipe": "aotexport.model.recipes",
 }

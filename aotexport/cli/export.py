@@ -48,6 +48,12 @@ Example, with this model.py:
     help="A size, or an integer, that may vary; repeatable. 'x:0=batch[1:64]', 'batch[\"ids\"]:1=seq', 'y:0=2*batch'; "
     "an integer has no axis: 'steps=count[1:100]'.",
 )
+@click.option(
+    "--recipe",
+    type=click.Choice(("causal-lm", "seq2seq")),
+    help="Export the programs by which a model of transformers generates; MODEL is a directory that `save_pretrained` "
+    "wrote, or a model file with `model` alone.",
+)
 @click.option("--dtype", type=click.Choice(DTYPES), help="Cast floating weights and example inputs first.")
 @click.option(
     "--target",
@@ -114,6 +120,7 @@ def export(
     output: Path,
     programs: tuple[str, ...],
     dynamic: tuple[str, ...],
+    recipe: str | None,
     dtype: str | None,
     targets: tuple[str, ...],
     onnx: bool,
@@ -156,6 +163,7 @@ def export(
         from aotexport.cli.summary import print_summary, print_warnings, summarize
         from aotexport.model.cast import cast
         from aotexport.model.model_file import importable
+        from aotexport.model.recipes import load_recipe
         from aotexport.model.source import load_source
         from aotexport.pipeline.export import export_as
         from aotexport.pipeline.options import ExportOptions
@@ -175,7 +183,7 @@ def export(
             progress=progress,
         )
         progress(f"load {model}")
-        source = load_source(model)
+        source = load_source(model) if recipe is None else load_recipe(recipe, model)
         with importable(source.root):
             if dtype is not None:
                 source = cast(source, getattr(torch, dtype))

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from aotexport_runtime.commands.self_test import selftest
     from aotexport_runtime.engines.cuda.options import CudaRuntime
     from aotexport_runtime.engines.onnx.session import OnnxRuntime
+    from aotexport_runtime.generation.generate import generate
     from aotexport_runtime.module.bundle_module import BundleModule
     from aotexport_runtime.module.loading import load
     from aotexport_runtime.schema.limits import Limits
@@ -42,13 +43,14 @@ _LATER = {
     "OnnxRuntime": "engines.onnx.session",
     "Servable": "serving.servable",
     "Signed": "bundle.signature",
+    "generate": "generation.generate",
     "load": "module.loading",
     "save": "commands.saving",
     "selftest": "commands.self_test",
 }
 """Names by the module that they are in, which most callers need not import, or which imports torch."""
 
-_WITH_TORCH = ("BundleModule", "Servable", "save", "selftest")
+_WITH_TORCH = ("BundleModule", "Servable", "generate", "save", "selftest")
 """Those of them that are of no use without torch."""
 
 __all__ = [
@@ -69,6 +71,7 @@ __all__ = [
     "SelfTestFailed",
     "Servable",
     "Signed",
+    "generate",
     "load",
     "open_bundle",
     "save",

@@ -1,0 +1,1 @@
+"""Generation of tokens by bundles that `aotexport --recipe` made."""

@@ -1,0 +1,169 @@
+"""Bundles of `--recipe`: token by token what transformers generates."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+import transformers
+from click.testing import CliRunner
+
+import aotexport
+import aotexport_runtime
+from aotexport import ModelFileInvalid
+from aotexport.cli import app
+from aotexport_runtime import ArgumentInvalid
+
+VOCABULARY = 64
+PROMPTS = torch.tensor([[0, 0, 5, 9, 3], [7, 2, 8, 1, 4], [0, 6, 6, 2, 9]])
+MASK = (PROMPTS != 0).long()
+LLAMA = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 4, "num_key_value_heads": 2}
+CONFIGS = {
+    "gpt2": transformers.GPT2Config(vocab_size=VOCABULARY, n_embd=16, n_layer=1, n_head=2, n_positions=64),
+    "llama": transformers.LlamaConfig(vocab_size=VOCABULARY, num_hidden_layers=1, **LLAMA),
+    "t5": transformers.T5Config(vocab_size=VOCABULARY, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2),
+}
+EOS, PAD = 11, 0
+
+
+class Generator:
+    """A model of transformers, and the loaded bundle of it."""
+
+    def __init__(self, kind, path):
+        torch.manual_seed(4)
+        self.is_seq2seq = kind == "t5"
+        automatic = transformers.AutoModelForSeq2SeqLM if self.is_seq2seq else transformers.AutoModelForCausalLM
+        self.model = automatic.from_config(CONFIGS[kind]).eval()
+        with torch.no_grad():
+            # Random weights of the usual size give nearly equal scores.
+            for parameter in self.model.parameters():
+                parameter.mul_(4 if parameter.dim() > 1 else 1)
+        recipe = aotexport.recipe("seq2seq" if self.is_seq2seq else "causal-lm", self.model)
+        aotexport.export(recipe.model, (), programs=recipe.programs, output=path, verify=False)
+        self.module = aotexport_runtime.load(path).eval()
+
+    def __call__(self, *args, eos=EOS, **options):
+        start = {"start": PAD} if self.is_seq2seq else {}
+        return aotexport_runtime.generate(self.module, *args, eos=eos, pad=PAD, **start, **options)
+
+    def expected(self, ids, *, eos=EOS, streamer=None, **options):
+        config = transformers.GenerationConfig(
+            eos_token_id=eos, pad_token_id=PAD, bos_token_id=None, decoder_start_token_id=PAD, **options
+        )
+        self.model.generation_config = config
+        return self.model.generate(ids, attention_mask=options.pop("attention_mask", MASK), streamer=streamer)
+
+
+@pytest.fixture(scope="module", params=[pytest.param("gpt2", marks=pytest.mark.slow), "llama", "t5"])
+def generator(request, tmp_path_factory):
+    return Generator(request.param, tmp_path_factory.mktemp(request.param) / "bundle")
+
+
+OPTIONS = {
+    "greedy": {},
+    "penalised": {"repetition_penalty": 1.7},
+    "sampled": {"do_sample": True, "top_k": 0},
+    "sampled_from_the_best": {
+        "do_sample": True,
+        "temperature": 1.8,
+        "top_k": 20,
+        "top_p": 0.8,
+        "repetition_penalty": 1.2,
+    },
+}
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_tokens_of_padded_prompts_are_those_of_transformers(generator, options):
+    own = {name: value for name, value in options.items() if value != 0}
+    torch.manual_seed(1)
+    got = generator(PROMPTS, attention_mask=MASK, max_new_tokens=12, **own)
+    torch.manual_seed(1)
+    assert torch.equal(got, generator.expected(PROMPTS, max_new_tokens=12, **options))
+
+
+def test_sequence_that_ends_is_padded_and_the_last_end_stops(generator):
+    longest = generator(PROMPTS, attention_mask=MASK, max_new_tokens=12, eos=None)
+    prompt = 1 if generator.is_seq2seq else PROMPTS.shape[1]
+    ends = sorted({int(row[prompt + 2 + index]) for index, row in enumerate(longest)})
+    got = generator(PROMPTS, attention_mask=MASK, max_new_tokens=12, eos=ends)
+    assert torch.equal(got, generator.expected(PROMPTS, max_new_tokens=12, eos=ends))
+    assert got.shape[1] < longest.shape[1]
+
+
+class Heard:
+    def __init__(self):
+        self.values = []
+
+    def put(self, value):
+        self.values.append(value.tolist())
+
+    def end(self):
+        self.values.append("end")
+
+
+def test_streamer_hears_what_that_of_transformers_hears(generator):
+    one, mask = PROMPTS[1:2], MASK[1:2]
+    mine, theirs = Heard(), Heard()
+    generator(one, attention_mask=mask, max_new_tokens=4, streamer=mine)
+    generator.model.generation_config = transformers.GenerationConfig(
+        eos_token_id=EOS, pad_token_id=PAD, decoder_start_token_id=PAD, max_new_tokens=4
+    )
+    generator.model.generate(one, attention_mask=mask, streamer=theirs)
+    assert mine.values == theirs.values
+
+
+def test_arguments_out_of_range_are_told_in_whole(generator):
+    with pytest.raises(ArgumentInvalid) as caught:
+        generator(PROMPTS, top_p=1.5)
+    assert str(caught.value) == "`top_p` must be above 0, and at most 1, got 1.5"
+    with pytest.raises(ArgumentInvalid) as caught:
+        aotexport_runtime.generate(generator.module, PROMPTS, start=None if generator.is_seq2seq else 1)
+    assert str(caught.value) == (
+        "the model has an encoder; give the token that its decoder begins with, `start`"
+        if generator.is_seq2seq
+        else "`start` is for encoder-decoder models, and this one is causal"
+    )
+    with pytest.raises(ArgumentInvalid) as caught:
+        aotexport_runtime.generate(torch.nn.Linear(2, 2), PROMPTS)
+    assert str(caught.value) == (
+        "the bundle has no programs `prefill` and `decode`; export the model by `aotexport --recipe causal-lm` or "
+        "`--recipe seq2seq`"
+    )
+
+
+def test_recipe_of_another_kind_of_model_is_refused():
+    model = transformers.AutoModelForCausalLM.from_config(CONFIGS["gpt2"])
+    with pytest.raises(ModelFileInvalid) as caught:
+        aotexport.recipe("seq2seq", model)
+    assert str(caught.value) == (
+        "recipe `seq2seq` takes an encoder-decoder model of transformers, got `GPT2LMHeadModel`"
+    )
+
+
+ALONE = """
+import sys
+sys.modules["transformers"] = sys.modules["aotexport"] = None
+import json, torch, aotexport_runtime
+module = aotexport_runtime.load(sys.argv[1]).eval()
+prompts, mask = map(torch.tensor, json.loads(sys.argv[2]))
+print(aotexport_runtime.generate(module, prompts, attention_mask=mask, max_new_tokens=9).tolist())
+"""
+
+
+@pytest.mark.slow
+def test_saved_model_generates_by_the_command_line_and_without_transformers(tmp_path):
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(CONFIGS["llama"]).eval()
+    model.save_pretrained(tmp_path / "saved")
+    words = [str(tmp_path / "saved"), "--recipe", "causal-lm", "-o", str(tmp_path / "bundle"), "--fast"]
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 0, result.output
+    call = json.dumps([PROMPTS.tolist(), MASK.tolist()])
+    command = [sys.executable, "-c", ALONE, str(tmp_path / "bundle"), call]
+    got = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    model.generation_config = transformers.GenerationConfig(max_new_tokens=9, pad_token_id=PAD)
+    assert got == model.generate(PROMPTS, attention_mask=MASK).tolist()
