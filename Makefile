@@ -26,7 +26,7 @@ CHECKS = check-style check-types check-runtime-types check-layers check-schemas
 # torch and the model libraries use as many threads as there are cores; hubs are never asked.
 export HF_HUB_OFFLINE = 1
 
-.PHONY: help demo serve-demo test test-serve test-torch test-full lint pytest bench clean $(CHECKS)
+.PHONY: help demo serve-demo test test-serve test-torch test-full lint pytest bench bench-serve clean $(CHECKS)
 
 help: ## list the commands
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -84,6 +84,9 @@ check-schemas: $(VENV)/.dev
 bench: $(VENV)/.dev ## measure against eager and peers, write benchmarks/RESULTS.md; ARGS="--help" shows the choices
 	$(BIN)/python -m benchmarks --markdown benchmarks/RESULTS.md --json benchmarks/results.json \
 		--plots benchmarks/plots $(ARGS)
+
+bench-serve: $(SERVE_VENV)/.made ## measure servers: bundles beside eager and ONNX Runtime behind the same server
+	$(SERVE_VENV)/bin/python -m benchmarks --suite serve $(ARGS)
 
 clean: ## remove everything that these commands made
 	rm -rf $(VENV) $(RUNTIME_VENV) $(SERVE_VENV) demo build dist .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,106 @@
+"""Clients in a closed loop: each sends its next request when it has its answer, over a connection that stays open."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+import urllib.request
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+DATATYPES = {"float32": "FP32", "int64": "INT64"}
+
+
+@dataclass(frozen=True)
+class Load:
+    """What clients saw.
+
+    Attributes:
+        seconds: from the first request to the last answer.
+        latencies_s: one per answer.
+    """
+
+    seconds: float
+    latencies_s: list[float]
+
+    @property
+    def request_s(self) -> float:
+        """Seconds per answered request, of all clients together."""
+        return self.seconds / len(self.latencies_s)
+
+    def quantile_s(self, part: float) -> float:
+        """Return the latency that a part of the answers does not exceed."""
+        return float(np.quantile(self.latencies_s, part))
+
+
+def message(model: str, inputs: dict[str, np.ndarray], host: str) -> bytes:
+    """Return an HTTP request of the Open Inference Protocol, tensors as binary data."""
+    tensors, data = [], b""
+    for name, value in inputs.items():
+        raw = value.tobytes()
+        tensors.append({**_described(name, value), "parameters": {"binary_data_size": len(raw)}})
+        data += raw
+    head = json.dumps({"inputs": tensors, "parameters": {"binary_data_output": True}}).encode()
+    lines = [
+        f"POST /v2/models/{model}/infer HTTP/1.1",
+        f"Host: {host}",
+        "Content-Type: application/octet-stream",
+        f"Inference-Header-Content-Length: {len(head)}",
+        f"Content-Length: {len(head) + len(data)}",
+    ]
+    return "\r\n".join(lines).encode() + b"\r\n\r\n" + head + data
+
+
+def _described(name: str, value: np.ndarray) -> dict[str, object]:
+    return {"name": name, "datatype": DATATYPES[str(value.dtype)], "shape": list(value.shape)}
+
+
+def first_answer(port: int, model: str, inputs: dict[str, np.ndarray], output: str) -> np.ndarray:
+    """Return the values of an output, asked for as JSON."""
+    tensors = [{**_described(name, value), "data": value.ravel().tolist()} for name, value in inputs.items()]
+    url = f"http://127.0.0.1:{port}/v2/models/{model}/infer"
+    body = json.dumps({"inputs": tensors}).encode()
+    with urllib.request.urlopen(urllib.request.Request(url, body, {"Content-Type": "application/json"})) as answer:
+        outputs = {each["name"]: each["data"] for each in json.load(answer)["outputs"]}
+    return np.array(outputs[output])
+
+
+async def _answer(reader: asyncio.StreamReader) -> None:
+    head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").lower()
+    if " 200 " not in head.split("\r\n")[0]:
+        raise RuntimeError(head.split("\r\n")[0])
+    size = next(int(line.split(":")[1]) for line in head.split("\r\n") if line.startswith("content-length:"))
+    await reader.readexactly(size)
+
+
+async def _client(port: int, messages: Sequence[bytes], first: int, end: float, latencies_s: list[float]) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    index = first
+    while time.perf_counter() < end:
+        begin = time.perf_counter()
+        writer.write(messages[index % len(messages)])
+        await _answer(reader)
+        latencies_s.append(time.perf_counter() - begin)
+        index += 1
+    writer.close()
+
+
+def load(port: int, messages: Sequence[bytes], *, clients: int, seconds: float) -> Load:
+    """Return what `clients` saw within some seconds.
+
+    Raises:
+        OSError: the server closed a connection.
+        RuntimeError: a request was answered with another status than 200.
+    """
+
+    async def run() -> Load:
+        latencies_s: list[float] = []
+        begin = time.perf_counter()
+        ends = [_client(port, messages, first, begin + seconds, latencies_s) for first in range(clients)]
+        await asyncio.gather(*ends)
+        return Load(time.perf_counter() - begin, latencies_s)
+
+    return asyncio.run(run())

@@ -1,0 +1,82 @@
+"""A peer's server: `python -m benchmarks.servers.peers SYSTEM MODEL DIRECTORY PORT`.
+
+Eager and ONNX Runtime stand behind the same server of KServe that bundles stand behind, and get the same requests.
+Neither joins requests: KServe's server does not.
+"""
+# kserve and litserve are no part of the development environment.
+# pyright: basic, reportMissingImports=false
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.servers.models import SERVED, ServedModel
+
+Run = Callable[[dict[str, np.ndarray]], np.ndarray]
+
+
+def eager(model: ServedModel, directory: Path) -> Run:
+    """Return the model's own code, in inference mode."""
+    import torch
+
+    module = model.module()
+
+    def run(inputs: dict[str, np.ndarray]) -> np.ndarray:
+        with torch.inference_mode():
+            tensors = {name: torch.tensor(value) for name, value in inputs.items()}
+            return module(**tensors)[model.output].numpy()
+
+    return run
+
+
+def onnx_runtime(model: ServedModel, directory: Path) -> Run:
+    """Return a session on what `torch.onnx.export` has written, with as many threads as torch would have."""
+    import os
+
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = len(os.sched_getaffinity(0))
+    session = onnxruntime.InferenceSession(str(directory / "model.onnx"), options, ["CPUExecutionProvider"])
+    return lambda inputs: session.run(None, inputs)[0]
+
+
+def empty(model: ServedModel, directory: Path) -> Run:
+    """Return what computes nothing: the server's own time."""
+    return lambda inputs: np.zeros((1, 1), np.float32)
+
+
+PEERS = {"eager": eager, "ONNX Runtime": onnx_runtime, "empty": empty}
+
+
+def main() -> None:
+    """Serve until the process is told to end."""
+    import kserve
+
+    system, name, directory, port = sys.argv[1:]
+    served = SERVED[name]
+    run = PEERS[system](served, Path(directory))
+
+    class Peer(kserve.Model):
+        def __init__(self) -> None:
+            super().__init__(name)
+            self.ready = True
+
+        async def predict(self, payload: kserve.InferRequest, headers=None, response_headers=None):
+            inputs = {each.name: each.as_numpy() for each in payload.inputs}
+            result = await asyncio.get_running_loop().run_in_executor(None, run, inputs)
+            output = kserve.InferOutput(served.output, list(result.shape), "FP32")
+            wants_binary = (payload.parameters or {}).get("binary_data_output", False)
+            output.set_data_from_numpy(result, binary_data=wants_binary)
+            return kserve.InferResponse(payload.id or "0", name, [output])
+
+    kserve.ModelServer(http_port=int(port), enable_grpc=False, access_log_format=None).start([Peer()])
+
+
+if __name__ == "__main__":
+    main()
