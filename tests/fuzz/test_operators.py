@@ -6,8 +6,12 @@ import signal
 import subprocess
 import sys
 
+import pytest
+import torch
+
 from aotexport_runtime.allowed.operators import allowed_aten_operators
 from aotexport_runtime.engines.preconditions.table import PRECONDITIONS
+from tests.fuzz import table
 from tests.fuzz.operators import GUARD, fuzz, read
 from tests.preload import preloaded
 
@@ -51,3 +55,13 @@ def test_table_has_operators_of_the_list_alone_and_no_error() -> None:
     rows = read()
     assert rows.keys() <= allowed_aten_operators()
     assert [row for row in rows.values() if row.outcome != "ok"] == []
+
+
+def test_every_operator_of_the_list_was_fuzzed() -> None:
+    # A list that has grown needs `python -m tests.fuzz.operators` for what is new.
+    assert len(allowed_aten_operators() - read().keys()) <= len(allowed_aten_operators()) // 100
+
+
+@pytest.mark.skipif(not torch.__version__.startswith("2.13."), reason="the table is that of torch 2.13")
+def test_table_of_bounds_is_fresh() -> None:
+    assert table.TABLE.read_text() == table.text()

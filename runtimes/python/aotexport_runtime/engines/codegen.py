@@ -20,6 +20,7 @@ from aotexport_runtime.engines.checkpoint import outlined
 from aotexport_runtime.engines.detached import without_base
 from aotexport_runtime.engines.matmul.modes import Mode
 from aotexport_runtime.engines.matmul.operators import MatmulReplacement
+from aotexport_runtime.engines.preconditions.dataflow import are_indices_proven
 from aotexport_runtime.engines.source import define
 from aotexport_runtime.errors import BundleInvalid, printable
 from aotexport_runtime.schema.graph import Graph, Node, SourceLine
@@ -152,6 +153,9 @@ class _FunctionSource:
             name = self.object("p", None)
             self.replacements[node.name].install(self.objects, name)
             return name
+        if are_indices_proven(self.graph, node):
+            schema = self.graph.schemas.get(node.op)
+            return self.object("f", ops.resolve(node.op, schema, self.environment.namespaces, proven=True))
         if isinstance(node.meta, SequenceMeta):
             function = self.objects[self.functions[node.op]]
             limited = loops.counted(node.op, function, len(node.meta.items))

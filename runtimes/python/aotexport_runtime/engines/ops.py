@@ -29,11 +29,20 @@ from aotexport_runtime.schema.values import (
 _OVERLOAD = type(torch.ops.aten.add.Tensor)
 
 
-def resolve(name: str, captured_schema: str | None, namespaces: frozenset[str]) -> Callable[..., Any]:
-    """Return the callable of operator `name` in the running torch; it checks what its kernel trusts. See `overload`."""
+def resolve(
+    name: str, captured_schema: str | None, namespaces: frozenset[str], *, proven: bool = False
+) -> Callable[..., Any]:
+    """Return the callable of operator `name` in the running torch; it checks what its kernel trusts.
+
+    Args:
+        name: see `overload`.
+        captured_schema: see `overload`.
+        namespaces: see `overload`.
+        proven: whether the indices of the call need no look.
+    """
     function = overload(name, captured_schema, namespaces)
     namespace, _, rest = name.partition("::")
-    return guarded(rest, function) if namespace == "aten" else function
+    return guarded(rest, function, proven=proven) if namespace == "aten" else function
 
 
 def overload(name: str, captured_schema: str | None, namespaces: frozenset[str]) -> Callable[..., Any]:

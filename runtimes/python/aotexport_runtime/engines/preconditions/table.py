@@ -30,7 +30,7 @@ from aotexport_runtime.engines.preconditions.require import Arguments
 from aotexport_runtime.errors import CheckFailed
 
 
-def guarded(name: str, function: Any) -> Callable[..., Any]:
+def guarded(name: str, function: Any, *, proven: bool = False) -> Callable[..., Any]:
     """Return `function` with the check of its arguments before it, or with zeros in what it leaves as it found it.
 
     It is `function` itself if torch checks all arguments, and writes all results.
@@ -38,12 +38,14 @@ def guarded(name: str, function: Any) -> Callable[..., Any]:
     Args:
         name: of the operator, `base.overload`.
         function: the operator's overload.
+        proven: whether its indices need no look (`dataflow`).
     """
     if name in memory.FRESH:
         return _with_schema(memory.zeroed(function), function)
     if name in memory.GROWING:
         return _with_schema(memory.grown(function), function)
-    check = PRECONDITIONS.get(name, PRECONDITIONS.get(name.partition(".")[0]))
+    base = name.partition(".")[0]
+    check = PROVEN[base] if proven else PRECONDITIONS.get(name, PRECONDITIONS.get(base))
     schema: Any = function._schema
     if check is None and any(argument.name == "reduction" for argument in schema.arguments):
         check = losses.reduction
@@ -150,3 +152,9 @@ PRECONDITIONS: dict[str, Callable[[Arguments], None]] = {
     "div.out_mode": arithmetic.truncated,
 }
 """What to check before an operator runs, by its base name for all overloads, or by its full name."""
+
+PROVEN: dict[str, Callable[[Arguments], None]] = {
+    **{f"max_pool{axes}d_with_indices_backward": windows.pool_backward(axes, looks=False) for axes in (2, 3)},
+    **{f"adaptive_max_pool{axes}d_backward": windows.pool_backward(axes, looks=False) for axes in (2, 3)},
+}
+"""The same for operators whose indices are proven by dataflow."""

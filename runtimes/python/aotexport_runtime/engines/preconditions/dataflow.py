@@ -1,0 +1,43 @@
+"""Values that need no look, since the same graph has made them."""
+
+from __future__ import annotations
+
+import torch
+
+from aotexport_runtime.schema.graph import Graph, Node
+
+_BY_FORWARD = {
+    "aten::max_pool2d_with_indices_backward.default": ("aten::max_pool2d_with_indices.default", 7),
+    "aten::max_pool3d_with_indices_backward.default": ("aten::max_pool3d_with_indices.default", 7),
+    "aten::adaptive_max_pool2d_backward.default": ("aten::adaptive_max_pool2d.default", 2),
+    "aten::adaptive_max_pool3d_backward.default": ("aten::adaptive_max_pool3d.default", 2),
+}
+"""Backward operators with the forward operator that gives their indices, and the position of these."""
+
+
+def are_indices_proven(graph: Graph, node: Node) -> bool:
+    """Return whether the indices of a pooling's backward are those of its forward over the same image.
+
+    They are if the graph takes them from the forward operator, which writes indices within its image, if nothing of the
+    graph writes into a tensor, and if the indices stay in the graph, so that nobody else does.
+    """
+    forward, place = _BY_FORWARD.get(node.op, ("", 0))
+    if not forward or len(node.args) <= place or not isinstance(node.args[place], str):
+        return False
+    nodes = {each.name: each for each in graph.nodes}
+    item = nodes.get(str(node.args[place]))
+    if item is None or item.op != "python::getitem" or item.args[1] != 1 or item.name in graph.outputs:
+        return False
+    pool = nodes.get(str(item.args[0]))
+    if pool is None or pool.op != forward or pool.args[0] != node.args[1] or pool.name in graph.outputs:
+        return False
+    return all(map(_writes_nothing, {each.op for each in graph.nodes}))
+
+
+def _writes_nothing(op: str) -> bool:
+    namespace, _, rest = op.partition("::")
+    base, _, overload = rest.partition(".")
+    if namespace == "aten":
+        found = getattr(getattr(torch.ops.aten, base, None), overload or "default", None)
+        return found is not None and not found._schema.is_mutable
+    return namespace == "python"
