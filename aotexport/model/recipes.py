@@ -139,9 +139,8 @@ class CausalLM(nn.Module):
         options: dict[str, Any] = {"logits_to_keep": 1} if "logits_to_keep" in self.options else {}
         if "position_ids" in self.options:
             options["position_ids"] = (mask.long().cumsum(-1) - 1).clamp(min=0)[:, -ids.shape[1] :]
-        output = self.model(
-            input_ids=ids, attention_mask=mask, past_key_values=cache, use_cache=True, return_dict=True, **options
-        )
+        options[_cache_name(self.options)] = cache
+        output = self.model(input_ids=ids, attention_mask=mask, use_cache=True, return_dict=True, **options)
         return output.logits[:, -1], list(zip(*_kept(cache), strict=True))
 
 
@@ -184,9 +183,9 @@ class Seq2Seq(nn.Module):
             decoder_input_ids=ids,
             attention_mask=mask,
             encoder_outputs=BaseModelOutput(last_hidden_state=encoded),  # type: ignore[arg-type]
-            past_key_values=cache,
             use_cache=True,
             return_dict=True,
+            **{_cache_name(_options(self.model)): cache},
         )
         own, others = _kept(cache.self_attention_cache), _kept(cache.cross_attention_cache)
         return output.logits[:, -1], list(zip(*own, *others, strict=True))
@@ -194,6 +193,11 @@ class Seq2Seq(nn.Module):
 
 def _options(model: nn.Module) -> tuple[str, ...]:
     return tuple(inspect.signature(model.forward).parameters)
+
+
+def _cache_name(options: tuple[str, ...]) -> str:
+    """Return what the model calls its cache: `past_key_values` before transformers 5.24."""
+    return "cache" if "cache" in options else "past_key_values"
 
 
 def _cache(layers: Any) -> Any:

@@ -40,7 +40,7 @@ class Step(nn.Module):
         cache = DynamicCache()
         for layer, (keys, values) in enumerate(past):
             cache.update(keys, values, layer)
-        output = self.network(input_ids=tokens, past_key_values=cache, use_cache=True)
+        output = self.network(input_ids=tokens, cache=cache, use_cache=True)
         return output.logits[:, -1], [(layer.keys, layer.values) for layer in cache.layers]
 
 

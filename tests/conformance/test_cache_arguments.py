@@ -29,7 +29,7 @@ class Decoder(nn.Module):
         self.model = transformers.AutoModelForCausalLM.from_config(config).eval()
 
     def forward(self, ids, cache):
-        return self.model(input_ids=ids, past_key_values=cache, use_cache=True).logits
+        return self.model(input_ids=ids, cache=cache, use_cache=True).logits
 
 
 def _filled(decoder, cache, batch, past):
@@ -109,8 +109,8 @@ class Translator(nn.Module):
         self.model = transformers.AutoModelForSeq2SeqLM.from_config(config).eval()
 
     def forward(self, ids, encoded, cache=None):
-        output = self.model(decoder_input_ids=ids, encoder_outputs=(encoded,), past_key_values=cache, use_cache=True)
-        return output.logits, output.past_key_values
+        output = self.model(decoder_input_ids=ids, encoder_outputs=(encoded,), cache=cache, use_cache=True)
+        return output.logits, output.cache
 
 
 def test_cache_of_a_result_is_an_argument_of_the_next_call(tmp_path):

@@ -178,7 +178,7 @@ LOADS = [
         NotSupported,
         "the bundle has no ONNX models; add them with `aotexport onnx`, or load another target",
     ),
-    ("trust_is_true", load(trust=True), NotSupported, "no trust tier `True`; there are data and native"),
+    ("trust_is_true", load(trust=True), NotSupported, "no trust tier `True`; there are data, native and Signed(...)"),
     (
         "budget_is_a_percentage",
         load(memory_budget=50),

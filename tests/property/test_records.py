@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from hypothesis import given
@@ -16,6 +16,7 @@ from aotexport_runtime.schema.sizes import SizeExpression
 from aotexport_runtime.schema.values import (
     ComplexArgument,
     DeviceArgument,
+    DeviceClass,
     DTypeArgument,
     FloatArgument,
     MemoryFormatArgument,
@@ -37,7 +38,7 @@ elements = st.one_of(
     text.map(lambda value: StringArgument(value=value)),
     st.builds(lambda re, im: ComplexArgument(real=re, imag=im), finite | special, finite | special),
     st.sampled_from(["bool", "float32", "complex128"]).map(lambda value: DTypeArgument(value=value)),
-    text.map(lambda value: DeviceArgument(type=value)),
+    st.sampled_from(get_args(DeviceClass)).map(lambda value: DeviceArgument(type=value)),
     st.just(MemoryFormatArgument(value="channels_last")),
     st.builds(lambda a, b: SizeArgument(value=SizeExpression(op="add", args=(a, b))), integers | text, integers | text),
     text.map(lambda name: SubgraphArgument(name=name)),

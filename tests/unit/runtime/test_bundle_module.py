@@ -185,7 +185,7 @@ def test_program_of_an_unknown_name_is_refused(loaded):
     ("options", "message"),
     [
         ({"target": "tpu"}, "no target `tpu`; there are auto, cpu, portable, autograd, cuda, onnx"),
-        ({"trust": "all"}, "no trust tier `all`; there are data and native"),
+        ({"trust": "all"}, "no trust tier `all`; there are data, native and Signed(...)"),
     ],
 )
 def test_option_of_load_that_is_unknown_is_refused(tiny, options, message):
