@@ -19,6 +19,7 @@ from typing import Any
 import click
 
 import aotexport
+from aotexport.cli.bom import bom
 from aotexport.cli.derive import derive
 from aotexport.cli.diff import diff
 from aotexport.cli.export import export
@@ -120,7 +121,7 @@ def app() -> None:
     """Turn a PyTorch model into a portable bundle, and look at bundles."""
 
 
-for command in (export, inspect, verify, diff, derive, onnx, sign, verify_signature_command):
+for command in (export, inspect, verify, diff, derive, onnx, bom, sign, verify_signature_command):
     app.add_command(command)
 
 
