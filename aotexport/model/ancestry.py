@@ -12,9 +12,9 @@ from torch import nn
 
 from aotexport.model.call import ExampleCall
 from aotexport_runtime.bundle.directory import MANIFEST_NAME
-from aotexport_runtime.bundle.weights import load_tensors
 from aotexport_runtime.errors import NotSupported, first_line
 from aotexport_runtime.module.bundle_module import BundleModule
+from aotexport_runtime.module.cast import CastBundle, stored_state
 from aotexport_runtime.schema.manifest import Ancestor
 from aotexport_runtime.validate.bounds import MAX_TEXT
 from aotexport_runtime.values.subclasses import parts
@@ -54,7 +54,9 @@ def digest_of(module: BundleModule) -> str:
 
 
 def _changes(module: BundleModule, programs: Iterable[str]) -> Iterator[str]:
-    """Yield a phrase per change since the load."""
+    """Yield a phrase per change since the load, and in it."""
+    if isinstance(module.bundle, CastBundle):
+        yield f"loaded in {module.bundle.dtype}"
     try:
         yield from (f"`{change.path}` {change.how}" for change in module.changes())
     except NotSupported as error:
@@ -76,7 +78,7 @@ def _changes(module: BundleModule, programs: Iterable[str]) -> Iterator[str]:
 
 def _with_other_values(module: BundleModule) -> list[str]:
     """Return the names of the state tensors whose values are not those of the bundle."""
-    stored = load_tensors(module.bundle, module.bundle.manifest.state, module.form)
+    stored = stored_state(module.bundle, module.form)
     return [name for name, tensor in module.present_tensors().items() if not _same(tensor, stored[name])]
 
 

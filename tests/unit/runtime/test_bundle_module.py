@@ -115,7 +115,7 @@ def test_conversion_to_another_dtype_is_refused_and_changes_nothing(loaded, batc
     name = {"half": "float16", "double": "float64"}.get(convert, convert)
     assert str(caught.value) == (
         f"the programs were captured with weights of float32, and do not hold for {name}. "
-        "Convert the model and its example inputs, and export again"
+        "Load the bundle in that dtype (`load(..., dtype=)`), or export again"
     )
     assert loaded(batch)["best"].dtype is torch.float32
 

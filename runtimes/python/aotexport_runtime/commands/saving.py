@@ -23,6 +23,7 @@ from aotexport_runtime.commands.saved_attributes import FILE, SavedAttributes, s
 from aotexport_runtime.commands.self_test import record_again
 from aotexport_runtime.errors import ArgumentInvalid, NotSupported
 from aotexport_runtime.module.bundle_module import BundleModule
+from aotexport_runtime.module.cast import CastBundle
 from aotexport_runtime.schema.manifest import FileEntry, StateTensor, StoredPart
 from aotexport_runtime.submodules.adapter import adapters_below
 from aotexport_runtime.values import dtypes
@@ -46,12 +47,17 @@ def save(module: BundleModule, path: str | os.PathLike[str], *, force: bool = Fa
 
     Raises:
         ArgumentInvalid: `module` is no loaded bundle, or `path` no path.
-        NotSupported: submodules of `module` were changed, `path` exists, nothing can be written there, tensors that are
-            tied in the programs no longer are, a tensor no longer has the dtype or shape that the programs were
-            captured with, or an attribute holds a value that a bundle cannot hold.
+        NotSupported: `module` was loaded in another dtype, submodules of it were changed, `path` exists, nothing can
+            be written there, tensors that are tied in the programs no longer are, a tensor no longer has the dtype or
+            shape that the programs were captured with, or an attribute holds a value that a bundle cannot hold.
         NotWritten: the file system is full, read-only, or otherwise refuses.
     """
     _check_module(module)
+    if isinstance(module.bundle, CastBundle):
+        raise NotSupported(
+            f"the module was loaded in {module.bundle.dtype}, and `save` writes the programs that were exported. "
+            "Export the loaded module (`aotexport.export(module, ...)`), which captures it in that dtype"
+        )
     _check_unchanged(module)
     output = path_of("path", path)
     with staged(output, force=force, refusal=NotSupported) as stage:

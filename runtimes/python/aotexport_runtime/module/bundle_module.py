@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from typing import Any, NoReturn, Self
 
 import torch
@@ -22,6 +22,7 @@ from aotexport_runtime.engines.select import NO_TARGETS, Choice
 from aotexport_runtime.errors import NotSupported
 from aotexport_runtime.module.compose import compose, live_of, program_of
 from aotexport_runtime.module.module_class import class_of, methods_of
+from aotexport_runtime.module.taps import add_taps, tapped
 from aotexport_runtime.schema.manifest import Manifest
 from aotexport_runtime.schema.subclasses import Subclass
 from aotexport_runtime.submodules.build import at, build, sealed, tell
@@ -63,6 +64,7 @@ class BundleModule(WithAttributes):
         environment: Environment,
         request: Request,
         targets: Choice = NO_TARGETS,
+        taps: Sequence[str] = (),
     ) -> None:
         """Build the module; use `aotexport_runtime.load`.
 
@@ -72,6 +74,7 @@ class BundleModule(WithAttributes):
             environment: namespaces and device.
             request: request of the caller of `load`.
             targets: native code that may run, whose files the caller trusts.
+            taps: paths of submodules whose results calls return as well.
         """
         super().__init__()
         self.bundle = bundle
@@ -86,6 +89,7 @@ class BundleModule(WithAttributes):
         self._changes: list[SubmoduleChange] | None = None
         self._calls_submodules = False
         self._untold: set[str] = set()
+        self._taps = tuple(taps)
         # Last: a name of the user's may equal one of ours, which can then no longer be assigned to.
         self._constants.update(
             build(self, bundle.manifest, tensors, self.changed, lambda leaf: constant_value(leaf.value, environment))
@@ -95,6 +99,7 @@ class BundleModule(WithAttributes):
         self._keep_attributes()
         self.__dict__["_origin"] = sealed(self, self.changed)
         self.train(bundle.manifest.training)
+        add_taps(self, bundle, taps)
 
     def _keep_attributes(self) -> None:
         """Let the module and its submodules read attributes that calls change from the Python state."""
@@ -176,7 +181,7 @@ class BundleModule(WithAttributes):
             if converted != dtype:
                 raise NotSupported(
                     f"the programs were captured with weights of {dtypes.name_of(dtype)}, and do not hold for "
-                    f"{dtypes.name_of(converted)}. Convert the model and its example inputs, and export again"
+                    f"{dtypes.name_of(converted)}. Load the bundle in that dtype (`load(..., dtype=)`), or export again"
                 )
         before = self.present_tensors()
         super()._apply(fn, recurse)
@@ -257,13 +262,12 @@ class BundleModule(WithAttributes):
         """
         served = self._served.get((self.training, torch.is_grad_enabled()))
         if served is None:
-            plan = self._plan(self._select("forward"))
-            served = plan.call if isinstance(plan, Plan) else plan
+            served = tapped(self._plan(self._select("forward")), self._taps)
             self._served[self.training, torch.is_grad_enabled()] = served
         return served(args, self.python_state.passed_with(kwargs))
 
     def program(self, name: str) -> Callable[..., Any]:
-        """Return program `name` as a function of its inputs, in any mode of the module.
+        """Return program `name` as a function of its inputs, in any mode of the module, to its result without taps.
 
         Raises:
             BundleInvalid: no such program.
@@ -272,7 +276,7 @@ class BundleModule(WithAttributes):
         return lambda *args, **kwargs: self._plan(name)(args, self.python_state.passed_with(kwargs))
 
     def _call(self, method: str, /, *args: Any, **kwargs: Any) -> Any:
-        return self._plan(self._select(method))(args, self.python_state.passed_with(kwargs))
+        return tapped(self._plan(self._select(method)), self._taps)(args, self.python_state.passed_with(kwargs))
 
     def _select(self, method: str) -> str:
         return program_of(method, self._methods, training=self.training)
@@ -280,18 +284,15 @@ class BundleModule(WithAttributes):
     def _plan(self, name: str) -> Plan | Variants:
         plan = self._plans.get(name)
         if plan is None:
-            variants = [entry.name for entry in self.bundle.manifest.programs if entry.variant_of == name]
-            plan = (
-                Variants([*map(self.bundle.program, [name, *variants])], self._compose)
-                if variants
-                else self._compose(name)
-            )
+            names = [name, *(each.name for each in self.bundle.manifest.programs if each.variant_of == name)]
+            several = len(names) > 1
+            plan = Variants([*map(self.bundle.program, names)], self._compose) if several else self._compose(name)
             self._plans[name] = plan
         return plan
 
     def _compose(self, name: str) -> Plan:
-        program = self.bundle.program(name)
-        request, told = self._request, self._untold if self._calls_submodules else None
+        program, request = self.bundle.program(name), self._request
+        told = self._untold if self._calls_submodules else None
         if told is not None:
             request = dataclasses.replace(request, target=AUTOGRAD)
         live = live_of(self, self.bundle, program, self.changes(), self._slot, self._environment, told)

@@ -61,6 +61,8 @@ def load(
     tensor_types: Iterable[type] | Mapping[str, type] = (),
     cuda: CudaRuntime | None = None,
     limits: Limits | None = None,
+    dtype: torch.dtype | None = None,
+    taps: Iterable[str] = (),
 ) -> BundleModule: ...
 
 
@@ -79,6 +81,8 @@ def load(
     cuda: CudaRuntime | None = None,
     onnx: OnnxRuntime | None = None,
     limits: Limits | None = None,
+    dtype: torch.dtype | None = None,
+    taps: Iterable[str] = (),
 ) -> BundleModule | OnnxModule:
     """Load the bundle at `path` as a module that behaves like the exported one.
 
@@ -108,6 +112,12 @@ def load(
         onnx: of target `onnx`: providers, threads and session options; None: the CPU, as ONNX Runtime chooses.
         limits: the most that the bundle may ask for, in reading and in calls; None: the defaults of `Limits`, or those
             that the open bundle has.
+        dtype: `bfloat16`, `float16`, `float32` or `float64`: cast parameters and floating buffers, and take floating
+            arguments in it, as `model.to(dtype)` does. Calls run the forward graph, to eager's bits. Code that chose
+            its way at export by a dtype (`if x.dtype == ...`) went the way of the dtype at export.
+        taps: paths of submodules. Every call returns a pair: the model's result, and a dict with the result of
+            each of these submodules by its path, in the order of `taps`; a list of results for one that the program
+            calls several times. Calls run the forward graph, and gradients flow through the results.
 
     Returns:
         The module, in the mode that the original was in at export; of target `onnx`, which `auto` chooses where torch
@@ -117,7 +127,8 @@ def load(
         ArgumentInvalid: an argument is of a wrong type.
         BundleInvalid: not a bundle, broken, tampered with, or hostile.
         BundleTooNew: written for a newer runtime.
-        NotSupported: needs an operator, dtype, device or target that is not here, or torch, and it is not installed.
+        NotSupported: needs an operator, dtype, device or target that is not here, or torch, and it is not installed; or
+            a program holds a dtype of its own, so that `dtype` cannot be taken.
     """
     check_type("target", target, str, "the name of a target")
     check_type("memory_budget", memory_budget, (int, float), "a number from 0 to 1")
@@ -134,16 +145,20 @@ def load(
     if isinstance(trust, Signed):
         verify_signature(bundle, trust)
         trust = "native"
+    taps = names_of("taps", taps)
+    if target == "onnx" and (dtype is not None or taps):
+        raise NotSupported("target `onnx` takes neither `dtype` nor `taps`: its programs are ONNX models of their own")
     if target == "onnx" or (target == "auto" and bundle.manifest.onnx and importlib.util.find_spec("torch") is None):
         with digests_compared(bundle) if check_digests else contextlib.nullcontext():
             return _load_onnx(bundle, device, onnx)
     check_torch(f"target `{target}`")
     if onnx is not None:
         raise NotSupported(f"`onnx` is for target `onnx`, not `{target}`")
-    from aotexport_runtime.bundle.weights import load_tensors, parts_of
+    from aotexport_runtime.bundle.weights import parts_of
     from aotexport_runtime.engines.codegen import Environment
     from aotexport_runtime.engines.matmul.modes import mode_of
     from aotexport_runtime.module.bundle_module import BundleModule
+    from aotexport_runtime.module.cast import stored_state
 
     if check_digests:
         weights = {part.file for entry in bundle.manifest.state for part in parts_of(entry)}
@@ -154,6 +169,7 @@ def load(
     _check_types(bundle.manifest.requirements, types)
     request = Request(target=target, trust=trust, memory_budget=memory_budget)
     bundle.read_graphs()
+    bundle = bundle if dtype is None else _cast(bundle, dtype)
     place, targets, lowering = _resolved(bundle, request, device, cuda)
     passed = passed_over(targets, target)
     if passed or targets.native:
@@ -167,9 +183,9 @@ def load(
         matmul=mode_of(matmul),
         limits=bundle.limits,
     )
-    tensors = load_tensors(bundle, bundle.manifest.state, environment.form, mapped=mapped)
+    tensors = stored_state(bundle, environment.form, mapped=mapped)
     keep_freed_memory()
-    module = BundleModule(bundle, tensors, environment=environment, request=request, targets=targets)
+    module = BundleModule(bundle, tensors, environment=environment, request=request, targets=targets, taps=taps)
     if place is not None:
         module.to(place)
     for name in bundle.program_names:
@@ -187,6 +203,24 @@ def check_target(bundle: Bundle, target: str, trust: str, device: torch.device |
     """
     _check_name(target)
     _resolved(bundle, Request(target=target, trust=trust), device, None)
+
+
+def _cast(bundle: Bundle, dtype: torch.dtype) -> Bundle:
+    """Return a bundle in another floating dtype.
+
+    Raises:
+        ArgumentInvalid: `dtype` is none.
+        NotSupported: it is not floating, or a program holds a dtype of its own.
+    """
+    import torch
+
+    from aotexport_runtime.module.cast import FLOATS, CastBundle
+    from aotexport_runtime.values.dtypes import name_of
+
+    check_type("dtype", dtype, torch.dtype, "a torch.dtype")
+    if name_of(dtype) not in FLOATS:
+        raise NotSupported(f"`dtype`: expected one of {', '.join(FLOATS)}, got {name_of(dtype)}")
+    return CastBundle(bundle, name_of(dtype))
 
 
 def _check_name(target: str) -> None:

@@ -1,0 +1,206 @@
+"""A bundle in another floating dtype: the programs of `model.to(dtype)`, where graphs hold no dtype of their own.
+
+A forward graph computes in the dtypes of its inputs, unless a node names a dtype, or a number or constant was made in
+one. Whether the model's code names it, or asks a tensor for it, no graph tells: such a program is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import msgspec
+import torch
+
+from aotexport_runtime.bundle.read import Bundle
+from aotexport_runtime.bundle.weights import load_tensors
+from aotexport_runtime.engines.checks import place
+from aotexport_runtime.errors import NotSupported
+from aotexport_runtime.schema.graph import Graph, Node
+from aotexport_runtime.schema.manifest import Manifest, StateTensor
+from aotexport_runtime.schema.program import ArgumentInput, Program, Refusal, SizeInput, StateInput
+from aotexport_runtime.schema.subclasses import Subclass
+from aotexport_runtime.schema.values import (
+    Argument,
+    DTypeArgument,
+    SequenceMeta,
+    SubgraphArgument,
+    TensorMeta,
+    ValueMeta,
+)
+from aotexport_runtime.validate import references
+from aotexport_runtime.values import dtypes
+from aotexport_runtime.values.subclasses import Form
+
+FLOATS = ("bfloat16", "float16", "float32", "float64")
+"""Dtypes that a bundle can be cast from and to."""
+
+_OF_ONE_DTYPE = ("subclass::", "distributed::", "higher_order::triton_kernel")
+"""Operators that were captured for tensors of one dtype."""
+
+
+class CastBundle(Bundle):
+    """An open bundle in another floating dtype: its forward graphs alone, without recorded calls and targets.
+
+    Attributes:
+        dtype: name of the dtype.
+        original: the bundle as it is in its files.
+    """
+
+    def __init__(self, bundle: Bundle, dtype: str) -> None:
+        """Cast parameters, floating buffers and floating arguments, as `model.to(dtype)` and its caller would.
+
+        Args:
+            bundle: the open bundle; its files are shared.
+            dtype: name of the dtype, of `FLOATS`.
+
+        Raises:
+            NotSupported: a program, or the state, holds a dtype of its own; names it with the user's line.
+        """
+        manifest, self.dtype, self.original = bundle.manifest, dtype, bundle
+        programs = [bundle.program(name) for name in bundle.program_names]
+        found = {spec.meta.dtype for p in programs for spec in p.inputs if isinstance(spec, ArgumentInput)}
+        found |= {entry.dtype for entry in manifest.state if _is_cast(entry)}
+        before = {name: dtype for name in found if name in FLOATS and name != dtype}
+        for entry in manifest.state:
+            _check_state(entry, before)
+        constants = {entry.name for entry in manifest.state if not _is_cast(entry) and entry.dtype in before}
+        super().__init__(bundle.directory, _manifest(manifest, before), bundle.limits, bundle.manifest_sha256)
+        for program in programs:
+            file = program.forward.file
+            graph = bundle.graph(program.name, file)
+            _check_program(program, graph, before, constants)
+            self._programs[program.name] = _program(program, before)
+            self._graphs[f"programs/{program.name}/{file}"] = _graph(graph, before)
+
+
+def stored_state(
+    bundle: Bundle, form: Callable[[Subclass], Form], *, mapped: bool | None = None
+) -> dict[str, torch.Tensor]:
+    """Return the state of a bundle in the dtypes of its manifest; see `load_tensors`."""
+    if not isinstance(bundle, CastBundle):
+        return load_tensors(bundle, bundle.manifest.state, form, mapped=mapped)
+    tensors = load_tensors(bundle.original, bundle.original.manifest.state, form, mapped=mapped)
+    return {entry.name: tensors[entry.name].to(dtypes.dtype(entry.dtype)) for entry in bundle.manifest.state}
+
+
+def _is_cast(entry: StateTensor) -> bool:
+    """Return whether `model.to(dtype)` casts a tensor, if it is floating."""
+    return entry.role != "constant"
+
+
+def _check_state(entry: StateTensor, before: Mapping[str, str]) -> None:
+    if entry.subclass is not None:
+        raise NotSupported(f"`dtype`: `{entry.name}` is a tensor of a subclass. {_way_out(before)}")
+    if entry.dtype.startswith("complex") and _is_cast(entry):
+        raise NotSupported(f"`dtype`: `{entry.name}` is {entry.dtype}, which has no floating form")
+
+
+def _check_program(program: Program, graph: Graph, before: Mapping[str, str], constants: set[str]) -> None:
+    """Refuse a program that holds one of the dtypes `before` beside those of parameters, buffers and arguments."""
+    if program.autocast is not None:
+        raise _refused(program, f"was captured under autocast to {program.autocast}", before)
+    for value, spec in zip(graph.inputs, program.inputs, strict=True):
+        if isinstance(spec, StateInput) and spec.name in constants:
+            reader = next((n for n in graph.nodes if any(value.name in references(a) for a in _arguments(n))), None)
+            where = "" if reader is None else f" in `{reader.op}`{_where(graph, reader)}"
+            raise _refused(program, f"reads the {spec.meta.dtype} tensor `{spec.name}`{where}", before)
+    for node, where in _nodes(graph):
+        if node.op.startswith(_OF_ONE_DTYPE):
+            raise _refused(program, f"calls `{node.op}`{where}", before)
+        for leaf in _leaves(list(_arguments(node))):
+            if isinstance(leaf, DTypeArgument) and leaf.value in before:
+                raise _refused(program, f"names {leaf.value} in `{node.op}`{where}", before)
+            if isinstance(leaf, float) and (dtype := _dtype_of_limit(leaf, before)):
+                raise _refused(program, f"has {leaf!r}, a limit of {dtype}, in `{node.op}`{where}", before)
+
+
+def _refused(program: Program, what: str, before: Mapping[str, str]) -> NotSupported:
+    return NotSupported(
+        f"`dtype`: program `{program.name}` {what}. Whether the model in another dtype has the same there, the bundle "
+        f"does not tell. {_way_out(before)}"
+    )
+
+
+def _way_out(before: Mapping[str, str]) -> str:
+    dtype = next(iter(before.values()), "")
+    return f"Export the model in that dtype (`--dtype {dtype}`), or convert it first (`model.to(torch.{dtype})`)"
+
+
+def _where(graph: Graph, node: Node) -> str:
+    line = place(graph, node)
+    return f" at {line}" if line else ""
+
+
+def _dtype_of_limit(number: float, before: Mapping[str, str]) -> str | None:
+    """Return the dtype whose greatest, least or smallest number this is; None: there is none."""
+    limits = {name: torch.finfo(dtypes.dtype(name)) for name in before}
+    return next((n for n, i in limits.items() if abs(number) in (i.max, i.eps, i.tiny, i.smallest_normal)), None)
+
+
+def _nodes(graph: Graph, around: str = "") -> Iterator[tuple[Node, str]]:
+    """Yield the nodes of a graph and of its subgraphs, each with the user's line, or that of the node around it."""
+    for node in graph.nodes:
+        where = _where(graph, node) or around
+        yield node, where
+        for leaf in _leaves(list(_arguments(node))):
+            if isinstance(leaf, SubgraphArgument):
+                yield from _nodes(graph.subgraphs[leaf.name], where)
+
+
+def _arguments(node: Node) -> Iterator[Argument]:
+    yield from (*node.args, *node.kwargs.values())
+
+
+def _leaves(argument: Any) -> Iterator[Any]:
+    if not isinstance(argument, list):
+        yield argument
+        return
+    for item in argument:
+        yield from _leaves(item)
+
+
+# --- records ----------------------------------------------------------------------------------------------
+
+
+def _manifest(manifest: Manifest, before: Mapping[str, str]) -> Manifest:
+    state = tuple(
+        msgspec.structs.replace(entry, dtype=before.get(entry.dtype, entry.dtype)) if _is_cast(entry) else entry
+        for entry in manifest.state
+    )
+    programs = tuple(msgspec.structs.replace(entry, targets=("portable",)) for entry in manifest.programs)
+    files = tuple(entry for entry in manifest.files if not entry.path.startswith("targets/"))
+    return msgspec.structs.replace(manifest, state=state, programs=programs, files=files, testvectors=(), onnx=())
+
+
+def _program(program: Program, before: Mapping[str, str]) -> Program:
+    inputs = tuple(
+        spec if isinstance(spec, SizeInput) else msgspec.structs.replace(spec, meta=_tensor(spec.meta, before))
+        for spec in program.inputs
+    )
+    outputs = tuple(None if meta is None else _tensor(meta, before) for meta in program.outputs)
+    refusals = program.refusals
+    if program.functional is not None:
+        graph = "inference" if program.functional.gradients is None else "joint"
+        dtype = next(iter(before.values()), "another dtype")
+        refusals = (*refusals, Refusal(graph=graph, reason=f"it was loaded in {dtype}, for which it has none"))
+    return msgspec.structs.replace(program, inputs=inputs, outputs=outputs, functional=None, refusals=refusals)
+
+
+def _graph(graph: Graph, before: Mapping[str, str]) -> Graph:
+    return msgspec.structs.replace(
+        graph,
+        inputs=tuple(msgspec.structs.replace(value, meta=_meta(value.meta, before)) for value in graph.inputs),
+        nodes=tuple(msgspec.structs.replace(node, meta=_meta(node.meta, before)) for node in graph.nodes),
+        subgraphs={name: _graph(subgraph, before) for name, subgraph in graph.subgraphs.items()},
+    )
+
+
+def _meta(meta: ValueMeta, before: Mapping[str, str]) -> ValueMeta:
+    if isinstance(meta, SequenceMeta):
+        return SequenceMeta(items=tuple(_meta(item, before) for item in meta.items))
+    return _tensor(meta, before) if isinstance(meta, TensorMeta) else meta
+
+
+def _tensor(meta: TensorMeta, before: Mapping[str, str]) -> TensorMeta:
+    return msgspec.structs.replace(meta, dtype=before.get(meta.dtype, meta.dtype))

@@ -1,0 +1,86 @@
+"""Taps: results of submodules beside a call's own result, by forward hooks on the submodules."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from contextvars import ContextVar
+from typing import Any
+
+from torch import nn
+
+from aotexport_runtime.bundle.read import Bundle
+from aotexport_runtime.call.guards.quick_path import Call
+from aotexport_runtime.call.plan import Plan
+from aotexport_runtime.call.variants import Variants
+from aotexport_runtime.errors import ArgumentInvalid, NotSupported
+from aotexport_runtime.submodules.places import module_at
+
+_FOUND: ContextVar[dict[str, list[Any]] | None] = ContextVar("found", default=None)
+"""Results of submodules in the call that runs, by path; None: no call with taps runs."""
+
+
+class Tap:
+    """A forward hook that keeps the results of a submodule while a call with taps runs."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def __call__(self, module: nn.Module, args: Any, result: Any) -> None:
+        """Keep the result of a call of the submodule."""
+        found = _FOUND.get()
+        if found is not None:
+            found.setdefault(self._path, []).append(result)
+
+
+def add_taps(module: nn.Module, bundle: Bundle, paths: Sequence[str]) -> None:
+    """Keep the results of submodules in every call with taps.
+
+    Args:
+        module: the loaded bundle.
+        bundle: its files.
+        paths: paths of the submodules.
+
+    Raises:
+        ArgumentInvalid: there is no such submodule.
+        NotSupported: no program tells which of its nodes are calls of it.
+    """
+    known = [name for name, _ in module.named_modules(remove_duplicate=False) if name]
+    first = {record.name: record.same_as or record.name for record in bundle.manifest.modules}
+    graphs = [bundle.graph(name, bundle.program(name).forward.file) for name in bundle.program_names]
+    calls = {graph.modules[call.module]: call.refusal for graph in graphs for call in graph.calls}
+    for path in paths:
+        submodule = module_at(module, path) if path in known else None
+        if submodule is None:
+            near = ", ".join(f"`{name}`" for name in difflib.get_close_matches(path, known))
+            raise ArgumentInvalid(f"`taps`: no submodule `{path}`" + (f"; there are {near}" if near else ""))
+        why_not = calls.get(
+            first.get(path, path),
+            "the model's code does not call it, or was exported with `--strip`, or not by a direct trace",
+        )
+        if why_not is not None:
+            raise NotSupported(f"`taps`: the bundle does not tell what calls of `{path}` return: {why_not}")
+        submodule.register_forward_hook(Tap(path))
+
+
+def tapped(plan: Plan | Variants, paths: Sequence[str]) -> Call:
+    """Return a function that calls a program, and returns its result beside those of the submodules at `paths`.
+
+    Args:
+        plan: the program.
+        paths: see `add_taps`; none: the function returns the program's result alone.
+    """
+    run = plan.call if isinstance(plan, Plan) else plan
+    if not paths:
+        return run
+
+    def call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        found: dict[str, list[Any]] = {}
+        token = _FOUND.set(found)
+        try:
+            result = run(args, kwargs)
+        finally:
+            _FOUND.reset(token)
+        return result, {p: found[p] if len(found[p]) > 1 else found[p][0] for p in paths if p in found}
+
+    return call
