@@ -29,6 +29,7 @@ def main(argv: list[str] | None = None) -> int:
     test.add_argument("--import", dest="imports", action="append", default=[], metavar="MODULE")
     test.add_argument("--operator-namespace", action="append", default=[], metavar="NAME")
     test.add_argument("--tensor-type", action="append", default=[], metavar="MODULE:NAME", help="class of tensors")
+    test.add_argument("--sandbox", action="store_true", help="first give up writing, network, programs (Linux)")
     test.add_argument("--json", action="store_true", help="print JSON")
     add_options(commands.add_parser("serve", help="serve a directory of bundles by the Open Inference Protocol"))
     triton = commands.add_parser("triton-config", help="print the config.pbtxt of a bundle for Triton's Python backend")
@@ -92,6 +93,10 @@ def _verify_signature(options: Any) -> int:
 
 
 def _selftest(options: Any) -> int:
+    if options.sandbox:
+        from aotexport_runtime import sandbox
+
+        sandbox.enter(readable=options.bundle)
     check_torch("a self-test")
     for name in options.imports:
         imported(name)

@@ -1,0 +1,64 @@
+"""`enter`: restrict this process, for good."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from collections.abc import Iterable
+
+from aotexport_runtime.errors import ArgumentInvalid, NotSupported
+from aotexport_runtime.sandbox import landlock, seccomp
+
+_OF_THE_SYSTEM = ("/usr", "/lib", "/lib64", "/etc/ld.so.cache", "/etc/localtime", "/proc", "/sys/devices/system")
+_OF_DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
+
+Path = str | os.PathLike[str]
+
+
+def enter(*, readable: Iterable[Path] | None = None, writable: Iterable[Path] = ()) -> None:
+    """Take rights from this process, its later threads and its children; nothing gives them back.
+
+    What is refused from here on, with `PermissionError`: to write, make, rename or remove files, or change their modes,
+    owners and times; to open sockets and to connect or bind them; to run programs; to use io_uring, BPF, keys, shared
+    memory of System V and settings of the system. What is open already stays open, standard output above all.
+
+    Call it first: before torch and numpy are imported, which begin threads, and before a bundle is opened.
+
+    Args:
+        readable: files and directories that may be read, beside what Python, its packages and the system's libraries
+            need (`sys.path`, `/usr`, `/proc`); None: all that the user may read.
+        writable: files and directories that may be written and read nevertheless.
+
+    Raises:
+        ArgumentInvalid: a path does not exist.
+        NotSupported: the system is no Linux on x86-64 with Landlock, or the process has several threads. Nothing has
+            changed then.
+    """
+    if sys.platform != "linux" or platform.machine() != "x86_64":
+        raise NotSupported("the sandbox needs Linux on x86-64; run the process in a container without network instead")
+    landlock.check()
+    threads = len(os.listdir("/proc/self/task"))
+    if threads > 1:
+        raise NotSupported(
+            f"the process has {threads} threads, and only the one that calls would enter the sandbox; call "
+            "`sandbox.enter` first, before torch and numpy are imported"
+        )
+    with landlock.Rules(reads=readable is not None) as rules:
+        for path in (*_OF_DEVICES, *_OF_THE_SYSTEM, *_of_python()):
+            if os.path.exists(path):
+                rules.add(path, write=path == "/dev/null")
+        for given, write in ((readable or (), False), (writable, True)):
+            for path in [os.fspath(path) for path in given]:
+                if not os.path.exists(path):
+                    raise ArgumentInvalid(f"no file or directory `{path}`")
+                rules.add(path, write=write)
+        landlock.no_new_rights()
+        rules.enforce()
+    seccomp.refuse()
+
+
+def _of_python() -> Iterable[str]:
+    """Yield where modules and the interpreter's own files are."""
+    yield from (sys.prefix, sys.base_prefix, sys.exec_prefix, sys.base_exec_prefix)
+    yield from (os.path.abspath(path) for path in sys.path if path)

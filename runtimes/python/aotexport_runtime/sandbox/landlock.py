@@ -1,0 +1,92 @@
+"""Landlock of Linux: rules for files, which a process gives itself. Numbers are those of `linux/landlock.h`."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import stat
+import struct
+from types import TracebackType
+
+from aotexport_runtime.errors import NotSupported
+from aotexport_runtime.sandbox.system import call
+
+_CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
+_VERSION = 1
+_PATH_BENEATH = 1
+
+_EXECUTE = 1 << 0
+_WRITE_FILE = 1 << 1
+_READ = 1 << 2 | 1 << 3
+_WRITE_DIRECTORY = sum(1 << bit for bit in range(4, 13))
+_REFER, _TRUNCATE, _IOCTL = 1 << 13, 1 << 14, 1 << 15
+_WRITE = _WRITE_FILE | _WRITE_DIRECTORY | _REFER | _TRUNCATE
+_OF_FILES = _EXECUTE | _WRITE_FILE | 1 << 2 | _TRUNCATE | _IOCTL
+_ADDED_BY = {_REFER: 2, _TRUNCATE: 3, _IOCTL: 5}
+"""Rights that later versions of Landlock know."""
+
+_TCP, _TCP_SINCE = 1 << 0 | 1 << 1, 4
+_SCOPES, _SCOPES_SINCE = 1 << 0 | 1 << 1, 6
+"""Connections and signals to processes outside."""
+
+_NO_NEW_PRIVILEGES = 38
+
+
+def check() -> int:
+    """Return the version of Landlock.
+
+    Raises:
+        NotSupported: the kernel has none.
+    """
+    try:
+        return call(_CREATE_RULESET, None, 0, _VERSION)
+    except OSError as error:
+        if error.errno not in (errno.ENOSYS, errno.EOPNOTSUPP):
+            raise
+        raise NotSupported(
+            f"the kernel has no Landlock ({os.strerror(error.errno)}): it needs Linux 5.13, with `landlock` among its "
+            "security modules (`lsm=`); run the process in a container without network instead"
+        ) from None
+
+
+class Rules:
+    """Rules that are made, and then enforced: what none of them allows is refused."""
+
+    def __init__(self, *, reads: bool) -> None:
+        """Begin with none; with `reads`, reading is refused as well."""
+        version = check()
+        files = _EXECUTE | _WRITE | _IOCTL | (_READ if reads else 0)
+        self._handled = sum(1 << bit for bit in range(16) if files >> bit & 1 and _ADDED_BY.get(1 << bit, 1) <= version)
+        tcp = _TCP if version >= _TCP_SINCE else 0
+        scopes = _SCOPES if version >= _SCOPES_SINCE else 0
+        attributes = struct.pack("QQQ", self._handled, tcp, scopes)
+        self._descriptor = call(_CREATE_RULESET, attributes, len(attributes), 0)
+
+    def __enter__(self) -> Rules:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        os.close(self._descriptor)
+
+    def add(self, path: str, *, write: bool) -> None:
+        """Allow to read what is at and below a path; with `write`, to change it too."""
+        descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
+        try:
+            rights = self._handled & (_READ | (_WRITE if write else 0))
+            if not stat.S_ISDIR(os.fstat(descriptor).st_mode):
+                rights &= _OF_FILES
+            if rights:
+                call(_ADD_RULE, self._descriptor, _PATH_BENEATH, struct.pack("=Qi", rights, descriptor), 0)
+        finally:
+            os.close(descriptor)
+
+    def enforce(self) -> None:
+        """Restrict this thread, and those that it begins."""
+        call(_RESTRICT_SELF, self._descriptor, 0)
+
+
+def no_new_rights() -> None:
+    """Give up rights that programs with `setuid` would bring, as rules ask for."""
+    if ctypes.CDLL(None, use_errno=True).prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0):
+        raise OSError(ctypes.get_errno(), "prctl")

@@ -1,0 +1,105 @@
+"""An operator that tries what a sandbox refuses, each attempt once: `hostile::attempt(Tensor x, int number)`.
+
+Attempts work on the files `FILES` in the directory `TRIED`, and print how they ended.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import socket
+import subprocess
+import threading
+from collections.abc import Callable
+from multiprocessing import shared_memory
+from pathlib import Path
+
+import torch
+
+FILES = ("old", "removed", "renamed")
+TRIED = Path(os.environ.get("TRIED", "."))
+
+
+def shared() -> None:
+    memory = shared_memory.SharedMemory(create=True, size=8)
+    memory.close()
+    memory.unlink()
+
+
+def in_a_thread() -> None:
+    errors: list[OSError] = []
+
+    def write() -> None:
+        try:
+            (TRIED / "by_thread").write_text("x")
+        except OSError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    thread.join()
+    if errors:
+        raise errors[0]
+
+
+def program_without_a_name() -> None:
+    program = os.memfd_create("program", 0)
+    os.write(program, Path("/bin/true").read_bytes())
+    os.waitpid(os.posix_spawn(f"/proc/self/fd/{program}", ["true"], {}), 0)
+
+
+def queue_of_the_kernel() -> None:
+    # Without its arguments it fails with EFAULT where it is allowed.
+    library = ctypes.CDLL(None, use_errno=True)
+    if library.syscall(425, 1, None) < 0 and ctypes.get_errno() == 1:
+        raise PermissionError("io_uring")
+
+
+def call_of_another_convention() -> None:
+    # `getpid` by the numbers of x32, which has sockets and programs too; ENOSYS where the kernel lacks it.
+    library = ctypes.CDLL(None, use_errno=True)
+    if library.syscall(0x40000000 | 39) < 0 and ctypes.get_errno() == 1:
+        raise PermissionError("x32")
+
+
+ATTEMPTS: dict[str, Callable[[], object]] = {
+    "write": lambda: (TRIED / "new").write_text("x"),
+    "append": lambda: (TRIED / "old").open("a").close(),
+    "truncate": lambda: os.truncate(TRIED / "old", 0),
+    "change_modes": lambda: (TRIED / "old").chmod(0o600),
+    "change_times": lambda: os.utime(TRIED / "old", (0, 0)),
+    "read_elsewhere": lambda: (TRIED / "old").read_bytes(),
+    "rename": lambda: (TRIED / "renamed").rename(TRIED / "other"),
+    "remove": lambda: (TRIED / "removed").unlink(),
+    "make_directory": lambda: (TRIED / "directory").mkdir(),
+    "link": lambda: (TRIED / "link").symlink_to("old"),
+    "write_in_a_thread": in_a_thread,
+    "share_memory": shared,
+    "open_a_socket": lambda: socket.socket(socket.AF_INET, socket.SOCK_STREAM).close(),
+    "open_a_local_socket": lambda: socket.socket(socket.AF_UNIX).close(),
+    "run_a_program": lambda: subprocess.run(["/bin/true"], check=True),
+    "run_a_program_without_a_name": program_without_a_name,
+    "queue_of_the_kernel": queue_of_the_kernel,
+    "call_of_another_convention": call_of_another_convention,
+    "signal_to_another_process": lambda: os.kill(os.getppid(), signal.SIGCONT),
+}
+_tried = set[int]()
+
+
+def attempt(x: torch.Tensor, number: int) -> torch.Tensor:
+    """Try once; print `name: done`, or the error that refuses."""
+    if number not in _tried:
+        _tried.add(number)
+        name, act = list(ATTEMPTS.items())[number]
+        try:
+            act()
+            print(f"{name}: done")
+        except OSError as error:
+            print(f"{name}: {'refused' if isinstance(error, PermissionError) else error}")
+    return x.clone()
+
+
+LIBRARY = torch.library.Library("hostile", "DEF")
+LIBRARY.define("attempt(Tensor x, int number) -> Tensor")
+LIBRARY.impl("attempt", attempt, "CompositeExplicitAutograd")
