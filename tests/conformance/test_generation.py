@@ -73,6 +73,9 @@ OPTIONS = {
         "top_p": 0.8,
         "repetition_penalty": 1.2,
     },
+    "beams": {"num_beams": 3},
+    "many_beams": {"num_beams": 7, "length_penalty": -0.5, "repetition_penalty": 1.3},
+    "beams_that_stop_early": {"num_beams": 4, "length_penalty": 1.6, "early_stopping": True},
 }
 
 
@@ -92,6 +95,13 @@ def test_sequence_that_ends_is_padded_and_the_last_end_stops(generator):
     got = generator(PROMPTS, attention_mask=MASK, max_new_tokens=12, eos=ends)
     assert torch.equal(got, generator.expected(PROMPTS, max_new_tokens=12, eos=ends))
     assert got.shape[1] < longest.shape[1]
+
+
+@pytest.mark.parametrize("early", [False, True])
+def test_beams_that_end_at_different_lengths_are_padded(generator, early):
+    options = {"num_beams": 4, "max_new_tokens": 14, "early_stopping": early, "eos": [3, 5, 8, 9, 13, 21, 33, 47]}
+    got = generator(PROMPTS, attention_mask=MASK, **options)
+    assert torch.equal(got, generator.expected(PROMPTS, **options))
 
 
 class Heard:
@@ -120,6 +130,9 @@ def test_arguments_out_of_range_are_told_in_whole(generator):
     with pytest.raises(ArgumentInvalid) as caught:
         generator(PROMPTS, top_p=1.5)
     assert str(caught.value) == "`top_p` must be above 0, and at most 1, got 1.5"
+    with pytest.raises(ArgumentInvalid) as caught:
+        generator(PROMPTS, num_beams=2, do_sample=True)
+    assert str(caught.value) == "`do_sample` does not go with `num_beams` above 1"
     with pytest.raises(ArgumentInvalid) as caught:
         aotexport_runtime.generate(generator.module, PROMPTS, start=None if generator.is_seq2seq else 1)
     assert str(caught.value) == (

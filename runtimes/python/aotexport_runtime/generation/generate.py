@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 
 from aotexport_runtime.errors import ArgumentInvalid
+from aotexport_runtime.generation.beams import BeamOptions, Beams
 from aotexport_runtime.generation.choosing import Choice
 
 
@@ -33,6 +35,9 @@ def generate(
     top_k: int | None = None,
     top_p: float = 1.0,
     repetition_penalty: float = 1.0,
+    num_beams: int = 1,
+    length_penalty: float = 1.0,
+    early_stopping: bool = False,
     eos: int | Sequence[int] | None = None,
     pad: int | None = None,
     start: int | None = None,
@@ -52,6 +57,9 @@ def generate(
         top_k: None or above 0.
         top_p: above 0, at most 1.
         repetition_penalty: above 0.
+        num_beams: how many sequences a search follows per prompt; 1: none is made. A search draws nothing.
+        length_penalty: see `BeamOptions`, as for the next one.
+        early_stopping: of a search.
         eos: token, or tokens, that end a sequence; None: none does.
         pad: token after the end of a sequence; None: the first of `eos`.
         start: token that the decoder of an encoder-decoder model begins with; None: the model is causal.
@@ -60,9 +68,11 @@ def generate(
     Raises:
         ArgumentInvalid: an argument is out of its range, or the bundle has no such programs.
     """
-    _check(module, input_ids, max_new_tokens, temperature, top_k, top_p, repetition_penalty, start)
+    ranges = {"max_new_tokens": max_new_tokens, "temperature": temperature, "top_k": top_k, "top_p": top_p}
+    _check(module, input_ids, start, **ranges, repetition_penalty=repetition_penalty, num_beams=num_beams)
+    if num_beams > 1 and (do_sample or streamer is not None):
+        raise ArgumentInvalid(f"`{'do_sample' if do_sample else 'streamer'}` does not go with `num_beams` above 1")
     ends = input_ids.new_tensor([eos] if isinstance(eos, int) else [] if eos is None else list(eos))
-    filler = pad if pad is not None or not len(ends) else int(ends[0])
     choice = Choice(
         do_sample=do_sample,
         temperature=temperature,
@@ -70,42 +80,110 @@ def generate(
         top_p=top_p,
         repetition_penalty=repetition_penalty,
     )
-    mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
-    sequences = input_ids if start is None else input_ids.new_full((len(input_ids), 1), start)
-    padding = (mask != 0).int().argmax(1) if start is None else mask.new_zeros(len(mask))
-    going = torch.ones(len(input_ids), dtype=torch.bool, device=input_ids.device)
+    prompt = _Prompt.of(module, input_ids, attention_mask, start)
+    with torch.no_grad():
+        if num_beams > 1:
+            options = BeamOptions(width=num_beams, length_penalty=length_penalty, early_stopping=early_stopping)
+            return _searched(prompt, choice, options, max_new_tokens, ends, pad)
+        return _continued(prompt, choice, max_new_tokens, ends, pad, streamer)
+
+
+@dataclass(kw_only=True)
+class _Prompt:
+    """What a model has read so far.
+
+    Attributes:
+        module: the loaded bundle.
+        sequences: tokens to begin with, (batch, length).
+        padding: how many of them at the left are padding, (batch).
+        mask: of what the model reads, (batch, length).
+        grows: whether the mask is one of `sequences`, and grows with them.
+        first: arguments of `prefill`.
+    """
+
+    module: Any
+    sequences: torch.Tensor
+    padding: torch.Tensor
+    mask: torch.Tensor
+    grows: bool
+    first: tuple[torch.Tensor, ...]
+
+    @staticmethod
+    def of(module: Any, ids: torch.Tensor, mask: torch.Tensor | None, start: int | None) -> _Prompt:
+        """Return the prompt of a call of `generate`; arguments as there."""
+        mask = torch.ones_like(ids) if mask is None else mask
+        if start is None:
+            padding = (mask != 0).int().argmax(1)
+            return _Prompt(module=module, sequences=ids, padding=padding, mask=mask, grows=True, first=(ids, mask))
+        begins, padding = ids.new_full((len(ids), 1), start), mask.new_zeros(len(mask))
+        first = (ids, mask, begins)
+        return _Prompt(module=module, sequences=begins, padding=padding, mask=mask, grows=False, first=first)
+
+    def decode(self, tokens: torch.Tensor, cache: Any) -> tuple[torch.Tensor, Any]:
+        """Return the scores after `tokens`, (batch), and the longer cache."""
+        if self.grows:
+            self.mask = torch.cat([self.mask, self.mask.new_ones(len(self.mask), 1)], 1)
+        return self.module.decode(tokens[:, None], self.mask, cache)
+
+
+def _continued(
+    prompt: _Prompt,
+    choice: Choice,
+    max_new_tokens: int,
+    ends: torch.Tensor,
+    pad: int | None,
+    streamer: Streamer | None,
+) -> torch.Tensor:
+    """Return the prompts with a token after the other."""
+    filler = pad if pad is not None or not len(ends) else int(ends[0])
+    sequences = prompt.sequences
+    going = torch.ones(len(sequences), dtype=torch.bool, device=sequences.device)
     if streamer is not None:
         streamer.put(sequences.cpu())
-    with torch.no_grad():
-        scores, cache = module.prefill(input_ids, mask, *(() if start is None else (sequences,)))
-        for left in reversed(range(max_new_tokens)):
-            tokens = choice.chosen(choice.penalised(sequences, padding, scores.float()))
-            if filler is not None:
-                tokens = tokens.where(going, filler)
-            sequences = torch.cat([sequences, tokens[:, None]], 1)
-            if streamer is not None:
-                streamer.put(tokens.cpu())
-            if len(ends):
-                going &= ~torch.isin(tokens, ends)
-            if not left or (len(ends) and not going.any()):
-                break
-            mask = torch.cat([mask, mask.new_ones(len(mask), 1)], 1) if start is None else mask
-            scores, cache = module.decode(tokens[:, None], mask, cache)
+    scores, cache = prompt.module.prefill(*prompt.first)
+    for left in reversed(range(max_new_tokens)):
+        tokens = choice.chosen(choice.penalised(sequences, prompt.padding, scores.float()))
+        if filler is not None:
+            tokens = tokens.where(going, filler)
+        sequences = torch.cat([sequences, tokens[:, None]], 1)
+        if streamer is not None:
+            streamer.put(tokens.cpu())
+        if len(ends):
+            going &= ~torch.isin(tokens, ends)
+        if not left or (len(ends) and not going.any()):
+            break
+        scores, cache = prompt.decode(tokens, cache)
     if streamer is not None:
         streamer.end()
     return sequences
 
 
-def _check(
-    module: Any,
-    input_ids: torch.Tensor,
-    max_new_tokens: int,
-    temperature: float,
-    top_k: int | None,
-    top_p: float,
-    repetition_penalty: float,
-    start: int | None,
-) -> None:
+def _searched(
+    prompt: _Prompt, choice: Choice, options: BeamOptions, max_new_tokens: int, ends: torch.Tensor, pad: int | None
+) -> torch.Tensor:
+    """Return the best sequence of each prompt."""
+    longest = prompt.sequences.shape[1] + max_new_tokens
+    # transformers takes a padding token 0 for none.
+    filler = (pad or int(ends[0])) if len(ends) else -1
+    beams = Beams(prompt.sequences, options, longest=longest, ends=ends, filler=filler)
+    scores, cache = prompt.module.prefill(*prompt.first)
+    rows = torch.arange(len(scores), device=scores.device).repeat_interleave(options.width)
+    scores, prompt.mask, prompt.padding = scores[rows], prompt.mask[rows], prompt.padding[rows]
+    cache = _rows_of(cache, rows)
+    while True:
+        likely = scores.float().log_softmax(-1)
+        rows = beams.advance(choice.penalised(beams.tokens, prompt.padding, likely))
+        if beams.over:
+            return beams.best()
+        scores, cache = prompt.decode(beams.tokens[:, -1], _rows_of(cache, rows))
+
+
+def _rows_of(cache: Any, rows: torch.Tensor) -> list[tuple[torch.Tensor, ...]]:
+    """Return keys and values of these rows of a batch."""
+    return [tuple(part.index_select(0, rows) for part in layer) for layer in cache]
+
+
+def _check(module: Any, input_ids: torch.Tensor, start: int | None, **ranges: Any) -> None:
     if not callable(getattr(module, "prefill", None)) or not callable(getattr(module, "decode", None)):
         raise ArgumentInvalid(
             "the bundle has no programs `prefill` and `decode`; export the model by `aotexport --recipe causal-lm` or "
@@ -113,14 +191,10 @@ def _check(
         )
     if input_ids.dim() != 2 or input_ids.dtype != torch.int64:
         raise ArgumentInvalid(f"`input_ids` must be int64 of two axes, got {input_ids.dtype} of {input_ids.dim()}")
-    for name, value, fits, range_ in (
-        ("max_new_tokens", max_new_tokens, max_new_tokens > 0, "above 0"),
-        ("temperature", temperature, temperature > 0, "above 0"),
-        ("top_k", top_k, top_k is None or top_k > 0, "None or above 0"),
-        ("top_p", top_p, 0 < top_p <= 1, "above 0, and at most 1"),
-        ("repetition_penalty", repetition_penalty, repetition_penalty > 0, "above 0"),
-    ):
-        if not fits:
+    for name, value in ranges.items():
+        is_off = name == "top_k" and value is None
+        if not is_off and (value <= 0 or (name == "top_p" and value > 1)):
+            range_ = {"top_k": "None or above 0", "top_p": "above 0, and at most 1"}.get(name, "above 0")
             raise ArgumentInvalid(f"`{name}` must be {range_}, got {value}")
     is_seq2seq = "decoder_input_ids" in inspect.signature(module.prefill).parameters
     if is_seq2seq != (start is not None):
