@@ -54,6 +54,13 @@ Example, with this model.py:
     help="Export the programs by which a model of transformers generates; MODEL is a directory that `save_pretrained` "
     "wrote, or a model file with `model` alone.",
 )
+@click.option(
+    "--weights",
+    type=click.Path(exists=True, path_type=Path),
+    metavar="DIR",
+    help="Directory of safetensors files, or one such file, with the weights of the model, whose own are not made: a "
+    "model may be larger than the memory.",
+)
 @click.option("--dtype", type=click.Choice(DTYPES), help="Cast floating weights and example inputs first.")
 @click.option(
     "--target",
@@ -121,6 +128,7 @@ def export(
     programs: tuple[str, ...],
     dynamic: tuple[str, ...],
     recipe: str | None,
+    weights: Path | None,
     dtype: str | None,
     targets: tuple[str, ...],
     onnx: bool,
@@ -150,6 +158,8 @@ def export(
     """
     if not onnx and (opset, onnx_state, translations) != (None, None, None):
         raise click.UsageError("--opset, --onnx-state and --onnx-translations are for --onnx; give both")
+    if recipe is not None and weights is not None:
+        raise click.UsageError("--weights is for a model file, and a recipe reads the weights of its directory")
     verify = _verify(verification, fast=fast, no_verify=no_verify)
     # With --json, standard output is for the document alone; models print.
     elsewhere = contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext()
@@ -183,7 +193,7 @@ def export(
             progress=progress,
         )
         progress(f"load {model}")
-        source = load_source(model) if recipe is None else load_recipe(recipe, model)
+        source = load_recipe(recipe, model) if recipe is not None else load_source(model, weights)
         with importable(source.root):
             if dtype is not None:
                 source = cast(source, getattr(torch, dtype))

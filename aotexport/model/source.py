@@ -6,6 +6,7 @@ A model file offers `model` (or another attribute) and `example_inputs`, and may
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import inspect
 from collections.abc import Callable, Iterable, Mapping
@@ -19,6 +20,7 @@ import torch
 from torch import nn
 
 from aotexport.errors import ModelFileInvalid
+from aotexport.model.checkpoint import give_weights, parameters_without_memory
 from aotexport.model.model_file import ModelFile, importable, open_model_file, user_code
 from aotexport.model.programs import Example, Program, as_example
 
@@ -59,18 +61,26 @@ class ModelSource:
         return Example(self.args, self.kwargs, self.dynamic_shapes)
 
 
-def load_source(where: str) -> ModelSource:
+def load_source(where: str, weights: Path | None = None) -> ModelSource:
     """Run a model file and return its model, example and options.
 
     Args:
         where: `model.py`, `model.py:attr` or `package.module:attr`.
+        weights: a checkpoint that has the weights of the model, see `give_weights`; None: the model has them.
 
     Raises:
-        ModelFileInvalid: the file is not there, its code raises, or a required name is missing or wrong.
+        ModelFileInvalid: the file is not there, its code raises, a required name is missing or wrong, or the
+            checkpoint does not fit the model.
     """
-    file = open_model_file(where)
+    with contextlib.nullcontext() if weights is None else parameters_without_memory():
+        file = open_model_file(where)
+        with importable(file.root):
+            target = _target(file)
     with importable(file.root):
-        target = _target(file)
+        if weights is not None:
+            if not isinstance(target, nn.Module):
+                raise ModelFileInvalid(f"`{file.name}` has a function, and weights are those of an nn.Module")
+            give_weights(target, weights)
         args, kwargs = _example(file, target)
         return ModelSource(
             name=file.name,

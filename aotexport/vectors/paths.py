@@ -44,7 +44,13 @@ def on_path(
         error = ""
         if target is not None:
             error = run_vector(
-                directory, vector.name, vector.record, vector.tensors, target=target, operator_namespaces=namespaces
+                directory,
+                vector.name,
+                vector.record,
+                vector.tensors,
+                target=target,
+                operator_namespaces=namespaces,
+                mapped=True,
             ).error
         if not error.startswith(f"{CheckFailed.__name__}: "):
             followed.append(vector)

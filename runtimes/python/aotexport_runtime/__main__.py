@@ -30,6 +30,7 @@ def main(argv: list[str] | None = None) -> int:
     test.add_argument("--operator-namespace", action="append", default=[], metavar="NAME")
     test.add_argument("--tensor-type", action="append", default=[], metavar="MODULE:NAME", help="class of tensors")
     test.add_argument("--sandbox", action="store_true", help="first give up writing, network, programs (Linux)")
+    test.add_argument("--mapped", action="store_true", help="map weights; nobody may write into the files meanwhile")
     test.add_argument("--json", action="store_true", help="print JSON")
     add_options(commands.add_parser("serve", help="serve a directory of bundles by the Open Inference Protocol"))
     triton = commands.add_parser("triton-config", help="print the config.pbtxt of a bundle for Triton's Python backend")
@@ -120,6 +121,7 @@ def _selftest(options: Any) -> int:
             trust=options.trust,
             operator_namespaces=options.operator_namespace,
             tensor_types=types,
+            mapped=options.mapped or None,
         )
     ]
     if options.json:

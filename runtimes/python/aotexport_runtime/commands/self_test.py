@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import gc
 import math
 import os
@@ -76,6 +77,7 @@ def selftest(
     trust: Literal["data", "native"] = "data",
     operator_namespaces: Iterable[str] = (),
     tensor_types: Iterable[type] | Mapping[str, type] = (),
+    mapped: bool | None = None,
 ) -> list[VectorResult]:
     """Run every recorded call of the bundle at `path` and compare.
 
@@ -86,6 +88,7 @@ def selftest(
         trust: see `load`.
         operator_namespaces: see `load`.
         tensor_types: see `load`.
+        mapped: see `load`.
 
     Returns:
         One result per recorded call, all in agreement.
@@ -100,6 +103,7 @@ def selftest(
         trust=trust,
         operator_namespaces=operator_namespaces,
         tensor_types=tensor_types,
+        mapped=mapped,
     )
     failures = [line for result in results for line in describe_failures(result)]
     if failures:
@@ -131,6 +135,7 @@ def run_vectors(
     trust: Literal["data", "native"] = "data",
     operator_namespaces: Iterable[str] = (),
     tensor_types: Iterable[type] | Mapping[str, type] = (),
+    mapped: bool | None = None,
 ) -> list[VectorResult]:
     """Run every recorded call, of a bundle at `path` or an open one, whether it agrees or not."""
     bundle = path if isinstance(path, Bundle) else open_bundle(path)
@@ -141,13 +146,23 @@ def run_vectors(
     results: list[VectorResult] = []
     for entry in bundle.manifest.testvectors:
         recorded = read_vector(bundle, entry)
-        results.append(run_vector(bundle, entry.name, *recorded, device, target, namespaces, tensor_types, trust))
+        run = functools.partial(
+            run_vector,
+            bundle,
+            vector=recorded[0],
+            stored=recorded[1],
+            device=device,
+            target=target,
+            operator_namespaces=namespaces,
+            tensor_types=tensor_types,
+            trust=trust,
+            mapped=mapped,
+        )
+        results.append(run(entry.name))
         compiled = [bundle.compiled(name, entry.program) for name in bundle.target_names]
         if target not in ("portable", "autograd") and any(c is not None and c.undefined_tangents for c in compiled):
             name = f"{entry.name}, backward from the loss"
-            results.append(
-                run_vector(bundle, name, *recorded, device, target, namespaces, tensor_types, trust, loss=True)
-            )
+            results.append(run(name, loss=True))
     return [without_target(result, results) for result in results]
 
 
@@ -177,6 +192,7 @@ def run_vector(
     tensor_types: Iterable[type] | Mapping[str, type] = (),
     trust: Literal["data", "native"] = "data",
     *,
+    mapped: bool | None = None,
     loss: bool = False,
 ) -> VectorResult:
     """Load the bundle afresh and run a recorded call, the bundle's own or another.
@@ -191,6 +207,7 @@ def run_vector(
         operator_namespaces: see `load`.
         tensor_types: see `load`.
         trust: see `load`.
+        mapped: see `load`.
         loss: run a backward pass from the loss alone, and compare with the graph's; the record has no such pass.
     """
     expected = recorded_observation(vector, stored)
@@ -203,6 +220,7 @@ def run_vector(
             trust=trust,
             operator_namespaces=operator_namespaces,
             tensor_types=tensor_types,
+            mapped=mapped,
             check_digests=False,
         )
 
