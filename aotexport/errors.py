@@ -9,6 +9,10 @@ class ModelFileInvalid(AotExportError):
     """The model file, or a command-line argument about it, is missing something or wrong."""
 
 
+class DataInvalid(AotExportError):
+    """Data to train on cannot be read, or does not fit the bundle or the loss."""
+
+
 class ExportFailed(AotExportError):
     """The model cannot be exported: an operator or construct, named with the user's source line and a way out.
 

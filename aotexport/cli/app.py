@@ -23,11 +23,12 @@ from aotexport.cli.bom import bom
 from aotexport.cli.derive import derive
 from aotexport.cli.diff import diff
 from aotexport.cli.export import export
+from aotexport.cli.finetune import finetune
 from aotexport.cli.inspect import inspect
 from aotexport.cli.onnx import onnx
 from aotexport.cli.sign import sign, verify_signature_command
 from aotexport.cli.verify import verify
-from aotexport.errors import AotExportError, InternalError, ModelFileInvalid, OutputExists
+from aotexport.errors import AotExportError, DataInvalid, InternalError, ModelFileInvalid, OutputExists
 from aotexport_runtime.errors import ArgumentInvalid, printable
 
 _BUG = 3
@@ -86,7 +87,7 @@ def _tell(error: Exception | KeyboardInterrupt) -> int:
         return _BUG
     if isinstance(error, AotExportError):
         _print_error(str(error))
-        return 2 if isinstance(error, ModelFileInvalid | OutputExists | ArgumentInvalid) else 1
+        return 2 if isinstance(error, DataInvalid | ModelFileInvalid | OutputExists | ArgumentInvalid) else 1
     _print_unexpected(error)
     return _BUG
 
@@ -121,7 +122,7 @@ def app() -> None:
     """Turn a PyTorch model into a portable bundle, and look at bundles."""
 
 
-for command in (export, inspect, verify, diff, derive, onnx, bom, sign, verify_signature_command):
+for command in (export, inspect, verify, diff, derive, finetune, onnx, bom, sign, verify_signature_command):
     app.add_command(command)
 
 

@@ -1,0 +1,190 @@
+"""`aotexport finetune bundle/ --data ... -o tuned/`: train a bundle on a user's data."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import fields
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from aotexport.cli.output import print_json, stdout
+from aotexport.cli.progress import Progress
+from aotexport.cli.training import TrainingProgress, epochs_table
+from aotexport.cli.training_options import training_options
+from aotexport.finetune.settings import Lora, Settings
+
+if TYPE_CHECKING:
+    from aotexport.finetune.run import Ended, Place, Run
+    from aotexport_runtime.module.bundle_module import BundleModule
+
+_EXAMPLE = """\b
+Examples:
+  a classifier of images, on the digits that scikit-learn has
+    aotexport finetune net/ --data digits --lr 1e-2 --epochs 5 -o tuned/
+  a language model, on text, by a LoRA adapter in peft's files
+    aotexport finetune gpt2/ --data book.txt --loss causal-lm --tokenizer tokenizer.json --lora r=8 -o adapter/
+  an encoder of sentences, on pairs that mean the same, merged into one bundle
+    aotexport finetune minilm/ --data pairs.jsonl --loss pairs --tokenizer tokenizer.json --lora r=8 --merge -o tuned/
+\b
+Ctrl-C finishes the step and keeps a checkpoint; the same command with --resume goes on, with the same curve as if
+nothing had happened.
+"""
+_INTERRUPTED = 130
+
+
+@click.command(short_help="Train a bundle on data of your own.", epilog=_EXAMPLE)
+@click.argument("bundle", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@training_options
+@click.pass_context
+def finetune(ctx: click.Context, bundle: Path, data: str, output: Path, **options: Any) -> None:
+    """Train BUNDLE on DATA, and write a tuned bundle or an adapter; the model's code is not needed.
+
+    A step reads a batch, computes the loss and its gradients from the bundle's graphs, and updates what is trained by
+    AdamW. Curves of loss and accuracy are drawn to curves.png, and are in history.jsonl.
+    """
+    settings = _settings(options)
+    merges, quiet, force = options["merge"], options["quiet"], options["force"]
+    if merges and settings.lora is None:
+        raise click.UsageError("--merge merges an adapter; give --lora too")
+    kind = "bundle" if settings.lora is None or merges else "adapter"
+    with contextlib.redirect_stdout(sys.stderr) if options["as_json"] else contextlib.nullcontext():
+        with Progress(quiet=quiet) as progress:
+            progress("import torch")
+            from aotexport.finetune.run import Place, picture
+
+            place = Place(
+                directory=options["directory"] or output.with_name(output.name + ".run"),
+                every=options["every"],
+                resumes=options["resumes"],
+                tensorboard=options["tensorboard"],
+            )
+            _check_place(output, place, force=force, kind=kind)
+            module, run, trained = _prepared(bundle, data, settings, place, options, progress)
+        shown = TrainingProgress(quiet=quiet, steps=run.steps, epochs=settings.epochs, done=run.step)
+        with shown, _interrupts() as stops:
+            shown.begin(f"train {trained} on {run.examples:,} examples, {run.held_out:,} held out")
+            ended = run.train(shown.told, stops)
+        if ended.interrupted:
+            _say(f"interrupted after step {ended.step} of {ended.steps}; the same command with --resume goes on")
+            ctx.exit(_INTERRUPTED)
+        _write(module, output, settings, merges=merges, force=force)
+        drawn = picture(ended, place, f"{bundle.name}: {settings.loss} on {Path(data).name}")
+    summary = _summary(ended, output, drawn, place, kind)
+    if options["as_json"]:
+        print_json(summary)
+    elif not quiet:
+        _print(summary)
+
+
+def _prepared(
+    bundle: Path, data: str, settings: Settings, place: Place, options: dict[str, Any], progress: Progress
+) -> tuple[BundleModule, Run, str]:
+    """Return the loaded bundle, its run, and what is trained, for people."""
+    from aotexport.finetune.run import Run, prepare
+    from aotexport.finetune.table import read_table
+    from aotexport_runtime.module.loading import load
+
+    progress(f"read {data}")
+    table = read_table(data)
+    progress(f"load {bundle}")
+    module = load(bundle, device=None if options["device"] == "cpu" else options["device"])
+    trained = prepare(module, settings)
+    return module, Run(module, table, settings, options["tokenizer"], place), trained
+
+
+def _settings(options: dict[str, Any]) -> Settings:
+    lora = options["lora"]
+    if lora is None and (options["layers"] or options["whole"]):
+        raise click.UsageError("--layers and --whole belong to an adapter; give --lora too")
+    known = {field.name for field in fields(Settings)} - {"lora", "lr"}
+    return Settings(
+        lora=None if lora is None else Lora(**lora, targets=options["layers"], whole=options["whole"]),
+        lr=options["lr"] or (1e-4 if lora is None else 1e-3),
+        **{key: value for key, value in options.items() if key in known},
+    )
+
+
+def _check_place(output: Path, place: Place, *, force: bool, kind: str) -> None:
+    """Refuse before the work what could not be written after it.
+
+    Raises:
+        OutputExists: something is at the output, or the run was interrupted before.
+    """
+    from aotexport.errors import OutputExists
+    from aotexport.finetune.checkpoint import FILE
+    from aotexport_runtime.adapters.peft_config import CONFIG_FILE
+    from aotexport_runtime.bundle.staging import why_not_written
+
+    if kind == "adapter" and (output / CONFIG_FILE).exists() and not force:
+        raise OutputExists(f"`{output}` holds an adapter; give --force to replace it, or choose another place")
+    if kind == "bundle" and (reason := why_not_written(output, force=force)):
+        raise OutputExists(reason)
+    if (place.directory / FILE).exists() and not (place.resumes or force):
+        raise OutputExists(f"`{place.directory}` has an interrupted run; --resume goes on, --force begins anew")
+
+
+@contextlib.contextmanager
+def _interrupts() -> Iterator[Callable[[], bool]]:
+    """Yield whether Ctrl-C or SIGTERM came in the block: the first waits for the end of the step."""
+    noted: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        if noted:
+            signal.default_int_handler(number, frame)
+        noted.append(number)
+        _say("finishing the step; once more ends at once")
+
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: False
+        return
+    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield lambda: bool(noted)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _say(message: str) -> None:
+    click.echo(message, err=True)
+
+
+def _write(module: BundleModule, output: Path, settings: Settings, *, merges: bool, force: bool) -> None:
+    from aotexport_runtime.adapters import merge_adapter, save_adapter
+    from aotexport_runtime.commands.saving import save
+
+    if settings.lora is not None and not merges:
+        save_adapter(module, output, force=force)
+        return
+    if merges:
+        merge_adapter(module)
+    save(module, output, force=force)
+
+
+def _summary(ended: Ended, output: Path, drawn: Path | None, place: Place, kind: str) -> dict[str, Any]:
+    return {
+        "output": str(output),
+        "kind": kind,
+        "steps": ended.steps,
+        "epochs": ended.history.epochs,
+        "classes": list(ended.classes),
+        "run": str(place.directory),
+        "curves": None if drawn is None else str(drawn),
+    }
+
+
+def _print(summary: dict[str, Any]) -> None:
+    console = stdout()
+    console.print(epochs_table(summary["epochs"]))
+    console.print(f"wrote the {summary['kind']} {summary['output']}")
+    if summary["classes"]:
+        console.print(f"classes, in the order of the outputs: {', '.join(summary['classes'])}")
+    curves = summary["curves"] or "none drawn, since matplotlib is not installed"
+    console.print(f"curves: {curves}; history: {summary['run']}")

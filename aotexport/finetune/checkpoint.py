@@ -1,0 +1,129 @@
+"""Checkpoints of a run: one file of safetensors, exchanged in one step; a crash leaves the old one or the new one."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from aotexport.errors import DataInvalid
+from aotexport_runtime.adapters.files import base_digest
+from aotexport_runtime.errors import NotWritten
+from aotexport_runtime.module.bundle_module import BundleModule
+
+FILE = "checkpoint.safetensors"
+_MODEL, _OPTIMIZER, _RANDOM, _CUDA = "model.", "optimizer.", "random.cpu", "random.cuda"
+_KEY = "aotexport_run"
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What a checkpoint belongs to.
+
+    Attributes:
+        settings: of the run, as JSON.
+        base: digest of the bundle's weights.
+        examples: number of examples that are trained on.
+    """
+
+    settings: dict[str, Any]
+    base: str
+    examples: int
+
+    @staticmethod
+    def of(module: BundleModule, settings: dict[str, Any], examples: int) -> Identity:
+        """Return that of a run on a bundle as it was loaded."""
+        return Identity(json.loads(json.dumps(settings)), base_digest(module), examples)
+
+    def check(self, other: dict[str, Any], path: Path) -> None:
+        """Refuse the checkpoint of another run.
+
+        Raises:
+            DataInvalid: it is of another one; names what differs.
+        """
+        for key, value in self.settings.items():
+            if other["settings"].get(key) != value:
+                raise DataInvalid(
+                    f"--resume: the run in {path} has {key} {other['settings'].get(key)!r}, and this one {value!r}. "
+                    "Give the same options, or begin anew (--force)"
+                )
+        if other["base"] != self.base or other["examples"] != self.examples:
+            what = "another bundle" if other["base"] != self.base else "other data"
+            raise DataInvalid(f"--resume: the run in {path} is of {what}. Begin anew (--force)")
+
+
+def trained(module: BundleModule) -> dict[str, torch.nn.Parameter]:
+    """Return the parameters that a run trains, by name."""
+    return {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
+
+
+def write(path: Path, module: BundleModule, optimizer: torch.optim.Optimizer, identity: Identity, step: int) -> None:
+    """Write a checkpoint after `step` steps.
+
+    Raises:
+        NotWritten: the file system refuses; the checkpoint before it stays.
+    """
+    names = list(trained(module))
+    tensors = {_MODEL + name: tensor for name, tensor in _state(module).items()}
+    for index, state in optimizer.state_dict()["state"].items():
+        tensors.update({f"{_OPTIMIZER}{names[index]}/{key}": value for key, value in state.items()})
+    tensors[_RANDOM] = torch.get_rng_state()
+    if torch.cuda.is_available():
+        tensors[_CUDA] = torch.cuda.get_rng_state()
+    stored = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+    record = {"step": step, "settings": identity.settings, "base": identity.base, "examples": identity.examples}
+    beside = path.with_suffix(".new")
+    try:
+        save_file(stored, beside, metadata={_KEY: json.dumps(record)})
+        with beside.open("rb") as file:
+            os.fsync(file.fileno())
+        beside.replace(path)
+    except (OSError, SafetensorError) as error:
+        beside.unlink(missing_ok=True)
+        number = getattr(error, "errno", None) or 0
+        raise NotWritten(f"the checkpoint {path} cannot be written: {error}. The one before it stays", number) from None
+
+
+def read(path: Path, module: BundleModule, optimizer: torch.optim.Optimizer, identity: Identity) -> int:
+    """Put a run back to where it was; return the number of its steps.
+
+    Raises:
+        DataInvalid: there is no checkpoint, or one of another run.
+    """
+    try:
+        with safe_open(path, "pt") as file:
+            record = json.loads(file.metadata()[_KEY])
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
+    except FileNotFoundError:
+        raise DataInvalid(f"--resume: there is no checkpoint {path}; begin anew without it") from None
+    except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
+        raise DataInvalid(f"--resume: {path} is no checkpoint of this command: {error}") from None
+    identity.check(record, path)
+    own = _state(module)
+    with torch.no_grad():
+        for name, tensor in own.items():
+            tensor.copy_(tensors[_MODEL + name])
+    states: dict[int, dict[str, torch.Tensor]] = {}
+    for index, name in enumerate(trained(module)):
+        prefix = f"{_OPTIMIZER}{name}/"
+        found = {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
+        if found:
+            states[index] = found
+    optimizer.load_state_dict({**optimizer.state_dict(), "state": states})
+    torch.set_rng_state(tensors[_RANDOM])
+    if _CUDA in tensors and torch.cuda.is_available():
+        torch.cuda.set_rng_state(tensors[_CUDA])
+    return record["step"]
+
+
+def _state(module: BundleModule) -> dict[str, torch.Tensor]:
+    """Return what a step may change: trained parameters, and buffers."""
+    parameters = {id(parameter) for parameter in module.parameters()}
+    changing = {name: tensor for name, tensor in module.state_tensors().items() if id(tensor) not in parameters}
+    return {**changing, **trained(module)}

@@ -1,0 +1,253 @@
+"""Examples: rows of a table as the tensors that a bundle takes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.nn.utils.rnn import pad_sequence
+
+from aotexport.errors import DataInvalid
+from aotexport.finetune.losses import FIRST, IGNORED, SECOND, TARGET
+from aotexport.finetune.model import OWN_TARGET, Batch, Model
+from aotexport.finetune.settings import Settings
+from aotexport.finetune.table import Columns, Table, listed
+from aotexport.finetune.texts import Tokenizer, tokenizer_of
+from aotexport_runtime.serving.interface import TensorSpec
+from aotexport_runtime.values import dtypes
+
+_TARGETS = ("label", "labels", "target", "class")
+_PAIRS = (("anchor", "positive"), ("sentence1", "sentence2"), ("query", "answer"))
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Rows as tensors.
+
+    Attributes:
+        columns: tensors per row, by the name of the input; rows may differ in the size of their first axis.
+        padding: what fills up short ones, by name; 0 where it says none.
+        classes: names of the classes, where the data names them.
+    """
+
+    columns: Mapping[str, Sequence[torch.Tensor]]
+    padding: Mapping[str, int]
+    classes: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return len(next(iter(self.columns.values())))
+
+    def batch(self, rows: Sequence[int], device: torch.device) -> Batch:
+        """Return the rows as one tensor per input; short ones are filled up to the longest."""
+        return {
+            name: _joined([values[row] for row in rows], self.padding.get(name, 0)).to(device)
+            for name, values in self.columns.items()
+        }
+
+
+def _joined(rows: Sequence[torch.Tensor], padding: int) -> torch.Tensor:
+    if all(row.shape == rows[0].shape for row in rows):
+        return torch.stack(list(rows))
+    return pad_sequence(list(rows), batch_first=True, padding_value=padding)
+
+
+def examples_of(table: Table, model: Model, settings: Settings, tokenizer: str | None) -> tuple[Examples, Examples]:
+    """Return the examples to train on, and those that are held out.
+
+    Raises:
+        DataInvalid: the table does not fit the bundle or the loss.
+    """
+    make = _Maker(table, model, settings, tokenizer)
+    everything = make.examples(table.columns)
+    if table.held_out is not None:
+        return everything, make.examples(table.held_out)
+    order = torch.randperm(len(everything), generator=torch.Generator().manual_seed(settings.seed)).tolist()
+    held_out = round(settings.validation * len(order))
+    if held_out == len(order):
+        raise DataInvalid(f"{table.source} gives {len(order)} examples, too few to hold some out: --validation 0")
+    return _rows(everything, order[held_out:]), _rows(everything, order[:held_out])
+
+
+def _rows(examples: Examples, rows: Sequence[int]) -> Examples:
+    columns = {name: [values[row] for row in rows] for name, values in examples.columns.items()}
+    return Examples(columns, examples.padding, examples.classes)
+
+
+class _Maker:
+    """Makes examples of the columns of one table."""
+
+    def __init__(self, table: Table, model: Model, settings: Settings, tokenizer: str | None) -> None:
+        self._table = table
+        self._inputs = {name: spec for name, spec in model.inputs.items() if name != OWN_TARGET}
+        self._own_target = model.inputs.get(OWN_TARGET)
+        self._settings = settings
+        self._source = tokenizer
+        self._tokenizer: Tokenizer | None = None
+        self._padding = {TARGET: IGNORED, OWN_TARGET: IGNORED}
+
+    def examples(self, columns: Columns) -> Examples:
+        table = Table(self._table.source, columns)
+        make = {"classification": self._classification, "causal-lm": self._pieces, "pairs": self._pairs}
+        made, classes = make[self._settings.loss](table)
+        return Examples(made, self._padding, classes)
+
+    # --- kinds of examples --------------------------------------------------------------------------------
+
+    def _classification(self, table: Table) -> tuple[dict[str, Sequence[torch.Tensor]], tuple[str, ...]]:
+        target = self._settings.target or next((name for name in _TARGETS if name in table.columns), None)
+        if target is None:
+            raise DataInvalid(
+                f"{table.source} has no column of classes; choose one: --target of {listed(table.columns)}"
+            )
+        labels, classes = _classes(self._table.column(target), table.column(target), target)
+        others = Table(table.source, {name: values for name, values in table.columns.items() if name != target})
+        made = self._values(others)
+        made[TARGET] = list(labels)
+        if self._own_target is not None:
+            made[OWN_TARGET] = list(labels)
+        return made, classes
+
+    def _pieces(self, table: Table) -> tuple[dict[str, Sequence[torch.Tensor]], tuple[str, ...]]:
+        """Join all texts, and cut them to pieces of one length."""
+        text = self._text_column(table)
+        tokens = torch.tensor([t for each in self._tokens(table.column(text), text, marked=False) for t in each])
+        length = self._length()
+        pieces = list(tokens[: len(tokens) // length * length].view(-1, length))
+        if not pieces:
+            raise DataInvalid(f"{table.source} has {len(tokens)} tokens, less than one piece of {length}: --length")
+        made = self._of_tokens(pieces)
+        made[TARGET if self._own_target is None else OWN_TARGET] = pieces
+        return made, ()
+
+    def _pairs(self, table: Table) -> tuple[dict[str, Sequence[torch.Tensor]], tuple[str, ...]]:
+        known = next((pair for pair in _PAIRS if set(pair) <= table.columns.keys()), None)
+        names = known or tuple(table.texts()[:2])
+        if len(names) < 2:
+            raise DataInvalid(
+                f"{table.source} has no two columns of text, as pairs need; it has {listed(table.columns)}"
+            )
+        made: dict[str, Sequence[torch.Tensor]] = {}
+        for prefix, name in zip((FIRST, SECOND), names, strict=True):
+            side = self._of_tokens(self._cut(table.column(name), name))
+            made.update({prefix + key: values for key, values in side.items()})
+            self._padding.update({prefix + key: self._padding.get(key, 0) for key in side})
+        return made, ()
+
+    # --- inputs -------------------------------------------------------------------------------------------
+
+    def _values(self, table: Table) -> dict[str, Sequence[torch.Tensor]]:
+        """Return each input's values: of the column of its name, of the only column, or of text."""
+        columns = dict(self._settings.columns)
+        unknown = columns.keys() - self._inputs.keys()
+        if unknown:
+            raise DataInvalid(f"--column: the bundle has no input {listed(unknown)}; it has {listed(self._inputs)}")
+        named = {name: columns.get(name, name) for name in self._inputs}
+        if len(named) == 1 and len(table.columns) == 1:
+            named = {
+                name: column if column in table.columns else next(iter(table.columns)) for name, column in named.items()
+            }
+        missing = [name for name, column in named.items() if column not in table.columns]
+        if missing and table.texts():
+            text = self._text_column(table)
+            return self._of_tokens(self._cut(table.column(text), text))
+        if missing:
+            raise DataInvalid(
+                f"{table.source} has no column for input {listed(missing)}; name one: "
+                f"--column {missing[0]}=COLUMN, of {listed(table.columns)}"
+            )
+        return {
+            name: [_value(spec, value, named[name], row) for row, value in enumerate(table.column(named[name]))]
+            for name, spec in self._inputs.items()
+        }
+
+    def _text_column(self, table: Table) -> str:
+        texts = table.texts()
+        wanted = dict(self._settings.columns).get("text", "text")
+        if wanted in texts or len(texts) == 1:
+            return wanted if wanted in texts else texts[0]
+        raise DataInvalid(f"{table.source}: which column is the text? --column text=COLUMN, of {listed(texts)}")
+
+    # --- tokens -------------------------------------------------------------------------------------------
+
+    def _tokens(self, texts: Sequence[str], column: str, *, marked: bool) -> list[list[int]]:
+        if self._tokenizer is None:
+            self._tokenizer = tokenizer_of(self._source, f"column `{column}` of {self._table.source}")
+            self._padding["input_ids"] = self._tokenizer.padding
+        return self._tokenizer.tokens(texts, marked=marked)
+
+    def _cut(self, texts: Sequence[str], column: str) -> list[torch.Tensor]:
+        """Return the tokens of each text, cut at the greatest length; filled up where the bundle has one length."""
+        length = self._length()
+        cut = [
+            ids if len(ids) <= length else [*ids[: length - 1], ids[-1]]
+            for ids in self._tokens(texts, column, marked=True)
+        ]
+        return [torch.tensor(ids) for ids in cut]
+
+    def _fixed_length(self) -> int | None:
+        size = self._ids().shape[1]
+        return None if size < 0 else size
+
+    def _length(self) -> int:
+        return self._fixed_length() or self._settings.length
+
+    def _ids(self) -> TensorSpec:
+        for name in ("input_ids", *self._inputs):
+            spec = self._inputs.get(name)
+            if spec is not None and len(spec.shape) == 2 and dtypes.dtype(spec.dtype) == torch.int64:
+                return spec
+        raise DataInvalid(f"the bundle takes no tokens [examples, tokens]; its inputs are {listed(self._inputs)}")
+
+    def _of_tokens(self, tokens: Sequence[torch.Tensor]) -> dict[str, Sequence[torch.Tensor]]:
+        """Return the inputs that tokens give: themselves, their mask, and the types 0 of a single text."""
+        ids, fixed = self._ids().name, self._fixed_length()
+        masks = [torch.ones_like(each) for each in tokens]
+        padding = 0 if self._tokenizer is None else self._tokenizer.padding
+        if fixed is not None:
+            tokens = [torch.nn.functional.pad(each, (0, fixed - len(each)), value=padding) for each in tokens]
+            masks = [torch.nn.functional.pad(each, (0, fixed - len(each))) for each in masks]
+        made: dict[str, Sequence[torch.Tensor]] = {ids: tokens}
+        self._padding[ids] = padding
+        for name, spec in self._inputs.items():
+            if name.endswith("attention_mask"):
+                made[name] = [each.to(dtypes.dtype(spec.dtype)) for each in masks]
+            elif name.endswith("token_type_ids"):
+                made[name] = [torch.zeros_like(each) for each in tokens]
+            elif name != ids:
+                raise DataInvalid(f"text gives no values for input `{name}` of the bundle; use a table that has them")
+        return made
+
+
+def _classes(
+    everything: Sequence[Any], values: Sequence[Any], column: str
+) -> tuple[Iterator[torch.Tensor], tuple[str, ...]]:
+    """Return a class per row, and the names of the classes."""
+    if isinstance(everything[0], str):
+        names = sorted(set(everything))
+        number = {name: index for index, name in enumerate(names)}
+        unknown = next((value for value in values if value not in number), None)
+        if unknown is not None:
+            raise DataInvalid(f"column `{column}`: class {unknown!r} is in the held-out rows alone")
+        return (torch.tensor(number[value]) for value in values), tuple(names)
+    for row, value in enumerate(values):
+        if isinstance(value, bool | float) or not hasattr(value, "__index__") or value < 0:
+            raise DataInvalid(f"column `{column}`, row {row}: expected a class (0, 1, ...) or its name, got {value!r}")
+    return (torch.tensor(int(value)) for value in values), ()
+
+
+def _value(spec: TensorSpec, value: Any, column: str, row: int) -> torch.Tensor:
+    """Return the value of a row in the shape that the input has beside the batch."""
+    shape = spec.shape[1:]
+    try:
+        tensor = torch.as_tensor(value).to(dtypes.dtype(spec.dtype))
+    except (TypeError, ValueError, RuntimeError):
+        raise DataInvalid(f"column `{column}`, row {row}: expected numbers, got {str(value)[:40]!r}") from None
+    if all(size >= 0 for size in shape) and tensor.numel() == torch.Size(shape).numel():
+        return tensor.view(shape)
+    if len(shape) == tensor.dim() and all(want in (-1, has) for want, has in zip(shape, tensor.shape, strict=True)):
+        return tensor
+    wanted = [size if size >= 0 else "any" for size in shape]
+    raise DataInvalid(f"column `{column}`, row {row}: {list(tensor.shape)} values; input `{spec.name}` takes {wanted}")

@@ -1,0 +1,138 @@
+"""A loaded bundle as the loop calls it: a batch of named tensors in, named tensors out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from aotexport.errors import DataInvalid
+from aotexport.finetune.table import listed
+from aotexport_runtime.call.flat_call import arguments_of, flat_outputs
+from aotexport_runtime.errors import NotSupported
+from aotexport_runtime.module.bundle_module import BundleModule
+from aotexport_runtime.module.compose import program_of
+from aotexport_runtime.module.module_class import methods_of
+from aotexport_runtime.schema.program import ArgumentInput, Program
+from aotexport_runtime.serving.interface import Interface, TensorSpec, interface_of
+
+Batch = Mapping[str, torch.Tensor]
+Call = Callable[[Batch], dict[str, torch.Tensor]]
+
+OWN_TARGET = "labels"
+"""The input by which a model computes its loss itself."""
+OWN_LOSS = "loss"
+"""The output that is this loss."""
+
+
+class Model:
+    """The program for training of a loaded bundle, and the one for evaluation.
+
+    Attributes:
+        module: the loaded bundle.
+        inputs: its named inputs.
+        sizes: least and greatest number of examples of a call.
+        has_own_loss: whether it computes the loss itself.
+    """
+
+    def __init__(self, module: BundleModule, *, validates: bool) -> None:
+        """Look at the programs.
+
+        Args:
+            module: the loaded bundle.
+            validates: whether it is called for evaluation.
+
+        Raises:
+            NotSupported: the bundle has no program for training or for evaluation, or needs numbers.
+        """
+        self.module = module
+        self._calls: dict[bool, Call] = {True: self._call(module, training=True)}
+        programs, interface = _programs(module, training=True)
+        self.inputs = _inputs(interface)
+        self.sizes = _sizes(programs[0], self.inputs)
+        self.has_own_loss = OWN_TARGET in self.inputs
+        if validates:
+            try:
+                self._calls[False] = self._call(module, training=False)
+            except NotSupported as error:
+                raise NotSupported(f"{error}; or hold no examples out: --validation 0") from None
+
+    def call(self, batch: Batch) -> dict[str, torch.Tensor]:
+        """Return the outputs of a batch by name, of the program of the module's mode."""
+        return self._calls[self.module.training](batch)
+
+    def _call(self, module: BundleModule, *, training: bool) -> Call:
+        programs, interface = _programs(module, training=training)
+        arguments, tree = arguments_of(programs[0]), programs[0].output_tree
+        names = [spec.name for spec in interface.outputs]
+
+        def call(batch: Batch) -> dict[str, torch.Tensor]:
+            args, kwargs = arguments([batch[spec.name] for spec in interface.inputs], module.state_tensors())
+            return dict(zip(names, (value for _, value in flat_outputs(tree, module(*args, **kwargs))), strict=True))
+
+        return call
+
+
+def _programs(module: BundleModule, *, training: bool) -> tuple[list[Program], Interface]:
+    with torch.set_grad_enabled(training):
+        name = program_of("forward", methods_of(module.bundle), training=training)
+    entries = module.bundle.manifest.programs
+    programs = [module.bundle.program(entry.name) for entry in entries if name in (entry.name, entry.variant_of)]
+    programs.sort(key=lambda program: program.name != name)
+    return programs, interface_of(programs)
+
+
+def _inputs(interface: Interface) -> dict[str, TensorSpec]:
+    number = next((spec.name for spec in interface.inputs if spec.is_number or not spec.shape), None)
+    if number is not None:
+        raise NotSupported(f"input `{number}` is no tensor of a row per example. Write the loop yourself: `load`")
+    return {spec.name: spec for spec in interface.inputs}
+
+
+def _sizes(program: Program, inputs: Mapping[str, TensorSpec]) -> tuple[int, int | None]:
+    """Return the least and the greatest number of examples; None: there is no greatest."""
+    spec = next(iter(inputs.values()), None)
+    if spec is None:
+        raise NotSupported("the bundle takes no tensors, and so no examples")
+    value = program.inputs[spec.index]
+    assert isinstance(value, ArgumentInput)
+    size = value.meta.shape[0]
+    if isinstance(size, int):
+        return size, size
+    found = [each for each in program.dimensions if each.symbol == size]
+    return (found[0].min or 1, found[0].max) if found else (1, None)
+
+
+def chosen(outputs: Mapping[str, torch.Tensor], name: str | None, usual: str, dim: int, what: str) -> torch.Tensor:
+    """Return the output that a loss reads.
+
+    Args:
+        outputs: by name.
+        name: the user's choice; None: the one that is named `usual`, or the only one that fits.
+        usual: name that it often has.
+        dim: its number of axes.
+        what: what it is, with its axes, for messages.
+
+    Raises:
+        DataInvalid: there is none, or there are several.
+    """
+    fitting = {key: value for key, value in outputs.items() if value.is_floating_point() and value.dim() == dim}
+    if name is None:
+        name = usual if usual in fitting else next(iter(fitting)) if len(fitting) == 1 else None
+    if name not in fitting:
+        shapes = ", ".join(f"`{key}` {list(value.shape)}" for key, value in outputs.items())
+        named = "one output" if name is None else f"`{name}`"
+        raise DataInvalid(f"expected {named} to be {what}; the outputs are {shapes}. Choose one: --result NAME")
+    return fitting[name]
+
+
+def check_has(outputs: Mapping[str, Any], name: str) -> torch.Tensor:
+    """Return an output by name.
+
+    Raises:
+        DataInvalid: there is none.
+    """
+    if name not in outputs:
+        raise DataInvalid(f"the bundle takes `{OWN_TARGET}` and has no output `{name}`; it has {listed(outputs)}")
+    return outputs[name]

@@ -1,0 +1,259 @@
+"""A run of fine-tuning, from a bundle and data to a tuned bundle or an adapter."""
+
+from __future__ import annotations
+
+import fnmatch
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from aotexport.errors import DataInvalid
+from aotexport.finetune import checkpoint, history
+from aotexport.finetune.examples import examples_of
+from aotexport.finetune.history import Entry, History
+from aotexport.finetune.losses import outcome
+from aotexport.finetune.model import Model
+from aotexport.finetune.settings import Settings
+from aotexport.finetune.table import Table, listed
+from aotexport_runtime.adapters import add_lora
+from aotexport_runtime.errors import NotSupported
+from aotexport_runtime.module.bundle_module import BundleModule
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where a run keeps what it needs to go on.
+
+    Attributes:
+        directory: of the run.
+        every: steps between checkpoints; 0: only where it is interrupted, and after each epoch.
+        resumes: go on with the run that was interrupted there.
+        tensorboard: write TensorBoard events there.
+    """
+
+    directory: Path
+    every: int = 0
+    resumes: bool = False
+    tensorboard: bool = False
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a run ended.
+
+    Attributes:
+        history: its curve.
+        step: steps that are done.
+        steps: steps that it has.
+        classes: names of the classes, where the data names them.
+    """
+
+    history: History
+    step: int
+    steps: int
+    classes: tuple[str, ...]
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether steps are missing."""
+        return self.step < self.steps
+
+
+def prepare(module: BundleModule, settings: Settings) -> str:
+    """Add the adapter, freeze what shall stay; return what is trained, for people.
+
+    Raises:
+        ArgumentInvalid: see `add_lora`.
+        DataInvalid: a pattern matches no parameter, or nothing is left to train.
+        NotSupported: see `add_lora`; or calls change attributes of the model, which a checkpoint does not hold.
+    """
+    if module.bundle.manifest.attributes:
+        raise NotSupported(
+            "calls change attributes of the model, which a checkpoint does not hold. Write the loop yourself"
+        )
+    torch.manual_seed(settings.seed)
+    if settings.lora is not None:
+        lora = settings.lora
+        add_lora(
+            module,
+            list(lora.targets) or "all-linear",
+            r=lora.r,
+            alpha=lora.alpha,
+            dropout=lora.dropout,
+            use_rslora=lora.rslora,
+            use_dora=lora.dora,
+            modules_to_save=lora.whole,
+        )
+    parameters = dict(module.named_parameters())
+    for pattern in settings.freeze:
+        names = fnmatch.filter(parameters, pattern)
+        if not names:
+            raise DataInvalid(
+                f"--freeze: {pattern!r} matches none of the parameters {listed(list(parameters)[:8])}, ..."
+            )
+        for name in names:
+            parameters[name].requires_grad_(False)
+    own = sum(p.numel() for p in parameters.values() if p.requires_grad)
+    if not own:
+        raise DataInvalid("nothing is left to train; leave some parameters out of --freeze, or add an adapter (--lora)")
+    return f"{own:,} of {sum(p.numel() for p in parameters.values()):,} parameters"
+
+
+class Run:
+    """The loop: order of the examples, steps, checkpoints. The same seed gives the same curve, interrupted or not.
+
+    Attributes:
+        steps: number of its steps.
+        examples: number of examples that are trained on.
+        held_out: number of those that are not.
+    """
+
+    def __init__(
+        self, module: BundleModule, table: Table, settings: Settings, tokenizer: str | None, place: Place
+    ) -> None:
+        """Make examples, and go back to where an interrupted run was.
+
+        Args:
+            module: the loaded bundle, prepared; changed in place.
+            table: the data.
+            settings: what was asked for.
+            tokenizer: see `tokenizer_of`.
+            place: where the run keeps its files.
+
+        Raises:
+            DataInvalid: the data does not fit, or there is no such run to go on with.
+            NotSupported: see `Model`.
+        """
+        self._model = Model(module, validates=bool(settings.validation) or table.held_out is not None)
+        self._settings, self._place = settings, place
+        self._training, self._validation = examples_of(table, self._model, settings, tokenizer)
+        self._device = next(module.parameters()).device
+        self._batches = len(list(self._rows(0)))
+        self.examples, self.held_out = len(self._training), len(self._validation)
+        self.steps = self._batches * settings.epochs
+        self._check_sizes()
+        # Adapters begin with random numbers, and the base of all that follows is the bundle.
+        self._identity = checkpoint.Identity.of(module, settings.record(), self.examples)
+        parameters = checkpoint.trained(module).values()
+        self._optimizer = torch.optim.AdamW(parameters, lr=settings.lr, weight_decay=settings.weight_decay)
+        place.directory.mkdir(parents=True, exist_ok=True)
+        self.step = 0
+        if place.resumes:
+            self.step = checkpoint.read(self._file, module, self._optimizer, self._identity)
+        self._history = History(place.directory, steps=self.step, tensorboard=place.tensorboard)
+
+    @property
+    def _file(self) -> Path:
+        return self._place.directory / checkpoint.FILE
+
+    def train(self, told: Callable[[Entry], None], stops: Callable[[], bool]) -> Ended:
+        """Run the steps that are missing.
+
+        Args:
+            told: called with every entry of the history.
+            stops: asked after each step; True: write a checkpoint and return.
+
+        Raises:
+            DataInvalid: the loss is no finite number, or an output does not fit the loss.
+            NotWritten: the file system is full, read-only, or otherwise refuses.
+        """
+        try:
+            while self.step < self.steps and not stops():
+                self._epoch(self.step // self._batches, told, stops)
+        finally:
+            self._history.close()
+        if self.step < self.steps:
+            self._write()
+        else:
+            self._file.unlink(missing_ok=True)
+        return Ended(self._history, self.step, self.steps, self._training.classes)
+
+    def _epoch(self, epoch: int, told: Callable[[Entry], None], stops: Callable[[], bool]) -> None:
+        self._model.module.train()
+        done = self.step % self._batches
+        for rows in list(self._rows(epoch))[done:]:
+            self._tell(self._step(rows), told)
+            if self._place.every and self.step % self._place.every == 0 and self.step % self._batches:
+                self._write()
+            if stops() and self.step % self._batches:
+                return
+        self._tell(self._summary(epoch), told)
+        self._write()
+
+    def _step(self, rows: list[int]) -> Entry:
+        """Run one step; return its entry."""
+        began, rate = time.monotonic(), self._settings.rate(self.step, self.steps)
+        for group in self._optimizer.param_groups:
+            group["lr"] = rate
+        loss = outcome(self._model, self._training.batch(rows, self._device), self._settings).loss
+        self._optimizer.zero_grad()
+        loss.backward()
+        if self._settings.clip:
+            torch.nn.utils.clip_grad_norm_(self._optimizer.param_groups[0]["params"], self._settings.clip)
+        self._optimizer.step()
+        value = loss.item()
+        if not math.isfinite(value):
+            raise DataInvalid(f"the loss is {value} at step {self.step + 1}; try a lower --lr, or look at the data")
+        self.step += 1
+        speed = len(rows) / (time.monotonic() - began)
+        return {"step": self.step, "loss": value, "lr": rate, "examples_per_s": round(speed, 2)}
+
+    def _summary(self, epoch: int) -> Entry:
+        own = [e["loss"] for e in self._history.entries if "loss" in e and e["step"] > self.step - self._batches]
+        entry: Entry = {"step": self.step, "epoch": epoch + 1, "train_loss": sum(own) / len(own)}
+        if len(self._validation):
+            entry.update(self._validated())
+        return entry
+
+    @torch.no_grad()
+    def _validated(self) -> Entry:
+        """Return the loss of the examples that are held out, and what people read beside it."""
+        module = self._model.module.eval()
+        total, number, right, answers = 0.0, 0, 0, 0
+        for rows in self._batched(list(range(len(self._validation)))):
+            found = outcome(self._model, self._validation.batch(rows, self._device), self._settings)
+            total, number = total + found.loss.item() * len(rows), number + len(rows)
+            right, answers = right + (found.right or 0), answers + found.answers
+        module.train()
+        if not number:
+            raise DataInvalid(f"{len(self._validation)} examples are held out, less than a batch: --validation")
+        mean = total / number
+        extra = {"accuracy": right / answers} if answers else {"perplexity": math.exp(min(mean, 700))}
+        return {"validation_loss": mean, **extra}
+
+    def _rows(self, epoch: int) -> Iterator[list[int]]:
+        """Return the examples of each step of an epoch, in an order that seed and epoch decide."""
+        generator = torch.Generator().manual_seed(self._settings.seed * 1_000_003 + epoch)
+        return self._batched(torch.randperm(len(self._training), generator=generator).tolist())
+
+    def _batched(self, order: list[int]) -> Iterator[list[int]]:
+        """Return batches; a last one that is too small for the bundle, or has no other pair, is left out."""
+        size, least = self._settings.batch_size, self._model.sizes[0]
+        least = max(least, 2) if self._settings.loss == "pairs" else least
+        return (order[i : i + size] for i in range(0, len(order), size) if len(order) - i >= min(least, size))
+
+    def _check_sizes(self) -> None:
+        least, most = self._model.sizes
+        size = self._settings.batch_size
+        if size < least or (most is not None and size > most):
+            bounds = f"{least}" if least == most else f"{least} to {'any' if most is None else most}"
+            raise DataInvalid(f"--batch-size: the bundle takes {bounds} examples in a call, got {size}")
+        if not self._batches:
+            raise DataInvalid(f"{len(self._training)} examples are less than a batch of the bundle ({least})")
+
+    def _tell(self, entry: Entry, told: Callable[[Entry], None]) -> None:
+        self._history.add(entry)
+        told(entry)
+
+    def _write(self) -> None:
+        checkpoint.write(self._file, self._model.module, self._optimizer, self._identity, self.step)
+
+
+def picture(ended: Ended, place: Place, title: str) -> Path | None:
+    """Draw the curves of a run; return the file, or None if matplotlib is not installed."""
+    path = place.directory / history.PICTURE
+    return path if history.draw(ended.history.entries, path, title) else None
