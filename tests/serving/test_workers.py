@@ -116,9 +116,10 @@ def test_each_request_is_one_line_of_the_log_and_counted(server):
     assert "aotexport_worker_memory_bytes{pid=" in text
 
 
-def test_access_log_can_be_off(repository):
-    with serving(repository, "--access-log", "off") as server:
+def test_access_log_and_page_can_be_off(repository):
+    with serving(repository, "--access-log", "off", "--no-ui") as server:
         server.wait_until_ready()
+        assert server.ask("/ui")[:2] == (404, {"error": "no route GET /ui"})
         assert answers(server)[0] == 200
         assert not server.lines("request")
 

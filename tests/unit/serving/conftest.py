@@ -74,6 +74,13 @@ class Centred(nn.Module):
         return x - x.mean(dim=0)
 
 
+class Blurred(nn.Module):
+    """Takes the mean of three pixels, left to right, of a picture."""
+
+    def forward(self, picture):
+        return nn.functional.avg_pool2d(picture, (1, 3), stride=1, padding=(0, 1))
+
+
 MODELS = {
     "digits": (digits_model, (torch.linspace(-1, 1, 40).reshape(5, 8),), ({0: BATCH},)),
     "pair": (Pair, ({"pair": (torch.ones(2, 3), torch.arange(6.0).reshape(2, 3))}, 3), None),
@@ -89,6 +96,7 @@ MODELS = {
         (torch.tensor([True, False]), torch.ones(3).half(), torch.ones(3).bfloat16(), torch.tensor([1, 2])),
         None,
     ),
+    "blurred": (Blurred, (torch.linspace(0, 1, 3 * 40 * 50).reshape(1, 3, 40, 50) ** 2,), None),
     "counter": (Counter, (torch.ones(3),), None),
 }
 

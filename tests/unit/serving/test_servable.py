@@ -55,6 +55,12 @@ def test_infer_with_tensors_gives_tensors(exported):
     assert got.is_inference()
 
 
+def test_recorded_call_is_what_the_model_was_exported_with(exported):
+    inputs = Servable(exported("pair")).recorded_call()
+    assert [*inputs] == ["batch.pair.0", "batch.pair.1"]
+    np.testing.assert_array_equal(inputs["batch.pair.1"], np.arange(6, dtype=np.float32).reshape(2, 3))
+
+
 ARRAYS = {
     "read_only": lambda x: np.frombuffer(x.tobytes(), np.float32).reshape(x.shape),
     "stepping_backwards": lambda x: x[::-1].copy()[::-1],

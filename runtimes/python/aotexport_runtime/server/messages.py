@@ -211,14 +211,26 @@ def write_answer(
     entries: list[dict[str, Any]] = []
     parts: list[bytes] = []
     for name, in_bytes in request.outputs.items():
-        array, datatype = outputs[name], signature.outputs[name][0]
-        entry: dict[str, Any] = {"name": name, "datatype": datatype, "shape": list(array.shape)}
-        if in_bytes:
-            parts.append(to_bytes(datatype, array))
-            entry["parameters"] = {"binary_data_size": len(parts[-1])}
-        else:
-            entry["data"] = array.ravel().tolist()
-        entries.append(entry)
+        entries.append(_entry(name, signature.outputs[name][0], outputs[name], parts if in_bytes else None))
     answer = {"model_name": model, "model_version": version, "id": request.id, "outputs": entries}
     head = msgspec.json.encode(answer)
     return (head, None) if not parts else (b"".join([head, *parts]), len(head))
+
+
+def write_call(inputs: Mapping[str, Array], signature: Signature) -> tuple[bytes, int]:
+    """Return the body of a request for `inputs` in bytes, and how much of it is JSON."""
+    parts: list[bytes] = []
+    entries = [_entry(name, signature.inputs[name][0], array, parts) for name, array in inputs.items()]
+    head = msgspec.json.encode({"inputs": entries})
+    return b"".join([head, *parts]), len(head)
+
+
+def _entry(name: str, datatype: str, array: Array, parts: list[bytes] | None) -> dict[str, Any]:
+    """Return what JSON says of a tensor; append its bytes to `parts`, if there are any."""
+    entry: dict[str, Any] = {"name": name, "datatype": datatype, "shape": list(array.shape)}
+    if parts is None:
+        entry["data"] = array.ravel().tolist()
+    else:
+        parts.append(to_bytes(datatype, array))
+        entry["parameters"] = {"binary_data_size": len(parts[-1])}
+    return entry

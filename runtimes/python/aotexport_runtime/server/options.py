@@ -35,6 +35,7 @@ class ServeOptions:
     trust: Literal["data", "native"] = "data"
     mapped: bool = False
     access_log: bool = True
+    ui: bool = True
     tls_cert: Path | None = None
     tls_key: Path | None = None
 
@@ -79,6 +80,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="map weights, so that workers share them; nobody may write into files that are served",
     )
     add("--access-log", choices=("on", "off"), default="on", help="one line per request (default: %(default)s)")
+    add("--no-ui", dest="ui", action="store_false", help="serve no page at /ui to try models in a browser")
     add("--tls-cert", type=Path, help="certificate, for HTTPS and gRPC with TLS")
     add("--tls-key", type=Path, help="its key")
 

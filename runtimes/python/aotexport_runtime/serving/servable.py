@@ -17,7 +17,7 @@ from aotexport_runtime.errors import ArgumentInvalid, CallInvalid, NotSupported
 from aotexport_runtime.serving.batcher import Answer, Batcher, Waiting
 from aotexport_runtime.serving.interface import BatchAxes, TensorSpec, join_key
 from aotexport_runtime.serving.program import ServedProgram, Values, as_array, is_rare
-from aotexport_runtime.serving.warm_up import check_recorded_calls, proven_batch
+from aotexport_runtime.serving.warm_up import check_recorded_calls, proven_batch, recorded_values
 from aotexport_runtime.values import dtypes
 from aotexport_runtime.values.arguments import check_type
 from aotexport_runtime.values.tensors import is_torch_tensor
@@ -126,6 +126,19 @@ class Servable:
         self._batch = axes = proven_batch(program, recorded)
         if axes is not None and axes.most is not None:
             self._batcher.max_batch_size = min(self._batcher.max_batch_size, axes.most)
+
+    def recorded_call(self) -> dict[str, np.ndarray[Any, Any]] | None:
+        """Return the inputs of a recorded call by name, as `infer` takes them; None: the bundle holds none.
+
+        Raises:
+            BundleInvalid: the record is invalid.
+            NotSupported: the servable is closed.
+        """
+        program = self._served()
+        values = recorded_values(self._bundle, program)
+        if values is None:
+            return None
+        return {spec.name: as_array(value) for spec, value in zip(self.inputs, values, strict=True)}
 
     def infer(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """Return the outputs of a call, by name.

@@ -58,6 +58,15 @@ def check_recorded_calls(bundle: Bundle, program: ServedProgram) -> list[Values]
     return recorded
 
 
+def recorded_values(bundle: Bundle, program: ServedProgram) -> Values | None:
+    """Return the arguments of the first recorded call of the program or a variant; None: there is none."""
+    entry = next((entry for entry in bundle.manifest.testvectors if entry.program in program.variants), None)
+    if entry is None:
+        return None
+    vector, stored = read_vector(bundle, entry)
+    return make_inputs(vector.inputs, stored, program.module.device, program.module.form).values
+
+
 def _check_unchanged(program: ServedProgram, before: Mapping[str, tuple[int, int]]) -> None:
     changed = [name for name, version in _versions(program).items() if version != before[name]]
     changed += [attribute.name for attribute in program.module.bundle.manifest.attributes]

@@ -19,6 +19,7 @@ from starlette.exceptions import HTTPException
 from aotexport_runtime.server.endpoints import metrics
 from aotexport_runtime.server.endpoints.inference import Inference, refusal_of_kserve
 from aotexport_runtime.server.endpoints.models import BundleExtension, BundlePlane
+from aotexport_runtime.server.endpoints.page import Page
 from aotexport_runtime.server.messages import Request as InferRequest
 from aotexport_runtime.server.messages import Signature, read_request, write_answer
 from aotexport_runtime.server.options import ServeOptions
@@ -46,6 +47,7 @@ class RestServer(RESTServer):
         self.config.access_log = False
         self.config.ws = "none"
         self._routes = Routes(plane, extension, inference, options)
+        self._page = Page(plane, JSON_NBYTES) if options.ui else None
 
     async def serve(self, listening: socket.socket) -> None:
         """Answer requests until the process is told to end, and the last one is answered."""
@@ -54,6 +56,8 @@ class RestServer(RESTServer):
 
     def _register_endpoints(self, app: FastAPI) -> None:
         app.include_router(self._routes.router())
+        if self._page is not None:
+            app.include_router(self._page.router())
         super()._register_endpoints(app)
 
     def _add_middlewares(self, app: FastAPI) -> None:

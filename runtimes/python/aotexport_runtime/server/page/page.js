@@ -1,0 +1,160 @@
+// The page: choose a model, fill in a call, run it.
+
+import { Latency } from "./latency.js";
+import { curl, python } from "./snippets.js";
+import { field, make, output, signature } from "./show.js";
+import { request, tensorsOf, zeros } from "./tensors.js";
+
+const LOOK_MS = 2000;
+const at = (id) => document.getElementById(id);
+const url = (path) => new URL(path, document.baseURI).href;
+const route = (model) => `v2/models/${encodeURIComponent(model)}`;
+
+let models = [];
+let chosen = null; // { name, inputs, outputs, fields, latency }
+
+async function json(path, options) {
+  const response = await fetch(url(path), options);
+  const found = await response.json();
+  if (!response.ok) throw new Error(found.error);
+  return found;
+}
+
+/** Look at the models and the metrics, again and again. */
+async function look() {
+  try {
+    const found = await json("v2/repository/index", { method: "POST", body: "{}" });
+    const changed = JSON.stringify(found) !== JSON.stringify(models);
+    models = found;
+    if (changed) showModels();
+    at("unreachable").textContent = models.length ? "" : "The repository holds no model.";
+    if (!chosen && models.length) await choose((models.find(isReady) || models[0]).name);
+    if (chosen?.latency) await showLatency(chosen.latency);
+  } catch (error) {
+    at("unreachable").textContent = `The server does not answer: ${error.message}`;
+  }
+  setTimeout(look, LOOK_MS);
+}
+
+const isReady = (model) => model.state === "READY";
+
+function showModels() {
+  const focused = document.activeElement?.dataset?.model;
+  at("models").replaceChildren(...models.map((model) => {
+    const state = make("span", { class: `state ${model.state}` }, `version ${model.version}, ${model.state.toLowerCase()}`);
+    const button = make("button", { type: "button", "data-model": model.name }, model.name, state);
+    button.setAttribute("aria-current", String(model.name === chosen?.name));
+    button.addEventListener("click", () => choose(model.name).then(() => at("title").scrollIntoView({ block: "nearest" })));
+    return make("li", {}, button);
+  }));
+  if (focused) document.querySelector(`[data-model="${CSS.escape(focused)}"]`)?.focus();
+  showAbout();
+}
+
+function showAbout() {
+  const model = models.find(({ name }) => name === chosen?.name);
+  if (!model) return;
+  at("title").textContent = model.name;
+  document.title = `${model.name}: served models`;
+  const reason = model.reason ? ` Not served: ${model.reason}` : "";
+  at("about").textContent = `Version ${model.version}, ${model.state.toLowerCase()}.${reason}`;
+}
+
+/** Show a model, and fill in its form. */
+async function choose(name) {
+  chosen = { name };
+  showModels();
+  ["call", "result", "latency", "code"].forEach((id) => { at(id).hidden = true; });
+  at("error").textContent = at("took").textContent = "";
+  const own = chosen;
+  let metadata;
+  try {
+    metadata = await json(route(name));
+  } catch (error) {
+    if (own === chosen) at("about").textContent = `Not served: ${error.message}`;
+    return;
+  }
+  if (own !== chosen) return;
+  Object.assign(chosen, { inputs: metadata.inputs, outputs: metadata.outputs, latency: new Latency(name) });
+  await fill();
+  if (own !== chosen) return;
+  ["call", "latency", "code"].forEach((id) => { at(id).hidden = false; });
+  await showLatency(own.latency);
+}
+
+/** Fill in the arguments of a recorded call. */
+async function fill() {
+  const own = chosen;
+  const response = await fetch(url(`ui/models/${encodeURIComponent(own.name)}/recorded`));
+  const recorded = response.ok ? await tensorsOf(response, "inputs") : null;
+  if (own !== chosen) return;
+  at("filled").textContent = recorded
+    ? "Filled in from a call that was recorded at export." : "The bundle holds no recorded call: zeros are filled in.";
+  own.fields = own.inputs.map((spec, index) => (
+    field(spec, recorded?.find(({ name }) => name === spec.name) || zeros(spec), index)));
+  at("inputs").replaceChildren(...own.fields.map(({ element }) => element));
+  showCode();
+}
+
+function showCode() {
+  try {
+    const tensors = chosen.fields.map(({ read }) => read());
+    const { host, protocol } = new URL(document.baseURI);
+    at("curl").textContent = curl(url(`${route(chosen.name)}/infer`), tensors, chosen.outputs);
+    at("python").textContent = python(host, protocol === "https:", chosen.name, tensors, chosen.outputs);
+  } catch (error) {
+    at("curl").textContent = at("python").textContent = `# ${error.message}`;
+  }
+}
+
+async function run(event) {
+  event.preventDefault();
+  at("error").textContent = "";
+  at("took").textContent = "Running …";
+  at("run").disabled = true;
+  const own = chosen;
+  try {
+    const call = request(own.fields.map(({ read }) => read()));
+    const began = performance.now();
+    const response = await fetch(url(`${route(own.name)}/infer`), call);
+    if (!response.ok) throw new Error((await response.json()).error);
+    const outputs = await tensorsOf(response, "outputs");
+    const took = performance.now() - began;
+    if (own !== chosen) return;
+    at("outputs").replaceChildren(...outputs.map(output));
+    at("result").hidden = false;
+    at("took").textContent = `Answered in ${took.toFixed(1)} ms: ` +
+      outputs.map(({ name, datatype, shape }) => `${name} ${datatype}${signature(shape)}`).join(", ");
+  } catch (error) {
+    at("took").textContent = "";
+    at("error").textContent = error.message;
+    at("result").hidden = true;
+  } finally {
+    at("run").disabled = false;
+    at("run").focus();
+  }
+}
+
+async function showLatency(latency) {
+  const response = await fetch(url("metrics"), { headers: { Accept: "text/plain" } });
+  latency.add(await response.text(), Date.now());
+  if (latency === chosen?.latency) latency.show(at("plot"), at("plot-text"), Date.now());
+}
+
+async function copy(event) {
+  const text = at(event.currentTarget.dataset.copies);
+  try {
+    await navigator.clipboard.writeText(text.textContent);
+    at("copied").textContent = "Copied.";
+  } catch { // browsers give no clipboard to pages without TLS
+    getSelection().selectAllChildren(text);
+    at("copied").textContent = "Selected: copy it by your browser.";
+  }
+}
+
+at("call").addEventListener("submit", run);
+at("call").addEventListener("input", showCode);
+at("refill").addEventListener("click", fill);
+document.querySelectorAll("[data-copies]").forEach((button) => button.addEventListener("click", copy));
+json("v2").then(({ name, version }) => { at("server").textContent = `${name} ${version}`; }).catch(() => {});
+look();

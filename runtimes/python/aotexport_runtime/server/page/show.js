@@ -1,0 +1,109 @@
+// Tensors on the page: a form for inputs, a table or a picture for outputs.
+
+import { count, element, parsed, textOf } from "./tensors.js";
+
+const MOST_EDITED = 4096, MOST_ROWS = 50, MOST_COLUMNS = 24, LEAST_SIDE = 8;
+
+/** Make an element with attributes, and children that are elements or text. */
+export function make(tag, attributes = {}, ...children) {
+  const made = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
+  made.append(...children);
+  return made;
+}
+
+export const signature = (shape) => `[${shape.map((size) => (size < 0 ? "any" : size)).join(", ")}]`;
+
+/** Return the fields of an input, and a function that reads the tensor from them. */
+export function field(spec, tensor, index) {
+  const parts = [make("legend", {}, spec.name), make("p", { class: "meta" }, `${spec.datatype}${signature(spec.shape)}`)];
+  const drawn = picture(tensor);
+  if (tensor.values.length > MOST_EDITED) {
+    const text = `${tensor.values.length} values of shape ${signature(tensor.shape)}: too many to edit here, sent as they are.`;
+    parts.push(make("p", { class: "note" }, text), ...(drawn ? [drawn] : []));
+    return { element: make("fieldset", {}, ...parts), read: () => tensor };
+  }
+  const shape = make("input", { id: `shape-${index}`, value: tensor.shape.join(", "), autocomplete: "off" });
+  const values = make("textarea", { id: `values-${index}`, spellcheck: "false" }, textOf(tensor));
+  values.rows = Math.min(8, Math.max(2, values.value.split("\n").length));
+  parts.push(make("label", { for: shape.id }, `Shape of ${spec.name}`), shape);
+  parts.push(make("label", { for: values.id }, `Values of ${spec.name}, row after row`), values, ...(drawn ? [drawn] : []));
+  return { element: make("fieldset", {}, ...parts), read: () => parsed(spec, shape.value, values.value) };
+}
+
+/** Return an output as a table or, where it looks like an image, as a picture and a table. */
+export function output(tensor) {
+  const title = make("h4", {}, tensor.name), drawn = picture(tensor);
+  const about = make("p", { class: "meta" }, `${tensor.datatype}${signature(tensor.shape)}`);
+  return make("div", { class: "output" }, title, about, ...(drawn ? [drawn] : []), table(tensor));
+}
+
+function table(tensor) {
+  const width = tensor.shape.at(-1) ?? 1, rows = width ? tensor.values.length / width : 0;
+  const columns = Math.min(width, MOST_COLUMNS);
+  const head = make("tr", {}, make("td"));
+  for (let column = 0; column < columns; column++) head.append(make("th", { scope: "col" }, String(column)));
+  const body = make("tbody");
+  for (let row = 0; row < Math.min(rows, MOST_ROWS); row++) {
+    const cells = Array.from({ length: columns }, (_, column) => element(tensor, row * width + column));
+    const greatest = width > 1 && width <= MOST_COLUMNS && typeof cells[0] !== "boolean"
+      ? cells.reduce((best, value, column) => (value > cells[best] ? column : best), 0) : -1;
+    const line = make("tr", {}, make("th", { scope: "row" }, place(row, tensor.shape.slice(0, -1))));
+    cells.forEach((value, column) => line.append(
+      column === greatest ? make("td", { class: "greatest" }, short(value)) : make("td", {}, short(value))));
+    body.append(line);
+  }
+  const cut = rows > MOST_ROWS || width > MOST_COLUMNS;
+  const caption = make("caption", { class: "meta" }, cut
+    ? `The first ${Math.min(rows, MOST_ROWS)} of ${rows} rows, ${columns} of ${width} columns` : "");
+  const whole = make("table", {}, ...(cut ? [caption] : []), make("thead", {}, head), body);
+  return make("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": `Values of ${tensor.name}` }, whole);
+}
+
+const short = (value) => (typeof value === "number" && !Number.isInteger(value) ? value.toPrecision(5) : String(value));
+
+/** Return the indices of a row by the sizes of the axes before the last. */
+function place(row, shape) {
+  const indices = [];
+  for (const size of [...shape].reverse()) {
+    indices.unshift(row % size);
+    row = Math.floor(row / size);
+  }
+  return indices.length ? `[${indices.join(", ")}]` : "values";
+}
+
+/** Return where the first image of a tensor lies in it, or null: channels first, then channels last. */
+function image({ datatype, shape }) {
+  const integers = datatype !== "UINT8" && (datatype.includes("INT") || datatype === "BOOL");
+  if (shape.length < 3 || integers) return null;
+  const [a, b, c] = shape.slice(-3), colours = (size) => size === 1 || size === 3;
+  const large = (...sides) => sides.every((side) => side >= LEAST_SIDE && side <= 4096);
+  if (colours(a) && large(b, c)) return { channels: a, height: b, width: c, step: 1, plane: b * c };
+  if (colours(c) && large(a, b)) return { channels: c, height: a, width: b, step: c, plane: 1 };
+  return null;
+}
+
+function picture(tensor) {
+  const found = image(tensor);
+  if (!found || count(tensor.shape) === 0) return null;
+  const { channels, height, width, step, plane } = found, size = channels * height * width;
+  let least = Infinity, most = -Infinity;
+  for (let index = 0; index < size; index++) {
+    const value = Number(element(tensor, index));
+    if (value < least) least = value;
+    if (value > most) most = value;
+  }
+  const label = `Picture of ${tensor.name}, from ${short(least)} (black) to ${short(most)} (white)`;
+  const canvas = make("canvas", { width, height, role: "img", "aria-label": label, title: label });
+  const pixels = new ImageData(width, height), scale = 255 / (most - least || 1);
+  for (let pixel = 0; pixel < width * height; pixel++) {
+    for (let colour = 0; colour < 3; colour++) {
+      const index = pixel * step + Math.min(colour, channels - 1) * plane;
+      pixels.data[4 * pixel + colour] = (Number(element(tensor, index)) - least) * scale;
+    }
+    pixels.data[4 * pixel + 3] = 255;
+  }
+  canvas.getContext("2d").putImageData(pixels, 0, 0);
+  return canvas;
+}
+
