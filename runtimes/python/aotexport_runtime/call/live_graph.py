@@ -26,6 +26,7 @@ from aotexport_runtime.schema.program import Program, StateInput
 from aotexport_runtime.schema.values import Argument, SequenceMeta, ValueMeta
 from aotexport_runtime.submodules.changes import SubmoduleChange
 from aotexport_runtime.submodules.places import StateSlot, is_below, module_at
+from aotexport_runtime.submodules.tables import is_sharded
 from aotexport_runtime.validate import references
 from aotexport_runtime.values import dtypes
 from aotexport_runtime.values.subclasses import is_wrapper
@@ -385,7 +386,7 @@ def check_state_read(graph: Graph, program: Program, live: LiveGraph | None, slo
         tensor = table.get(key)
         if tensor is None:
             continue
-        if is_wrapper(tensor):
+        if is_wrapper(tensor) and not is_sharded(table):
             raise NotSupported(
                 f"`{spec.name}` is a `{type(tensor).__name__}` now, and program `{program.name}` was captured with a "
                 "plain tensor, which it reads otherwise than by calling a layer. Change the model, and export it again"

@@ -13,7 +13,7 @@ from aotexport_runtime.errors import NotSupported
 from aotexport_runtime.schema.manifest import Manifest
 from aotexport_runtime.submodules.places import is_below, module_at
 from aotexport_runtime.submodules.submodule import WRAP, LoadedSubmodule, Origin
-from aotexport_runtime.submodules.tables import HOOKS
+from aotexport_runtime.submodules.tables import HOOKS, is_sharded
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ def changes_below(module: nn.Module, origin: Origin, mode: bool) -> list[Submodu
 def _change(module: LoadedSubmodule, origin: Origin, mode: bool) -> SubmoduleChange | None:
     """Return the change of a submodule itself; None: it did not change."""
     path, runs_part = origin.path, not origin.known
-    if type(module) is not origin.type:
+    if type(module) is not origin.type and not _is_unit(module, origin):
         computed = "parametrizations" in module._modules
         how = "is parametrized" if computed else "has another class"
         return SubmoduleChange(path, module, how, runs_part=runs_part, computes_state=computed)
@@ -95,6 +95,11 @@ def _change(module: LoadedSubmodule, origin: Origin, mode: bool) -> SubmoduleCha
         return SubmoduleChange(path, module, "has hooks", keeps_state=True, runs_part=True)
     check_nothing_added(module, origin)
     return None
+
+
+def _is_unit(module: LoadedSubmodule, origin: Origin) -> bool:
+    """Return whether all that changed of a module's class is that `fully_shard` gathers its parameters by hooks."""
+    return is_sharded(module._parameters) and type(module).__bases__[1:] == (origin.type,)
 
 
 def check_nothing_added(module: nn.Module, origin: Origin) -> None:

@@ -19,7 +19,7 @@ from aotexport_runtime.errors import NotSupported
 from aotexport_runtime.submodules.adapter import Adapter, adapted_call
 from aotexport_runtime.submodules.python_state import OwnAttributes, WithAttributes
 from aotexport_runtime.submodules.running import running_parts
-from aotexport_runtime.submodules.tables import HOOKS, STATE, TensorKind, kind_of, refill, told
+from aotexport_runtime.submodules.tables import HOOKS, STATE, TensorKind, kind_in, refill, told
 
 WRAP = (
     "Hold the loaded module and new layers in a module of your own, and export that "
@@ -67,7 +67,7 @@ class LoadedSubmodule(WithAttributes):
         origin: Origin = self.__dict__["_origin"]
         origin.type = type(self)
         tensors = {**self._parameters, **self._buffers}
-        origin.tensors = {name: kind_of(t) for name, t in tensors.items() if t is not None}
+        origin.tensors = {name: kind_in(self.__dict__, t) for name, t in tensors.items() if t is not None}
         origin.submodules = {name: module for name, module in self._modules.items() if module is not None}
         told(self, origin.changed, self.check_added)
 
@@ -128,7 +128,7 @@ class LoadedSubmodule(WithAttributes):
         origin: Origin = self.__dict__["_origin"]
         for name, expected in origin.tensors.items():
             tensor = self._parameters.get(name, self._buffers.get(name))
-            if tensor is not None and kind_of(tensor) != expected:
+            if tensor is not None and kind_in(self.__dict__, tensor) != expected:
                 return name
         return None
 
@@ -176,10 +176,13 @@ class LoadedSubmodule(WithAttributes):
             _check_class(self, value, origin.path)
             super().__setattr__(name, value)
             origin.changed()
+        elif name in self._parameters or name in self._buffers or name in self._modules:
+            # These tables tell of changes.
+            super().__setattr__(name, value)
         elif isinstance(value, nn.Module | torch.Tensor) or self._is_looked_at(name):
             super().__setattr__(name, value)
             origin.changed()
-        elif name.startswith("_") or name in self._parameters or name in self._buffers or name in self._modules:
+        elif name.startswith("_"):
             super().__setattr__(name, value)
         else:
             raise NotSupported(

@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -29,13 +30,14 @@ class _Telling:
 
     changed: Callable[[], None] | None = None
     check: Callable[[str, Any], None] | None = None
+    owner: Mapping[str, Any] = MappingProxyType({})
 
     def __setitem__(self, key: Any, value: Any) -> None:
         before = self.get(key)  # type: ignore[attr-defined]
         if self.check is not None and key not in self:  # type: ignore[operator]
             self.check(key, value)
         super().__setitem__(key, value)  # type: ignore[misc]
-        if self.changed is not None and not _alike(before, value):
+        if self.changed is not None and not _alike(self.owner, before, value):
             self.changed()
 
     def __delitem__(self, key: Any) -> None:
@@ -62,15 +64,29 @@ class HookTable(_Telling, OrderedDict[int, Any]):  # type: ignore[misc]
     """Hooks of a module."""
 
 
-def _alike(before: Any, value: Any) -> bool:
+def _alike(owner: Mapping[str, Any], before: Any, value: Any) -> bool:
     if isinstance(before, torch.Tensor) and isinstance(value, torch.Tensor):
-        return kind_of(before) == kind_of(value)
+        return kind_in(owner, before) == kind_in(owner, value)
     return before is value
 
 
-def kind_of(tensor: torch.Tensor) -> TensorKind:
-    """Return the facts about a state tensor that calls depend on, beside its values."""
-    return tensor.dtype, tensor.shape, type(tensor) if is_wrapper(tensor) else None
+def kind_in(owner: Mapping[str, Any], tensor: torch.Tensor) -> TensorKind:
+    """Return the facts about a state tensor that calls depend on, beside its values.
+
+    Args:
+        owner: attributes of the module that holds it.
+        tensor: a parameter or buffer.
+    """
+    return tensor.dtype, tensor.shape, type(tensor) if is_wrapper(tensor) and not _shards(owner) else None
+
+
+def is_sharded(table: Mapping[str, Any]) -> bool:
+    """Return whether tensors of a table are whole in calls alone: `fully_shard` keeps a part of each between them."""
+    return _shards(getattr(table, "owner", {}))
+
+
+def _shards(owner: Mapping[str, Any]) -> bool:
+    return bool(owner.get("_is_fsdp_managed_module"))
 
 
 def refill(module: nn.Module, name: str, entries: Any) -> None:
@@ -91,6 +107,6 @@ def told(module: nn.Module, changed: Callable[[], None], check: Callable[[str, A
     """
     for name in (*STATE, "_modules", *HOOKS):
         table = (HookTable if name in HOOKS else ModuleTable)(module.__dict__[name])
-        table.changed = changed
+        table.changed, table.owner = changed, module.__dict__
         table.check = check if name == "_modules" else None
         module.__dict__[name] = table

@@ -16,7 +16,8 @@ from aotexport_runtime.schema.manifest import StateTensor
 from aotexport_runtime.schema.program import Program, SizeInput, StateInput
 from aotexport_runtime.schema.trees import Leaf
 from aotexport_runtime.submodules.places import StateSlot
-from aotexport_runtime.values.subclasses import Form
+from aotexport_runtime.submodules.tables import is_sharded
+from aotexport_runtime.values.subclasses import Form, is_wrapper
 from aotexport_runtime.values.trees import leaves
 
 Ties = Sequence[tuple[StateSlot, Sequence[StateSlot], StateTensor]]
@@ -51,6 +52,7 @@ class ModuleTensor:
     key: str
     name: str
     is_passed: bool
+    program: str
 
 
 @dataclass(frozen=True)
@@ -66,13 +68,17 @@ def _state(caller: Caller) -> list[ModuleTensor]:
     trees = [parameter.tree for parameter in caller.program.parameters]
     passed = {leaf.index for tree in trees for _, leaf in leaves(tree) if isinstance(leaf, Leaf)}
     return [
-        ModuleTensor(index, table, key, _name(caller.program, index), index in passed)
+        ModuleTensor(index, table, key, _name(caller.program, index), index in passed, caller.program.name)
         for index, table, key in caller.state
     ]
 
 
 def _passed_state(caller: Caller) -> list[ModuleTensor]:
     return [state for state in _state(caller) if state.is_passed]
+
+
+def _sharded_state(caller: Caller) -> list[ModuleTensor]:
+    return [state for state in _state(caller) if is_sharded(state.table) and state.index not in caller.forms]
 
 
 def _subclass_state(caller: Caller) -> list[tuple[ModuleTensor, Form]]:
@@ -189,6 +195,18 @@ STATE: tuple[GuardRule[Caller, Any], ...] = (
         message=lambda state, call: (
             f"the module's `{state.name}` is gone or was replaced by something that is computed "
             "(pruning, parametrization), and the programs read it. Change the model, and export it again"
+        ),
+    ),
+    GuardRule(
+        name="whole",
+        cost="tensor",
+        of=_sharded_state,
+        holds=lambda source, state: f"not {source.ask(is_wrapper, input_name(state.index))}",
+        error=NotSupported,
+        message=lambda state, call: (
+            f"`{state.name}` is in parts over processes here, and program `{state.program}` reads it whole: "
+            "`fully_shard` gathers it for calls of the module that it was given. Give it the loaded module too, and "
+            "call that (methods after `register_fsdp_forward_method`)"
         ),
     ),
     GuardRule(

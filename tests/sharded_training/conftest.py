@@ -1,0 +1,48 @@
+"""Processes of one group, and the bundle that they train."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.sharded_training.models import export
+
+Run = Callable[..., list[str]]
+
+EXPECTED = ("FSDP2-wrapped module", "`torch.jit.")
+"""Beginnings of warnings that eager gives as well."""
+
+
+@pytest.fixture(scope="session")
+def bundle(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("sharded") / "network"
+    export(path)
+    return path
+
+
+@pytest.fixture
+def run_ranks(tmp_path, bundle) -> Run:
+    """Return a function that runs a module of this package, once per rank, and returns what the ranks print."""
+
+    def run(module: str, ranks: int, *args: str) -> list[str]:
+        own = tmp_path / "network"
+        if not own.exists():
+            own.symlink_to(bundle)
+        ignored = [option for message in EXPECTED for option in ("-W", f"ignore:{message}")]
+        command = [sys.executable, "-W", "error", *ignored, "-m", f"tests.sharded_training.{module}", str(own)]
+        processes = [
+            subprocess.Popen(
+                [*command, str(rank), str(ranks), *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            )
+            for rank in range(ranks)
+        ]
+        finished = [process.communicate() for process in processes]
+        (tmp_path / "store").unlink(missing_ok=True)
+        assert [process.returncode for process in processes] == [0] * ranks, finished[0][1]
+        return [out for out, _ in finished]
+
+    return run

@@ -1,0 +1,51 @@
+"""Mistakes with state in parts over ranks.
+
+Run as `python -m tests.sharded_training.refusals DIRECTORY RANK WORLD_SIZE MISTAKE ...` once per rank: prints the errors.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+import aotexport_runtime
+from tests.sharded_training.models import batch
+from tests.sharded_training.ranks import sharded
+
+
+def program_called(path: Path, rank: int) -> None:
+    sharded(aotexport_runtime.load(path).train(), "blocks").program("train")(batch(rank, 0))
+
+
+def rounded(path: Path, rank: int) -> None:
+    module = aotexport_runtime.load(path).train()
+    for unit in (*module.blocks, module):
+        fully_shard(
+            unit,
+            mesh=dist.device_mesh.init_device_mesh("cpu", (dist.get_world_size(),)),
+            mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16),
+        )
+    module(batch(rank, 0))
+
+
+MISTAKES = {"program_called": program_called, "rounded": rounded}
+
+
+def main(path: Path, rank: int, ranks: int, mistakes: list[str]) -> None:
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    dist.init_process_group("gloo", init_method=f"file://{path.parent / 'store'}", rank=rank, world_size=ranks)
+    for mistake in mistakes:
+        try:
+            MISTAKES[mistake](path, rank)
+        except aotexport_runtime.AotExportError as error:
+            print(error)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]).absolute(), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4:])

@@ -1,0 +1,37 @@
+"""State in parts over ranks: bundles train as one process trains the model on the joined batch."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.sharded_training.ranks import WAYS
+
+
+def test_two_ranks_that_share_the_state_train_a_bundle_as_one_process_trains_the_model(run_ranks):
+    ways = ["zero", "whole", "blocks"]
+
+    assert [out.splitlines() for out in run_ranks("ranks", 2, *ways)] == [ways] * 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_every_way_to_share_the_state_trains_a_bundle_as_one_process_trains_the_model(run_ranks, ranks):
+    assert [out.splitlines() for out in run_ranks("ranks", ranks, *WAYS)] == [[*WAYS]] * ranks
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("ranks", "part"), [(2, 0.6), (4, 0.35)])
+def test_each_rank_holds_its_part_of_weights_gradients_and_optimizer_state(run_ranks, ranks, part):
+    for whole, own in (map(int, out.split()) for out in run_ranks("memory", ranks)):
+        assert own <= part * whole
+
+
+def test_calls_that_would_read_a_part_for_the_whole_are_refused_by_name(run_ranks):
+    assert run_ranks("refusals", 1, "program_called", "rounded") == [
+        "`table.weight` is in parts over processes here, and program `train` reads it whole: `fully_shard` gathers it "
+        "for calls of the module that it was given. Give it the loaded module too, and call that (methods after "
+        "`register_fsdp_forward_method`)\n"
+        "`table` has a `weight` of another dtype, shape or class, and now returns what the rest of the program is not "
+        "right for. Return what the original did, or change the model and export it again:\n"
+        "  - `result`: expected float32[4, 5, 16], got bfloat16[4, 5, 16]\n"
+    ]
