@@ -1,6 +1,7 @@
 """Mistakes with state in parts over ranks.
 
-Run as `python -m tests.sharded_training.refusals DIRECTORY RANK WORLD_SIZE MISTAKE ...` once per rank: prints the errors.
+Run as `python -m tests.sharded_training.refusals DIRECTORY RANK WORLD_SIZE MISTAKE ...` once per rank: prints the
+errors.
 """
 
 from __future__ import annotations
