@@ -21,13 +21,15 @@ PATIENCE_S = 120
 class Server:
     """`python -m aotexport_runtime serve` at free ports, with the lines of its log."""
 
-    def __init__(self, repository, *options):
+    def __init__(self, repository, *options, before=""):
+        """Start it; `before` is a directory where modules are looked for first."""
         command = ["-m", "aotexport_runtime", "serve", repository, "--http-port", "0", "--grpc-port", "0"]
         self.process = subprocess.Popen(
             [sys.executable, *map(str, command), "--poll-s", "0.1", *options],
             stderr=subprocess.PIPE,
             text=True,
-            env=os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "runtimes/python")])},
+            env=os.environ
+            | {"PYTHONPATH": os.pathsep.join(map(str, (before or ROOT, ROOT, ROOT / "runtimes/python")))},
         )
         self.log, self.other = [], []
         self._reader = threading.Thread(target=self._read, daemon=True)
@@ -93,9 +95,9 @@ def wait_for(found, server=None):
 
 
 @contextlib.contextmanager
-def serving(repository, *options):
+def serving(repository, *options, **more):
     """Run a server until the end of the block; it has to end by itself then."""
-    server = Server(repository, *options)
+    server = Server(repository, *options, **more)
     try:
         yield server
         assert server.end() == 0

@@ -148,6 +148,7 @@ def test_workers_end_when_their_parent_is_killed(repository):
 USAGE = {
     "port": (["--http-port", "-1"], "`--http-port`: expected at least 0, got -1"),
     "threads": (["--threads", "0"], "`--threads`: expected at least 1, got 0"),
+    "limit": (["--limits", "nodes=0"], "`--limits`: `nodes` is a number above 0, got `0`"),
     "tls": (["--tls-cert", "a"], "`--tls-cert` and `--tls-key` belong together"),
 }
 

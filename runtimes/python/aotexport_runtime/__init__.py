@@ -50,7 +50,7 @@ _LATER = {
 }
 """Names by the module that they are in, which most callers need not import, or which imports torch."""
 
-_WITH_TORCH = ("BundleModule", "Servable", "generate", "save", "selftest")
+_WITH_TORCH = ("BundleModule", "generate", "save", "selftest")
 """Those of them that are of no use without torch."""
 
 __all__ = [

@@ -7,12 +7,29 @@ import shutil
 import numpy as np
 import pytest
 
+from aotexport_runtime.errors import ArgumentInvalid
+from aotexport_runtime.schema.limits import Limits
 from aotexport_runtime.server.bundles import find_models
 from aotexport_runtime.server.marks import Marks
+from aotexport_runtime.server.options import limits_of
 from aotexport_runtime.server.refusals import Refusal
 from aotexport_runtime.server.repository import Repository
 from aotexport_runtime.serving.servable import Servable
 from tests.unit.serving.test_servable import copied
+
+
+def test_limits_are_read_by_name():
+    assert limits_of("nodes=5,json_depth=3") == Limits(nodes=5, json_depth=3)
+    assert limits_of("") == Limits()
+    with pytest.raises(ArgumentInvalid, match="`--limits`: no limit `node`; there are bundle_nbytes, json_nbytes"):
+        limits_of("node=5")
+
+
+def test_bundle_beyond_the_limits_is_not_served(root):
+    repository = Repository(root, lambda path: Servable(path, limits=Limits(nodes=2)))
+    repository.scan()
+    assert served(repository) == {"digits": None, "words": "1"}
+    assert "nodes" in repository.models["digits"].reason
 
 
 @pytest.fixture

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from aotexport_runtime.errors import ArgumentInvalid
+from aotexport_runtime.schema.limits import DEFAULT, Limits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +38,7 @@ class ServeOptions:
     mapped: bool = False
     access_log: bool = True
     ui: bool = True
+    limits: Limits = DEFAULT
     tls_cert: Path | None = None
     tls_key: Path | None = None
 
@@ -79,6 +82,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="map weights, so that workers share them; nobody may write into files that are served",
     )
+    add(
+        "--limits",
+        default="",
+        metavar="NAME=NUMBER,...",
+        help="the most that a bundle may ask for, by the names of `Limits`: nodes=20000,bundle_nbytes=2000000000",
+    )
     add("--access-log", choices=("on", "off"), default="on", help="one line per request (default: %(default)s)")
     add("--no-ui", dest="ui", action="store_false", help="serve no page at /ui to try models in a browser")
     add("--tls-cert", type=Path, help="certificate, for HTTPS and gRPC with TLS")
@@ -115,4 +124,23 @@ def options_of(parsed: Any) -> ServeOptions:
         raise ArgumentInvalid(f"`{parsed.repository}` is no directory; name a bundle, or a directory of bundles")
     if (parsed.tls_cert is None) != (parsed.tls_key is None):
         raise ArgumentInvalid("`--tls-cert` and `--tls-key` belong together")
-    return ServeOptions(**values | {"access_log": parsed.access_log == "on"})
+    values["access_log"], values["limits"] = parsed.access_log == "on", limits_of(parsed.limits)
+    return ServeOptions(**values)
+
+
+def limits_of(text: str) -> Limits:
+    """Return the limits in a text such as `nodes=20000,json_depth=32`; empty: the defaults.
+
+    Raises:
+        ArgumentInvalid: a name is none of `Limits`, or a number none above 0.
+    """
+    known = [field.name for field in dataclasses.fields(Limits)]
+    found: dict[str, int] = {}
+    for part in filter(None, text.split(",")):
+        name, _, number = part.partition("=")
+        if name not in known:
+            raise ArgumentInvalid(f"`--limits`: no limit `{name}`; there are {', '.join(known)}")
+        if not (number.isascii() and number.isdecimal() and int(number) > 0):
+            raise ArgumentInvalid(f"`--limits`: `{name}` is a number above 0, got `{number}`")
+        found[name] = int(number)
+    return Limits(**found)

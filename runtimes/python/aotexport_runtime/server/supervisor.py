@@ -68,7 +68,8 @@ class Supervisor:
         self._marks = state / "unloaded"
         self._marks.mkdir()
         self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(["aotexport_runtime.server.endpoints.preload"])
+        engine = [] if options.engine == "onnx" else ["aotexport_runtime.serving.program"]
+        self._context.set_forkserver_preload([*engine, "aotexport_runtime.server.endpoints.preload"])
         self._workers: list[Worker] = []
         self._ending = False
         self._pause_s = 0.0

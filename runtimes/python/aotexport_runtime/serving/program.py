@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import threading
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -15,11 +14,12 @@ from aotexport_runtime.call.flat_call import arguments_of, flat_outputs
 from aotexport_runtime.module.compose import program_of
 from aotexport_runtime.module.loading import load
 from aotexport_runtime.module.module_class import methods_of
-from aotexport_runtime.serving.interface import BatchAxes, interface_of
+from aotexport_runtime.serving.interface import interface_of
+from aotexport_runtime.serving.joining import Values
+from aotexport_runtime.values import dtypes
+from aotexport_runtime.values.compare import compare
+from aotexport_runtime.values.observe import Observation
 from aotexport_runtime.values.tensors import is_torch_tensor
-
-Values = list[Any]
-"""A tensor, array or integer per input of an `Interface`."""
 
 
 class ServedProgram:
@@ -34,9 +34,16 @@ class ServedProgram:
     """
 
     def __init__(
-        self, bundle: Bundle, *, target: str, device: str, trust: Literal["data", "native"], mapped: bool | None
+        self,
+        bundle: Bundle,
+        *,
+        target: str,
+        device: str,
+        threads: int | None,
+        trust: Literal["data", "native"],
+        mapped: bool | None,
     ) -> None:
-        """Load the bundle; arguments as of `load`.
+        """Load the bundle; arguments as of `load`; threads of an operator are those of the whole process.
 
         Raises:
             NotSupported: see `load`; or the bundle has no program for evaluation, or clients cannot call it.
@@ -56,6 +63,8 @@ class ServedProgram:
         inference = all("inference_mode" not in program.fixed for program in programs)
         self._without_gradients: Any = torch.inference_mode if inference else torch.no_grad
         self._lock = threading.Lock()
+        if threads is not None:
+            torch.set_num_threads(threads)
 
     def run(self, values: Values) -> list[Any]:
         """Return a tensor or number per output of the interface.
@@ -72,31 +81,25 @@ class ServedProgram:
             result = self._function(*args, **kwargs)
             return [value for _, value in flat_outputs(self._program.output_tree, result)]
 
-    def run_joined(self, calls: Sequence[Values], axes: BatchAxes) -> list[list[Any]]:
-        """Return the outputs of each of several calls, run as one.
+    def check_recorded_calls(self, bundle: Bundle) -> list[Values]:
+        """Run the recorded calls; return their arguments. See `warm_up.check_recorded_calls`."""
+        from aotexport_runtime.serving.warm_up import check_recorded_calls
 
-        Args:
-            calls: alike in all but the size of the batch.
-            axes: where they are joined.
+        return check_recorded_calls(bundle, self)
 
-        Raises:
-            CallInvalid: the joined call does not fit the program.
-        """
-        joined = [
-            _concatenated(values, axis) for values, axis in zip(zip(*calls, strict=True), axes.inputs, strict=True)
-        ]
-        ends = list(itertools.accumulate(values[0].shape[axes.inputs[0]] for values in calls))
-        outputs = self.run(joined)
-        return [
-            [output.narrow(axis, begin, end - begin) for output, axis in zip(outputs, axes.outputs, strict=True)]
-            for begin, end in itertools.pairwise([0, *ends])
-        ]
+    def recorded_values(self, bundle: Bundle) -> Values | None:
+        """Return the arguments of the first recorded call of the program or a variant; None: there is none."""
+        from aotexport_runtime.serving.warm_up import recorded_values
 
-    def run_together(self, calls: Sequence[Values], axes: BatchAxes | None) -> list[list[Any]]:
-        """Return the outputs of each of several calls: run as one, or of the only one; see `run`, `run_joined`."""
-        if axes is None or len(calls) == 1:
-            return [self.run(values) for values in calls]
-        return self.run_joined(calls, axes)
+        return recorded_values(bundle, self)
+
+    def agree(self, expected: Sequence[Any], got: Sequence[Any]) -> bool:
+        """Return whether outputs are equal within the tolerance of their dtype."""
+        return all(each.agrees for each in compare(_observation(expected), _observation(got)))
+
+    def rounded(self, array: np.ndarray[Any, Any], dtype: str) -> Any:
+        """Return a float32 array as a tensor of a dtype that numpy lacks."""
+        return torch.tensor(array, dtype=dtypes.dtype(dtype))
 
     def _tensor(self, value: Any) -> torch.Tensor:
         if not is_torch_tensor(value):
@@ -106,20 +109,7 @@ class ServedProgram:
         return value.to(self._device)
 
 
-def _concatenated(values: Sequence[Any], axis: int) -> Any:
-    if is_torch_tensor(values[0]):
-        return torch.cat(list(values), dim=axis)
-    return np.concatenate(values, axis=axis)
-
-
-def as_array(value: Any) -> np.ndarray[Any, Any]:
-    """Return an output as an array, with the tensor's memory if it can; bfloat16 and float8 as float32."""
-    if not is_torch_tensor(value):
-        return np.asarray(value, np.int64)
-    tensor = value.detach().cpu().resolve_conj().resolve_neg()
-    return (tensor.float() if is_rare(tensor.dtype) else tensor).numpy()
-
-
-def is_rare(dtype: torch.dtype) -> bool:
-    """Return whether numpy lacks a dtype, all of whose values float32 has: bfloat16 and float8."""
-    return dtype.is_floating_point and dtype not in (torch.float16, torch.float32, torch.float64)
+def _observation(outputs: Sequence[Any]) -> Observation:
+    values = {str(index): value.detach().cpu().reshape(-1) for index, value in enumerate(outputs)}
+    facts = {str(index): f"{value.dtype}{list(value.shape)}" for index, value in enumerate(outputs)}
+    return Observation(facts, values)

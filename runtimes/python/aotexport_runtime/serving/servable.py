@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
+import importlib.util
 import logging
-import math
 import os
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
-import torch
 
-from aotexport_runtime.bundle.read import open_bundle
+from aotexport_runtime.bundle.read import Bundle, open_bundle
 from aotexport_runtime.errors import ArgumentInvalid, CallInvalid, NotSupported
+from aotexport_runtime.schema.limits import DEFAULT, Limits
+from aotexport_runtime.serving.arrays import as_array, is_rare, value_of
 from aotexport_runtime.serving.batcher import Answer, Batcher, Waiting
 from aotexport_runtime.serving.interface import BatchAxes, TensorSpec, join_key
-from aotexport_runtime.serving.program import ServedProgram, Values, as_array, is_rare
-from aotexport_runtime.serving.warm_up import check_recorded_calls, proven_batch, recorded_values
-from aotexport_runtime.values import dtypes
-from aotexport_runtime.values.arguments import check_type
+from aotexport_runtime.serving.joining import AnyProgram, Values, proven_batch, run_together
+from aotexport_runtime.values.arguments import check_torch, check_type
 from aotexport_runtime.values.tensors import is_torch_tensor
 
 log = logging.getLogger("aotexport_runtime")
-
-_KINDS = "biufc"
-"""Kinds of arrays that tensors have."""
 
 
 class Servable:
@@ -54,19 +50,22 @@ class Servable:
         max_waiting: int = 1024,
         trust: Literal["data", "native"] = "data",
         mapped: bool | None = None,
+        limits: Limits = DEFAULT,
     ) -> None:
         """Load the bundle at `path`; nothing has run yet, see `warm_up`.
 
         Args:
             path: directory of the bundle.
-            engine: target of `load`; None: `auto`.
+            engine: target of `load`; None: `auto`. `onnx` needs no torch: ONNX Runtime runs the bundle's ONNX model.
             device: see `load`.
-            threads: threads of an operator, of the whole process; None: as torch chooses.
+            threads: threads of an operator, of the whole process (of `onnx`, of this servable); None: as torch or ONNX
+                Runtime chooses.
             max_batch_size: greatest size of the batch that `submit` joins calls to; 1: it joins none.
             max_latency_ms: how long a call of `submit` waits for others; 0: no longer than the calls before it take.
             max_waiting: most calls of `submit` that wait.
             trust: see `load`.
             mapped: see `load`; True: processes that serve one bundle share its weights.
+            limits: the most that the bundle may ask for.
 
         Raises:
             ArgumentInvalid: an argument is of a wrong type, or below its least value.
@@ -77,11 +76,9 @@ class Servable:
         _check_least("max_batch_size", max_batch_size, 1, int)
         _check_least("max_latency_ms", max_latency_ms, 0, (int, float))
         _check_least("max_waiting", max_waiting, 1, int)
-        if engine == "onnx":
-            raise NotSupported("a Servable runs programs by torch; for ONNX use `load(path, target='onnx')`")
-        self._bundle = open_bundle(path)
-        self._program: ServedProgram | None = ServedProgram(
-            self._bundle, target=engine or "auto", device=device, trust=trust, mapped=mapped
+        self._bundle = open_bundle(path, limits=limits)
+        self._program: AnyProgram | None = _program(
+            self._bundle, engine or "auto", device=device, threads=threads, trust=trust, mapped=mapped
         )
         self._batch: BatchAxes | None = None
         self._batcher = Batcher(
@@ -89,8 +86,6 @@ class Servable:
         )
         self.inputs = self._program.interface.inputs
         self.outputs = self._program.interface.outputs
-        if threads is not None:
-            torch.set_num_threads(threads)
 
     @property
     def batch_axes(self) -> BatchAxes | None:
@@ -120,7 +115,7 @@ class Servable:
             NotSupported: calls change the module's state, so that an answer could depend on other clients.
         """
         program = self._served()
-        recorded = check_recorded_calls(self._bundle, program)
+        recorded = program.check_recorded_calls(self._bundle)
         if not recorded:
             log.warning("%s has no recorded calls of program %s: nothing was checked", self._bundle.root, program.name)
         self._batch = axes = proven_batch(program, recorded)
@@ -135,7 +130,7 @@ class Servable:
             NotSupported: the servable is closed.
         """
         program = self._served()
-        values = recorded_values(self._bundle, program)
+        values = program.recorded_values(self._bundle)
         if values is None:
             return None
         return {spec.name: as_array(value) for spec, value in zip(self.inputs, values, strict=True)}
@@ -191,23 +186,28 @@ class Servable:
         self._program = None
 
     def _run(self, calls: Sequence[tuple[Mapping[str, Any], Values]]) -> list[dict[str, Any]]:
-        results = self._served().run_together([values for _, values in calls], self._batch)
+        results = run_together(self._served(), [values for _, values in calls], self._batch)
         return [self._named(inputs, outputs) for (inputs, _), outputs in zip(calls, results, strict=True)]
 
-    def _served(self) -> ServedProgram:
+    def _served(self) -> AnyProgram:
         if self._program is None:
             raise NotSupported(f"the servable of `{self._bundle.root}` is closed")
         return self._program
 
-    def _values(self, program: ServedProgram, inputs: Mapping[str, Any]) -> Values:
+    def _values(self, program: AnyProgram, inputs: Mapping[str, Any]) -> Values:
         expected = ", ".join(f"`{spec.name}`" for spec in self.inputs)
         names = {spec.name for spec in self.inputs}
         violations = [f"`{spec.name}`: missing" for spec in self.inputs if spec.name not in inputs]
         violations += [f"`{name}`: no such input; there are {expected}" for name in inputs if name not in names]
-        values = [_value(spec, inputs[spec.name], violations) for spec in self.inputs if spec.name in inputs]
+        values = [value_of(spec, inputs[spec.name], violations) for spec in self.inputs if spec.name in inputs]
         if violations:
             raise CallInvalid(program.name, violations)
-        return values
+        return [
+            program.rounded(value, spec.dtype)
+            if is_rare(spec.dtype) and isinstance(value, np.ndarray) and value.dtype == np.float32
+            else value
+            for spec, value in zip(self.inputs, values, strict=True)
+        ]
 
     def _named(self, inputs: Mapping[str, Any], outputs: list[Any]) -> dict[str, Any]:
         """Return outputs by name, of the kind of the inputs."""
@@ -215,27 +215,30 @@ class Servable:
         return {spec.name: value for spec, value in zip(self.outputs, values, strict=True)}
 
 
+def _program(
+    bundle: Bundle,
+    engine: str,
+    *,
+    device: str,
+    threads: int | None,
+    trust: Literal["data", "native"],
+    mapped: bool | None,
+) -> AnyProgram:
+    """Return the program of a bundle; torch is imported unless the engine is ONNX Runtime, as `load` chooses."""
+    without_torch = importlib.util.find_spec("torch") is None
+    if engine == "onnx" or (engine == "auto" and bundle.manifest.onnx and without_torch):
+        from aotexport_runtime.serving.onnx_program import OnnxProgram
+
+        if device != "cpu":
+            raise NotSupported(f"engine `onnx` runs on the CPU, not on `{device}`")
+        return OnnxProgram(bundle, threads=threads)
+    check_torch(f"engine `{engine}`")
+    from aotexport_runtime.serving.program import ServedProgram
+
+    return ServedProgram(bundle, target=engine, device=device, threads=threads, trust=trust, mapped=mapped)
+
+
 def _check_least(name: str, value: Any, least: int, types: type | tuple[type, ...]) -> None:
     check_type(name, value, types, "an integer" if types is int else "a number")
     if value < least:
         raise ArgumentInvalid(f"`{name}`: expected at least {least}, got {value}")
-
-
-def _value(spec: TensorSpec, value: Any, violations: list[str]) -> Any:
-    """Return a value of a call as the program takes it; report one that is none."""
-    if not is_torch_tensor(value):
-        value = np.asarray(value)
-        if value.dtype.kind not in _KINDS:
-            violations.append(f"`{spec.name}`: expected an array or a tensor, got an array of {value.dtype}")
-            return value
-        if not value.dtype.isnative:
-            value = value.astype(value.dtype.newbyteorder("="))
-    if spec.is_number:
-        if math.prod(value.shape) != 1 or "int" not in str(value.dtype):
-            violations.append(f"`{spec.name}`: expected an integer, got {value.dtype}{list(value.shape)}")
-            return 0
-        return int(value.item())
-    dtype = dtypes.dtype(spec.dtype)
-    if is_rare(dtype) and isinstance(value, np.ndarray) and value.dtype == np.float32:
-        return torch.tensor(value, dtype=dtype)
-    return value

@@ -81,7 +81,20 @@ class OnnxModule:
         Raises:
             NotSupported: the bundle has no ONNX model of it.
         """
-        return self._compose(name).session
+        return self.plan(name).session
+
+    def plan(self, name: str) -> OnnxPlan:
+        """Return the plan of program `name`, which is no choice among its variants.
+
+        Raises:
+            NotSupported: the bundle has no ONNX model of it.
+        """
+        if name not in self._models:
+            raise NotSupported(f"the bundle has no ONNX model of `{name}`; it has one of {', '.join(self._models)}")
+        if name not in self._composed:
+            program, model = self.bundle.program(name), self._models[name]
+            self._composed[name] = OnnxPlan(self.bundle, program, model, self._options, self.state)
+        return self._composed[name]
 
     def explain(self) -> Explanation:
         """Return which programs ONNX Runtime runs, by which providers, and why not the others."""
@@ -89,7 +102,7 @@ class OnnxModule:
 
     def _explain(self, name: str) -> ProgramExplanation:
         try:
-            providers = ", ".join(self._compose(name).session.get_providers())
+            providers = ", ".join(self.plan(name).session.get_providers())
             return ProgramExplanation(name, providers, ("onnx",))
         except NotSupported as error:
             return ProgramExplanation(name, refused=str(error))
@@ -108,18 +121,6 @@ class OnnxModule:
         if plan is None:
             programs = self.bundle.manifest.programs
             variants = [entry.name for entry in programs if entry.variant_of == name and entry.name in self._models]
-            plan = (
-                Variants([*map(self.bundle.program, [name, *variants])], self._compose)
-                if variants
-                else self._compose(name)
-            )
+            plan = Variants([*map(self.bundle.program, [name, *variants])], self.plan) if variants else self.plan(name)
             self._plans[name] = plan
         return plan
-
-    def _compose(self, name: str) -> OnnxPlan:
-        if name not in self._models:
-            raise NotSupported(f"the bundle has no ONNX model of `{name}`; it has one of {', '.join(self._models)}")
-        if name not in self._composed:
-            program, model = self.bundle.program(name), self._models[name]
-            self._composed[name] = OnnxPlan(self.bundle, program, model, self._options, self.state)
-        return self._composed[name]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -100,8 +101,16 @@ class OnnxPlan:
         """Return the call, bound to the program."""
         inputs: list[Any] = [None] * len(self.program.inputs)
         violations = self._signature.flatten(args, kwargs, inputs)
-        if violations:
-            return Bound(inputs, {}, violations, {})
+        return Bound(inputs, {}, violations, {}) if violations else self._checked(inputs)
+
+    def bind_flat(self, values: Sequence[Any]) -> Bound:
+        """Return the call with a tensor, array or integer per argument of the program, bound to it."""
+        inputs: list[Any] = [None] * len(self.program.inputs)
+        for index, value in zip(self._arguments, values, strict=True):
+            inputs[index] = value
+        return self._checked(inputs)
+
+    def _checked(self, inputs: list[Any]) -> Bound:
         wrapped: dict[int, NumpyTensor] = {}
         for index, value in enumerate(inputs):
             if isinstance(value, np.ndarray):
@@ -112,6 +121,14 @@ class OnnxPlan:
 
     def run(self, call: Bound) -> Any:
         """Run the model on a call without violations; return the call's result."""
+        return self._unflatten(self.outputs(call))
+
+    def outputs(self, call: Bound) -> list[Any]:
+        """Run the model on a call without violations; return the program's outputs.
+
+        Raises:
+            CheckFailed: a check on values fails; nothing was changed.
+        """
         values = [call.inputs[index] for index in self._arguments]
         arrays = [value.value if isinstance(value, NumpyTensor) else value for value in values]
         names, changed = self._changes.state()
@@ -131,7 +148,7 @@ class OnnxPlan:
             outputs[index] = int(outputs[index])
         for index in self._complex:
             outputs[index] = as_complex(outputs[index])
-        return self._unflatten(outputs[: len(self.program.outputs)])
+        return outputs[: len(self.program.outputs)]
 
 
 def constant(leaf: Constant) -> Any:

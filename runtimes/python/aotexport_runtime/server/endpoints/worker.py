@@ -85,6 +85,7 @@ def make_servable(path: Path, options: ServeOptions) -> Servable:
         max_waiting=options.max_waiting,
         trust=options.trust,
         mapped=options.mapped or None,
+        limits=options.limits,
     )
 
 

@@ -1,0 +1,114 @@
+"""A servable by ONNX Runtime: the same answers, the same proof, and no torch in the process."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import safetensors.numpy
+import torch
+
+import aotexport
+from aotexport_runtime.errors import CallInvalid, NotSupported, SelfTestFailed
+from aotexport_runtime.serving.servable import Servable
+from tests.unit.serving.conftest import BATCH, Attention, Counter, digits_model
+
+pytest.importorskip("onnxruntime", reason="needs the extra `onnx`")
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory):
+    path = tmp_path_factory.mktemp("onnx") / "digits"
+    args = (torch.linspace(-1, 1, 40).reshape(5, 8),)
+    aotexport.export(
+        digits_model(), args, output=path, dynamic_shapes=({0: BATCH},), programs=("infer",), verify=False, onnx=True
+    )
+    return path
+
+
+def eager(x):
+    with torch.no_grad():
+        return digits_model()(torch.from_numpy(x)).numpy()
+
+
+def test_answers_are_eagers_alone_and_joined(bundle):
+    servable = Servable(bundle, engine="onnx", threads=1, max_latency_ms=50)
+    servable.warm_up()
+    assert servable.batch_axes.name == "batch"
+    calls = [np.random.default_rng(seed).random((1 + seed % 3, 8), np.float32) for seed in range(12)]
+    answers = [servable.submit({"input": x}) for x in calls]
+    for x, answer in zip(calls, answers, strict=True):
+        np.testing.assert_allclose(answer.result()["output"], eager(x), rtol=1e-5, atol=1e-6)
+    assert max(answer.batch_size for answer in answers) > 3
+    np.testing.assert_allclose(servable.infer({"input": calls[0]})["output"], eager(calls[0]), rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(servable.recorded_call()["input"].ravel(), torch.linspace(-1, 1, 40).numpy())
+
+
+def test_call_outside_of_the_range_is_refused_by_the_bundles_guard(bundle):
+    with pytest.raises(CallInvalid, match=r"`batch` is 65, outside \[1:64\]"):
+        Servable(bundle, engine="onnx").infer({"input": np.zeros((65, 8), np.float32)})
+
+
+def test_model_that_answers_otherwise_than_eager_is_not_served(bundle, tmp_path):
+    import hashlib
+    import shutil
+
+    place = tmp_path / "changed"
+    shutil.copytree(bundle, place)
+    manifest = json.loads((place / "bundle.json").read_text())
+    file = manifest["testvectors"][0]["tensors"]
+    values = safetensors.numpy.load_file(place / file)
+    record = json.loads((place / manifest["testvectors"][0]["record"]).read_text())
+    key = f"v{record['values'].index('call 0: output')}"
+    values[key] = values[key] + 1
+    safetensors.numpy.save_file(values, place / file)
+    data = (place / file).read_bytes()
+    entry = next(entry for entry in manifest["files"] if entry["path"] == file)
+    entry["sha256"], entry["nbytes"] = hashlib.sha256(data).hexdigest(), len(data)
+    (place / "bundle.json").write_text(json.dumps(manifest))
+    with pytest.raises(SelfTestFailed, match="infer/example output: error"):
+        Servable(place, engine="onnx").warm_up()
+
+
+def test_rows_that_know_of_each_other_are_not_joined(tmp_path):
+    x = torch.rand(6, 3, 8, generator=torch.Generator().manual_seed(0))
+    sizes = ({0: torch.export.Dim("length", min=2, max=32), 1: BATCH},)
+    torch.manual_seed(0)
+    model = Attention().eval()
+    aotexport.export(
+        model, (x,), output=tmp_path / "a", dynamic_shapes=sizes, programs=("infer",), verify=False, onnx=True
+    )
+    servable = Servable(tmp_path / "a", engine="onnx")
+    servable.warm_up()
+    assert (servable.batch_axes.name, servable.batch_axes.inputs) == ("batch", (1,))
+
+
+def test_bundle_without_a_model_is_refused(exported):
+    with pytest.raises(NotSupported, match="the bundle has no ONNX models; add them with `aotexport onnx`"):
+        Servable(exported("digits"), engine="onnx")
+
+
+def test_model_that_changes_state_is_refused(tmp_path):
+    options = aotexport.OnnxOptions(state="outputs")
+    aotexport.export(
+        Counter().eval(), (torch.ones(3),), output=tmp_path / "c", programs=("infer",), verify=False, onnx=options
+    )
+    with pytest.raises(NotSupported, match="calls of program `infer` change state or arguments"):
+        Servable(tmp_path / "c", engine="onnx")
+
+
+def test_no_torch_is_needed(bundle):
+    code = """
+import sys
+sys.modules["torch"] = None
+import numpy as np
+from aotexport_runtime import Servable
+servable = Servable(sys.argv[1])
+servable.warm_up()
+print(servable.submit({"input": np.zeros((2, 8), np.float32)}).result()["output"].tolist())
+"""
+    done = subprocess.run([sys.executable, "-c", code, bundle], capture_output=True, text=True, check=True)
+    np.testing.assert_allclose(json.loads(done.stdout), eager(np.zeros((2, 8), np.float32)), rtol=1e-5, atol=1e-6)
