@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from benchmarks.models import Model, call
 from benchmarks.systems import Prepared, System
 from benchmarks.systems.interface import Mode
+from benchmarks.tuning import TUNINGS, tuned
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,23 @@ def train_step(job: Job) -> Action:
             parameter.grad = None
         output = call(module, inputs)
         loss(output).backward()
+        return output
+
+    return step
+
+
+def tuning_step(job: Job, tuning: str) -> Action:
+    """Forward, loss, backward, AdamW over what is trained."""
+    import torch
+
+    module, inputs, loss = tuned(job, tuning), job.model.inputs(), job.model.loss
+    optimizer = torch.optim.AdamW([p for p in module.parameters() if p.requires_grad], lr=1e-5)
+
+    def step() -> Any:
+        output = call(module, inputs)
+        optimizer.zero_grad()
+        loss(output).backward()
+        optimizer.step()
         return output
 
     return step
@@ -117,5 +136,6 @@ ACTIONS: dict[str, Callable[[Job], Action]] = {
     "forward + backward": forward_backward,
     "load": load,
     "export": export,
+    **{f"tune {tuning}": partial(tuning_step, tuning=tuning) for tuning in TUNINGS},
 }
 """Makers of actions, by name."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import resource
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 
 def wall_s() -> float:
@@ -37,3 +39,18 @@ def private_nbytes() -> dict[str, int]:
         name, amount, _ = line.split(maxsplit=2)
         fields[name.rstrip(":")] = int(amount) * 1024
     return {"private": fields["Private_Clean"] + fields["Private_Dirty"], "anonymous": fields["Anonymous"]}
+
+
+def allocated_nbytes(action: Callable[[], Any]) -> int:
+    """Return the most bytes that torch has allocated at a time during an action, beside those from before it."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        action()
+    assert profiler.profiler is not None
+    events = [e for e in profiler.profiler.kineto_results.events() if e.name() == "[memory]"]
+    now = most = 0
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        now += event.nbytes()
+        most = max(most, now)
+    return most

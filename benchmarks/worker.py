@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.actions import ACTIONS, Action, Job
-from benchmarks.meters import cpu_s, peak_nbytes, wall_s
+from benchmarks.meters import allocated_nbytes, cpu_s, peak_nbytes, wall_s
 from benchmarks.models import MODELS
 from benchmarks.systems import SYSTEMS, Prepared
 
@@ -42,7 +42,11 @@ def _answers(job: Job, spec: dict[str, Any]) -> Any:
     torch.set_num_threads(spec["threads"])
     torch.manual_seed(0)
     action = ACTIONS[spec["action"]](job)
-    yield _first(action, job)
+    first = _first(action, job)
+    if spec.get("allocations"):
+        action()  # The optimizer has its state then.
+        first["allocated_nbytes"] = allocated_nbytes(action)
+    yield first
     rounds = None if spec["round_s"] else (1, 1)
     for _ in sys.stdin:
         if rounds is None:

@@ -14,7 +14,8 @@ from benchmarks.suites.interface import Suite
 from benchmarks.systems import System
 from benchmarks.systems.interface import Mode
 
-_TOLERANCE: dict[Mode, float] = {"infer": 1e-3, "train": 0.1}
+TRAIN_TOLERANCE = 0.1
+_TOLERANCE: dict[Mode, float] = {"infer": 1e-3, "train": TRAIN_TOLERANCE}
 """How far the loss of the first execution may be from eager's; random draws may differ in training."""
 
 
@@ -37,8 +38,8 @@ def _overhead(run: Run) -> Iterator[Figure]:
 def _compare(run: Run, suite: str, model: Model, action: str, mode: Mode) -> list[Figure]:
     losses: dict[str, float] = {}
 
-    def start(system: System) -> _Checked:
-        return _Checked(run.spec(system, model, action=action), run.settings, losses, _TOLERANCE[mode])
+    def start(system: System) -> Checked:
+        return Checked(run.spec(system, model, action=action), run.settings, losses, _TOLERANCE[mode])
 
     systems = run.systems(mode)
     run.artefacts.prepare(systems, model)
@@ -46,7 +47,7 @@ def _compare(run: Run, suite: str, model: Model, action: str, mode: Mode) -> lis
     return run.compare(Figure(suite=suite, model=model.name, measure=action, system=""), sources)
 
 
-class _Checked(Worker):
+class Checked(Worker):
     """A process that is ready only if its loss is the baseline's."""
 
     def __init__(self, spec: dict[str, Any], settings: Settings, losses: dict[str, float], tolerance: float) -> None:
