@@ -18,7 +18,14 @@ INSTALLED = ("README.md", "docs/getting-started.md")
 PAGES = ("docs/model-files.md", "docs/performance.md", "docs/runtime.md", "docs/trainers.md")
 SLOW_PAGES = ("docs/another-head.md", "docs/fine-tuning.md", "docs/onnx.md")
 """What they show, `test_changed_modules.py`, `test_adapters.py` and `test_onnx.py` test."""
-OTHERS = ("CONTRIBUTING.md", "docs/troubleshooting.md", "docs/what-is-captured.md", "runtimes/python/README.md")
+OTHERS = (
+    "CONTRIBUTING.md",
+    "SECURITY.md",
+    "docs/security.md",
+    "docs/troubleshooting.md",
+    "docs/what-is-captured.md",
+    "runtimes/python/README.md",
+)
 PROSE = (*INSTALLED, *PAGES, *SLOW_PAGES, *OTHERS)
 COMMANDS = ("aotexport ", "python -m aotexport_runtime ")
 

@@ -50,12 +50,13 @@ class Mutator:
         data = files[path]
         kind = draw.random()
         if path.endswith(".json") and kind < 0.9:
-            return {path: self._json(data)}
+            return {path: self.json_changed(data)}
         if path.endswith(".safetensors") and kind < 0.8:
             return {path: self._header(data)}
-        return {path: self._bytes(data)}
+        return {path: self.bytes_changed(data)}
 
-    def _json(self, data: bytes) -> bytes:
+    def json_changed(self, data: bytes) -> bytes:
+        """Return a JSON document with one change or several."""
         document = json.loads(data)
         for _ in range(self.random.choice((1, 1, 1, 2, 3, 8))):
             document = self._changed(document)
@@ -64,12 +65,13 @@ class Mutator:
     def _header(self, data: bytes) -> bytes:
         (length,) = struct.unpack_from("<Q", data)
         try:
-            header = self._json(data[8 : 8 + length])
+            header = self.json_changed(data[8 : 8 + length])
         except ValueError:
-            return self._bytes(data)
+            return self.bytes_changed(data)
         return struct.pack("<Q", len(header)) + header + data[8 + length :]
 
-    def _bytes(self, data: bytes) -> bytes:
+    def bytes_changed(self, data: bytes) -> bytes:
+        """Return bytes with one change or several."""
         draw, changed = self.random, bytearray(data)
         for _ in range(draw.choice((1, 2, 8))):
             place = draw.randrange(len(changed) + 1)

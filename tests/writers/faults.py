@@ -62,9 +62,7 @@ class Faults:
 
     def save(self, call: int, fault: int) -> Save:
         """Save in a fork with a fault at a call; -1: at none."""
-        parent = self.place / "parent"
-        shutil.rmtree(parent, ignore_errors=True)
-        shutil.copytree(self.base, parent / "bundle")
+        parent = self.parent()
         log = self.place / "calls"
         child = os.fork()
         if not child:
@@ -72,12 +70,22 @@ class Faults:
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         calls = [line.split("\t") for line in log.read_text().splitlines()]
         ended = calls.pop()[0] if code >= 0 else "killed"
+        return Save(call, fault, ended, *self.after(parent), calls)
+
+    def parent(self) -> Path:
+        """Return a directory with a copy of the base and nothing else."""
+        parent = self.place / "parent"
+        shutil.rmtree(parent, ignore_errors=True)
+        shutil.copytree(self.base, parent / "bundle")
+        return parent
+
+    def after(self, parent: Path) -> tuple[str, list[str]]:
+        """Return what is at the path after a save, and what is beside it."""
         try:
             found = self.states[self.weights(parent / "bundle")]
         except Exception as error:
             found = repr(error)
-        left = sorted(path.name for path in parent.iterdir() if path.name != "bundle")
-        return Save(call, fault, ended, found, left, calls)
+        return found, sorted(path.name for path in parent.iterdir() if path.name != "bundle")
 
     def _save_as_child(self, path: Path, log: Path, call: int, fault: int) -> None:
         library = ctypes.CDLL(None)

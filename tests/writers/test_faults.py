@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -76,3 +77,20 @@ def test_files_and_the_directories_that_name_them_are_on_the_disk_before_they_re
         assert [calls[at] for at in changed if at > synced and calls[at][0] != "fsync"] == []
         assert synced < moved
     assert ("fsync", str(Path(stage).parent)) in calls[moved:]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("strace") is None, reason="needs strace")
+def test_save_with_a_fault_at_a_system_call_of_any_kind_leaves_the_old_bundle_or_the_new_one(
+    tiny: Path, tmp_path: Path
+) -> None:
+    command = [sys.executable, "-m", "tests.writers.traced", str(tiny), str(tmp_path), "16"]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    whole, *found = [Save(**json.loads(line)) for line in done.stdout.splitlines()]
+    assert (whole.ended, whole.found, whole.left) == ("done", "new", [])
+    assert len(found) > 50
+    assert sum(save.ended == "killed" for save in found) >= len(found) // 2 - 5
+    for save in found:
+        assert save.found == {"done": "new", "killed": save.found}.get(save.ended, "old"), save
+        assert save.found in ("old", "new")
+        assert all(name.startswith(".bundle.export-") for name in save.left)

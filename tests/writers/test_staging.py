@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import subprocess
 import sys
@@ -58,3 +59,18 @@ def test_directories_with_names_like_a_bundles_stay(tmp_path: Path) -> None:
         other.mkdir()
     with staged(tmp_path / "bundle", force=False, refusal=NotSupported):
         assert all(other.exists() for other in others)
+
+
+def test_replaced_bundle_that_cannot_be_removed_stays_beside_the_new_one(tmp_path: Path, monkeypatch) -> None:
+    (tmp_path / "bundle").mkdir()
+    (tmp_path / "bundle" / "bundle.json").write_text("old")
+
+    def refuses(path: Path, *, ignore_errors: bool) -> None:
+        # As `rmtree` does where `fstat` fails.
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(shutil, "rmtree", refuses)
+    with staged(tmp_path / "bundle", force=True, refusal=NotSupported) as stage:
+        (stage / "bundle.json").write_text("new")
+    assert (tmp_path / "bundle" / "bundle.json").read_text() == "new"
+    assert [(path / "bundle.json").read_text() for path in tmp_path.glob(".bundle.export-*")] == ["old"]

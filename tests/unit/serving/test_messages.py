@@ -80,3 +80,30 @@ def test_errors_of_calls_have_the_codes_of_the_protocol(error, http, grpc):
     refusal = refusal_of(error)
     assert (refusal.http_status, refusal.grpc_status) == (http, grpc)
     assert "\n" not in str(refusal)
+
+
+EMPTY = {"name": "b", "datatype": "BF16", "parameters": {"binary_data_size": 0}}
+SHAPED = Signature(inputs={"b": ("BF16", (-1, -1)), "f": ("BOOL", (2,)), "x": ("FP32", (1,))}, outputs={})
+
+
+@pytest.mark.parametrize(
+    ("entry", "data", "reason"),
+    [
+        (EMPTY | {"shape": [0, 2**62]}, b"", "`b`: no tensor has the shape [0, 4611686018427387904]"),
+        (
+            {"name": "f", "datatype": "BOOL", "shape": [2], "parameters": {"binary_data_size": 2}},
+            b"\1\2",
+            "`f`: bytes of BOOL are 0 and 1",
+        ),
+        (
+            {"name": "x", "datatype": "FP32", "shape": [1], "data": [1e39]},
+            b"",
+            "`x`: one of its data is beyond FP32",
+        ),
+    ],
+)
+def test_values_that_no_tensor_holds_are_refused(entry, data, reason):
+    head = json.dumps({"inputs": [entry]}).encode()
+    with pytest.raises(Refusal) as caught:
+        read_request(bytearray(head + data), len(head), SHAPED)
+    assert str(caught.value) == reason

@@ -64,18 +64,24 @@ def remove_unused(directory: Path, *, without_locks: bool = False) -> None:
         directory: a temporary directory, or what stood where one was moved.
         without_locks: whether to remove it where the file system cannot tell.
     """
-    if directory.is_symlink():
-        directory.unlink()
-        return
-    try:
+    # What cannot be removed stays: the bundle is well, and the next writer tries again.
+    with contextlib.suppress(OSError):
+        if directory.is_symlink():
+            directory.unlink()
+            return
         descriptor = os.open(directory, os.O_RDONLY)
-    except OSError:
-        return
-    try:
-        if _lock(descriptor, exclusive=True, else_=without_locks):
-            shutil.rmtree(directory, ignore_errors=True)
-    finally:
-        os.close(descriptor)
+        try:
+            if _lock(descriptor, exclusive=True, else_=without_locks):
+                remove_tree(directory)
+        finally:
+            os.close(descriptor)
+
+
+def remove_tree(directory: Path) -> None:
+    """Remove a directory and what is below, as far as the system allows."""
+    # With `ignore_errors`, `rmtree` raises some all the same.
+    with contextlib.suppress(OSError):
+        shutil.rmtree(directory, ignore_errors=True)
 
 
 def _open_shared(path: Path) -> int:

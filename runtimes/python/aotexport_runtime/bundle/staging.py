@@ -12,12 +12,11 @@ import errno
 import glob
 import os
 import re
-import shutil
 import tempfile
 from collections.abc import Generator
 from pathlib import Path
 
-from aotexport_runtime.bundle.directory import MANIFEST_NAME, lock_shared, remove_unused, temporary_prefix
+from aotexport_runtime.bundle.directory import MANIFEST_NAME, lock_shared, remove_tree, remove_unused, temporary_prefix
 from aotexport_runtime.errors import AotExportError, NotWritten
 
 
@@ -49,10 +48,11 @@ def staged(output: Path, *, force: bool, refusal: type[AotExportError]) -> Gener
             _sync(stage)
             _move(stage, output, force=force, refusal=refusal)
         except BaseException:
-            shutil.rmtree(stage, ignore_errors=True)
+            remove_tree(stage)
             raise
         finally:
-            os.close(used)
+            with contextlib.suppress(OSError):  # It is closed all the same.
+                os.close(used)
         remove_unused(stage, without_locks=True)
 
 

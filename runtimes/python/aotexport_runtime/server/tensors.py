@@ -28,7 +28,7 @@ _BYTES_AS = {
 WITHOUT_JSON = ("FP16", "BF16")
 """Datatypes that the protocol sends as raw bytes alone."""
 
-_MOST_AXES = 32
+_MOST_AXES, _MOST_ELEMENTS = 32, 1 << 59
 _NUMBERS = {"BOOL": "b", "FP32": "fiu", "FP64": "fiu"}
 """Kinds of arrays whose numbers a datatype takes from JSON; of the others, integers."""
 
@@ -68,6 +68,8 @@ def from_bytes(name: str, datatype: str, shape: Sequence[int], data: Any) -> Arr
             f"`{name}`: {datatype}{list(shape)} takes {expected} bytes, and there are {len(data)}",
         )
     array = np.frombuffer(data, dtype).reshape(shape)
+    if datatype == "BOOL" and array.view(np.uint8).max(initial=0) > 1:
+        raise Refusal("invalid", f"`{name}`: bytes of BOOL are 0 and 1")
     if not array.flags.aligned:
         array = array.copy()
     return (array.astype(np.uint32) << 16).view(np.float32) if datatype == "BF16" else array
@@ -94,11 +96,16 @@ def from_numbers(name: str, datatype: str, shape: Sequence[int], numbers: Any) -
         least, most = np.iinfo(dtype).min, np.iinfo(dtype).max
         if int(array.min()) < least or int(array.max()) > most:
             raise Refusal("invalid", f"`{name}`: {datatype} goes from {least} to {most}")
-    return array.astype(dtype).reshape(shape)
+    try:
+        with np.errstate(over="raise"):
+            return array.astype(dtype).reshape(shape)
+    except FloatingPointError:
+        raise Refusal("invalid", f"`{name}`: one of its data is beyond {datatype}") from None
 
 
 def _count(name: str, shape: Sequence[int]) -> int:
-    if len(shape) > _MOST_AXES or any(size < 0 for size in shape):
+    # Axes beside an empty one count as well: no array has them if they are too long.
+    if len(shape) > _MOST_AXES or min(shape, default=0) < 0 or math.prod(filter(None, shape)) > _MOST_ELEMENTS:
         raise Refusal("invalid", f"`{name}`: no tensor has the shape {list(shape)[:_MOST_AXES]}")
     return math.prod(shape)
 
