@@ -26,6 +26,7 @@ from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from aotexport.process.patches import Patch, patched
 from aotexport.torch_internals.names import OpOverload
 from aotexport.torch_internals.patches import convolution_choice_unguarded, exporting, fake_kernels
+from aotexport.torch_internals.tracing import layouts_unnoted
 
 
 @dataclass(frozen=True)
@@ -80,6 +81,7 @@ def capture_functional(
         _linalg_errors_unordered(),
         _effects_kept(),
         fake_kernels(kernels),
+        contextlib.nullcontext() if launches else layouts_unnoted(),
         functorch_config.patch(decompose_custom_triton_ops=launches),
     ):
         joint = aot_export_joint_with_descriptors(stack, _Root(function), tuple(fakes), {}, ignore_shape_env=True)

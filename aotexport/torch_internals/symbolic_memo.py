@@ -24,8 +24,8 @@ from aotexport.process.patches import Patch, patched
 
 # Of integers, floats and booleans. `mod` is left out: its result depends on the ranges that are known so far.
 _METHODS = (
-    *("_add", "_sub", "_mul", "_int_floordiv", "_int_truediv", "_pow_by_natural", "_sym_min", "_sym_max"),
-    *("_eq", "_ne", "_lt", "_le", "_gt", "_ge", "_and_", "_or_"),
+    *("add", "sub", "mul", "int_floordiv", "int_truediv", "pow_by_natural", "sym_min", "sym_max"),
+    *("eq", "ne", "lt", "le", "gt", "ge", "and_", "or_"),
 )
 _dispatch_mode = torch._C._get_dispatch_mode
 _PROXY = torch._C._TorchDispatchModeKey.PROXY
@@ -45,16 +45,16 @@ def computed_once(environment: ShapeEnv) -> Iterator[None]:
         return
     version = environment._replacements_version_counter
     known: dict[str, dict[Any, tuple[Any, ...]]] = {name: {} for name in _METHODS}
-    integers: dict[object, int | None] = {}
+    # With the expression, so that no other one gets its id.
+    integers: dict[int, tuple[int | None, Any]] = {}
     above_autograd = mode_stack_state_for_pre_dispatch()
 
-    def forget_if_changed() -> None:
+    def forget() -> None:
         nonlocal version
-        if version != environment._replacements_version_counter:
-            version = environment._replacements_version_counter
-            integers.clear()
-            for results in known.values():
-                results.clear()
+        version = environment._replacements_version_counter
+        integers.clear()
+        for results in known.values():
+            results.clear()
 
     def remembering(method: str, compute: Callable[[SymNode, SymNode], SymNode]) -> Callable[..., SymNode]:
         results = known[method]
@@ -63,11 +63,14 @@ def computed_once(environment: ShapeEnv) -> Iterator[None]:
             # Under a proxy mode the operation takes a node in a graph.
             if self.shape_env is not environment or _dispatch_mode(_PROXY) or above_autograd.get(_FIRST):
                 return compute(self, other)
-            if type(self._hint) not in _HINTS or type(other._hint) not in _HINTS:
+            hint, hint_of_other = self._hint, other._hint
+            if type(hint) not in _HINTS or type(hint_of_other) not in _HINTS:
                 return compute(self, other)
-            forget_if_changed()
+            if version != environment._replacements_version_counter:
+                forget()
             one, two = self._expr, other._expr
-            key = (id(one), id(two), self._hint, other._hint, *_form(self), *_form(other))
+            types = self.pytype, other.pytype, self._optimized_summation, other._optimized_summation
+            key = id(one), id(two), hint, hint_of_other, types
             found = results.get(key)
             if found is None or found[0]._hint is None:
                 # The operands live as long as the result, so that their identities are not taken by others.
@@ -86,10 +89,13 @@ def computed_once(environment: ShapeEnv) -> Iterator[None]:
     def maybe_as_int(self: SymNode) -> int | None:
         if self.shape_env is not environment:
             return plain_integer(self)
-        forget_if_changed()
-        if self._expr not in integers:
-            integers[self._expr] = plain_integer(self)
-        return integers[self._expr]
+        if version != environment._replacements_version_counter:
+            forget()
+        expression = self._expr
+        found = integers.get(id(expression))
+        if found is None:
+            found = integers[id(expression)] = plain_integer(self), expression
+        return found[0]
 
     constants: dict[int, SymNode] = {}
     plain_constant = SymNode.wrap_int
@@ -119,7 +125,3 @@ def computed_once(environment: ShapeEnv) -> Iterator[None]:
     unused = "Record no arithmetic for the layout of a functional tensor, which its value has too"
     with patched(*patches, Patch(FunctionalTensor, "__new__", made, unused)):
         yield
-
-
-def _form(node: SymNode) -> tuple[Any, ...]:
-    return node.pytype, node._optimized_summation

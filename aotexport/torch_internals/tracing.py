@@ -139,6 +139,15 @@ def _gradients_noted() -> Iterator[None]:
         yield
 
 
+def layouts_unnoted() -> contextlib.AbstractContextManager[None]:
+    """Return a context in which nodes get no `meta['tensor_meta']`.
+
+    `meta['val']` tells more; the other costs symbolic arithmetic for memory formats. Torch's compiler reads it.
+    """
+    reason = "Compute no memory format of traced values"
+    return patched(Patch(proxy_tensor, "_extract_tensor_metadata", lambda value: None, reason))
+
+
 @contextlib.contextmanager
 def _autocast_cache_kept() -> Iterator[None]:
     """Let regions of autocast in traced code use the cache of casts as in eager; `make_fx` would turn it off.
@@ -189,6 +198,7 @@ def trace_forward(
         subclasses_tracked(),
         _saved_tensors_known(),
         _gradients_noted(),
+        layouts_unnoted(),
         _autocast_cache_kept(),
     ):
 

@@ -17,6 +17,7 @@ from aotexport.model.refusals import attempt
 from aotexport.model.source_lines import user_line
 from aotexport.model.state import State
 from aotexport.model.tensor_kinds import dress
+from aotexport.torch_internals.cached_fakes import made_quickly
 from aotexport.torch_internals.names import (
     FakeTensorMode,
     int_oo,
@@ -63,6 +64,7 @@ class FakeInputs:
             general_sizes_kept(lambda condition: self.assumed.setdefault(condition)),
             fixed_symbols(self.mode.shape_env, self._fix, user_line),
             computed_once(self.mode.shape_env),
+            made_quickly(self.mode.shape_env),
         ):
             yield
 
