@@ -56,6 +56,8 @@ class Figure:
         relative_cpu: the same of `cpu`.
         relative_best: the shortest stretch of all rounds beside the baseline's shortest; None: as `relative`.
         stages: seconds of the parts of `value`.
+        stages_cpu: processor seconds of the parts.
+        stages_peak: the most memory that was resident until the end of each part, in bytes.
         reason: why it was not measured.
     """
 
@@ -70,4 +72,6 @@ class Figure:
     relative_cpu: Spread | None = None
     relative_best: float | None = None
     stages: Mapping[str, Spread] = field(default_factory=dict)
+    stages_cpu: Mapping[str, Spread] = field(default_factory=dict)
+    stages_peak: Mapping[str, Spread] = field(default_factory=dict)
     reason: str = ""

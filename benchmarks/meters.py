@@ -54,3 +54,34 @@ def allocated_nbytes(action: Callable[[], Any]) -> int:
         now += event.nbytes()
         most = max(most, now)
     return most
+
+
+class Stages:
+    """Stages of a preparation, one after the other.
+
+    Attributes:
+        wall_s: seconds, by stage; a stage that began several times has one entry.
+        cpu_s: processor seconds, by stage.
+        peak_nbytes: the most memory that was resident until the end of each stage.
+    """
+
+    def __init__(self) -> None:
+        self.wall_s: dict[str, float] = {}
+        self.cpu_s: dict[str, float] = {}
+        self.peak_nbytes: dict[str, int] = {}
+        self._current: tuple[str, float, float] | None = None
+
+    def begin(self, name: str) -> None:
+        """Begin a stage, and end the one before it."""
+        self.end()
+        self._current = name, wall_s(), cpu_s()
+
+    def end(self) -> None:
+        """End the current stage, if there is one."""
+        if self._current is None:
+            return
+        name, wall, cpu = self._current
+        self.wall_s[name] = self.wall_s.get(name, 0.0) + wall_s() - wall
+        self.cpu_s[name] = self.cpu_s.get(name, 0.0) + cpu_s() - cpu
+        self.peak_nbytes[name] = peak_nbytes()
+        self._current = None

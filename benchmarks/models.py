@@ -7,48 +7,28 @@ is measured must not import more than its system does.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+from benchmarks.exported_models import EXPORTED
+from benchmarks.model import (
+    Model,
+    batch_sizes,
+    bert_inputs,
+    by_position,
+    call,
+    cross_entropy,
+    floats,
+    gpt2_inputs,
+    images,
+    mean_square,
+    own_loss,
+    sentences,
+    sequence_sizes,
+)
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
-
-Inputs = tuple[Any, ...] | Mapping[str, Any]
-"""Example inputs: a tuple is passed by position, a mapping by keyword."""
-
-
-@dataclass(frozen=True)
-class Model:
-    """A model with an example call.
-
-    Attributes:
-        name: as on the command line.
-        summary: sizes, for a person to read.
-        module: returns the module, in train mode; needs the model's library.
-        inputs: returns the example call; needs torch alone.
-        loss: scalar loss of the module's output; needs torch alone.
-        only_in: the suites that the model is made for; empty: it is chosen by `--models`, for any suite.
-        classes: module that defines the class of the output; systems that return it import that.
-    """
-
-    name: str
-    summary: str
-    module: Callable[[], nn.Module]
-    inputs: Callable[[], Inputs]
-    loss: Callable[[Any], torch.Tensor]
-    only_in: tuple[str, ...] = ()
-    classes: str = ""
-
-
-def call(module: Callable[..., Any], inputs: Inputs) -> Any:
-    """Return the module's output for example inputs."""
-    return module(*inputs) if isinstance(inputs, tuple) else module(**inputs)
-
-
-def by_position(inputs: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the positional and the keyword arguments of example inputs."""
-    return (inputs, {}) if isinstance(inputs, tuple) else ((), dict(inputs))
 
 
 def _mlp() -> nn.Module:
@@ -185,91 +165,71 @@ def _heavy(nbytes: int) -> Callable[[], nn.Module]:
     return make
 
 
-def _floats(*shape: int) -> Callable[[], tuple[torch.Tensor]]:
-    def inputs() -> tuple[torch.Tensor]:
-        import torch
-
-        return (torch.rand(*shape, generator=torch.Generator().manual_seed(0)),)
-
-    return inputs
-
-
-def _tokens(vocabulary: int, *shape: int) -> torch.Tensor:
-    import torch
-
-    return torch.randint(vocabulary, shape, generator=torch.Generator().manual_seed(0))
-
-
-def _gpt2_inputs() -> Inputs:
-    tokens = _tokens(4096, 2, 128)
-    return {"input_ids": tokens, "labels": tokens.clone()}
-
-
-def _bert_inputs() -> Inputs:
-    import torch
-
-    tokens = _tokens(8000, 4, 128)
-    return {"input_ids": tokens, "attention_mask": torch.ones_like(tokens), "labels": torch.tensor([0, 1, 1, 0])}
-
-
-def _images() -> Inputs:
-    import torch
-
-    pixels = torch.rand(8, 3, 64, 64, generator=torch.Generator().manual_seed(0))
-    return {"pixel_values": pixels, "labels": torch.arange(8) % 10}
-
-
-def _sentences() -> Inputs:
-    import torch
-
-    tokens = _tokens(30000, 4, 64)
-    return {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
-
-
-def _cross_entropy(logits: torch.Tensor) -> torch.Tensor:
-    import torch
-
-    classes = torch.arange(logits.shape[0]) % logits.shape[1]
-    return torch.nn.functional.cross_entropy(logits, classes)
-
-
-def _own_loss(output: Any) -> torch.Tensor:
-    """Return the loss that the model computes, its first output; some systems return no more than the outputs."""
-    return output[0] if isinstance(output, list | tuple) else output.loss
-
-
-def _mean_square(output: Any) -> torch.Tensor:
-    import torch
-
-    states = output if isinstance(output, torch.Tensor) else output[0]
-    return states.square().mean()
-
-
 _OUTPUTS = "transformers.modeling_outputs"
+_TEXT_SIZES = sequence_sizes("input_ids", "attention_mask")
+_GPT2_SIZES = sequence_sizes("input_ids", "labels", most=128)
+_IMAGE_SIZES = batch_sizes("pixel_values", "labels")
+
+
+def _bert_sizes() -> Any:
+    sizes = _TEXT_SIZES()
+    return {**sizes, "labels": {0: sizes["input_ids"][0]}}
+
 
 _ALL = (
-    Model("mlp", "2 linear layers, 64-64-8, batch 16", _mlp, _floats(16, 64), _cross_entropy),
-    Model("digits", "2 convolutions with batch norm, dropout, batch 64", _digits, _floats(64, 1, 8, 8), _cross_entropy),
-    Model("gpt2", "GPT-2, 4 layers of 256, dropout, 2 x 128 tokens", _gpt2, _gpt2_inputs, _own_loss, (), _OUTPUTS),
-    Model("bert", "BERT, 4 layers of 384, dropout, 4 x 128 tokens", _bert, _bert_inputs, _own_loss, (), _OUTPUTS),
-    Model("resnet", "ResNet, 8 basic blocks, 8 images of 64 x 64", _resnet, _images, _own_loss, (), _OUTPUTS),
-    Model("lstm", "2 recurrent layers of 128, batch 16, 32 steps", _lstm, _floats(16, 32, 64), _cross_entropy),
-    Model("vit", "ViT, 4 layers of 192, 8 images of 64 x 64", _vit, _images, _own_loss, (), _OUTPUTS),
-    Model("minilm", "all-MiniLM-L6-v2 as trained, 4 x 64 tokens", _minilm, _sentences, _mean_square, (), _OUTPUTS),
-    Model("wide", "320 MiB of weights, 5 linear layers", _wide, _floats(1, 4096), _cross_entropy, ("memory", "load")),
+    Model("mlp", "2 linear layers, 64-64-8, batch 16", _mlp, floats(16, 64), cross_entropy),
+    Model("digits", "2 convolutions with batch norm, dropout, batch 64", _digits, floats(64, 1, 8, 8), cross_entropy),
+    Model(
+        "gpt2",
+        "GPT-2, 4 layers of 256, dropout, 2 x 128 tokens",
+        _gpt2,
+        gpt2_inputs,
+        own_loss,
+        (),
+        _OUTPUTS,
+        _GPT2_SIZES,
+    ),
+    Model(
+        "bert",
+        "BERT, 4 layers of 384, dropout, 4 x 128 tokens",
+        _bert,
+        bert_inputs,
+        own_loss,
+        (),
+        _OUTPUTS,
+        _bert_sizes,
+    ),
+    Model(
+        "resnet", "ResNet, 8 basic blocks, 8 images of 64 x 64", _resnet, images, own_loss, (), _OUTPUTS, _IMAGE_SIZES
+    ),
+    Model("lstm", "2 recurrent layers of 128, batch 16, 32 steps", _lstm, floats(16, 32, 64), cross_entropy),
+    Model("vit", "ViT, 4 layers of 192, 8 images of 64 x 64", _vit, images, own_loss, (), _OUTPUTS, _IMAGE_SIZES),
+    Model(
+        "minilm",
+        "all-MiniLM-L6-v2 as trained, 4 x 64 tokens",
+        _minilm,
+        sentences,
+        mean_square,
+        (),
+        _OUTPUTS,
+        _TEXT_SIZES,
+    ),
+    Model("wide", "320 MiB of weights, 5 linear layers", _wide, floats(1, 4096), cross_entropy, ("memory", "load")),
 )
 
 NODES = tuple(
-    Model(f"{nodes} nodes", "a chain of element-wise operators", _chain(nodes), _floats(4), _mean_square, ("scale",))
+    Model(f"{nodes} nodes", "a chain of element-wise operators", _chain(nodes), floats(4), mean_square, ("scale",))
     for nodes in (100, 1_000, 10_000, 100_000)
 )
 """Growing graphs, by number of nodes."""
 
 WEIGHTS = tuple(
-    Model(f"{mib} MiB", "one tensor of which little is used", _heavy(mib << 20), _floats(10), _mean_square, ("scale",))
+    Model(f"{mib} MiB", "one tensor of which little is used", _heavy(mib << 20), floats(10), mean_square, ("scale",))
     for mib in (10, 1_024, 4_096)
 )
 """Growing weights, by size."""
 
-MODELS: Mapping[str, Model] = {model.name: model for model in (*_ALL, *NODES, *WEIGHTS)}
+MODELS: Mapping[str, Model] = {model.name: model for model in (*_ALL, *EXPORTED, *NODES, *WEIGHTS)}
 """Every model, by name."""
+
+__all__ = ["MODELS", "NODES", "WEIGHTS", "Model", "by_position", "call"]

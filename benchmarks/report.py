@@ -107,7 +107,7 @@ def _rows(suite: Suite, figures: Sequence[Figure]) -> list[list[str]]:
     rows = [head]
     for figure in figures:
         rows.append(_row(suite, figure))
-        rows += [["", f"  {stage}", "", _seconds(part.median), *[""] * 6] for stage, part in _stages(figure)]
+        rows += [_stage_row(figure, stage, part) for stage, part in _stages(figure)]
     if suite.averaged:
         rows += _means(figures)
     filled = [index for index in range(len(head)) if any(row[index] for row in rows[1:])]
@@ -151,6 +151,12 @@ def _stages(figure: Figure) -> list[tuple[str, Spread]]:
         return []
     least = _SMALL_STAGE * figure.value.median
     return [(stage, part) for stage, part in figure.stages.items() if part.median >= least]
+
+
+def _stage_row(figure: Figure, stage: str, part: Spread) -> list[str]:
+    cpu, peak = figure.stages_cpu.get(stage), figure.stages_peak.get(stage)
+    remark = "" if peak is None else f"peak memory {_bytes(peak.median)}"
+    return ["", f"  {stage}", "", _seconds(part.median), _median(cpu, _seconds), *[""] * 4, remark]
 
 
 def _median(spread: Spread | None, show: Callable[[float], str]) -> str:

@@ -116,9 +116,9 @@ def times(
     if isinstance(samples, NotMeasured):
         return figure(reason=str(samples))
     value, cpu = _spread(samples, "wall_s"), _spread(samples, "cpu_s")
-    stages = {stage: Spread.of([s["stages"][stage] for s in samples]) for stage in samples[0].get("stages", {})}
+    figure = partial(figure, **{key: _parts(samples, key) for key in ("stages", "stages_cpu", "stages_peak")})
     if base is None or isinstance(base, NotMeasured):
-        return figure(value=value, cpu=cpu, stages=stages)
+        return figure(value=value, cpu=cpu)
     base_value, base_cpu = _spread(base, "wall_s"), _spread(base, "cpu_s")
     return figure(
         value=value,
@@ -126,8 +126,13 @@ def times(
         relative=compare(value, base_value),
         relative_cpu=compare(cpu, base_cpu),
         relative_best=compare(_best(samples), _best(base)).median,
-        stages=stages,
     )
+
+
+def _parts(samples: Samples, key: str) -> dict[str, Spread]:
+    """Return what samples tell by stage; a sample without a stage has none of it."""
+    names = dict.fromkeys(name for sample in samples for name in sample.get(key, {}))
+    return {name: Spread.of([sample[key].get(name, 0.0) for sample in samples]) for name in names}
 
 
 def _spread(samples: Samples, key: str) -> Spread:

@@ -14,6 +14,7 @@ import math
 import os
 import statistics
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,10 @@ def main() -> None:
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     spec = json.loads(sys.argv[1])
-    job = Job(SYSTEMS[spec["system"]], MODELS[spec["model"]], Path(spec["directory"]), spec["variant"])
+    model = MODELS[spec["model"]]
+    if not spec.get("dynamic"):
+        model = replace(model, sizes=None)
+    job = Job(SYSTEMS[spec["system"]], model, Path(spec["directory"]), spec["variant"])
     for answer in _answers(job, spec):
         print(json.dumps(answer), file=answers, flush=True)
 
@@ -62,7 +66,7 @@ def _first(action: Action, job: Job) -> dict[str, Any]:
     result = action()
     answer: dict[str, Any] = {"wall_s": wall_s() - wall, "cpu_s": cpu_s() - cpu, "peak_nbytes": peak_nbytes()}
     if isinstance(result, Prepared):
-        return {**answer, "stages": result.stages, "notes": result.notes}
+        return {**answer, **_told(result), "notes": result.notes}
     return answer if result is None else {**answer, "loss": job.model.loss(result).item()}
 
 
@@ -90,7 +94,11 @@ def _round(action: Action, chunks: int, per_chunk: int) -> dict[str, Any]:
         walls.append((wall_s() - wall) / per_chunk)
         cpus.append((cpu_s() - cpu) / per_chunk)
     answer = {"wall_s": statistics.median(walls), "cpu_s": statistics.median(cpus), "best_s": min(walls)}
-    return {**answer, "stages": result.stages} if isinstance(result, Prepared) else answer
+    return {**answer, **_told(result)} if isinstance(result, Prepared) else answer
+
+
+def _told(result: Prepared) -> dict[str, Any]:
+    return {"stages": result.stages, "stages_cpu": result.stages_cpu, "stages_peak": result.stages_peak}
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from benchmarks.meters import Stages
 from benchmarks.models import Model, by_position
 from benchmarks.systems.interface import Mode, Prepared, System
 
@@ -21,14 +22,17 @@ def _prepare(model: Model, directory: Path, **options: Any) -> Prepared:
     import aotexport
 
     args, kwargs = by_position(model.inputs())
-    report = aotexport.export(model.module(), args, kwargs, output=directory, force=True, **options)
+    options |= {"force": True, "dynamic_shapes": model.sizes and model.sizes()}
+    stages = Stages()
+    report = aotexport.export(model.module(), args, kwargs, output=directory, progress=stages.begin, **options)
+    stages.end()
     notes = [
         f"{model.name}: program {program.record.name} has no {refusal.graph} graph and runs its forward graph: "
         f"{refusal.reason}"
         for program in report.programs
         for refusal in program.record.refusals
     ]
-    return Prepared(report.seconds, notes)
+    return Prepared(stages.wall_s, notes, stages.cpu_s, stages.peak_nbytes)
 
 
 def _load(model: Model, directory: Path, mode: Mode, *, target: str, **options: Any) -> Callable[..., Any]:

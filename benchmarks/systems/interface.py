@@ -19,10 +19,14 @@ class Prepared:
     Attributes:
         stages: seconds per stage; empty when the system tells none.
         notes: sentences that a reader of the figures must know.
+        stages_cpu: processor seconds per stage.
+        stages_peak: the most memory that was resident until the end of each stage, in bytes.
     """
 
     stages: dict[str, float] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    stages_cpu: dict[str, float] = field(default_factory=dict)
+    stages_peak: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,9 @@ def _prepare(model: Model, directory: Path) -> Prepared:
 
     directory.mkdir(exist_ok=True)
     args, kwargs = by_position(model.inputs())
-    torch.onnx.export(model.module().eval(), args, str(directory / _FILE), kwargs=kwargs, dynamo=True, verbose=False)
+    sizes = model.sizes and model.sizes()
+    options: dict[str, Any] = {"dynamo": True, "verbose": False, "dynamic_shapes": sizes}
+    torch.onnx.export(model.module().eval(), args, str(directory / _FILE), kwargs=kwargs, **options)
     return Prepared()
 
 

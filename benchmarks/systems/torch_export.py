@@ -16,7 +16,8 @@ def exported(model: Model, mode: Mode) -> Any:
     from torch.export import export
 
     args, kwargs = by_position(model.inputs())
-    return export(model.module().train(mode == "train"), args, kwargs)
+    sizes = model.sizes and model.sizes()
+    return export(model.module().train(mode == "train"), args, kwargs, dynamic_shapes=sizes)
 
 
 def _prepare(model: Model, directory: Path) -> Prepared:
