@@ -8,6 +8,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from aotexport_runtime import Limits, open_bundle
 from aotexport_runtime.schema.limits import DEFAULT
 
@@ -26,6 +28,14 @@ FILES = {
 
 END = "-"
 """As the last step of a path: append to the list."""
+
+
+def schema_of(op: str) -> str:
+    """Return the signature of an operator in the running torch; empty: it has none."""
+    namespace, _, name = op.partition("::")
+    base, _, overload = name.partition(".")
+    packet = getattr(getattr(torch.ops, namespace), base, None) if base.isidentifier() else None
+    return str(getattr(getattr(packet, overload or "default", None), "_schema", ""))
 
 
 class Crafted:
@@ -56,7 +66,10 @@ class Crafted:
             place[last] = value
 
     def node(self, graph: str, **fields: Any) -> None:
-        """Append a node to a graph."""
+        """Append a node to a graph, and the signature of its operator."""
+        schema = schema_of(str(fields["op"]))
+        if schema:
+            self.document(graph).setdefault("schemas", {}).setdefault(str(fields["op"]), schema)
         meta = {"kind": "tensor", "dtype": "float32", "shape": [], "stride": []}
         self.put(graph, "nodes/-", {"name": "crafted", "args": [], "meta": meta, **fields})
 

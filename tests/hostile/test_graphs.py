@@ -82,7 +82,10 @@ def test_argument_that_is_nested_deeper_than_any_operator_takes_is_refused(craft
 def test_subgraph_is_checked_like_a_graph_and_sees_none_of_its_values(crafted: Crafted):
     nodes = [{"name": "y", "op": RELU, "args": ["linear"], "meta": TENSOR}]
     crafted.put("forward", "subgraphs/body", {"inputs": [], "nodes": nodes, "outputs": ["y"]})
-    assert refusal(crafted) == f"{WHERE} $.subgraphs['body']: value 'linear' is used before it is defined"
+    with pytest.raises(BundleInvalid) as caught:
+        crafted.read()
+    assert str(caught.value) == f"{WHERE}: value 'linear' is used before it is defined"
+    assert (caught.value.code, caught.value.path) == ("value-undefined", "$.subgraphs.body.nodes[0].args[0]")
 
 
 def test_graph_of_an_unreasonable_number_of_nodes_is_refused(crafted: Crafted):

@@ -28,9 +28,7 @@ def test_graph_with_a_further_input_is_refused(crafted: Crafted, graph, message)
     assert refusal(crafted) == f"programs/train/{graph}.json: {message}"
 
 
-@pytest.mark.parametrize(
-    "meta", [{**TENSOR, "dtype": "int64"}, {**TENSOR, "shape": [4]}, {"kind": "size"}, {"kind": "nothing"}]
-)
+@pytest.mark.parametrize("meta", [{**TENSOR, "dtype": "int64"}, {**TENSOR, "shape": [4]}])
 @pytest.mark.parametrize("graph", ["forward", "joint"])
 def test_graph_with_another_input_than_the_program_passes_is_refused(crafted: Crafted, graph, meta):
     crafted.put(graph, "inputs/1/meta", meta)

@@ -59,14 +59,16 @@ def test_integer_that_says_to_be_a_float_is_refused_as_the_base_of_a_power(craft
 @pytest.mark.parametrize("meta", [FLOAT, tensor(), {"kind": "sequence", "items": [SIZE]}])
 def test_metadata_of_another_kind_than_an_operators_result_is_refused(crafted: Crafted, meta):
     crafted.node("forward", name="a", op="aten::sym_size.int", args=["linear", 0], meta=meta)
-    assert failure(crafted) == "operator `aten::sym_size.int` gives int, and the graph says otherwise"
+    message = "operator `aten::sym_size.int` gives SymInt, and the graph says otherwise"
+    assert failure(crafted) == f"programs/train/forward.json: {message}"
 
 
 def test_list_that_says_to_be_a_number_is_refused(crafted: Crafted):
     crafted.node("forward", name="l0", op="aten::unbind.int", args=["linear"], meta=SIZE)
     for step in range(30):
         crafted.node("forward", name=f"l{step + 1}", op="python::add", args=[f"l{step}"] * 2, meta=SIZE)
-    assert failure(crafted) == "operator `aten::unbind.int` gives List[Tensor], and the graph says otherwise"
+    message = "operator `aten::unbind.int` gives Tensor[], and the graph says otherwise"
+    assert failure(crafted) == f"programs/train/forward.json: {message}"
 
 
 def test_item_that_is_taken_for_another_kind_is_refused(crafted: Crafted):

@@ -81,42 +81,41 @@ def test_namespace_that_the_caller_did_not_allow_is_refused_at_load(crafted: Cra
 
 
 @pytest.mark.parametrize("op", ["inductor::nonsense.default", "inductor::__class__.__subclasses__"])
-def test_custom_operator_that_is_no_operator_is_refused_before_anything_runs(crafted: Crafted, op):
+def test_custom_operator_that_is_no_operator_is_refused_at_load(crafted: Crafted, op):
     crafted.put("manifest", "requirements/operator_namespaces", ["inductor"])
+    crafted.put("forward", f"schemas/{op}", f"{op.removesuffix('.default')}() -> Tensor")
     crafted.node("forward", op=op)
-    module = load(crafted.seal(), target="autograd", operator_namespaces=["inductor"])
     with pytest.raises(NotSupported) as caught:
-        module(torch.ones(3, 4))
+        load(crafted.seal(), target="autograd", operator_namespaces=["inductor"])
     assert str(caught.value) == (
         f"operator `{op}` is not registered: import the package that registers namespace `inductor` before loading"
     )
-    assert module.state_dict()["calls"] == 0
 
 
 ZEROS = "aten::zeros.default"
 CALLS = [
     # An integer in place of an enumeration is looked up unchecked by torch, and crashes the process.
-    (ZEROS, [[2]], {"dtype": -1}, "argument `dtype` of operator `aten::zeros.default` is no DTypeArgument"),
-    (ZEROS, [[2]], {"dtype": "calls"}, "argument `dtype` of operator `aten::zeros.default` is no DTypeArgument"),
-    (ZEROS, [[2]], {"layout": 7}, "argument `layout` of operator `aten::zeros.default` is no LayoutArgument"),
-    (ZEROS, [[2]], {"device": 0}, "argument `device` of operator `aten::zeros.default` is no DeviceArgument"),
+    (ZEROS, [[2]], {"dtype": -1}, "argument `dtype` of operator `aten::zeros.default` is no ScalarType"),
+    (ZEROS, [[2]], {"dtype": "calls"}, "argument `dtype` of operator `aten::zeros.default` is no ScalarType"),
+    (ZEROS, [[2]], {"layout": 7}, "argument `layout` of operator `aten::zeros.default` is no Layout"),
+    (ZEROS, [[2]], {"device": 0}, "argument `device` of operator `aten::zeros.default` is no Device"),
     (
         "aten::clone.default",
         ["linear"],
         {"memory_format": 99},
-        "argument `memory_format` of operator `aten::clone.default` is no MemoryFormatArgument",
+        "argument `memory_format` of operator `aten::clone.default` is no MemoryFormat",
     ),
     (
         "aten::view.dtype",
         ["linear", 100],
         {},
-        "argument `dtype` of operator `aten::view.dtype` is no DTypeArgument",
+        "argument `dtype` of operator `aten::view.dtype` is no ScalarType",
     ),
     (
         "aten::softmax.int",
         ["linear", 0, 2**31 - 1],
         {},
-        "argument `dtype` of operator `aten::softmax.int` is no DTypeArgument",
+        "argument `dtype` of operator `aten::softmax.int` is no ScalarType",
     ),
     ("aten::relu.default", [], {}, "operator `aten::relu.default` lacks its argument `self`"),
     ("aten::relu.default", ["linear", 1], {}, "operator `aten::relu.default` takes 1 positional arguments, got 2"),
@@ -136,30 +135,40 @@ CALLS = [
 
 
 @pytest.mark.parametrize(("op", "args", "kwargs", "message"), CALLS, ids=[message[:60] for *_, message in CALLS])
-def test_call_that_the_schema_does_not_have_is_refused_before_anything_runs(
-    crafted: Crafted, op, args, kwargs, message
-):
+def test_call_that_the_schema_does_not_have_is_refused_at_load(crafted: Crafted, op, args, kwargs, message):
     crafted.put("forward", "inputs/2/name", "calls")
     crafted.put("forward", "nodes/0/args/0", "calls")
     crafted.node("forward", op=op, args=args, kwargs=kwargs)
-    module = load(crafted.seal(), target="autograd")
     with pytest.raises(BundleInvalid) as caught:
-        module(torch.ones(3, 4))
-    assert str(caught.value) == message
-    assert module.state_dict()["calls"] == 0
+        load(crafted.seal(), target="autograd")
+    assert str(caught.value) == f"programs/train/forward.json: {message}"
 
 
-def test_operator_with_another_signature_is_refused(crafted: Crafted):
-    crafted.put("forward", "schemas/aten::linear.default", "aten::linear(Tensor input, Tensor weight) -> Tensor[]")
-    module = load(crafted.seal(), target="autograd")
+def test_operators_that_this_torch_lacks_are_all_refused_at_load(crafted: Crafted):
+    captured = "aten::linear(Tensor input, Tensor weight, Tensor? bias, Tensor? more=None) -> Tensor"
+    crafted.put("forward", "schemas/aten::linear.default", captured)
+    crafted.put("joint", "schemas/aten::mm.default", "aten::mm(Tensor self, Tensor mat2, float a=1.0) -> Tensor")
     with pytest.raises(NotSupported) as caught:
-        module(torch.ones(3, 4))
+        load(crafted.seal(), target="autograd")
     assert str(caught.value) == (
         f"operator `aten::linear.default` has another signature in torch {torch.__version__}.\n"
-        "  captured: aten::linear(Tensor input, Tensor weight) -> Tensor[]\n"
+        f"  captured: {captured}\n"
         "  here:     aten::linear(Tensor input, Tensor weight, Tensor? bias=None) -> Tensor\n"
+        "Run the bundle with the torch it was exported with, or export it again\n"
+        f"operator `aten::mm.default` has another signature in torch {torch.__version__}.\n"
+        "  captured: aten::mm(Tensor self, Tensor mat2, float a=1.0) -> Tensor\n"
+        "  here:     aten::mm(Tensor self, Tensor mat2) -> Tensor\n"
         "Run the bundle with the torch it was exported with, or export it again"
     )
+
+
+@pytest.mark.parametrize("schema", ["", "aten::relu(Tensor self)", "aten::abs(Tensor self) -> Tensor", "relu"])
+def test_operator_without_its_signature_is_refused(crafted: Crafted, schema):
+    crafted.put("forward", "schemas/aten::relu.default", schema)
+    crafted.node("forward", op="aten::relu.default", args=["linear"])
+    with pytest.raises(BundleInvalid) as caught:
+        crafted.read()
+    assert str(caught.value) == "programs/train/forward.json: no signature of operator `aten::relu.default`"
 
 
 def test_constant_that_spells_code_stays_a_string(crafted: Crafted, tmp_path):

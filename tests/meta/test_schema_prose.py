@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import re
 from pathlib import Path
@@ -11,7 +12,9 @@ import pytest
 from aotexport.encode.functional import FIELDS
 from aotexport.torch_internals.names import ViewAndMutationMeta
 from aotexport.torch_internals.releases import release
+from aotexport_runtime import errors
 from aotexport_runtime.allowed import operators
+from aotexport_runtime.schema.codes import CODES
 from aotexport_runtime.schema.limits import DEFAULT
 from aotexport_runtime.schema.versions import CALLING_CONVENTION, FORMAT_VERSION, format_version
 from aotexport_runtime.validate.bounds import MAX_AXES
@@ -76,6 +79,19 @@ def test_prose_lists_the_operators_of_view_steps():
     _, _, rest = PROSE.partition("these operators of `aten`: ")
 
     assert names([rest.split(".")[0]]) == operators.VIEWS
+
+
+def test_codes_table_has_every_code_and_no_refusal_has_another():
+    runtime = Path(errors.__file__).parent
+    used = {
+        str(node.value.value)
+        for path in runtime.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.keyword) and node.arg == "code" and isinstance(node.value, ast.Constant)
+    }
+
+    assert [(row[0].strip("`"), row[1]) for row in table("code | meaning")] == list(CODES.items())
+    assert used - set(CODES) == set()
 
 
 def test_prose_and_history_are_of_the_current_versions():

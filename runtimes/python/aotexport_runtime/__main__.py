@@ -21,6 +21,9 @@ def main(argv: list[str] | None = None) -> int:
     inspect.add_argument("--program", help="show one program")
     inspect.add_argument("--graph", action="store_true", help="show the graphs")
     inspect.add_argument("--json", action="store_true", help="print JSON")
+    check = commands.add_parser("check", help="list every fault of a bundle, with its code and JSON path; runs nothing")
+    check.add_argument("bundle")
+    check.add_argument("--json", action="store_true", help="print JSON")
     test = commands.add_parser("selftest", help="compare a bundle with the recorded results of eager execution")
     test.add_argument("bundle", nargs="+")
     test.add_argument("--device", help="where to run, for example cuda")
@@ -41,6 +44,7 @@ def main(argv: list[str] | None = None) -> int:
     options = parser.parse_args(argv)
     run = {
         "inspect": _inspect,
+        "check": _check,
         "selftest": _selftest,
         "serve": _serve,
         "triton-config": _triton_config,
@@ -63,6 +67,20 @@ def _inspect(options: Any) -> int:
     else:
         print(printable(describe(bundle, program=options.program, graph=options.graph)))
     return 0
+
+
+def _check(options: Any) -> int:
+    from aotexport_runtime.bundle.check import faults_of
+
+    faults = faults_of(options.bundle)
+    if options.json:
+        fields = ("code", "where", "path", "reason")
+        print(json.dumps([{name: getattr(fault, name) for name in fields} for fault in faults], indent=2))
+    else:
+        for fault in faults:
+            print(printable(f"{fault.where or options.bundle} {fault.path}: {fault.reason} [{fault.code}]"))
+        print(f"{options.bundle}: {len(faults)} faults" if faults else f"{options.bundle}: valid")
+    return 1 if faults else 0
 
 
 def _add_verify_signature(commands: Any) -> None:

@@ -27,15 +27,76 @@ def first_line(error: BaseException) -> str:
     return next((line for line in str(error).splitlines() if line.strip()), "").strip()[:300]
 
 
+class Place(str):
+    """A place in a bundle: a file, which is the text of it, and a JSON path in that file.
+
+    As a context it names the place of a fault, and where faults are collected it goes on behind its block.
+
+    Attributes:
+        steps: keys and indices from the top of the file.
+        faults: where faults are collected; None: the first is raised.
+    """
+
+    __slots__ = ("faults", "steps")
+
+    steps: tuple[str | int, ...]
+    faults: list[BundleInvalid] | None
+
+    def __new__(cls, file: str, steps: tuple[str | int, ...] = (), faults: list[BundleInvalid] | None = None) -> Place:
+        """Return the place; `file` may be a place, which is then taken as it is."""
+        if isinstance(file, Place):
+            return file
+        place = super().__new__(cls, file)
+        place.steps, place.faults = steps, faults
+        return place
+
+    def at(self, *steps: str | int) -> Place:
+        """Return the place that these keys and indices lead to from here."""
+        return Place(str(self), (*self.steps, *steps), self.faults)
+
+    @property
+    def path(self) -> str:
+        """The JSON path: `$.nodes[3].args[0]`."""
+        return "$" + "".join(map(_step, self.steps))
+
+    @property
+    def found(self) -> int:
+        """How many faults were collected so far."""
+        return len(self.faults or ())
+
+    def __enter__(self) -> Place:
+        """Return the place itself."""
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> bool:
+        """Keep a fault where faults are collected."""
+        if self.faults is None or not isinstance(error, BundleInvalid):
+            return False
+        self.faults.append(error)
+        return True
+
+
+def _step(step: str | int) -> str:
+    if isinstance(step, int):
+        return f"[{step}]"
+    return f".{step}" if step.isidentifier() else f"[{step!r}]"
+
+
 class BundleInvalid(AotExportError):
     """A bundle is broken, truncated, tampered with, hostile, or no bundle at all.
 
     Attributes:
         where: file inside the bundle, with a JSON path if one is known (`"bundle.json $.programs[0]"`).
+        code: which rule it breaks, a code of the format.
+        path: JSON path in the file; `$`: the file itself.
+        reason: the message without the place.
     """
 
-    def __init__(self, message: str, *, where: str = "") -> None:
+    def __init__(self, message: str, *, where: str = "", code: str) -> None:
         self.where = where
+        self.code = code
+        self.path = where.path if isinstance(where, Place) else "$"
+        self.reason = message
         super().__init__(f"{where}: {message}" if where else message)
 
 
@@ -50,7 +111,7 @@ class BundleTooNew(BundleInvalid):
     def __init__(self, message: str, *, needed: tuple[int, int], supported: tuple[int, int]) -> None:
         self.needed = needed
         self.supported = supported
-        super().__init__(message, where="bundle.json")
+        super().__init__(message, where="bundle.json", code="version-newer")
 
 
 class NotSupported(AotExportError):

@@ -35,7 +35,7 @@ def _compare(bundle: Bundle, wrong: list[Exception]) -> None:
     try:
         for entry in bundle.manifest.files:
             if _sha256(bundle.file(entry.path)) != entry.sha256:
-                raise BundleInvalid(TAMPERED, where=entry.path)
+                raise BundleInvalid(TAMPERED, where=entry.path, code="file-differs")
     except Exception as error:  # noqa: BLE001 - raised by the thread that waits
         wrong.append(error)
 

@@ -15,14 +15,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
-import msgspec
-
 from aotexport_runtime import schema
-from aotexport_runtime.bundle.directory import MANIFEST_NAME, BundleDirectory, at_descriptor
+from aotexport_runtime.bundle.directory import BundleDirectory, at_descriptor
+from aotexport_runtime.bundle.manifest import read_manifest, read_manifest_bytes
 from aotexport_runtime.errors import BundleInvalid
 from aotexport_runtime.schema import versions
 from aotexport_runtime.schema.base import Record
-from aotexport_runtime.schema.codec import MAX_MESSAGE, check_size_of
 from aotexport_runtime.schema.compiled import CompiledProgram, Target
 from aotexport_runtime.schema.graph import Graph
 from aotexport_runtime.schema.kernels import KernelLibrary
@@ -38,11 +36,9 @@ from aotexport_runtime.validate import (
     check_kernels,
     check_lowered,
     check_lowered_graph,
-    check_manifest,
     check_program,
     check_target,
 )
-from aotexport_runtime.values.arguments import path_of
 
 T = TypeVar("T", bound=Record)
 
@@ -63,45 +59,10 @@ def open_bundle(path: str | os.PathLike[str], *, check_digests: bool = True, lim
         BundleInvalid: not a bundle, broken, truncated, tampered with, or hostile.
         BundleTooNew: written for a newer runtime.
     """
-    root = path_of("path", path)
-    if root.is_file():
-        raise BundleInvalid(f"`{path}` is a file, and a bundle is a directory")
-    if not root.is_dir():
-        raise BundleInvalid(f"no directory `{path}`")
-    # Files are read from this directory, even if its path leads to another one by then.
-    directory = BundleDirectory(root)
-    manifest_path = directory.files / MANIFEST_NAME
-    if manifest_path.is_symlink() or not manifest_path.is_file():
-        raise BundleInvalid(f"`{path}` is no bundle: it has no file `{MANIFEST_NAME}`")
-    if manifest_path.stat().st_size > limits.json_nbytes:
-        raise BundleInvalid(f"larger than the {limits.json_nbytes} bytes of JSON that are read", where=MANIFEST_NAME)
-    data = manifest_path.read_bytes()
+    directory, data = read_manifest_bytes(path, limits)
     bundle = Bundle(directory, read_manifest(data, limits), limits, hashlib.sha256(data).hexdigest())
     bundle.check_files(digests=check_digests)
     return bundle
-
-
-def read_manifest(data: bytes, limits: Limits = DEFAULT) -> Manifest:
-    """Return the manifest in `data`: envelope, version gate, upgrades, strict decode, then consistency.
-
-    Raises:
-        BundleInvalid: see `open_bundle`.
-    """
-    check_size_of(data, MANIFEST_NAME, limits)
-    try:
-        envelope = msgspec.json.decode(data, type=versions.Envelope)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        reason = str(error)[:MAX_MESSAGE]
-        raise BundleInvalid(f"not the manifest of a bundle: {reason}", where=MANIFEST_NAME) from None
-    written = versions.check_readable(envelope)
-    manifest = schema.decode_record(data, Manifest, where=MANIFEST_NAME, written=written, limits=limits)
-    check_manifest(manifest)
-    nbytes = sum(entry.nbytes for entry in manifest.files)
-    if nbytes > limits.bundle_nbytes:
-        raise BundleInvalid(
-            f"the files have {nbytes} bytes; at most {limits.bundle_nbytes} are read", where=MANIFEST_NAME
-        )
-    return manifest
 
 
 class Bundle:
@@ -133,6 +94,11 @@ class Bundle:
         """The bundle's directory when it was opened, absolute and without links; for messages."""
         return self.directory.path
 
+    @property
+    def written(self) -> versions.Version:
+        """The format that it was written in."""
+        return versions.parse_version(self.manifest.format)
+
     @cached_property
     def _entries(self) -> dict[str, FileEntry]:
         return {entry.path: entry for entry in self.manifest.files}
@@ -145,16 +111,20 @@ class Bundle:
         """
         entry = self._entries.get(path)
         if entry is None:
-            raise BundleInvalid("not listed in the manifest", where=path)
+            raise BundleInvalid("not listed in the manifest", where=path, code="file-unlisted")
         full = self.directory.files.joinpath(*path.split("/"))
         if not full.is_file():
-            raise BundleInvalid("missing", where=path)
+            raise BundleInvalid("missing", where=path, code="file-missing")
         if not self.directory.holds(full):
-            raise BundleInvalid("leads outside the bundle", where=path)
+            raise BundleInvalid("leads outside the bundle", where=path, code="file-outside")
         if full.stat().st_size != entry.nbytes:
-            raise BundleInvalid(f"expected {entry.nbytes} bytes, got {full.stat().st_size}", where=path)
+            raise BundleInvalid(
+                f"expected {entry.nbytes} bytes, got {full.stat().st_size}", where=path, code="file-differs"
+            )
         if entry.nbytes > MAX_HOLE_NBYTES and hole_nbytes(full) > MAX_HOLE_NBYTES:
-            raise BundleInvalid(f"has a hole of more than {MAX_HOLE_NBYTES} bytes in the place of data", where=path)
+            raise BundleInvalid(
+                f"has a hole of more than {MAX_HOLE_NBYTES} bytes in the place of data", where=path, code="file-differs"
+            )
         return full
 
     def read(self, path: str) -> bytes:
@@ -165,10 +135,12 @@ class Bundle:
         """
         full = self.file(path)
         if self._entries[path].nbytes > self.limits.json_nbytes:
-            raise BundleInvalid(f"larger than the {self.limits.json_nbytes} bytes of JSON that are read", where=path)
+            raise BundleInvalid(
+                f"larger than the {self.limits.json_nbytes} bytes of JSON that are read", where=path, code="json-limit"
+            )
         data = full.read_bytes()
         if hashlib.sha256(data).hexdigest() != self._entries[path].sha256:
-            raise BundleInvalid(TAMPERED, where=path)
+            raise BundleInvalid(TAMPERED, where=path, code="file-differs")
         return data
 
     def record(self, path: str, type_: type[T]) -> T:
@@ -177,8 +149,7 @@ class Bundle:
         Raises:
             BundleInvalid: see `read`; or the file is no such record.
         """
-        written = versions.parse_version(self.manifest.format)
-        return schema.decode_record(self.read(path), type_, where=path, written=written, limits=self.limits)
+        return schema.decode_record(self.read(path), type_, where=path, written=self.written, limits=self.limits)
 
     def check_files(self, *, digests: bool = True, read_later: Iterable[str] = ()) -> None:
         """Compare size and (optionally) digest of every listed file.
@@ -197,7 +168,7 @@ class Bundle:
                 continue
             with full.open("rb") as stream:
                 if hashlib.file_digest(stream, "sha256").hexdigest() != entry.sha256:
-                    raise BundleInvalid(TAMPERED, where=entry.path)
+                    raise BundleInvalid(TAMPERED, where=entry.path, code="file-differs")
                 self._compared[entry.path] = _identity(stream)
 
     @contextlib.contextmanager
@@ -210,7 +181,7 @@ class Bundle:
         full = self.file(path)
         with full.open("rb") as stream:
             if self._compared.get(path, _identity(stream)) != _identity(stream):
-                raise BundleInvalid(TAMPERED, where=path)
+                raise BundleInvalid(TAMPERED, where=path, code="file-differs")
             yield at_descriptor(stream.fileno(), full)
 
     def compares_when_read(self, path: str) -> bool:
@@ -229,7 +200,7 @@ class Bundle:
         for part in parts:
             digest.update(part)
         if digest.hexdigest() != self._entries[path].sha256:
-            raise BundleInvalid(TAMPERED, where=path)
+            raise BundleInvalid(TAMPERED, where=path, code="file-differs")
 
     @property
     def program_names(self) -> tuple[str, ...]:
@@ -244,7 +215,10 @@ class Bundle:
         """
         if name not in self._programs:
             if name not in self.program_names:
-                raise BundleInvalid(f"no program {str(name)[:80]!r}; the bundle has {', '.join(self.program_names)}")
+                raise BundleInvalid(
+                    f"no program {str(name)[:80]!r}; the bundle has {', '.join(self.program_names)}",
+                    code="reference-missing",
+                )
             where = f"programs/{name}/program.json"
             program = self.record(where, Program)
             check_program(program, self.manifest, name=name, where=where)
@@ -306,7 +280,7 @@ class Bundle:
         full = self.file(path)
         with full.open("rb") as stream:
             if hashlib.file_digest(stream, "sha256").hexdigest() != self._entries[path].sha256:
-                raise BundleInvalid(TAMPERED, where=path)
+                raise BundleInvalid(TAMPERED, where=path, code="file-differs")
         return full
 
     def _check_graph(self, graph: Graph, program: Program, file: str, where: str) -> None:
@@ -359,17 +333,15 @@ class Bundle:
         )
         return graph
 
-    def read_graphs(self) -> None:
-        """Read and check every program and its graphs, which are kept.
+    def read_graphs(self) -> list[Graph]:
+        """Read and check every program, and return its graphs, which are kept.
 
         Raises:
             BundleInvalid: one is missing or invalid.
         """
-        for name in self.program_names:
-            program = self.program(name)
-            self.graph(name, program.forward.file)
-            if program.functional is not None:
-                self.graph(name, program.functional.file)
+        programs = map(self.program, self.program_names)
+        files = [(p.name, each.file) for p in programs for each in (p.forward, p.functional) if each is not None]
+        return [self.graph(name, file) for name, file in files]
 
     def kernels(self, target: str) -> KernelLibrary:
         """Return the kernels of `target`, checked; their code is not read.

@@ -64,10 +64,16 @@ def verify_signature(bundle: Bundle, signed: Signed) -> None:
     try:
         stream = place.open("rb")
     except OSError:
-        raise BundleInvalid("there is no signature; `aotexport sign` makes one", where=name) from None
+        raise BundleInvalid(
+            "there is no signature; `aotexport sign` makes one", where=name, code="signature-invalid"
+        ) from None
     with stream:
         if os.fstat(stream.fileno()).st_size > MOST_NBYTES:
-            raise BundleInvalid(f"larger than the {MOST_NBYTES} bytes of a signature that are read", where=name)
+            raise BundleInvalid(
+                f"larger than the {MOST_NBYTES} bytes of a signature that are read",
+                where=name,
+                code="signature-invalid",
+            )
         try:
             config.set_hashing_config(_Found(bundle, name)).verify(
                 bundle.directory.files, at_descriptor(stream.fileno(), place)
@@ -76,7 +82,9 @@ def verify_signature(bundle: Bundle, signed: Signed) -> None:
             raise
         except Exception as error:  # noqa: BLE001 - errors of the libraries that check have no class in common
             reason = first_line(error) or type(error).__name__
-            raise BundleInvalid(f"no valid signature of this signer: {reason}", where=name) from None
+            raise BundleInvalid(
+                f"no valid signature of this signer: {reason}", where=name, code="signature-invalid"
+            ) from None
 
 
 def _verifier(signed: Signed) -> Any:
@@ -140,7 +148,9 @@ class _Found:
             for resource in signed.resource_descriptors()  # type: ignore[attr-defined]
         }
         if any(algorithm != "sha256" for algorithm, _ in expected.values()):
-            raise BundleInvalid("signed by other digests than SHA-256 of whole files", where=self._where)
+            raise BundleInvalid(
+                "signed by other digests than SHA-256 of whole files", where=self._where, code="signature-invalid"
+            )
         listed = {entry.path: entry.sha256 for entry in self._bundle.manifest.files}
         listed[MANIFEST_NAME] = self._bundle.manifest_sha256
         present = {name for name in self._names() if name in listed or not self._is_ignored(name)}
@@ -152,7 +162,9 @@ class _Found:
             if (listed.get(name) or self._digest(name)) != expected[name][1]
         ]
         if differences:
-            raise BundleInvalid(f"not as it was signed: {', '.join(differences[:20])}", where=self._where)
+            raise BundleInvalid(
+                f"not as it was signed: {', '.join(differences[:20])}", where=self._where, code="signature-invalid"
+            )
         return True
 
     def _is_ignored(self, name: str) -> bool:

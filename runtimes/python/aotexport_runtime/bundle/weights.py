@@ -83,7 +83,7 @@ def read_tensors(path: Path, *, where: str) -> dict[str, torch.Tensor]:
     try:
         stored = deserialize(path.read_bytes())
     except SafetensorError as error:
-        raise BundleInvalid(f"not a safetensors file: {error}", where=where) from None
+        raise BundleInvalid(f"not a safetensors file: {error}", where=where, code="tensor-stored") from None
     return {key: _from_bytes(value, where) for key, value in stored}
 
 
@@ -103,9 +103,9 @@ class _StoredTensors:
             try:
                 self._tensors[file, key] = self._files[file](key)
             except KeyError:
-                raise BundleInvalid(f"no tensor {key[:80]!r}", where=file) from None
+                raise BundleInvalid(f"no tensor {key[:80]!r}", where=file, code="tensor-stored") from None
             except SafetensorError as error:
-                raise BundleInvalid(f"no tensor {key[:80]!r}: {error}", where=file) from None
+                raise BundleInvalid(f"no tensor {key[:80]!r}: {error}", where=file, code="tensor-stored") from None
         return self._tensors[file, key]
 
     def _open(self, file: str) -> Callable[[str], torch.Tensor]:
@@ -128,7 +128,7 @@ def _opened(path: Path, where: str) -> Any:
     try:
         return safe_open(path, framework="pt")
     except SafetensorError as error:
-        raise BundleInvalid(f"not a safetensors file: {error}", where=where) from None
+        raise BundleInvalid(f"not a safetensors file: {error}", where=where, code="tensor-stored") from None
 
 
 def _check_header(header: bytes, nbytes: int, stream: BinaryIO, where: str) -> None:
@@ -157,7 +157,7 @@ class _Copy:
         array_of_data: Any = self._data.numpy()
         data = memoryview(array_of_data) if len(self._data) else memoryview(b"")
         if _read_into(stream, data) != len(data):
-            raise BundleInvalid(f"expected {nbytes} bytes, got fewer", where=file)
+            raise BundleInvalid(f"expected {nbytes} bytes, got fewer", where=file, code="tensor-stored")
         bundle.compare(file, [header, data])
         _check_header(header, nbytes, stream, file)
         self._tensors: dict[str, Any] = msgspec.json.decode(header[8:])
@@ -167,13 +167,15 @@ class _Copy:
         stored = msgspec.convert(self._tensors[key], _StoredTensor)
         name = _DTYPES.get(stored.dtype)
         if name is None:
-            raise BundleInvalid(f"dtype {stored.dtype} is none of the format's", where=self._file)
+            raise BundleInvalid(f"dtype {stored.dtype} is none of the format's", where=self._file, code="tensor-stored")
         dtype = dtypes.dtype(name)
         begin, end = stored.data_offsets
         count = math.prod(stored.shape)
         # The library has compared these; the file may have changed since.
         if min((begin, *stored.shape)) < 0 or end - begin != count * dtype.itemsize or end > len(self._data):
-            raise BundleInvalid(f"no tensor {key[:80]!r}: its sizes are not those of its data", where=self._file)
+            raise BundleInvalid(
+                f"no tensor {key[:80]!r}: its sizes are not those of its data", where=self._file, code="tensor-stored"
+            )
         if not count:
             return torch.empty(stored.shape, dtype=dtype)
         # Each tensor has a storage of its own, as a mapped one.
@@ -241,7 +243,7 @@ _DTYPES: dict[str, str] = {
 def _from_bytes(stored: dict[str, Any], where: str) -> torch.Tensor:
     name = _DTYPES.get(stored["dtype"])
     if name is None:
-        raise BundleInvalid(f"dtype {stored['dtype']} is none of the format's", where=where)
+        raise BundleInvalid(f"dtype {stored['dtype']} is none of the format's", where=where, code="tensor-stored")
     if not stored["data"]:
         return torch.empty(stored["shape"], dtype=dtypes.dtype(name))
     return torch.frombuffer(stored["data"], dtype=dtypes.dtype(name)).reshape(stored["shape"])
@@ -252,18 +254,26 @@ def _restore(entry: StateTensor | StoredPart, stored: torch.Tensor) -> torch.Ten
     dtype = dtypes.dtype(entry.dtype)
     if stored.data_ptr() % stored.element_size():
         # Kernels may load whole vectors from addresses that they assume to be aligned.
-        raise BundleInvalid(f"{key} does not begin at a multiple of its element size", where=entry.file)
+        raise BundleInvalid(
+            f"{key} does not begin at a multiple of its element size", where=entry.file, code="tensor-stored"
+        )
     if dtype.is_complex and stored.dtype == dtype.to_real() and stored.shape[-1:] == (2,):
         stored = torch.view_as_complex(stored)
     if stored.dtype != dtype:
-        raise BundleInvalid(f"{key} is {dtypes.name_of(stored.dtype)}, not {entry.dtype}", where=entry.file)
+        raise BundleInvalid(
+            f"{key} is {dtypes.name_of(stored.dtype)}, not {entry.dtype}", where=entry.file, code="tensor-stored"
+        )
     if entry.whole and tuple(stored.shape) != entry.shape:
-        raise BundleInvalid(f"{key} has shape {list(stored.shape)}, not {list(entry.shape)}", where=entry.file)
+        raise BundleInvalid(
+            f"{key} has shape {list(stored.shape)}, not {list(entry.shape)}", where=entry.file, code="tensor-stored"
+        )
     if 0 in entry.shape:
         return torch.empty_strided(entry.shape, entry.stride, dtype=dtype)
     # `set_` would enlarge a storage that is too small.
     if span_end(entry.shape, entry.stride, entry.offset) > stored.numel():
         name = entry.name if isinstance(entry, StateTensor) else entry.key
-        raise BundleInvalid(f"state {name[:80]!r} reaches past the end of {key}", where=entry.file)
+        raise BundleInvalid(
+            f"state {name[:80]!r} reaches past the end of {key}", where=entry.file, code="tensor-stored"
+        )
     offset = entry.offset + stored.storage_offset()
     return torch.empty(0, dtype=dtype).set_(stored.untyped_storage(), offset, entry.shape, entry.stride)

@@ -277,14 +277,22 @@ def read_vector(bundle: Bundle, entry: VectorEntry) -> tuple[Vector, dict[str, t
     for spec in vector.inputs:
         for part in spans(spec):
             if span_end(part.shape, part.stride, part.offset) > _numel(stored, part.key):
-                raise BundleInvalid(f"argument {spec.path!r} reaches past the end of {part.key!r}", where=entry.record)
+                raise BundleInvalid(
+                    f"argument {spec.path!r} reaches past the end of {part.key!r}",
+                    where=entry.record,
+                    code="vector-malformed",
+                )
             if math.prod(part.shape) > max(_MOST_ELEMENTS, _numel(stored, part.key)):
-                raise BundleInvalid(f"argument {spec.path!r} repeats {part.key!r} too often", where=entry.record)
+                raise BundleInvalid(
+                    f"argument {spec.path!r} repeats {part.key!r} too often",
+                    where=entry.record,
+                    code="vector-malformed",
+                )
     for key in {part.key for spec in vector.inputs for part in spans(spec) if part.is_complex}:
         stored[key] = torch.view_as_complex(stored[key])
     missing = [name for index, name in enumerate(vector.values) if f"v{index}" not in stored]
     if missing:
-        raise BundleInvalid(f"no tensor of {missing[0]!r}", where=entry.tensors)
+        raise BundleInvalid(f"no tensor of {missing[0]!r}", where=entry.tensors, code="vector-malformed")
     return vector, stored
 
 

@@ -365,4 +365,4 @@ def constant_value(argument: Argument | PythonValue, environment: Environment) -
         return slice(argument.start, argument.stop, argument.step)
     if argument is None or isinstance(argument, bool | int | float):
         return argument
-    raise BundleInvalid(f"a constant may not hold {type(argument).__name__}")
+    raise BundleInvalid(f"a constant may not hold {type(argument).__name__}", code="constant-expected")

@@ -124,7 +124,9 @@ class Libraries:
         for name in library.inputs:
             if name not in taken:
                 raise BundleInvalid(
-                    f"library {library.file!r} takes {name[:80]!r}, which is no input", where=self._where
+                    f"library {library.file!r} takes {name[:80]!r}, which is no input",
+                    where=self._where,
+                    code="target-malformed",
                 )
         inputs = [taken[name] for name in library.inputs]
         places = _places(subgraph, library, self._graph, self._where)
@@ -184,5 +186,7 @@ def _places(subgraph: Subgraph, library: CompiledHalf, graph: Graph, where: str)
         elif (size := sizes_known.get(output)) is not None:
             found.append(_Other(SizeArgument(value=size)))
         else:
-            raise BundleInvalid(f"library {library.file!r} does not return {output[:80]!r}", where=where)
+            raise BundleInvalid(
+                f"library {library.file!r} does not return {output[:80]!r}", where=where, code="target-malformed"
+            )
     return found

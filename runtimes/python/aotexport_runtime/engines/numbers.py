@@ -76,7 +76,9 @@ def check_declared(op: str, returns: Sequence[Any], meta: ValueMeta) -> None:
     else:
         fits = isinstance(meta, SequenceMeta) and len(meta.items) == len(kinds) and all(map(_fits, kinds, meta.items))
     if not fits:
-        raise BundleInvalid(f"operator `{op}` gives {', '.join(kinds) or 'nothing'}, and the graph says otherwise")
+        raise BundleInvalid(
+            f"operator `{op}` gives {', '.join(kinds) or 'nothing'}, and the graph says otherwise", code="result-type"
+        )
 
 
 def _fits(kind: str, meta: ValueMeta) -> bool:

@@ -8,7 +8,7 @@ operator's schema asks for, since torch looks up any integer as a dtype unchecke
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from types import BuiltinFunctionType, MethodDescriptorType
 from typing import Any, NamedTuple
@@ -16,8 +16,10 @@ from typing import Any, NamedTuple
 import torch
 
 from aotexport_runtime.allowed.operators import BUILTINS, allowed_aten_operators
+from aotexport_runtime.allowed.signatures import split_schema
 from aotexport_runtime.engines.preconditions.table import guarded
 from aotexport_runtime.errors import BundleInvalid, NotSupported
+from aotexport_runtime.schema.graph import Graph
 from aotexport_runtime.schema.values import (
     Argument,
     DeviceArgument,
@@ -76,6 +78,33 @@ def overload(name: str, captured_schema: str | None, namespaces: frozenset[str])
     return function
 
 
+def check_operators(graphs: Iterable[Graph], namespaces: frozenset[str]) -> None:
+    """Refuse graphs that call operators which the running torch lacks, or has with other signatures.
+
+    Args:
+        graphs: as checked; their subgraphs are looked into.
+        namespaces: see `overload`.
+
+    Raises:
+        NotSupported: names every such operator, each with the reason.
+    """
+    called = {each for graph in graphs for each in _signatures(graph)}
+    reasons: list[str] = []
+    for op, schema in sorted(called):
+        try:
+            overload(op, schema, namespaces)
+        except NotSupported as error:
+            reasons.append(str(error))
+    if reasons:
+        raise NotSupported("\n".join(reasons))
+
+
+def _signatures(graph: Graph) -> Iterator[tuple[str, str]]:
+    yield from graph.schemas.items()
+    for subgraph in graph.subgraphs.values():
+        yield from _signatures(subgraph)
+
+
 _DIRECT = frozenset(
     f"aten::{name}"
     for name in (
@@ -120,10 +149,13 @@ def check_allowed(name: str, namespaces: frozenset[str]) -> None:
     namespace, _, rest = name.partition("::")
     if namespace == "aten":
         if rest not in allowed_aten_operators():
-            raise BundleInvalid(f"operator `{name[:80]}` is not on the list of operators that a bundle may call")
+            raise BundleInvalid(
+                f"operator `{name[:80]}` is not on the list of operators that a bundle may call",
+                code="operator-unlisted",
+            )
     elif namespace == "python":
         if name not in BUILTINS:
-            raise BundleInvalid(f"unknown builtin `{name[:80]}`")
+            raise BundleInvalid(f"unknown builtin `{name[:80]}`", code="operator-unlisted")
     elif namespace not in namespaces:
         raise NotSupported(
             f"operator `{name[:80]}` is in namespace `{namespace[:40]}`, which the caller did not allow. Import the "
@@ -179,20 +211,27 @@ def check_call(op: str, function: Any, args: Sequence[Argument], kwargs: Mapping
     parameters = _parameters(function)
     positional = [parameter for parameter in parameters if not parameter.keyword_only]
     if len(args) > len(positional):
-        raise BundleInvalid(f"operator `{op}` takes {len(positional)} positional arguments, got {len(args)}")
+        raise BundleInvalid(
+            f"operator `{op}` takes {len(positional)} positional arguments, got {len(args)}", code="operator-arguments"
+        )
     by_name: dict[str, Argument] = {parameter.name: arg for parameter, arg in zip(positional, args, strict=False)}
     for name, argument in kwargs.items():
         if name in by_name or not any(parameter.name == name for parameter in parameters):
-            raise BundleInvalid(f"operator `{op}` takes no keyword argument {name[:40]!r} here")
+            raise BundleInvalid(
+                f"operator `{op}` takes no keyword argument {name[:40]!r} here", code="operator-arguments"
+            )
         by_name[name] = argument
     for parameter in parameters:
         if parameter.name not in by_name:
             if parameter.required:
-                raise BundleInvalid(f"operator `{op}` lacks its argument `{parameter.name}`")
+                raise BundleInvalid(f"operator `{op}` lacks its argument `{parameter.name}`", code="operator-arguments")
         elif parameter.kind is not None:
             argument = by_name[parameter.name]
             if not isinstance(argument, parameter.kind) and not (argument is None and parameter.optional):
-                raise BundleInvalid(f"argument `{parameter.name}` of operator `{op}` is no {parameter.kind.__name__}")
+                raise BundleInvalid(
+                    f"argument `{parameter.name}` of operator `{op}` is no {parameter.kind.__name__}",
+                    code="argument-type",
+                )
 
 
 @cache
@@ -216,7 +255,7 @@ def is_compatible(captured: str, current: str) -> bool:
     True when `current` only adds arguments with defaults, after the positional ones or among the keywords, and
     nothing else differs.
     """
-    old, new = _split_schema(captured), _split_schema(current)
+    old, new = split_schema(captured), split_schema(current)
     if old is None or new is None or old.returns != new.returns:
         return False
     count = len(old.positional)
@@ -225,27 +264,3 @@ def is_compatible(captured: str, current: str) -> bool:
     by_keyword = [*new.positional[count:], *new.keyword_only]
     added = [argument for argument in by_keyword if argument not in old.keyword_only]
     return set(old.keyword_only) <= set(by_keyword) and all("=" in argument for argument in added)
-
-
-class _Schema(NamedTuple):
-    positional: list[str]
-    keyword_only: list[str]
-    returns: str
-
-
-def _split_schema(schema: str) -> _Schema | None:
-    """Return the parts of `ns::op.overload(arguments) -> returns`; None: it is no schema."""
-    _, _, rest = schema.partition("(")
-    depth, current, arguments = 1, "", list[str]()
-    for index, character in enumerate(rest):
-        depth += (character in "([") - (character in ")]")
-        if depth == 0 or (character == "," and depth == 1):
-            arguments.append(current.strip())
-            current = ""
-        else:
-            current += character
-        if depth == 0:
-            cut = arguments.index("*") if "*" in arguments else len(arguments)
-            positional = [argument for argument in arguments[:cut] if argument]
-            return _Schema(positional, arguments[cut + 1 :], rest[index + 1 :].strip())
-    return None

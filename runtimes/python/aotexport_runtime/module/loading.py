@@ -157,6 +157,7 @@ def load(
     from aotexport_runtime.bundle.weights import parts_of
     from aotexport_runtime.engines.codegen import Environment
     from aotexport_runtime.engines.matmul.modes import mode_of
+    from aotexport_runtime.engines.ops import check_operators
     from aotexport_runtime.module.bundle_module import BundleModule
     from aotexport_runtime.module.cast import stored_state
 
@@ -168,7 +169,7 @@ def load(
     types = TensorTypes(tensor_types)
     _check_types(bundle.manifest.requirements, types)
     request = Request(target=target, trust=trust, memory_budget=memory_budget)
-    bundle.read_graphs()
+    check_operators(bundle.read_graphs(), namespaces)
     bundle = bundle if dtype is None else _cast(bundle, dtype)
     place, targets, lowering = _resolved(bundle, request, device, cuda)
     passed = passed_over(targets, target)

@@ -6,12 +6,13 @@ never reach JSON (`FloatArgument`), since msgspec would write them as null.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any, TypeVar
 
 import msgspec
 
-from aotexport_runtime.errors import BundleInvalid
+from aotexport_runtime.errors import BundleInvalid, Place
 from aotexport_runtime.schema.base import Record
 from aotexport_runtime.schema.limits import DEFAULT, Limits
 from aotexport_runtime.schema.versions import FORMAT_VERSION, Version, pending
@@ -50,7 +51,7 @@ def decode_record(
         record = None if steps else msgspec.json.decode(data, type=type_)
         plain = msgspec.json.decode(data)
         if count_keys(msgspec.json.encode(plain)) != count_keys(data):
-            raise BundleInvalid("an object has the same key twice", where=where)
+            raise BundleInvalid("an object has the same key twice", where=where, code="json-key-twice")
         if record is not None:
             return record
         document: dict[str, Any] = plain
@@ -58,7 +59,27 @@ def decode_record(
             document = step(document)
         return msgspec.convert(document, type=type_)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise BundleInvalid(str(error)[:MAX_MESSAGE], where=where) from None
+        raise refused(error, where) from None
+
+
+def refused(error: Exception, where: str, said: str = "") -> BundleInvalid:
+    """Return what is raised for JSON that msgspec does not decode.
+
+    Args:
+        error: of msgspec.
+        where: for errors.
+        said: begin of the message.
+    """
+    message = str(error)[:MAX_MESSAGE]
+    is_json = isinstance(error, msgspec.ValidationError) and not message.startswith(_OUT_OF_RANGE)
+    found = _PATH.search(message)
+    place = Place(where).at(*steps_of(found[1])) if found else where
+    return BundleInvalid(said + message, where=place, code="json-record" if is_json else "json-malformed")
+
+
+def steps_of(path: str) -> list[str | int]:
+    """Return keys and indices of a JSON path as msgspec writes it (`$.nodes[3].args`), up to a key of a map."""
+    return [int(index) if index else key for key, index in _STEP.findall(path.partition("[...]")[0])]
 
 
 def check_size_of(data: bytes, where: str, limits: Limits = DEFAULT) -> None:
@@ -68,13 +89,17 @@ def check_size_of(data: bytes, where: str, limits: Limits = DEFAULT) -> None:
         BundleInvalid: see above.
     """
     if len(data) > limits.json_nbytes:
-        raise BundleInvalid(f"{len(data)} bytes of JSON; at most {limits.json_nbytes} are read", where=where)
+        raise BundleInvalid(
+            f"{len(data)} bytes of JSON; at most {limits.json_nbytes} are read", where=where, code="json-limit"
+        )
     depth, containers = nesting(data, limits)
     if depth > limits.json_depth:
-        raise BundleInvalid(f"nested deeper than {limits.json_depth} levels", where=where)
+        raise BundleInvalid(f"nested deeper than {limits.json_depth} levels", where=where, code="json-limit")
     if containers > limits.json_containers:
         raise BundleInvalid(
-            f"more than the {limits.json_containers} lists and objects that are read of a file", where=where
+            f"more than the {limits.json_containers} lists and objects that are read of a file",
+            where=where,
+            code="json-limit",
         )
 
 
@@ -133,6 +158,9 @@ def _nesting(plain: bytes, depth: int, quotes: int) -> tuple[int, int, int, int]
     return int(running.max()), opened, int(running[-1]), int(seen[-1]) % 2
 
 
+_PATH = re.compile(r" - at `(\$.*)`$")
+_STEP = re.compile(r"\.(\w+)|\[(\d+)\]")
+_OUT_OF_RANGE = ("Number out of range", "Integer value out of range")
 _CHUNK_NBYTES = 1 << 20
 _NO_KEYS = bytes(set(range(256)) - set(b'":'))
 _PLAIN = bytes(set(range(256)) - set(b'[]{}"'))

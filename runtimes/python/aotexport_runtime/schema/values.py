@@ -68,7 +68,7 @@ class TensorMeta(Record, kw_only=True, tag="tensor", tag_field="kind"):
         shape: size per axis.
         stride: step per axis, in elements.
         offset: storage offset, in elements; said of inputs only, 0 for results.
-        device: device class at capture (`cpu`, `cuda`, ...); a load may place it elsewhere.
+        device: device class at capture; a load may place it elsewhere.
         requires_grad: of an input or output of a program: whether it required grad at capture; not said of values
             inside of graphs.
     """
@@ -164,7 +164,7 @@ class DeviceArgument(Record, kw_only=True, tag="device", tag_field="kind"):
     """A `torch.device`, by class only: a loader that places the bundle on another device replaces it by that.
 
     Attributes:
-        type: device class at capture (`cpu`, `cuda`, ...).
+        type: device class at capture.
     """
 
     type: DeviceClass

@@ -70,7 +70,9 @@ def parse_version(text: str) -> Version:
     """
     match = _VERSION.fullmatch(text)
     if match is None:
-        raise BundleInvalid(f"expected a version `MAJOR.MINOR`, got {text[:20]!r}", where="bundle.json")
+        raise BundleInvalid(
+            f"expected a version `MAJOR.MINOR`, got {text[:20]!r}", where="bundle.json", code="version-malformed"
+        )
     return int(match[1]), int(match[2])
 
 
@@ -109,12 +111,14 @@ def check_readable(
         raise BundleInvalid(
             f"`min_reader` is {envelope.min_reader}; expected {written[0]}.0 to {envelope.format}, the bundle's format",
             where="bundle.json",
+            code="version-contradicts",
         )
     if written < oldest:
         raise BundleInvalid(
             f"this bundle has format {envelope.format}; this runtime reads {format_version(oldest)} to "
             f"{format_version(supported)}. Load it with an older aotexport-runtime, or export the model again",
             where="bundle.json",
+            code="version-older",
         )
     return written
 

@@ -47,7 +47,7 @@ def check_allocations(graph: Graph, limits: Limits, where: str) -> None:
         if asked > limits.allocation_nbytes:
             most = limits.allocation_nbytes
             message = f"`{node.op}` takes the graph's memory to {asked} bytes; at most {most} are given"
-            raise BundleInvalid(message, where=where)
+            raise BundleInvalid(message, where=where, code="bundle-limit")
         for name in used[index]:
             if last[name] == index:
                 live -= held.pop(name, 0)

@@ -60,20 +60,22 @@ def check_argument(
     """
     if isinstance(argument, str):
         if argument not in defined:
-            raise BundleInvalid(f"value {argument[:80]!r} is used before it is defined", where=where)
+            raise BundleInvalid(
+                f"value {argument[:80]!r} is used before it is defined", where=where, code="value-undefined"
+            )
     elif isinstance(argument, list):
         for item in argument:
             check_argument(item, defined, subgraphs, symbols, where)
     elif isinstance(argument, int):
         if not -_MAX_INTEGER < argument < _MAX_INTEGER:
-            raise BundleInvalid("an integer argument has more than 64 bits", where=where)
+            raise BundleInvalid("an integer argument has more than 64 bits", where=where, code="number-limit")
     elif isinstance(argument, SliceArgument):
         for item in (argument.start, argument.stop, argument.step):
             check_argument(item, defined, subgraphs, symbols, where)
     elif isinstance(argument, SizeArgument):
         check_size(argument.value, symbols, where=where)
     elif isinstance(argument, SubgraphArgument) and argument.name not in subgraphs:
-        raise BundleInvalid(f"no subgraph {argument.name[:80]!r}", where=where)
+        raise BundleInvalid(f"no subgraph {argument.name[:80]!r}", where=where, code="reference-missing")
 
 
 def check_constant(argument: Argument, subject: str, where: str) -> None:
@@ -89,7 +91,7 @@ def check_constant(argument: Argument, subject: str, where: str) -> None:
         for part in (argument.start, argument.stop, argument.step):
             check_constant(part, subject, where)
     elif isinstance(argument, str | SizeArgument | SubgraphArgument):
-        raise BundleInvalid(f"{subject} is no constant", where=where)
+        raise BundleInvalid(f"{subject} is no constant", where=where, code="constant-expected")
     else:
         check_argument(argument, (), (), set(), where)
 
@@ -105,6 +107,7 @@ def check_meta(meta: ValueMeta, symbols: set[str], where: str) -> None:
             raise BundleInvalid(
                 f"a tensor has {len(meta.shape)} sizes and {len(meta.stride)} strides; at most {MAX_AXES} are read",
                 where=where,
+                code="tensor-layout",
             )
         for size in (*meta.shape, *meta.stride, meta.offset):
             if not isinstance(size, int) or not -INT64_MAX <= size <= INT64_MAX:

@@ -28,7 +28,11 @@ def check_arrays(program: Program, where: str) -> None:
     for index in _arrays([parameter.tree for parameter in program.parameters], "input", where):
         spec = program.inputs[index]
         if not isinstance(spec, ArgumentInput) or spec.subclass is not None or spec.meta.requires_grad:
-            raise BundleInvalid(f"input {index} is an array, and no plain argument without gradients", where=where)
+            raise BundleInvalid(
+                f"input {index} is an array, and no plain argument without gradients",
+                where=where,
+                code="structure-malformed",
+            )
         _check_meta(spec.meta, f"input {index}", where)
     put = [item for change in program.container_changes for item in change.items if item is not None]
     for index in _arrays([program.output_tree, *put], "output", where):
@@ -42,10 +46,16 @@ def _arrays(trees: Iterable[Tree], subject: str, where: str) -> list[int]:
     found = [leaf for tree in trees for _, leaf in leaves(tree) if isinstance(leaf, Leaf) and leaf.index in arrays]
     for leaf in found:
         if not leaf.array:
-            raise BundleInvalid(f"{subject} {leaf.index} is an array in one place, and none in another", where=where)
+            raise BundleInvalid(
+                f"{subject} {leaf.index} is an array in one place, and none in another",
+                where=where,
+                code="structure-malformed",
+            )
     return sorted(arrays)
 
 
 def _check_meta(meta: TensorMeta | None, subject: str, where: str) -> None:
     if meta is None or meta.dtype not in _DTYPES:
-        raise BundleInvalid(f"{subject} is an array, and NumPy has no such values", where=where)
+        raise BundleInvalid(
+            f"{subject} is an array, and NumPy has no such values", where=where, code="structure-malformed"
+        )

@@ -21,7 +21,7 @@ def check_index(index: int, count: int, subject: str, where: str) -> None:
         BundleInvalid: names `subject`.
     """
     if not 0 <= index < count:
-        raise BundleInvalid(f"{subject} is {index}, out of range({count})", where=where)
+        raise BundleInvalid(f"{subject} is {index}, out of range({count})", where=where, code="index-range")
 
 
 def check_unique(names: Iterable[object], subject: str, where: str) -> None:
@@ -33,7 +33,7 @@ def check_unique(names: Iterable[object], subject: str, where: str) -> None:
     seen: set[object] = set()
     for name in names:
         if name in seen:
-            raise BundleInvalid(f"{subject} {str(name)[:80]!r} occurs twice", where=where)
+            raise BundleInvalid(f"{subject} {str(name)[:80]!r} occurs twice", where=where, code="name-twice")
         seen.add(name)
 
 
@@ -44,7 +44,7 @@ def check_plain_name(name: str, subject: str, where: str) -> None:
         BundleInvalid: names `subject`.
     """
     if not PLAIN_NAME.fullmatch(name):
-        raise BundleInvalid(f"{subject} {name[:80]!r} is not a plain name", where=where)
+        raise BundleInvalid(f"{subject} {name[:80]!r} is not a plain name", where=where, code="name-malformed")
 
 
 def check_text(text: str, subject: str, where: str) -> None:
@@ -54,7 +54,7 @@ def check_text(text: str, subject: str, where: str) -> None:
         BundleInvalid: names `subject`.
     """
     if len(text) > MAX_TEXT or not text.isprintable():
-        raise BundleInvalid(f"{subject} {text[:80]!r} is too long or not printable", where=where)
+        raise BundleInvalid(f"{subject} {text[:80]!r} is too long or not printable", where=where, code="text-malformed")
 
 
 def check_span(shape: Sequence[int], stride: Sequence[int], offset: int, subject: str, where: str) -> None:
@@ -64,14 +64,16 @@ def check_span(shape: Sequence[int], stride: Sequence[int], offset: int, subject
         BundleInvalid: names `subject`.
     """
     if len(shape) != len(stride) or len(shape) > MAX_AXES:
-        raise BundleInvalid(f"{subject} has {len(shape)} sizes and {len(stride)} strides", where=where)
+        raise BundleInvalid(
+            f"{subject} has {len(shape)} sizes and {len(stride)} strides", where=where, code="tensor-layout"
+        )
     if offset < 0 or min((*shape, *stride), default=0) < 0:
-        raise BundleInvalid(f"{subject} has negative sizes, strides or offset", where=where)
+        raise BundleInvalid(f"{subject} has negative sizes, strides or offset", where=where, code="tensor-layout")
     count = 1
     for size in shape:
         count *= max(size, 1)
     if max(count, span_end(shape, stride, offset), *shape, *stride, offset) > INT64_MAX:
-        raise BundleInvalid(f"{subject} has sizes, strides or offset beyond 64 bits", where=where)
+        raise BundleInvalid(f"{subject} has sizes, strides or offset beyond 64 bits", where=where, code="tensor-layout")
 
 
 def span_end(shape: Sequence[int], stride: Sequence[int], offset: int) -> int:

@@ -59,7 +59,6 @@ class Builtins:
     def __init__(
         self,
         values: Mapping[str, ValueMeta],
-        where: str,
         subclasses: Sequence[Subclass] = (),
         limits: Limits = DEFAULT,
     ) -> None:
@@ -68,19 +67,21 @@ class Builtins:
         self._are_floats: dict[str, bool] = {}
         self._values = values
         self._subclasses = subclasses
-        self._where = where
+        self._where = ""
         self._nbits: dict[str, int] = {}
         self._regions: list[Node] = []
 
-    def check(self, node: Node) -> None:
+    def check(self, node: Node, where: str) -> None:
         """Refuse a call with operands that it does not take.
 
         Args:
             node: any call but one of `aten`; custom operators pass.
+            where: of the node, for errors.
 
         Raises:
             BundleInvalid: names the fault.
         """
+        self._where = where
         expected = OPERANDS.get(node.op)
         if expected is None:
             return
@@ -101,17 +102,17 @@ class Builtins:
         else:
             self._check_effect(node)
 
-    def check_closed(self) -> None:
+    def check_closed(self, where: str) -> None:
         """Refuse a region that the graph leaves open.
 
         Raises:
             BundleInvalid: see above.
         """
         if self._regions:
-            raise BundleInvalid("a region is not left", where=self._where)
+            raise BundleInvalid("a region is not left", where=where, code="region-open")
 
     def _invalid(self, node: Node, reason: str) -> BundleInvalid:
-        return BundleInvalid(f"builtin `{node.op}` {reason}", where=self._where)
+        return BundleInvalid(f"builtin `{node.op}` {reason}", where=self._where, code="operator-arguments")
 
     def _check_bodies(self, node: Node) -> None:
         if node.op == "higher_order::autograd_function":
@@ -274,7 +275,8 @@ class Builtins:
         elif node.op in ("torch::exit_autocast", "torch::exit_checkpoint"):
             begun = self._regions.pop() if self._regions else None
             if begun is None or (begun.name, begun.op) != (node.args[0], node.op.replace("exit", "enter")):
-                raise self._invalid(node, "leaves a region that is not the innermost one")
+                message = f"builtin `{node.op}` leaves a region that is not the innermost one"
+                raise BundleInvalid(message, where=self._where, code="region-open")
         elif node.op == "torch::set_grad_enabled":
             mode = node.args[0]
             meta = self._values.get(mode) if isinstance(mode, str) else None

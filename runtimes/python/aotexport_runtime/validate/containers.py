@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from aotexport_runtime.errors import BundleInvalid
+from aotexport_runtime.errors import BundleInvalid, Place
 from aotexport_runtime.schema.program import ContainerChange, Program
 from aotexport_runtime.schema.trees import Constant, Leaf, Mapping, NamedFields, PythonValue, Sequence, Tree
 from aotexport_runtime.validate.arguments import check_constant
@@ -41,19 +41,32 @@ def check_container_changes(program: Program, where: str) -> None:
     Raises:
         BundleInvalid: names the fault.
     """
-    check_unique([change.path for change in program.container_changes], "change of container", where)
+    where = Place(where)
+    with where.at("container_changes") as here:
+        check_unique([change.path for change in program.container_changes], "change of container", here)
     passed = {path: tree for p in program.parameters if not p.optional for path, tree in _containers(p.tree, p.name)}
-    for change in program.container_changes:
-        check_text(change.path, "path of a container", where)
-        if change.path not in passed:
-            raise BundleInvalid(f"every call must pass the changed container {change.path[:80]!r}", where=where)
-        if len(set(change.keys)) != len(change.keys) or len(change.items) != len(change.keys):
-            raise BundleInvalid(f"the keys of the changed container {change.path[:80]!r} do not fit", where=where)
-        if not _takes(passed[change.path], change):
-            raise BundleInvalid(f"the container {change.path[:80]!r} cannot be changed so", where=where)
-        for item in change.items:
-            if item is not None:
-                check_values(item, len(program.outputs), where)
+    for index, change in enumerate(program.container_changes):
+        with where.at("container_changes", index) as here:
+            _check_change(change, passed.get(change.path), len(program.outputs), here)
+
+
+def _check_change(change: ContainerChange, tree: Tree | None, outputs: int, where: str) -> None:
+    check_text(change.path, "path of a container", where)
+    if tree is None:
+        raise BundleInvalid(
+            f"every call must pass the changed container {change.path[:80]!r}", where=where, code="reference-missing"
+        )
+    if len(set(change.keys)) != len(change.keys) or len(change.items) != len(change.keys):
+        raise BundleInvalid(
+            f"the keys of the changed container {change.path[:80]!r} do not fit", where=where, code="program-malformed"
+        )
+    if not _takes(tree, change):
+        raise BundleInvalid(
+            f"the container {change.path[:80]!r} cannot be changed so", where=where, code="program-malformed"
+        )
+    for item in change.items:
+        if item is not None:
+            check_values(item, outputs, where)
 
 
 def _containers(tree: Tree, path: str) -> Iterator[tuple[str, Tree]]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from keyword import iskeyword
 
 from aotexport_runtime.allowed.operators import NAMESPACES, OPERANDS, allowed_aten_operators
-from aotexport_runtime.errors import BundleInvalid
+from aotexport_runtime.errors import BundleInvalid, Place
 from aotexport_runtime.schema.graph import Graph, Node
 from aotexport_runtime.schema.limits import DEFAULT, Limits
 from aotexport_runtime.schema.values import SequenceMeta, ValueMeta
@@ -16,11 +17,20 @@ from aotexport_runtime.validate.bounds import check_index
 from aotexport_runtime.validate.builtins import Builtins
 from aotexport_runtime.validate.modules import check_calls
 from aotexport_runtime.validate.subclasses import check_subclass
+from aotexport_runtime.validate.types import check_types
 
 _OPERATOR = re.compile(r"[A-Za-z_][A-Za-z0-9_]*::[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)?")
 
 
-def check_graph(graph: Graph, symbols: set[str], namespaces: set[str], *, where: str, limits: Limits = DEFAULT) -> None:
+def check_graph(
+    graph: Graph,
+    symbols: set[str],
+    namespaces: set[str],
+    *,
+    where: str,
+    limits: Limits = DEFAULT,
+    has_signatures: bool = True,
+) -> None:
     """Refuse a graph that is no single static assignment, has dangling references, or calls forbidden operators.
 
     Args:
@@ -30,45 +40,79 @@ def check_graph(graph: Graph, symbols: set[str], namespaces: set[str], *, where:
         namespaces: namespaces of custom operators that the manifest declares; the caller decides whether they may run.
         where: file name, for errors.
         limits: the most that it may ask for.
+        has_signatures: whether it must have the signature of every operator that it calls.
 
     Raises:
         BundleInvalid: names the fault.
     """
+    where = Place(where)
     count = _count_nodes(graph)
     if count > limits.nodes:
-        raise BundleInvalid(f"{count} nodes; at most {limits.nodes} are read", where=where)
+        raise BundleInvalid(f"{count} nodes; at most {limits.nodes} are read", where=where, code="bundle-limit")
     described = set(symbols)
     values: dict[str, ValueMeta] = {}
-    for record in graph.subclasses:
-        check_subclass(record, symbols, where)
-    builtins = Builtins(values, where, graph.subclasses, limits)
-    for graph_input in graph.inputs:
-        described |= introduced(graph_input.meta)
-        check_meta(graph_input.meta, described, where)
-        _define(graph_input.name, graph_input.meta, values, where)
-    for node in graph.nodes:
-        _check_operator(node, namespaces, where)
-        for argument in (*node.args, *node.kwargs.values()):
-            check_argument(argument, values, graph.subgraphs, symbols, where)
-        if not node.op.startswith("aten::"):
-            builtins.check(node)
-        described |= introduced(node.meta)
-        check_meta(node.meta, described, where)
-        if isinstance(node.meta, SequenceMeta) and len(node.meta.items) > limits.results:
-            raise BundleInvalid(
-                f"{len(node.meta.items)} results of a node; at most {limits.results} are read", where=where
-            )
-        _define(node.name, node.meta, values, where)
-        if node.source is not None:
-            check_index(node.source, len(graph.sources), "source of a node", where)
-        if node.module is not None:
-            check_index(node.module, len(graph.modules), "module of a node", where)
-    builtins.check_closed()
-    check_calls(graph, symbols, where)
-    check_argument(graph.outputs, values, graph.subgraphs, symbols, where)
-    check_allocations(graph, limits, where)
+    for index, record in enumerate(graph.subclasses):
+        with where.at("subclasses", index) as here:
+            check_subclass(record, symbols, here)
+    builtins = Builtins(values, graph.subclasses, limits)
+    for index, graph_input in enumerate(graph.inputs):
+        with where.at("inputs", index) as here:
+            described |= introduced(graph_input.meta)
+            check_meta(graph_input.meta, described, here)
+            _define(graph_input.name, graph_input.meta, values, here)
+    for index, node in enumerate(graph.nodes):
+        here, before = where.at("nodes", index), where.found
+        with here:
+            _check_operator(node, namespaces, here)
+            _check_arguments(node, graph, values, symbols, here)
+            if not node.op.startswith("aten::"):
+                builtins.check(node, here)
+        with here:
+            described |= introduced(node.meta)
+            check_meta(node.meta, described, here)
+            _define(node.name, node.meta, values, here)
+            _check_node(node, graph, limits, here)
+        with here:
+            if where.found == before and (has_signatures or node.op in graph.schemas):
+                check_types(node, graph.schemas.get(node.op), values, here)
+    with where:
+        builtins.check_closed(where)
+    with where:
+        check_calls(graph, symbols, where)
+    for index, output in enumerate(graph.outputs):
+        with where.at("outputs", index) as here:
+            check_argument(output, values, graph.subgraphs, symbols, here)
+    with where:
+        check_allocations(graph, limits, where)
     for name, subgraph in graph.subgraphs.items():
-        check_graph(subgraph, symbols, namespaces, where=f"{where} $.subgraphs[{name[:40]!r}]", limits=limits)
+        check_graph(
+            subgraph,
+            symbols,
+            namespaces,
+            where=where.at("subgraphs", name),
+            limits=limits,
+            has_signatures=has_signatures,
+        )
+
+
+def _check_arguments(node: Node, graph: Graph, values: Mapping[str, ValueMeta], symbols: set[str], here: Place) -> None:
+    for index, argument in enumerate(node.args):
+        check_argument(argument, values, graph.subgraphs, symbols, here.at("args", index))
+    for keyword, argument in node.kwargs.items():
+        check_argument(argument, values, graph.subgraphs, symbols, here.at("kwargs", keyword))
+
+
+def _check_node(node: Node, graph: Graph, limits: Limits, here: Place) -> None:
+    if isinstance(node.meta, SequenceMeta) and len(node.meta.items) > limits.results:
+        raise BundleInvalid(
+            f"{len(node.meta.items)} results of a node; at most {limits.results} are read",
+            where=here,
+            code="bundle-limit",
+        )
+    if node.source is not None:
+        check_index(node.source, len(graph.sources), "source of a node", here)
+    if node.module is not None:
+        check_index(node.module, len(graph.modules), "module of a node", here)
 
 
 def _count_nodes(graph: Graph) -> int:
@@ -77,17 +121,23 @@ def _count_nodes(graph: Graph) -> int:
 
 def _define(name: str, meta: ValueMeta, values: dict[str, ValueMeta], where: str) -> None:
     if name in values:
-        raise BundleInvalid(f"value {name[:80]!r} is defined twice", where=where)
+        raise BundleInvalid(f"value {name[:80]!r} is defined twice", where=where, code="name-twice")
     values[name] = meta
 
 
 def _check_operator(node: Node, namespaces: set[str], where: str) -> None:
     if not _OPERATOR.fullmatch(node.op):
-        raise BundleInvalid(f"operator {node.op[:80]!r} is not a full operator name", where=where)
+        raise BundleInvalid(
+            f"operator {node.op[:80]!r} is not a full operator name", where=where, code="operator-malformed"
+        )
     check_allowed(node.op, namespaces, where=where)
     for keyword in node.kwargs:
         if not (keyword.isidentifier() and keyword.isascii()) or iskeyword(keyword):
-            raise BundleInvalid(f"operator `{node.op[:80]}` has a malformed keyword {keyword[:40]!r}", where=where)
+            raise BundleInvalid(
+                f"operator `{node.op[:80]}` has a malformed keyword {keyword[:40]!r}",
+                where=where,
+                code="operator-malformed",
+            )
 
 
 def check_allowed(op: str, namespaces: set[str], *, where: str) -> None:
@@ -105,12 +155,16 @@ def check_allowed(op: str, namespaces: set[str], *, where: str) -> None:
     if namespace == "aten":
         if name not in allowed_aten_operators():
             raise BundleInvalid(
-                f"operator `{op[:80]}` is not on the list of operators that a bundle may call", where=where
+                f"operator `{op[:80]}` is not on the list of operators that a bundle may call",
+                where=where,
+                code="operator-unlisted",
             )
     elif namespace in NAMESPACES:
         if op not in OPERANDS:
-            raise BundleInvalid(f"unknown builtin `{op[:80]}`", where=where)
+            raise BundleInvalid(f"unknown builtin `{op[:80]}`", where=where, code="operator-unlisted")
     elif namespace not in namespaces:
         raise BundleInvalid(
-            f"operator `{op[:80]}` is in namespace `{namespace[:40]}`, which the manifest does not declare", where=where
+            f"operator `{op[:80]}` is in namespace `{namespace[:40]}`, which the manifest does not declare",
+            where=where,
+            code="operator-undeclared",
         )

@@ -4,9 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from aotexport_runtime.errors import BundleInvalid
+from aotexport_runtime.errors import BundleInvalid, Place
 from aotexport_runtime.schema.graph import Graph
-from aotexport_runtime.schema.program import FreshOutput, FunctionalGraph, InputSpec, Partition, Program, SizeInput
+from aotexport_runtime.schema.program import (
+    FreshOutput,
+    FunctionalGraph,
+    Gradients,
+    InputSpec,
+    Partition,
+    Program,
+    SizeInput,
+)
 from aotexport_runtime.schema.values import Argument, SizeMeta, TensorMeta, ValueMeta
 from aotexport_runtime.validate.arguments import descendants, references
 from aotexport_runtime.validate.bounds import check_unique
@@ -19,9 +27,16 @@ def check_forward_graph(graph: Graph, program: Program, *, where: str) -> None:
     Raises:
         BundleInvalid: names the fault.
     """
+    where = Place(where)
     _check_inputs(graph, program, [], where)
-    if len(graph.outputs) != len(program.outputs):
-        raise BundleInvalid(f"{len(graph.outputs)} outputs for the program's {len(program.outputs)}", where=where)
+    with where.at("outputs") as here:
+        if len(graph.outputs) != len(program.outputs):
+            raise BundleInvalid(
+                f"{len(graph.outputs)} outputs for the program's {len(program.outputs)}",
+                where=here,
+                code="graph-interface",
+            )
+    _check_kinds(graph, graph.outputs, [meta is not None for meta in program.outputs], where)
 
 
 def check_functional_graph(graph: Graph, program: Program, functional: FunctionalGraph, *, where: str) -> None:
@@ -30,41 +45,90 @@ def check_functional_graph(graph: Graph, program: Program, functional: Functiona
     Raises:
         BundleInvalid: names the fault.
     """
+    where = Place(where)
     program = taken_apart(program)
     gradients = functional.gradients
     _check_inputs(graph, program, [] if gradients is None else [tangent.meta for tangent in gradients.tangents], where)
-    effect = next((node.op for node in graph.nodes if node.op.startswith("torch::")), None)
-    if effect is not None:
-        raise BundleInvalid(f"`{effect}` changes the state of the interpreter; a functional graph may not", where=where)
+    for index, node in enumerate(graph.nodes):
+        if node.op.startswith("torch::"):
+            with where.at("nodes", index, "op") as here:
+                raise BundleInvalid(
+                    f"`{node.op}` changes the state of the interpreter; a functional graph may not",
+                    where=here,
+                    code="operator-unlisted",
+                )
     returned = len(functional.mutations) + len(functional.outputs) + functional.intermediate_bases
     if len(graph.outputs) < returned or (gradients is None and len(graph.outputs) > returned):
-        raise BundleInvalid(f"{len(graph.outputs)} outputs; the calling convention has {returned}", where=where)
-    _check_tensors_returned(graph.outputs[:returned], functional, where)
-    if gradients is None:
+        with where.at("outputs") as here:
+            raise BundleInvalid(
+                f"{len(graph.outputs)} outputs; the calling convention has {returned}",
+                where=here,
+                code="graph-interface",
+            )
         return
+    _check_tensors_returned(graph.outputs[:returned], functional, where)
+    _check_kinds(graph, graph.outputs[:returned], _are_tensors(functional, program), where)
+    if gradients is not None:
+        _check_gradients(graph, program, gradients, returned, where)
+
+
+def _check_gradients(graph: Graph, program: Program, gradients: Gradients, returned: int, where: Place) -> None:
     for index in gradients.of_inputs:
         if index is not None and not returned <= index < len(graph.outputs):
-            raise BundleInvalid(
-                f"gradient {index} is not among the outputs {returned} to {len(graph.outputs) - 1}", where=where
-            )
+            with where.at("outputs") as here:
+                raise BundleInvalid(
+                    f"gradient {index} is not among the outputs {returned} to {len(graph.outputs) - 1}",
+                    where=here,
+                    code="index-range",
+                )
     names = [graph_input.name for graph_input in graph.inputs]
     late = descendants(graph.nodes, set(names[len(program.inputs) :]))
-    early = {name for argument in graph.outputs[:returned] for name in references(argument)}
-    if not early.isdisjoint(late):
-        raise BundleInvalid("an output of the forward needs an incoming gradient", where=where)
+    for index, argument in enumerate(graph.outputs[:returned]):
+        with where.at("outputs", index) as here:
+            if not late.isdisjoint(references(argument)):
+                raise BundleInvalid(
+                    "an output of the forward needs an incoming gradient", where=here, code="partition-malformed"
+                )
     values = {*names, *(node.name for node in graph.nodes)}
     for partition in gradients.partitions:
-        _check_partition(partition, values, late, where)
+        with where:
+            _check_partition(partition, values, late, where)
 
 
-def _check_inputs(graph: Graph, program: Program, tangents: Sequence[TensorMeta], where: str) -> None:
+def _are_tensors(functional: FunctionalGraph, program: Program) -> list[bool]:
+    """Return per result of a functional graph before gradients whether it is a tensor."""
+    outputs = [meta is not None for meta in program.outputs]
+    return [True] * len(functional.mutations) + outputs + [True] * functional.intermediate_bases
+
+
+def _check_kinds(graph: Graph, outputs: Sequence[Argument], are_tensors: Sequence[bool], where: Place) -> None:
+    """Refuse outputs that are a tensor where the program returns a number, or the other way round."""
+    metas = {value.name: value.meta for value in (*graph.inputs, *graph.nodes)}
+    for index, (output, is_tensor) in enumerate(zip(outputs, are_tensors, strict=False)):
+        meta = metas.get(output) if isinstance(output, str) else None
+        with where.at("outputs", index) as here:
+            if meta is not None and isinstance(meta, TensorMeta) != is_tensor:
+                raise BundleInvalid(
+                    f"output {index} of the graph is {'no' if is_tensor else 'a'} tensor",
+                    where=here,
+                    code="result-type",
+                )
+
+
+def _check_inputs(graph: Graph, program: Program, tangents: Sequence[TensorMeta], where: Place) -> None:
     expected = len(program.inputs) + len(tangents)
     if len(graph.inputs) != expected:
-        raise BundleInvalid(f"{len(graph.inputs)} inputs; the program passes {expected}", where=where)
+        with where.at("inputs") as here:
+            raise BundleInvalid(
+                f"{len(graph.inputs)} inputs; the program passes {expected}", where=here, code="graph-interface"
+            )
     metas = [*map(_meta_of, program.inputs), *tangents]
-    for index, (graph_input, meta) in enumerate(zip(graph.inputs, metas, strict=True)):
-        if not _is_same(graph_input.meta, meta):
-            raise BundleInvalid(f"input {index} of the graph is not what the program passes", where=where)
+    for index, (graph_input, meta) in enumerate(zip(graph.inputs, metas, strict=False)):
+        with where.at("inputs", index) as here:
+            if not _is_same(graph_input.meta, meta):
+                raise BundleInvalid(
+                    f"input {index} of the graph is not what the program passes", where=here, code="graph-interface"
+                )
 
 
 def _meta_of(spec: InputSpec) -> ValueMeta:
@@ -77,23 +141,28 @@ def _is_same(meta: ValueMeta, other: ValueMeta) -> bool:
     return isinstance(meta, SizeMeta) and isinstance(other, SizeMeta)
 
 
-def _check_tensors_returned(outputs: Sequence[Argument], functional: FunctionalGraph, where: str) -> None:
+def _check_tensors_returned(outputs: Sequence[Argument], functional: FunctionalGraph, where: Place) -> None:
     """Refuse constants where an epilogue needs a tensor: mutated values, aliases and bases."""
     mutations = len(functional.mutations)
     for index, output in enumerate(outputs):
         place = index - mutations
         fresh = 0 <= place < len(functional.outputs) and isinstance(functional.outputs[place], FreshOutput)
-        if not fresh and not isinstance(output, str):
-            raise BundleInvalid(f"output {index} of the graph is no value", where=where)
+        with where.at("outputs", index) as here:
+            if not fresh and not isinstance(output, str):
+                raise BundleInvalid(f"output {index} of the graph is no value", where=here, code="graph-interface")
 
 
 def _check_partition(partition: Partition, values: set[str], late: set[str], where: str) -> None:
     check_unique(partition.saved, "saved value", where)
     for name in partition.saved:
         if name not in values:
-            raise BundleInvalid(f"saved value {name[:80]!r} is not in the graph", where=where)
+            raise BundleInvalid(
+                f"saved value {name[:80]!r} is not in the graph", where=where, code="partition-malformed"
+            )
         if name in late:
-            raise BundleInvalid(f"saved value {name[:80]!r} needs an incoming gradient", where=where)
+            raise BundleInvalid(
+                f"saved value {name[:80]!r} needs an incoming gradient", where=where, code="partition-malformed"
+            )
     for name in partition.unchecked:
         if name not in partition.saved:
-            raise BundleInvalid(f"unchecked value {name[:80]!r} is not saved", where=where)
+            raise BundleInvalid(f"unchecked value {name[:80]!r} is not saved", where=where, code="partition-malformed")

@@ -28,15 +28,21 @@ def check_lowered(lowered: LoweredProgram, program: Program, *, where: str) -> N
     """
     functional = program.functional
     if functional is None:
-        raise BundleInvalid("the program has no functional graph to stand in for", where=where)
+        raise BundleInvalid("the program has no functional graph to stand in for", where=where, code="target-malformed")
     if (lowered.backward is None) != (functional.gradients is None):
-        raise BundleInvalid("it has a backward and the program has no gradients, or the other way round", where=where)
+        raise BundleInvalid(
+            "it has a backward and the program has no gradients, or the other way round",
+            where=where,
+            code="target-malformed",
+        )
     for file in (lowered.forward, lowered.backward):
         if file is not None:
             check_plain_name(file, "graph file", where)
     check_index(lowered.saved, MAX_SAVED, "number of saved tensors", where)
     if lowered.backward is None and lowered.saved:
-        raise BundleInvalid("it saves tensors for a backward that it does not have", where=where)
+        raise BundleInvalid(
+            "it saves tensors for a backward that it does not have", where=where, code="target-malformed"
+        )
     symbols = {dimension.symbol for dimension in program.dimensions}
     for guard in lowered.guards:
         check_size(guard, symbols, where=where)
@@ -71,7 +77,7 @@ def check_lowered_graph(
     functional = program.functional
     assert functional is not None
     symbols = {dimension.symbol for dimension in program.dimensions}
-    check_graph(graph, symbols, {"kernel", *namespaces}, where=where, limits=limits)
+    check_graph(graph, symbols, {"kernel", *namespaces}, where=where, limits=limits, has_signatures=False)
     returned = len(functional.mutations) + len(functional.outputs) + functional.intermediate_bases
     taken = len(taken_apart(program).inputs)
     inputs, outputs = taken, returned + lowered.saved
@@ -83,38 +89,49 @@ def check_lowered_graph(
             f"{len(graph.inputs)} inputs and {len(graph.outputs)} outputs; the calling convention has {inputs} and "
             f"{outputs}",
             where=where,
+            code="graph-interface",
         )
     values: dict[str, ValueMeta] = {value.name: value.meta for value in (*graph.inputs, *graph.nodes)}
     if not backward:
         for output in graph.outputs[returned:]:
             if not (isinstance(output, str) and isinstance(values[output], TensorMeta)):
-                raise BundleInvalid("a saved value is no tensor", where=where)
+                raise BundleInvalid("a saved value is no tensor", where=where, code="target-malformed")
     for node in graph.nodes:
         if node.op.startswith(KERNEL):
             _check_launch(node, kernels, values, where)
         elif node.op.partition("::")[0] not in ("aten", "python", *namespaces):
-            raise BundleInvalid(f"operator `{node.op[:80]}` may not stand in a lowered graph", where=where)
+            raise BundleInvalid(
+                f"operator `{node.op[:80]}` may not stand in a lowered graph", where=where, code="operator-unlisted"
+            )
 
 
 def _check_launch(node: Node, kernels: Mapping[str, Kernel], values: Mapping[str, ValueMeta], where: str) -> None:
     name = node.op.removeprefix(KERNEL)
     kernel = kernels.get(name)
     if kernel is None:
-        raise BundleInvalid(f"there is no kernel `{name[:80]}`", where=where)
+        raise BundleInvalid(f"there is no kernel `{name[:80]}`", where=where, code="reference-missing")
     expected = {parameter.name for parameter in kernel.parameters} | set(kernel.grid_arguments)
     if node.args or set(node.kwargs) != expected or not isinstance(node.meta, NothingMeta):
-        raise BundleInvalid(f"a launch of `{name[:80]}` has other arguments than the kernel", where=where)
+        raise BundleInvalid(
+            f"a launch of `{name[:80]}` has other arguments than the kernel", where=where, code="operator-arguments"
+        )
     for parameter in kernel.parameters:
         argument = node.kwargs[parameter.name]
         if isinstance(parameter, NumberParameter):
             if not isinstance(argument, bool | int | float | SizeArgument):
-                raise BundleInvalid(f"argument `{parameter.name}` of `{name[:80]}` is no number", where=where)
+                raise BundleInvalid(
+                    f"argument `{parameter.name}` of `{name[:80]}` is no number", where=where, code="argument-type"
+                )
             continue
         meta = values[argument] if isinstance(argument, str) else None
         if not isinstance(meta, TensorMeta) or meta.dtype != parameter.dtype:
             raise BundleInvalid(
-                f"argument `{parameter.name}` of `{name[:80]}` is no tensor of {parameter.dtype}", where=where
+                f"argument `{parameter.name}` of `{name[:80]}` is no tensor of {parameter.dtype}",
+                where=where,
+                code="argument-type",
             )
     for argument in kernel.grid_arguments:
         if not isinstance(node.kwargs[argument], int | SizeArgument):
-            raise BundleInvalid(f"argument `{argument}` of `{name[:80]}` is no integer", where=where)
+            raise BundleInvalid(
+                f"argument `{argument}` of `{name[:80]}` is no integer", where=where, code="argument-type"
+            )

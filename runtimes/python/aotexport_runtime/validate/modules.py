@@ -26,7 +26,7 @@ def check_path(path: str, subject: str, where: str) -> list[str]:
     check_text(path, subject, where)
     parts = path.split(".")
     if len(parts) > MAX_PARTS or not all(parts) or "__dict__" in parts:
-        raise BundleInvalid(f"{subject} {path[:80]!r} is malformed", where=where)
+        raise BundleInvalid(f"{subject} {path[:80]!r} is malformed", where=where, code="name-malformed")
     return parts
 
 
@@ -47,11 +47,19 @@ def check_submodules(manifest: Manifest, where: str) -> None:
             ended.add(".".join(around))
             around.pop()
         if around != parts[:-1]:
-            raise BundleInvalid(f"submodule {record.name[:80]!r} does not follow the one that it is in", where=where)
+            raise BundleInvalid(
+                f"submodule {record.name[:80]!r} does not follow the one that it is in",
+                where=where,
+                code="module-malformed",
+            )
         if record.name in state:
-            raise BundleInvalid(f"{record.name[:80]!r} is the name of a state tensor and of a module", where=where)
+            raise BundleInvalid(
+                f"{record.name[:80]!r} is the name of a state tensor and of a module", where=where, code="name-twice"
+            )
         if record.same_as is not None and record.same_as not in ended:
-            raise BundleInvalid(f"submodule {record.name[:80]!r} is the same as none before it", where=where)
+            raise BundleInvalid(
+                f"submodule {record.name[:80]!r} is the same as none before it", where=where, code="module-malformed"
+            )
         _check_attributes(record, where)
         around = parts
 
@@ -60,7 +68,9 @@ def _check_settings(manifest: Manifest, others: set[str], where: str) -> None:
     for name, value in manifest.settings.items():
         check_text(name, "name of an attribute", where)
         if name in others or any(name == attribute.name for attribute in manifest.attributes):
-            raise BundleInvalid(f"attribute {name[:80]!r} is listed as something else as well", where=where)
+            raise BundleInvalid(
+                f"attribute {name[:80]!r} is listed as something else as well", where=where, code="name-twice"
+            )
         if value is not None:
             check_values(value, 0, where)
 
@@ -70,12 +80,18 @@ def _check_attributes(record: Submodule, where: str) -> None:
     if record.attributes is not None:
         check_values(record.attributes, 0, where)
         if not isinstance(record.attributes, Mapping):
-            raise BundleInvalid(f"attributes of submodule {record.name[:80]!r} are no mapping", where=where)
+            raise BundleInvalid(
+                f"attributes of submodule {record.name[:80]!r} are no mapping", where=where, code="module-malformed"
+            )
         names += keys_of(record.attributes)
     for name in names:
         text = str(name)
         if name != text or not text.isidentifier() or iskeyword(text) or not is_own_attribute(text):
-            raise BundleInvalid(f"submodule {record.name[:80]!r} has a malformed attribute {text[:40]!r}", where=where)
+            raise BundleInvalid(
+                f"submodule {record.name[:80]!r} has a malformed attribute {text[:40]!r}",
+                where=where,
+                code="name-malformed",
+            )
 
 
 def check_calls(graph: Graph, symbols: set[str], where: str) -> None:
@@ -85,7 +101,9 @@ def check_calls(graph: Graph, symbols: set[str], where: str) -> None:
         BundleInvalid: names the fault.
     """
     if len(graph.calls) > MAX_NODES:
-        raise BundleInvalid(f"{len(graph.calls)} calls of submodules; at most {MAX_NODES} are read", where=where)
+        raise BundleInvalid(
+            f"{len(graph.calls)} calls of submodules; at most {MAX_NODES} are read", where=where, code="bundle-limit"
+        )
     places = {value.name: -1 for value in graph.inputs}
     places |= {node.name: index for index, node in enumerate(graph.nodes)}
     ends: dict[int | None, int] = {}
@@ -98,7 +116,9 @@ def check_calls(graph: Graph, symbols: set[str], where: str) -> None:
             low, high = graph.calls[call.parent].begin, graph.calls[call.parent].end
         if not max(low, ends.get(call.parent, 0)) <= call.begin <= call.end <= high:
             raise BundleInvalid(
-                f"{subject} is no run of nodes after the one before it, in the one around it", where=where
+                f"{subject} is no run of nodes after the one before it, in the one around it",
+                where=where,
+                code="module-malformed",
             )
         ends[call.parent] = call.end
         _check_structures(call, places, graph, symbols, subject, where)
@@ -111,15 +131,21 @@ def _check_structures(
     check_argument(call.values, places, graph.subgraphs, symbols, where)
     if call.arguments is None or call.result is None:
         if call.refusal is None:
-            raise BundleInvalid(f"{subject} has no structure, and no reason why", where=where)
+            raise BundleInvalid(f"{subject} has no structure, and no reason why", where=where, code="module-malformed")
         return
     pair = call.arguments.items if isinstance(call.arguments, Sequence) else ()
     if len(pair) != 2 or not isinstance(pair[0], Sequence) or not isinstance(pair[1], Mapping):
-        raise BundleInvalid(f"arguments of {subject} are no pair of positional and keyword arguments", where=where)
+        raise BundleInvalid(
+            f"arguments of {subject} are no pair of positional and keyword arguments",
+            where=where,
+            code="module-malformed",
+        )
     for tree, end in ((call.arguments, call.begin), (call.result, call.end)):
         check_values(tree, len(call.values), where)
         if any(places[name] >= end for leaf in _leaves(tree) for name in references(call.values[leaf])):
-            raise BundleInvalid(f"{subject} takes or returns a value that is computed after it", where=where)
+            raise BundleInvalid(
+                f"{subject} takes or returns a value that is computed after it", where=where, code="module-malformed"
+            )
 
 
 def _leaves(tree: Tree) -> list[int]:

@@ -36,7 +36,7 @@ def check_type_name(name: str, where: str) -> None:
         BundleInvalid: shows it.
     """
     if len(name) > MAX_TEXT or not _TYPE_NAME.fullmatch(name):
-        raise BundleInvalid(f"{name[:80]!r} is not the name of a class", where=where)
+        raise BundleInvalid(f"{name[:80]!r} is not the name of a class", where=where, code="name-malformed")
 
 
 def check_subclass(record: Subclass, symbols: set[str], where: str) -> None:
@@ -53,11 +53,21 @@ def check_subclass(record: Subclass, symbols: set[str], where: str) -> None:
     check_type_name(record.type, where)
     check_unique(record.attributes, "inner tensor", where)
     if not all(name.isidentifier() for name in record.attributes):
-        raise BundleInvalid(f"an inner tensor of `{record.type}` has a malformed name", where=where)
+        raise BundleInvalid(
+            f"an inner tensor of `{record.type}` has a malformed name", where=where, code="name-malformed"
+        )
     if len(record.inner) != len(record.attributes):
-        raise BundleInvalid(f"{len(record.inner)} inner tensors for {len(record.attributes)} names", where=where)
+        raise BundleInvalid(
+            f"{len(record.inner)} inner tensors for {len(record.attributes)} names",
+            where=where,
+            code="structure-malformed",
+        )
     if len(record.shape) != len(record.stride) or len(record.shape) > MAX_AXES:
-        raise BundleInvalid(f"`{record.type}` has {len(record.shape)} sizes, {len(record.stride)} strides", where=where)
+        raise BundleInvalid(
+            f"`{record.type}` has {len(record.shape)} sizes, {len(record.stride)} strides",
+            where=where,
+            code="structure-malformed",
+        )
     for size in (*record.shape, *record.stride):
         check_size(size, symbols, where=where)
     check_tree(record.context, 0, where=where)
@@ -66,12 +76,12 @@ def check_subclass(record: Subclass, symbols: set[str], where: str) -> None:
         if inner is not None:
             check_subclass(inner, symbols, where)
     if not 0 < count_parts(record) <= MAX_PARTS:
-        raise BundleInvalid(f"`{record.type}` has {count_parts(record)} parts", where=where)
+        raise BundleInvalid(f"`{record.type}` has {count_parts(record)} parts", where=where, code="structure-malformed")
 
 
 def _check_context(tree: Tree, where: str) -> None:
     if isinstance(tree, Leaf | NamedFields):
-        raise BundleInvalid("a context holds what no context has", where=where)
+        raise BundleInvalid("a context holds what no context has", where=where, code="structure-malformed")
     if isinstance(tree, Constant):
         if isinstance(tree.value, PythonValue):
             check_python_value(tree.value, where)
@@ -81,9 +91,9 @@ def _check_context(tree: Tree, where: str) -> None:
     if isinstance(tree, Instance):
         check_type_name(tree.type, where)
         if tree.form == "enum" and tree.fields != ("name",):
-            raise BundleInvalid(f"a member of `{tree.type}` has no name", where=where)
+            raise BundleInvalid(f"a member of `{tree.type}` has no name", where=where, code="name-malformed")
         if not all(name.isidentifier() for name in tree.fields):
-            raise BundleInvalid(f"a field of `{tree.type}` has a malformed name", where=where)
+            raise BundleInvalid(f"a field of `{tree.type}` has a malformed name", where=where, code="name-malformed")
     for item in tree.items:
         _check_context(item, where)
 
@@ -95,7 +105,9 @@ def check_plain(tree: Tree, where: str) -> None:
         BundleInvalid: names its class.
     """
     if isinstance(tree, Instance):
-        raise BundleInvalid(f"an object of `{tree.type[:80]}` is no input or output", where=where)
+        raise BundleInvalid(
+            f"an object of `{tree.type[:80]}` is no input or output", where=where, code="structure-malformed"
+        )
     if isinstance(tree, Sequence | Mapping | NamedFields):
         for item in tree.items:
             check_plain(item, where)

@@ -25,7 +25,7 @@ def check_target(target: Target, manifest: Manifest, *, name: str, where: str) -
         BundleInvalid: names the fault.
     """
     if target.name != name:
-        raise BundleInvalid(f"it is of target {target.name[:80]!r}, not `{name}`", where=where)
+        raise BundleInvalid(f"it is of target {target.name[:80]!r}, not `{name}`", where=where, code="target-malformed")
     check_text(target.requirements.torch, "version of torch", where)
     listed = {entry.path for entry in manifest.files}
     named = [program.program for program in (*target.programs, *target.refusals)]
@@ -33,16 +33,24 @@ def check_target(target: Target, manifest: Manifest, *, name: str, where: str) -
     having = {entry.name for entry in manifest.programs if name in entry.targets}
     missing = having - {program.program for program in target.programs}
     if missing:
-        raise BundleInvalid(f"it lacks program {min(missing)!r}, which the manifest says it has", where=where)
+        raise BundleInvalid(
+            f"it lacks program {min(missing)!r}, which the manifest says it has", where=where, code="target-malformed"
+        )
     for refusal in target.refusals:
         check_text(refusal.reason, "reason", where)
     for program in target.programs:
         if program.program not in having:
-            raise BundleInvalid(f"the manifest does not say that it has program {program.program[:80]!r}", where=where)
+            raise BundleInvalid(
+                f"the manifest does not say that it has program {program.program[:80]!r}",
+                where=where,
+                code="target-malformed",
+            )
         for library in _libraries(program):
             check_plain_name(library.file, "library", where)
             if f"targets/{name}/{library.file}" not in listed:
-                raise BundleInvalid(f"library {library.file!r} is not listed in the manifest", where=where)
+                raise BundleInvalid(
+                    f"library {library.file!r} is not listed in the manifest", where=where, code="file-unlisted"
+                )
 
 
 def check_compiled(compiled: CompiledProgram, program: Program, graph: Graph | None, *, where: str) -> None:
@@ -58,16 +66,26 @@ def check_compiled(compiled: CompiledProgram, program: Program, graph: Graph | N
         BundleInvalid: names the fault.
     """
     if program.functional is None or graph is None:
-        raise BundleInvalid(f"program `{program.name}` has no functional graph to be compiled from", where=where)
+        raise BundleInvalid(
+            f"program `{program.name}` has no functional graph to be compiled from",
+            where=where,
+            code="target-malformed",
+        )
     gradients = program.functional.gradients
     partitions = {None} if gradients is None else {partition.name for partition in gradients.partitions}
     if (gradients is None) != (compiled.backward is None) or compiled.partition not in partitions:
-        raise BundleInvalid(f"program `{program.name}` has no partition {str(compiled.partition)[:80]!r}", where=where)
+        raise BundleInvalid(
+            f"program `{program.name}` has no partition {str(compiled.partition)[:80]!r}",
+            where=where,
+            code="target-malformed",
+        )
     check_unique(compiled.undefined_tangents, "undefined tangent", where)
     tangents = 0 if gradients is None else len(gradients.tangents)
     for index in compiled.undefined_tangents:
         if not 0 <= index < tangents:
-            raise BundleInvalid(f"program `{program.name}` has no tangent {index}", where=where)
+            raise BundleInvalid(
+                f"program `{program.name}` has no tangent {index}", where=where, code="target-malformed"
+            )
     symbols = {dimension.symbol for dimension in program.dimensions}
     for guard in compiled.guards:
         check_size(guard, symbols, where=where)
@@ -77,7 +95,9 @@ def check_compiled(compiled: CompiledProgram, program: Program, graph: Graph | N
         check_unique(library.results, "result of a library", where)
         for value in (*library.inputs, *library.results):
             if value not in tensors:
-                raise BundleInvalid(f"{value[:80]!r} is no tensor of the functional graph", where=where)
+                raise BundleInvalid(
+                    f"{value[:80]!r} is no tensor of the functional graph", where=where, code="reference-missing"
+                )
 
 
 def _libraries(program: CompiledProgram) -> list[CompiledHalf]:

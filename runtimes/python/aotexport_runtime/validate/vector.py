@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 
-from aotexport_runtime.errors import BundleInvalid
+from aotexport_runtime.errors import BundleInvalid, Place
 from aotexport_runtime.schema.program import Program, StateInput
-from aotexport_runtime.schema.vectors import Vector
+from aotexport_runtime.schema.vectors import Vector, VectorInput
 from aotexport_runtime.validate.bounds import check_index, check_span, check_text, check_unique
 from aotexport_runtime.validate.subclasses import check_subclass, count_parts
 from aotexport_runtime.values.sizes import INT64_MAX
@@ -20,27 +20,58 @@ def check_vector(vector: Vector, program: Program, *, where: str) -> None:
     Raises:
         BundleInvalid: names the fault.
     """
-    if vector.program != program.name:
-        raise BundleInvalid(f"it is of program {vector.program[:80]!r}, not `{program.name}`", where=where)
-    check_index(vector.calls, MAX_CALLS + 1, "number of calls", where)
-    check_index(vector.seed, INT64_MAX, "seed", where)
-    if vector.sample is not None and vector.sample < 1:
-        raise BundleInvalid(f"it keeps {vector.sample} elements of a value; at least 1 must be", where=where)
+    where = Place(where)
+    with where.at("program") as here:
+        if vector.program != program.name:
+            raise BundleInvalid(
+                f"it is of program {vector.program[:80]!r}, not `{program.name}`", where=here, code="vector-malformed"
+            )
+    with where.at("calls") as here:
+        check_index(vector.calls, MAX_CALLS + 1, "number of calls", here)
+    with where.at("seed") as here:
+        check_index(vector.seed, INT64_MAX, "seed", here)
+    with where.at("sample") as here:
+        if vector.sample is not None and vector.sample < 1:
+            raise BundleInvalid(
+                f"it keeps {vector.sample} elements of a value; at least 1 must be", where=here, code="vector-malformed"
+            )
     expected = sum(not isinstance(spec, StateInput) for spec in program.inputs)
-    if len(vector.inputs) != expected:
-        raise BundleInvalid(f"{len(vector.inputs)} arguments; the program takes {expected}", where=where)
-    for spec in vector.inputs:
-        check_text(spec.path, "path of an argument", where)
-        check_span(spec.shape, spec.stride, spec.offset, f"argument {spec.path!r}", where)
-        if spec.subclass is not None:
-            check_subclass(spec.subclass, set(), where)
-        if len(spec.parts) != (0 if spec.subclass is None else count_parts(spec.subclass)):
-            raise BundleInvalid(f"argument {spec.path!r} has {len(spec.parts)} parts for its structure", where=where)
-        for part in spec.parts:
-            check_span(part.shape, part.stride, part.offset, f"argument {spec.path!r}", where)
-    check_unique(vector.values, "value", where)
+    with where.at("inputs") as here:
+        if len(vector.inputs) != expected:
+            raise BundleInvalid(
+                f"{len(vector.inputs)} arguments; the program takes {expected}", where=here, code="vector-malformed"
+            )
+    for index, spec in enumerate(vector.inputs):
+        with where.at("inputs", index) as here:
+            _check_input(spec, here)
+    with where.at("values") as here:
+        check_unique(vector.values, "value", here)
     for name, error in vector.eager_errors.items():
-        if name not in vector.values:
-            raise BundleInvalid(f"an error of {name[:80]!r}, which is no value", where=where)
-        if not 0 <= error < math.inf:
-            raise BundleInvalid(f"the error of {name[:80]!r} is {error}: it must be finite, and 0 or more", where=where)
+        with where.at("eager_errors", name) as here:
+            _check_error(name, error, vector, here)
+
+
+def _check_input(spec: VectorInput, where: str) -> None:
+    check_text(spec.path, "path of an argument", where)
+    check_span(spec.shape, spec.stride, spec.offset, f"argument {spec.path!r}", where)
+    if spec.subclass is not None:
+        check_subclass(spec.subclass, set(), where)
+    if len(spec.parts) != (0 if spec.subclass is None else count_parts(spec.subclass)):
+        raise BundleInvalid(
+            f"argument {spec.path!r} has {len(spec.parts)} parts for its structure",
+            where=where,
+            code="vector-malformed",
+        )
+    for part in spec.parts:
+        check_span(part.shape, part.stride, part.offset, f"argument {spec.path!r}", where)
+
+
+def _check_error(name: str, error: float, vector: Vector, where: str) -> None:
+    if name not in vector.values:
+        raise BundleInvalid(f"an error of {name[:80]!r}, which is no value", where=where, code="vector-malformed")
+    if not 0 <= error < math.inf:
+        raise BundleInvalid(
+            f"the error of {name[:80]!r} is {error}: it must be finite, and 0 or more",
+            where=where,
+            code="vector-malformed",
+        )

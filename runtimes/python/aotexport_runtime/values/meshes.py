@@ -97,7 +97,7 @@ def live(context: Any) -> Any:
         placed = placements(context["placements"])
         single = all(size == 1 for size in shape)
     except (KeyError, TypeError, ValueError):
-        raise BundleInvalid("the context of a distributed tensor is malformed") from None
+        raise BundleInvalid("the context of a distributed tensor is malformed", code="structure-malformed") from None
     if not single or len(placed) != len(shape):
         raise NotSupported(f"the bundle holds distributed tensors on a mesh of {shape}; meshes of one process are read")
     if not dist.is_initialized():

@@ -16,11 +16,13 @@ def check_python_value(value: Any, where: str) -> None:
         BundleInvalid: names the fault.
     """
     if isinstance(value, Bytes) and not (len(value.hex) % 2 == 0 and set(value.hex) <= set("0123456789abcdef")):
-        raise BundleInvalid("the bytes of a tree are no pairs of hexadecimal digits", where=where)
+        raise BundleInvalid(
+            "the bytes of a tree are no pairs of hexadecimal digits", where=where, code="structure-malformed"
+        )
     if isinstance(value, Range) and value.step == 0:
-        raise BundleInvalid("a range of a tree has the step 0", where=where)
+        raise BundleInvalid("a range of a tree has the step 0", where=where, code="structure-malformed")
     if isinstance(value, NumpyNumber) and not _is_of_type(value):
-        raise BundleInvalid(f"a NumPy number of a tree is no {value.dtype}", where=where)
+        raise BundleInvalid(f"a NumPy number of a tree is no {value.dtype}", where=where, code="structure-malformed")
 
 
 def _is_of_type(number: NumpyNumber) -> bool:

@@ -121,30 +121,34 @@ def check_size(size: Size, known: frozenset[str] | set[str], *, where: str) -> N
     """
     nbits, terms = _check(size, known, where)
     if nbits is None:
-        raise BundleInvalid("a size expression is a float, and a size an integer", where=where)
+        raise BundleInvalid("a size expression is a float, and a size an integer", where=where, code="size-malformed")
     if terms > MAX_TERMS:
-        raise BundleInvalid(f"a size expression has {terms} terms; at most {MAX_TERMS} are read", where=where)
+        raise BundleInvalid(
+            f"a size expression has {terms} terms; at most {MAX_TERMS} are read", where=where, code="size-malformed"
+        )
 
 
 def _check(size: Size | float, known: frozenset[str] | set[str], where: str) -> tuple[int | None, int]:
     """Return how many bits the value of `size` has at most (None: it is a float), and how many terms `size` has."""
     if isinstance(size, float):
         if not math.isfinite(size):
-            raise BundleInvalid("a float of a size is not finite", where=where)
+            raise BundleInvalid("a float of a size is not finite", where=where, code="number-limit")
         return None, 1
     if isinstance(size, int):
         if abs(size) > INT64_MAX:
-            raise BundleInvalid("an integer of a size has more than 64 bits", where=where)
+            raise BundleInvalid("an integer of a size has more than 64 bits", where=where, code="number-limit")
         return size.bit_length(), 1
     if isinstance(size, str):
         if size not in known:
-            raise BundleInvalid(f"unknown symbol {size[:40]!r} in a size", where=where)
+            raise BundleInvalid(f"unknown symbol {size[:40]!r} in a size", where=where, code="symbol-undefined")
         return SYMBOL_NBITS, 1
     _check_operands(size, where)
     checked = [_check(arg, known, where) for arg in size.args]
     nbits = _nbits(size, [nbits for nbits, _ in checked], where)
     if nbits is not None and nbits > MAX_NBITS:
-        raise BundleInvalid(f"a size expression may have values of more than {MAX_NBITS} bits", where=where)
+        raise BundleInvalid(
+            f"a size expression may have values of more than {MAX_NBITS} bits", where=where, code="size-malformed"
+        )
     return nbits, 1 + sum(terms for _, terms in checked)
 
 
@@ -152,9 +156,11 @@ def _check_operands(size: SizeExpression, where: str) -> None:
     count, expected = len(size.args), _ARITY.get(size.op)
     if count < 2 if expected is None else count != expected:
         wanted = "two or more" if expected is None else expected
-        raise BundleInvalid(f"size operator `{size.op}` takes {wanted} operands, got {count}", where=where)
+        raise BundleInvalid(
+            f"size operator `{size.op}` takes {wanted} operands, got {count}", where=where, code="size-malformed"
+        )
     if size.op in _DIVISIONS and size.args[1] == 0:
-        raise BundleInvalid(f"size operator `{size.op}` divides by zero", where=where)
+        raise BundleInvalid(f"size operator `{size.op}` divides by zero", where=where, code="size-malformed")
 
 
 def _nbits(size: SizeExpression, operands: list[int | None], where: str) -> int | None:
@@ -165,7 +171,7 @@ def _nbits(size: SizeExpression, operands: list[int | None], where: str) -> int 
     whole = [nbits for nbits in (operands[1:] if size.op == "where" else operands) if nbits is not None]
     is_float = size.op in _TO_FLOAT or len(whole) < len(operands) - (size.op == "where")
     if is_float and size.op in _INTEGERS_ONLY:
-        raise BundleInvalid(f"size operator `{size.op}` takes integers", where=where)
+        raise BundleInvalid(f"size operator `{size.op}` takes integers", where=where, code="size-malformed")
     if is_float:
         return None
     if size.op == "mul":
@@ -173,7 +179,9 @@ def _nbits(size: SizeExpression, operands: list[int | None], where: str) -> int 
     if size.op == "pow":
         exponent = size.args[1]
         if not (isinstance(exponent, int) and 0 <= exponent <= MAX_EXPONENT):
-            raise BundleInvalid(f"the exponent of a size is no integer from 0 to {MAX_EXPONENT}", where=where)
+            raise BundleInvalid(
+                f"the exponent of a size is no integer from 0 to {MAX_EXPONENT}", where=where, code="size-malformed"
+            )
         return max(whole[0] * exponent, 1)
     return max(whole) + len(operands).bit_length()
 

@@ -95,7 +95,9 @@ def inner_tensor(tensor: torch.Tensor, name: str) -> torch.Tensor:
     """
     inner = inner_tensors(tensor)
     if name not in inner:
-        raise BundleInvalid(f"a value of type `{type(tensor).__name__}` has no inner tensor {name[:80]!r}")
+        raise BundleInvalid(
+            f"a value of type `{type(tensor).__name__}` has no inner tensor {name[:80]!r}", code="structure-malformed"
+        )
     return inner[name]
 
 
@@ -219,7 +221,7 @@ def _object(tree: Tree, types: TensorTypes, constant: Callable[[Constant], Any])
         return {"list": list, "tuple": tuple, "size": torch.Size}[tree.type](items)
     if isinstance(tree, trees.Mapping) and tree.type == "dict":
         return {key: _object(item, types, constant) for key, item in zip(tree.keys, tree.items, strict=True)}
-    raise BundleInvalid("a context holds what no context has")
+    raise BundleInvalid("a context holds what no context has", code="structure-malformed")
 
 
 def _instance(tree: Instance, types: TensorTypes, constant: Callable[[Constant], Any]) -> Any:

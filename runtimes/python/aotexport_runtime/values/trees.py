@@ -63,14 +63,18 @@ def check_tree(tree: Tree, count: int, *, where: str) -> None:
     """
     if isinstance(tree, Leaf):
         if not 0 <= tree.index < count:
-            raise BundleInvalid(f"leaf {tree.index} of a tree is out of range", where=where)
+            raise BundleInvalid(f"leaf {tree.index} of a tree is out of range", where=where, code="index-range")
         return
     if isinstance(tree, Constant):
         return
     if isinstance(tree, Mapping):
         _check_names(tree.keys, len(tree.items), where)
         if tree.factory is not None and tree.type != "default_dict":
-            raise BundleInvalid("a dict of a tree makes missing values, and is no `defaultdict`", where=where)
+            raise BundleInvalid(
+                "a dict of a tree makes missing values, and is no `defaultdict`",
+                where=where,
+                code="structure-malformed",
+            )
     elif isinstance(tree, Instance):
         _check_names(tree.fields, len(tree.items), where)
     elif isinstance(tree, Sequence):
@@ -89,20 +93,30 @@ def _check_sequence(tree: Sequence, where: str) -> None:
     if tree.type in SETS and not all(
         isinstance(item, Constant) and not isinstance(item.value, list | SliceArgument) for item in tree.items
     ):
-        raise BundleInvalid("a set of a tree holds something else than plain constants", where=where)
+        raise BundleInvalid(
+            "a set of a tree holds something else than plain constants", where=where, code="structure-malformed"
+        )
     if tree.max_items is not None and (tree.type != "deque" or tree.max_items < len(tree.items)):
-        raise BundleInvalid("a sequence of a tree has more items than it may keep, or is no deque", where=where)
+        raise BundleInvalid(
+            "a sequence of a tree has more items than it may keep, or is no deque",
+            where=where,
+            code="structure-malformed",
+        )
     if tree.name is not None:
         _check_identifier(tree.name, "__", where)
         if tree.type not in ("list", "tuple"):
-            raise BundleInvalid("a sequence of a tree is of a class of its own, and no list or tuple", where=where)
+            raise BundleInvalid(
+                "a sequence of a tree is of a class of its own, and no list or tuple",
+                where=where,
+                code="structure-malformed",
+            )
 
 
 def _check_names(names: tuple[object, ...], items: int, where: str) -> None:
     if len(names) != items:
-        raise BundleInvalid(f"{len(names)} names for {items} items of a tree", where=where)
+        raise BundleInvalid(f"{len(names)} names for {items} items of a tree", where=where, code="structure-malformed")
     if len(set(names)) != items:
-        raise BundleInvalid("a tree has a name twice", where=where)
+        raise BundleInvalid("a tree has a name twice", where=where, code="name-twice")
 
 
 def is_identifier(name: str) -> bool:
@@ -113,7 +127,9 @@ def is_identifier(name: str) -> bool:
 def _check_identifier(name: str, reserved: str, where: str) -> None:
     """Refuse a name that is no plain attribute: Python's named tuples and dataclasses generate code with it."""
     if not is_identifier(name) or name.startswith(reserved):
-        raise BundleInvalid(f"the name {name[:80]!r} in a tree is no plain identifier", where=where)
+        raise BundleInvalid(
+            f"the name {name[:80]!r} in a tree is no plain identifier", where=where, code="name-malformed"
+        )
 
 
 class ModelOutput(collections.OrderedDict[str, Any]):
@@ -162,7 +178,7 @@ def builder(tree: Tree, constant: Callable[[Constant], Any]) -> Builder:
         make, keys = _mapping_type(tree), keys_of(tree)
         return lambda values: make((key, item(values)) for key, item in zip(keys, items, strict=True))
     if isinstance(tree, Instance):
-        raise BundleInvalid(f"an object of `{tree.type[:80]}` is no input or output")
+        raise BundleInvalid(f"an object of `{tree.type[:80]}` is no input or output", code="structure-malformed")
     make = _named_fields_type(tree)
     return lambda values: make([item(values) for item in items])
 
@@ -207,7 +223,9 @@ def _named_fields_type(tree: NamedFields) -> Callable[[list[Any]], Any]:
         if not (isinstance(return_type, type) and issubclass(return_type, tuple)):
             raise NotSupported(f"this torch ({torch.__version__}) has no return type `{tree.name[:80]}`")
         if getattr(return_type, "n_fields", None) != len(fields):
-            raise BundleInvalid(f"return type `{tree.name[:80]}` does not have {len(fields)} fields")
+            raise BundleInvalid(
+                f"return type `{tree.name[:80]}` does not have {len(fields)} fields", code="structure-malformed"
+            )
         return return_type
     if tree.type in ("dataclass", "object"):
         record = _dataclass(tree.name, tree.fields)

@@ -33,7 +33,9 @@ class Changes:
         self._updates = [(name, paths.index(name) if name in paths else None) for name in model.updates]
         for name, index in self._updates:
             if (index is None) == (name not in names):
-                raise BundleInvalid(f"the model changes {name[:80]!r}, which is no one input", where=model.file)
+                raise BundleInvalid(
+                    f"the model changes {name[:80]!r}, which is no one input", where=model.file, code="onnx-malformed"
+                )
         self.written = [index for _, index in self._updates if index is not None]
 
     def state(self) -> tuple[list[str], list[Any]]:

@@ -49,6 +49,7 @@ class OnnxPlan:
                 f"{len(model.inputs)} inputs and {len(model.outputs)} outputs, and program `{program.name}` has "
                 f"{counts[0]} and {counts[1]}",
                 where=model.file,
+                code="onnx-malformed",
             )
         self.program = program
         self._model = model

@@ -42,9 +42,13 @@ def unpacked(bundle: Bundle, architecture: str) -> bytes:
     try:
         data = decompressor.decompress(bundle.file(path).read_bytes(), pack.nbytes + 1)
     except zlib.error as error:
-        raise BundleInvalid(f"not compressed by zlib: {error}", where=path) from None
+        raise BundleInvalid(f"not compressed by zlib: {error}", where=path, code="kernel-malformed") from None
     if len(data) != pack.nbytes or not decompressor.eof:
-        raise BundleInvalid(f"it does not hold the {pack.nbytes} bytes that the kernels' record says", where=path)
+        raise BundleInvalid(
+            f"it does not hold the {pack.nbytes} bytes that the kernels' record says",
+            where=path,
+            code="kernel-malformed",
+        )
     return data
 
 
@@ -56,5 +60,9 @@ def code_of(binary: KernelBinary, pack: bytes) -> bytes:
     """
     code = pack[binary.offset : binary.offset + binary.nbytes]
     if hashlib.sha256(code).hexdigest() != binary.sha256:
-        raise BundleInvalid("the SHA-256 of a kernel's code differs from its record's", where=binary.architecture)
+        raise BundleInvalid(
+            "the SHA-256 of a kernel's code differs from its record's",
+            where=binary.architecture,
+            code="kernel-malformed",
+        )
     return code

@@ -1,0 +1,74 @@
+"""The manifest of a bundle, read in steps: envelope, version gate, upgrades, strict decode, rules. No torch."""
+
+from __future__ import annotations
+
+import os
+
+import msgspec
+
+from aotexport_runtime import schema
+from aotexport_runtime.bundle.directory import MANIFEST_NAME, BundleDirectory
+from aotexport_runtime.errors import BundleInvalid
+from aotexport_runtime.schema import versions
+from aotexport_runtime.schema.codec import check_size_of, refused
+from aotexport_runtime.schema.limits import DEFAULT, Limits
+from aotexport_runtime.schema.manifest import Manifest
+from aotexport_runtime.validate import check_manifest
+from aotexport_runtime.values.arguments import path_of
+
+
+def read_manifest_bytes(path: str | os.PathLike[str], limits: Limits = DEFAULT) -> tuple[BundleDirectory, bytes]:
+    """Return the directory of a bundle, held open, and the bytes of its manifest.
+
+    Raises:
+        ArgumentInvalid: `path` is no path.
+        BundleInvalid: there is no bundle.
+    """
+    root = path_of("path", path)
+    if root.is_file():
+        raise BundleInvalid(f"`{path}` is a file, and a bundle is a directory", code="bundle-missing")
+    if not root.is_dir():
+        raise BundleInvalid(f"no directory `{path}`", code="bundle-missing")
+    # Files are read from this directory, even if its path leads to another one by then.
+    directory = BundleDirectory(root)
+    manifest_path = directory.files / MANIFEST_NAME
+    if manifest_path.is_symlink() or not manifest_path.is_file():
+        raise BundleInvalid(f"`{path}` is no bundle: it has no file `{MANIFEST_NAME}`", code="bundle-missing")
+    if manifest_path.stat().st_size > limits.json_nbytes:
+        raise BundleInvalid(
+            f"larger than the {limits.json_nbytes} bytes of JSON that are read", where=MANIFEST_NAME, code="json-limit"
+        )
+    return directory, manifest_path.read_bytes()
+
+
+def read_envelope(data: bytes, limits: Limits = DEFAULT) -> versions.Version:
+    """Return the format that the manifest in `data` was written in, after the version gate.
+
+    Raises:
+        BundleInvalid: it is no manifest, or of a version that this runtime does not read.
+    """
+    check_size_of(data, MANIFEST_NAME, limits)
+    try:
+        envelope = msgspec.json.decode(data, type=versions.Envelope)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise refused(error, MANIFEST_NAME, "not the manifest of a bundle: ") from None
+    return versions.check_readable(envelope)
+
+
+def read_manifest(data: bytes, limits: Limits = DEFAULT) -> Manifest:
+    """Return the manifest in `data`: envelope, version gate, upgrades, strict decode, then consistency.
+
+    Raises:
+        BundleInvalid: see `open_bundle`.
+    """
+    written = read_envelope(data, limits)
+    manifest = schema.decode_record(data, Manifest, where=MANIFEST_NAME, written=written, limits=limits)
+    check_manifest(manifest)
+    nbytes = sum(entry.nbytes for entry in manifest.files)
+    if nbytes > limits.bundle_nbytes:
+        raise BundleInvalid(
+            f"the files have {nbytes} bytes; at most {limits.bundle_nbytes} are read",
+            where=MANIFEST_NAME,
+            code="bundle-limit",
+        )
+    return manifest

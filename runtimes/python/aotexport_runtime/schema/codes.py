@@ -1,0 +1,57 @@
+"""Codes of what a reader refuses: part of the format, so that they stay; `schemas/README.md` lists them.
+
+A code says which rule a bundle breaks, in one word for programs; the message of the error says it for people.
+"""
+
+from __future__ import annotations
+
+CODES: dict[str, str] = {
+    "bundle-missing": "no directory with a `bundle.json`",
+    "json-malformed": "a file is no JSON in UTF-8, or has a number that its type does not hold, or half a surrogate",
+    "json-key-twice": "an object has the same key twice",
+    "json-record": "an unknown field, a missing one, or a value that its type does not have",
+    "json-limit": "a file is too large, nested too deep, or of too many arrays and objects",
+    "version-malformed": "a version is not `MAJOR.MINOR`",
+    "version-newer": "the bundle needs a newer reader",
+    "version-older": "the bundle's format is older than the oldest that the reader knows",
+    "version-contradicts": "`min_reader` is newer than `format`, or of another major version",
+    "convention-unknown": "the calling convention is none that the reader implements",
+    "file-missing": "a listed file is not there",
+    "file-unlisted": "a file that a record names is not listed in the manifest",
+    "file-outside": "a file leads out of the bundle",
+    "file-differs": "a file has another size or digest than the manifest says, or a hole in place of data",
+    "file-path": "a path is not plain and relative",
+    "name-twice": "two things of one kind have the same name",
+    "name-malformed": "a name is not of the form that its kind has",
+    "text-malformed": "text is too long, has characters that are not printable, or is no digest",
+    "index-range": "an index or a count is out of its range",
+    "reference-missing": "a record names something that is not there",
+    "value-undefined": "an argument refers to a value that is not defined before it",
+    "symbol-undefined": "a size has a symbol that its program does not have",
+    "size-malformed": "an expression of sizes has wrong operands, no whole value, or is too long",
+    "number-limit": "a number has more than 64 bits, or is not finite",
+    "tensor-layout": "sizes, strides and offset fit no tensor, or are beyond their bounds",
+    "tensor-stored": "a stored tensor is missing, or is not what its record says",
+    "state-differs": "an input of a program is not what the manifest's state says",
+    "structure-malformed": "a tree, or the structure of a tensor subclass, contradicts itself",
+    "constant-expected": "a reference or symbol stands where a constant must",
+    "program-malformed": "fields of a program contradict each other",
+    "graph-interface": "inputs or outputs of a graph are not those of its calling convention",
+    "partition-malformed": "a partition saves what is not there, or what needs a tangent",
+    "bundle-limit": "more bytes, nodes, results or memory than a reader takes",
+    "operator-malformed": "the name of an operator or of its keyword has not the form of one",
+    "operator-unlisted": "no bundle may call the operator, or not there",
+    "operator-undeclared": "the operator is of a namespace that the manifest does not declare",
+    "operator-schema": "the graph has no signature of the operator, or a malformed one",
+    "operator-arguments": "the operator does not take this number of arguments, or one of this name",
+    "argument-type": "an argument is not of the type that the operator takes",
+    "result-type": "the metadata of a value is not of the type that the operator returns",
+    "region-open": "a region of autocast, or a checkpointed part, is not left in order",
+    "module-malformed": "submodules, or their calls, contradict each other",
+    "vector-malformed": "a recorded call does not fit its program",
+    "target-malformed": "a lowered or compiled program does not fit its program",
+    "kernel-malformed": "a kernel, or its code, is not what its record says",
+    "onnx-malformed": "an ONNX model is not what the manifest says",
+    "signature-invalid": "a signature is missing, or not of these files and this signer",
+}
+"""Every code, with what it says."""

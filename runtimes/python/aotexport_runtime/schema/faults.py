@@ -1,0 +1,89 @@
+"""All places where plain JSON is not of a record's type; decoding says the first only, and no keys of maps."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterator
+from typing import Annotated, Any, TypeGuard, Union, get_args, get_origin
+
+import msgspec
+
+from aotexport_runtime.errors import BundleInvalid, Place
+from aotexport_runtime.schema.codec import MAX_MESSAGE
+
+Child = tuple[str | int, Any, Any]
+"""A step of a path, the value that it leads to, and its type."""
+
+
+def structure_faults(value: Any, type_: Any, place: Place) -> list[BundleInvalid]:
+    """Return what is wrong with the structure of `value`, each fault with its place.
+
+    Args:
+        value: plain JSON, decoded.
+        type_: what it must be: a record, or the type of a field.
+        place: of `value`.
+    """
+    try:
+        msgspec.convert(value, type=type_)
+    except msgspec.ValidationError as error:
+        member = _member(value, type_)
+        found = [_fault(message, place) for message in _names(value, member)]
+        for step, item, item_type in _children(value, member):
+            found += structure_faults(item, item_type, place.at(step))
+        return found or [_fault(str(error), place)]
+    return []
+
+
+def _fault(message: str, place: Place) -> BundleInvalid:
+    return BundleInvalid(message.partition(" - at `")[0][:MAX_MESSAGE], where=place, code="json-record")
+
+
+def _member(value: Any, type_: Any) -> Any:
+    """Return the one type of a union that fits the shape and the tag of `value`; None: there is none."""
+    if get_origin(type_) is Annotated:
+        return _member(value, get_args(type_)[0])
+    if get_origin(type_) not in (Union, types.UnionType):
+        return type_
+    members = [_member(value, member) for member in get_args(type_)]
+    if _is_object(value):
+        records = [each for each in members if _is_record(each)]
+        tagged = [each for each in records if each.__struct_config__.tag == value.get(each.__struct_config__.tag_field)]
+        return next(iter(tagged), None) or next((r for r in records if r.__struct_config__.tag is None), None)
+    return next((each for each in members if get_origin(each) in (list, tuple)), None) if _is_array(value) else None
+
+
+def _is_record(type_: Any) -> bool:
+    return isinstance(type_, type) and issubclass(type_, msgspec.Struct)
+
+
+def _is_array(value: Any) -> TypeGuard[list[Any]]:
+    return isinstance(value, list)
+
+
+def _is_object(value: Any) -> TypeGuard[dict[str, Any]]:
+    return isinstance(value, dict)
+
+
+def _names(value: Any, type_: Any) -> Iterator[str]:
+    """Yield what is wrong with the field names of a record."""
+    if not (_is_record(type_) and _is_object(value)):
+        return
+    fields = msgspec.structs.fields(type_)
+    known = {field.encode_name for field in fields} | {type_.__struct_config__.tag_field}
+    yield from (f"Object contains unknown field `{name}`" for name in value if name not in known)
+    yield from (
+        f"Object missing required field `{field.encode_name}`"
+        for field in fields
+        if field.required and field.encode_name not in value
+    )
+
+
+def _children(value: Any, type_: Any) -> Iterator[Child]:
+    origin, arguments = get_origin(type_), get_args(type_)
+    if _is_record(type_) and _is_object(value):
+        fields = msgspec.structs.fields(type_)
+        yield from ((f.encode_name, value[f.encode_name], f.type) for f in fields if f.encode_name in value)
+    elif origin in (list, tuple) and _is_array(value):
+        yield from ((index, item, arguments[0]) for index, item in enumerate(value))
+    elif origin is dict and _is_object(value):
+        yield from ((key, item, arguments[1]) for key, item in value.items())

@@ -1,0 +1,98 @@
+"""`python -m aotexport_runtime check`: every fault of a bundle, with its code and JSON path."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from aotexport_runtime.__main__ import main
+from aotexport_runtime.bundle.check import faults_of
+from tests.hostile.crafted import Crafted
+
+FORWARD = "programs/train/forward.json"
+
+
+@pytest.fixture
+def crafted(tiny, tmp_path):
+    return Crafted(tiny, tmp_path / "crafted")
+
+
+def found(crafted: Crafted) -> list[tuple[str, str, str]]:
+    return [(fault.where, fault.path, fault.code) for fault in faults_of(crafted.seal())]
+
+
+def test_bundle_without_faults_has_none(crafted: Crafted):
+    assert found(crafted) == []
+
+
+def test_faults_of_all_documents_are_found_in_order(crafted: Crafted):
+    crafted.put("program", "guards", [{"op": "eq", "args": ["s9", 1]}, {"op": "mod", "args": [1, 0]}])
+    crafted.put("forward", "nodes/0/args/0", "nothing")
+    crafted.put("forward", "outputs/0", "nothing")
+    crafted.put("joint", "nodes/0/meta", {"kind": "scalar", "type": "float"})
+    assert found(crafted) == [
+        ("programs/train/program.json", "$.guards[0]", "symbol-undefined"),
+        ("programs/train/program.json", "$.guards[1]", "size-malformed"),
+        (FORWARD, "$.nodes[0].args[0]", "value-undefined"),
+        (FORWARD, "$.outputs[0]", "value-undefined"),
+        ("programs/train/joint.json", "$.nodes[0].meta", "result-type"),
+    ]
+
+
+def test_faults_of_recorded_calls_are_found(crafted: Crafted):
+    crafted.put("vector", "calls", -1)
+    crafted.put("vector", "sample", 0)
+    where = "testvectors/train.example.json"
+    assert found(crafted) == [(where, "$.calls", "index-range"), (where, "$.sample", "vector-malformed")]
+
+
+def test_places_that_are_not_of_a_records_type_are_all_found(crafted: Crafted):
+    crafted.put("forward", "nodes/1/args", [{"kind": "dtype", "value": "float31"}, {"kind": "pickle"}])
+    crafted.put("forward", "nodes/0/kwargs", {"a b": {"kind": "slice", "start": 1.5}})
+    crafted.put("forward", "code", "import os")
+    crafted.document("forward")["nodes"][2].pop("meta")
+    assert found(crafted) == [
+        (FORWARD, "$", "json-record"),
+        (FORWARD, "$.nodes[0].kwargs['a b'].start", "json-record"),
+        (FORWARD, "$.nodes[1].args[0].value", "json-record"),
+        (FORWARD, "$.nodes[1].args[1]", "json-record"),
+        (FORWARD, "$.nodes[2]", "json-record"),
+    ]
+
+
+def test_files_that_differ_are_all_found(crafted: Crafted):
+    root = crafted.seal()
+    (root / "programs/train/joint.json").write_text("{}")
+    (root / "weights/model.safetensors").unlink()
+    assert [(fault.where, fault.code) for fault in faults_of(root)] == [
+        ("programs/train/joint.json", "file-differs"),
+        ("weights/model.safetensors", "file-missing"),
+    ]
+
+
+def test_stored_tensor_that_is_not_what_its_record_says_is_found(crafted: Crafted):
+    for name in ("manifest", "program"):
+        key = "state" if name == "manifest" else "inputs"
+        for entry in crafted.document(name)[key]:
+            if entry.get("name") == "linear.bias":
+                entry.get("meta", entry)["shape"] = [2]
+    assert ("bundle.json", "tensor-stored") in {(where, code) for where, _, code in found(crafted)}
+
+
+def test_check_prints_every_fault_and_says_by_its_exit_code_whether_there_are(crafted: Crafted, capsys):
+    crafted.put("forward", "outputs/0", "nothing")
+    root = str(crafted.seal())
+    assert main(["check", root]) == 1
+    assert capsys.readouterr().out == (
+        f"{FORWARD} $.outputs[0]: value 'nothing' is used before it is defined [value-undefined]\n{root}: 1 faults\n"
+    )
+    assert main(["check", root, "--json"]) == 1
+    reason = "value 'nothing' is used before it is defined"
+    assert json.loads(capsys.readouterr().out) == [
+        {"code": "value-undefined", "where": FORWARD, "path": "$.outputs[0]", "reason": reason}
+    ]
+
+
+def test_check_of_no_bundle_is_a_fault(tmp_path):
+    assert [fault.code for fault in faults_of(tmp_path)] == ["bundle-missing"]
