@@ -131,19 +131,19 @@ class _Check:
             self.programs[name] = program
         functional = program.functional
         for file in [program.forward.file] + ([] if functional is None else [functional.file]):
-            self.graph(program, file)
+            self.graph(name, program, file)
 
-    def graph(self, program: Program, file: str) -> None:
-        path, before = f"programs/{program.name}/{file}", len(self.faults)
+    def graph(self, name: str, program: Program, file: str) -> None:
+        path, before = f"programs/{name}/{file}", len(self.faults)
         graph = self.document(path, Graph)
         if graph is None:
             return
         symbols = {dimension.symbol for dimension in program.dimensions}
         place = self.place(path)
         check_graph(graph, symbols, self.namespaces, where=place, limits=self.bundle.limits)
-        if program.name not in self.programs or len(self.faults) > before:
+        if name not in self.programs or len(self.faults) > before:
             return
-        self.graphs[program.name, file] = graph
+        self.graphs[name, file] = graph
         if file == program.forward.file:
             check_forward_graph(graph, program, where=place)
         elif program.functional is not None:
@@ -178,7 +178,9 @@ class _Check:
         kernels = {kernel.name: kernel for kernel in library.kernels}
         for file in (record.forward, record.backward):
             graph = None if file is None else self.document(f"{folder}/{file}", Graph)
-            if graph is not None:
+            if graph is None:
+                continue
+            with self.place(f"{folder}/{file}") as here:
                 check_lowered_graph(
                     graph,
                     record,
@@ -186,7 +188,7 @@ class _Check:
                     kernels,
                     self.namespaces,
                     backward=file == record.backward,
-                    where=self.place(f"{folder}/{file}"),
+                    where=here,
                     limits=self.bundle.limits,
                 )
 

@@ -46,7 +46,7 @@ def check_graph(
         BundleInvalid: names the fault.
     """
     where = Place(where)
-    count = _count_nodes(graph)
+    faults, count = where.found, _count_nodes(graph)
     if count > limits.nodes:
         raise BundleInvalid(f"{count} nodes; at most {limits.nodes} are read", where=where, code="bundle-limit")
     described = set(symbols)
@@ -58,8 +58,8 @@ def check_graph(
     for index, graph_input in enumerate(graph.inputs):
         with where.at("inputs", index) as here:
             described |= introduced(graph_input.meta)
-            check_meta(graph_input.meta, described, here)
             _define(graph_input.name, graph_input.meta, values, here)
+            check_meta(graph_input.meta, described, here)
     for index, node in enumerate(graph.nodes):
         here, before = where.at("nodes", index), where.found
         with here:
@@ -69,8 +69,8 @@ def check_graph(
                 builtins.check(node, here)
         with here:
             described |= introduced(node.meta)
-            check_meta(node.meta, described, here)
             _define(node.name, node.meta, values, here)
+            check_meta(node.meta, described, here)
             _check_node(node, graph, limits, here)
         with here:
             if where.found == before and (has_signatures or node.op in graph.schemas):
@@ -83,7 +83,8 @@ def check_graph(
         with where.at("outputs", index) as here:
             check_argument(output, values, graph.subgraphs, symbols, here)
     with where:
-        check_allocations(graph, limits, where)
+        if where.found == faults:
+            check_allocations(graph, limits, where)
     for name, subgraph in graph.subgraphs.items():
         check_graph(
             subgraph,

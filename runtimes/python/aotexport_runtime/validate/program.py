@@ -49,6 +49,7 @@ def check_program(program: Program, manifest: Manifest, *, name: str, where: str
         BundleInvalid: names the fault.
     """
     where = Place(where)
+    faults = where.found
     with where.at("name") as here:
         _check_name(program, name, here)
     with where.at("method") as here:
@@ -75,12 +76,15 @@ def check_program(program: Program, manifest: Manifest, *, name: str, where: str
     with where.at("output_tree") as here:
         check_values(program.output_tree, len(program.outputs), here)
     _check_rebinds(program, manifest, where)
-    check_container_changes(program, where)
+    if where.found == faults:
+        # These walk the trees, which are sound then.
+        check_container_changes(program, where)
     with where:
-        check_arrays(program, where)
+        if where.found == faults:
+            check_arrays(program, where)
     with where.at("forward", "file") as here:
         check_plain_name(program.forward.file, "graph file", here)
-    if program.functional is not None and not where.faults:
+    if program.functional is not None and where.found == faults:
         _check_functional(taken_apart(program), program.functional, symbols, where.at("functional"))
 
 
