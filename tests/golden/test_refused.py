@@ -13,6 +13,7 @@ from aotexport_runtime.schema.codes import CODES
 from tests.golden.refuse import CASES, refused_bundle
 
 UNSHOWN = {
+    "bundle-invalid": "every rule of the format has a code of its own",
     "bundle-limit": "such a bundle is large; tests/hostile/test_limits.py has stricter limits",
     "bundle-missing": "there is no bundle to publish; tests/unit/test_check.py",
     "file-outside": "a link cannot be published as JSON; tests/hostile/test_files.py",

@@ -92,7 +92,7 @@ class BundleInvalid(AotExportError):
         reason: the message without the place.
     """
 
-    def __init__(self, message: str, *, where: str = "", code: str) -> None:
+    def __init__(self, message: str, *, where: str = "", code: str = "bundle-invalid") -> None:
         self.where = where
         self.code = code
         self.path = where.path if isinstance(where, Place) else "$"

@@ -6,6 +6,7 @@ A code says which rule a bundle breaks, in one word for programs; the message of
 from __future__ import annotations
 
 CODES: dict[str, str] = {
+    "bundle-invalid": "what no other code says",
     "bundle-missing": "no directory with a `bundle.json`",
     "json-malformed": "a file is no JSON in UTF-8, or has a number that its type does not hold, or half a surrogate",
     "json-key-twice": "an object has the same key twice",

@@ -63,20 +63,26 @@ def read_call(bundle: Bundle, entry: VectorEntry) -> RecordedCall:
     try:
         arrays = load(bundle.file(entry.tensors).read_bytes())
     except SafetensorError as error:
-        raise BundleInvalid(f"not a safetensors file: {error}", where=entry.tensors) from None
+        raise BundleInvalid(f"not a safetensors file: {error}", where=entry.tensors, code="vector-malformed") from None
     except KeyError as error:
         raise NotSupported(f"recorded call `{entry.name}` has values of {error}, which numpy lacks") from None
     values: Values = []
     for spec in vector.inputs:
         count = arrays[spec.key].size if spec.key in arrays else 0
         if spec.value is None and span_end(spec.shape, spec.stride, spec.offset) > count:
-            raise BundleInvalid(f"argument {spec.path!r} reaches past the end of {spec.key!r}", where=entry.record)
+            raise BundleInvalid(
+                f"argument {spec.path!r} reaches past the end of {spec.key!r}",
+                where=entry.record,
+                code="vector-malformed",
+            )
         if math.prod(spec.shape) > max(_MOST_ELEMENTS, count):
-            raise BundleInvalid(f"argument {spec.path!r} repeats {spec.key!r} too often", where=entry.record)
+            raise BundleInvalid(
+                f"argument {spec.path!r} repeats {spec.key!r} too often", where=entry.record, code="vector-malformed"
+            )
         values.append(_spanned(arrays, spec) if spec.value is None else spec.value)
     missing = [name for index, name in enumerate(vector.values) if f"v{index}" not in arrays]
     if missing:
-        raise BundleInvalid(f"no tensor of {missing[0]!r}", where=entry.tensors)
+        raise BundleInvalid(f"no tensor of {missing[0]!r}", where=entry.tensors, code="vector-malformed")
     stored = {name: arrays[f"v{index}"] for index, name in enumerate(vector.values)}
     return RecordedCall(vector=vector, values=values, stored=stored)
 
