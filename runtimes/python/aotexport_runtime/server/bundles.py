@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 MANIFEST = "bundle.json"
+ADAPTERS = ".adapters"
+"""What the directory of a bundle's adapters is named after the bundle's own: `1.adapters/NAME/`."""
+_ADAPTER = "adapter_config.json"
 
 Fingerprint = tuple[tuple[str, int, int, int], ...]
 """Path, size, time and inode of every file of a bundle."""
@@ -19,7 +22,7 @@ class Candidate:
     Attributes:
         version: name of its directory, a number; `1` of a model without versions.
         path: its directory.
-        files: tells it from what was there before.
+        files: tells it and its adapters from what was there before.
     """
 
     version: str
@@ -60,7 +63,18 @@ def _is_version(name: str) -> bool:
 
 
 def _candidate(version: str, path: Path) -> Candidate:
-    return Candidate(version=version, path=path, files=tuple(sorted(_files(path))))
+    beside = path.with_name(path.name + ADAPTERS)
+    added = [(f"{ADAPTERS}/{name}", nbytes, when, inode) for name, nbytes, when, inode in _files(beside)]
+    return Candidate(version=version, path=path, files=tuple(sorted([*_files(path), *added])))
+
+
+def adapters_beside(path: Path) -> dict[str, Path]:
+    """Return the directories of the adapters of the bundle at `path`, by name: those of `<path>.adapters/`."""
+    directories = _directories(path.with_name(path.name + ADAPTERS))
+    found = {
+        entry.name: Path(entry.path) for entry in directories if os.path.exists(os.path.join(entry.path, _ADAPTER))
+    }
+    return dict(sorted(found.items()))
 
 
 def _files(root: Path) -> list[tuple[str, int, int, int]]:

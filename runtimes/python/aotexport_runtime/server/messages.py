@@ -76,12 +76,14 @@ class Request:
         inputs: array by name.
         outputs: whether to answer in bytes, by the name of each output that is asked for.
         timeout_s: how long the client waits; None: it does not say.
+        adapter: name of the adapter to apply; None: none.
     """
 
     id: str
     inputs: Mapping[str, Array]
     outputs: Mapping[str, bool]
     timeout_s: float | None = None
+    adapter: str | None = None
 
 
 _decode = msgspec.json.Decoder(Head).decode
@@ -128,7 +130,14 @@ def read_request(body: bytearray, json_nbytes: int | None, signature: Signature,
         inputs=inputs,
         outputs=_wanted(head.outputs, parameters.get("binary_data_output") is True, signature),
         timeout_s=timeout_s(parameters.get("timeout")),
+        adapter=_adapter(parameters.get("adapter")),
     )
+
+
+def _adapter(name: Any) -> str | None:
+    if name is not None and not isinstance(name, str):
+        raise Refusal("invalid", f"the parameter `adapter` is the name of an adapter, got {name!r:.100}")
+    return name
 
 
 def _data(tensor: Tensor) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import numpy as np
@@ -26,13 +27,19 @@ class AnyProgram(Protocol):
     Attributes:
         name: its name.
         interface: its named inputs and outputs.
+        adapters: names of the adapters that calls may ask for.
     """
 
     name: str
     interface: Interface
+    adapters: tuple[str, ...]
 
     def run(self, values: Values) -> list[Any]:
         """Return a tensor, array or number per output of the interface."""
+        ...
+
+    def applying(self, adapter: str | None) -> AbstractContextManager[None]:
+        """Return a context in which calls of this thread apply an adapter."""
         ...
 
     def check_recorded_calls(self, bundle: Bundle) -> list[Values]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -38,6 +39,7 @@ class OnnxProgram:
         own = [e.name for e in entries if e.variant_of is None and bundle.program(e.name).method == "forward"]
         if not own:
             raise NotSupported("the bundle has no ONNX model of `forward`; add it with `aotexport onnx`")
+        self.adapters: tuple[str, ...] = ()
         self.name = own[0]
         self.variants = [self.name, *(e.name for e in entries if e.variant_of == self.name)]
         programs = [bundle.program(name) for name in self.variants]
@@ -57,6 +59,10 @@ class OnnxProgram:
             (module.plan(program.name), [spec.index for spec in interface_of([program]).outputs])
             for program in programs
         ]
+
+    def applying(self, adapter: str | None) -> AbstractContextManager[None]:
+        """Return a context without a meaning: an ONNX model has no adapters."""
+        return nullcontext()
 
     def run(self, values: Values) -> list[Any]:
         """Return an array or number per output of the interface; tensors of torch if there are tensors in `values`.

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import torch
 
+from aotexport_runtime.adapters import load_adapter, use_adapter
 from aotexport_runtime.bundle.read import Bundle
 from aotexport_runtime.call.flat_call import arguments_of, flat_outputs
 from aotexport_runtime.module.compose import program_of
@@ -31,6 +34,7 @@ class ServedProgram:
         module: the loaded bundle.
         interface: its named inputs and outputs.
         variants: names of the program and its variants.
+        adapters: names of the adapters that calls may ask for.
     """
 
     def __init__(
@@ -42,10 +46,12 @@ class ServedProgram:
         threads: int | None,
         trust: Literal["data", "native"],
         mapped: bool | None,
+        adapters: Mapping[str, Path],
     ) -> None:
-        """Load the bundle; arguments as of `load`; threads of an operator are those of the whole process.
+        """Load the bundle, and adapters from directories, by name; the other arguments are those of `Servable`.
 
         Raises:
+            ArgumentInvalid: an adapter cannot be read, or is one of other weights.
             NotSupported: see `load`; or the bundle has no program for evaluation, or clients cannot call it.
         """
         with torch.no_grad():
@@ -55,6 +61,12 @@ class ServedProgram:
         self.interface = interface_of(programs)
         self.target = target
         self.module = load(bundle, target=target, device=device, trust=trust, mapped=mapped).eval()
+        trainable = [parameter for parameter in self.module.parameters() if parameter.requires_grad]
+        for name, path in adapters.items():
+            load_adapter(self.module, path, name=name)
+        for parameter in trainable:  # Adapters freeze them, and recorded calls are compared with gradients and all.
+            parameter.requires_grad_(True)
+        self.adapters = tuple(adapters)
         self._program = programs[0]
         self._function = self.module.program(self.name)
         self._arguments = arguments_of(programs[0])
@@ -80,6 +92,10 @@ class ServedProgram:
             args, kwargs = self._arguments(tensors, self.module.state_tensors())
             result = self._function(*args, **kwargs)
             return [value for _, value in flat_outputs(self._program.output_tree, result)]
+
+    def applying(self, adapter: str | None) -> AbstractContextManager[None]:
+        """Return a context in which calls of this thread apply an adapter; None: none, as outside of it."""
+        return use_adapter(self.module, [adapter] if adapter else []) if self.adapters else nullcontext()
 
     def check_recorded_calls(self, bundle: Bundle) -> list[Values]:
         """Run the recorded calls; return their arguments. See `warm_up.check_recorded_calls`."""

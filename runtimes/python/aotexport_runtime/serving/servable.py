@@ -7,6 +7,7 @@ import logging
 import os
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -18,7 +19,7 @@ from aotexport_runtime.serving.arrays import as_array, is_rare, value_of
 from aotexport_runtime.serving.batcher import Answer, Batcher, Waiting
 from aotexport_runtime.serving.interface import BatchAxes, TensorSpec, join_key
 from aotexport_runtime.serving.joining import AnyProgram, Values, proven_batch, run_together
-from aotexport_runtime.values.arguments import check_torch, check_type
+from aotexport_runtime.values.arguments import check_torch, check_type, path_of
 from aotexport_runtime.values.tensors import is_torch_tensor
 
 log = logging.getLogger("aotexport_runtime")
@@ -51,6 +52,7 @@ class Servable:
         trust: Literal["data", "native"] = "data",
         mapped: bool | None = None,
         limits: Limits = DEFAULT,
+        adapters: Mapping[str, str | os.PathLike[str]] | None = None,
     ) -> None:
         """Load the bundle at `path`; nothing has run yet, see `warm_up`.
 
@@ -66,9 +68,12 @@ class Servable:
             trust: see `load`.
             mapped: see `load`; True: processes that serve one bundle share its weights.
             limits: the most that the bundle may ask for.
+            adapters: directories of LoRA adapters (of `save_adapter` or of peft) by name, which calls may ask for; a
+                bundle with adapters runs its forward graph.
 
         Raises:
-            ArgumentInvalid: an argument is of a wrong type, or below its least value.
+            ArgumentInvalid: an argument is of a wrong type, or below its least value; or an adapter cannot be read, or
+                was trained on other weights.
             BundleInvalid: see `load`.
             NotSupported: see `load`; or the bundle has no program that clients can call.
         """
@@ -78,7 +83,13 @@ class Servable:
         _check_least("max_waiting", max_waiting, 1, int)
         self._bundle = open_bundle(path, limits=limits)
         self._program: AnyProgram | None = _program(
-            self._bundle, engine or "auto", device=device, threads=threads, trust=trust, mapped=mapped
+            self._bundle,
+            engine or "auto",
+            device=device,
+            threads=threads,
+            trust=trust,
+            mapped=mapped,
+            adapters={name: path_of("adapters", path) for name, path in (adapters or {}).items()},
         )
         self._batch: BatchAxes | None = None
         self._batcher = Batcher(
@@ -115,10 +126,11 @@ class Servable:
             NotSupported: calls change the module's state, so that an answer could depend on other clients.
         """
         program = self._served()
-        recorded = program.check_recorded_calls(self._bundle)
+        with program.applying(None):
+            recorded = program.check_recorded_calls(self._bundle)
+            self._batch = axes = proven_batch(program, recorded)
         if not recorded:
             log.warning("%s has no recorded calls of program %s: nothing was checked", self._bundle.root, program.name)
-        self._batch = axes = proven_batch(program, recorded)
         if axes is not None and axes.most is not None:
             self._batcher.max_batch_size = min(self._batcher.max_batch_size, axes.most)
 
@@ -135,13 +147,14 @@ class Servable:
             return None
         return {spec.name: as_array(value) for spec, value in zip(self.inputs, values, strict=True)}
 
-    def infer(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+    def infer(self, inputs: Mapping[str, Any], *, adapter: str | None = None) -> dict[str, Any]:
         """Return the outputs of a call, by name.
 
         Args:
             inputs: an array of numpy, a tensor of torch or a number per input, by name; borrowed. What the model writes
                 into an argument changes the caller's. A float32 array for an input of a dtype that numpy lacks
                 (bfloat16) is rounded to it.
+            adapter: name of the adapter that the call applies; None: none.
 
         Returns:
             Tensors of torch if a tensor of torch was passed; else arrays, with the tensors' memory; as float32 where
@@ -152,9 +165,13 @@ class Servable:
             NotSupported: the servable is closed.
         """
         program = self._served()
-        return self._named(inputs, program.run(self._values(program, inputs)))
+        values = self._values(program, inputs, adapter)
+        with program.applying(adapter):
+            return self._named(inputs, program.run(values))
 
-    def submit(self, inputs: Mapping[str, Any], *, timeout_s: float | None = None) -> Answer:
+    def submit(
+        self, inputs: Mapping[str, Any], *, timeout_s: float | None = None, adapter: str | None = None
+    ) -> Answer:
         """Queue a call, which may be joined with others; return the future of what `infer` returns.
 
         Joined calls are run as one batch, along `batch_axes`: their answers equal those of each alone but for the last
@@ -164,6 +181,7 @@ class Servable:
         Args:
             inputs: see `infer`; left alone until the result is there. Arguments of joined calls are not written to.
             timeout_s: how long the call may wait before it runs, in seconds; None: for any time.
+            adapter: see `infer`; calls of one adapter are joined.
 
         Returns:
             A future with the result; with what `infer` raises; or with `DeadlinePassed`. It can be cancelled while the
@@ -174,32 +192,39 @@ class Servable:
             Overloaded: as many calls wait already as may.
             NotSupported: the servable is closed.
         """
-        values = self._values(self._served(), inputs)
+        values = self._values(self._served(), inputs, adapter)
         joinable = None if self._batch is None else join_key(self.inputs, self._batch, values)
         key, size = joinable or (None, 1)
+        key = None if key is None else (adapter, key)
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        return self._batcher.submit(Waiting(call=(inputs, values), key=key, size=size, deadline=deadline))
+        return self._batcher.submit(Waiting(call=(inputs, values, adapter), key=key, size=size, deadline=deadline))
 
     def close(self) -> None:
         """Answer the calls that wait, and let go of the module; later calls are refused."""
         self._batcher.close()
         self._program = None
 
-    def _run(self, calls: Sequence[tuple[Mapping[str, Any], Values]]) -> list[dict[str, Any]]:
-        results = run_together(self._served(), [values for _, values in calls], self._batch)
-        return [self._named(inputs, outputs) for (inputs, _), outputs in zip(calls, results, strict=True)]
+    def _run(self, calls: Sequence[tuple[Mapping[str, Any], Values, str | None]]) -> list[dict[str, Any]]:
+        """Return the outputs of calls of one adapter."""
+        program = self._served()
+        with program.applying(calls[0][2]):
+            results = run_together(program, [values for _, values, _ in calls], self._batch)
+        return [self._named(inputs, outputs) for (inputs, _, _), outputs in zip(calls, results, strict=True)]
 
     def _served(self) -> AnyProgram:
         if self._program is None:
             raise NotSupported(f"the servable of `{self._bundle.root}` is closed")
         return self._program
 
-    def _values(self, program: AnyProgram, inputs: Mapping[str, Any]) -> Values:
+    def _values(self, program: AnyProgram, inputs: Mapping[str, Any], adapter: str | None) -> Values:
         expected = ", ".join(f"`{spec.name}`" for spec in self.inputs)
         names = {spec.name for spec in self.inputs}
         violations = [f"`{spec.name}`: missing" for spec in self.inputs if spec.name not in inputs]
         violations += [f"`{name}`: no such input; there are {expected}" for name in inputs if name not in names]
         values = [value_of(spec, inputs[spec.name], violations) for spec in self.inputs if spec.name in inputs]
+        if adapter is not None and adapter not in program.adapters:
+            there = ", ".join(f"`{name}`" for name in program.adapters) or "none"
+            violations.append(f"there is no adapter `{adapter[:100]}`; there are {there}")
         if violations:
             raise CallInvalid(program.name, violations)
         return [
@@ -223,6 +248,7 @@ def _program(
     threads: int | None,
     trust: Literal["data", "native"],
     mapped: bool | None,
+    adapters: Mapping[str, Path],
 ) -> AnyProgram:
     """Return the program of a bundle; torch is imported unless the engine is ONNX Runtime, as `load` chooses."""
     without_torch = importlib.util.find_spec("torch") is None
@@ -231,11 +257,15 @@ def _program(
 
         if device != "cpu":
             raise NotSupported(f"engine `onnx` runs on the CPU, not on `{device}`")
+        if adapters:
+            raise NotSupported("engine `onnx` applies no adapters; run the bundle by torch, or merge them into it")
         return OnnxProgram(bundle, threads=threads)
     check_torch(f"engine `{engine}`")
     from aotexport_runtime.serving.program import ServedProgram
 
-    return ServedProgram(bundle, target=engine, device=device, threads=threads, trust=trust, mapped=mapped)
+    return ServedProgram(
+        bundle, target=engine, device=device, threads=threads, trust=trust, mapped=mapped, adapters=adapters
+    )
 
 
 def _check_least(name: str, value: Any, least: int, types: type | tuple[type, ...]) -> None:

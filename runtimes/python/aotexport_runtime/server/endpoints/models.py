@@ -96,7 +96,7 @@ class BundleModel(kserve.Model):
             if served is None:
                 raise Refusal("unavailable", f"model `{self.name}` was let go; ask again")
             try:
-                return served, served.servable.submit(request.inputs, timeout_s=wait_s)
+                return served, served.servable.submit(request.inputs, timeout_s=wait_s, adapter=request.adapter)
             except NotSupported:
                 # The version was swapped between these two lines, and is closed.
                 if self._model.served is served:

@@ -108,7 +108,11 @@ def read_grpc(message: Any, signature: Signature, remaining_s: float | None) -> 
     microseconds = message.parameters["timeout"].int64_param if "timeout" in message.parameters else None
     waits = [wait for wait in (remaining_s, timeout_s(microseconds)) if wait is not None]
     return Request(
-        id=message.id or str(uuid.uuid4()), inputs=inputs, outputs=outputs, timeout_s=min(waits, default=None)
+        id=message.id or str(uuid.uuid4()),
+        inputs=inputs,
+        outputs=outputs,
+        timeout_s=min(waits, default=None),
+        adapter=message.parameters["adapter"].string_param if "adapter" in message.parameters else None,
     )
 
 

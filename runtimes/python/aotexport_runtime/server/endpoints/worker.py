@@ -14,6 +14,7 @@ import time
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+from aotexport_runtime.server.bundles import adapters_beside
 from aotexport_runtime.server.endpoints import metrics
 from aotexport_runtime.server.endpoints.inference import Inference
 from aotexport_runtime.server.endpoints.models import BundleExtension, BundlePlane
@@ -86,6 +87,7 @@ def make_servable(path: Path, options: ServeOptions) -> Servable:
         trust=options.trust,
         mapped=options.mapped or None,
         limits=options.limits,
+        adapters=adapters_beside(path),
     )
 
 
