@@ -91,6 +91,7 @@ def test_save_with_a_fault_at_a_system_call_of_any_kind_leaves_the_old_bundle_or
     assert len(found) > 50
     assert sum(save.ended == "killed" for save in found) >= len(found) // 2 - 5
     for save in found:
-        assert save.found == {"done": "new", "killed": save.found}.get(save.ended, "old"), save
+        # The fault may come after the save, and then nobody says how it ended.
+        assert save.found == {"done": "new", "killed": save.found, "": "new"}.get(save.ended, "old"), save
         assert save.found in ("old", "new")
         assert all(name.startswith(".bundle.export-") for name in save.left)

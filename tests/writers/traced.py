@@ -49,20 +49,22 @@ class TracedFaults(Faults):
             os.close(descriptor)
         status = os.waitpid(child, 0)[1]
         tracer.wait()
-        how = "killed" if os.WIFSIGNALED(status) else ended.read_text()
+        how = "killed" if os.WIFSIGNALED(status) else (ended.read_text() if ended.exists() else "")
         calls = [list(match.groups()) for match in map(_CALL.match, log.read_text().splitlines()) if match]
         end = next((at for at, (_, rest) in enumerate(calls) if _END in rest), len(calls))
         return Save(number, fault, how, *self.after(parent), calls[:end])
 
     def _save_and_tell(self, path: Path, ended: Path) -> None:
         try:
-            aotexport_runtime.save(self.module, path, force=True)
-            how = "done"
-        except BaseException as error:
-            how = type(error).__name__
-        os.access(_END, os.F_OK)
-        ended.write_text(how)
-        os._exit(0)
+            try:
+                aotexport_runtime.save(self.module, path, force=True)
+                how = "done"
+            except BaseException as error:
+                how = type(error).__name__
+            os.access(_END, os.F_OK)
+            ended.write_text(how)
+        finally:
+            os._exit(0)
 
 
 def saves(base: Path, place: Path, step: int) -> Iterator[Save]:
