@@ -192,8 +192,9 @@ def _check(module: Any, input_ids: torch.Tensor, start: int | None, **ranges: An
     if input_ids.dim() != 2 or input_ids.dtype != torch.int64:
         raise ArgumentInvalid(f"`input_ids` must be int64 of two axes, got {input_ids.dtype} of {input_ids.dim()}")
     for name, value in ranges.items():
-        is_off = name == "top_k" and value is None
-        if not is_off and (value <= 0 or (name == "top_p" and value > 1)):
+        if name == "top_k" and value is None:
+            continue
+        if value <= 0 or (name == "top_p" and value > 1):
             range_ = {"top_k": "None or above 0", "top_p": "above 0, and at most 1"}.get(name, "above 0")
             raise ArgumentInvalid(f"`{name}` must be {range_}, got {value}")
     is_seq2seq = "decoder_input_ids" in inspect.signature(module.prefill).parameters
