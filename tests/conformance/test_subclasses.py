@@ -9,6 +9,7 @@ import sys
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import parametrize
 from torch.testing._internal.two_tensor import TwoTensor
 
 import aotexport
@@ -16,7 +17,7 @@ import aotexport_runtime
 from aotexport_runtime import CallInvalid, NotSupported
 from aotexport_runtime.values.subclasses import parts
 from tests.cases.subclasses import TYPES, two
-from tests.scaled import Block, Recipe, ScaledInt8
+from tests.scaled import Block, FastInt8, Recipe, ScaledInt8
 
 
 class Model(nn.Module):
@@ -160,6 +161,8 @@ def test_argument_of_another_context_is_refused_by_name(tmp_path):
     aotexport.export(function, (example,), output=tmp_path / "b", verify=False)
     loaded = aotexport_runtime.load(tmp_path / "b", tensor_types=TYPES)
 
+    with pytest.raises(NotSupported, match=r"`, and add Block, Recipe, Rounding to the `tensor_types` of `load`$"):
+        aotexport_runtime.load(tmp_path / "b", tensor_types=[ScaledInt8])
     with pytest.raises(CallInvalid) as error:
         loaded(ScaledInt8.of(torch.ones(2, 2), Recipe(block=Block(2, 2))))
 
@@ -219,6 +222,32 @@ def test_quantised_weight_beside_trained_ones_runs_the_joint_graph_twice_differe
         return torch.autograd.grad(gradient.square().sum(), (x, module.trained.weight))
 
     torch.testing.assert_close(penalty(loaded), penalty(model))
+
+
+class Made(nn.Module):
+    """Makes a quantised weight of its plain parts in every call, as `unwrap_tensor_subclass` of torchao does."""
+
+    def right_inverse(self, weight):
+        return weight.integers, weight.scale
+
+    def forward(self, integers, scale):
+        return FastInt8(integers, scale, Recipe())
+
+
+def test_quantised_weight_that_calls_make_of_its_parts_needs_no_class_at_load(tmp_path):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 3), nn.Tanh())
+    parts_only = copy.deepcopy(model).requires_grad_(False)
+    weight = FastInt8.of(model[0].weight.detach())
+    for each in (model, parts_only):
+        each[0].weight = nn.Parameter(weight, requires_grad=False)
+    parametrize.register_parametrization(parts_only[0], "weight", Made(), unsafe=True)
+    batch = torch.export.Dim("batch", max=8)
+    options = {"programs": "infer", "dynamic_shapes": {"input": {0: batch}}, "verify": False}
+    aotexport.export(parts_only, (torch.randn(2, 4),), output=tmp_path / "b", **options)
+    loaded, x = aotexport_runtime.load(tmp_path / "b").eval(), torch.randn(5, 4)
+    assert torch.equal(loaded(x), model(x))
+    assert loaded.get_parameter("0.parametrizations.weight.original0").dtype is torch.int8
 
 
 def test_weight_of_another_class_than_captured_is_followed_by_its_layer(loaded, example):

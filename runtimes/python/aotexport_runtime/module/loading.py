@@ -323,7 +323,8 @@ def _check_types(requirements: Requirements, types: TensorTypes) -> None:
     imports = "; ".join(f"from {m} import {q.partition('.')[0]}" for m, _, q in (n.partition(":") for n in missing))
     names = ", ".join(name.partition(":")[2] for name in missing)
     listed = ", ".join(f"`{name}`" for name in missing)
+    is_all = len(missing) == len(requirements.tensor_types)
+    how = f"pass `tensor_types=[{names}]` to `load`" if is_all else f"add {names} to the `tensor_types` of `load`"
     raise NotSupported(
-        f"the bundle holds tensors of {listed}, which the caller did not give. Write `{imports}`, and pass "
-        f"`tensor_types=[{names}]` to `load`"
+        f"the bundle holds tensors of {listed}, which the caller did not give. Write `{imports}`, and {how}"
     )

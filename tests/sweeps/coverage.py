@@ -1,0 +1,90 @@
+"""`python -m tests.sweeps.coverage`: write `docs/coverage.md`, the page that sums up the tables of `results/`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+from tests.sweeps import table
+
+PAGE = Path(__file__).parents[2] / "docs" / "coverage.md"
+
+SWEEPS = {
+    "op_db": "operators of torch, with the samples of torch's own tests",
+    "module_db": "layers of `torch.nn`, with the samples of torch's own tests",
+    "bodies": "`cond`, `while_loop`, `scan`, `map` with bodies of all kinds",
+    "programs": "what `torch.export` documents to support, and not to",
+    "zoo": "models of transformers, made small, in training and inference, with a fixed and a dynamic batch",
+}
+
+BEGIN = """# Coverage
+
+What is captured, by the sweeps in `tests/sweeps`: each sample is exported, and a fresh process compares the bundle with
+eager, outputs, gradients, strides and all. `python -m tests.sweeps` runs them, and `python -m tests.sweeps.coverage`
+writes this page; the tables with every item are in `tests/sweeps/results`.
+
+*Served* is equal to eager in training and inference, most by the functional graphs, some by the forward graph alone.
+*Refused* is told at export, by an error that names the operator.
+
+"""
+
+MODELS = """
+## Models of transformers
+
+"""
+
+
+def page() -> str:
+    """Return the text of the page."""
+    tables = {sweep: table.read(table.RESULTS / f"{sweep}.tsv") for sweep in SWEEPS}
+    lines = [
+        "| sweep | items | samples | served | by the forward graph alone | refused | wrong |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    lines += [_totals(text, tables[sweep]) for sweep, text in SWEEPS.items()]
+    return BEGIN + "\n".join(lines) + "\n" + _reasons(tables) + MODELS + _models(tables["zoo"])
+
+
+def _totals(text: str, rows: dict[str, str]) -> str:
+    """Return the line of a sweep."""
+    totals = sum((table.counts(row) for row in rows.values()), Counter())
+    run = sum(bool(table.counts(row).total()) for row in rows.values())
+    alone = totals[table.FORWARD] + totals[table.DROPPED]
+    refused, wrong = totals[table.REFUSED] + totals[table.REFUSED_LATE], totals[table.WRONG] + totals[table.CRASHED]
+    share = (totals[table.EQUAL] + alone) / totals.total()
+    return f"| {text} | {run} | {totals.total()} | {share:.1%} | {alone} | {refused} | {wrong} |"
+
+
+def _reasons(tables: dict[str, dict[str, str]]) -> str:
+    """Return the lists of items that are refused, and of those that run the forward graph alone, by reason."""
+    found: dict[str, dict[str, list[str]]] = {}
+    for rows in tables.values():
+        for item, row in rows.items():
+            for reason in row.split("\t")[len(table.KINDS)].split(" | "):
+                kind, _, why = reason.partition(": ")
+                if kind in table.KINDS:
+                    found.setdefault(kind, {}).setdefault(_short(why), []).append(item)
+    parts: list[str] = []
+    for kind, title in (
+        (table.REFUSED, "Refused"),
+        (table.FORWARD, "By the forward graph alone"),
+        (table.DROPPED, "Joint graphs that verification drops"),
+    ):
+        reasons = found.get(kind, {})
+        lines = [f"- {why}: {', '.join(f'`{item}`' for item in items)}" for why, items in sorted(reasons.items())]
+        parts.append(f"\n## {title}\n\n" + "\n".join(lines) + "\n" if lines else "")
+    return "".join(parts)
+
+
+def _short(why: str) -> str:
+    """Return the first sentence of a reason."""
+    return why.partition(". ")[0].partition(" What was tried")[0]
+
+
+def _models(rows: dict[str, str]) -> str:
+    names = sorted({item.split(" ")[0] for item in rows})
+    return f"{', '.join(f'`{name}`' for name in names)}.\n"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")
