@@ -6,10 +6,13 @@ Attempts work on the files `FILES` in the directory `TRIED`, and print how they 
 from __future__ import annotations
 
 import ctypes
+import errno
+import fcntl
 import os
 import signal
 import socket
 import subprocess
+import termios
 import threading
 from collections.abc import Callable
 from multiprocessing import shared_memory
@@ -63,6 +66,15 @@ def call_of_another_convention() -> None:
         raise PermissionError("x32")
 
 
+def typed_into_a_terminal() -> None:
+    # A pipe is none, and ENOTTY says so where the call is allowed.
+    try:
+        fcntl.ioctl(os.pipe()[0], termios.TIOCSTI, b"x")
+    except OSError as error:
+        if error.errno == errno.EPERM:
+            raise
+
+
 ATTEMPTS: dict[str, Callable[[], object]] = {
     "write": lambda: (TRIED / "new").write_text("x"),
     "append": lambda: (TRIED / "old").open("a").close(),
@@ -80,6 +92,8 @@ ATTEMPTS: dict[str, Callable[[], object]] = {
     "open_a_local_socket": lambda: socket.socket(socket.AF_UNIX).close(),
     "run_a_program": lambda: subprocess.run(["/bin/true"], check=True),
     "run_a_program_without_a_name": program_without_a_name,
+    "read_the_environment_of_another_process": lambda: Path(f"/proc/{os.getppid()}/environ").read_bytes(),
+    "type_into_a_terminal": typed_into_a_terminal,
     "queue_of_the_kernel": queue_of_the_kernel,
     "call_of_another_convention": call_of_another_convention,
     "signal_to_another_process": lambda: os.kill(os.getppid(), signal.SIGCONT),

@@ -20,8 +20,9 @@ def enter(*, readable: Iterable[Path] | None = None, writable: Iterable[Path] = 
     """Take rights from this process, its later threads and its children; nothing gives them back.
 
     What is refused from here on, with `PermissionError`: to write, make, rename or remove files, or change their modes,
-    owners and times; to open sockets and to connect or bind them; to run programs; to use io_uring, BPF, keys, shared
-    memory of System V and settings of the system. What is open already stays open, standard output above all.
+    owners and times; to read memory and environment of other processes; to open sockets and to connect or bind them; to
+    run programs; to use io_uring, BPF, keys, shared memory of System V and settings of the system. What is open already
+    stays open, standard output above all.
 
     Call it first: before torch and numpy are imported, which begin threads, and before a bundle is opened.
 
@@ -53,7 +54,7 @@ def enter(*, readable: Iterable[Path] | None = None, writable: Iterable[Path] = 
                 if not os.path.exists(path):
                     raise ArgumentInvalid(f"no file or directory `{path}`")
                 rules.add(path, write=write)
-        landlock.no_new_rights()
+        landlock.give_up_rights()
         rules.enforce()
     seccomp.refuse()
 
