@@ -118,7 +118,7 @@ $(SERVE_VENV)/.made: $(PROJECTS)
 	$(SERVE_VENV)/bin/python -m pip --disable-pip-version-check install --quiet \
 		$(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) 'torch$(TORCH)'
 	$(SERVE_VENV)/bin/python -m pip --disable-pip-version-check install --quiet --editable 'runtimes/python[onnx]' \
-		--editable '.[browser,examples,onnx,serve]' 'pytest>=8'
+		--editable '.[browser,examples,onnx,peers,serve]' 'pytest>=8'
 	@touch $@
 
 $(RUNTIME_VENV)/.made: $(VENV)/.demo examples/runtime_venv.py $(RUNTIME_SOURCES)

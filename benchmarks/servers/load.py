@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import time
 import urllib.request
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -66,6 +68,31 @@ def first_answer(port: int, model: str, inputs: dict[str, np.ndarray], output: s
     with urllib.request.urlopen(urllib.request.Request(url, body, {"Content-Type": "application/json"})) as answer:
         outputs = {each["name"]: each["data"] for each in json.load(answer)["outputs"]}
     return np.array(outputs[output])
+
+
+def packed(array: np.ndarray) -> dict[str, Any]:
+    """Return an array as LitServe's requests and answers have it here."""
+    return {"dtype": str(array.dtype), "shape": array.shape, "data": base64.b64encode(array.tobytes()).decode()}
+
+
+def unpacked(entry: dict[str, Any]) -> np.ndarray:
+    """Return the array that `packed` was given."""
+    return np.frombuffer(base64.b64decode(entry["data"]), entry["dtype"]).reshape(entry["shape"])
+
+
+def lit_message(model: str, inputs: dict[str, np.ndarray], host: str) -> bytes:
+    """Return an HTTP request for LitServe."""
+    body = json.dumps({name: packed(value) for name, value in inputs.items()}).encode()
+    lines = [f"POST /v2/models/{model}/infer HTTP/1.1", f"Host: {host}", "Content-Type: application/json"]
+    return "\r\n".join([*lines, f"Content-Length: {len(body)}"]).encode() + b"\r\n\r\n" + body
+
+
+def first_lit_answer(port: int, request: bytes) -> np.ndarray:
+    """Return the values that LitServe answers a request of `lit_message` with."""
+    url = f"http://127.0.0.1:{port}{request.split()[1].decode()}"
+    body = request.partition(b"\r\n\r\n")[2]
+    with urllib.request.urlopen(urllib.request.Request(url, body, {"Content-Type": "application/json"})) as answer:
+        return unpacked(json.load(answer)).ravel()
 
 
 async def _answer(reader: asyncio.StreamReader) -> None:

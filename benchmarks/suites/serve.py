@@ -23,14 +23,16 @@ from benchmarks.figures import Figure, Spread
 from benchmarks.meters import wall_s
 from benchmarks.processes import NotMeasured
 from benchmarks.run import Run
-from benchmarks.servers.load import Load, first_answer, load, message
+from benchmarks.servers.load import Load, first_answer, first_lit_answer, lit_message, load, message
 from benchmarks.servers.models import SERVED, ServedModel
+from benchmarks.servers.trees import memory_nbytes, rest_s
 from benchmarks.suites.interface import Suite
 
 CLIENTS = (1, 16, 64)
-SYSTEMS = ("eager", "bundle", "ONNX Runtime", "empty")
+SYSTEMS = ("eager", "bundle", "ONNX Runtime", "LitServe", "empty")
 _MOST_ROUNDS = 3
 _ROUND_S = 4.0
+_REST_S = 3.0
 
 
 def _figures(run: Run) -> Iterator[Figure]:
@@ -48,35 +50,66 @@ def _of_model(run: Run, model: ServedModel, directory: Path) -> Iterator[Figure]
     run.progress(f"prepare {model.name} for servers")
     model.export(directory / model.name)
     model.export_onnx(directory / "model.onnx")
-    messages = [message(model.name, inputs, "127.0.0.1") for inputs in model.requests(64)]
-    samples: dict[tuple[int, str], list[Load]] = {}
-    starts: dict[str, list[float]] = {}
+    messages = {
+        system: [make(model.name, inputs, "127.0.0.1") for inputs in model.requests(64)]
+        for system, make in ((system, lit_message if system == "LitServe" else message) for system in SYSTEMS)
+    }
+    has_lit = importlib.util.find_spec("litserve") is not None
+    systems = [system for system in SYSTEMS if system != "LitServe" or has_lit]
+    seen: dict[str, dict[str, list[float]]] = {}
     expected: np.ndarray | None = None
     for round_ in range(min(run.rounds, _MOST_ROUNDS)):
-        for system in SYSTEMS if round_ % 2 == 0 else reversed(SYSTEMS):
+        for system in systems if round_ % 2 == 0 else reversed(systems):
             run.settings.patience_s()
             run.progress(f"serve: {model.name} by {system}, round {round_ + 1}")
-            with _server(system, model, directory, run.settings.threads) as (port, ready_s):
-                starts.setdefault(system, []).append(ready_s)
+            with _server(system, model, directory, run.settings.threads) as (port, ready_s, process):
                 if system != "empty":
-                    found = first_answer(port, model.name, model.requests(1)[0], model.output)
+                    found = _first(system, port, model, messages[system][0])
                     expected = found if expected is None else expected
                     if not np.allclose(found, expected, rtol=1e-3, atol=1e-4):
                         raise NotMeasured(f"{system} answers otherwise than eager")
-                load(port, messages, clients=4, seconds=1.0)
-                for clients in CLIENTS:
-                    seen = load(port, messages, clients=clients, seconds=_ROUND_S)
-                    samples.setdefault((clients, system), []).append(seen)
-    yield from _rows(title, "until ready", {system: starts[system] for system in SYSTEMS})
+                for measure, value in _measured(port, messages[system], process.pid).items():
+                    seen.setdefault(measure, {}).setdefault(system, []).append(value)
+                seen.setdefault("until ready", {}).setdefault(system, []).append(ready_s)
+        more = _second_worker(model, directory, run.settings.threads)
+        seen.setdefault("memory of a second worker", {}).setdefault("bundle", []).append(more)
+    for measure, values in seen.items():
+        yield from _rows(title, measure, values)
+    if not has_lit:
+        yield dataclasses.replace(title, measure="request", system="LitServe", reason="needs `pip install litserve`")
+
+
+def _first(system: str, port: int, model: ServedModel, request: bytes) -> np.ndarray:
+    if system == "LitServe":
+        return first_lit_answer(port, request)
+    return first_answer(port, model.name, model.requests(1)[0], model.output)
+
+
+def _measured(port: int, messages: list[bytes], pid: int) -> dict[str, float]:
+    """Return what one server was seen to do, by measure."""
+    load(port, messages, clients=4, seconds=1.0)
+    found: dict[str, float] = {}
     for clients in CLIENTS:
-        own = {system: samples[clients, system] for system in SYSTEMS}
+        seen = load(port, messages, clients=clients, seconds=_ROUND_S)
         people = f"{clients} client{'s' * (clients > 1)}"
-        for measure, value in MEASURES.items():
-            yield from _rows(
-                title, f"{people}, {measure}", {s: [value(each) for each in loads] for s, loads in own.items()}
-            )
+        found |= {f"{people}, {measure}": value(seen) for measure, value in MEASURES.items()}
+    return found | {MEMORY: memory_nbytes(pid), "processor time per second at rest": rest_s(pid, _REST_S)}
 
 
+def _second_worker(model: ServedModel, directory: Path, threads: int) -> float:
+    """Return by how many bytes a second worker makes the server of a bundle larger."""
+    sizes: list[int] = []
+    messages = [message(model.name, inputs, "127.0.0.1") for inputs in model.requests(8)]
+    for workers in ("1", "2"):
+        options = ("--workers", workers, "--mapped")
+        with _server("bundle", model, directory, threads, options) as (port, _, process):
+            # Workers take connections as they come: so many that both have answered.
+            load(port, messages, clients=16, seconds=2.0)
+            sizes.append(memory_nbytes(process.pid))
+    return float(sizes[1] - sizes[0])
+
+
+MEMORY = "memory after the load"
 MEASURES: dict[str, Callable[[Load], float]] = {
     "time per request": lambda seen: seen.request_s,
     "p50": lambda seen: seen.quantile_s(0.5),
@@ -84,23 +117,28 @@ MEASURES: dict[str, Callable[[Load], float]] = {
 }
 
 
-def _rows(title: Figure, measure: str, seconds: dict[str, list[float]]) -> Iterator[Figure]:
-    for system, own in seconds.items():
+def _rows(title: Figure, measure: str, values: dict[str, list[float]]) -> Iterator[Figure]:
+    for system, own in values.items():
         value = Spread.of(own)
-        relative = value.over(Spread.of(seconds["eager"]))
-        figure = dataclasses.replace(title, measure=measure, system=system)
+        relative = value.over(Spread.of(values["eager"])) if "eager" in values and all(values["eager"]) else None
+        unit = "B" if measure.startswith("memory") else "s"
+        figure = dataclasses.replace(title, measure=measure, system=system, unit=unit)
         yield dataclasses.replace(figure, value=value, relative=relative)
 
 
 @contextlib.contextmanager
-def _server(system: str, model: ServedModel, directory: Path, threads: int) -> Iterator[tuple[int, float]]:
-    """Start a server; yield its port and how long it took to be ready."""
+def _server(
+    system: str, model: ServedModel, directory: Path, threads: int, options: tuple[str, ...] = ()
+) -> Iterator[tuple[int, float, subprocess.Popen[bytes]]]:
+    """Start a server; yield its port, how long it took to be ready, and its process."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     if system == "bundle":
         command = ["aotexport_runtime", "serve", str(directory / model.name), "--access-log", "off"]
-        command += ["--http-port", str(port), "--grpc-port", "0", "--threads", str(threads)]
+        command += ["--http-port", str(port), "--grpc-port", "0", "--threads", str(threads), *options]
+    elif system == "LitServe":
+        command = ["benchmarks.servers.lit", model.name, str(port)]
     else:
         command = ["benchmarks.servers.peers", system, model.name, str(directory), str(port)]
     environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
@@ -111,7 +149,7 @@ def _server(system: str, model: ServedModel, directory: Path, threads: int) -> I
         )
         try:
             _wait(process, port, errors)
-            yield port, wall_s() - begin
+            yield port, wall_s() - begin, process
         finally:
             os.killpg(process.pid, signal.SIGTERM)
             try:

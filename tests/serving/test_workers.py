@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -13,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.serving.server import ROOT, Server, serving, wait_for
+from tests.serving.server import PATIENCE_S, ROOT, Server, serving, wait_for
 
 BODY = {"id": "mine", "inputs": [{"name": "input", "shape": [1, 8], "datatype": "FP32", "data": [0] * 8}]}
 
@@ -76,6 +77,17 @@ def test_full_queue_refuses_and_the_server_is_not_ready(repository):
             )
             assert server.end() == 0
             assert [each.result()[0] for each in held] == [500, 500]
+
+
+def test_request_that_comes_too_slowly_is_refused_and_its_connection_closed(repository):
+    with serving(repository, "--request-timeout-s", "0.2") as server:
+        server.wait_until_ready()
+        host, port = server.http.split(":")
+        with socket.create_connection((host, int(port)), PATIENCE_S) as connection:
+            connection.sendall(b"POST /v2/models/digits/infer HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\n{")
+            answer = b"".join(iter(lambda: connection.recv(4096), b""))
+        assert answer.startswith(b"HTTP/1.1 408 ")
+        assert b"the request took longer than 0.2 s to come, see `--request-timeout-s`" in answer
 
 
 def test_end_answers_what_was_asked(repository):

@@ -188,9 +188,10 @@ def _json(value: Any) -> Response:
 
 async def _refuse(request: Request, error: Exception) -> Response:
     refusal = refusal_of_kserve(error)
-    return Response(
-        msgspec.json.encode({"error": str(refusal)}), status_code=refusal.http_status, media_type="application/json"
-    )
+    # What is left of such a request is not read: its connection is of no further use.
+    headers = {"connection": "close"} if refusal.kind in ("too_slow", "too_large") else None
+    body = msgspec.json.encode({"error": str(refusal)})
+    return Response(body, status_code=refusal.http_status, media_type="application/json", headers=headers)
 
 
 async def _refuse_body(request: Request, error: Exception) -> Response:
