@@ -15,6 +15,7 @@ SWEEPS = {
     "bodies": "`cond`, `while_loop`, `scan`, `map` with bodies of all kinds",
     "programs": "what `torch.export` documents to support, and not to",
     "zoo": "models of transformers, made small, in training and inference, with a fixed and a dynamic batch",
+    "detection": "models of transformers that find objects and segments, with dynamic height and width, in inference",
 }
 
 BEGIN = """# Coverage
@@ -42,7 +43,7 @@ def page() -> str:
         "|---|---|---|---|---|---|---|",
     ]
     lines += [_totals(text, tables[sweep]) for sweep, text in SWEEPS.items()]
-    return BEGIN + "\n".join(lines) + "\n" + _reasons(tables) + MODELS + _models(tables["zoo"])
+    return BEGIN + "\n".join(lines) + "\n" + _reasons(tables) + MODELS + _models(tables["zoo"] | tables["detection"])
 
 
 def _totals(text: str, rows: dict[str, str]) -> str:

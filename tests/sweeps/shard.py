@@ -20,6 +20,7 @@ SWEEPS = {
     "bodies": ("bodies", 1),
     "programs": ("programs", 1),
     "zoo": ("zoo", 24),
+    "detection": ("detection", 4),
 }
 """Per sweep the module of this package with its `items()` and `EXCLUDED`, and the number of shards."""
 
