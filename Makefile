@@ -49,7 +49,8 @@ test-torch: ## run the tests under another torch, in an environment of its own; 
 test-serve: $(SERVE_VENV)/.made ## run the tests of the server, in an environment of its own that has KServe
 	OMP_NUM_THREADS=1 $(SERVE_VENV)/bin/python -m pytest tests/serving
 # Apart: Triton's client and KServe define messages of the same names.
-	OMP_NUM_THREADS=1 $(SERVE_VENV)/bin/python -m pytest tests/meta/test_public_api.py -k server
+	OMP_NUM_THREADS=1 $(SERVE_VENV)/bin/python -m pytest tests/meta/test_public_api.py \
+		tests/clusters/test_manifests.py -k "server or manifest"
 
 serve-demo: $(SERVE_VENV)/.made ## export MiniLM, serve it, ask for similar sentences, swap in a tuned version under load
 	@$(SERVE_VENV)/bin/python examples/serving/demo.py
