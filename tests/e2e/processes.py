@@ -75,7 +75,11 @@ class Example:
 
     def eager(self, *arguments: str | Path) -> dict[str, Any]:
         """Run the twin in eager mode; return its report."""
-        run_python(EXAMPLES / self.name / "eager.py", *arguments, "--report", "report.json", cwd=self.directory)
+        return self.beside("eager.py", *arguments)
+
+    def beside(self, script: str, *arguments: str | Path) -> dict[str, Any]:
+        """Run a script that imports the model's code or trainers; return its report."""
+        run_python(EXAMPLES / self.name / script, *arguments, "--report", "report.json", cwd=self.directory)
         return self._report()
 
     def _report(self) -> dict[str, Any]:

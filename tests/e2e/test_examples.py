@@ -44,6 +44,17 @@ def test_reader_is_tuned_whole_and_by_an_adapter_as_eager_and_peft_do(example: E
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("example", ["finetune"], indirect=True)
+@pytest.mark.parametrize("script", ["trainer.py", "with_lightning.py"])
+def test_trainers_train_the_bundle_as_the_original(example: Example, script: str) -> None:
+    trained = example.beside(script, example.export())
+    eager = example.beside(script, "--eager")
+    assert len(trained["losses"]) == 116
+    assert relative_difference(trained["losses"], eager["losses"]) < 1e-5
+    assert trained["accuracy"] == eager["accuracy"] > 0.85
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("example", ["gpt2_finetune"], indirect=True)
 def test_gpt2_finetuned_from_the_bundle_has_the_loss_curve_of_eager(example: Example) -> None:
     text = ROOT / "LICENSE"
