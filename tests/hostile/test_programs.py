@@ -211,6 +211,10 @@ TREES = [
     ),
     ({"kind": "mapping", "type": "dict", "keys": ["a"], "items": []}, "1 names for 0 items of a tree"),
     (
+        {"kind": "mapping", "type": "dict", "keys": [[1, {"kind": "bytes", "hex": "0g"}]], "items": [LEAF]},
+        "the bytes of a tree are no pairs of hexadecimal digits",
+    ),
+    (
         {"kind": "sequence", "type": "set", "items": [{"kind": "leaf", "index": 0}]},
         "a set of a tree holds something else than plain constants",
     ),

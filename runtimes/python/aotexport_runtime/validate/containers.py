@@ -10,7 +10,7 @@ from aotexport_runtime.schema.trees import Constant, Leaf, Mapping, NamedFields,
 from aotexport_runtime.validate.arguments import check_constant
 from aotexport_runtime.validate.bounds import check_text, check_unique
 from aotexport_runtime.validate.subclasses import check_plain
-from aotexport_runtime.values.python_values import check_python_value
+from aotexport_runtime.values.python_values import check_keys, check_python_value
 from aotexport_runtime.values.trees import check_tree, leaves, steps
 
 
@@ -56,6 +56,7 @@ def _check_change(change: ContainerChange, tree: Tree | None, outputs: int, wher
         raise BundleInvalid(
             f"every call must pass the changed container {change.path[:80]!r}", where=where, code="reference-missing"
         )
+    check_keys(change.keys, where)
     if len(set(change.keys)) != len(change.keys) or len(change.items) != len(change.keys):
         raise BundleInvalid(
             f"the keys of the changed container {change.path[:80]!r} do not fit", where=where, code="program-malformed"

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from aotexport_runtime.errors import BundleInvalid, NotSupported
-from aotexport_runtime.schema.trees import Bytes, EllipsisLiteral, NumpyNumber, PythonValue, Range
+from aotexport_runtime.schema.trees import Bytes, EllipsisLiteral, Key, NumpyNumber, PythonValue, Range
 from aotexport_runtime.schema.values import FloatArgument
 
 
@@ -23,6 +24,17 @@ def check_python_value(value: Any, where: str) -> None:
         raise BundleInvalid("a range of a tree has the step 0", where=where, code="structure-malformed")
     if isinstance(value, NumpyNumber) and not _is_of_type(value):
         raise BundleInvalid(f"a NumPy number of a tree is no {value.dtype}", where=where, code="structure-malformed")
+
+
+def check_keys(keys: Iterable[Key], where: str) -> None:
+    """Refuse malformed keys of a dict.
+
+    Raises:
+        BundleInvalid: names the fault.
+    """
+    for key in keys:
+        for part in key if isinstance(key, tuple) else (key,):
+            check_python_value(part, where)
 
 
 def _is_of_type(number: NumpyNumber) -> bool:

@@ -13,6 +13,7 @@ from typing import Any
 from aotexport_runtime.errors import BundleInvalid, NotSupported
 from aotexport_runtime.schema.trees import Bytes, Constant, Instance, Key, Leaf, Mapping, NamedFields, Sequence, Tree
 from aotexport_runtime.schema.values import SliceArgument
+from aotexport_runtime.values.python_values import check_keys
 from aotexport_runtime.values.pytrees import register_fields, register_items, register_mapping
 
 SETS: dict[str, type[set[Any]] | type[frozenset[Any]]] = {"set": set, "frozenset": frozenset}
@@ -68,6 +69,7 @@ def check_tree(tree: Tree, count: int, *, where: str) -> None:
     if isinstance(tree, Constant):
         return
     if isinstance(tree, Mapping):
+        check_keys(tree.keys, where)
         _check_names(tree.keys, len(tree.items), where)
         if tree.factory is not None and tree.type != "default_dict":
             raise BundleInvalid(
