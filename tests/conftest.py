@@ -27,7 +27,7 @@ def pytest_configure(config: pytest.Config) -> None:
         xml.add_global_property("torch", torch.__version__)
 
 
-PLACES = tuple(f"aotexport.{module}.FreshProcess" for module in ("pipeline.export", "verify.bundles", "cli.export"))
+PLACES = tuple(f"aotexport.{module}.FreshProcess" for module in ("pipeline.export", "verify.bundles", "cli.written"))
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -1,4 +1,4 @@
-"""The command line: `aotexport model.py -o bundle/`, and the commands `inspect`, `verify` and `diff`.
+"""The command line: `aotexport model.py -o bundle/`, and one file per further command.
 
 Nothing here imports torch before a command needs it.
 """

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
-from rich.console import Console
 
 from aotexport.cli.onnx import onnx_options, read_options
-from aotexport.cli.output import DTYPES, print_json, stdout
-from aotexport.cli.progress import Progress
-from aotexport.verify.fresh import FreshProcess
+from aotexport.cli.output import DTYPES
+from aotexport.cli.written import WriteOptions, write_options
 
 if TYPE_CHECKING:
     from aotexport.model.programs import Program
@@ -31,9 +27,7 @@ Example, with this model.py:
 
 @click.command(short_help="Export a model file (the default command).", epilog=_EXAMPLE)
 @click.argument("model")
-@click.option(
-    "-o", "--output", required=True, type=click.Path(path_type=Path), metavar="BUNDLE", help="Directory to write."
-)
+@write_options
 @click.option(
     "--program",
     "programs",
@@ -62,15 +56,6 @@ Example, with this model.py:
     "model may be larger than the memory.",
 )
 @click.option("--dtype", type=click.Choice(DTYPES), help="Cast floating weights and example inputs first.")
-@click.option(
-    "--target",
-    "targets",
-    multiple=True,
-    default=("portable",),
-    show_default=True,
-    metavar="NAME",
-    help="Form to ship: portable, cpu (this machine's), cpu:v3,v4, cuda, cuda:sm_80,sm_90; repeatable.",
-)
 @onnx_options
 @click.option("--onnx", is_flag=True, help="Add ONNX models of the programs that record no gradients.")
 @click.option(
@@ -79,7 +64,6 @@ Example, with this model.py:
     show_default=True,
     help="Where the example holds labels, capture inference for calls without them too.",
 )
-@click.option("--force", is_flag=True, help="Replace a bundle at the output.")
 @click.option(
     "--verify",
     "verification",
@@ -87,9 +71,6 @@ Example, with this model.py:
     help="Calls in which the bundle is compared with eager: the example, sizes of 0, 1 and one more (fast); also other "
     "values, integers and least sizes (standard, the default); also eight of drawn values and sizes (full).",
 )
-@click.option("--fast", is_flag=True, help="The same as --verify fast; the manifest says so.")
-@click.option("--no-verify", is_flag=True, help="Do not compare the bundle with eager execution.")
-@click.option("--strip", is_flag=True, help="Leave source lines and module paths out.")
 @click.option(
     "--kernel-sources/--no-kernel-sources",
     default=True,
@@ -120,34 +101,25 @@ Example, with this model.py:
     metavar="FILE.json",
     help="Write the time and memory of each stage, for Perfetto or chrome://tracing.",
 )
-@click.option("-q", "--quiet", is_flag=True, help="Print errors, and warnings about the bundle, alone.")
-@click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
 def export(
     model: str,
-    output: Path,
     programs: tuple[str, ...],
     dynamic: tuple[str, ...],
     recipe: str | None,
     weights: Path | None,
     dtype: str | None,
-    targets: tuple[str, ...],
     onnx: bool,
     opset: int | None,
     onnx_state: str | None,
     translations: str | None,
     label_free: bool,
-    force: bool,
     verification: str | None,
-    fast: bool,
-    no_verify: bool,
-    strip: bool,
     kernel_sources: bool,
     keep_operators: tuple[str, ...],
     allow_untested_torch: bool,
     dump_passes: Path | None,
     profile: Path | None,
-    quiet: bool,
-    as_json: bool,
+    write: WriteOptions,
 ) -> None:
     """Export MODEL (model.py, model.py:attr or package.module:attr) to a bundle, and verify it against eager.
 
@@ -160,17 +132,11 @@ def export(
         raise click.UsageError("--opset, --onnx-state and --onnx-translations are for --onnx; give both")
     if recipe is not None and weights is not None:
         raise click.UsageError("--weights is for a model file, and a recipe reads the weights of its directory")
-    verify = _verify(verification, fast=fast, no_verify=no_verify)
-    # With --json, standard output is for the document alone; models print.
-    elsewhere = contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext()
-    # It imports torch while this process does.
-    verifying = FreshProcess() if verify else contextlib.nullcontext()
-    with elsewhere, verifying as fresh, Progress(quiet=quiet, profile=profile) as progress:
-        progress("import torch")
+    verify = _verify(verification, write)
+    with write.running(profile) as (progress, fresh):
         import torch
 
         from aotexport.cli.dynamic import merge_dynamic
-        from aotexport.cli.summary import print_summary, print_warnings, summarize
         from aotexport.model.cast import cast
         from aotexport.model.model_file import importable
         from aotexport.model.recipes import load_recipe
@@ -180,12 +146,9 @@ def export(
 
         # Checked before the model is built, which may take long.
         options = ExportOptions.checked(
-            output=output,
-            targets=targets,
+            **write.keywords(),
             label_free=label_free,
             verify=verify,
-            force=force,
-            strip=strip,
             kernel_sources=kernel_sources,
             onnx=onnx and read_options(opset, onnx_state, translations),
             allow_untested_torch=allow_untested_torch,
@@ -206,25 +169,19 @@ def export(
                 keep_operators=(*source.keep_operators, *keep_operators),
             )
             report = export_as(source.target, source.args, source.kwargs, options, fresh)
-    summary = summarize(report, progress.seconds, verified=not no_verify)
-    if as_json:
-        print_json(summary)
-    elif quiet:
-        print_warnings(Console(stderr=True, highlight=False, markup=False), summary)
-    else:
-        print_summary(stdout(), summary)
+    write.show(report, progress)
 
 
-def _verify(verification: str | None, *, fast: bool, no_verify: bool) -> bool | str:
+def _verify(verification: str | None, write: WriteOptions) -> bool | str:
     """Return the keyword `verify` of `aotexport.export`.
 
     Raises:
         UsageError: more than one of the options is given.
     """
-    if (verification is not None) + fast + no_verify > 1:
+    if (verification is not None) + write.fast + write.no_verify > 1:
         raise click.UsageError("--verify, --fast and --no-verify exclude each other; give one")
-    if fast or no_verify:
-        return "fast" if fast else False
+    if write.fast or write.no_verify:
+        return "fast" if write.fast else False
     return True if verification in (None, "standard") else verification
 
 

@@ -5,7 +5,6 @@ A bundle has no Python state. It does the same as all calls but the first, if th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -18,6 +17,7 @@ from aotexport.model.mode import Attribute
 from aotexport.model.programs import Mode
 from aotexport.model.state import State
 from aotexport.model.structure import tree_of
+from aotexport.values.same_tensors import are_same
 
 
 def add_first_call_constant(call: ExampleCall, state: State, mode: Mode, change: AttributeChanged) -> bool:
@@ -41,7 +41,7 @@ def add_first_call_constant(call: ExampleCall, state: State, mode: Mode, change:
     owner = call.module.get_submodule(path)
     first, value = _outcome(call, state, mode, (owner, name, change.old))
     later, same = _outcome(call, state, mode, (owner, name, change.new))
-    if not (value == same == change.new and _equal(first, later)):
+    if not (value == same == change.new and len(first) == len(later) and all(map(are_same, first, later))):
         return False
     call.first_call_constants.append((owner, name, change.new))
     return True
@@ -77,15 +77,3 @@ def _outcome(call: ExampleCall, state: State, mode: Mode, attribute: Attribute) 
         values += run.tensors
         values = [value.detach().clone() if isinstance(value, torch.Tensor) else value for value in values]
         return [*values, *run.changes()], getattr(*attribute[:2])
-
-
-def _equal(first: Sequence[Any], later: Sequence[Any]) -> bool:
-    return len(first) == len(later) and all(
-        _same(a, b) if isinstance(a, torch.Tensor) else a == b for a, b in zip(first, later, strict=True)
-    )
-
-
-def _same(a: torch.Tensor, b: Any) -> bool:
-    """Return whether two tensors have the same metadata and equal values, with NaN in the same places."""
-    alike = isinstance(b, torch.Tensor) and (a.dtype, a.shape, a.stride()) == (b.dtype, b.shape, b.stride())
-    return alike and bool(((a == b) | ((a != a) & (b != b))).all())

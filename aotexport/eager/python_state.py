@@ -26,6 +26,7 @@ from aotexport.model.refusals import attempt
 from aotexport.model.source_lines import user_line
 from aotexport.model.state import State
 from aotexport.model.structure import tree_of
+from aotexport.values.same_tensors import are_same
 from aotexport_runtime.call.guards.arguments import argument_guards
 from aotexport_runtime.call.signature import Signature
 from aotexport_runtime.engines.codegen import Environment, constant_value
@@ -167,7 +168,7 @@ def depends_on(spec: ProgramSpec, state: State) -> bool:
             except ExportFailed:
                 # The first run did not fail, so a change of attributes made this one fail.
                 return True
-            if tree != other or not all(map(_equal, first, later)):
+            if tree != other or not all(map(are_same, first, later)):
                 return True
     return False
 
@@ -261,13 +262,6 @@ def _items(value: Any) -> Iterable[Any]:
     if isinstance(value, dict):
         return value.values()
     return value if isinstance(value, list | tuple) or type(value).__name__ == "deque" else ()
-
-
-def _equal(one: Any, other: Any) -> bool:
-    if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor):
-        return one == other
-    alike = (one.dtype, one.shape, one.stride()) == (other.dtype, other.shape, other.stride())
-    return alike and bool(((one == other) | ((one != one) & (other != other))).all())
 
 
 def _same_value(one: Any, other: Any) -> bool:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from aotexport_runtime.schema.gradients import Gradients
 from aotexport_runtime.schema.graph import Graph, Node
-from aotexport_runtime.schema.program import Gradients
 from aotexport_runtime.schema.values import Argument, TensorMeta
 from aotexport_runtime.validate import descendants, references
 

@@ -29,19 +29,17 @@ from aotexport.torch_internals.names import (
 from aotexport.torch_internals.releases import release
 from aotexport.torch_internals.tracing import UNCHECKED
 from aotexport.values.sizes import encode_size
+from aotexport_runtime.schema.gradients import Gradients, Partition, Tangent
 from aotexport_runtime.schema.graph import Graph
 from aotexport_runtime.schema.program import (
     FreshOutput,
     FunctionalGraph,
-    Gradients,
     InputAlias,
     InputItself,
     InputMutation,
     IntermediateAlias,
     OutputAlias,
     OutputSpec,
-    Partition,
-    Tangent,
 )
 
 FIELDS: dict[str, str] = {

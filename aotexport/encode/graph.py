@@ -73,24 +73,22 @@ _BUILTINS: dict[Any, str] = {
     torch.sym_sqrt: "python::sqrt",
     **{getattr(torch, f"_sym_{name}"): f"python::{name}" for name in FLOAT_FUNCTIONS},
 }
-_EFFECTS: dict[Any, str] = {
+_FUNCTIONS: dict[Any, str] = {
     torch.is_grad_enabled: "torch::is_grad_enabled",
     SET_GRAD_ENABLED: "torch::set_grad_enabled",
     ENTER_AUTOCAST: "torch::enter_autocast",
     EXIT_AUTOCAST: "torch::exit_autocast",
     enter_checkpoint: "torch::enter_checkpoint",
     exit_checkpoint: "torch::exit_checkpoint",
-}
-_SUBGRAPH_CALLS: dict[Any, str] = {
     apply_function: "higher_order::autograd_function",
     apply_hook: "higher_order::register_hook",
     call_subgraph: "higher_order::invoke_subgraph",
     launched: "higher_order::triton_kernel",
-}
-_DISTRIBUTED: dict[Any, str] = {
+    inner_tensor: "subclass::inner",
     meshes.to_local: "distributed::to_local",
     meshes.redistribute: "distributed::redistribute",
 }
+"""Functions of a graph that are operators of the format with the same arguments."""
 
 
 @dataclass
@@ -226,22 +224,16 @@ class GraphEncoder:
             name = _BUILTINS[target]
             args = node.args[:1] if name == "python::round" and node.args[1:] == (None,) else node.args
             return f"{name}_digits" if name == "python::round" and len(args) == 2 else name, args
-        if target in _EFFECTS:
-            return _EFFECTS[target], node.args
-        if target in _SUBGRAPH_CALLS:
-            return _SUBGRAPH_CALLS[target], node.args
+        if target in _FUNCTIONS:
+            return _FUNCTIONS[target], node.args
         if is_launch(target):
-            return _SUBGRAPH_CALLS[launched], launch_arguments(node)
+            return _FUNCTIONS[launched], launch_arguments(node)
         if isinstance(target, HigherOrderOperator) and f"higher_order::{target.name()}" in BODY_OPERANDS:
             return f"higher_order::{target.name()}", node.args
-        if target is inner_tensor:
-            return "subclass::inner", node.args
         if is_wrap(target):
             return "subclass::wrap", (node.args[0], self._structure(node))
         if isinstance(target, FromLocal):
             return "distributed::from_local", (node.args[0], self._structure(node), node.args[1])
-        if target in _DISTRIBUTED:
-            return _DISTRIBUTED[target], node.args
         shown = getattr(target, "__name__", str(target))
         raise ExportFailed(
             f"{self._where(node)}: operator `{shown}` has no representation in a bundle. "

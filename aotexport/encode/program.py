@@ -28,11 +28,11 @@ from aotexport.model.programs import ProgramSpec
 from aotexport.torch_internals.functional import FunctionalCapture
 from aotexport.values.subclasses import encode_subclass
 from aotexport_runtime.allowed.operators import LAUNCH_OPERANDS
+from aotexport_runtime.schema.gradients import Gradients
 from aotexport_runtime.schema.graph import Graph, SourceLine
 from aotexport_runtime.schema.program import (
     ArgumentInput,
     ForwardGraph,
-    Gradients,
     InputMutation,
     InputSpec,
     Parameter,

@@ -7,17 +7,16 @@ import inspect
 from collections.abc import Iterable, Iterator
 
 import msgspec
-import torch
 from torch import nn
 
 from aotexport.model.call import ExampleCall
+from aotexport.values.same_tensors import have_same_values
 from aotexport_runtime.bundle.directory import MANIFEST_NAME
 from aotexport_runtime.errors import NotSupported, first_line
 from aotexport_runtime.module.bundle_module import BundleModule
 from aotexport_runtime.module.cast import CastBundle, stored_state
 from aotexport_runtime.schema.manifest import Ancestor
 from aotexport_runtime.validate.bounds import MAX_TEXT
-from aotexport_runtime.values.subclasses import parts
 
 _NAMED = 3
 """Most names that a phrase lists."""
@@ -79,12 +78,7 @@ def _changes(module: BundleModule, programs: Iterable[str]) -> Iterator[str]:
 def _with_other_values(module: BundleModule) -> list[str]:
     """Return the names of the state tensors whose values are not those of the bundle."""
     stored = stored_state(module.bundle, module.form)
-    return [name for name, tensor in module.present_tensors().items() if not _same(tensor, stored[name])]
-
-
-def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
-    pairs = zip(parts(a.detach()), parts(b), strict=False)
-    return a.shape == b.shape and a.dtype == b.dtype and all(torch.equal(x.cpu(), y) for x, y in pairs)
+    return [name for name, tensor in module.present_tensors().items() if not have_same_values(tensor, stored[name])]
 
 
 def _listed(names: list[str]) -> str:

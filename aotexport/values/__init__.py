@@ -1,1 +1,4 @@
-"""Encode sizes and tensor subclasses of torch as records of the schema. This package knows nothing of graphs."""
+"""Compare tensors; encode sizes and tensor subclasses of torch as records of the schema.
+
+This package knows nothing of graphs.
+"""

@@ -25,16 +25,9 @@ from aotexport.torch_internals.saved_tensors import watched
 from aotexport_runtime.allowed.operators import VIEWS
 from aotexport_runtime.call.flat_call import flat_outputs
 from aotexport_runtime.call.whole_result import whole_result_tree
+from aotexport_runtime.schema.gradients import Gradients, Tangent, VersionCheck
 from aotexport_runtime.schema.graph import Graph
-from aotexport_runtime.schema.program import (
-    FunctionalGraph,
-    Gradients,
-    IntermediateAlias,
-    Program,
-    Tangent,
-    VersionCheck,
-    VersionRise,
-)
+from aotexport_runtime.schema.program import FunctionalGraph, IntermediateAlias, Program, VersionRise
 from aotexport_runtime.schema.trees import Leaf
 from aotexport_runtime.validate import references
 from aotexport_runtime.values.subclasses import is_wrapper

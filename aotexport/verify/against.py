@@ -60,7 +60,13 @@ def compare_with_model(
 
             def run(vector: RecordedCall, target: str) -> VectorResult:
                 return run_vector(
-                    bundle.root, vector.name, vector.record, vector.tensors, None, target, namespaces, CLASSES
+                    bundle.root,
+                    vector.name,
+                    vector.record,
+                    vector.tensors,
+                    target=target,
+                    operator_namespaces=namespaces,
+                    tensor_types=CLASSES,
                 )
 
             found = [run(vector, target) for target in targets]

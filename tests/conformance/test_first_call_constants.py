@@ -55,9 +55,25 @@ def test_attribute_that_changes_nothing_else_is_a_constant(tmp_path):
     assert loaded.weight._version == version
 
 
-@pytest.mark.parametrize("model", [Prepared(scale=2.0), Counted()], ids=["first call differs", "every call differs"])
-def test_attribute_that_tells_calls_apart_is_kept(tmp_path, model):
-    aotexport.export(model, (torch.randn(2, 3),), output=tmp_path / "bundle")
+class Negating(nn.Module):
+    """Differs between calls in the sign of zeros alone, if its input is zeros."""
+
+    def __init__(self):
+        super().__init__()
+        self.sign = -1.0
+
+    def forward(self, x):
+        sign, self.sign = self.sign, 1.0
+        return x * sign
+
+
+@pytest.mark.parametrize(
+    ("model", "example"),
+    [(Prepared(scale=2.0), torch.ones(2, 3)), (Counted(), torch.ones(2, 3)), (Negating(), torch.zeros(2, 3))],
+    ids=["first call differs", "every call differs", "sign of zeros differs"],
+)
+def test_attribute_that_tells_calls_apart_is_kept(tmp_path, model, example):
+    aotexport.export(model, (example,), output=tmp_path / "bundle")
     loaded = aotexport_runtime.load(tmp_path / "bundle")
     for function in (model, loaded):
         function.train()

@@ -55,7 +55,8 @@ def _nodes(module: torch.fx.GraphModule) -> Iterator[str]:
                 yield from (f"    {line}" for line in [*taken, *_nodes(subgraph)])
         elif node.op != "placeholder":
             values = [*map(_value, node.args), *(f"{name}={_value(value)}" for name, value in node.kwargs.items())]
-            marks = "".join(f" #{name}" for name, value in (node.meta.get("custom") or {}).items() if value is True)
+            custom = node.meta.get("custom") or {}
+            marks = "".join(f" #{name}" for name, value in custom.items() if value is True and name[0] != "_")
             yield f"%{node.name}{_typed(node.meta.get('val'))} = {_target(node)}({', '.join(values)}){marks}"
 
 

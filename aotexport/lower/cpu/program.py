@@ -19,8 +19,9 @@ from aotexport_runtime.engines.partition import Subgraph, partition_graph, with_
 from aotexport_runtime.engines.saved import views_recomputed
 from aotexport_runtime.errors import first_line
 from aotexport_runtime.schema.compiled import CompiledProgram
+from aotexport_runtime.schema.gradients import Tangent
 from aotexport_runtime.schema.graph import Graph
-from aotexport_runtime.schema.program import FunctionalGraph, SizeInput, Tangent
+from aotexport_runtime.schema.program import FunctionalGraph, SizeInput
 from aotexport_runtime.schema.sizes import SizeExpression
 
 

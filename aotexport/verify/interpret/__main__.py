@@ -13,7 +13,7 @@ import numpy as np
 from aotexport.process.patches import Patch, patched
 from aotexport_runtime.__main__ import class_named
 from aotexport_runtime.bundle.read import Bundle, open_bundle
-from aotexport_runtime.commands.self_test import read_vector, run_vector, without_target
+from aotexport_runtime.commands.self_test import LoadKeywords, read_vector, run_vector, without_target
 from aotexport_runtime.engines.cuda import engine as cuda
 from aotexport_runtime.engines.impure import random_nodes
 
@@ -31,6 +31,12 @@ def main() -> None:
         importlib.import_module(module)
     having = [name for name in bundle.program_names if bundle.has_target(cuda.TARGET, name)]
     drawing = [name for name in having if _draws(bundle, name)]
+    loading: LoadKeywords = {
+        "device": "cpu",
+        "trust": "native",
+        "operator_namespaces": namespaces,
+        "tensor_types": types,
+    }
     results = []
     # Masked lanes compute on arbitrary values.
     with (
@@ -40,9 +46,7 @@ def main() -> None:
         for entry in bundle.manifest.testvectors:
             if entry.program in having and entry.program not in drawing:
                 vector, stored = read_vector(bundle, entry)
-                results.append(
-                    run_vector(path, entry.name, vector, stored, "cpu", cuda.TARGET, namespaces, types, trust="native")
-                )
+                results.append(run_vector(path, entry.name, vector, stored, target=cuda.TARGET, **loading))
     results = [without_target(result, results) for result in results]
     found = [{**dataclasses.asdict(result), "agrees": result.agrees} for result in results]
     sys.stdout.write(json.dumps({"results": found, "drawing": drawing, "launches": dict(engine.launches)}) + "\n")

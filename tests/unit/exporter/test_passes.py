@@ -475,8 +475,10 @@ def test_dump_writes_the_graph_after_each_pass_of_the_program(tmp_path):
     assert files == ["made/infer/00-traced.txt"] + [
         f"made/infer/{number:02}-{each.name}.txt" for number, each in enumerate(order.PASSES, 1) if not each.only_grad
     ]
-    assert (tmp_path / "made/infer/06-eliminate_dead_code.txt").read_text() == textwrap.dedent(_KEPT).lstrip()
-    assert "%w" not in (tmp_path / "made/infer/07-drop_unused_state.txt").read_text()
+    (kept,) = (tmp_path / "made/infer").glob("*-eliminate_dead_code.txt")
+    (dropped,) = (tmp_path / "made/infer").glob("*-drop_unused_state.txt")
+    assert kept.read_text() == textwrap.dedent(_KEPT).lstrip()
+    assert "%w" not in dropped.read_text()
 
 
 def test_dump_of_a_trace_that_is_refused_ends_before_the_refusal_and_replaces_others(tmp_path):
@@ -485,7 +487,8 @@ def test_dump_of_a_trace_that_is_refused_ends_before_the_refusal_and_replaces_ot
         with pytest.raises(ExportFailed):
             order.run_passes(parse_draft(_HOOK.replace("NAME", "w")))
     names = sorted(path.name for path in tmp_path.iterdir())
-    assert names == ["00-traced.txt", "01-lift_subgraph_constants.txt", "02-lift_constants.txt"]
+    before = [each.name for each in order.PASSES].index("refuse_hooks_on_state")
+    assert len(names) == 1 + before
 
 
 def test_dump_to_a_file_is_refused(tmp_path):

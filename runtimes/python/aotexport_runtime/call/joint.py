@@ -209,24 +209,11 @@ class CompiledJoint:
         opaque = [index for index, mutation in enumerate(functional.mutations) if not mutation.data]
         opaque += [mutations + i for i, output in enumerate(functional.outputs) if not isinstance(output, FreshOutput)]
         returns = partitions.forward_returns(functional)
-
-        def portable() -> Function:
-            if libraries is not None:
-                joint.engines.ran("forward", PORTABLE, LIBRARY_FAILED)
-            label = f"{joint.label} forward"
-            return compile_functional(
-                joint.graph, partitioned.forward, joint.environment, label=label, visible=returns, detached=True
-            )
-
-        if lowered is not None:
-            forward = lowered.forward
-        else:
-            forward = portable() if libraries is None else libraries.forward(partitioned.forward, portable)
         return cls(
             joint=joint,
             partitioned=partitioned,
             lowered=lowered,
-            forward=forward,
+            forward=_forward(joint, partitioned, native, returns),
             returns=returns,
             checked=slice(returns, returns + checked),
             unchecked=_slice(returns + checked, unchecked),
@@ -347,6 +334,24 @@ def _partitioned(
         return partitions.partition_graph(joint.graph, functional, partition, needed, joint.impure)
     partition = within_budget(joint.graph, functional, partition, budget, symbols, joint.impure)
     return computed_late(partitions.partition_graph(joint.graph, functional, partition, needed, joint.impure))
+
+
+def _forward(
+    joint: JointProgram, partitioned: partitions.PartitionedGraph, native: Lowered | Libraries | None, returns: int
+) -> Function:
+    """Return the compiled forward, whose first `returns` results go to the caller; for the others see `build`."""
+    if isinstance(native, Lowered):
+        return native.forward
+
+    def portable() -> Function:
+        if native is not None:
+            joint.engines.ran("forward", PORTABLE, LIBRARY_FAILED)
+        label = f"{joint.label} forward"
+        return compile_functional(
+            joint.graph, partitioned.forward, joint.environment, label=label, visible=returns, detached=True
+        )
+
+    return portable() if native is None else native.forward(partitioned.forward, portable)
 
 
 def _checks(

@@ -1,1 +1,1 @@
-"""Commands on bundles beside calls: test, save and describe them."""
+"""Commands on bundles beside calls: test a bundle against its recorded calls, save a changed one, describe one."""

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import gc
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict, Unpack
 
 import msgspec
 import torch
@@ -39,6 +38,16 @@ _MOST_ELEMENTS = 1 << 28
 
 _LARGE_NBYTES = 64 << 20
 """Least size of weights that are freed before the next are loaded."""
+
+
+class LoadKeywords(TypedDict, total=False):
+    """Keywords of `load` that a recorded call may be run with, beside `target`."""
+
+    device: Any
+    trust: Literal["data", "native"]
+    operator_namespaces: Iterable[str]
+    tensor_types: Iterable[type] | Mapping[str, type]
+    mapped: bool | None
 
 
 @dataclass(frozen=True)
@@ -128,41 +137,22 @@ def describe_failures(result: VectorResult) -> list[str]:
 
 
 def run_vectors(
-    path: str | os.PathLike[str] | Bundle,
-    *,
-    device: Any = None,
-    target: str = "auto",
-    trust: Literal["data", "native"] = "data",
-    operator_namespaces: Iterable[str] = (),
-    tensor_types: Iterable[type] | Mapping[str, type] = (),
-    mapped: bool | None = None,
+    path: str | os.PathLike[str] | Bundle, *, target: str = "auto", **loading: Unpack[LoadKeywords]
 ) -> list[VectorResult]:
     """Run every recorded call, of a bundle at `path` or an open one, whether it agrees or not."""
     bundle = path if isinstance(path, Bundle) else open_bundle(path)
     if target == "onnx":
         raise NotSupported("the self-test runs programs by torch; `aotexport onnx` compares ONNX models with them")
-    check_target(bundle, target, trust, device)
-    namespaces = tuple(operator_namespaces)
+    check_target(bundle, target, loading.get("trust", "data"), loading.get("device"))
+    loading["operator_namespaces"] = tuple(loading.get("operator_namespaces", ()))
     results: list[VectorResult] = []
     for entry in bundle.manifest.testvectors:
         recorded = read_vector(bundle, entry)
-        run = functools.partial(
-            run_vector,
-            bundle,
-            vector=recorded[0],
-            stored=recorded[1],
-            device=device,
-            target=target,
-            operator_namespaces=namespaces,
-            tensor_types=tensor_types,
-            trust=trust,
-            mapped=mapped,
-        )
-        results.append(run(entry.name))
+        results.append(run_vector(bundle, entry.name, *recorded, target=target, **loading))
         compiled = [bundle.compiled(name, entry.program) for name in bundle.target_names]
         if target not in ("portable", "autograd") and any(c is not None and c.undefined_tangents for c in compiled):
             name = f"{entry.name}, backward from the loss"
-            results.append(run(name, loss=True))
+            results.append(run_vector(bundle, name, *recorded, target=target, loss=True, **loading))
     return [without_target(result, results) for result in results]
 
 
@@ -186,14 +176,10 @@ def run_vector(
     name: str,
     vector: Vector,
     stored: dict[str, torch.Tensor],
-    device: Any = None,
-    target: str = "auto",
-    operator_namespaces: Iterable[str] = (),
-    tensor_types: Iterable[type] | Mapping[str, type] = (),
-    trust: Literal["data", "native"] = "data",
     *,
-    mapped: bool | None = None,
+    target: str = "auto",
     loss: bool = False,
+    **loading: Unpack[LoadKeywords],
 ) -> VectorResult:
     """Load the bundle afresh and run a recorded call, the bundle's own or another.
 
@@ -202,30 +188,15 @@ def run_vector(
         name: name of the recorded call.
         vector: its record.
         stored: its tensors.
-        device: see `load`.
         target: see `load`.
-        operator_namespaces: see `load`.
-        tensor_types: see `load`.
-        trust: see `load`.
-        mapped: see `load`.
         loss: run a backward pass from the loss alone, and compare with the graph's; the record has no such pass.
+        **loading: see `load`.
     """
     expected = recorded_observation(vector, stored)
-
-    def loaded() -> BundleModule:
-        return load(
-            path,
-            device=device,
-            target=target,
-            trust=trust,
-            operator_namespaces=operator_namespaces,
-            tensor_types=tensor_types,
-            mapped=mapped,
-            check_digests=False,
-        )
-
     try:
-        own, got, nbytes, engines = _observe_afresh(loaded, vector, stored, loss=loss)
+        own, got, nbytes, engines = _observe_afresh(
+            lambda: load(path, target=target, check_digests=False, **loading), vector, stored, loss=loss
+        )
         # Graphs requested by name give eager's results. Other kernels, also those that `auto` finds on the machine,
         # round at other places, which shows in results of finer dtypes as well.
         least = 0.0 if target in ("portable", "autograd") else rounding(path, vector.program)

@@ -48,7 +48,13 @@ from aotexport_runtime.values import dtypes, meshes, sizes
 from aotexport_runtime.values.python_values import python_value
 from aotexport_runtime.values.subclasses import Form, TensorTypes, inner_tensor
 
-_DISTRIBUTED = {"distributed::to_local": meshes.to_local, "distributed::redistribute": meshes.redistribute}
+_FUNCTIONS: dict[str, Callable[..., Any]] = {
+    **higher_order.EFFECTS,
+    "subclass::inner": inner_tensor,
+    "distributed::to_local": meshes.to_local,
+    "distributed::redistribute": meshes.redistribute,
+}
+"""Operators that are functions of the runtime, of a node's values alone."""
 
 Function = Callable[[list[Any], dict[str, int]], tuple[Any, ...]]
 """A compiled graph: called with the list of inputs (emptied by the call) and the value of each symbol."""
@@ -274,38 +280,33 @@ def _check(source: _FunctionSource, node: Node, shown: Mapping[str, list[str]]) 
 
 
 def _statement(source: _FunctionSource, node: Node) -> str:
+    """Return the line that computes a node."""
+    return f"{source.local(node.name)} = {_expression(source, node)}"
+
+
+def _expression(source: _FunctionSource, node: Node) -> str:
     arguments = [_argument(source, _shown(argument, node)) for argument in node.args]
-    if node.op in higher_order.EFFECTS:
-        function = source.object("f", higher_order.EFFECTS[node.op])
-        return f"{source.local(node.name)} = {function}({', '.join(arguments)})"
+    listed = ", ".join(arguments)
     if node.op in INFIX and len(arguments) == 2:
-        return f"{source.local(node.name)} = ({arguments[0]}) {INFIX[node.op]} ({arguments[1]})"
+        return f"({arguments[0]}) {INFIX[node.op]} ({arguments[1]})"
     if node.op == "python::getitem" and len(arguments) == 2:
-        return f"{source.local(node.name)} = {arguments[0]}[{arguments[1]}]"
+        return f"{arguments[0]}[{arguments[1]}]"
+    if node.op in _FUNCTIONS:
+        return f"{source.object('f', _FUNCTIONS[node.op])}({listed})"
     if node.op == CALL_SUBMODULE:
-        function = source.object("m", source.environment.submodules[node.name])
-        return f"{source.local(node.name)} = {function}(symbols, {', '.join(arguments)})"
-    if node.op == "subclass::inner":
-        function = source.object("f", inner_tensor)
-        return f"{source.local(node.name)} = {function}({', '.join(arguments)})"
-    if node.op == "subclass::wrap":
+        return f"{source.object('m', source.environment.submodules[node.name])}(symbols, {listed})"
+    if node.op in ("subclass::wrap", "distributed::from_local"):
         assert isinstance(node.args[1], int)
         form = source.object("t", source.environment.form(source.graph.subclasses[node.args[1]]))
-        return f"{source.local(node.name)} = {form}.make(iter({arguments[0]}), symbols)"
-    if node.op == "distributed::from_local":
-        assert isinstance(node.args[1], int)
-        form = source.object("t", source.environment.form(source.graph.subclasses[node.args[1]]))
-        return f"{source.local(node.name)} = {form}.make(iter([{arguments[0]}]), symbols, {arguments[2]})"
-    if node.op in _DISTRIBUTED:
-        function = source.object("f", _DISTRIBUTED[node.op])
-        return f"{source.local(node.name)} = {function}({', '.join(arguments)})"
+        if node.op == "subclass::wrap":
+            return f"{form}.make(iter({arguments[0]}), symbols)"
+        return f"{form}.make(iter([{arguments[0]}]), symbols, {arguments[2]})"
     if node.op in higher_order.OPERATORS:
         operators = higher_order.DRAWING if impure.draws(source.graph, node) else higher_order.OPERATORS
         operator = loops.limited(node.op, operators[node.op], source.environment.limits.iterations)
-        function = source.object("f", operator)
-        return f"{source.local(node.name)} = {function}(symbols, {', '.join(arguments)})"
+        return f"{source.object('f', operator)}(symbols, {listed})"
     arguments += [f"{keyword}={_argument(source, argument)}" for keyword, argument in node.kwargs.items()]
-    return f"{source.local(node.name)} = {source.function(node)}({', '.join(arguments)})"
+    return f"{source.function(node)}({', '.join(arguments)})"
 
 
 def _shown(argument: Argument, node: Node) -> Argument:

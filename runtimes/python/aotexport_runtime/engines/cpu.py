@@ -24,8 +24,9 @@ from aotexport_runtime.engines.matmul.library import ChoosingRunner
 from aotexport_runtime.engines.partition import Subgraph
 from aotexport_runtime.errors import BundleInvalid, first_line
 from aotexport_runtime.schema.compiled import CompiledHalf, CpuRequirements
+from aotexport_runtime.schema.gradients import Partition
 from aotexport_runtime.schema.graph import Graph
-from aotexport_runtime.schema.program import Partition, Program
+from aotexport_runtime.schema.program import Program
 from aotexport_runtime.schema.values import Argument, SizeArgument, SizeMeta
 from aotexport_runtime.values import sizes
 

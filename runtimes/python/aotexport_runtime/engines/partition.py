@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from aotexport_runtime.schema.gradients import Partition
 from aotexport_runtime.schema.graph import Graph, Node
-from aotexport_runtime.schema.program import FunctionalGraph, Partition
+from aotexport_runtime.schema.program import FunctionalGraph
 from aotexport_runtime.schema.values import (
     Argument,
     DeviceArgument,

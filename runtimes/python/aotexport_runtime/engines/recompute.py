@@ -15,8 +15,9 @@ from dataclasses import dataclass, field
 
 from aotexport_runtime.engines.partition import PartitionedGraph, Subgraph
 from aotexport_runtime.engines.saved import VIEWS
+from aotexport_runtime.schema.gradients import Partition
 from aotexport_runtime.schema.graph import Graph, Node
-from aotexport_runtime.schema.program import FunctionalGraph, Partition
+from aotexport_runtime.schema.program import FunctionalGraph
 from aotexport_runtime.schema.values import NothingMeta, SequenceMeta, TensorMeta, ValueMeta
 from aotexport_runtime.validate import descendants, references
 from aotexport_runtime.values import dtypes, sizes

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from aotexport_runtime.schema.gradients import Partition
 from aotexport_runtime.schema.graph import Graph
-from aotexport_runtime.schema.program import FunctionalGraph, Partition
+from aotexport_runtime.schema.program import FunctionalGraph
 
 
 def views_recomputed(graph: Graph, functional: FunctionalGraph, partition: Partition) -> Partition:

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from aotexport_runtime.engines.codegen import Function
-from aotexport_runtime.schema.program import FreshOutput, FunctionalGraph, Gradients, Tangent
+from aotexport_runtime.schema.gradients import Gradients, Tangent
+from aotexport_runtime.schema.program import FreshOutput, FunctionalGraph
 from aotexport_runtime.values import dtypes, sizes
 
 LayOut = Callable[[torch.Tensor, dict[str, int]], torch.Tensor]

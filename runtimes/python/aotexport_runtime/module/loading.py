@@ -130,15 +130,7 @@ def load(
         NotSupported: needs an operator, dtype, device or target that is not here, or torch, and it is not installed; or
             a program holds a dtype of its own, so that `dtype` cannot be taken.
     """
-    check_type("target", target, str, "the name of a target")
-    check_type("memory_budget", memory_budget, (int, float), "a number from 0 to 1")
-    _check_name(target)
-    if not isinstance(trust, Signed) and trust not in ("data", "native"):
-        raise NotSupported(f"no trust tier `{trust}`; there are data, native and Signed(...)")
-    if isinstance(trust, Signed) and not check_digests:
-        raise NotSupported("a signature is one of digests: leave check_digests to its default")
-    if not 0 <= memory_budget <= 1:
-        raise NotSupported(f"no memory budget {memory_budget}; it is a part of what is saved otherwise, from 0 to 1")
+    _check_arguments(target, trust, memory_budget, check_digests)
     bundle = path if isinstance(path, Bundle) else open_bundle(path, check_digests=False, limits=limits or DEFAULT)
     if isinstance(path, Bundle) and limits not in (None, path.limits):
         raise NotSupported("an open bundle has its limits: give them to `open_bundle`")
@@ -189,10 +181,7 @@ def load(
     module = BundleModule(bundle, tensors, environment=environment, request=request, targets=targets, taps=taps)
     if place is not None:
         module.to(place)
-    for name in bundle.program_names:
-        program = bundle.program(name)
-        for refusal in program.refusals:
-            log.info("program %s runs its forward graph: no %s graph (%s)", name, refusal.graph, refusal.reason)
+    _log_refusals(bundle)
     return module
 
 
@@ -222,6 +211,33 @@ def _cast(bundle: Bundle, dtype: torch.dtype) -> Bundle:
     if name_of(dtype) not in FLOATS:
         raise NotSupported(f"`dtype`: expected one of {', '.join(FLOATS)}, got {name_of(dtype)}")
     return CastBundle(bundle, name_of(dtype))
+
+
+def _check_arguments(
+    target: str, trust: Literal["data", "native"] | Signed, memory_budget: float, check_digests: bool
+) -> None:
+    """Refuse arguments of `load` that no bundle can be loaded with.
+
+    Raises:
+        ArgumentInvalid: one is of a wrong type.
+        NotSupported: says which.
+    """
+    check_type("target", target, str, "the name of a target")
+    check_type("memory_budget", memory_budget, (int, float), "a number from 0 to 1")
+    _check_name(target)
+    if not isinstance(trust, Signed) and trust not in ("data", "native"):
+        raise NotSupported(f"no trust tier `{trust}`; there are data, native and Signed(...)")
+    if isinstance(trust, Signed) and not check_digests:
+        raise NotSupported("a signature is one of digests: leave check_digests to its default")
+    if not 0 <= memory_budget <= 1:
+        raise NotSupported(f"no memory budget {memory_budget}; it is a part of what is saved otherwise, from 0 to 1")
+
+
+def _log_refusals(bundle: Bundle) -> None:
+    """Log which programs have no functional graph, and why."""
+    for name in bundle.program_names:
+        for refusal in bundle.program(name).refusals:
+            log.info("program %s runs its forward graph: no %s graph (%s)", name, refusal.graph, refusal.reason)
 
 
 def _check_name(target: str) -> None:

@@ -1,1 +1,5 @@
-"""Bundles behind the Open Inference Protocol: KServe's server over servables, and the processes that it runs in."""
+"""Bundles behind the Open Inference Protocol: a directory of bundles comes in, answers over HTTP and gRPC go out.
+
+`repository.py` loads and replaces versions as servables, `supervisor.py` keeps worker processes running, and
+`endpoints/` is a worker's server. How a bundle is called is the matter of `serving/`.
+"""

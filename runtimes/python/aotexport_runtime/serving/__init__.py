@@ -1,1 +1,4 @@
-"""A bundle behind a server: named tensors in and out, requests joined to batches. Knows no server."""
+"""A bundle for servers: named tensors come in and go out, and waiting requests are joined to batches.
+
+`Servable` is the interface. It knows no protocol and no server.
+"""

@@ -5,16 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from aotexport_runtime.errors import BundleInvalid, Place
+from aotexport_runtime.schema.gradients import Gradients, Partition
 from aotexport_runtime.schema.graph import Graph
-from aotexport_runtime.schema.program import (
-    FreshOutput,
-    FunctionalGraph,
-    Gradients,
-    InputSpec,
-    Partition,
-    Program,
-    SizeInput,
-)
+from aotexport_runtime.schema.program import FreshOutput, FunctionalGraph, InputSpec, Program, SizeInput
 from aotexport_runtime.schema.values import Argument, SizeMeta, TensorMeta, ValueMeta
 from aotexport_runtime.validate.arguments import descendants, references
 from aotexport_runtime.validate.bounds import check_unique

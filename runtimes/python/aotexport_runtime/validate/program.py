@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from aotexport_runtime.allowed.operators import VIEWS
 from aotexport_runtime.errors import BundleInvalid, Place
+from aotexport_runtime.schema.gradients import Gradients, Tangent, VersionCheck
 from aotexport_runtime.schema.manifest import Manifest, StateTensor
 from aotexport_runtime.schema.program import (
     ArgumentInput,
     FreshOutput,
     FunctionalGraph,
-    Gradients,
     InputAlias,
     InputItself,
     IntermediateAlias,
@@ -18,8 +18,6 @@ from aotexport_runtime.schema.program import (
     Program,
     SizeInput,
     StateInput,
-    Tangent,
-    VersionCheck,
     ViewStep,
 )
 from aotexport_runtime.schema.sizes import Dimension

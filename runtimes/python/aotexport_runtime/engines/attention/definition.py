@@ -58,13 +58,14 @@ def attend(
 
     Args:
         query: `[batch, heads, rows, width]`.
-        key: `[batch, heads, columns, width]`.
-        value: `[batch, heads, columns, width of values]`.
+        key: `[batch, heads, columns, width]`; several heads of queries may share one.
+        value: `[batch, heads, columns, width of values]`, with as many heads as keys.
         mask: truths, or a tensor to add to scores; None: there is none.
         is_causal: whether scores above the diagonal are left out.
         factor: see `factor_of`.
         dropout_mask: factors of the weights under dropout; None: there is no dropout.
     """
+    key, value = for_all_heads(query, key, value)
     scores = _scores(query, key, mask, is_causal, factor)
     logsumexp = torch.logsumexp(scores, -1)
     weights = _weights(scores, logsumexp)
@@ -90,18 +91,20 @@ def attend_backward(
     dropout_mask: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return the gradients of query, key, value and the added mask; arguments are those of `attend`."""
-    weights = _weights(_scores(query, key, mask, is_causal, factor), logsumexp)
+    keys, values = for_all_heads(query, key, value)
+    weights = _weights(_scores(query, keys, mask, is_causal, factor), logsumexp)
     grad = _wide(grad_out)
-    grad_weights = torch.matmul(grad, _wide(value).transpose(-2, -1))
+    grad_weights = torch.matmul(grad, _wide(values).transpose(-2, -1))
     used = weights
     if dropout_mask is not None:
         used, grad_weights = weights * dropout_mask, grad_weights * dropout_mask
     inner = (grad * _wide(out)).sum(-1, keepdim=True)
     grad_scores = weights * (grad_weights - inner)
-    grad_query = torch.matmul(grad_scores, _wide(key)) * factor
+    grad_query = torch.matmul(grad_scores, _wide(keys)) * factor
     grad_key = torch.matmul(grad_scores.transpose(-2, -1), _wide(query)) * factor
     grad_value = torch.matmul(used.transpose(-2, -1), grad)
-    return grad_query.to(query.dtype), grad_key.to(key.dtype), grad_value.to(value.dtype), grad_scores
+    grad_keys = summed_heads(grad_key.to(key.dtype), key), summed_heads(grad_value.to(value.dtype), value)
+    return grad_query.to(query.dtype), *grad_keys, grad_scores
 
 
 def added_by(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -12,8 +12,6 @@ from aotexport_runtime.engines.attention.definition import (
     attend_backward,
     by_rows,
     factor_of,
-    for_all_heads,
-    summed_heads,
 )
 
 _STATISTICS_STEP = 32
@@ -56,8 +54,7 @@ def flash(
     scale: float | None = None,
 ) -> tuple[Any, ...]:
     """Stand for `aten::_scaled_dot_product_flash_attention`."""
-    heads = for_all_heads(query, key, value)
-    out, logsumexp, seed = _forward(query, heads[0], heads[1], None, dropout_p, is_causal, scale)
+    out, logsumexp, seed = _forward(query, key, value, None, dropout_p, is_causal, scale)
     state = torch.stack([seed, torch.zeros_like(seed)]).view(torch.uint64)
     unused = torch.zeros((), dtype=torch.uint64)
     return out, logsumexp, None, None, query.shape[2], key.shape[2], state, unused, query.new_empty(0)
@@ -82,13 +79,10 @@ def flash_backward(
     scale: float | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Stand for `aten::_scaled_dot_product_flash_attention_backward`."""
-    heads = for_all_heads(query, key, value)
     dropout_mask = _dropout_mask(query, key, dropout_p, philox_seed.view(torch.int64).flatten()[0])
     factor = factor_of(query, scale)
-    gradients = attend_backward(
-        grad_out, query, heads[0], heads[1], out, logsumexp, None, is_causal, factor, dropout_mask
-    )
-    return gradients[0], summed_heads(gradients[1], key), summed_heads(gradients[2], value)
+    gradients = attend_backward(grad_out, query, key, value, out, logsumexp, None, is_causal, factor, dropout_mask)
+    return gradients[:3]
 
 
 def efficient(
@@ -148,8 +142,7 @@ def cudnn(
     scale: float | None = None,
 ) -> tuple[Any, ...]:
     """Stand for `aten::_scaled_dot_product_cudnn_attention`."""
-    heads = for_all_heads(query, key, value)
-    out, logsumexp, seed = _forward(query, heads[0], heads[1], attn_bias, dropout_p, is_causal, scale)
+    out, logsumexp, seed = _forward(query, key, value, attn_bias, dropout_p, is_causal, scale)
     sizes = (None, None, query.shape[2], key.shape[2])
     return out, logsumexp.unsqueeze(-1), *sizes, seed, torch.zeros_like(seed), None
 
@@ -174,10 +167,9 @@ def cudnn_backward(
     scale: float | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Stand for `aten::_scaled_dot_product_cudnn_attention_backward`."""
-    heads = for_all_heads(query, key, value)
     dropout_mask = _dropout_mask(query, key, dropout_p, philox_seed)
     factor, statistics = factor_of(query, scale), logsumexp.squeeze(-1)
     gradients = attend_backward(
-        grad_out, query, heads[0], heads[1], out, statistics, attn_bias, is_causal, factor, dropout_mask
+        grad_out, query, key, value, out, statistics, attn_bias, is_causal, factor, dropout_mask
     )
-    return gradients[0], summed_heads(gradients[1], key), summed_heads(gradients[2], value)
+    return gradients[:3]

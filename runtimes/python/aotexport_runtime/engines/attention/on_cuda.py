@@ -124,10 +124,10 @@ def flash_for_cpu(
     _without_dropout(dropout_p)
     factor = factor_of(query, scale)
     kind = fused_kind(query, key, value, attn_mask, is_causal)
-    if kind != "flash":
-        key, value = for_all_heads(query, key, value)
     if kind is None:
         return attend(query, key, value, attn_mask, is_causal, factor)
+    if kind != "flash":
+        key, value = for_all_heads(query, key, value)
     fit = [fitted(tensor) for tensor in (query, key, value)]
     if kind == "flash":
         results = aten._scaled_dot_product_flash_attention(*fit, 0.0, is_causal, False, scale=factor)
@@ -154,10 +154,9 @@ def flash_for_cpu_backward(
     _without_dropout(dropout_p)
     factor = factor_of(query, scale)
     kind = fused_kind(query, key, value, attn_mask, is_causal)
-    heads = (key, value) if kind == "flash" else for_all_heads(query, key, value)
     if kind is None:
-        gradients = attend_backward(grad_out, query, heads[0], heads[1], out, logsumexp, attn_mask, is_causal, factor)
-        return gradients[0], summed_heads(gradients[1], key), summed_heads(gradients[2], value)
+        return attend_backward(grad_out, query, key, value, out, logsumexp, attn_mask, is_causal, factor)[:3]
+    heads = (key, value) if kind == "flash" else for_all_heads(query, key, value)
     operands = [fitted(tensor) for tensor in (query, *heads)]
     # The kernels read these two by rows, and ignore their strides.
     results = [by_rows(fitted(tensor)) for tensor in (grad_out, out)]

@@ -1,0 +1,108 @@
+"""The options and the closing summary that commands share which write a bundle."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from rich.console import Console
+
+from aotexport.cli.output import print_json, stdout
+from aotexport.cli.progress import Progress
+from aotexport.verify.fresh import FreshProcess
+
+if TYPE_CHECKING:
+    from aotexport.verify.report import ExportReport
+
+_OPTIONS = (
+    click.option(
+        "-o", "--output", required=True, type=click.Path(path_type=Path), metavar="BUNDLE", help="Directory to write."
+    ),
+    click.option(
+        "--target",
+        "targets",
+        multiple=True,
+        default=("portable",),
+        show_default=True,
+        metavar="NAME",
+        help="Form to ship: portable, cpu (this machine's), cpu:v3,v4, cuda, cuda:sm_80,sm_90; repeatable.",
+    ),
+    click.option("--force", is_flag=True, help="Replace a bundle at the output."),
+    click.option("--fast", is_flag=True, help="Compare with eager in fewer calls; the manifest says so."),
+    click.option("--no-verify", is_flag=True, help="Do not compare the bundle with eager execution."),
+    click.option("--strip", is_flag=True, help="Leave source lines and module paths out."),
+    click.option("-q", "--quiet", is_flag=True, help="Print errors, and warnings about the bundle, alone."),
+    click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON."),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WriteOptions:
+    """Options of a command that writes a bundle; `aotexport.export` documents the first four.
+
+    Attributes:
+        output: directory to write the bundle to.
+        targets: forms to ship.
+        force: replace a bundle at `output`.
+        strip: leave source lines and module paths out.
+        fast: compare with eager in fewer calls.
+        no_verify: do not compare.
+        quiet: print errors and warnings alone.
+        as_json: print the summary as JSON.
+    """
+
+    output: Path
+    targets: tuple[str, ...]
+    force: bool
+    strip: bool
+    fast: bool
+    no_verify: bool
+    quiet: bool
+    as_json: bool
+
+    def keywords(self) -> dict[str, Any]:
+        """Return the keywords of `ExportOptions.checked` that the options say; all but `verify`."""
+        return {"output": self.output, "targets": self.targets, "force": self.force, "strip": self.strip}
+
+    @contextlib.contextmanager
+    def running(self, profile: Path | None = None) -> Iterator[tuple[Progress, FreshProcess | None]]:
+        """Yield the progress and the process that verifies, which imports torch while this process does.
+
+        With `--json`, standard output is for the document alone: what models print goes to standard error.
+        """
+        elsewhere = contextlib.redirect_stdout(sys.stderr) if self.as_json else contextlib.nullcontext()
+        verifying = contextlib.nullcontext() if self.no_verify else FreshProcess()
+        with elsewhere, verifying as fresh, Progress(quiet=self.quiet, profile=profile) as progress:
+            progress("import torch")
+            yield progress, fresh
+
+    def show(self, report: ExportReport, progress: Progress) -> None:
+        """Print the summary of a finished export."""
+        from aotexport.cli.summary import print_summary, print_warnings, summarize
+
+        summary = summarize(report, progress.seconds, verified=not self.no_verify)
+        if self.as_json:
+            print_json(summary)
+        elif self.quiet:
+            print_warnings(Console(stderr=True, highlight=False, markup=False), summary)
+        else:
+            print_summary(stdout(), summary)
+
+
+def write_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options of `WriteOptions`, as its argument `write`."""
+
+    @functools.wraps(command)
+    def collected(**given: Any) -> None:
+        write = WriteOptions(**{field.name: given.pop(field.name) for field in fields(WriteOptions)})
+        command(write=write, **given)
+
+    for option in reversed(_OPTIONS):
+        collected = option(collected)
+    return collected

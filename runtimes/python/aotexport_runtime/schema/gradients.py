@@ -1,0 +1,82 @@
+"""The backward of a joint graph: its incoming gradients, its partitions, and the versions that it checks."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from aotexport_runtime.schema.base import Record
+from aotexport_runtime.schema.bounded import Bounds, Count
+from aotexport_runtime.schema.sizes import Size
+from aotexport_runtime.schema.values import MemoryFormat, TensorMeta
+
+
+class Tangent(Record, kw_only=True):
+    """An incoming gradient of the joint graph.
+
+    Attributes:
+        of: kind of value that it is the gradient of.
+        index: index into `FunctionalGraph.mutations`, `Program.outputs` or the intermediate bases, by `of`.
+        meta: metadata in the trace of the graph; a gradient of another dtype is converted.
+        stride: layout that the graph assumes, a step per axis in elements; None: see `memory_format`.
+        memory_format: layout that the graph assumes where `stride` is None.
+    """
+
+    of: Literal["mutation", "output", "intermediate_base"]
+    index: Count
+    meta: TensorMeta
+    stride: tuple[Size, ...] | None = None
+    memory_format: MemoryFormat | None = None
+
+
+class Partition(Record, kw_only=True):
+    """A partition of the joint graph into forward and backward: the values that are saved in between.
+
+    Attributes:
+        name: `default`: everything that backward needs is saved.
+        saved: names of values of the joint graph, in its order: inputs, then nodes.
+        unchecked: names among `saved` whose version is not checked in backward.
+    """
+
+    name: str
+    saved: tuple[str, ...]
+    unchecked: tuple[str, ...] = ()
+
+
+class VersionCheck(Record, kw_only=True):
+    """A tensor whose memory eager reads in backward, and which the caller can change.
+
+    Attributes:
+        of: kind of value.
+        index: which input or output, by `of`.
+        tangents: indices into `Gradients.tangents`: a backward pass in which one of these is defined raises where the
+            tensor was changed in place since the call.
+    """
+
+    of: Literal["input", "output"]
+    index: Count
+    tangents: tuple[Count, ...]
+
+
+class Gradients(Record, kw_only=True):
+    """The backward of a joint graph.
+
+    Attributes:
+        tangents: graph inputs after `Program.inputs`, in order.
+        of_inputs: per entry of `Program.inputs`, index of its gradient in the graph's outputs, or None where
+            it is statically undefined.
+        detached_inputs: inputs whose gradient is statically undefined and whose producers and hooks autograd must not
+            visit.
+        checks: version checks of eager's backward that differ from those of the graph's saved values, which are
+            checked in every pass. If a call does not want every gradient, only tensors that the graph saves for it are
+            checked.
+        saves_nothing: eager saves no tensor for backward, so that backward passes can be repeated without
+            `retain_graph`.
+        partitions: at least one; the first is the default.
+    """
+
+    tangents: tuple[Tangent, ...]
+    of_inputs: tuple[Count | None, ...]
+    detached_inputs: tuple[Count, ...] = ()
+    checks: tuple[VersionCheck, ...] = ()
+    saves_nothing: bool = False
+    partitions: Annotated[tuple[Partition, ...], Bounds(minItems=1)]
