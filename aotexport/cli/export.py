@@ -128,10 +128,7 @@ def export(
     It may offer `example_kwargs`, `dynamic_shapes`, `variants` (further example calls), `programs`, `custom_ops`
     (modules to import), and `keep_operators` (custom operators that are not to be traced through).
     """
-    if not onnx and (opset, onnx_state, translations) != (None, None, None):
-        raise click.UsageError("--opset, --onnx-state and --onnx-translations are for --onnx; give both")
-    if recipe is not None and weights is not None:
-        raise click.UsageError("--weights is for a model file, and a recipe reads the weights of its directory")
+    _check_usage(onnx or (opset, onnx_state, translations) == (None, None, None), weights, recipe)
     verify = _verify(verification, write)
     with write.running(profile) as (progress, fresh):
         import torch
@@ -156,7 +153,7 @@ def export(
             progress=progress,
         )
         progress(f"load {model}")
-        source = load_recipe(recipe, model) if recipe is not None else load_source(model, weights)
+        source = load_source(model, weights) if recipe is None else load_recipe(recipe, model)
         with importable(source.root):
             if dtype is not None:
                 source = cast(source, getattr(torch, dtype))
@@ -170,6 +167,13 @@ def export(
             )
             report = export_as(source.target, source.args, source.kwargs, options, fresh)
     write.show(report, progress)
+
+
+def _check_usage(onnx_is_clear: bool, weights: Path | None, recipe: str | None) -> None:
+    if not onnx_is_clear:
+        raise click.UsageError("--opset, --onnx-state and --onnx-translations are for --onnx; give both")
+    if recipe is not None and weights is not None:
+        raise click.UsageError("--weights is for a model file, and a recipe reads the weights of its directory")
 
 
 def _verify(verification: str | None, write: WriteOptions) -> bool | str:

@@ -146,7 +146,6 @@ def load(
     check_torch(f"target `{target}`")
     if onnx is not None:
         raise NotSupported(f"`onnx` is for target `onnx`, not `{target}`")
-    from aotexport_runtime.bundle.weights import parts_of
     from aotexport_runtime.engines.codegen import Environment
     from aotexport_runtime.engines.matmul.modes import mode_of
     from aotexport_runtime.engines.ops import check_operators
@@ -154,12 +153,8 @@ def load(
     from aotexport_runtime.module.cast import stored_state
 
     if check_digests:
-        weights = {part.file for entry in bundle.manifest.state for part in parts_of(entry)}
-        bundle.check_files(read_later=() if mapped else weights)
-    namespaces = frozenset(names_of("operator_namespaces", operator_namespaces))
-    _check_namespaces(bundle.manifest.requirements, namespaces)
-    types = TensorTypes(tensor_types)
-    _check_types(bundle.manifest.requirements, types)
+        _check_files(bundle, mapped)
+    namespaces, types = _allowed(bundle.manifest.requirements, operator_namespaces, tensor_types)
     request = Request(target=target, trust=trust, memory_budget=memory_budget)
     check_operators(bundle.read_graphs(), namespaces)
     bundle = bundle if dtype is None else _cast(bundle, dtype)
@@ -168,13 +163,7 @@ def load(
     if passed or targets.native:
         log.info("target %s%s", targets.native or target, passed)
     environment = Environment(
-        namespaces,
-        place,
-        types,
-        lowering,
-        memory_budget=memory_budget,
-        matmul=mode_of(matmul),
-        limits=bundle.limits,
+        namespaces, place, types, lowering, memory_budget=memory_budget, matmul=mode_of(matmul), limits=bundle.limits
     )
     tensors = stored_state(bundle, environment.form, mapped=mapped)
     keep_freed_memory()
@@ -317,6 +306,29 @@ def _place(device: torch.device | str | None) -> torch.device | None:
     except (RuntimeError, AssertionError) as error:
         reason = first_line(error)
         raise NotSupported(f"no device `{device}` here: {reason}") from None
+
+
+def _check_files(bundle: Bundle, mapped: bool | None) -> None:
+    """Compare files with their digests; those of weights that are not mapped are compared when they are read."""
+    from aotexport_runtime.bundle.weights import parts_of
+
+    weights = {part.file for entry in bundle.manifest.state for part in parts_of(entry)}
+    bundle.check_files(read_later=() if mapped else weights)
+
+
+def _allowed(
+    requirements: Requirements, namespaces: str | Iterable[str], types: Iterable[type] | Mapping[str, type]
+) -> tuple[frozenset[str], TensorTypes]:
+    """Return the namespaces of operators and the classes of tensors that the caller allows.
+
+    Raises:
+        NotSupported: the bundle needs others.
+    """
+    allowed = frozenset(names_of("operator_namespaces", namespaces))
+    _check_namespaces(requirements, allowed)
+    classes = TensorTypes(types)
+    _check_types(requirements, classes)
+    return allowed, classes
 
 
 def _check_namespaces(requirements: Requirements, allowed: frozenset[str]) -> None:
