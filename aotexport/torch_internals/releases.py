@@ -71,5 +71,5 @@ def unfit_release(otherwise: str) -> ExportFailed:
 
 
 def release() -> Release:
-    """Return what is particular to the running torch; to the newest release, if the running one is not known."""
+    """Return the row of the running torch; that of the newest release, if the running one is not known."""
     return _known() or list(RELEASES.values())[-1]

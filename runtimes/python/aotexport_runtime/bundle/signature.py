@@ -134,7 +134,7 @@ class _Found:
         self._ignored |= set(map(str, paths))
 
     def hash(self, model_path: Any, *, files_to_hash: Any = None) -> _Found:
-        """Return what is compared with the signed files."""
+        """Return the digests of the bundle's files, to compare with the signed ones."""
         return self
 
     def __eq__(self, signed: object) -> bool:

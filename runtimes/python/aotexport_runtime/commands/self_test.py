@@ -213,7 +213,7 @@ def run_vector(
 
 
 def recorded_observation(vector: Vector, stored: Mapping[str, torch.Tensor]) -> Observation:
-    """Return what was observed of eager execution in a recorded call."""
+    """Return the observation of eager execution in a recorded call."""
     return Observation(dict(vector.facts), {name: stored[f"v{index}"] for index, name in enumerate(vector.values)})
 
 

@@ -73,7 +73,7 @@ class Interface:
 
 
 def join_key(inputs: Iterable[TensorSpec], axes: BatchAxes, values: Iterable[Any]) -> tuple[Hashable, int] | None:
-    """Return what a call can be joined with, and the size of its batch; None: nothing, since it does not fit by itself.
+    """Return a key that calls of one batch share, and the size of the batch; None: the call does not fit by itself.
 
     Args:
         inputs: the interface's.

@@ -269,7 +269,7 @@ def _settings() -> tuple[Any, ...]:
 
 
 def _precision() -> tuple[Any, ...]:
-    """Return how float32 matmuls are rounded."""
+    """Return the settings by which torch rounds float32 matmuls."""
     cuda, cudnn = torch.backends.cuda, torch.backends.cudnn
     if not hasattr(torch.backends, "fp32_precision"):  # Since torch 2.9.
         return torch.get_float32_matmul_precision(), cudnn.allow_tf32

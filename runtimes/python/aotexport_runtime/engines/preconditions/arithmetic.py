@@ -12,7 +12,7 @@ _MOST = 100_000
 
 
 def _least_of(tensor: torch.Tensor) -> torch.Tensor:
-    """Return where integers are the least of their dtype, whose negative the dtype lacks."""
+    """Return a mask of the integers that are the least of their dtype, whose negative the dtype lacks."""
     return tensor == torch.iinfo(tensor.dtype).min
 
 
