@@ -98,6 +98,29 @@ def test_sliding_window_is_served_before_and_after_it_is_full_and_refused_betwee
         module(torch.zeros(2, 3, dtype=torch.long), cache(4))
 
 
+@pytest.mark.slow
+def test_static_sliding_window_is_written_in_place_before_and_after_it_is_full(tmp_path):
+    decoder = Decoder(sliding_window=6)
+    cache = lambda past: _filled(decoder, StaticCache(decoder.model.config, max_cache_len=12), 2, past)  # noqa: E731
+    ids = torch.zeros(2, 1, dtype=torch.long)
+    shapes = lambda seen: {"ids": None, "cache": {"layers": [{"cumulative_length_int": seen}]}}  # noqa: E731
+    later = aotexport.Example((ids, cache(8)), dynamic_shapes=shapes(Dim("seen", min=6, max=1000)))
+    aotexport.export(
+        decoder,
+        (ids, cache(3)),
+        variants=[later],
+        output=tmp_path / "b",
+        programs=["infer"],
+        dynamic_shapes=shapes(Dim("past", min=1, max=5)),
+        verify=False,
+    )
+    module = aotexport_runtime.load(tmp_path / "b").eval()
+    caches = [cache(2), cache(2)]
+    memory = caches[0].layers[0].keys
+    _checked_over_calls(decoder, module, caches, 2, (1,) * 8)
+    assert caches[0].layers[0].keys is memory
+
+
 class Translator(nn.Module):
     """The decoder of an encoder-decoder model; makes a cache, or writes to one and returns it."""
 
