@@ -28,6 +28,7 @@ from aotexport.pipeline.write import write_bundle, write_weights
 from aotexport.process.clock import Clock, Progress
 from aotexport.process.deep_stack import deep_stack
 from aotexport.process.only_export import only_export
+from aotexport.process.short_waits import waits_short
 from aotexport.vectors.eager_errors import EagerErrors
 from aotexport.vectors.thin import thin_vectors
 from aotexport.verify.fresh import FreshProcess
@@ -143,6 +144,7 @@ def export_as(
     with (
         bugs_reported(lambda: clock.current),
         only_export(),
+        waits_short(),
         left_alone(target, borrowed),
         operators_kept(options.keep_operators),
         passes_dumped(options.dump_passes),
