@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch._prims_common import suggest_memory_format
 
 # Source: torch 2.13, torch/_subclasses/fake_tensor.py, `_get_output_tensor_from_cache_entry`.
 from torch._subclasses import fake_tensor
@@ -30,8 +31,8 @@ def made_quickly(environment: ShapeEnv) -> Iterator[None]:
     plain = FakeTensorMode._get_output_tensor_from_cache_entry
 
     def made(self: FakeTensorMode, state: Any, entry: Any, key: Any, func: Any, args: Sequence[Any]) -> Any:
-        meta, is_view = entry.metadata, entry.view_idx is not None
-        viewed = args[entry.view_idx] if is_view else None
+        meta = entry.metadata
+        viewed = None if entry.view_idx is None else args[entry.view_idx]
         if self.shape_env is not environment or meta is None or not _is_plain(meta, viewed):
             return plain(self, state, entry, key, func, args)
 
@@ -40,7 +41,7 @@ def made_quickly(environment: ShapeEnv) -> Iterator[None]:
 
         sizes, strides = [known(size) for size in meta.shape], [known(stride) for stride in meta.stride]
         with in_kernel_invocation_manager(self), environment.suppress_guards():
-            if is_view:
+            if viewed is not None:
                 result = torch.as_strided(viewed, sizes, strides, known(meta.storage_offset))
             else:
                 # `torch.UntypedStorage` takes no symbolic size.
@@ -49,10 +50,8 @@ def made_quickly(environment: ShapeEnv) -> Iterator[None]:
                 result = empty.as_strided(sizes, strides, 0)
         return FakeTensor(self, result, meta.device, requires_grad=meta.requires_grad)
 
-    suggest = fake_tensor.suggest_memory_format
-
     def memory_format(tensor: torch.Tensor) -> torch.memory_format:
-        return torch.contiguous_format if tensor._has_symbolic_sizes_strides else suggest(tensor)
+        return torch.contiguous_format if tensor._has_symbolic_sizes_strides else suggest_memory_format(tensor)
 
     reason = "Make results that are known from an earlier call with little symbolic arithmetic"
     unused = "Compute no memory format for the key of a tensor with symbolic sizes, which has none"
