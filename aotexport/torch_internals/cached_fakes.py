@@ -6,7 +6,7 @@ its bounds from symbolic sizes: a tenth of the time of an export with dynamic si
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -30,11 +30,12 @@ def made_quickly(environment: ShapeEnv) -> Iterator[None]:
     """
     plain = FakeTensorMode._get_output_tensor_from_cache_entry
 
-    def made(self: FakeTensorMode, state: Any, entry: Any, key: Any, func: Any, args: Sequence[Any]) -> Any:
-        meta = entry.metadata
-        viewed = None if entry.view_idx is None else args[entry.view_idx]
+    def made(self: FakeTensorMode, state: Any, entry: Any, key: Any, *call: Any) -> Any:
+        # Torch 2.13 passes the operator before its arguments, later releases do not.
+        meta, arguments = entry.metadata, call[-1]
+        viewed = None if entry.view_idx is None else arguments[entry.view_idx]
         if self.shape_env is not environment or meta is None or not _is_plain(meta, viewed):
-            return plain(self, state, entry, key, func, args)
+            return plain(self, state, entry, key, *call)
 
         def known(value: Any) -> int | torch.SymInt:
             return value if isinstance(value, int) else value.extract(key, environment)
