@@ -1050,3 +1050,45 @@ class Cancelling(nn.Module):
 def values_that_eager_rounds() -> Case:
     """Recorded calls with eager's own errors, which verification found."""
     return Case(Cancelling(), (torch.linspace(-1, 1, 12).reshape(3, 4) / 3,), verify=True)
+
+
+# --- rules that only some calls show ----------------------------------------------------------------------
+
+
+@case
+def shared_state() -> Case:
+    """Two buffers with the same memory: what is added to one shows in the other."""
+    memory = ramp(4)
+    return Case(Built(lambda self, x: (self.a.add_(x), self.b * 2)[1], a=memory[:3], b=memory[1:]), (ramp(3),))
+
+
+@case
+def unused_draws() -> Case:
+    """Random numbers that nothing uses, before some that are used."""
+
+    def draw(x: Tensor) -> Tensor:
+        torch.rand_like(x)
+        return x * torch.rand_like(x)
+
+    return Case(draw, (needs_grad(3),))
+
+
+@case
+def branch_that_uses_one_operand() -> Case:
+    """A branch whose operands get gradients, zeros where the branch taken does not use them."""
+
+    def call(x: Tensor, y: Tensor) -> Tensor:
+        return torch.cond(x.sum() > 0, lambda x, y: x.sin(), lambda x, y: y.cos(), (x, y))
+
+    return Case(call, (needs_grad(2, 2), needs_grad(2, 2)))
+
+
+@case
+def loop_that_cuts_gradients() -> Case:
+    """A loop that carries a sum which requires no grad when it begins."""
+
+    def call(x: Tensor) -> tuple[Tensor, ...]:
+        start = (torch.tensor(0), torch.zeros(2), x)
+        return while_loop(lambda i, total, x: i < 3, lambda i, total, x: (i + 1, total + x, x.sin()), start)
+
+    return Case(call, (needs_grad(2),))

@@ -1,0 +1,90 @@
+"""Sections 1 to 4: the files of a bundle and the tensors of its state."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tests.reader.rules import Rules
+from tests.reader.values import dtype
+
+_STORED = {
+    "BOOL": "bool",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "F32": "float32",
+    "F64": "float64",
+    "C64": "complex64",
+    **{f"U{bits}": f"uint{bits}" for bits in (8, 16, 32, 64)},
+    **{f"I{bits}": f"int{bits}" for bits in (8, 16, 32, 64)},
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E5M2": "float8_e5m2",
+    "F8_E8M0": "float8_e8m0fnu",
+    "F8_E4M3FNUZ": "float8_e4m3fnuz",
+    "F8_E5M2FNUZ": "float8_e5m2fnuz",
+}
+
+
+class Bundle:
+    """A bundle in a directory; every file is compared with the manifest."""
+
+    def __init__(self, root: Path, rules: Rules) -> None:
+        """Open the bundle at `root`."""
+        self.root, self.rules = root, rules
+        self.manifest = json.loads((root / "bundle.json").read_text(encoding="utf-8"))
+        self._listed = {entry["path"]: entry for entry in self.manifest["files"]}
+
+    def read(self, path: str) -> bytes:
+        """Return the bytes of a listed file (section 1)."""
+        data = (self.root / path).read_bytes()
+        entry = self._listed[path]
+        assert (len(data), hashlib.sha256(data).hexdigest()) == (entry["nbytes"], entry["sha256"]), path
+        return data
+
+    def json(self, path: str) -> Any:
+        """Return a parsed file."""
+        return json.loads(self.read(path))
+
+    def tensors(self, path: str) -> dict[str, torch.Tensor]:
+        """Return the tensors of a safetensors file."""
+        data = self.read(path)
+        length = int.from_bytes(data[:8], "little")
+        header = json.loads(data[8 : 8 + length])
+        header.pop("__metadata__", None)
+        found: dict[str, torch.Tensor] = {}
+        for key, entry in header.items():
+            begin, end = entry["data_offsets"]
+            part = bytearray(data[8 + length + begin : 8 + length + end])
+            type_ = dtype(_STORED[entry["dtype"]])
+            flat = torch.frombuffer(part, dtype=type_) if part else torch.empty(0, dtype=type_)
+            found[key] = flat.clone().reshape(entry["shape"])
+        return found
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """Return the state by first names (section 4)."""
+        files: dict[str, dict[str, torch.Tensor]] = {}
+        found: dict[str, torch.Tensor] = {}
+        for entry in self.manifest.get("state", []):
+            file = entry["file"]
+            if file not in files:
+                files[file] = self.tensors(file)
+            stored = files[file][entry["key"]]
+            found[entry["name"]] = self._tensor(entry, stored).requires_grad_(entry.get("requires_grad", False))
+        return found
+
+    def _tensor(self, entry: dict[str, Any], stored: torch.Tensor) -> torch.Tensor:
+        type_ = dtype(entry["dtype"])
+        if type_.is_complex and not stored.is_complex() and self.rules("state.pairs"):
+            stored = torch.view_as_complex(stored)
+        if not self.rules("state.shared"):
+            stored = stored.clone()
+        tensor = torch.empty(0, dtype=stored.dtype)
+        if entry.get("whole", True):
+            return tensor.set_(stored.untyped_storage(), stored.storage_offset(), stored.shape, stored.stride())
+        if not self.rules("state.span"):
+            return stored.reshape(-1)[: torch.Size(entry["shape"]).numel()].reshape(entry["shape"])
+        return tensor.set_(stored.untyped_storage(), entry.get("offset", 0), entry["shape"], entry["stride"])

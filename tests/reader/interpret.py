@@ -1,0 +1,212 @@
+"""Section 7: graphs, node by node."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+
+from tests.reader.rules import Rules
+from tests.reader.values import argument, references
+
+
+class Unread(Exception):
+    """What this reader leaves to others."""
+
+
+_FLOATS = ("sqrt", "log2", "cos", "cosh", "sin", "sinh", "tan", "tanh", "acos", "asin", "atan")
+PYTHON: dict[str, Any] = {
+    **{name: getattr(operator, name) for name in ("getitem", "add", "sub", "mul", "truediv", "floordiv", "mod", "pow")},
+    **{name: getattr(operator, name) for name in ("eq", "ne", "lt", "le", "gt", "ge", "xor", "lshift", "rshift")},
+    "and": operator.and_,
+    "or": operator.or_,
+    "not": operator.not_,
+    "neg": operator.neg,
+    "abs": abs,
+    "floor": math.floor,
+    "ceil": math.ceil,
+    "round": round,
+    "round_digits": round,
+    **{name: getattr(math, name) for name in _FLOATS},
+    "sym_int": int,
+    "sym_float": float,
+    "sym_min": min,
+    "sym_max": max,
+    "sym_sum": sum,
+    "sym_ite": lambda condition, a, b: a if condition else b,
+}
+
+
+class Interpreter:
+    """Runs the nodes of one graph."""
+
+    def __init__(self, graph: dict[str, Any], symbols: dict[str, int], rules: Rules) -> None:
+        """Run `graph` for these values of its program's symbols."""
+        self.graph, self.symbols, self.rules = graph, symbols, rules
+
+    def run(self, inputs: Sequence[Any]) -> list[Any]:
+        """Return the outputs of the graph; inputs are bound by position."""
+        values = dict(zip((each["name"] for each in self.graph["inputs"]), inputs, strict=True))
+        self.nodes(self.graph["nodes"], values)
+        return [argument(each, values, self.symbols) for each in self.graph["outputs"]]
+
+    def nodes(self, nodes: Iterable[dict[str, Any]], values: dict[str, Any]) -> None:
+        """Run nodes in order; each adds its value."""
+        for node in nodes:
+            values[node["name"]] = self.call(node, values)
+
+    def call(self, node: dict[str, Any], values: dict[str, Any]) -> Any:
+        """Return the result of a node."""
+        args = [argument(each, values, self.symbols) for each in node.get("args", [])]
+        kwargs = {key: argument(each, values, self.symbols) for key, each in node.get("kwargs", {}).items()}
+        namespace, _, name = node["op"].partition("::")
+        if namespace == "python":
+            return PYTHON[name](*args)
+        if namespace == "torch":
+            return self.effect(name, args)
+        if namespace == "higher_order":
+            return getattr(self, name, self.unread)(*args)
+        if namespace != "aten":
+            raise Unread(node["op"])
+        base, _, overload = name.partition(".")
+        return getattr(getattr(torch.ops.aten, base), overload)(*args, **kwargs if self.rules("graph.kwargs") else {})
+
+    def unread(self, *args: Any) -> Any:
+        """Refuse an operator."""
+        raise Unread("a higher-order operator")
+
+    def effect(self, name: str, args: list[Any]) -> Any:
+        """Change the interpreter's state."""
+        if name == "is_grad_enabled":
+            return torch.is_grad_enabled()
+        if name == "set_grad_enabled" and self.rules("effect.grad_mode"):
+            torch.set_grad_enabled(bool(args[0]))
+        if name == "enter_autocast":
+            device, dtype, enabled, cache = args
+            on = enabled and self.rules("effect.autocast")
+            region = torch.autocast(device.type, dtype=dtype, enabled=on, cache_enabled=cache)
+            region.__enter__()
+            return region
+        if name == "exit_autocast":
+            args[0].__exit__(None, None, None)
+        # A checkpointed part computes what it computes; memory is all that differs.
+        return None
+
+    def body(self, name: str, inputs: Sequence[Any]) -> list[Any]:
+        """Run a subgraph on its own inputs."""
+        graph = self.graph["subgraphs"][name]
+        inputs = inputs if self.rules("graph.subgraph_inputs") else list(reversed(inputs))
+        return Interpreter(graph, self.symbols, self.rules).run(inputs)
+
+    def cond(self, predicate: Any, a: str, b: str, operands: list[Any]) -> list[Any]:
+        taken = bool(predicate) if self.rules("body.cond") else not predicate
+        found = self.body(a if taken else b, operands)
+        if not (torch.is_grad_enabled() and self.rules("body.cond_zeros")):
+            return found
+        zeros = [(each * 0).sum() for each in operands if isinstance(each, torch.Tensor) and each.requires_grad]
+        is_float = [isinstance(each, torch.Tensor) and each.is_floating_point() for each in found]
+        return [each + sum(zeros) if zeros and ok else each for each, ok in zip(found, is_float, strict=True)]
+
+    def while_loop(self, condition: str, b: str, carried: list[Any], additional: list[Any]) -> list[Any]:
+        return [each[-1] for each in self._steps(condition, b, carried, additional)]
+
+    def while_loop_stack_output(self, condition: str, b: str, carried: list[Any], additional: list[Any]) -> list[Any]:
+        return [torch.stack(each[1:]) for each in self._steps(condition, b, carried, additional)]
+
+    def _steps(self, condition: str, b: str, carried: list[Any], additional: list[Any]) -> list[list[Any]]:
+        history = [[each] for each in carried]
+        while self.body(condition, [*carried, *additional])[0]:
+            carried = self._cut(history, carried)
+            carried = self.body(b, [*carried, *additional])
+            for each, value in zip(history, carried, strict=True):
+                each.append(value)
+        return history
+
+    def _cut(self, history: list[list[Any]], values: list[Any]) -> list[Any]:
+        """Return what enters a step: detached where the value required no grad when the loop began."""
+        if not self.rules("body.loop_gradients"):
+            return values
+        began = [isinstance(each[0], torch.Tensor) and each[0].requires_grad for each in history]
+        return [
+            v if keeps or not isinstance(v, torch.Tensor) else v.detach()
+            for v, keeps in zip(values, began, strict=True)
+        ]
+
+    def scan(self, b: str, carried: list[Any], xs: list[Any], additional: list[Any]) -> list[Any]:
+        collected: list[list[Any]] = []
+        for step in range(xs[0].shape[0]):
+            found = self.body(b, [*carried, *(x[step] for x in xs), *additional])
+            carried, y = found[: len(carried)], found[len(carried) :]
+            collected.append(y)
+        return [*carried, *(torch.stack(each) for each in zip(*collected, strict=True))]
+
+    def map_impl(self, b: str, xs: list[Any], additional: list[Any]) -> list[Any]:
+        found = [self.body(b, [*(x[step] for x in xs), *additional]) for step in range(xs[0].shape[0])]
+        return [torch.stack(each) for each in zip(*found, strict=True)]
+
+    def invoke_subgraph(self, b: str, operands: list[Any]) -> list[Any]:
+        return self.body(b, operands)
+
+    def register_hook(self, b: str, tensor: torch.Tensor, additional: list[Any]) -> None:
+        if tensor.requires_grad and self.rules("body.hook"):
+            tensor.register_hook(lambda gradient: self.body(b, [gradient, *additional])[0])
+
+    def autograd_function(
+        self, f: str, bodies: list[Any], operands: list[Any], additional: list[Any], *rest: Any
+    ) -> Any:
+        return list(_Function.apply(self, f, bodies, additional, rest, *operands))
+
+
+class _Function(torch.autograd.Function):
+    """`autograd_function`: a function with a backward of its own."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, own: Interpreter, f: str, bodies: list[Any], additional: Any, rest: Any, *operands: Any
+    ) -> Any:
+        outputs, saved, dirty, nondifferentiable, materializes, _once = rest
+        found = own.body(f, [*operands, *additional])
+        ctx.save_for_backward(*found[outputs : outputs + saved])
+        ctx.kept, ctx.own, ctx.bodies, ctx.additional = found[outputs + saved :], own, bodies, additional
+        ctx.differentiable = [index for index in range(outputs) if index not in nondifferentiable]
+        ctx.materializes, ctx.count = materializes, len(operands)
+        ctx.set_materialize_grads(materializes)
+        ctx.mark_dirty(*(operands[index] for index in dirty))
+        ctx.mark_non_differentiable(*(found[index] for index in nondifferentiable))
+        return tuple(found[:outputs])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        body, passed = ctx.bodies[0], list(grads)
+        if not ctx.materializes:
+            defined = [index for index in ctx.differentiable if grads[index] is not None]
+            body = ctx.bodies[sum(1 << ctx.differentiable.index(index) for index in defined)]
+            passed = [grads[index] for index in defined]
+        if body is None:
+            raise RuntimeError("the function fails for these gradients")
+        found = ctx.own.body(body, [*passed, *ctx.saved_tensors, *ctx.kept, *ctx.additional])
+        return (None, None, None, None, None, *found)
+
+
+def is_random(node: dict[str, Any]) -> bool:
+    """Return whether a node draws random numbers."""
+    namespace, _, name = node["op"].partition("::")
+    if namespace != "aten":
+        return False
+    base, _, overload = name.partition(".")
+    return torch.Tag.nondeterministic_seeded in getattr(getattr(torch.ops.aten, base), overload).tags
+
+
+def needed(nodes: Sequence[dict[str, Any]], names: Iterable[str], known: Iterable[str]) -> list[dict[str, Any]]:
+    """Return the nodes that `names` depend on, in order, not looking behind `known`."""
+    wanted, known = set(names), set(known)
+    found: list[dict[str, Any]] = []
+    for node in reversed(nodes):
+        if node["name"] in wanted and node["name"] not in known:
+            found.append(node)
+            arguments = [*node.get("args", []), *node.get("kwargs", {}).values()]
+            wanted.update(name for each in arguments for name in references(each))
+    return found[::-1]

@@ -1,0 +1,265 @@
+"""Sections 8 and 11: a call, and a recorded call replayed and compared."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tests.reader.bundle import Bundle
+from tests.reader.functional import Functional
+from tests.reader.interpret import Interpreter, Unread
+from tests.reader.rules import Rules
+from tests.reader.values import size
+
+TOLERANCES = {torch.float64: 1e-7, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 4e-2}
+
+
+class Replay:
+    """One recorded call of a bundle, run by one of the two graphs."""
+
+    def __init__(self, root: Path, entry: dict[str, Any], form: str, rules: Rules) -> None:
+        """Prepare `entry`, a `VectorEntry`; `form` is `forward` or `functional`."""
+        self.bundle = Bundle(root, rules)
+        self.rules, self.form = rules, form
+        folder = f"programs/{entry['program']}"
+        self.program = self.bundle.json(f"{folder}/program.json")
+        self.forward = self.bundle.json(f"{folder}/{self.program['forward']['file']}")
+        record = self.program.get("functional")
+        graph = None if record is None else self.bundle.json(f"{folder}/{record['file']}")
+        self.functional = None if graph is None else Functional(self.program, graph, rules)
+        self.vector = self.bundle.json(entry["record"])
+        self.stored = self.bundle.tensors(entry["tensors"])
+        if any("subclass" in each for each in self.program["inputs"]):
+            raise Unread("tensor subclasses: their classes are the caller's")
+        self.state = self.bundle.state()
+        self.facts: dict[str, str] = {}
+        self.values: dict[str, torch.Tensor] = {}
+
+    # --- section 8 ----------------------------------------------------------------------------------------
+
+    def call(self, arguments: list[Any]) -> list[Any]:
+        """Return `Program.outputs` for the arguments, in the order of the inputs that are no state."""
+        rest = iter(arguments)
+        tied = {name: each["name"] for each in self.bundle.manifest.get("state", []) for name in each.get("tied", [])}
+        inputs = [
+            self.state[tied.get(spec["name"], spec["name"])] if spec["kind"] == "state" else next(rest)
+            for spec in self.program["inputs"]
+        ]
+        symbols: dict[str, int] = {}
+        for each in self.program.get("dimensions", []):
+            source = inputs[each["input_index"]]
+            read = source.shape[each["axis"]] if isinstance(source, torch.Tensor) else source
+            plain = self.rules("call.symbols")
+            symbols[each["symbol"]] = (read - each.get("offset", 0)) // each.get("factor", 1) if plain else read
+        assert all(size(each, symbols) for each in self.program.get("guards", [])), "a guard does not hold"
+        mode = torch.is_grad_enabled()
+        try:
+            if self.form == "functional":
+                if self.functional is None:
+                    raise Unread("no functional graph")
+                if not self.functional.serves(inputs, symbols):
+                    raise Unread("a soft guard of the functional graph")
+                outputs = self.functional.run(inputs, symbols)
+            else:
+                if not self.program["forward"].get("differentiable", True) and torch.is_grad_enabled():
+                    raise Unread("the forward graph lacks the backward of a function")
+                outputs = Interpreter(self.forward, symbols, self.rules).run(inputs)
+        except BaseException:
+            torch.set_grad_enabled(mode)
+            raise
+        for each in self.program.get("rebinds", []):
+            if self.rules("call.rebind"):
+                self.state[each["name"]] = outputs[each["output_index"]]
+        return outputs
+
+    # --- section 11 ---------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Make all calls, and note what they show."""
+        vector = self.vector
+        torch.manual_seed(vector["seed"])
+        before = {name: (t, t._version, t.data_ptr()) for name, t in self.state.items()}
+        names = [each["path"] for each in vector["inputs"]]
+        for number in range(vector["calls"]):
+            where = f"call {number}: "
+            arguments, leaves = self._arguments()
+            with torch.set_grad_enabled(vector["backward"]), self._autocast():
+                outputs = self.call(arguments)
+            noted = list(self._leaves(outputs))
+            self._note_outputs(where, noted, dict(zip(names, arguments, strict=True)))
+            if vector["backward"]:
+                self._backward([value for _, value in noted])
+            for name, value, leaf in zip(names, arguments, leaves, strict=True):
+                if isinstance(value, torch.Tensor):
+                    self._note(f"{where}{name} afterwards", value)
+                    self.facts[f"{where}{name} afterwards requires_grad"] = str(value.requires_grad)
+                if leaf is not None and vector["backward"]:
+                    self._note(f"{where}gradient of {name}", leaf.grad)
+            self._note_state(where, before)
+
+    @contextlib.contextmanager
+    def _autocast(self) -> Iterator[None]:
+        name = self.program.get("autocast")
+        if name is None:
+            yield
+            return
+        with torch.autocast("cpu", dtype=getattr(torch, name)):
+            yield
+
+    def _arguments(self) -> tuple[list[Any], list[Any]]:
+        spans: dict[str, torch.Tensor] = {}
+        roots: dict[str, torch.Tensor] = {}
+        specs = self.vector["inputs"]
+        for spec in specs:
+            if spec.get("key") and spec["key"] not in spans:
+                span = self.stored[spec["key"]].clone()
+                spans[spec["key"]] = torch.view_as_complex(span) if spec.get("is_complex") else span
+        for spec in specs:
+            key = spec.get("key", "")
+            part = [each.get("key") for each in specs].count(key) > 1 or not key
+            part = part or math.prod(spec.get("shape", [])) != spans[key].numel()
+            if key and part and spec.get("requires_grad") and not spec.get("is_leaf", True) and key not in roots:
+                roots[key] = spans[key].requires_grad_(True)
+                with torch.enable_grad():
+                    spans[key] = roots[key].clone()
+        values: list[Any] = []
+        leaves: list[Any] = []
+        for spec in specs:
+            value, leaf = self._argument(spec, spans, roots)
+            values.append(value)
+            leaves.append(leaf)
+        return values, leaves
+
+    def _argument(self, spec: dict[str, Any], spans: dict[str, Any], roots: dict[str, Any]) -> tuple[Any, Any]:
+        if spec.get("value") is not None:
+            return spec["value"], None
+        span, shape, stride = spans[spec["key"]], spec.get("shape", []), spec.get("stride", [])
+        grad, is_leaf = spec.get("requires_grad", False), spec.get("is_leaf", True)
+        with torch.enable_grad():
+            if grad and not is_leaf and spec["key"] in roots:
+                return span.as_strided(shape, stride, spec.get("offset", 0)), roots[spec["key"]]
+            leaf = torch.empty(0, dtype=span.dtype).set_(span.untyped_storage(), spec.get("offset", 0), shape, stride)
+            leaf.requires_grad_(grad)
+            return leaf if is_leaf or not grad else leaf.clone(), leaf if grad else None
+
+    def _leaves(self, outputs: list[Any]) -> Iterator[tuple[str, Any]]:
+        tree = self.program["output_tree"]
+        changes = self.program.get("container_changes", [])
+        if not changes:
+            yield from _walk(tree, "output", outputs)
+            return
+        yield from _walk(tree, "output[0]", outputs)
+        for index, change in enumerate(changes):
+            put = [each for each in change["items"] if each is not None]
+            for place, item in enumerate(put):
+                yield from _walk(item, f"output[{index + 1}][{place}]", outputs)
+
+    def _note_outputs(self, where: str, noted: list[tuple[str, Any]], arguments: dict[str, Any]) -> None:
+        self.facts[f"{where}outputs"] = ", ".join(path for path, _ in noted)
+        known = [(name, t) for name, t in {**arguments, **self.state}.items() if isinstance(t, torch.Tensor)]
+        for path, value in noted:
+            name = f"{where}{path}"
+            if not isinstance(value, torch.Tensor):
+                self.facts[name] = repr(value)
+                continue
+            self._note(name, value)
+            self.facts[f"{name} requires_grad"] = str(value.requires_grad)
+            same = [other for other, tensor in known if tensor is value]
+            shared = [other for other, tensor in known if _pointer(tensor) == _pointer(value) != 0]
+            if same:
+                self.facts[f"{name} is"] = same[0]
+            if shared:
+                self.facts[f"{name} shares memory with"] = ", ".join(shared)
+            known.append((path, value))
+
+    def _note_state(self, where: str, before: dict[str, Any]) -> None:
+        for name, tensor in self.state.items():
+            if tensor.requires_grad and tensor.is_leaf and self.vector["backward"]:
+                self._note(f"{where}gradient of {name}", tensor.grad)
+                if name in self.vector.get("dropped_gradients", []):
+                    tensor.grad = None
+            first, *marks = before[name]
+            if not tensor.requires_grad or first is not tensor or marks != [tensor._version, tensor.data_ptr()]:
+                self._note(f"{where}state {name}", tensor)
+
+    def _note(self, name: str, tensor: torch.Tensor | None) -> None:
+        if tensor is None:
+            self.facts[name] = "None"
+            return
+        steps = [step for step, count in zip(tensor.stride(), tensor.shape, strict=True) if count > 1]
+        self.facts[name] = f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)} strides {steps}"
+        flat = tensor.detach().resolve_conj().resolve_neg().reshape(-1)
+        self.values[name] = torch.view_as_real(flat).reshape(-1) if flat.is_complex() else flat.clone()
+
+    def _backward(self, values: list[Any]) -> None:
+        roots: list[torch.Tensor] = []
+        for value in values:
+            flows = isinstance(value, torch.Tensor) and value.requires_grad and value.grad_fn is not None
+            if flows and not any(value is root for root in roots):
+                roots.append(value)
+        numbers = [torch.arange(root.numel(), dtype=torch.float64) for root in roots]
+        cotangents = [
+            torch.cos(0.7 * n + 0.3).reshape(root.shape).to(root.dtype) for n, root in zip(numbers, roots, strict=True)
+        ]
+        if roots:
+            torch.autograd.backward(roots, cotangents)
+
+    def differences(self) -> list[str]:
+        """Return what differs from what eager showed."""
+        expected, names = dict(self.vector["facts"]), self.vector["values"]
+        found = [n for n in {*expected, *self.facts} if expected.get(n) != self.facts.get(n)]
+        for index, name in enumerate(names):
+            if name.endswith((" norm", " norms")):
+                continue
+            wanted, got = self.stored[f"v{index}"], self.values.get(name)
+            error = math.inf if got is None or got.shape != wanted.shape else _error(wanted, got)
+            bound = TOLERANCES.get(wanted.dtype, 0.0)
+            if not error <= max(bound, 2 * self.vector.get("eager_errors", {}).get(name, 0.0)):
+                found.append(name)
+        return sorted(found)
+
+
+def _pointer(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def _error(wanted: torch.Tensor, got: torch.Tensor) -> float:
+    if wanted.dtype not in TOLERANCES:
+        return 0.0 if torch.equal(wanted.view(torch.uint8), got.contiguous().view(torch.uint8)) else math.inf
+    if not torch.equal(wanted.isfinite(), got.isfinite()):
+        return math.inf
+    a, b = wanted.double(), got.double()
+    finite = a.isfinite()
+    if not finite.any():
+        return 0.0
+    scale = a[finite].abs().max().item()
+    return (a[finite] - b[finite]).abs().max().item() / (scale or 1.0)
+
+
+def _walk(tree: dict[str, Any], path: str, outputs: list[Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the leaves of a tree with their paths (section 8)."""
+    kind = tree["kind"]
+    if kind == "leaf":
+        value = outputs[tree["index"]]
+        # A tensor that is made for an array is none of the others.
+        yield path, torch.from_numpy(value.detach().numpy()) if tree.get("array") else value
+    elif kind == "sequence":
+        for index, item in enumerate(tree["items"]):
+            yield from _walk(item, f"{path}[{index}]", outputs)
+    elif kind == "mapping":
+        for key, item in zip(tree["keys"], tree["items"], strict=True):
+            yield from _walk(item, f"{path}[{_key(key)!r}]", outputs)
+    elif kind == "named_fields":
+        for field, item in zip(tree["fields"], tree["items"], strict=True):
+            yield from _walk(item, f"{path}.{field}", outputs)
+
+
+def _key(key: Any) -> Any:
+    if isinstance(key, list):
+        return tuple(map(_key, key))
+    return bytes.fromhex(key["hex"]) if isinstance(key, dict) else key
