@@ -37,7 +37,7 @@ class TrainingProgress:
         self._console = Console(file=sys.stderr, highlight=False, markup=False)
         self._quiet = quiet
         self._steps, self._epochs, self._done = steps, epochs, done
-        self._loss: float | None = None
+        self._smooth: dict[str, float] = {}
         self._bar: Progress | None = None
 
     def __enter__(self) -> TrainingProgress:
@@ -74,15 +74,16 @@ class TrainingProgress:
         if "epoch" in entry:
             self._console.print(f"epoch {entry['epoch']}: " + ", ".join(_words(entry)), soft_wrap=True)
         elif self._bar is not None:
-            loss = entry["loss"]
-            self._loss = loss if self._loss is None else _SMOOTHING * self._loss + (1 - _SMOOTHING) * loss
+            for key in ("loss", "examples_per_s"):
+                before = self._smooth.get(key, entry[key])
+                self._smooth[key] = _SMOOTHING * before + (1 - _SMOOTHING) * entry[key]
             self._bar.update(
                 self._bar.task_ids[0],
                 completed=entry["step"],
                 epoch=-(-entry["step"] * self._epochs // self._steps),
-                loss=f"{self._loss:.4f}",
+                loss=f"{self._smooth['loss']:.4f}",
                 lr=f"{entry['lr']:.2e}",
-                speed=f"{entry['examples_per_s']:,.0f}",
+                speed=f"{self._smooth['examples_per_s']:,.0f}",
             )
 
 

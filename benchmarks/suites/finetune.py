@@ -7,7 +7,7 @@ from functools import partial
 
 from benchmarks.figures import Figure, Spread
 from benchmarks.models import Model
-from benchmarks.processes import NotMeasured, Worker
+from benchmarks.processes import Worker
 from benchmarks.run import BASELINE, Run
 from benchmarks.suites.interface import Suite
 from benchmarks.suites.steps import TRAIN_TOLERANCE, Checked
@@ -39,28 +39,22 @@ def _compare(run: Run, systems: list[System], model: Model, tuning: str) -> Iter
     title = Figure(suite="finetune", model=model.name, measure=f"step, {tuning}", system="")
     figures = run.compare(title, sources)
     yield from figures
-    yield from _memory(model, tuning, workers, {figure.system for figure in figures if figure.value is not None})
+    measured = [figure.system for figure in figures if figure.value is not None]
+    yield from _memory(model, tuning, {name: workers[name].first()["allocated_nbytes"] for name in measured})
 
 
-def _memory(model: Model, tuning: str, workers: dict[str, Worker], measured: set[str]) -> Iterator[Figure]:
-    nbytes: dict[str, int] = {}
-    for name, worker in workers.items():
-        try:
-            nbytes[name] = worker.first()["allocated_nbytes"]
-        except NotMeasured:
-            continue
+def _memory(model: Model, tuning: str, nbytes: dict[str, int]) -> Iterator[Figure]:
     base = nbytes.get(BASELINE)
     for name, value in nbytes.items():
-        if name in measured:
-            yield Figure(
-                suite="finetune",
-                model=model.name,
-                measure=f"memory, {tuning}",
-                system=name,
-                unit="B",
-                value=Spread.of([value]),
-                relative=None if base is None else Spread.of([value / base]),
-            )
+        yield Figure(
+            suite="finetune",
+            model=model.name,
+            measure=f"memory, {tuning}",
+            system=name,
+            unit="B",
+            value=Spread.of([value]),
+            relative=None if base is None else Spread.of([value / base]),
+        )
 
 
 FINETUNE = Suite(

@@ -6,6 +6,8 @@ import json
 import os
 import pydoc
 import signal
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -93,6 +95,23 @@ def test_interrupted_run_resumes_to_the_same_curve_and_weights(bundle: Path, tmp
     images = digits()[0]
     assert torch.equal(one(images), other(images))
     assert not (run / "checkpoint.safetensors").exists()
+
+
+@pytest.mark.slow
+def test_killed_run_resumes_from_its_checkpoint_to_the_same_curve(bundle: Path, tmp_path: Path) -> None:
+    options = [bundle, "--data", "digits", "--lr", "1e-2", "--lora", "r=4,dropout=0.1", "--checkpoint-every", "7"]
+    summary(*options, "-o", tmp_path / "whole")
+    command = [sys.executable, "-m", "aotexport", "finetune", *options, "-o", tmp_path / "killed", "-q"]
+    run, history = tmp_path / "killed.run", tmp_path / "killed.run" / "history.jsonl"
+    with subprocess.Popen([*map(str, command)]) as process:
+        while not history.is_file() or len(history.read_bytes().splitlines()) < 60:
+            time.sleep(0.001)
+        process.kill()
+    assert process.returncode == -signal.SIGKILL
+    summary(*options, "-o", tmp_path / "killed", "--resume")
+    assert losses(run) == losses(tmp_path / "whole.run")
+    weights = [(tmp_path / name / "adapter_model.safetensors").read_bytes() for name in ("killed", "whole")]
+    assert weights[0] == weights[1]
 
 
 def interrupt_after(history: Path, steps: int) -> None:
