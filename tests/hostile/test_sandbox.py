@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from aotexport_runtime import ArgumentInvalid, NotSupported, sandbox
-from aotexport_runtime.sandbox import landlock
+from aotexport_runtime.sandbox import landlock, seccomp
 from tests.hostile.attempts import ATTEMPTS, FILES
 from tests.hostile.crafted import Crafted
 
 try:
     version = landlock.check()
-except (NotSupported, PermissionError):
+except NotSupported:
     version = 0
 pytestmark = pytest.mark.skipif(not version, reason="the kernel has no Landlock")
 
@@ -112,6 +112,18 @@ def test_path_that_does_not_exist_is_refused_before_anything_changes(monkeypatch
     with pytest.raises(ArgumentInvalid) as caught:
         sandbox.enter(readable=["/nothing"])
     assert str(caught.value) == "no file or directory `/nothing`"
+
+
+def test_kernel_without_filters_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lacks(*arguments: object) -> int:
+        raise OSError(22, "Invalid argument")
+
+    monkeypatch.setattr(seccomp, "call", lacks)
+    with pytest.raises(NotSupported) as caught:
+        sandbox.enter()
+    assert str(caught.value) == (
+        "the kernel has no filters of seccomp (Invalid argument); run the process in a container without network instead"
+    )
 
 
 def test_kernel_without_landlock_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,12 +33,13 @@ def enter(*, readable: Iterable[Path] | None = None, writable: Iterable[Path] = 
 
     Raises:
         ArgumentInvalid: a path does not exist.
-        NotSupported: the system is no Linux on x86-64 with Landlock, or the process has several threads. Nothing has
+        NotSupported: the system is no Linux on x86-64 with Landlock and seccomp, or the process has several threads. Nothing has
             changed then.
     """
     if sys.platform != "linux" or platform.machine() != "x86_64":
         raise NotSupported("the sandbox needs Linux on x86-64; run the process in a container without network instead")
     landlock.check()
+    seccomp.check()
     threads = len(os.listdir("/proc/self/task"))
     if threads > 1:
         raise NotSupported(

@@ -46,7 +46,7 @@ def check() -> int:
     try:
         return call(_CREATE_RULESET, None, 0, _VERSION)
     except OSError as error:
-        if error.errno not in (errno.ENOSYS, errno.EOPNOTSUPP):
+        if error.errno not in (errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM):
             raise
         raise NotSupported(
             f"the kernel has no Landlock ({os.strerror(error.errno)}): it needs Linux 5.13, with `landlock` among its "

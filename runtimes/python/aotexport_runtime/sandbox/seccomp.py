@@ -10,6 +10,7 @@ import ctypes
 import errno
 import struct
 
+from aotexport_runtime.errors import NotSupported
 from aotexport_runtime.sandbox.system import call
 
 NETWORK = {"socket": 41, "connect": 42, "bind": 49, "listen": 50}
@@ -75,11 +76,26 @@ _IOCTL = 16
 _INTO_TERMINALS = (0x5412, 0x541C)
 """`TIOCSTI` and `TIOCLINUX`: text as if the user had typed it."""
 
-_SECCOMP, _SET_FILTER = 317, 1
+_SECCOMP, _SET_FILTER, _IS_AVAILABLE = 317, 1, 2
 _ALLOW, _REFUSE = 0x7FFF0000, 0x00050000 | errno.EPERM
 _X86_64, _X32 = 0xC000003E, 0x40000000
 _LOAD, _EQUAL, _AT_LEAST, _RETURN = 0x20, 0x15, 0x35, 0x06
 _AT_NUMBER, _AT_ARCHITECTURE, _AT_SECOND_ARGUMENT = 0, 4, 24
+
+
+def check() -> None:
+    """Refuse a kernel without filters.
+
+    Raises:
+        NotSupported: it has none, or does not let the process set one.
+    """
+    try:
+        call(_SECCOMP, _IS_AVAILABLE, 0, struct.pack("I", _REFUSE & ~0xFFFF))
+    except OSError as error:
+        raise NotSupported(
+            f"the kernel has no filters of seccomp ({error.strerror}); run the process in a container without network "
+            "instead"
+        ) from None
 
 
 def refuse() -> None:
