@@ -122,7 +122,8 @@ def test_kernel_without_filters_is_named(monkeypatch: pytest.MonkeyPatch) -> Non
     with pytest.raises(NotSupported) as caught:
         sandbox.enter()
     assert str(caught.value) == (
-        "the kernel has no filters of seccomp (Invalid argument); run the process in a container without network instead"
+        "the kernel has no filters of seccomp (Invalid argument); run the process in a container without network "
+        "instead"
     )
 
 

@@ -33,8 +33,8 @@ def enter(*, readable: Iterable[Path] | None = None, writable: Iterable[Path] = 
 
     Raises:
         ArgumentInvalid: a path does not exist.
-        NotSupported: the system is no Linux on x86-64 with Landlock and seccomp, or the process has several threads. Nothing has
-            changed then.
+        NotSupported: the system is no Linux on x86-64 with Landlock and seccomp, or the process has several threads.
+            Nothing has changed then.
     """
     if sys.platform != "linux" or platform.machine() != "x86_64":
         raise NotSupported("the sandbox needs Linux on x86-64; run the process in a container without network instead")
