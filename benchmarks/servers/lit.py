@@ -28,14 +28,14 @@ class Api(litserve.LitAPI):
         self._model = SERVED[self._name]
         self._module = self._model.module()
 
-    def decode_request(self, request: dict[str, Any]) -> dict[str, Any]:
+    def decode_request(self, request):
         return {name: torch.tensor(unpacked(entry)) for name, entry in request.items()}
 
     def predict(self, x: dict[str, Any]) -> Any:
         with torch.inference_mode():
             return self._module(**x)[self._model.output].numpy()
 
-    def encode_response(self, output: Any) -> dict[str, Any]:
+    def encode_response(self, output):
         return packed(output)
 
 
