@@ -13,7 +13,11 @@ import torch
 
 import aotexport
 from aotexport_runtime.errors import CallInvalid, NotSupported, SelfTestFailed
+from aotexport_runtime.serving import recorded_arrays
+from aotexport_runtime.serving.recorded_arrays import kept_elements
 from aotexport_runtime.serving.servable import Servable
+from aotexport_runtime.values import compare
+from aotexport_runtime.values.observe import sampled
 from tests.unit.serving.conftest import BATCH, Attention, Counter, digits_model
 
 pytest.importorskip("onnxruntime", reason="needs the extra `onnx`")
@@ -112,3 +116,16 @@ print(servable.submit({"input": np.zeros((2, 8), np.float32)}).result()["output"
 """
     done = subprocess.run([sys.executable, "-c", code, bundle], capture_output=True, text=True, check=True)
     np.testing.assert_allclose(json.loads(done.stdout), eager(np.zeros((2, 8), np.float32)), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("sample", [None, 5, 4096])
+@pytest.mark.parametrize("count", [1, 5, 9000])
+def test_same_elements_are_kept_as_by_the_self_test(sample, count):
+    flat = np.arange(count, dtype=np.float32)
+    kept = sampled("x", torch.from_numpy(flat), sample)["x"]
+    np.testing.assert_array_equal(kept_elements(flat, sample), kept.numpy())
+
+
+def test_tolerances_are_those_of_the_self_test():
+    own = {str(dtype).removeprefix("torch."): value for dtype, value in compare.TOLERANCES.items()}
+    assert own == recorded_arrays.COARSER

@@ -29,7 +29,8 @@ Array = np.ndarray[Any, Any]
 
 TOLERANCES = {"float64": 1e-7, "float32": 1e-4, "float16": 2e-2}
 """Largest accepted error per dtype, as in `values.compare`."""
-_COARSER = TOLERANCES | {"bfloat16": 4e-2}
+COARSER = TOLERANCES | {"bfloat16": 4e-2}
+"""The same with what numpy lacks, and programs compute in."""
 _EAGER_ERRORS, _MOST = 2.0, 1e-1
 _SAMPLE = 4096
 _MOST_ELEMENTS = 1 << 28
@@ -121,7 +122,7 @@ def _fault(call: RecordedCall, name: str, output: Any, least: float) -> str:
     got = f"{output.dtype.name}{list(output.shape)}"
     if name not in call.stored or fact.partition(" strides")[0] != got:
         return f"expected {fact}, got {got}"
-    expected, kept = call.stored[name], _kept(output.reshape(-1), call.vector.sample)
+    expected, kept = call.stored[name], kept_elements(output.reshape(-1), call.vector.sample)
     if expected.shape != kept.shape:
         return f"expected {expected.size} recorded elements, got {kept.size}"
     norms = call.stored.get(f"{name} norms")
@@ -139,7 +140,7 @@ def _norm(array: Array) -> float:
     return float(np.linalg.norm(array.reshape(-1).astype(np.float64)))
 
 
-def _kept(flat: Array, sample: int | None) -> Array:
+def kept_elements(flat: Array, sample: int | None) -> Array:
     """Return the elements that a record keeps; see `values.observe.sampled`."""
     most, step = _SAMPLE if sample is None else sample, 1
     if sample is None:
@@ -171,4 +172,4 @@ def error_of(expected: Array, got: Array, greatest: float | None = None) -> floa
 def _coarsest(bundle: Bundle, program: str) -> float:
     """Return the tolerance of the coarsest dtype that the program computes in."""
     nodes = bundle.graph(program, bundle.program(program).forward.file).nodes
-    return max((_COARSER.get(node.meta.dtype, 0.0) for node in nodes if isinstance(node.meta, TensorMeta)), default=0.0)
+    return max((COARSER.get(node.meta.dtype, 0.0) for node in nodes if isinstance(node.meta, TensorMeta)), default=0.0)
