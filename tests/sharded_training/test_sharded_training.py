@@ -35,3 +35,15 @@ def test_calls_that_would_read_a_part_for_the_whole_are_refused_by_name(run_rank
         "right for. Return what the original did, or change the model and export it again:\n"
         "  - `result`: expected float32[4, 5, 16], got bfloat16[4, 5, 16]\n"
     ]
+
+
+def test_save_of_parameters_in_parts_writes_the_bundle_of_the_whole(run_ranks, tmp_path):
+    messages = run_ranks("saved", 2)
+
+    files = [
+        {file.relative_to(path): file.read_bytes() for file in path.rglob("*") if file.is_file()}
+        for path in (tmp_path / "tuned", tmp_path / "expected")
+    ]
+    assert files[0] == files[1]
+    refusal = f"`{tmp_path / 'tuned'}` exists; give force=True (--force) to replace it, or choose another place\n"
+    assert messages == [refusal, f"rank 0 could not write the bundle: {refusal}"]

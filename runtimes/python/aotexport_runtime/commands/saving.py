@@ -1,5 +1,8 @@
 """`save`: tuned weights as a new bundle that shares everything else with the loaded one."""
 
+# The tables of a module have no public names.
+# pyright: reportPrivateUsage=false
+
 from __future__ import annotations
 
 import hashlib
@@ -7,6 +10,7 @@ import json
 import os
 import shutil
 import struct
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +19,11 @@ import torch
 from safetensors.torch import save_file
 
 from aotexport_runtime import schema
-from aotexport_runtime.bundle.directory import MANIFEST_NAME
+from aotexport_runtime.bundle.directory import MANIFEST_NAME, BundleDirectory
 from aotexport_runtime.bundle.read import Bundle
 from aotexport_runtime.bundle.staging import staged
-from aotexport_runtime.bundle.weights import load_parts, parts_of
+from aotexport_runtime.bundle.weights import load_parts, load_tensors, parts_of
+from aotexport_runtime.commands.parts import Gathering
 from aotexport_runtime.commands.saved_attributes import FILE, SavedAttributes, saved_attributes
 from aotexport_runtime.commands.self_test import record_again
 from aotexport_runtime.errors import ArgumentInvalid, NotSupported
@@ -26,6 +31,7 @@ from aotexport_runtime.module.bundle_module import BundleModule
 from aotexport_runtime.module.cast import CastBundle
 from aotexport_runtime.schema.manifest import FileEntry, StateTensor, StoredPart
 from aotexport_runtime.submodules.adapter import adapters_below
+from aotexport_runtime.submodules.tables import is_sharded
 from aotexport_runtime.values import dtypes
 from aotexport_runtime.values.arguments import path_of
 from aotexport_runtime.values.subclasses import is_wrapper, parts
@@ -36,6 +42,8 @@ def save(module: BundleModule, path: str | os.PathLike[str], *, force: bool = Fa
 
     Graphs and programs are hard links to the files of the loaded bundle where the file system allows, else copies.
     The recorded calls are recorded anew, from the forward graphs with the new weights.
+
+    Of a module that `fully_shard` has parted, every rank calls this; rank 0 writes, one gathered tensor at a time.
 
     Args:
         module: a loaded bundle.
@@ -60,14 +68,30 @@ def save(module: BundleModule, path: str | os.PathLike[str], *, force: bool = Fa
         )
     _check_unchanged(module)
     output = path_of("path", path)
-    with staged(output, force=force, refusal=NotSupported) as stage:
-        module.check_ties()
+    in_parts = any(is_sharded(part._parameters) for part in module.modules())
+
+    def write() -> None:
+        with staged(output, force=force, refusal=NotSupported) as stage:
+            module.check_ties()
+            attributes = saved_attributes(module)
+            for entry in attributes.known:
+                _check_tensor(entry, tensors[entry.name], module, in_parts=in_parts)
+            _write(module, tensors, attributes, stage, gathering)
+
+    with torch.no_grad():
         tensors = {name: tensor.detach() for name, tensor in module.state_tensors().items()}
-        attributes = saved_attributes(module)
-        for entry in attributes.known:
-            _check_tensor(entry, tensors[entry.name], module)
-        _write(module, tensors, attributes, stage)
+        gathering = Gathering(_in_order(module, tensors), in_parts=in_parts)
+    if in_parts:
+        gathering.written_by_first_rank(write)
+    else:
+        write()
     return output.absolute()
+
+
+def _in_order(module: BundleModule, tensors: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
+    """Return the tensors of plain entries in the order in which they are written: file by file."""
+    plain = [entry for entry in module.bundle.manifest.state if entry.subclass is None]
+    return [tensors[entry.name] for entry in sorted(plain, key=lambda entry: entry.file)]
 
 
 def _check_unchanged(module: BundleModule) -> None:
@@ -107,8 +131,11 @@ def _check_module(module: Any) -> None:
     raise ArgumentInvalid(f"`module`: expected a loaded bundle, got {type(module).__name__}. {way_out}")
 
 
-def _check_tensor(entry: StateTensor, tensor: torch.Tensor, module: BundleModule) -> None:
+def _check_tensor(entry: StateTensor, tensor: torch.Tensor, module: BundleModule, *, in_parts: bool) -> None:
     reason = None
+    if in_parts and entry.subclass is None:
+        _check_part(entry.name, entry, tensor)
+        return
     if entry.subclass is not None:
         reason = module.form(entry.subclass).why_not(tensor)
     elif is_wrapper(tensor):
@@ -127,13 +154,19 @@ def _check_part(name: str, entry: StateTensor | StoredPart, tensor: torch.Tensor
         )
 
 
-def _write(module: BundleModule, tensors: dict[str, torch.Tensor], attributes: SavedAttributes, stage: Path) -> None:
+def _write(
+    module: BundleModule,
+    tensors: dict[str, torch.Tensor],
+    attributes: SavedAttributes,
+    stage: Path,
+    gathering: Gathering,
+) -> None:
     bundle = module.bundle
     current = module.state_tensors()
     stored = [
         (record, part)
         for entry in attributes.known
-        for record, part in zip(parts_of(entry), parts(tensors[entry.name]), strict=True)
+        for record, part in zip(parts_of(entry), _parts(entry, tensors[entry.name]), strict=True)
     ]
     rewritten = {record.file for record, _ in stored}
     rewritten |= {file for vector in bundle.manifest.testvectors for file in (vector.record, vector.tensors)}
@@ -151,7 +184,8 @@ def _write(module: BundleModule, tensors: dict[str, torch.Tensor], attributes: S
             _link(bundle.file(entry.path), target)
     for file in sorted({record.file for record, _ in stored}):
         in_file = [(record, part) for record, part in stored if record.file == file]
-        _write_as_before(_stored(bundle, in_file), bundle.file(file), stage.joinpath(*file.split("/")))
+        rewriting = _rewritten(bundle, in_file, gathering)
+        _write_as_before(rewriting, bundle.file(file), stage.joinpath(*file.split("/")))
     manifest = msgspec.structs.replace(
         bundle.manifest,
         training=module.training,
@@ -164,7 +198,12 @@ def _write(module: BundleModule, tensors: dict[str, torch.Tensor], attributes: S
         ),
         attributes=attributes.attributes,
     )
-    reloaded = module.over(manifest, {**tensors, **attributes.tensors}) if manifest.attributes else module
+    if gathering.in_parts:
+        written = msgspec.structs.replace(manifest, files=tuple(entry for entry in remaining))
+        mapped = Bundle(BundleDirectory(stage), written, bundle.limits)
+        tensors = load_tensors(mapped, attributes.known, module.form, mapped=True)
+    over = gathering.in_parts or manifest.attributes
+    reloaded = module.over(manifest, {**tensors, **attributes.tensors}) if over else module
     for vector in bundle.manifest.testvectors:
         record, values = record_again(reloaded, vector)
         stage.joinpath(*vector.record.split("/")).write_bytes(schema.encode_record(record))
@@ -178,24 +217,28 @@ def _write(module: BundleModule, tensors: dict[str, torch.Tensor], attributes: S
     (stage / MANIFEST_NAME).write_bytes(schema.encode_record(manifest))
 
 
-def _stored(bundle: Bundle, in_file: list[tuple[StateTensor | StoredPart, torch.Tensor]]) -> dict[str, torch.Tensor]:
-    """Return the current tensors of a safetensors file, by key."""
-    stored: dict[str, torch.Tensor] = {}
-    spans = [(record, tensor) for record, tensor in in_file if not record.whole]
-    before = load_parts(bundle, [record for record, _ in spans], mapped=False)
-    for (record, tensor), span in zip(spans, before, strict=True):
-        span.copy_(tensor)
-        stored[record.key] = torch.empty(0, dtype=span.dtype).set_(span.untyped_storage())
+def _parts(entry: StateTensor, tensor: torch.Tensor) -> Sequence[torch.Tensor]:
+    return (tensor,) if entry.subclass is None else parts(tensor)
+
+
+def _rewritten(
+    bundle: Bundle, in_file: list[tuple[StateTensor | StoredPart, torch.Tensor]], gathering: Gathering
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the current tensors of a safetensors file, by key, each when it is asked for."""
+    before = iter(load_parts(bundle, [record for record, _ in in_file if not record.whole], mapped=False))
+    spans: dict[str, torch.Tensor] = {}
     for record, tensor in in_file:
+        tensor = gathering.whole(tensor)
         if record.whole:
-            stored[record.key] = tensor.cpu().resolve_conj().resolve_neg().contiguous()
-    return {
-        key: (torch.view_as_real(tensor) if tensor.is_complex() else tensor).clone()
-        for key, tensor in sorted(stored.items())
-    }
+            yield record.key, tensor.cpu().resolve_conj().resolve_neg().contiguous()
+        else:
+            span = next(before)
+            span.copy_(tensor)
+            spans[record.key] = torch.empty(0, dtype=span.dtype).set_(span.untyped_storage())
+    yield from spans.items()
 
 
-def _write_as_before(tensors: dict[str, torch.Tensor], before: Path, path: Path) -> None:
+def _write_as_before(tensors: Iterable[tuple[str, torch.Tensor]], before: Path, path: Path) -> None:
     """Write a safetensors file with the header of `before`: ONNX models refer to the places of tensors in it."""
     with before.open("rb") as stream, path.open("wb") as target:
         start = stream.read(8)
@@ -203,9 +246,10 @@ def _write_as_before(tensors: dict[str, torch.Tensor], before: Path, path: Path)
         target.write(start + header)
         begin, places = target.tell(), json.loads(header)
         target.truncate(before.stat().st_size)
-        for key, tensor in tensors.items():
+        for key, tensor in tensors:
+            stored = torch.view_as_real(tensor) if tensor.is_complex() else tensor
             target.seek(begin + places[key]["data_offsets"][0])
-            target.write(tensor.reshape(-1).view(torch.uint8).numpy().data)
+            target.write(stored.reshape(-1).view(torch.uint8).numpy().data)
 
 
 def _link(source: Path, target: Path) -> None:
