@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -25,23 +26,33 @@ def bundle(tmp_path_factory) -> Path:
 
 
 @pytest.fixture
-def run_ranks(tmp_path, bundle) -> Run:
-    """Return a function that runs a module of this package, once per rank, and returns what the ranks print."""
+def start_ranks(tmp_path, bundle) -> Callable[..., list[subprocess.Popen[str]]]:
+    """Return a function that starts a module of this package once per rank."""
 
-    def run(module: str, ranks: int, *args: str) -> list[str]:
+    def start(module: str, ranks: int, *args: str) -> list[subprocess.Popen[str]]:
         own = tmp_path / "network"
         if not own.exists():
-            own.symlink_to(bundle)
+            shutil.copytree(bundle, own)
+        (tmp_path / "store").unlink(missing_ok=True)
         ignored = [option for message in EXPECTED for option in ("-W", f"ignore:{message}")]
         command = [sys.executable, "-W", "error", *ignored, "-m", f"tests.sharded_training.{module}", str(own)]
-        processes = [
+        return [
             subprocess.Popen(
                 [*command, str(rank), str(ranks), *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
             )
             for rank in range(ranks)
         ]
+
+    return start
+
+
+@pytest.fixture
+def run_ranks(start_ranks) -> Run:
+    """Return a function that runs a module of this package, once per rank, and returns what the ranks print."""
+
+    def run(module: str, ranks: int, *args: str) -> list[str]:
+        processes = start_ranks(module, ranks, *args)
         finished = [process.communicate() for process in processes]
-        (tmp_path / "store").unlink(missing_ok=True)
         assert [process.returncode for process in processes] == [0] * ranks, finished[0][1]
         return [out for out, _ in finished]
 

@@ -49,7 +49,8 @@ def make() -> Network:
 def export(path: Path) -> None:
     """Export the model for train and eval mode."""
     tokens = torch.arange(ROWS * LENGTH).reshape(ROWS, LENGTH) % TOKENS
-    aotexport.export(make(), (tokens,), output=path, programs=("train", "infer"), verify=False)
+    rows = {"tokens": {0: torch.export.Dim("rows", min=1, max=64)}}
+    aotexport.export(make(), (tokens,), output=path, programs=("train", "infer"), dynamic_shapes=rows, verify=False)
 
 
 def batch(rank: int, step: int) -> torch.Tensor:

@@ -15,8 +15,9 @@ import torch.distributed as dist
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 import aotexport_runtime
+from aotexport_runtime import ranks as on_ranks
 from tests.sharded_training.models import batch
-from tests.sharded_training.ranks import sharded
+from tests.sharded_training.ranks import adamw, sharded
 
 
 def program_called(path: Path, rank: int) -> None:
@@ -34,7 +35,36 @@ def rounded(path: Path, rank: int) -> None:
     module(batch(rank, 0))
 
 
-MISTAKES = {"program_called": program_called, "rounded": rounded}
+def other(path: Path, rank: int) -> Path:
+    """Return a bundle of the same programs with other weights."""
+    found = path.parent / "other"
+    if rank == 0:
+        module = aotexport_runtime.load(path)
+        torch.nn.init.ones_(module.norm.bias)
+        aotexport_runtime.save(module, found, force=True)
+    dist.barrier()
+    return found
+
+
+def other_bundle(path: Path, rank: int) -> None:
+    on_ranks.load([path, other(path, rank)][rank])
+
+
+def no_bundle(path: Path, rank: int) -> None:
+    on_ranks.load([path, path.parent / "nowhere"][rank])
+
+
+def other_checkpoint(path: Path, rank: int) -> None:
+    first, second = (sharded(on_ranks.load(each).train(), "blocks") for each in (path, other(path, rank)))
+    state = on_ranks.TrainingState(first, adamw(first))
+    state.step = 1
+    state.save(path.parent / "checkpoints")
+    on_ranks.TrainingState(second, adamw(second)).resume(path.parent / "checkpoints")
+
+
+MISTAKES = {
+    function.__name__: function for function in (program_called, rounded, other_bundle, no_bundle, other_checkpoint)
+}
 
 
 def main(path: Path, rank: int, ranks: int, mistakes: list[str]) -> None:

@@ -1,0 +1,171 @@
+"""The state of a training run, in checkpoints of `torch.distributed.checkpoint`."""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import async_save, save
+
+from aotexport_runtime.errors import ArgumentInvalid, NotSupported
+from aotexport_runtime.module.bundle_module import BundleModule
+
+METADATA = ".metadata"
+"""The file of a checkpoint that is written last, and in one step."""
+
+
+class Stateful(Protocol):
+    """What else a run keeps: a schedule, a loader of data."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state."""
+        ...
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> Any:
+        """Take on a state."""
+        ...
+
+
+class TrainingState:
+    """Weights, optimizer state, random numbers and position of a run; saved on some ranks, resumed on any number.
+
+    Attributes:
+        step: how many steps were made; counted by the caller, who takes the data of the next one by it.
+    """
+
+    def __init__(self, module: nn.Module, optimizer: torch.optim.Optimizer, **others: Stateful) -> None:
+        """Keep track of a run; nothing is copied.
+
+        Args:
+            module: a loaded bundle, parted by `fully_shard` or not, or a `DistributedDataParallel` of one.
+            optimizer: over its parameters.
+            others: further state of the run, by name.
+
+        Raises:
+            ArgumentInvalid: the module holds no loaded bundle.
+            NotSupported: the optimizer keeps its state out of reach of other numbers of ranks.
+        """
+        bundles = [part.bundle for part in module.modules() if isinstance(part, BundleModule)]
+        if not bundles:
+            raise ArgumentInvalid(f"`module`: expected a loaded bundle, got {type(module).__name__}, which holds none")
+        if type(optimizer).__name__ == "ZeroRedundancyOptimizer":
+            raise NotSupported(
+                "a `ZeroRedundancyOptimizer` keeps its state for one number of ranks alone. Give the module to "
+                "`fully_shard`, which parts the state of any optimizer"
+            )
+        self.step = 0
+        self._module, self._optimizer, self._others = module, optimizer, others
+        self._digest = torch.tensor([*bytes.fromhex(bundles[0].manifest_sha256)], dtype=torch.uint8)
+        self._group: Any = None
+        self._writing: Future[Any] | None = None
+
+    def save(self, directory: str | os.PathLike[str], *, background: bool = False) -> None:
+        """Write a checkpoint of the current step to `directory`; every rank calls this.
+
+        A checkpoint that is not whole is never resumed from. An earlier one is waited for first, and stays.
+
+        Args:
+            directory: of the checkpoints of the run.
+            background: go on once the state is copied, and write while the run does; `wait` for it at the end.
+        """
+        self.wait()
+        path = _path(Path(directory), self.step)
+        state = self._state([f"random.{_rank()}"])
+        if not (background and dist.is_initialized()):
+            save(state, checkpoint_id=path)
+            return
+        # The run has collectives of its own meanwhile.
+        self._group = self._group or dist.new_group(backend="gloo")
+        saving: Any = async_save(state, checkpoint_id=path, process_group=self._group)
+        self._writing = getattr(saving, "upload_completion", saving)
+
+    def wait(self) -> None:
+        """Return when the last checkpoint is written.
+
+        Raises:
+            Exception: it could not be written.
+        """
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            writing.result()
+
+    def resume(self, directory: str | os.PathLike[str]) -> int:
+        """Take on the newest checkpoint of `directory`, if there is one; every rank calls this.
+
+        Random numbers go on as they would have, on ranks that were there; others begin anew.
+
+        Args:
+            directory: as for `save`.
+
+        Returns:
+            The number of steps that were made; 0: there is no checkpoint.
+
+        Raises:
+            NotSupported: it is a checkpoint of another bundle, or of something else; on every rank.
+        """
+        newest = [_newest(Path(directory)) if _rank() == 0 else 0]
+        if dist.is_initialized():
+            dist.broadcast_object_list(newest, src=0)
+        if not newest[0]:
+            return 0
+        path = _path(Path(directory), newest[0])
+        known = FileSystemReader(path).read_metadata().state_dict_metadata
+        self._check(path, known)
+        state = self._state([name for name in (f"random.{_rank()}",) if name in known])
+        load(state, checkpoint_id=path)
+        set_state_dict(
+            self._module,
+            self._optimizer,
+            model_state_dict=state["model"],
+            optim_state_dict=state["optimizer"],
+        )
+        for name, other in self._others.items():
+            other.load_state_dict(state["others"][name])
+        random = state.get(f"random.{_rank()}")
+        if random is not None:
+            torch.set_rng_state(random)
+        self.step = int(state["step"])
+        return self.step
+
+    def _check(self, path: Path, known: dict[str, Any]) -> None:
+        """Refuse a checkpoint of another bundle."""
+        own = torch.zeros_like(self._digest)
+        if "bundle" in known:
+            load({"bundle": own}, checkpoint_id=path)
+        if not torch.equal(own, self._digest):
+            digest = "none" if "bundle" not in known else bytes(own.tolist()).hex()[:16]
+            raise NotSupported(
+                f"`{path}` is a checkpoint of another bundle: expected {bytes(self._digest.tolist()).hex()[:16]}, got "
+                f"{digest} (digests of `bundle.json`). Load the bundle that the run began with, or give the run "
+                "another directory"
+            )
+
+    def _state(self, random: list[str]) -> dict[str, Any]:
+        """Return what a checkpoint holds; tensors are those of the run."""
+        model, optimizer = get_state_dict(self._module, self._optimizer)
+        others = {name: other.state_dict() for name, other in self._others.items()}
+        state: dict[str, Any] = {"model": model, "optimizer": optimizer, "bundle": self._digest}
+        state |= {"step": torch.tensor(self.step), **({"others": others} if others else {})}
+        return state | {name: torch.get_rng_state() for name in random}
+
+
+def _rank() -> int:
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def _path(directory: Path, step: int) -> Path:
+    return directory / f"step-{step:08d}"
+
+
+def _newest(directory: Path) -> int:
+    """Return the step of the newest whole checkpoint; 0: there is none."""
+    whole = (path.parent.name for path in directory.glob(f"step-*/{METADATA}"))
+    return max((int(name.removeprefix("step-")) for name in whole), default=0)
