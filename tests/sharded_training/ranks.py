@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
 import aotexport_runtime
@@ -101,6 +102,16 @@ def adapted(path: Path, rank: int) -> nn.Module:
     return module
 
 
+def tensor_parallel(path: Path, rank: int) -> nn.Module:
+    """All ranks take the same rows, each with a part of the pairs of linear layers."""
+    module = aotexport_runtime.load(path).train()
+    mesh = dist.device_mesh.init_device_mesh("cpu", (dist.get_world_size(),))
+    for block in module.blocks:
+        parallelize_module(block, mesh, {"feed.0": ColwiseParallel(), "feed.2": RowwiseParallel()})
+    train(module, adamw(module), 0)
+    return module
+
+
 def with_adapters(module: nn.Module) -> nn.Module:
     torch.manual_seed(1)
     adapters.add_lora(module, ["mix", "feed.0"], r=2, alpha=4)
@@ -112,7 +123,7 @@ def expected(path: Path, way: str, ranks: int) -> dict[str, torch.Tensor]:
     module = with_adapters(aotexport_runtime.load(path).train()) if way == "adapted" else make()
     if way == "frozen":
         module.blocks[0].requires_grad_(False)
-    train_joined(module, ranks, 2 if way == "accumulated" else 1)
+    train_joined(module, 1 if way == "tensor_parallel" else ranks, 2 if way == "accumulated" else 1)
     return module.state_dict()
 
 
@@ -122,6 +133,7 @@ WAYS: dict[str, Callable[[Path, int], nn.Module]] = {
     "accumulated": by_units("blocks", takes=2),
     "frozen": frozen,
     "adapted": adapted,
+    "tensor_parallel": tensor_parallel,
 }
 
 

@@ -25,11 +25,8 @@ from aotexport_runtime.schema.graph import Graph, ModuleCall, Node
 from aotexport_runtime.schema.program import Program, StateInput
 from aotexport_runtime.schema.values import Argument, SequenceMeta, ValueMeta
 from aotexport_runtime.submodules.changes import SubmoduleChange
-from aotexport_runtime.submodules.places import StateSlot, is_below, module_at
-from aotexport_runtime.submodules.tables import is_sharded
+from aotexport_runtime.submodules.places import is_below, module_at
 from aotexport_runtime.validate import references
-from aotexport_runtime.values import dtypes
-from aotexport_runtime.values.subclasses import is_wrapper
 
 _FOR_ALL_SIZES = frozenset(
     f"aten::{name}.default" for name in ("dropout", "exp", "gelu", "log", "neg", "relu", "sigmoid", "silu", "tanh")
@@ -167,6 +164,12 @@ class _Outline:
         self._names: dict[str, str] = {}
         self._metas: dict[str, ValueMeta] = {value.name: value.meta for value in (*graph.inputs, *graph.nodes)}
         self._made = {node.name: index for index, node in enumerate(graph.nodes)}
+        self._elsewhere = {
+            index
+            for call in graph.calls
+            if (change := changes.get(graph.modules[call.module])) is not None and not change.runs_part
+            for index in range(call.begin, call.end)
+        }
         self._uses: dict[str, list[int]] = {}
         for index, node in enumerate(graph.nodes):
             for name in operands(node):
@@ -295,7 +298,8 @@ class _Outline:
         """Return the properties of a value that must be as at capture for these uses; see `Need`."""
         needs: set[Need] = {"nothing"}
         for use in uses:
-            if use == len(self._graph.nodes):
+            # The caller, and modules that run their own code, take what they are given.
+            if use == len(self._graph.nodes) or use in self._elsewhere:
                 continue
             node = self._graph.nodes[use]
             if not node.args or node.args[0] != value or operands(node).count(value) > 1:
@@ -363,38 +367,3 @@ def graph_of_calls(
             if shown.pop(error.path, None) is None:
                 raise
     return live, {path for path, _ in whole.named_modules() if path} - shown.keys() - {*changed}
-
-
-def check_state_read(graph: Graph, program: Program, live: LiveGraph | None, slot: Callable[[str], StateSlot]) -> None:
-    """Refuse state of another dtype or shape that a program reads outside of calls of submodules that changed.
-
-    Args:
-        graph: the forward graph.
-        program: its program.
-        live: the graph that runs; None: the forward graph.
-        slot: returns the slot of a state tensor's current value, by name.
-
-    Raises:
-        NotSupported: there is such state.
-    """
-    for value, spec in zip(graph.inputs, program.inputs, strict=True):
-        if not isinstance(spec, StateInput) or spec.subclass is not None:
-            continue
-        if live is not None and value.name not in live.reads:
-            continue
-        table, key = slot(spec.name)
-        tensor = table.get(key)
-        if tensor is None:
-            continue
-        if is_wrapper(tensor) and not is_sharded(table):
-            raise NotSupported(
-                f"`{spec.name}` is a `{type(tensor).__name__}` now, and program `{program.name}` was captured with a "
-                "plain tensor, which it reads otherwise than by calling a layer. Change the model, and export it again"
-            )
-        if (dtypes.name_of(tensor.dtype), tuple(tensor.shape)) == (spec.meta.dtype, spec.meta.shape):
-            continue
-        raise NotSupported(
-            f"`{spec.name}` is {dtypes.name_of(tensor.dtype)}{list(tensor.shape)} now, and program "
-            f"`{program.name}` was captured with {spec.meta.dtype}{list(spec.meta.shape)}. Replace the whole "
-            "submodule that calls it, or change the model and export it again"
-        )

@@ -13,8 +13,9 @@ from torch import nn
 from aotexport_runtime.bundle.read import Bundle
 from aotexport_runtime.call.adapted_graph import with_adapters
 from aotexport_runtime.call.engines import Engines
-from aotexport_runtime.call.live_graph import LiveGraph, check_state_read, graph_of_calls, live_graph, whole_graph
+from aotexport_runtime.call.live_graph import LiveGraph, graph_of_calls, live_graph, whole_graph
 from aotexport_runtime.call.plan import Plan
+from aotexport_runtime.call.state_read import check_state_read
 from aotexport_runtime.engines.autocast import device_type_of
 from aotexport_runtime.engines.candidates import AUTOGRAD, CUDA, PORTABLE, Request
 from aotexport_runtime.engines.codegen import Environment

@@ -39,6 +39,8 @@ class TrainingState:
 
     Attributes:
         step: how many steps were made; counted by the caller, who takes the data of the next one by it.
+        module: the module.
+        optimizer: the optimizer.
     """
 
     def __init__(self, module: nn.Module, optimizer: torch.optim.Optimizer, **others: Stateful) -> None:
@@ -62,7 +64,7 @@ class TrainingState:
                 "`fully_shard`, which parts the state of any optimizer"
             )
         self.step = 0
-        self._module, self._optimizer, self._others = module, optimizer, others
+        self.module, self.optimizer, self._others = module, optimizer, others
         self._digest = torch.tensor([*bytes.fromhex(bundles[0].manifest_sha256)], dtype=torch.uint8)
         self._group: Any = None
         self._writing: Future[Any] | None = None
@@ -122,8 +124,8 @@ class TrainingState:
         state = self._state([name for name in (f"random.{_rank()}",) if name in known])
         load(state, checkpoint_id=path)
         set_state_dict(
-            self._module,
-            self._optimizer,
+            self.module,
+            self.optimizer,
             model_state_dict=state["model"],
             optim_state_dict=state["optimizer"],
         )
@@ -150,7 +152,7 @@ class TrainingState:
 
     def _state(self, random: list[str]) -> dict[str, Any]:
         """Return what a checkpoint holds; tensors are those of the run."""
-        model, optimizer = get_state_dict(self._module, self._optimizer)
+        model, optimizer = get_state_dict(self.module, self.optimizer)
         others = {name: other.state_dict() for name, other in self._others.items()}
         state: dict[str, Any] = {"model": model, "optimizer": optimizer, "bundle": self._digest}
         state |= {"step": torch.tensor(self.step), **({"others": others} if others else {})}
