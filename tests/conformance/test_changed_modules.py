@@ -399,8 +399,8 @@ REFUSED_AT_ONCE = {
     ),
     "another dtype": (
         lambda m: m.half(),
-        "the programs were captured with weights of float32, and do not hold for float16. Convert the model and its "
-        "example inputs, and export again",
+        "the programs were captured with weights of float32, and do not hold for float16. Load the bundle in "
+        "that dtype (`load(..., dtype=)`), or export again",
     ),
     "another class": (
         lambda m: setattr(m, "__class__", nn.Linear),
