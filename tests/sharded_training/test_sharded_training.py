@@ -8,7 +8,7 @@ from tests.sharded_training.ranks import WAYS
 
 
 def test_two_ranks_that_share_the_state_train_a_bundle_as_one_process_trains_the_model(run_ranks):
-    ways = ["zero", "whole", "blocks"]
+    ways = ["whole", "blocks"]
 
     assert [out.splitlines() for out in run_ranks("ranks", 2, *ways)] == [ways] * 2
 
@@ -26,6 +26,7 @@ def test_each_rank_holds_its_part_of_weights_gradients_and_optimizer_state(run_r
         assert own <= part * whole
 
 
+@pytest.mark.slow
 def test_calls_that_would_read_a_part_for_the_whole_are_refused_by_name(run_ranks):
     assert run_ranks("refusals", 1, "program_called", "rounded") == [
         "`table.weight` is in parts over processes here, and program `train` reads it whole: `fully_shard` gathers it "
@@ -37,6 +38,7 @@ def test_calls_that_would_read_a_part_for_the_whole_are_refused_by_name(run_rank
     ]
 
 
+@pytest.mark.slow
 def test_save_of_parameters_in_parts_writes_the_bundle_of_the_whole(run_ranks, tmp_path):
     messages = run_ranks("saved", 2)
 
