@@ -52,7 +52,9 @@ class Place(str):
 
     def at(self, *steps: str | int) -> Place:
         """Return the place that these keys and indices lead to from here."""
-        return Place(str(self), (*self.steps, *steps), self.faults)
+        place = str.__new__(Place, self)
+        place.steps, place.faults = (*self.steps, *steps), self.faults
+        return place
 
     @property
     def path(self) -> str:

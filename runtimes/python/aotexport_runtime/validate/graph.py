@@ -98,7 +98,9 @@ def check_graph(
 
 def _check_arguments(node: Node, graph: Graph, values: Mapping[str, ValueMeta], symbols: set[str], here: Place) -> None:
     for index, argument in enumerate(node.args):
-        check_argument(argument, values, graph.subgraphs, symbols, here.at("args", index))
+        # Most are references to what is there.
+        if not (isinstance(argument, str) and argument in values):
+            check_argument(argument, values, graph.subgraphs, symbols, here.at("args", index))
     for keyword, argument in node.kwargs.items():
         check_argument(argument, values, graph.subgraphs, symbols, here.at("kwargs", keyword))
 

@@ -95,7 +95,8 @@ def _check_arguments(node: Node, signature: Signature, values: Values, here: Pla
             code="operator-arguments",
         )
     for index, (parameter, argument) in enumerate(zip(positional, node.args, strict=False)):
-        _check_argument(node, parameter, argument, values, here.at("args", index))
+        if not _takes(parameter.type, argument, values):
+            raise _wrong_type(node, parameter, here.at("args", index))
     rest = {each.name: each for each in (*positional[len(node.args) :], *signature.keyword_only)}
     for keyword, argument in node.kwargs.items():
         if keyword not in rest:
@@ -104,7 +105,8 @@ def _check_arguments(node: Node, signature: Signature, values: Values, here: Pla
                 where=here.at("kwargs", keyword),
                 code="operator-arguments",
             )
-        _check_argument(node, rest[keyword], argument, values, here.at("kwargs", keyword))
+        if not _takes(rest[keyword].type, argument, values):
+            raise _wrong_type(node, rest[keyword], here.at("kwargs", keyword))
     lacking = next((each.name for each in rest.values() if each.is_required and each.name not in node.kwargs), None)
     if lacking is not None:
         raise BundleInvalid(
@@ -112,13 +114,12 @@ def _check_arguments(node: Node, signature: Signature, values: Values, here: Pla
         )
 
 
-def _check_argument(node: Node, parameter: Parameter, argument: Argument, values: Values, here: Place) -> None:
-    if not _takes(parameter.type, argument, values):
-        raise BundleInvalid(
-            f"argument `{parameter.name}` of operator `{node.op}` is no {parameter.type.removesuffix('?')}",
-            where=here,
-            code="argument-type",
-        )
+def _wrong_type(node: Node, parameter: Parameter, here: Place) -> BundleInvalid:
+    return BundleInvalid(
+        f"argument `{parameter.name}` of operator `{node.op}` is no {parameter.type.removesuffix('?')}",
+        where=here,
+        code="argument-type",
+    )
 
 
 def _takes(type_: str, argument: Argument, values: Values) -> bool:
