@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -105,9 +105,9 @@ class _Maker:
         labels, classes = _classes(self._table.column(target), table.column(target), target)
         others = Table(table.source, {name: values for name, values in table.columns.items() if name != target})
         made = self._values(others)
-        made[TARGET] = list(labels)
+        made[TARGET] = labels
         if self._own_target is not None:
-            made[OWN_TARGET] = list(labels)
+            made[OWN_TARGET] = labels
         return made, classes
 
     def _pieces(self, table: Table) -> tuple[dict[str, Sequence[torch.Tensor]], tuple[str, ...]]:
@@ -223,7 +223,7 @@ class _Maker:
 
 def _classes(
     everything: Sequence[Any], values: Sequence[Any], column: str
-) -> tuple[Iterator[torch.Tensor], tuple[str, ...]]:
+) -> tuple[list[torch.Tensor], tuple[str, ...]]:
     """Return a class per row, and the names of the classes."""
     if isinstance(everything[0], str):
         names = sorted(set(everything))
@@ -231,11 +231,11 @@ def _classes(
         unknown = next((value for value in values if value not in number), None)
         if unknown is not None:
             raise DataInvalid(f"column `{column}`: class {unknown!r} is in the held-out rows alone")
-        return (torch.tensor(number[value]) for value in values), tuple(names)
+        return [torch.tensor(number[value]) for value in values], tuple(names)
     for row, value in enumerate(values):
         if isinstance(value, bool | float) or not hasattr(value, "__index__") or value < 0:
             raise DataInvalid(f"column `{column}`, row {row}: expected a class (0, 1, ...) or its name, got {value!r}")
-    return (torch.tensor(int(value)) for value in values), ()
+    return [torch.tensor(int(value)) for value in values], ()
 
 
 def _value(spec: TensorSpec, value: Any, column: str, row: int) -> torch.Tensor:

@@ -131,6 +131,32 @@ def test_language_model_learns_text(tmp_path: Path) -> None:
     assert last < first < 40
 
 
+class OwnLoss(nn.Module):
+    """Classifies texts of 16 tokens, four at a time, and computes its loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.head = nn.Embedding(256, 16), nn.Linear(16, 2)
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor, labels: torch.Tensor) -> dict[str, Any]:
+        logits = self.head((self.words(input_ids) * attention_mask.unsqueeze(-1)).sum(1))
+        return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
+
+
+def test_model_with_a_loss_of_its_own_learns_classes_of_texts_of_fixed_length(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    ids = torch.randint(256, (4, 16))
+    kwargs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": torch.tensor([0, 1, 1, 0])}
+    aotexport.export(OwnLoss(), (), kwargs, output=tmp_path / "b", verify=False)
+    texts = [text for pair in PAIRS for text in pair]
+    rows = [{"text": text, "label": "question" if text.endswith("?") else "statement"} for text in texts * 8]
+    (tmp_path / "texts.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    options = ["--tokenizer", "bytes", "--batch-size", "4", "--lr", "3e-2", "--epochs", "2", "--validation", "0.2"]
+    found = summary(tmp_path / "b", "--data", tmp_path / "texts.jsonl", *options, "-o", tmp_path / "tuned")
+    assert found["classes"] == ["question", "statement"]
+    assert found["epochs"][-1]["accuracy"] > 0.9
+
+
 def test_columns_of_parquet_train_and_classes_have_their_names(bundle: Path, tmp_path: Path) -> None:
     pyarrow = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")
