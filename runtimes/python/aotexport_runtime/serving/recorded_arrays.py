@@ -129,10 +129,14 @@ def _fault(call: RecordedCall, name: str, output: Any, least: float) -> str:
     allowed = min(_EAGER_ERRORS * call.vector.eager_errors.get(name, 0.0), _MOST)
     tolerance = max(least, TOLERANCES.get(output.dtype.name, 0.0), allowed)
     error = error_of(expected, kept, None if norms is None else float(norms[1]))
-    if error > tolerance:
+    if not error <= tolerance:
         return f"error {error:.3g}, tolerance {tolerance:.3g}"
-    if norms is not None and (norm := abs(_norm(output) - float(norms[0]))) > max(tolerance, 1e-6) * float(norms[0]):
-        return f"its norm is {norm:.3g} off"
+    if norms is None:
+        return ""
+    norm, wanted = _norm(output), float(norms[0])
+    # A norm that is infinite or no number has to be the same.
+    if not np.isclose(norm, wanted, rtol=max(tolerance, 1e-6), atol=0.0, equal_nan=True):
+        return f"its norm is {abs(norm - wanted):.3g} off"
     return ""
 
 
