@@ -1092,3 +1092,12 @@ def loop_that_cuts_gradients() -> Case:
         return while_loop(lambda i, total, x: i < 3, lambda i, total, x: (i + 1, total + x, x.sin()), start)
 
     return Case(call, (needs_grad(2),))
+
+
+@case
+def sparse_gradient() -> Case:
+    """A table whose gradient is a sparse tensor."""
+    return Case(
+        Built(lambda self, x: nn.functional.embedding(x, self.table, sparse=True), table=weight(5, 2)),
+        (torch.tensor([1, 3, 1]),),
+    )

@@ -191,6 +191,9 @@ class Replay:
         if tensor is None:
             self.facts[name] = "None"
             return
+        if tensor.is_sparse:
+            self.facts[f"{name} layout"] = str(tensor.layout).removeprefix("torch.")
+            tensor = tensor.detach().to_dense()
         steps = [step for step, count in zip(tensor.stride(), tensor.shape, strict=True) if count > 1]
         self.facts[name] = f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)} strides {steps}"
         flat = tensor.detach().resolve_conj().resolve_neg().reshape(-1)

@@ -18,7 +18,7 @@ GOLDENS = Path(__file__).parents[1] / "golden/v1.0"
 FORMS = ("forward", "functional")
 UNREAD: dict[tuple[str, str], str] = {
     **{(name, "functional"): "no functional graph" for name in ("captured_under_autocast", "input_storage_replaced")},
-    **{(name, "functional"): "no functional graph" for name in ("onnx_model", "rebound_buffer")},
+    **{(name, "functional"): "no functional graph" for name in ("onnx_model", "rebound_buffer", "sparse_gradient")},
     **{
         (name, "functional"): "a soft guard of the functional graph" for name in ("selections_of_input", "shared_state")
     },
