@@ -75,7 +75,7 @@ class TrainingProgress:
             self._console.print(f"epoch {entry['epoch']}: " + ", ".join(_words(entry)), soft_wrap=True)
         elif self._bar is not None:
             for key in ("loss", "examples_per_s"):
-                before = self._smooth.get(key, entry[key])
+                before = self._smooth.setdefault(key, entry[key])
                 self._smooth[key] = _SMOOTHING * before + (1 - _SMOOTHING) * entry[key]
             self._bar.update(
                 self._bar.task_ids[0],
