@@ -21,14 +21,28 @@ Example: the encoder takes no gradients anymore, and needs no memory for them.
     "--freeze", multiple=True, metavar="PATTERN", help="Parameters that take no gradient, by name; repeatable."
 )
 @click.option(
+    "--lora",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    metavar="ADAPTER",
+    help="Adapter of BUNDLE, in peft's files, to have in the new bundle beside frozen weights.",
+)
+@click.option("--merge", is_flag=True, help="Write the adapter of --lora into the weights.")
+@click.option(
     "--program",
     "programs",
     multiple=True,
     metavar="NAME",
     help="Program to capture: one of the bundle's, or train, infer, eval-joint; repeatable. [default: the bundle's]",
 )
-def derive(bundle: Path, freeze: tuple[str, ...], programs: tuple[str, ...], write: WriteOptions) -> None:
-    """Make a bundle of BUNDLE: with other frozen weights, programs or targets; the model's code is not needed.
+def derive(
+    bundle: Path,
+    freeze: tuple[str, ...],
+    lora: Path | None,
+    merge: bool,
+    programs: tuple[str, ...],
+    write: WriteOptions,
+) -> None:
+    """Make a bundle of BUNDLE: with other frozen weights, an adapter, programs or targets; no model code is needed.
 
     Its forward graphs are captured again, with its recorded calls as examples, and the new bundle is verified against
     them. `aotexport inspect` shows which bundle a bundle was made of, and what was changed.
@@ -46,5 +60,7 @@ def derive(bundle: Path, freeze: tuple[str, ...], programs: tuple[str, ...], wri
             progress=progress,
         )
         progress(f"load {bundle}")
-        report = derive_as(bundle, options, freeze=freeze, programs=programs or None, fresh=fresh)
+        report = derive_as(
+            bundle, options, freeze=freeze, lora=lora, merge=merge, programs=programs or None, fresh=fresh
+        )
     write.show(report, progress)

@@ -16,6 +16,7 @@ from aotexport_runtime.errors import NotSupported, first_line
 from aotexport_runtime.module.bundle_module import BundleModule
 from aotexport_runtime.module.cast import CastBundle, stored_state
 from aotexport_runtime.schema.manifest import Ancestor
+from aotexport_runtime.submodules.adapter import adapters_below
 from aotexport_runtime.validate.bounds import MAX_TEXT
 
 _NAMED = 3
@@ -64,6 +65,9 @@ def _changes(module: BundleModule, programs: Iterable[str]) -> Iterator[str]:
     tensors = {name: tensor for name, tensor in module.present_tensors().items() if entries[name].role == "parameter"}
     frozen = [name for name, tensor in tensors.items() if entries[name].requires_grad and not tensor.requires_grad]
     thawed = [name for name, tensor in tensors.items() if tensor.requires_grad and not entries[name].requires_grad]
+    adapted = [f"{path}.{adapter.tensor}" for path, beside in adapters_below(module).items() for adapter in beside]
+    if adapted:
+        yield f"adapters on {_listed(adapted)}"
     if frozen:
         yield f"frozen: {_listed(frozen)}"
     if thawed:

@@ -21,6 +21,7 @@ from aotexport.process.clock import Progress
 from aotexport.verify.fresh import FreshProcess
 from aotexport.verify.report import ExportReport
 from aotexport.write.weights import SHARD_NBYTES
+from aotexport_runtime.adapters import load_adapter, merge_adapter
 from aotexport_runtime.module.bundle_module import BundleModule
 from aotexport_runtime.module.loading import load
 from aotexport_runtime.module.reference import forward_graphs_run
@@ -32,6 +33,8 @@ def derive(
     *,
     output: str | os.PathLike[str],
     freeze: str | Iterable[str] = (),
+    lora: str | os.PathLike[str] | None = None,
+    merge: bool = False,
     programs: str | Iterable[str] | None = None,
     targets: str | Iterable[str] = ("portable",),
     verify: bool | Literal["fast", "full"] = True,
@@ -52,6 +55,8 @@ def derive(
         bundle: a loaded bundle, trained or changed since or not; or the directory of one. Left as it is.
         output: directory to write the new bundle to.
         freeze: patterns of names of parameters that take no gradient: `encoder.*`. The joint graph leaves theirs out.
+        lora: directory of an adapter of the bundle, in peft's files; the new bundle has it beside frozen weights.
+        merge: write the adapter into the weights instead, which are as frozen as before.
         programs: names of programs: those of the bundle, and of `train`, `infer`, `eval-joint` those of a mode that
             the bundle has a program of. None: those of the bundle.
         targets: see `aotexport.export`.
@@ -68,7 +73,7 @@ def derive(
         The written bundle, its programs and the comparisons of them with the forward graphs of `bundle`.
 
     Raises:
-        ArgumentInvalid: an argument is of a wrong type.
+        ArgumentInvalid: an argument is of a wrong type; or the adapter cannot be read, or is of another bundle.
         BundleInvalid: there is no bundle, or it is broken.
         ExportFailed: the bundle holds something that cannot be captured again.
         ModelFileInvalid: a pattern matches no parameter, or the bundle lacks what a program needs.
@@ -90,7 +95,7 @@ def derive(
         progress=progress,
     )
     names = None if programs is None else names_of("programs", programs)
-    return derive_as(bundle, options, freeze=names_of("freeze", freeze), programs=names)
+    return derive_as(bundle, options, freeze=names_of("freeze", freeze), lora=lora, merge=merge, programs=names)
 
 
 def derive_as(
@@ -98,17 +103,40 @@ def derive_as(
     options: ExportOptions,
     *,
     freeze: Iterable[str] = (),
+    lora: str | os.PathLike[str] | None = None,
+    merge: bool = False,
     programs: Iterable[str] | None = None,
     fresh: FreshProcess | None = None,
 ) -> ExportReport:
     """Derive as `derive` does, with the options of the export in one record."""
     check_type("bundle", bundle, (BundleModule, str, os.PathLike), "a loaded bundle, or the path of one")
+    if merge and lora is None:
+        raise ModelFileInvalid("merge: there is no adapter to merge; give its directory (`lora`, `--lora`)")
     module = bundle if isinstance(bundle, BundleModule) else load(bundle)
+    if lora is not None:
+        module = _merged(module, lora) if merge else _adapted(module, lora)
     with forward_graphs_run(module), _frozen(module, freeze):
         source = source_of(module)
         chosen = source.programs if programs is None else programs_named(source, programs)
         options = replace(options, programs=chosen, keep_operators=source.keep_operators)
         return export_as(source.target, source.args, source.kwargs, options, fresh)
+
+
+def _adapted(module: BundleModule, lora: str | os.PathLike[str]) -> BundleModule:
+    """Return a copy with an adapter, whose factors train."""
+    copy = module.twin()
+    load_adapter(copy, lora, trainable=True)
+    return copy
+
+
+def _merged(module: BundleModule, lora: str | os.PathLike[str]) -> BundleModule:
+    """Return a copy with an adapter in its weights."""
+    copy, adapted = module.twin(), _adapted(module, lora)
+    merge_adapter(adapted)
+    with torch.no_grad():
+        for name, tensor in adapted.state_tensors().items():
+            copy.state_tensors()[name].copy_(tensor)
+    return copy
 
 
 @contextlib.contextmanager

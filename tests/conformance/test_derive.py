@@ -15,7 +15,7 @@ from torch import nn
 
 import aotexport
 from aotexport.cli.app import app
-from aotexport_runtime import load, open_bundle, selftest
+from aotexport_runtime import adapters, load, open_bundle, selftest
 from aotexport_runtime.schema.manifest import Ancestor
 from tests.cases import all_cases
 from tests.cases.operators import NAMESPACE
@@ -254,3 +254,33 @@ def test_bundle_of_every_other_case_begets_one_that_agrees_with_it(case, tmp_pat
     }
     for target in ("autograd", "portable"):
         selftest(after, target=target, tensor_types=TYPES, operator_namespaces=[NAMESPACE])
+
+
+def test_derived_bundle_has_an_adapter_beside_its_weights_or_in_them(base, tmp_path):
+    module = load(base).train()
+    adapters.add_lora(module, ["encoder.0", "head"], r=2, alpha=4, bias="lora_only")
+    for parameter in module.parameters():
+        if parameter.requires_grad:
+            nn.init.normal_(parameter)
+    adapters.save_adapter(module, tmp_path / "adapter")
+    expected = module.eval()(ARGUMENTS[0][0])
+
+    aotexport.derive(base, output=tmp_path / "beside", lora=tmp_path / "adapter", verify=False)
+    options = ["-o", str(tmp_path / "merged"), "--lora", str(tmp_path / "adapter"), "--merge", "--no-verify"]
+    assert CliRunner().invoke(app, ["derive", str(base), *options]).exit_code == 0
+
+    beside, merged = load(tmp_path / "beside").eval(), load(tmp_path / "merged").eval()
+    for derived in (beside, merged):
+        torch.testing.assert_close(derived(ARGUMENTS[0][0]), expected)
+    assert not beside.encoder[0].weight.requires_grad
+    assert [name for name, parameter in merged.named_parameters() if not parameter.requires_grad] == []
+    assert merged.state_dict().keys() == load(base).state_dict().keys()
+    changes = beside.bundle.manifest.ancestors[0].changes
+    assert changes[0] == "adapters on `encoder.0.weight`, `encoder.0.bias`, `head.weight` and 1 more"
+
+
+def test_merge_without_an_adapter_is_refused(base, tmp_path):
+    with pytest.raises(aotexport.ModelFileInvalid) as caught:
+        aotexport.derive(base, output=tmp_path / "merged", merge=True)
+    message = "merge: there is no adapter to merge; give its directory (`lora`, `--lora`)"
+    assert str(caught.value) == message
