@@ -14,6 +14,7 @@ from aotexport_runtime.allowed.operators import (
     VIEWS,
     allowed_aten_operators,
 )
+from aotexport_runtime.allowed.signatures import signature_of
 from aotexport_runtime.engines import checkpoint
 from aotexport_runtime.engines.higher_order import EFFECTS
 from aotexport_runtime.engines.ops import is_compatible, resolve
@@ -103,3 +104,36 @@ def test_every_view_is_an_allowed_operator_that_makes_views():
     assert allowed >= VIEWS
     schemas = [str(getattr(torch.ops.aten, name).default._schema) for name in ("alias", "t", "permute", "as_strided")]
     assert all("(Tensor(a) self" in schema for schema in schemas)
+
+
+def test_signature_of_every_listed_operator_is_read_as_torch_has_it():
+    for name in allowed_aten_operators():
+        base, _, overload = name.partition(".")
+        schema = getattr(getattr(torch.ops.aten, base), overload)._schema
+        found = signature_of(str(schema))
+
+        assert found is not None
+        parameters = [*found.positional, *found.keyword_only]
+        assert [each.name for each in parameters] == [each.name for each in schema.arguments]
+        assert [each.is_required for each in parameters] == [not e.has_default_value() for e in schema.arguments]
+        assert len(found.returns) == len(schema.returns)
+
+
+def test_signature_with_quoted_signs_and_containers_is_read():
+    found = signature_of(
+        'm::f(Tensor x, str mode="a, (b", Dict(str, Tensor) d, *, Tensor(a!)[] out) -> (Tensor y, int)'
+    )
+
+    assert found is not None
+    assert [each.type for each in (*found.positional, *found.keyword_only)] == [
+        "Tensor",
+        "str",
+        "Dict(str, Tensor)",
+        "Tensor[]",
+    ]
+    assert found.returns == ("Tensor", "int")
+
+
+@pytest.mark.parametrize("schema", ["", "relu", "aten::relu(Tensor self)", "aten::relu(Tensor self", "f(x) -> Tensor"])
+def test_malformed_signature_is_none(schema):
+    assert signature_of(schema) is None

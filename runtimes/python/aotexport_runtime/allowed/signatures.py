@@ -82,8 +82,12 @@ def signature_of(schema: str) -> Signature | None:
 
 def _split(text: str) -> tuple[list[str], int] | None:
     """Return what commas separate up to the bracket that closes `text`, and the index behind it."""
-    depth, current, items = 1, "", list[str]()
+    depth, current, items, is_quoted = 1, "", list[str](), False
     for index, character in enumerate(text):
+        is_quoted ^= character == '"'
+        if is_quoted:
+            current += character
+            continue
         depth += (character in "([") - (character in ")]")
         if depth == 0 or (character == "," and depth == 1):
             items.append(current.strip())
