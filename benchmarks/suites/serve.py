@@ -54,29 +54,41 @@ def _of_model(run: Run, model: ServedModel, directory: Path) -> Iterator[Figure]
         system: [make(model.name, inputs, "127.0.0.1") for inputs in model.requests(64)]
         for system, make in ((system, lit_message if system == "LitServe" else message) for system in SYSTEMS)
     }
-    has_lit = importlib.util.find_spec("litserve") is not None
-    systems = [system for system in SYSTEMS if system != "LitServe" or has_lit]
+    failed: dict[str, str] = {}
+    if importlib.util.find_spec("litserve") is None:
+        failed["LitServe"] = "needs `pip install litserve`"
     seen: dict[str, dict[str, list[float]]] = {}
     expected: np.ndarray | None = None
     for round_ in range(min(run.rounds, _MOST_ROUNDS)):
-        for system in systems if round_ % 2 == 0 else reversed(systems):
+        for system in SYSTEMS if round_ % 2 == 0 else reversed(SYSTEMS):
+            if system in failed:
+                continue
             run.settings.patience_s()
             run.progress(f"serve: {model.name} by {system}, round {round_ + 1}")
-            with _server(system, model, directory, run.settings.threads) as (port, ready_s, process):
-                if system != "empty":
-                    found = _first(system, port, model, messages[system][0])
-                    expected = found if expected is None else expected
-                    if not np.allclose(found, expected, rtol=1e-3, atol=1e-4):
-                        raise NotMeasured(f"{system} answers otherwise than eager")
-                for measure, value in _measured(port, messages[system], process.pid).items():
-                    seen.setdefault(measure, {}).setdefault(system, []).append(value)
-                seen.setdefault("until ready", {}).setdefault(system, []).append(ready_s)
+            try:
+                with _server(system, model, directory, run.settings.threads) as (port, ready_s, process):
+                    if system != "empty":
+                        found = _first(system, port, model, messages[system][0])
+                        expected = found if expected is None else expected
+                        if not np.allclose(found, expected, rtol=1e-3, atol=1e-4):
+                            raise NotMeasured(f"{system} answers otherwise than eager")
+                    values = _measured(port, messages[system], process.pid) | {"until ready": ready_s}
+            except (
+                NotMeasured,
+                RuntimeError,
+                OSError,
+                EOFError,
+            ) as error:  # one that gives up leaves the others measured
+                failed[system] = str(error)
+                continue
+            for measure, value in values.items():
+                seen.setdefault(measure, {}).setdefault(system, []).append(value)
         more = _second_worker(model, directory, run.settings.threads)
         seen.setdefault("memory of a second worker", {}).setdefault("bundle", []).append(more)
-    for measure, values in seen.items():
-        yield from _rows(title, measure, values)
-    if not has_lit:
-        yield dataclasses.replace(title, measure="request", system="LitServe", reason="needs `pip install litserve`")
+    for measure, own in seen.items():
+        yield from _rows(title, measure, {system: each for system, each in own.items() if system not in failed})
+    for system, reason in failed.items():
+        yield dataclasses.replace(title, measure="request", system=system, reason=reason)
 
 
 def _first(system: str, port: int, model: ServedModel, request: bytes) -> np.ndarray:
