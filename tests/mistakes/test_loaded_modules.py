@@ -18,8 +18,8 @@ from tests.mistakes.told import check_raises
 X = torch.ones(3, 4)
 MAKE = "To make a bundle of a model, export it (`aotexport.export`)"
 WEIGHTS = (
-    "the programs were captured with weights of float32, and do not hold for float16. Convert the model and its example "
-    "inputs, and export again"
+    "the programs were captured with weights of float32, and do not hold for float16. Load the bundle in that dtype "
+    "(`load(..., dtype=)`), or export again"
 )
 CHANGED = (
     "`save` writes the programs that were exported, with other weights. Export the loaded module as it is now "
