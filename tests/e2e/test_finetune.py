@@ -167,7 +167,7 @@ def test_columns_of_parquet_train_and_classes_have_their_names(bundle: Path, tmp
     found = summary(bundle, "--data", tmp_path / "digits.parquet", *options, "-o", tmp_path / "tuned")
     assert found["classes"] == [f"d{number}" for number in range(10)]
     first, second = (epoch["train_loss"] for epoch in found["epochs"])
-    assert second < 0.6 * first
+    assert second < 0.8 * first
 
 
 PAIRS = [
