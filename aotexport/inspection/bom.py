@@ -1,6 +1,6 @@
 """A bill of materials of a bundle: CycloneDX 1.6, made by its Python library and of the manifest alone. No torch."""
-# cyclonedx is an extra, and its packages are not where types are checked.
-# pyright: reportMissingImports=false
+# A decorator of cyclonedx hides the arguments and attributes of its classes.
+# pyright: reportCallIssue=false, reportAttributeAccessIssue=false
 
 from __future__ import annotations
 
