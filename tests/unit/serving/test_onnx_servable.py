@@ -56,6 +56,27 @@ def test_call_outside_of_the_range_is_refused_by_the_bundles_guard(bundle):
         Servable(bundle, engine="onnx").infer({"input": np.zeros((65, 8), np.float32)})
 
 
+class Table(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.rows = torch.nn.Embedding(4, 2)
+
+    def forward(self, index):
+        return self.rows(index)
+
+
+def test_value_that_onnx_runtime_refuses_is_the_callers_fault_and_a_bug_is_not(tmp_path, monkeypatch):
+    aotexport.export(
+        Table().eval(), (torch.tensor([1, 3]),), output=tmp_path / "t", programs=("infer",), verify=False, onnx=True
+    )
+    servable = Servable(tmp_path / "t", engine="onnx")
+    with pytest.raises(ValueError, match="out of data bounds"):
+        servable.infer({"index": np.array([1, 9])})
+    monkeypatch.setattr("aotexport_runtime.call.onnx.plan.OnnxPlan.outputs", lambda self, call: self.misspelt)
+    with pytest.raises(AttributeError, match="misspelt"):
+        servable.infer({"index": np.array([1, 3])})
+
+
 def test_model_that_answers_otherwise_than_eager_is_not_served(bundle, tmp_path):
     import hashlib
     import shutil

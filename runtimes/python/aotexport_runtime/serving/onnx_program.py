@@ -10,7 +10,7 @@ import numpy as np
 
 from aotexport_runtime.bundle.read import Bundle
 from aotexport_runtime.engines.onnx.session import OnnxRuntime
-from aotexport_runtime.errors import AotExportError, CallInvalid, NotSupported, first_line
+from aotexport_runtime.errors import CallInvalid, NotSupported, first_line
 from aotexport_runtime.module.loading import load
 from aotexport_runtime.serving.arrays import is_rare
 from aotexport_runtime.serving.interface import interface_of
@@ -77,9 +77,10 @@ class OnnxProgram:
             if not call.violations:
                 try:
                     outputs = plan.outputs(call)
-                except AotExportError:
-                    raise
-                except Exception as error:  # noqa: BLE001 - its errors have no class in common
+                except Exception as error:
+                    # Errors of ONNX Runtime have no class in common; others are not the caller's.
+                    if not type(error).__module__.startswith("onnxruntime."):
+                        raise
                     raise ValueError(first_line(error)) from None
                 return [outputs[index] for index in indices]
             violations = violations or call.violations
