@@ -158,8 +158,8 @@ def test_model_with_a_loss_of_its_own_learns_classes_of_texts_of_fixed_length(tm
 
 
 def test_columns_of_parquet_train_and_classes_have_their_names(bundle: Path, tmp_path: Path) -> None:
-    pyarrow = pytest.importorskip("pyarrow")
-    parquet = pytest.importorskip("pyarrow.parquet")
+    pyarrow = pytest.importorskip("pyarrow", reason="needs the extra `finetune`")
+    parquet = pytest.importorskip("pyarrow.parquet", reason="needs the extra `finetune`")
     images, labels = digits()
     rows = {"pixels": images.flatten(1).tolist(), "label": [f"d{label}" for label in labels]}
     parquet.write_table(pyarrow.table(rows), tmp_path / "digits.parquet")

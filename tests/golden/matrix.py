@@ -110,7 +110,8 @@ def page(runs: list[Run], tests: list[tuple[str, dict[str, int], list[str]]]) ->
                 text = f"`{golden}` by `{target}`: {reason.split('. ')[0]}"
                 reasons.setdefault(text, []).append(each.torch.split("+")[0])
     if reasons:
-        lines += ["", "Others:", "", *(f"- {reason} (torch {', '.join(found)})" for reason, found in reasons.items())]
+        releases = {reason: ", ".join(dict.fromkeys(found)) for reason, found in reasons.items()}
+        lines += ["", "Others:", "", *(f"- {reason} (torch {found})" for reason, found in releases.items())]
     if tests:
         lines += ["", "## Tests of the exporter", "", "| torch | passed | skipped | failed |", "|---|---|---|---|"]
         for version, found, _ in tests:

@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 from torch import nn
 
-from aotexport_runtime.call.submodule_call import Need, Part, Result, SubmoduleCall, leaves_of, operands
+from aotexport_runtime.call.submodule_call import Need, Part, Result, SubmoduleCall, leaves_of, operands, without_values
 from aotexport_runtime.engines.codegen import CALL_SUBMODULE, Environment
 from aotexport_runtime.errors import NotSupported
 from aotexport_runtime.schema.graph import Graph, ModuleCall, Node
@@ -27,6 +27,9 @@ from aotexport_runtime.schema.values import Argument, SequenceMeta, ValueMeta
 from aotexport_runtime.submodules.changes import SubmoduleChange
 from aotexport_runtime.submodules.places import is_below, module_at
 from aotexport_runtime.validate import references
+
+UNUSED = "nothing uses a part of what it takes or returns, which the graph does not hold"
+"""Why calls of a submodule cannot be followed that the graph lacks values of."""
 
 _FOR_ALL_SIZES = frozenset(
     f"aten::{name}.default" for name in ("dropout", "exp", "gelu", "log", "neg", "relu", "sigmoid", "silu", "tanh")
@@ -220,11 +223,8 @@ class _Outline:
         if call.refusal is not None or call.arguments is None or call.result is None:
             raise self._refused(change, f"what calls do with it cannot be told apart from the rest ({call.refusal})")
         taken, returned = leaves_of(call.arguments), leaves_of(call.result)
-        gone = [i for i in taken | (returned if change.runs_part else set()) if call.values[i] is None]
-        if gone:
-            raise self._refused(
-                change, "nothing uses a part of what it takes or returns, which the graph does not hold"
-            )
+        if without_values(call, returned=change.runs_part):
+            raise self._refused(change, UNUSED)
         # Read before this call's results get new names.
         inputs = {i: self.renamed(call.values[i]) for i in taken}
         part = self._part(index, path, taken, returned, inputs) if change.runs_part else None

@@ -283,6 +283,12 @@ def leaves_of(tree: Tree) -> set[int]:
     return {leaf.index for _, leaf in leaves(tree) if isinstance(leaf, Leaf)}
 
 
+def without_values(call: ModuleCall, *, returned: bool) -> bool:
+    """Return whether the graph lacks a part of a call's arguments or, with `returned`, of its result."""
+    trees = (call.arguments, call.result) if returned else (call.arguments,)
+    return any(call.values[index] is None for tree in trees if tree is not None for index in leaves_of(tree))
+
+
 def operands(node: Node) -> list[str]:
     """Return the names of the values that a node takes, with repetitions."""
     return [name for argument in (*node.args, *node.kwargs.values()) for name in references(argument)]

@@ -11,7 +11,9 @@ from torch import nn
 
 from aotexport_runtime.bundle.read import Bundle
 from aotexport_runtime.call.guards.quick_path import Call
+from aotexport_runtime.call.live_graph import UNUSED
 from aotexport_runtime.call.plan import Plan
+from aotexport_runtime.call.submodule_call import without_values
 from aotexport_runtime.call.variants import Variants
 from aotexport_runtime.errors import ArgumentInvalid, NotSupported
 from aotexport_runtime.submodules.places import module_at
@@ -48,7 +50,12 @@ def add_taps(module: nn.Module, bundle: Bundle, paths: Sequence[str]) -> None:
     known = [name for name, _ in module.named_modules(remove_duplicate=False) if name]
     first = {record.name: record.same_as or record.name for record in bundle.manifest.modules}
     graphs = [bundle.graph(name, bundle.program(name).forward.file) for name in bundle.program_names]
-    calls = {graph.modules[call.module]: call.refusal for graph in graphs for call in graph.calls}
+    calls: dict[str, str | None] = {}
+    for graph in graphs:
+        for call in graph.calls:
+            # One program that tells is enough: others refuse their calls.
+            if calls.get(name := graph.modules[call.module], "") is not None:
+                calls[name] = call.refusal or (UNUSED if without_values(call, returned=True) else None)
     for path in paths:
         submodule = module_at(module, path) if path in known else None
         if submodule is None:
