@@ -19,6 +19,8 @@ from aotexport_runtime.serving.interface import TensorSpec
 from aotexport_runtime.values import dtypes
 
 _TARGETS = ("label", "labels", "target", "class")
+_TEXT = "text"
+"""What `--column` calls the text, and the column of it by default."""
 _PAIRS = (("anchor", "positive"), ("sentence1", "sentence2"), ("query", "answer"))
 
 
@@ -90,6 +92,9 @@ class _Maker:
 
     def examples(self, columns: Columns) -> Examples:
         table = Table(self._table.source, columns)
+        absent = [column for column in dict(self._settings.columns).values() if column not in columns]
+        if absent:
+            raise DataInvalid(f"--column: {table.source} has no column {listed(absent)}; it has {listed(columns)}")
         make = {"classification": self._classification, "causal-lm": self._pieces, "pairs": self._pairs}
         made, classes = make[self._settings.loss](table)
         return Examples(made, self._padding, classes)
@@ -140,18 +145,18 @@ class _Maker:
 
     def _values(self, table: Table) -> dict[str, Sequence[torch.Tensor]]:
         """Return each input's values: of the column of its name, of the only column, or of text."""
-        columns = dict(self._settings.columns)
-        unknown = columns.keys() - self._inputs.keys()
+        columns, texts = dict(self._settings.columns), table.texts()
+        unknown = columns.keys() - self._inputs.keys() - {_TEXT}
         if unknown:
             raise DataInvalid(f"--column: the bundle has no input {listed(unknown)}; it has {listed(self._inputs)}")
         named = {name: columns.get(name, name) for name in self._inputs}
         if len(named) == 1 and len(table.columns) == 1:
-            named = {
-                name: column if column in table.columns else next(iter(table.columns)) for name, column in named.items()
-            }
+            named = dict.fromkeys(named, next(iter(table.columns)))
         missing = [name for name, column in named.items() if column not in table.columns]
-        if missing and table.texts():
+        text = next((column for column in named.values() if column in texts), None)
+        if _TEXT in columns or (text is None and missing and texts):
             text = self._text_column(table)
+        if text is not None:
             return self._of_tokens(self._cut(table.column(text), text))
         if missing:
             raise DataInvalid(
@@ -164,9 +169,9 @@ class _Maker:
         }
 
     def _text_column(self, table: Table) -> str:
-        texts = table.texts()
-        wanted = dict(self._settings.columns).get("text", "text")
-        if wanted in texts or len(texts) == 1:
+        texts, columns = table.texts(), dict(self._settings.columns)
+        wanted = columns.get(_TEXT, _TEXT)
+        if wanted in texts or (len(texts) == 1 and _TEXT not in columns):
             return wanted if wanted in texts else texts[0]
         raise DataInvalid(f"{table.source}: which column is the text? --column text=COLUMN, of {listed(texts)}")
 

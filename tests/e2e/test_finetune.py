@@ -157,6 +157,59 @@ def test_model_with_a_loss_of_its_own_learns_classes_of_texts_of_fixed_length(tm
     assert found["epochs"][-1]["accuracy"] > 0.9
 
 
+class OneInput(nn.Module):
+    """Classifies texts of any length, which are its only input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.head = nn.Embedding(256, 16), nn.Linear(16, 2)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.head(self.words(ids).mean(1))
+
+
+@pytest.fixture(scope="module")
+def reader(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Give a bundle that reads tokens alone, beside texts of two classes in `texts.jsonl`."""
+    path = tmp_path_factory.mktemp("reader")
+    torch.manual_seed(0)
+    shapes = ({0: Dim("batch", min=1, max=64), 1: Dim("length", min=1, max=256)},)
+    ids = torch.randint(256, (4, 16))
+    aotexport.export(OneInput(), (ids,), output=path / "bundle", dynamic_shapes=shapes, verify=False)
+    texts = [text for pair in PAIRS for text in pair] * 8
+    rows = [{"body": text, "title": "", "label": int(text.endswith("?"))} for text in texts]
+    (path / "two.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    rows = [{"body": row["body"], "label": row["label"]} for row in rows]
+    (path / "one.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    return path
+
+
+@pytest.mark.parametrize(
+    "options", [["one.jsonl"], ["two.jsonl", "--column", "ids=body"], ["two.jsonl", "--column", "text=body"]]
+)
+def test_text_is_the_only_input_of_a_classifier(reader: Path, tmp_path: Path, options: list[str]) -> None:
+    data, *columns = options
+    more = ["--tokenizer", "bytes", "--batch-size", "8", "--lr", "3e-2", "--epochs", "3", "--validation", "0"]
+    found = summary(reader / "bundle", "--data", reader / data, *columns, *more, "-o", tmp_path / "tuned")
+    assert found["epochs"][-1]["train_loss"] < 0.8 * found["epochs"][0]["train_loss"]
+
+
+@pytest.mark.parametrize(
+    ("column", "message"),
+    [
+        ("ids=bdy", "--column: {data} has no column `bdy`; it has `body`, `label`"),
+        ("nope=body", "--column: the bundle has no input `nope`; it has `ids`"),
+        ("text=label", "{data}: which column is the text? --column text=COLUMN, of `body`"),
+    ],
+)
+def test_column_that_does_not_fit_is_told(reader: Path, tmp_path: Path, column: str, message: str) -> None:
+    data = reader / "one.jsonl"
+    options = ["--data", data, "--column", column, "--tokenizer", "bytes"]
+    done = finetune(reader / "bundle", *options, "-o", tmp_path / "tuned")
+    assert (done.exit_code, done.stderr.splitlines()[-1]) == (2, "error: " + message.format(data=data))
+    assert not (tmp_path / "tuned").exists()
+
+
 def test_columns_of_parquet_train_and_classes_have_their_names(bundle: Path, tmp_path: Path) -> None:
     pyarrow = pytest.importorskip("pyarrow", reason="needs the extra `finetune`")
     parquet = pytest.importorskip("pyarrow.parquet", reason="needs the extra `finetune`")
