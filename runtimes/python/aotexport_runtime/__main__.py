@@ -79,7 +79,8 @@ def _check(options: Any) -> int:
     else:
         for fault in faults:
             print(printable(f"{fault.where or options.bundle} {fault.path}: {fault.reason} [{fault.code}]"))
-        print(f"{options.bundle}: {len(faults)} faults" if faults else f"{options.bundle}: valid")
+        count = "valid" if not faults else "1 fault" if len(faults) == 1 else f"{len(faults)} faults"
+        print(f"{options.bundle}: {count}")
     return 1 if faults else 0
 
 
