@@ -85,7 +85,7 @@ def test_check_prints_every_fault_and_says_by_its_exit_code_whether_there_are(cr
     root = str(crafted.seal())
     assert main(["check", root]) == 1
     assert capsys.readouterr().out == (
-        f"{FORWARD} $.outputs[0]: value 'nothing' is used before it is defined [value-undefined]\n{root}: 1 faults\n"
+        f"{FORWARD} $.outputs[0]: value 'nothing' is used before it is defined [value-undefined]\n{root}: 1 fault\n"
     )
     assert main(["check", root, "--json"]) == 1
     reason = "value 'nothing' is used before it is defined"
