@@ -32,6 +32,14 @@ static const char *path_of(int fd, char *path, size_t size) {
     return path;
 }
 
+static const char *path_at(int at, const char *name, char *path, size_t size) {
+    if (at == AT_FDCWD || name[0] == '/') return name;
+    path_of(at, path, size);
+    size_t length = strlen(path);
+    snprintf(path + length, size - length, "/%s", name);
+    return path;
+}
+
 static int fails(const char *call, const char *path, const char *other) {
     note(call, path, other);
     if (fault_at < 0 || fault_count++ != fault_at || fault_number < 0) return 0;
@@ -53,7 +61,7 @@ CALL(mkdirat, (int at, const char *path, mode_t mode), path, "", (at, path, mode
 CALL(link, (const char *from, const char *to), from, to, (from, to))
 CALL(linkat, (int a, const char *from, int b, const char *to, int flags), from, to, (a, from, b, to, flags))
 CALL(unlink, (const char *path), path, "", (path))
-CALL(unlinkat, (int at, const char *path, int flags), path, "", (at, path, flags))
+CALL(unlinkat, (int at, const char *path, int flags), path_at(at, path, (char[2048]){}, 2048), "", (at, path, flags))
 CALL(rmdir, (const char *path), path, "", (path))
 CALL(chmod, (const char *path, mode_t mode), path, "", (path, mode))
 
