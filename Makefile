@@ -26,7 +26,7 @@ CHECKS = check-style check-types check-runtime-types check-layers check-schemas
 # torch and the model libraries use as many threads as there are cores; hubs are never asked.
 export HF_HUB_OFFLINE = 1
 
-.PHONY: help demo serve-demo test test-serve test-torch test-full lint pytest bench bench-serve clean $(CHECKS)
+.PHONY: help demo serve-demo test test-serve test-torch test-full lint pytest pytest-serve bench bench-serve clean $(CHECKS)
 
 help: ## list the commands
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -35,7 +35,7 @@ demo: $(VENV)/.demo $(RUNTIME_VENV)/.made ## export a model, fine-tune its bundl
 	@$(BIN)/python examples/demo.py --runtime $(RUNTIME_VENV)/bin/python --output demo
 
 test: $(VENV)/.dev ## check style, types and schemas, and run the tests; ROOM=capture: the tests of that room
-	@$(MAKE) --no-print-directory -j pytest $(CHECKS)
+	@$(MAKE) --no-print-directory -j pytest $(if $(filter-out server,$(ROOM)),,pytest-serve) $(CHECKS)
 
 test-torch: ## run the tests under another torch, in an environment of its own; TORCH='==2.15.*'
 	$(PYTHON) -m venv .venv-torch
@@ -46,16 +46,16 @@ test-torch: ## run the tests under another torch, in an environment of its own; 
 	OMP_NUM_THREADS=1 .venv-torch/bin/python -m pytest -m "not slow" -n $(WORKERS) --dist loadfile \
 		--no-loadscope-reorder --junitxml .venv-torch/tests.xml --ignore=tests/sweeps
 
-test-serve: $(SERVE_VENV)/.made ## run the tests of the server, in an environment of its own that has KServe
+test-serve: $(SERVE_VENV)/.all ## run the tests of the server, in an environment of its own that has KServe
 	OMP_NUM_THREADS=1 $(SERVE_VENV)/bin/python -m pytest tests/serving
 # Apart: Triton's client and KServe define messages of the same names.
 	OMP_NUM_THREADS=1 $(SERVE_VENV)/bin/python -m pytest tests/meta/test_public_api.py \
 		tests/clusters/test_manifests.py -k "server or manifest"
 
-serve-demo: $(SERVE_VENV)/.made ## export MiniLM, serve it, ask for similar sentences, swap in a tuned version under load
+serve-demo: $(SERVE_VENV)/.all ## export MiniLM, serve it, ask for similar sentences, swap in a tuned version under load
 	@$(SERVE_VENV)/bin/python examples/serving/demo.py
 
-test-full: lint ## the same with the slow tests and the sweeps
+test-full: lint test-serve ## the same with the slow tests and the sweeps
 	$(BIN)/python -m pytest
 
 lint: $(VENV)/.dev $(CHECKS) ## check style, types, layers, and that the generated schemas are fresh
@@ -64,6 +64,11 @@ pytest: $(VENV)/.dev
 	$(if $(TESTS),,$(error no room `$(ROOM)`; there are $(shell sed -n 's/^\([a-z_]*\): .*/\1/p' tests/rooms)))
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow" -n $(WORKERS) --dist loadfile --no-loadscope-reorder \
 		--durations=25 $(TESTS)
+
+# A real server: both protocols, wrong requests, a swap and a killed worker under load, no torch. The rest: test-serve.
+pytest-serve: $(SERVE_VENV)/.made
+	OMP_NUM_THREADS=1 $(SERVE_VENV)/bin/python -m pytest tests/serving -m "not slow" \
+		-k "protocol or refusals or under_load or killed or without_torch"
 
 check-style: $(VENV)/.dev
 	$(BIN)/ruff check
@@ -86,7 +91,7 @@ bench: $(VENV)/.dev ## measure against eager and peers, write benchmarks/RESULTS
 	$(BIN)/python -m benchmarks --markdown benchmarks/RESULTS.md --json benchmarks/results.json \
 		--plots benchmarks/plots $(ARGS)
 
-bench-serve: $(SERVE_VENV)/.made ## measure servers: bundles beside eager and ONNX Runtime behind the same server
+bench-serve: $(SERVE_VENV)/.all ## measure servers: bundles beside eager and ONNX Runtime behind the same server
 	$(SERVE_VENV)/bin/python -m benchmarks --suite serve $(ARGS)
 
 clean: ## remove everything that these commands made
@@ -119,7 +124,11 @@ $(SERVE_VENV)/.made: $(PROJECTS)
 	$(SERVE_VENV)/bin/python -m pip --disable-pip-version-check install --quiet \
 		$(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) 'torch$(TORCH)'
 	$(SERVE_VENV)/bin/python -m pip --disable-pip-version-check install --quiet --editable 'runtimes/python[onnx]' \
-		--editable '.[browser,examples,onnx,peers,serve]' 'pytest>=8'
+		--editable '.[onnx,serve]' 'pytest>=8'
+	@touch $@
+
+$(SERVE_VENV)/.all: $(SERVE_VENV)/.made
+	$(SERVE_VENV)/bin/python -m pip --disable-pip-version-check install --quiet --editable '.[browser,examples,peers]'
 	@touch $@
 
 $(RUNTIME_VENV)/.made: $(VENV)/.demo examples/runtime_venv.py $(RUNTIME_SOURCES)
