@@ -60,12 +60,14 @@ def test_versions_are_swapped_under_load_and_every_answer_is_of_the_version_it_n
 
     with ThreadPoolExecutor(8) as pool:
         loads = [pool.submit(load, number) for number in range(8)]
-        for version in range(2, 7):
-            save_version(exported("digits"), model / str(version), version - 1)
-            server.wait_for_log("model is served", version=str(version))
-            before = [*answers]
-            wait_for(lambda before=before: all(a > b for a, b in zip(answers, before, strict=True)), server)
-        ended.set()
+        try:
+            for version in range(2, 7):
+                save_version(exported("digits"), model / str(version), version - 1)
+                server.wait_for_log("model is served", version=str(version))
+                before = [*answers]
+                wait_for(lambda before=before: all(a > b for a, b in zip(answers, before, strict=True)), server)
+        finally:
+            ended.set()
         for each in loads:
             each.result()
     assert index(server)["digits"] == {"name": "digits", "version": "6", "state": "READY", "reason": ""}

@@ -40,14 +40,18 @@ def test_killed_worker_is_replaced_and_clients_that_ask_again_are_answered(repos
                 count += 1
             return count
 
+        # Both have loaded: a log that counts what each loads says when the next one has.
+        server.wait_for_log("model is served", model="words", times=2)
         with ThreadPoolExecutor(4) as pool:
             loads = [pool.submit(load, number) for number in range(4)]
-            for killed in range(1, 3):
-                os.kill(server.workers()[0], signal.SIGKILL)
-                server.wait_for_log("worker has ended", times=killed, reason="died")
-                server.wait_for_log("worker starts", times=2 + killed)
-                server.wait_for_log("model is served", model="words", times=2 + killed)
-            ended.set()
+            try:
+                for killed in range(1, 3):
+                    os.kill(server.workers()[0], signal.SIGKILL)
+                    server.wait_for_log("worker has ended", times=killed, reason="died")
+                    server.wait_for_log("worker starts", times=2 + killed)
+                    server.wait_for_log("model is served", model="words", times=2 + killed)
+            finally:
+                ended.set()
             assert all(each.result() > 0 for each in loads)
         assert 'aotexport_workers_ended_total{reason="died"} 2.0' in server.ask("/metrics")[1].decode()
 
