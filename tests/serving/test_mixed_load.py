@@ -93,9 +93,8 @@ class Client:
 
     def _words(self, module):
         ids = self._numbers.integers(0, 10, (1 + self.count % 3, 2 + self.count % 31))
-        assert self._clients[module].infer("words", [tensor(module, "ids", ids, "INT64")]).as_numpy(
-            "output"
-        ).shape == (len(ids), 4)
+        answer = self._clients[module].infer("words", [tensor(module, "ids", ids, "INT64")])
+        assert answer.as_numpy("output").shape == (len(ids), 4)
 
     def _kinds(self, module):
         arrays = {

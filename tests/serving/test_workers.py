@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -13,7 +14,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from torch._higher_order_ops.while_loop import while_loop
 
+import aotexport
 from tests.serving.server import PATIENCE_S, ROOT, Server, serving, wait_for
 
 BODY = {"id": "mine", "inputs": [{"name": "input", "shape": [1, 8], "datatype": "FP32", "data": [0] * 8}]}
@@ -63,6 +67,47 @@ def test_stuck_worker_is_ended_and_replaced(repository):
         os.kill(stopped, signal.SIGSTOP)
         server.wait_for_log("worker has ended", reason="stuck", worker=stopped)
         assert answers(server)[0] == 200
+
+
+class Endless(torch.nn.Module):
+    """Computes for as many steps as it is told."""
+
+    def forward(self, x, steps):
+        return while_loop(lambda i, x: i < steps, lambda i, x: (i + 1, x.sin()), (torch.tensor(0), x))[1]
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_worker_whose_model_computes_for_too_long_is_ended_and_replaced(swapped, tmp_path):
+    args, bundle, served = (torch.ones(2), torch.tensor(3)), tmp_path / "bundle", tmp_path / "models/endless"
+    aotexport.export(Endless(), args, output=bundle, programs=("infer",), verify=False)
+    shutil.copytree(bundle, served / "1")
+    options = ("--request-timeout-s", "2", "--limits", f"iterations={10**12}")
+    with serving(served.parent, *options) as server, ThreadPoolExecutor(1) as pool:
+        server.wait_until_ready()
+        (stuck,) = server.workers()
+        before = cpu_s(stuck)
+        asked = pool.submit(server.ask, "/v2/models/endless/infer", steps(10**12))
+        wait_for(lambda: cpu_s(stuck) > before + 0.5, server)
+        if swapped:
+            shutil.copytree(bundle, served / "2")
+            server.wait_for_log("model is served", version="2")
+        server.wait_for_log("worker has ended", reason="stuck", worker=stuck)
+        with pytest.raises(OSError, match=r"closed connection|reset by peer"):
+            asked.result()
+        status, found, _ = wait_for(lambda: server.ask("/v2/models/endless/infer", steps(3)), server)
+        assert (status, found["model_version"]) == (200, "2" if swapped else "1")
+        expected = Endless()(*args).tolist()
+        assert found["outputs"][0]["data"] == pytest.approx(expected)
+
+
+def cpu_s(process):
+    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def steps(count):
+    x = {"name": "x", "shape": [2], "datatype": "FP32", "data": [1, 1]}
+    return {"inputs": [x, {"name": "steps", "shape": [], "datatype": "INT64", "data": [count]}]}
 
 
 def test_full_queue_refuses_and_the_server_is_not_ready(repository):

@@ -113,7 +113,15 @@ class Repository:
         self._seen: dict[Path, Fingerprint] = {}
         self._scanned = False
         self._proved = False
+        self._ending: Servable | None = None
         self.models: dict[str, Model] = {}
+
+    @property
+    def running_since(self) -> float | None:
+        """When the batch began that runs longest, of versions that are let go as well; None: none runs."""
+        servables = [model.served.servable for model in [*self.models.values()] if model.served]
+        servables += [ending] if (ending := self._ending) else []
+        return min((since for each in servables if (since := each.running_since) is not None), default=None)
 
     @property
     def is_proved(self) -> bool:
@@ -289,6 +297,8 @@ class Repository:
             self._end(model.name, old)
 
     def _end(self, name: str, old: Served) -> None:
+        self._ending = old.servable
         old.servable.close()
+        self._ending = None
         self._watcher(name, old.version, "unloaded")
         gc.collect()

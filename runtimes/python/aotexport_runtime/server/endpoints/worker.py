@@ -105,9 +105,8 @@ def watch(repository: Repository, marks: Marks, options: ServeOptions, ended: th
 async def beat(repository: Repository, options: ServeOptions, life: Connection) -> None:
     """Give signs of life, and drain when nobody is left to see them."""
     while True:
-        running = [m.served.servable.running_since for m in [*repository.models.values()] if m.served]
-        longest_s = max((time.monotonic() - since for since in running if since is not None), default=0.0)
-        if longest_s <= options.request_timeout_s:
+        since = repository.running_since
+        if since is None or time.monotonic() - since <= options.request_timeout_s:
             try:
                 life.send(None)
             except OSError:
