@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -16,7 +16,8 @@ from aotexport.torch_internals.names import custom_operator_module
 from aotexport.values.subclasses import types_of
 from aotexport_runtime.allowed.operators import NAMESPACES
 from aotexport_runtime.bundle.directory import MANIFEST_NAME
-from aotexport_runtime.schema import CALLING_CONVENTION, FORMAT_VERSION, encode_record
+from aotexport_runtime.schema import CALLING_CONVENTION, FORMAT_VERSION, decode_record, encode_record
+from aotexport_runtime.schema.base import Record
 from aotexport_runtime.schema.graph import Graph
 from aotexport_runtime.schema.manifest import (
     Ancestor,
@@ -34,6 +35,7 @@ from aotexport_runtime.schema.manifest import (
 from aotexport_runtime.schema.program import ArgumentInput
 from aotexport_runtime.schema.subclasses import Subclass
 from aotexport_runtime.schema.trees import Constant, Tree
+from aotexport_runtime.schema.vectors import Vector
 from aotexport_runtime.schema.versions import format_version, min_reader
 
 
@@ -83,7 +85,7 @@ def write_manifest(
     """
     manifest = Manifest(
         format=format_version(FORMAT_VERSION),
-        min_reader=format_version(min_reader(set())),
+        min_reader=format_version(FORMAT_VERSION),
         calling_convention=CALLING_CONVENTION,
         producer=Producer(aotexport=aotexport.__version__, torch=str(torch.__version__)),
         name=name,
@@ -105,8 +107,22 @@ def write_manifest(
         requirements=_requirements(programs, state),
         files=list_files(directory, known),
     )
+    needed = min_reader([manifest, *_documents(programs, vectors, directory)])
+    manifest = msgspec.structs.replace(manifest, min_reader=format_version(needed))
     (directory / MANIFEST_NAME).write_bytes(encode_record(manifest))
     return manifest
+
+
+def _documents(
+    programs: Sequence[EncodedProgram], vectors: tuple[VectorEntry, ...], directory: Path
+) -> Iterator[Record]:
+    """Yield the records of a bundle's documents that graphs and recorded calls are in."""
+    for program in programs:
+        yield from (program.record, *program.graphs.values())
+        for lowered in program.lowered.values():
+            yield from (lowered.record, *lowered.graphs.values())
+    for entry in vectors:
+        yield decode_record((directory / entry.record).read_bytes(), Vector, where=entry.record)
 
 
 def _names(state: tuple[StateTensor, ...]) -> set[str]:

@@ -47,7 +47,7 @@ NAMED_TYPES: dict[str, tuple[Any, str]] = {
 """Types that several fields share, widest first, with a description."""
 
 Union = list[Any]
-_PLAIN = {bool: "bool", int: "int", float: "float", str: "string", types.NoneType: "null"}
+_PLAIN: dict[Any, str] = {Any: "any", bool: "bool", int: "int", float: "float", str: "string", types.NoneType: "null"}
 
 
 def records() -> list[type[Record]]:

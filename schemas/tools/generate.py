@@ -79,6 +79,8 @@ def _bounded(schema: dict[str, Any], hint: Any) -> dict[str, Any]:
             arm_schemas = [_bounded(each, arm) if each.get("type") == kind else each for each in schema["anyOf"]]
             schema = {**schema, "anyOf": arm_schemas}
         return schema
+    if typing.get_origin(hint) is dict and typing.get_origin(arguments[0]) is Annotated:
+        return {**schema, "propertyNames": _bounded({"type": "string"}, arguments[0])}
     if typing.get_origin(hint) in (tuple, list) and isinstance(schema.get("items"), dict):
         return {**schema, "items": _bounded(schema["items"], arguments[0])}
     return schema

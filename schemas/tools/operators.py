@@ -1,4 +1,6 @@
-"""Write the allow-list of `aten` operators: `python schemas/tools/operators.py`.
+"""Write the allow-list of `aten` operators: `python schemas/tools/operators.py aotexport.aten/2`.
+
+The argument is the operator set that gets what no set has yet.
 
 Takes the operators that the installed torch dispatches, and leaves out what no captured graph needs or what a hostile
 one could abuse: operators that touch files, memory without bounds checks, autograd's or the process's own state, and
@@ -10,13 +12,19 @@ worth.
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 
 import torch
 
+from aotexport_runtime.allowed.operators import SET_HEAD, read_sets
+
 LIST = Path(__file__).parents[2] / "runtimes/python/aotexport_runtime/allowed/aten.txt"
 
-HEADER = "# Operators of aten that a bundle may call; written by schemas/tools/operators.py.\n"
+HEADER = """\
+# Operators of aten that a bundle may call, by operator set, with their signatures; by schemas/tools/operators.py.
+# A set that a release of the runtime has never changes: what is new makes the next set.
+"""
 
 EXCLUDED = re.compile(
     r"""^(
@@ -108,5 +116,16 @@ def _is_allowed(name: str) -> bool:
     return on_tensors and not any(FOREIGN.search(type_) for type_ in types)
 
 
+def text_of(sets: dict[str, dict[str, str]], newest: str) -> str:
+    """Return the text of the list: the sets that there are, and in set `newest` what none of them has."""
+    known = {name for rows in sets.values() for name in rows}
+    packets = {name: getattr(torch.ops.aten, name.partition(".")[0]) for name in allowed() if name not in known}
+    added = {name: str(getattr(packet, name.partition(".")[2])._schema) for name, packet in packets.items()}
+    written = {**sets, **({newest: {**sets.get(newest, {}), **added}} if added else {})}
+    parts = ["\n".join([SET_HEAD + name, *rows.values()]) for name, rows in written.items()]
+    return HEADER + "\n".join(parts) + "\n"
+
+
 if __name__ == "__main__":
-    LIST.write_text(HEADER + "\n".join(allowed()) + "\n", encoding="ascii")
+    current = read_sets(LIST.read_text(encoding="ascii"))
+    LIST.write_text(text_of(current, sys.argv[1]), encoding="ascii")

@@ -33,7 +33,7 @@ def _listed(place: str, union: list[Any]) -> Iterator[str]:
     arms = [*union]
     if arms == ["bool"]:
         arms = ["true", "false"]
-    if len(arms) > 1 or arms[0] not in ("int", "string", "float"):
+    if len(arms) > 1 or arms[0] not in ("int", "string", "float", "any"):
         yield from (f"{place}: {_name(arm)}" for arm in arms if not _is_alone(arm, arms))
     for arm in union:
         if isinstance(arm, dict):

@@ -1,6 +1,7 @@
 """Bundles that every reader refuses: `python -m tests.golden.refuse DIRECTORY` writes them, each in a directory.
 
-`refused/cases.json` has them as edits of goldens, with the code, the file and the JSON path of the refusal.
+`refused/cases.json` has them as edits of goldens, with the code, the file and the JSON path of the refusal;
+`taken/cases.json` has bundles that every reader takes.
 """
 
 from __future__ import annotations
@@ -14,9 +15,10 @@ from typing import Any
 
 HERE = Path(__file__).parent
 CASES: dict[str, dict[str, Any]] = json.loads((HERE / "refused/cases.json").read_text(encoding="utf-8"))
+TAKEN: dict[str, dict[str, Any]] = json.loads((HERE / "taken/cases.json").read_text(encoding="utf-8"))
 
 
-def refused_bundle(case: dict[str, Any], root: Path) -> Path:
+def edited_bundle(case: dict[str, Any], root: Path) -> Path:
     """Write the bundle of `case` to `root`; return it.
 
     Args:
@@ -86,4 +88,4 @@ def _seal(manifest: Path, root: Path) -> None:
 
 if __name__ == "__main__":
     for name, case in CASES.items():
-        refused_bundle(case, Path(sys.argv[1]) / name)
+        edited_bundle(case, Path(sys.argv[1]) / name)

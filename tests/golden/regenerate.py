@@ -27,7 +27,7 @@ def regenerate(names: list[str], directory: Path, *, released: Path = RELEASED) 
     """Write goldens below `directory`.
 
     Args:
-        names: of the cases; empty: all of them, and goldens of other names are removed.
+        names: of the cases; empty: those that no released format has a golden of, and other goldens are removed.
         directory: where to; `v<format>` is made below it.
         released: directory of the locks of released formats.
 
@@ -43,7 +43,8 @@ def regenerate(names: list[str], directory: Path, *, released: Path = RELEASED) 
     target = directory / f"v{version}"
     if not names:
         shutil.rmtree(target, ignore_errors=True)
-    for name in names or CASES:
+    old = {golden.name for lock in released.glob("*.json") for golden in (directory / f"v{lock.stem}").iterdir()}
+    for name in names or [name for name in CASES if name not in old]:
         write_golden(name, target / name)
 
 

@@ -10,7 +10,7 @@ from aotexport_runtime.bundle.check import faults_of
 from aotexport_runtime.bundle.read import open_bundle
 from aotexport_runtime.errors import BundleInvalid
 from aotexport_runtime.schema.codes import CODES
-from tests.golden.refuse import CASES, refused_bundle
+from tests.golden.refuse import CASES, edited_bundle
 
 UNSHOWN = {
     "bundle-invalid": "every rule of the format has a code of its own",
@@ -27,7 +27,7 @@ UNSHOWN = {
 @pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
 def test_bundle_that_breaks_one_rule_is_refused_with_its_code_and_place(name, tmp_path):
     case = CASES[name]
-    root = refused_bundle(case, tmp_path / name)
+    root = edited_bundle(case, tmp_path / name)
 
     assert [(f.code, f.where, f.path) for f in faults_of(root)] == [(case["code"], case["where"], case["path"])]
     if case["where"].startswith(("bundle.json", "programs/")) and case["code"] != "tensor-stored":

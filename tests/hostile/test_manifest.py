@@ -129,7 +129,7 @@ def test_manifest_of_a_newer_format_is_refused_before_its_fields_are_looked_at(c
     crafted.put("manifest", "field_of_the_future", {"anything": 1})
     with pytest.raises(BundleTooNew) as caught:
         crafted.read()
-    assert (caught.value.needed, caught.value.supported) == ((7, 3), (1, 0))
+    assert (caught.value.needed, caught.value.supported) == ((7, 3), (1, 1))
 
 
 def test_bundle_that_was_only_copied_and_sealed_still_loads_and_runs(crafted: Crafted):

@@ -145,7 +145,7 @@ def test_call_that_the_schema_does_not_have_is_refused_at_load(crafted: Crafted,
 
 
 def test_operators_that_this_torch_lacks_are_all_refused_at_load(crafted: Crafted):
-    captured = "aten::linear(Tensor input, Tensor weight, Tensor? bias, Tensor? more=None) -> Tensor"
+    captured = "aten::linear(Tensor input, Tensor weight, Tensor? bias=None, Tensor? more=None) -> Tensor"
     crafted.put("forward", "schemas/aten::linear.default", captured)
     crafted.put("joint", "schemas/aten::mm.default", "aten::mm(Tensor self, Tensor mat2, float a=1.0) -> Tensor")
     with pytest.raises(NotSupported) as caught:

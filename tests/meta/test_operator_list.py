@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
+
 import operators
 import pytest
 import torch
 
-from aotexport_runtime.allowed.operators import allowed_aten_operators
+from aotexport_runtime.allowed.operators import allowed_aten_operators, operator_sets
 
 WRITTEN_WITH = "2.13"
+RELEASED = {"aotexport.aten/1": "a30c988434e5e259117ac70b7170ebe39c455e6845f47bda898e3c81c60daca8"}
 
 DANGEROUS = {
     "reads files": ["from_file.default"],
@@ -60,7 +63,12 @@ written_with = pytest.mark.skipif(
 
 @written_with
 def test_list_is_what_its_tool_writes():
-    assert operators.LIST.read_text(encoding="ascii") == operators.HEADER + "\n".join(operators.allowed()) + "\n"
+    assert operators.LIST.read_text(encoding="ascii") == operators.text_of(operator_sets(), "aotexport.aten/2")
+
+
+def test_operator_set_of_a_release_is_as_released():
+    rows = "\n".join(operator_sets()["aotexport.aten/1"].values())
+    assert hashlib.sha256(rows.encode()).hexdigest() == RELEASED["aotexport.aten/1"], "make the next set; see the tool"
 
 
 @pytest.mark.parametrize("reason", DANGEROUS)

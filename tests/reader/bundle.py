@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,14 @@ _STORED = {
 }
 
 
+READS = (1, 1)
+"""The format that this reader is written from."""
+
+
+class Refused(Exception):
+    """A bundle that section 3 says not to read."""
+
+
 class Bundle:
     """A bundle in a directory; every file is compared with the manifest."""
 
@@ -36,7 +45,30 @@ class Bundle:
         """Open the bundle at `root`."""
         self.root, self.rules = root, rules
         self.manifest = json.loads((root / "bundle.json").read_text(encoding="utf-8"))
+        self._gate()
         self._listed = {entry["path"]: entry for entry in self.manifest["files"]}
+
+    def _gate(self) -> None:
+        """Refuse what this reader cannot know (section 3, steps 1, 2 and 5)."""
+        versions = [self.manifest[field] for field in ("format", "min_reader")]
+        if not all(re.fullmatch(r"(0|[1-9][0-9]{0,3})\.(0|[1-9][0-9]{0,3})", each) for each in versions):
+            raise Refused("version-malformed")
+        written, needed = (tuple(map(int, each.split("."))) for each in versions)
+        if written[0] > READS[0] or needed > READS:
+            raise Refused("version-newer")
+        if written < (1, 0):
+            raise Refused("version-older" if written[0] == needed[0] else "version-contradicts")
+        if not (written[0], 0) <= needed <= written:
+            raise Refused("version-contradicts")
+        if self.manifest["calling_convention"] != 1:
+            raise Refused("convention-unknown")
+        if self.manifest.get("operator_set", "aotexport.aten/1") != "aotexport.aten/1":
+            raise Refused("operator-set-unknown")
+        extensions = self.manifest.get("extensions", {})
+        if not all(re.fullmatch("x-[a-z0-9]+(-[a-z0-9]+)*", name) and len(name) <= 64 for name in extensions):
+            raise Refused("name-malformed")
+        for name in self.manifest.get("must_understand", []) if self.rules("version.must_understand") else []:
+            raise Refused("extension-unknown" if name in extensions else "reference-missing")
 
     def read(self, path: str) -> bytes:
         """Return the bytes of a listed file (section 1)."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 RULES: dict[str, str] = {
+    "version.must_understand": "section 3: a reader refuses extensions that it may not skip",
     "state.pairs": "section 4, rule 1: complex tensors are stored as pairs",
     "state.span": "section 4, rule 3: a tensor that is not whole is part of a span",
     "state.shared": "section 4: entries of one key share memory",

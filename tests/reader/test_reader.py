@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.reader.bundle import Bundle
+from tests.golden.refuse import CASES, TAKEN, edited_bundle
+from tests.reader.bundle import Bundle, Refused
 from tests.reader.interpret import Unread
 from tests.reader.replay import Replay
 from tests.reader.rules import RULES, Rules
@@ -27,6 +28,15 @@ UNREAD: dict[tuple[str, str], str] = {
     **{("tensor_subclasses", form): "tensor subclasses: their classes are the caller's" for form in FORMS},
 }
 """What this reader does not run, each with the reason that it gives."""
+
+BY_EDITS = {"call.symbols": "size_that_is_read_by_factor_and_offset"}
+"""A bundle of edits, `golden/taken`, that notices each rule that no golden does."""
+
+BY_REFUSAL = {"version.must_understand": "extension_that_no_reader_may_skip"}
+"""A bundle that is refused, `golden/refused`, by each rule that no recorded call shows."""
+
+GATED = ("version-", "convention-", "extension-", "operator-set-")
+"""How the codes begin of what this reader refuses before it reads; it takes the rest of a bundle as valid."""
 
 NOTICED = {
     "state.pairs": "every_dtype",
@@ -51,7 +61,6 @@ NOTICED = {
 """A golden that notices each rule."""
 
 UNSEEN = {
-    "call.symbols": "torch's shape environment has a symbol for a whole size, with factor 1 and offset 0",
     "mutation.recorded": "exporters refuse joint graphs with gradients through a changed input",
     "mutation.no_grad": "what follows such a change has no gradient in a recorded call",
     "output.alias_detached": "the steps of such views detach them already",
@@ -71,9 +80,8 @@ def grad_mode() -> Iterator[None]:
     torch.set_grad_enabled(True)
 
 
-def replays(golden: str, form: str, rules: Rules) -> Iterator[Replay]:
-    """Yield the recorded calls of a golden, each made."""
-    root = GOLDENS / golden / "bundle"
+def replays(root: Path, form: str, rules: Rules) -> Iterator[Replay]:
+    """Yield the recorded calls of a bundle, each made."""
     for entry in Bundle(root, rules).manifest["testvectors"]:
         torch.set_grad_enabled(True)
         replay = Replay(root, entry, form, rules)
@@ -87,18 +95,35 @@ def replays(golden: str, form: str, rules: Rules) -> Iterator[Replay]:
 def test_golden_run_by_the_second_reader_gives_what_eager_gave(golden, form):
     if (golden, form) in UNREAD:
         with pytest.raises(Unread) as caught:
-            list(replays(golden, form, Rules()))
+            list(replays(GOLDENS / golden / "bundle", form, Rules()))
         assert str(caught.value) == UNREAD[golden, form]
         return
-    assert [replay.differences() for replay in replays(golden, form, Rules())] != []
-    assert [each for replay in replays(golden, form, Rules()) for each in replay.differences()] == []
+    differences = [replay.differences() for replay in replays(GOLDENS / golden / "bundle", form, Rules())]
+    assert differences == [[] for _ in differences] != []
 
 
-def is_noticed(golden: str, rule: str) -> bool:
-    """Return whether a recorded call of a golden fails without a rule."""
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("name", TAKEN)
+def test_bundle_that_every_reader_takes_gives_what_eager_gave(name, form, tmp_path):
+    root = edited_bundle(TAKEN[name], tmp_path / name)
+
+    differences = [replay.differences() for replay in replays(root, form, Rules())]
+    assert differences == [[] for _ in differences] != []
+
+
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case["code"].startswith(GATED)])
+def test_bundle_that_needs_another_reader_is_refused(name, tmp_path):
+    with pytest.raises(Refused) as caught:
+        Bundle(edited_bundle(CASES[name], tmp_path / name), Rules())
+
+    assert str(caught.value) == CASES[name]["code"]
+
+
+def is_noticed(root: Path, rule: str) -> bool:
+    """Return whether a recorded call of a bundle fails without a rule."""
     for form in FORMS:
         try:
-            if any(replay.differences() for replay in replays(golden, form, Rules([rule]))):
+            if any(replay.differences() for replay in replays(root, form, Rules([rule]))):
                 return True
         except Unread:
             continue
@@ -110,12 +135,22 @@ def is_noticed(golden: str, rule: str) -> bool:
 @pytest.mark.parametrize("rule", NOTICED)
 @pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
 def test_rule_that_is_switched_off_is_noticed(rule):
-    assert is_noticed(NOTICED[rule], rule)
+    assert is_noticed(GOLDENS / NOTICED[rule] / "bundle", rule)
+
+
+@pytest.mark.parametrize("rule", BY_EDITS)
+def test_rule_that_is_switched_off_is_noticed_by_a_bundle_of_edits(rule, tmp_path):
+    assert is_noticed(edited_bundle(TAKEN[BY_EDITS[rule]], tmp_path / "bundle"), rule)
+
+
+@pytest.mark.parametrize("rule", BY_REFUSAL)
+def test_rule_of_refusal_that_is_switched_off_lets_the_bundle_in(rule, tmp_path):
+    Bundle(edited_bundle(CASES[BY_REFUSAL[rule]], tmp_path / "bundle"), Rules([rule]))
 
 
 def test_every_rule_is_noticed_or_has_a_reason():
-    assert {*NOTICED, *UNSEEN} == set(RULES)
-    assert set(NOTICED).isdisjoint(UNSEEN)
+    known = [*NOTICED, *BY_EDITS, *BY_REFUSAL, *UNSEEN]
+    assert sorted(known) == sorted(RULES)
 
 
 def test_second_reader_shares_no_code_with_the_product():

@@ -248,7 +248,7 @@ def test_lock_keeps_since_of_what_was_there_and_dates_what_is_new():
 
     since = [known["since"] for known in lock_of_records(before)["entries"]]
 
-    assert since == ["0.7"] * len(before["entries"]) + ["1.0"]
+    assert since == ["0.7"] * len(before["entries"]) + ["1.1"]
 
 
 def test_lock_through_its_text_is_the_same():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from lock import LOCK, lock_of_records, read_lock
 
 from aotexport_runtime.bundle import read as bundle
 from aotexport_runtime.errors import BundleInvalid, BundleTooNew
@@ -124,14 +125,31 @@ def test_manifest_of_an_unknown_calling_convention_is_refused(convention):
     )
 
 
-def test_min_reader_of_no_features_is_the_first_format():
-    assert min_reader([]) == (1, 0)
+def test_min_reader_of_fields_at_their_defaults_is_the_first_format():
+    assert min_reader([decode_record(manifest(operator_set="aotexport.aten/1"), Manifest, where="x")]) == (1, 0)
 
 
-def test_min_reader_is_the_newest_format_among_the_features_used(monkeypatch):
-    monkeypatch.setattr(versions, "FEATURES", {"old": (1, 1), "new": (1, 4), "unused": (2, 0)})
+@pytest.mark.parametrize(
+    ("field", "value"), [("extensions", {"x-a": 1}), ("must_understand", ["x-a"]), ("operator_set", "aotexport.aten/2")]
+)
+def test_min_reader_of_a_newer_field_is_the_format_that_brought_it(field, value):
+    assert min_reader([decode_record(manifest(**{field: value}), Manifest, where="x")]) == (1, 1)
 
-    assert min_reader(["new", "old"]) == (1, 4)
+
+def test_min_reader_is_the_newest_format_among_the_fields_used(monkeypatch):
+    used = {"ProgramEntry.targets": (1, 4), "Manifest.name": (1, 2), "ProgramEntry.variant_of": (2, 0)}
+    monkeypatch.setattr(versions, "FEATURES", used)
+    document = manifest(programs=[{"name": "infer"}, {"name": "train", "targets": ["portable", "cuda"]}])
+
+    assert min_reader([decode_record(document, Manifest, where="x"), Rebind(name="x", output_index=0)]) == (1, 4)
+
+
+def test_features_are_the_newer_fields_of_the_lock():
+    entries = [entry for entry in lock_of_records(read_lock(LOCK))["entries"] if entry["since"] != "1.0"]
+    records = {entry["name"] for entry in entries if entry["kind"] == "record"}
+    fields = {e["name"]: parse_version(e["since"]) for e in entries if e["kind"] == "field"}
+
+    assert {n: v for n, v in fields.items() if n.partition(".")[0] not in records} == versions.FEATURES
 
 
 # --- the upgrade chain ------------------------------------------------------------------------------------

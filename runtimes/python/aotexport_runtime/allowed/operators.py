@@ -1,7 +1,7 @@
 """The names that a graph may call, and their numbers of operands. No torch.
 
-`aten` operators must be on the list in `allowed/aten.txt`, which `schemas/tools/operators.py` writes; `python::` and
-`torch::` names are in the tables below; the caller allows other namespaces.
+`aten` operators must be of an operator set of `allowed/aten.txt`, which `schemas/tools/operators.py` writes;
+`python::` and `torch::` names are in the tables below; the caller allows other namespaces.
 """
 
 from __future__ import annotations
@@ -17,14 +17,43 @@ from aotexport_runtime.errors import CheckFailed
 INT64_MAX = (1 << 63) - 1
 
 
+SET_HEAD = "# set "
+"""What begins the line of an operator set in `allowed/aten.txt`."""
+
+
 @cache
-def allowed_aten_operators() -> frozenset[str]:
-    """Return the `aten` operators that a bundle may call, as `base.overload`."""
+def operator_sets() -> dict[str, dict[str, str]]:
+    """Return the signatures that each operator set adds to the one before it, by `base.overload`; oldest set first."""
     # Not at import: reading takes milliseconds, and ONNX models do not need the list.
     from importlib import resources
 
     text = resources.files("aotexport_runtime").joinpath("allowed/aten.txt").read_text(encoding="ascii")
-    return frozenset(line for line in text.splitlines() if line and not line.startswith("#"))
+    return read_sets(text)
+
+
+def read_sets(text: str) -> dict[str, dict[str, str]]:
+    """Return the operator sets in the text of `allowed/aten.txt`: a line per set, then one per signature."""
+    sets: dict[str, dict[str, str]] = {}
+    rows: dict[str, str] = {}
+    for line in text.splitlines():
+        if line.startswith("aten::"):
+            name = line[6 : line.index("(")]
+            rows[name if "." in name else f"{name}.default"] = line
+        elif line.startswith(SET_HEAD):
+            rows = sets.setdefault(line.removeprefix(SET_HEAD), {})
+    return sets
+
+
+@cache
+def aten_signatures() -> dict[str, str]:
+    """Return the signature of every operator of the newest operator set, by `base.overload`."""
+    return {name: signature for rows in operator_sets().values() for name, signature in rows.items()}
+
+
+@cache
+def allowed_aten_operators() -> frozenset[str]:
+    """Return the `aten` operators that a bundle may call, as `base.overload`."""
+    return frozenset(aten_signatures())
 
 
 INFIX: dict[str, str] = {

@@ -80,6 +80,36 @@ def signature_of(schema: str) -> Signature | None:
     )
 
 
+def is_compatible(captured: str, current: str) -> bool:
+    """Return whether a call made for signature `captured` means the same under `current`.
+
+    True when `current` only adds arguments with defaults, after the positional ones or among the keywords, and
+    nothing else differs but what `RENAMED` lists, and `SymInt` in the place of `int`: calls are made with numbers.
+    """
+    old, new = split_schema(_uniform(captured)), split_schema(_uniform(current))
+    if old is None or new is None or old.returns != new.returns:
+        return False
+    count = len(old.positional)
+    if new.positional[:count] != old.positional:
+        return False
+    by_keyword = [*new.positional[count:], *new.keyword_only]
+    added = [argument for argument in by_keyword if argument not in old.keyword_only]
+    return set(old.keyword_only) <= set(by_keyword) and all("=" in argument for argument in added)
+
+
+_DISTANCES = ("Tensor grad_output,", "Tensor grad,")
+
+RENAMED = {"aten::_cdist_backward": _DISTANCES, "aten::_pdist_backward": _DISTANCES}
+"""Positional arguments that a release of torch names otherwise: its text (from 2.15), and that of the operator set."""
+
+
+def _uniform(schema: str) -> str:
+    """Return a signature with numbers in place of symbolic ones, and with the names of the operator set."""
+    schema = _SYMBOLIC.sub(lambda found: found[0].removeprefix("Sym").lower(), schema)
+    renamed = RENAMED.get(schema.partition("(")[0].partition(".")[0])
+    return schema.replace(*renamed) if renamed else schema
+
+
 def _split(text: str) -> tuple[list[str], int] | None:
     """Return what commas separate up to the bracket that closes `text`, and the index behind it."""
     depth, current, items, is_quoted = 1, "", list[str](), False
@@ -104,6 +134,8 @@ def _parameter(text: str) -> Parameter | None:
     type_, space, name = declared.strip().rpartition(" ")
     return Parameter(name, type_, not equals) if space and name.isidentifier() else None
 
+
+_SYMBOLIC = re.compile(r"\bSym(?:Int|Bool)\b")
 
 _ALIAS = re.compile(r"(?<=\w)\((\w+!?|\w*!? ?-> ?[\w*|]+|[\w|]+!?)\)(?=[\[?! ,)]|$)")
 """`(a)`, `(a!)`, `(a -> *)`, `(a|b)` behind a type."""

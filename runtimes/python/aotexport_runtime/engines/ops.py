@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 import torch
 
 from aotexport_runtime.allowed.operators import BUILTINS, allowed_aten_operators
-from aotexport_runtime.allowed.signatures import split_schema
+from aotexport_runtime.allowed.signatures import is_compatible
+from aotexport_runtime.engines.adapters import ADAPTERS
 from aotexport_runtime.engines.preconditions.table import guarded
 from aotexport_runtime.errors import BundleInvalid, NotSupported
 from aotexport_runtime.schema.graph import Graph
@@ -44,7 +45,8 @@ def resolve(
     """
     function = overload(name, captured_schema, namespaces)
     namespace, _, rest = name.partition("::")
-    return guarded(rest, function, proven=proven) if namespace == "aten" else function
+    is_torchs = namespace == "aten" and isinstance(function, _OVERLOAD)
+    return guarded(rest, function, proven=proven) if is_torchs else function
 
 
 def overload(name: str, captured_schema: str | None, namespaces: frozenset[str]) -> Callable[..., Any]:
@@ -67,6 +69,8 @@ def overload(name: str, captured_schema: str | None, namespaces: frozenset[str])
     packet = getattr(getattr(torch.ops, namespace), base, None)
     function = getattr(packet, overloaded or "default", None)
     if not isinstance(function, _OVERLOAD):
+        if namespace == "aten" and rest in ADAPTERS:
+            return ADAPTERS[rest]
         raise NotSupported(_missing(name, namespace))
     current = str(function._schema)  # pyright: ignore[reportPrivateUsage] (there is no public name)
     if captured_schema is not None and current != captured_schema and not is_compatible(captured_schema, current):
@@ -244,23 +248,3 @@ def _parameter(argument: Any) -> _Parameter:
     inner = type_.removeprefix("Optional[").removesuffix("]") if type_.startswith("Optional[") else type_
     required = not argument.has_default_value()
     return _Parameter(argument.name, argument.kwarg_only, required, _KINDS.get(inner), inner != type_)
-
-
-# --- schemas ----------------------------------------------------------------------------------------------
-
-
-def is_compatible(captured: str, current: str) -> bool:
-    """Return whether a call made for schema `captured` means the same under `current`.
-
-    True when `current` only adds arguments with defaults, after the positional ones or among the keywords, and
-    nothing else differs.
-    """
-    old, new = split_schema(captured), split_schema(current)
-    if old is None or new is None or old.returns != new.returns:
-        return False
-    count = len(old.positional)
-    if new.positional[:count] != old.positional:
-        return False
-    by_keyword = [*new.positional[count:], *new.keyword_only]
-    added = [argument for argument in by_keyword if argument not in old.keyword_only]
-    return set(old.keyword_only) <= set(by_keyword) and all("=" in argument for argument in added)

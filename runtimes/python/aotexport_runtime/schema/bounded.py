@@ -64,6 +64,12 @@ _IDENTIFIER = "[A-Za-z_][A-Za-z0-9_]*"
 OperatorName = Annotated[str, Bounds(pattern=f"^{_IDENTIFIER}::{_IDENTIFIER}(\\.{_IDENTIFIER})?$")]
 """A full operator name."""
 
+ExtensionName = Annotated[str, Bounds(pattern="^x-[a-z0-9]+(-[a-z0-9]+)*$", maxLength=64)]
+"""A name that no version of the format gives a meaning: `x-`, the vendor, and what it is."""
+
+OperatorSet = Annotated[str, Bounds(pattern=r"^[a-z]+\.[a-z]+/[1-9][0-9]{0,3}$")]
+"""An operator set with its version."""
+
 Namespace = Annotated[str, Bounds(pattern=f"^{_IDENTIFIER}$")]
 """A namespace of operators."""
 

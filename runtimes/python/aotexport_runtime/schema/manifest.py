@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from aotexport_runtime.schema.base import Record, keep_default
 from aotexport_runtime.schema.bounded import (
@@ -11,9 +11,11 @@ from aotexport_runtime.schema.bounded import (
     ClassName,
     Count,
     Digest,
+    ExtensionName,
     FilePath,
     Line,
     Namespace,
+    OperatorSet,
     PlainName,
     Positive,
     VersionText,
@@ -234,6 +236,9 @@ class Ancestor(Record, kw_only=True):
     changes: tuple[Line, ...] = ()
 
 
+OPERATOR_SET = "aotexport.aten/1"
+"""The operator set of bundles that name none."""
+
 Verification = Literal["none", "fast", "standard", "full"]
 """How a written bundle was compared with eager execution."""
 
@@ -262,6 +267,11 @@ class Manifest(Record, kw_only=True):
         ancestors: bundles that this one was made of, and those that they were made of.
         onnx: ONNX models of programs, at most one of each.
         requirements: requirements of a machine that runs the bundle.
+        operator_set: the operators of `aten` that the graphs are written in, with what they mean.
+        extensions: what the format gives no meaning, by name: `x-`, the vendor, and what it is. A reader skips those
+            that it does not know.
+        must_understand: names among `extensions` that a reader may not skip: it refuses the bundle if it does not know
+            one.
         files: every other file of the bundle, sorted by path.
     """
 
@@ -282,7 +292,11 @@ class Manifest(Record, kw_only=True):
     ancestors: tuple[Ancestor, ...] = ()
     onnx: tuple[OnnxModel, ...] = ()
     requirements: Requirements = Requirements()
+    operator_set: OperatorSet = OPERATOR_SET
+    extensions: dict[ExtensionName, Any] = {}
+    must_understand: tuple[ExtensionName, ...] = ()
     files: tuple[FileEntry, ...]
 
     def __post_init__(self) -> None:
         keep_default(self, "requirements")
+        keep_default(self, "operator_set")

@@ -8,9 +8,10 @@ are invoked).
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import cache
+from typing import Any, cast
 
 import msgspec
 
@@ -19,7 +20,7 @@ from aotexport_runtime.errors import BundleInvalid, BundleTooNew
 Version = tuple[int, int]
 Step = Callable[[dict[str, Any]], dict[str, Any]]
 
-FORMAT_VERSION: Version = (1, 0)
+FORMAT_VERSION: Version = (1, 1)
 """Format that this version of the schema writes, and the newest that it reads."""
 
 OLDEST_FORMAT: Version = (1, 0)
@@ -31,8 +32,12 @@ CALLING_CONVENTION = 1
 OLDEST_CALLING_CONVENTION = 1
 """Oldest calling convention that the runtime runs."""
 
-FEATURES: dict[str, Version] = {}
-"""Features newer than 1.0, with the format version that brought them; the writer derives `min_reader` from it."""
+FEATURES: dict[str, Version] = {
+    "Manifest.operator_set": (1, 1),
+    "Manifest.extensions": (1, 1),
+    "Manifest.must_understand": (1, 1),
+}
+"""Fields newer than 1.0, with the format version that brought them; `min_reader` is computed from it."""
 
 _VERSION = re.compile(r"(0|[1-9][0-9]{0,3})\.(0|[1-9][0-9]{0,3})", re.ASCII)
 
@@ -81,9 +86,36 @@ def format_version(version: Version) -> str:
     return f"{version[0]}.{version[1]}"
 
 
-def min_reader(features: Iterable[str]) -> Version:
-    """Return the oldest format version whose readers understand a bundle that uses `features`."""
-    return max((FEATURES[feature] for feature in features), default=(1, 0))
+def min_reader(records: Iterable[Any]) -> Version:
+    """Return the oldest format version whose readers understand a bundle of these documents.
+
+    Args:
+        records: every document of the bundle, decoded; a field at its default is not used.
+    """
+    return max((version for record in records for version in _used(record)), default=(1, 0))
+
+
+def _used(value: Any) -> Iterator[Version]:
+    """Yield the version of every field in `value` that is newer than 1.0 and not at its default."""
+    if isinstance(value, msgspec.Struct):
+        record, defaults = type(value).__name__, _defaults(type(value))
+        for field in value.__struct_fields__:
+            item = getattr(value, field)
+            version = FEATURES.get(f"{record}.{field}")
+            if version is not None and item != defaults[field]:
+                yield version
+            yield from _used(item)
+    elif isinstance(value, list | tuple):
+        for item in cast(Sequence[Any], value):
+            yield from _used(item)
+    elif isinstance(value, dict):
+        yield from _used(list(cast(dict[str, Any], value).values()))
+
+
+@cache
+def _defaults(record: type[msgspec.Struct]) -> dict[str, Any]:
+    fields = msgspec.structs.fields(record)
+    return {f.name: f.default if f.default_factory is msgspec.NODEFAULT else f.default_factory() for f in fields}
 
 
 def check_readable(

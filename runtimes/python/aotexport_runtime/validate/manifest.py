@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 
+from aotexport_runtime.allowed.operators import operator_sets
 from aotexport_runtime.errors import BundleInvalid, Place
-from aotexport_runtime.schema.manifest import Manifest, OnnxModel, StateTensor, StoredPart
+from aotexport_runtime.schema.manifest import OPERATOR_SET, Manifest, OnnxModel, StateTensor, StoredPart
 from aotexport_runtime.schema.versions import CALLING_CONVENTION, OLDEST_CALLING_CONVENTION
 from aotexport_runtime.validate.bounds import MAX_TEXT, check_plain_name, check_span, check_text, check_unique
 from aotexport_runtime.validate.containers import check_values
@@ -16,6 +17,7 @@ from aotexport_runtime.values.trees import arrays_in
 WHERE = "bundle.json"
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _PATH_PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+=@-]{0,127}(?<!\.)")
+_EXTENSION = re.compile(r"x-[a-z0-9]+(-[a-z0-9]+)*")
 _NAMESPACE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -35,6 +37,7 @@ def check_manifest(manifest: Manifest, where: str = WHERE) -> None:
     with where:
         for text in (manifest.name, manifest.producer.aotexport, manifest.producer.torch):
             check_text(text, "name or version", where)
+    _check_understood(manifest, where)
     _check_files(manifest, where)
     _check_programs(manifest, where)
     with where.at("requirements") as here:
@@ -62,6 +65,31 @@ def _check_convention(convention: int, where: str) -> None:
             where=where,
             code="convention-unknown",
         )
+
+
+def _check_understood(manifest: Manifest, where: Place) -> None:
+    """Refuse another operator set, and extensions that a reader may not skip: this one knows none."""
+    with where.at("operator_set") as here:
+        if manifest.operator_set != OPERATOR_SET and manifest.operator_set not in operator_sets():
+            raise BundleInvalid(
+                f"operator set {manifest.operator_set[:80]!r} is not known to this runtime, which has "
+                f"{', '.join(operator_sets())}. Install a newer aotexport-runtime, or export the model again",
+                where=here,
+                code="operator-set-unknown",
+            )
+    with where.at("extensions") as here:
+        for name in manifest.extensions:
+            if len(name) > 64 or not _EXTENSION.fullmatch(name):
+                raise BundleInvalid(f"extension {name[:80]!r} is not named `x-...`", where=here, code="name-malformed")
+    for index, name in enumerate(manifest.must_understand):
+        with where.at("must_understand", index) as here:
+            if name not in manifest.extensions:
+                raise BundleInvalid(f"no extension {name[:80]!r}", where=here, code="reference-missing")
+            raise BundleInvalid(
+                f"extension `{name}` is not known to this runtime, and the bundle says that no reader may skip it",
+                where=here,
+                code="extension-unknown",
+            )
 
 
 def _check_files(manifest: Manifest, where: Place) -> None:

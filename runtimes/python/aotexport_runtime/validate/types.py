@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from aotexport_runtime.allowed.operators import NAMESPACES
-from aotexport_runtime.allowed.signatures import Parameter, Signature, signature_of
+from aotexport_runtime.allowed.operators import NAMESPACES, aten_signatures
+from aotexport_runtime.allowed.signatures import Parameter, Signature, is_compatible, signature_of
 from aotexport_runtime.errors import BundleInvalid, Place
 from aotexport_runtime.schema.graph import Node
 from aotexport_runtime.schema.values import (
@@ -72,6 +72,13 @@ def check_types(node: Node, schema: str | None, values: Values, here: Place) -> 
     signature = None if schema is None else signature_of(schema)
     if signature is None or schema is None or schema.partition("(")[0] != _written(node.op):
         raise BundleInvalid(f"no signature of operator `{node.op[:80]}`", where=here.at("op"), code="operator-schema")
+    in_set = aten_signatures().get(node.op.removeprefix("aten::"))
+    if in_set not in (None, schema) and not is_compatible(schema, in_set) and not is_compatible(in_set, schema):
+        raise BundleInvalid(
+            f"operator `{node.op}` has another signature in its operator set: {in_set}",
+            where=here.at("op"),
+            code="operator-schema",
+        )
     _check_arguments(node, signature, values, here)
     if not _returns(signature.returns, node, values):
         given = ", ".join(signature.returns) or "nothing"

@@ -16,6 +16,8 @@ from typing import Any
 
 import torch
 
+from aotexport_runtime.allowed.operators import aten_signatures
+from aotexport_runtime.allowed.signatures import signature_of
 from aotexport_runtime.engines.preconditions import (
     arithmetic,
     embeddings,
@@ -52,7 +54,10 @@ def guarded(name: str, function: Any, *, proven: bool = False) -> Callable[..., 
     if check is None:
         return function
     defaults = {argument.name: argument.default_value for argument in schema.arguments}
-    names = [argument.name for argument in schema.arguments if not argument.kwarg_only]
+    # By their names in the operator set: a release may have others.
+    signature = signature_of(aten_signatures()[name])
+    assert signature is not None
+    names = [parameter.name for parameter in signature.positional]
 
     def call(*args: Any, **kwargs: Any) -> Any:
         if all(map(_has_memory, (*args, *kwargs.values()))):

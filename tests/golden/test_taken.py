@@ -1,0 +1,32 @@
+"""Bundles that the exporter does not write and every reader takes."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+import aotexport_runtime
+from aotexport_runtime.bundle.check import faults_of
+from aotexport_runtime.commands.self_test import describe_failures, run_vectors
+from aotexport_runtime.schema import Manifest, decode_record, encode_record
+from tests.golden.refuse import TAKEN, edited_bundle
+
+
+@pytest.mark.parametrize("target", ["portable", "autograd"])
+@pytest.mark.parametrize("name", TAKEN)
+def test_bundle_is_taken_and_gives_what_eager_gave(name, target, tmp_path):
+    root = edited_bundle(TAKEN[name], tmp_path / name)
+
+    assert faults_of(root) == []
+    results = run_vectors(root, target=target)
+    assert [line for result in results for line in describe_failures(result)] == []
+    assert results != []
+
+
+def test_extension_is_kept_by_those_that_write_the_manifest_again(tmp_path):
+    root = edited_bundle(TAKEN["extension_that_a_reader_skips"], tmp_path / "bundle")
+    manifest = aotexport_runtime.open_bundle(root).manifest
+
+    again = decode_record(encode_record(msgspec.structs.replace(manifest, training=True)), Manifest, where="x")
+
+    assert again.extensions == {"x-acme-licence": {"name": "free", "years": [1, 2]}}
