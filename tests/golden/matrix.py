@@ -35,8 +35,8 @@ What differs between the releases stands in one file, `aotexport/torch_internals
 `make test-torch TORCH='==2.15.*'` runs the tests under a release, in an environment of its own.
 
 The **runtime** takes torch 2.7 and newer. A bundle names the operators that it calls, with their signatures. At load
-they are compared with the running torch's; section 7 of `schemas/README.md` lists the differences that adapters make up for,
-and any other is refused by name.
+they are compared with the running torch's; section 7 of `schemas/README.md` lists the differences that adapters make
+up for, and any other is refused by name.
 """
 
 
