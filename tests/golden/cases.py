@@ -285,6 +285,38 @@ def view_under_no_grad() -> Case:
 
 
 @case
+def view_under_no_grad_of_intermediate() -> Case:
+    """A view that was made where gradients are off, of a value that the caller does not get."""
+
+    def view(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        product = x * y
+        with torch.no_grad():
+            hidden = product.view(-1)
+        return hidden, x * 3
+
+    return Case(view, (needs_grad(2, 3), needs_grad(2, 3)))
+
+
+@case
+def detached_item_of_input() -> Case:
+    """One of several views of an input, detached."""
+    return Case(lambda x, y: (x.split(2)[0].detach(), x * y), (needs_grad(4), needs_grad(4)))
+
+
+@case
+def inputs_changed_under_no_grad() -> Case:
+    """Inputs that are changed where gradients are off; no gradient comes to the one that is not returned."""
+
+    def change(x: Tensor, y: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        with torch.no_grad():
+            x.mul_(2)
+            y.mul_(3)
+        return x, (x.detach() + y.detach()).sum() * weight
+
+    return Case(change, (needs_grad(3) * 1, needs_grad(3) * 1, needs_grad(3)))
+
+
+@case
 def strided_view_of_input() -> Case:
     """A view of an input that has no recorded steps."""
     return Case(lambda x: (x.as_strided((2, 2), (1, 2), 1), x * 2), (needs_grad(6),))
