@@ -114,6 +114,7 @@ def test_every_kind_of_value_is_written_and_read(page):
     half, brain = ["0.1", "65504", "6e-8"], ["0.1", "3e38", "-inf"]
     for name, text in {"flags": "true 0", "half": half, "brain": brain, "count": f"{2**62} {-(2**62)}"}.items():
         page.get_by_label(f"Values of {name}").fill(text if isinstance(text, str) else " ".join(text))
+    assert page.get_by_label("Values of how").input_value() == "up"
     run(page)
     cells = {
         name: page.get_by_role("region", name=f"Values of {name}").locator("td:not(thead td)").all_inner_texts()

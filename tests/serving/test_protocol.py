@@ -98,8 +98,10 @@ def test_every_kind_of_tensor_goes_in_and_out(client):
         "half": np.array([0.5, -2, 3], np.float16),
         "brain": np.array([0.5, -2, 3], ml_dtypes.bfloat16),
         "count": np.array([-(2**62), 2**62]),
+        "how": np.array(["up"], object),
     }
-    answer = ask(client, "kinds", arrays, {"flags": "BOOL", "half": "FP16", "brain": "BF16", "count": "INT64"})
+    datatypes = {"flags": "BOOL", "half": "FP16", "brain": "BF16", "count": "INT64", "how": "BYTES"}
+    answer = ask(client, "kinds", arrays, datatypes)
     np.testing.assert_array_equal(answer.as_numpy("flags"), ~arrays["flags"])
     np.testing.assert_array_equal(answer.as_numpy("half"), arrays["half"] * 2)
     np.testing.assert_array_equal(answer.as_numpy("brain"), arrays["brain"] * 2)

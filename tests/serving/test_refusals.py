@@ -85,6 +85,7 @@ KINDS = {
     "integers": ("count", "INT64", [0.5, 1], "`count`: its data are no numbers of INT64"),
     "flags": ("flags", "BOOL", [1, 0], "`flags`: its data are no numbers of BOOL"),
     "half": ("half", "FP16", [1, 2, 3], "`half`: FP16 has no form in JSON; send it as binary data"),
+    "strings": ("how", "BYTES", [1], "`how`: its data are no strings of UTF-8"),
 }
 
 
@@ -92,6 +93,14 @@ KINDS = {
 def test_numbers_of_another_kind_are_refused(name, datatype, data, text, server):
     inputs = [{"name": name, "datatype": datatype, "shape": [len(data)], "data": data}]
     assert server.ask("/v2/models/kinds/infer", {"inputs": inputs})[:2] == (400, {"error": text})
+
+
+def test_string_that_was_not_captured_is_refused_by_the_one_that_was(server):
+    inputs = [{"name": "how", "datatype": "BYTES", "shape": [1], "data": ["down"]}]
+    body = {"inputs": inputs, "outputs": [{"name": "count"}]}
+    status, found, _ = server.ask("/v2/models/kinds/infer", body)
+    assert status == 400
+    assert found["error"].endswith("- `how`: expected 'up', as at capture, got 'down'")
 
 
 def test_output_that_json_has_no_form_for_is_refused_before_it_is_computed(server):

@@ -49,10 +49,11 @@ class Words(nn.Module):
 
 
 class Kinds(nn.Module):
-    """Takes and returns the dtypes that servers have to take care of."""
+    """Takes and returns the dtypes that servers have to take care of, and takes a string."""
 
-    def forward(self, flags, half, brain, count):
-        return {"flags": ~flags, "half": half * 2, "brain": brain * 2, "count": count + 1}
+    def forward(self, flags, half, brain, count, how: str):
+        step = {"up": 1, "down": -1}[how]
+        return {"flags": ~flags, "half": half * 2, "brain": brain * 2, "count": count + step}
 
 
 class Counter(nn.Module):
@@ -93,7 +94,7 @@ MODELS = {
     "words": (Words, (torch.arange(12).reshape(4, 3) % 10,), ({0: BATCH, 1: LENGTH},)),
     "kinds": (
         Kinds,
-        (torch.tensor([True, False]), torch.ones(3).half(), torch.ones(3).bfloat16(), torch.tensor([1, 2])),
+        (torch.tensor([True, False]), torch.ones(3).half(), torch.ones(3).bfloat16(), torch.tensor([1, 2]), "up"),
         None,
     ),
     "blurred": (Blurred, (torch.linspace(0, 1, 3 * 40 * 50).reshape(1, 3, 40, 50) ** 2,), None),

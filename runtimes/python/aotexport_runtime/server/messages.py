@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from aotexport_runtime.server.refusals import Refusal
 from aotexport_runtime.server.tensors import WITHOUT_JSON, Array, datatype_of, from_bytes, from_numbers, to_bytes
-from aotexport_runtime.serving.interface import TensorSpec
+from aotexport_runtime.serving.interface import TensorSpec, TextSpec
 
 
 class Tensor(Struct):
@@ -54,13 +54,16 @@ class Signature:
     outputs: Mapping[str, tuple[str, tuple[int, ...]]]
 
     @classmethod
-    def of(cls, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> Signature:
-        """Return the signature of a servable.
+    def of(
+        cls, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], texts: Sequence[TextSpec] = ()
+    ) -> Signature:
+        """Return the signature of a servable, whose strings are inputs that a request may lack.
 
         Raises:
             NotSupported: the protocol lacks a dtype.
         """
-        return cls(inputs=_by_name(inputs), outputs=_by_name(outputs))
+        strings = {text.name: ("BYTES", (1,)) for text in texts}
+        return cls(inputs=_by_name(inputs) | strings, outputs=_by_name(outputs))
 
 
 def _by_name(specs: Sequence[TensorSpec]) -> dict[str, tuple[str, tuple[int, ...]]]:

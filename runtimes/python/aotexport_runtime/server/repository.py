@@ -255,7 +255,7 @@ class Repository:
             self._make_room(model, bundle)
             servable = self._make(bundle.path)
             servable.warm_up()
-            signature = Signature.of(servable.inputs, servable.outputs)
+            signature = Signature.of(servable.inputs, servable.outputs, servable.texts)
         except Exception as error:  # noqa: BLE001 - whatever a bundle does, the others are served
             known = isinstance(error, AotExportError)
             reason = " ".join(str(error).split())[:1000] if known else f"{type(error).__name__}: {first_line(error)}"

@@ -49,7 +49,7 @@ def datatype_of(name: str, dtype: str) -> str:
 
 
 def from_bytes(name: str, datatype: str, shape: Sequence[int], data: Any) -> Array:
-    """Return an input from its raw bytes; BF16 as float32.
+    """Return an input from its raw bytes; BF16 as float32, BYTES as an array of objects: strings.
 
     Args:
         name: the input.
@@ -60,6 +60,8 @@ def from_bytes(name: str, datatype: str, shape: Sequence[int], data: Any) -> Arr
     Raises:
         Refusal: the bytes are not those of the shape.
     """
+    if datatype == "BYTES":
+        return _array_of_strings(name, shape, _strings(name, data))
     dtype = _BYTES_AS[datatype]
     expected = _count(name, shape) * dtype.itemsize
     if len(data) != expected:
@@ -76,13 +78,15 @@ def from_bytes(name: str, datatype: str, shape: Sequence[int], data: Any) -> Arr
 
 
 def from_numbers(name: str, datatype: str, shape: Sequence[int], numbers: Any) -> Array:
-    """Return an input from numbers of JSON, flat or nested.
+    """Return an input from numbers of JSON, flat or nested; of BYTES, from a flat list of strings.
 
     Raises:
         Refusal: they are no numbers of the datatype, or not as many as the shape has.
     """
     if datatype in WITHOUT_JSON:
         raise Refusal("invalid", f"`{name}`: {datatype} has no form in JSON; send it as binary data")
+    if datatype == "BYTES":
+        return _array_of_strings(name, shape, numbers)
     try:
         array = np.asarray(numbers)
     except ValueError:
@@ -103,6 +107,30 @@ def from_numbers(name: str, datatype: str, shape: Sequence[int], numbers: Any) -
         raise Refusal("invalid", f"`{name}`: one of its data is beyond {datatype}") from None
 
 
+def _strings(name: str, data: Any) -> list[bytes]:
+    """Return the strings of raw bytes: each behind its length, four bytes, little endian."""
+    found: list[bytes] = []
+    end = 0
+    while end < len(data):
+        begin = end + 4
+        end = begin + int.from_bytes(data[end:begin], "little")
+        if begin > len(data) or end > len(data):
+            raise Refusal("invalid", f"`{name}`: its data end within a string")
+        found.append(bytes(data[begin:end]))
+    return found
+
+
+def _array_of_strings(name: str, shape: Sequence[int], strings: Sequence[Any]) -> Array:
+    count = _count(name, shape)
+    if len(strings) != count:
+        raise Refusal("invalid", f"`{name}`: BYTES{list(shape)} takes {count} strings, and there are {len(strings)}")
+    try:
+        texts = [each if isinstance(each, str) else bytes.decode(each) for each in strings]
+    except (TypeError, UnicodeDecodeError):
+        raise Refusal("invalid", f"`{name}`: its data are no strings of UTF-8") from None
+    return np.array(texts, object).reshape(shape)
+
+
 def _count(name: str, shape: Sequence[int]) -> int:
     # Axes beside an empty one count as well: no array has them if they are too long.
     if len(shape) > _MOST_AXES or min(shape, default=0) < 0 or math.prod(filter(None, shape)) > _MOST_ELEMENTS:
@@ -111,7 +139,10 @@ def _count(name: str, shape: Sequence[int]) -> int:
 
 
 def to_bytes(datatype: str, array: Array) -> bytes:
-    """Return the raw bytes of an output; of BF16 from float32."""
+    """Return the raw bytes of a tensor; of BF16 from float32, of BYTES from strings."""
+    if datatype == "BYTES":
+        encoded = [text.encode() for text in array.ravel()]
+        return b"".join(len(each).to_bytes(4, "little") + each for each in encoded)
     if datatype == "BF16":
         # The values are those of bfloat16: the lower half is 0.
         array = (np.ascontiguousarray(array, np.float32).view(np.uint32) >> 16).astype(np.uint16)

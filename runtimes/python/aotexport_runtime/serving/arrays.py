@@ -27,6 +27,18 @@ def is_rare(dtype: str) -> bool:
     return dtype == "bfloat16" or dtype.startswith("float8")
 
 
+def text_of(name: str, value: Any, violations: list[str]) -> str:
+    """Return a string of a call, which is one by itself or the element of an array; report what is none."""
+    found = np.asarray(value, object).ravel()
+    text = found[0] if found.size == 1 else value
+    if isinstance(text, bytes):
+        text = text.decode(errors="replace")
+    if not isinstance(text, str):
+        violations.append(f"`{name}`: expected a string, got {text!r:.100}")
+        return ""
+    return text
+
+
 def value_of(spec: TensorSpec, value: Any, violations: list[str]) -> Any:
     """Return a value of a call as an array, tensor or integer; report one that is none."""
     if not is_torch_tensor(value):

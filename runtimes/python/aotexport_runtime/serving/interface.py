@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Mapping as MappingOf
 from dataclasses import dataclass
 from typing import Any
 
 from aotexport_runtime.errors import NotSupported
 from aotexport_runtime.schema.program import ArgumentInput, Program, StateInput
 from aotexport_runtime.schema.trees import Constant, Instance, Leaf, Mapping, NamedFields, Sequence, Tree
-from aotexport_runtime.schema.values import TensorMeta
+from aotexport_runtime.schema.values import StringArgument, TensorMeta
 from aotexport_runtime.values.sizes import symbols_of
 from aotexport_runtime.values.trees import keys_of
 
@@ -36,6 +37,19 @@ class TensorSpec:
     shape: tuple[int, ...]
     index: int
     is_number: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextSpec:
+    """A string of the signature, which was fixed at export; a call may name it, and chooses by it among variants.
+
+    Attributes:
+        name: as that of a `TensorSpec`.
+        values: of the program and its variants, each once; the first is that of calls which do not name it.
+    """
+
+    name: str
+    values: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,11 +79,34 @@ class Interface:
         inputs: in the order of `Program.inputs`.
         outputs: in the order of the result's leaves.
         batches: axes along which calls may be joined as far as sizes tell, the likeliest first.
+        texts: strings that the program and all of its variants have.
+        choices: the values of `texts` in the program and each variant.
     """
 
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     batches: tuple[BatchAxes, ...] = ()
+    texts: tuple[TextSpec, ...] = ()
+    choices: tuple[tuple[str, ...], ...] = ()
+
+    def choice(self, given: MappingOf[str, str], violations: list[str]) -> int:
+        """Return the first program whose strings a call names; report strings that none has.
+
+        Args:
+            given: strings by name; of those that are missing, the first program's.
+            violations: gets what does not fit.
+        """
+        for text in self.texts:
+            if given.get(text.name, text.values[0]) not in text.values:
+                known = " or ".join(map(repr, text.values))
+                violations.append(f"`{text.name}`: expected {known}, as at capture, got {given[text.name]!r:.100}")
+        wanted = tuple(given.get(text.name, text.values[0]) for text in self.texts)
+        if wanted in self.choices:
+            return self.choices.index(wanted)
+        if not violations:
+            named = ", ".join(f"`{text.name}` is {value!r}" for text, value in zip(self.texts, wanted, strict=True))
+            violations.append(f"no program was captured where {named}")
+        return 0
 
 
 def join_key(inputs: Iterable[TensorSpec], axes: BatchAxes, values: Iterable[Any]) -> tuple[Hashable, int] | None:
@@ -100,16 +137,33 @@ def interface_of(programs: Iterable[Program]) -> Interface:
     """Return the inputs and outputs of a program.
 
     Args:
-        programs: the program, then its variants; sizes in which these differ are -1, and calls of them are not joined.
+        programs: the program, then its variants; sizes in which these differ are -1, and calls are joined along axes that
+            all of them have.
 
     Raises:
         NotSupported: an input cannot come from a client, or two have one name.
     """
+    programs = [*programs]
     first, *variants = programs
     found = _interface(first)
     for variant in variants:
         found = _merged(found, _interface(variant))
-    return found
+    strings = [_strings(program) for program in programs]
+    names = [name for name in strings[0] if all(name in each for each in strings)]
+    _check_names([spec.name for spec in found.inputs] + names)
+    texts = [TextSpec(name=name, values=tuple(dict.fromkeys(each[name] for each in strings))) for name in names]
+    choices = tuple(tuple(each[name] for name in names) for each in strings)
+    return dataclasses.replace(found, texts=tuple(texts), choices=choices)
+
+
+def _strings(program: Program) -> dict[str, str]:
+    """Return the strings of the signature by name."""
+    return {
+        name: leaf.value.value
+        for parameter in program.parameters
+        for name, leaf in _named(parameter.tree, parameter.name)
+        if isinstance(leaf, Constant) and isinstance(leaf.value, StringArgument)
+    }
 
 
 def _interface(program: Program) -> Interface:
@@ -138,21 +192,26 @@ def _inputs(program: Program) -> list[TensorSpec]:
 
 
 def named_leaves(tree: Tree, name: str = "") -> Iterator[tuple[str, Leaf]]:
-    """Yield every leaf of `tree` with its dotted name, in order.
+    """Return every leaf of `tree` with its dotted name, in order.
 
     Args:
         tree: of a parameter, or of a result.
         name: the parameter's; empty: a result, which is named where its own structure names nothing.
     """
-    if isinstance(tree, Leaf):
+    return ((found, leaf) for found, leaf in _named(tree, name) if isinstance(leaf, Leaf))
+
+
+def _named(tree: Tree, name: str) -> Iterator[tuple[str, Leaf | Constant]]:
+    """Yield every leaf and constant of `tree` with its dotted name, in order."""
+    if isinstance(tree, Leaf | Constant):
         yield name or RESULT, tree
-    elif not isinstance(tree, Constant):
+    else:
         named = isinstance(tree, NamedFields) or (
             isinstance(tree, Mapping) and all(isinstance(key, str) and key for key in tree.keys)
         )
         prefix = f"{name}." if name else "" if named else f"{RESULT}."
         for step, item in zip(_steps(tree), tree.items, strict=True):
-            yield from named_leaves(item, prefix + step)
+            yield from _named(item, prefix + step)
 
 
 def _steps(tree: Sequence | Mapping | NamedFields | Instance) -> list[str]:
@@ -217,6 +276,7 @@ def _merged(one: Interface, other: Interface) -> Interface:
     return Interface(
         inputs=tuple(_merged_spec(spec, inputs[spec.name]) for spec in one.inputs),
         outputs=tuple(_merged_spec(spec, outputs[spec.name]) for spec in one.outputs),
+        batches=tuple(axes for axes in one.batches if axes in other.batches),
     )
 
 

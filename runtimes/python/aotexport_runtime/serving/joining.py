@@ -34,8 +34,8 @@ class AnyProgram(Protocol):
     interface: Interface
     adapters: tuple[str, ...]
 
-    def run(self, values: Values) -> list[Any]:
-        """Return a tensor, array or number per output of the interface."""
+    def run(self, values: Values, choice: int = 0) -> list[Any]:
+        """Return a tensor, array or number per output of the interface; see `Interface.choice`."""
         ...
 
     def applying(self, adapter: str | None) -> AbstractContextManager[None]:
@@ -59,22 +59,25 @@ class AnyProgram(Protocol):
         ...
 
 
-def run_together(program: AnyProgram, calls: Sequence[Values], axes: BatchAxes | None) -> list[list[Any]]:
+def run_together(
+    program: AnyProgram, calls: Sequence[Values], axes: BatchAxes | None, choice: int = 0
+) -> list[list[Any]]:
     """Return the outputs of each of several calls: run as one along `axes`, or each alone.
 
     Args:
         program: the program.
         calls: alike in all but the size of the batch, if there is more than one and there are axes.
         axes: where calls are joined; None: nowhere.
+        choice: index of the program that has the strings of the calls, see `Interface.choice`.
 
     Raises:
         CallInvalid: a call, or the joined one, does not fit the program.
     """
     if axes is None or len(calls) == 1:
-        return [program.run(values) for values in calls]
+        return [program.run(values, choice) for values in calls]
     joined = [_concatenated(values, axis) for values, axis in zip(zip(*calls, strict=True), axes.inputs, strict=True)]
     ends = list(itertools.accumulate(values[0].shape[axes.inputs[0]] for values in calls))
-    outputs = program.run(joined)
+    outputs = program.run(joined, choice)
     return [
         [_part(output, axis, begin, end) for output, axis in zip(outputs, axes.outputs, strict=True)]
         for begin, end in itertools.pairwise([0, *ends])
@@ -93,7 +96,7 @@ def _part(value: Any, axis: int, begin: int, end: int | None) -> Any:
     return value[(slice(None),) * axis + (slice(begin, end),)]
 
 
-def proven_batch(program: AnyProgram, recorded: Sequence[Values]) -> BatchAxes | None:
+def proven_batch(program: AnyProgram, recorded: Sequence[Values], choice: int) -> BatchAxes | None:
     """Return the first axes along which joined calls give what each gives alone; None: there are none.
 
     Sizes tell where calls could be joined; only the values tell whether rows of a batch know of each other, as those of
@@ -102,10 +105,11 @@ def proven_batch(program: AnyProgram, recorded: Sequence[Values]) -> BatchAxes |
     Args:
         program: the program.
         recorded: arguments of its recorded calls.
+        choice: index of the program that has the strings of the calls.
     """
     for axes in program.interface.batches:
         pairs = [pair for values in recorded for pair in _pairs(values, axes)]
-        verdicts = [verdict for pair in pairs if (verdict := _agrees(program, pair, axes)) is not None]
+        verdicts = [verdict for pair in pairs if (verdict := _agrees(program, pair, axes, choice)) is not None]
         if verdicts and all(verdicts):
             return axes
         log.info(
@@ -143,11 +147,11 @@ def _same(one: Values, other: Values) -> bool:
     return all(a.shape == b.shape and bool((a == b).all()) for a, b in zip(one, other, strict=True))
 
 
-def _agrees(program: AnyProgram, pair: tuple[Values, Values], axes: BatchAxes) -> bool | None:
+def _agrees(program: AnyProgram, pair: tuple[Values, Values], axes: BatchAxes, choice: int) -> bool | None:
     """Return whether two calls have the answers that they have when they are joined; None: a call does not fit."""
     try:
-        alone = [program.run(_copied(values)) for values in pair]
-        joined = run_together(program, pair, axes)
+        alone = [program.run(_copied(values), choice) for values in pair]
+        joined = run_together(program, pair, axes, choice)
     except (AotExportError, RuntimeError, ValueError, IndexError) as error:
         log.debug("program %s: no verdict on joined calls: %s", program.name, error)
         return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -56,23 +57,29 @@ class OnnxProgram:
             if is_rare(spec.dtype) or spec.dtype.startswith("complex"):
                 raise NotSupported(f"`{spec.name}` is {spec.dtype}, which arrays of ONNX Runtime are not; use torch")
         self._plans = [
-            (module.plan(program.name), [spec.index for spec in interface_of([program]).outputs])
-            for program in programs
+            (module.plan(program.name), [spec.index for spec in interface_of([program]).outputs], strings)
+            for program, strings in zip(programs, self.interface.choices, strict=True)
         ]
 
     def applying(self, adapter: str | None) -> AbstractContextManager[None]:
         """Return a context without a meaning: an ONNX model has no adapters."""
         return nullcontext()
 
-    def run(self, values: Values) -> list[Any]:
+    def run(self, values: Values, choice: int = 0) -> list[Any]:
         """Return an array or number per output of the interface; tensors of torch if there are tensors in `values`.
+
+        Args:
+            values: borrowed.
+            choice: index of the program whose strings the call has.
 
         Raises:
             CallInvalid: the call fits no variant of the program.
             ValueError: ONNX Runtime refuses a value, such as an index out of range.
         """
         violations: list[str] = []
-        for plan, indices in self._plans:
+        for plan, indices, strings in self._plans:
+            if strings != self.interface.choices[choice]:
+                continue
             call = plan.bind_flat(values)
             if not call.violations:
                 try:
@@ -93,7 +100,10 @@ class OnnxProgram:
             SelfTestFailed: an answer differs from eager's; the message lists the differences.
         """
         entries = [entry for entry in bundle.manifest.testvectors if entry.program in self.variants]
-        return [check_answers(bundle, entry, self.run) for entry in entries]
+        return [
+            check_answers(bundle, entry, partial(self.run, choice=self.variants.index(entry.program)))
+            for entry in entries
+        ]
 
     def recorded_values(self, bundle: Bundle) -> Values | None:
         """Return the arguments of the first recorded call of the program or a variant; None: there is none."""

@@ -69,7 +69,7 @@ class ServedProgram:
         self.adapters = tuple(adapters)
         self._program = programs[0]
         self._function = self.module.program(self.name)
-        self._arguments = arguments_of(programs[0])
+        self._arguments = [arguments_of(program) for program in programs]
         self._device = torch.device(device)
         # The model's own gradients are not recorded in inference mode.
         inference = all("inference_mode" not in program.fixed for program in programs)
@@ -78,18 +78,19 @@ class ServedProgram:
         if threads is not None:
             torch.set_num_threads(threads)
 
-    def run(self, values: Values) -> list[Any]:
+    def run(self, values: Values, choice: int = 0) -> list[Any]:
         """Return a tensor or number per output of the interface.
 
         Args:
             values: borrowed; a tensor that the model writes to is changed, as in eager execution.
+            choice: index of the program whose constants the call has.
 
         Raises:
             CallInvalid: the call does not fit the program.
         """
         tensors = [value if isinstance(value, int) else self._tensor(value) for value in values]
         with self._lock, self._without_gradients():
-            args, kwargs = self._arguments(tensors, self.module.state_tensors())
+            args, kwargs = self._arguments[choice](tensors, self.module.state_tensors())
             result = self._function(*args, **kwargs)
             return [value for _, value in flat_outputs(self._program.output_tree, result)]
 

@@ -15,9 +15,9 @@ import numpy as np
 from aotexport_runtime.bundle.read import Bundle, open_bundle
 from aotexport_runtime.errors import ArgumentInvalid, CallInvalid, NotSupported
 from aotexport_runtime.schema.limits import DEFAULT, Limits
-from aotexport_runtime.serving.arrays import as_array, is_rare, value_of
+from aotexport_runtime.serving.arrays import as_array, is_rare, text_of, value_of
 from aotexport_runtime.serving.batcher import Answer, Batcher, Waiting
-from aotexport_runtime.serving.interface import BatchAxes, TensorSpec, join_key
+from aotexport_runtime.serving.interface import BatchAxes, TensorSpec, TextSpec, join_key
 from aotexport_runtime.serving.joining import AnyProgram, Values, proven_batch, run_together
 from aotexport_runtime.values.arguments import check_torch, check_type, path_of
 from aotexport_runtime.values.tensors import is_torch_tensor
@@ -34,10 +34,12 @@ class Servable:
     Attributes:
         inputs: one entry per input.
         outputs: one entry per output.
+        texts: one entry per string of the signature, which calls may name as they do inputs.
     """
 
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
+    texts: tuple[TextSpec, ...]
 
     def __init__(
         self,
@@ -91,17 +93,18 @@ class Servable:
             mapped=mapped,
             adapters={name: path_of("adapters", path) for name, path in (adapters or {}).items()},
         )
-        self._batch: BatchAxes | None = None
+        self._batches: dict[int, BatchAxes | None] = {}
         self._batcher = Batcher(
             self._run, max_batch_size=max_batch_size, max_latency_s=max_latency_ms / 1e3, max_waiting=max_waiting
         )
         self.inputs = self._program.interface.inputs
         self.outputs = self._program.interface.outputs
+        self.texts = self._program.interface.texts
 
     @property
     def batch_axes(self) -> BatchAxes | None:
-        """Where calls may be joined; None: nowhere, or `warm_up` has not shown it."""
-        return self._batch
+        """Where calls that name no string may be joined; None: nowhere, or `warm_up` has not shown it."""
+        return self._batches.get(0)
 
     @property
     def waiting(self) -> int:
@@ -128,11 +131,14 @@ class Servable:
         program = self._served()
         with program.applying(None):
             recorded = program.check_recorded_calls(self._bundle)
-            self._batch = axes = proven_batch(program, recorded)
+            choices = program.interface.choices
+            self._batches = {
+                choice: proven_batch(program, recorded, choice) for choice in {choices.index(each) for each in choices}
+            }
         if not recorded:
             log.warning("%s has no recorded calls of program %s: nothing was checked", self._bundle.root, program.name)
-        if axes is not None and axes.most is not None:
-            self._batcher.max_batch_size = min(self._batcher.max_batch_size, axes.most)
+        most = [axes.most for axes in self._batches.values() if axes is not None and axes.most is not None]
+        self._batcher.max_batch_size = min([self._batcher.max_batch_size, *most])
 
     def recorded_call(self) -> dict[str, np.ndarray[Any, Any]] | None:
         """Return the inputs of a recorded call by name, as `infer` takes them; None: the bundle holds none.
@@ -145,7 +151,8 @@ class Servable:
         values = program.recorded_values(self._bundle)
         if values is None:
             return None
-        return {spec.name: as_array(value) for spec, value in zip(self.inputs, values, strict=True)}
+        named = {spec.name: as_array(value) for spec, value in zip(self.inputs, values, strict=True)}
+        return named | {text.name: np.array([text.values[0]], object) for text in self.texts}
 
     def infer(self, inputs: Mapping[str, Any], *, adapter: str | None = None) -> dict[str, Any]:
         """Return the outputs of a call, by name.
@@ -153,7 +160,8 @@ class Servable:
         Args:
             inputs: an array of numpy, a tensor of torch or a number per input, by name; borrowed. What the model writes
                 into an argument changes the caller's. A float32 array for an input of a dtype that numpy lacks
-                (bfloat16) is rounded to it.
+                (bfloat16) is rounded to it. A string of `texts` may be among them; one that was captured chooses the
+                variant that has it.
             adapter: name of the adapter that the call applies; None: none.
 
         Returns:
@@ -165,9 +173,9 @@ class Servable:
             NotSupported: the servable is closed.
         """
         program = self._served()
-        values = self._values(program, inputs, adapter)
+        values, choice = self._values(program, inputs, adapter)
         with program.applying(adapter):
-            return self._named(inputs, program.run(values))
+            return self._named(inputs, program.run(values, choice))
 
     def submit(
         self, inputs: Mapping[str, Any], *, timeout_s: float | None = None, adapter: str | None = None
@@ -192,47 +200,54 @@ class Servable:
             Overloaded: as many calls wait already as may.
             NotSupported: the servable is closed.
         """
-        values = self._values(self._served(), inputs, adapter)
-        joinable = None if self._batch is None else join_key(self.inputs, self._batch, values)
+        values, choice = self._values(self._served(), inputs, adapter)
+        axes = self._batches.get(choice)
+        joinable = None if axes is None else join_key(self.inputs, axes, values)
         key, size = joinable or (None, 1)
-        key = None if key is None else (adapter, key)
+        key = None if key is None else (adapter, choice, key)
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        return self._batcher.submit(Waiting(call=(inputs, values, adapter), key=key, size=size, deadline=deadline))
+        call = (inputs, values, adapter, choice)
+        return self._batcher.submit(Waiting(call=call, key=key, size=size, deadline=deadline))
 
     def close(self) -> None:
         """Answer the calls that wait, and let go of the module; later calls are refused."""
         self._batcher.close()
         self._program = None
 
-    def _run(self, calls: Sequence[tuple[Mapping[str, Any], Values, str | None]]) -> list[dict[str, Any]]:
-        """Return the outputs of calls of one adapter."""
+    def _run(self, calls: Sequence[tuple[Mapping[str, Any], Values, str | None, int]]) -> list[dict[str, Any]]:
+        """Return the outputs of calls of one adapter and one choice of strings."""
         program = self._served()
-        with program.applying(calls[0][2]):
-            results = run_together(program, [values for _, values, _ in calls], self._batch)
-        return [self._named(inputs, outputs) for (inputs, _, _), outputs in zip(calls, results, strict=True)]
+        _, _, adapter, choice = calls[0]
+        with program.applying(adapter):
+            results = run_together(program, [call[1] for call in calls], self._batches.get(choice), choice)
+        return [self._named(call[0], outputs) for call, outputs in zip(calls, results, strict=True)]
 
     def _served(self) -> AnyProgram:
         if self._program is None:
             raise NotSupported(f"the servable of `{self._bundle.root}` is closed")
         return self._program
 
-    def _values(self, program: AnyProgram, inputs: Mapping[str, Any], adapter: str | None) -> Values:
-        expected = ", ".join(f"`{spec.name}`" for spec in self.inputs)
-        names = {spec.name for spec in self.inputs}
+    def _values(self, program: AnyProgram, inputs: Mapping[str, Any], adapter: str | None) -> tuple[Values, int]:
+        """Return a value per input, and the choice of the strings."""
+        names = dict.fromkeys(spec.name for spec in (*self.inputs, *self.texts))
+        expected = ", ".join(f"`{name}`" for name in names)
         violations = [f"`{spec.name}`: missing" for spec in self.inputs if spec.name not in inputs]
         violations += [f"`{name}`: no such input; there are {expected}" for name in inputs if name not in names]
         values = [value_of(spec, inputs[spec.name], violations) for spec in self.inputs if spec.name in inputs]
+        named = [text.name for text in self.texts if text.name in inputs]
+        choice = program.interface.choice({name: text_of(name, inputs[name], violations) for name in named}, violations)
         if adapter is not None and adapter not in program.adapters:
             there = ", ".join(f"`{name}`" for name in program.adapters) or "none"
             violations.append(f"there is no adapter `{adapter[:100]}`; there are {there}")
         if violations:
             raise CallInvalid(program.name, violations)
-        return [
+        rounded = [
             program.rounded(value, spec.dtype)
             if is_rare(spec.dtype) and isinstance(value, np.ndarray) and value.dtype == np.float32
             else value
             for spec, value in zip(self.inputs, values, strict=True)
         ]
+        return rounded, choice
 
     def _named(self, inputs: Mapping[str, Any], outputs: list[Any]) -> dict[str, Any]:
         """Return outputs by name, of the kind of the inputs."""

@@ -3,7 +3,9 @@
 import { element, shown, withoutJson } from "./tensors.js";
 
 const MOST_VALUES = 256;
-const TYPES = { BOOL: "np.bool_", FP16: "np.float16", BF16: "ml_dtypes.bfloat16", FP32: "np.float32", FP64: "np.float64" };
+const TYPES = {
+  BOOL: "np.bool_", FP16: "np.float16", BF16: "ml_dtypes.bfloat16", FP32: "np.float32", FP64: "np.float64", BYTES: "object",
+};
 
 /** Return the command, or why there is none. */
 export function curl(url, tensors, outputs) {
@@ -11,7 +13,8 @@ export function curl(url, tensors, outputs) {
   if (binary) return `# ${binary.name} is ${binary.datatype}, which JSON has no form for: see Python.`;
   if (tensors.some(isLarge)) return "# The inputs are too large for a command line: see Python.";
   const inputs = tensors.map((tensor) => {
-    const data = list(Array.from(tensor.values, (_, index) => shown(tensor, index)));
+    const data = list(Array.from(tensor.values, (value, index) => (
+      tensor.datatype === "BYTES" ? JSON.stringify(value) : shown(tensor, index))));
     const { name, datatype, shape } = tensor;
     return `{"name": ${JSON.stringify(name)}, "datatype": "${datatype}", "shape": ${list(shape)}, "data": ${data}}`;
   });
@@ -47,6 +50,7 @@ function numbers(tensor) {
   return list(Array.from(tensor.values, (_, index) => {
     const value = element(tensor, index);
     if (typeof value === "boolean") return value ? "True" : "False";
+    if (typeof value === "string") return JSON.stringify(value);
     return Number.isNaN(value) ? "np.nan" : shown(tensor, index).replace("Infinity", "np.inf");
   }));
 }

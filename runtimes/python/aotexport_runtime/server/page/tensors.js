@@ -14,7 +14,8 @@ export const count = (shape) => shape.reduce((product, size) => product * size, 
 /** Return a tensor of zeros; sizes that are -1 become 1. */
 export function zeros({ name, datatype, shape }) {
   const sizes = shape.map((size) => (size < 0 ? 1 : size));
-  return { name, datatype, shape: sizes, values: new ARRAYS[datatype](count(sizes)) };
+  const values = datatype === "BYTES" ? Array(count(sizes)).fill("") : new ARRAYS[datatype](count(sizes));
+  return { name, datatype, shape: sizes, values };
 }
 
 /** Return an element as a number, a big integer or a boolean. */
@@ -31,6 +32,7 @@ export function parsed({ name, datatype }, shapeText, text) {
   const sizes = shapeText.split(/[\s,[\]]+/).filter(Boolean);
   if (!sizes.every((size) => /^\d+$/.test(size))) throw new Error(`${name}: the shape is a list of sizes, such as 1, 8`);
   const shape = sizes.map(Number);
+  if (datatype === "BYTES") return { name, datatype, shape, values: [text.trim()] };
   const words = text.split(/[\s,[\]]+/).filter(Boolean);
   if (words.length !== count(shape)) {
     throw new Error(`${name}: the shape [${shape}] takes ${count(shape)} values, and there are ${words.length}`);
@@ -74,11 +76,20 @@ export function shown(tensor, index) {
 
 /** Return headers and body of a request for `tensors`, with every output as bytes. */
 export function request(tensors) {
-  const inputs = tensors.map(({ name, datatype, shape, values }) => (
-    { name, datatype, shape, parameters: { binary_data_size: values.byteLength } }));
+  const parts = tensors.map(({ datatype, values }) => (datatype === "BYTES" ? bytesOf(values[0]) : values));
+  const inputs = tensors.map(({ name, datatype, shape }, index) => (
+    { name, datatype, shape, parameters: { binary_data_size: parts[index].byteLength } }));
   const head = new TextEncoder().encode(JSON.stringify({ inputs, parameters: { binary_data_output: true } }));
   const headers = { "Content-Type": "application/octet-stream", "Inference-Header-Content-Length": String(head.length) };
-  return { method: "POST", headers, body: new Blob([head, ...tensors.map((tensor) => tensor.values)]) };
+  return { method: "POST", headers, body: new Blob([head, ...parts]) };
+}
+
+/** Return a string as raw bytes of the protocol: its length, four bytes, and UTF-8. */
+function bytesOf(text) {
+  const encoded = new TextEncoder().encode(text), bytes = new Uint8Array(4 + encoded.length);
+  new DataView(bytes.buffer).setUint32(0, encoded.length, true);
+  bytes.set(encoded, 4);
+  return bytes;
 }
 
 /** Return the tensors of a message, which are its `inputs` or `outputs`. */
@@ -89,7 +100,9 @@ export async function tensorsOf(response, part) {
   return head[part].map(({ name, datatype, shape, parameters }) => {
     const begin = end;
     end += parameters.binary_data_size;
-    return { name, datatype, shape, values: new ARRAYS[datatype](bytes.slice(begin, end)) };
+    const own = bytes.slice(begin, end);
+    const values = datatype === "BYTES" ? [new TextDecoder().decode(own.slice(4))] : new ARRAYS[datatype](own);
+    return { name, datatype, shape, values };
   });
 }
 
