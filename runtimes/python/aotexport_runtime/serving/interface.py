@@ -137,8 +137,8 @@ def interface_of(programs: Iterable[Program]) -> Interface:
     """Return the inputs and outputs of a program.
 
     Args:
-        programs: the program, then its variants; sizes in which these differ are -1, and calls are joined along axes that
-            all of them have.
+        programs: the program, then its variants; sizes in which these differ are -1, and calls are joined along axes
+            that all of them have.
 
     Raises:
         NotSupported: an input cannot come from a client, or two have one name.
