@@ -50,6 +50,7 @@ def derive(
     if write.fast and write.no_verify:
         raise click.UsageError("--fast and --no-verify exclude each other; give one")
     with write.running() as (progress, fresh):
+        from aotexport.cli.summary import summarize
         from aotexport.pipeline.derive import derive_as
         from aotexport.pipeline.options import ExportOptions
 
@@ -63,4 +64,4 @@ def derive(
         report = derive_as(
             bundle, options, freeze=freeze, lora=lora, merge=merge, programs=programs or None, fresh=fresh
         )
-    write.show(report, progress)
+    write.show(summarize(report, verified=not write.no_verify), progress)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from aotexport.cli.kept import exported, kept_exports
 from aotexport.cli.onnx import onnx_options, read_options
 from aotexport.cli.output import DTYPES
 from aotexport.cli.written import WriteOptions, write_options
@@ -96,12 +97,17 @@ Example, with this model.py:
     help="Write the forward graph of each program as text, as traced and after each pass.",
 )
 @click.option(
+    "--no-cache", is_flag=True, help="Neither write the bundle from the cache of earlier exports, nor keep it there."
+)
+@click.option(
     "--profile",
     type=click.Path(dir_okay=False, writable=True, path_type=Path),
     metavar="FILE.json",
     help="Write the time and memory of each stage, for Perfetto or chrome://tracing.",
 )
+@click.pass_obj
 def export(
+    own_process: bool | None,
     model: str,
     programs: tuple[str, ...],
     dynamic: tuple[str, ...],
@@ -118,6 +124,7 @@ def export(
     keep_operators: tuple[str, ...],
     allow_untested_torch: bool,
     dump_passes: Path | None,
+    no_cache: bool,
     profile: Path | None,
     write: WriteOptions,
 ) -> None:
@@ -130,7 +137,8 @@ def export(
     """
     _check_usage(onnx or (opset, onnx_state, translations) == (None, None, None), weights, recipe)
     verify = _verify(verification, write)
-    with write.running(profile) as (progress, fresh):
+    kept = kept_exports() if own_process and not no_cache and dump_passes is None else None
+    with write.running(profile, expected=kept is not None and kept.expected) as (progress, fresh):
         import torch
 
         from aotexport.cli.dynamic import merge_dynamic
@@ -138,7 +146,6 @@ def export(
         from aotexport.model.model_file import importable
         from aotexport.model.recipes import load_recipe
         from aotexport.model.source import load_source
-        from aotexport.pipeline.export import export_as
         from aotexport.pipeline.options import ExportOptions
 
         # Checked before the model is built, which may take long.
@@ -165,8 +172,8 @@ def export(
                 dynamic_shapes=merge_dynamic(source, dynamic),
                 keep_operators=(*source.keep_operators, *keep_operators),
             )
-            report = export_as(source.target, source.args, source.kwargs, options, fresh)
-    write.show(report, progress)
+            summary = exported(source, options, fresh, progress, kept)
+    write.show(summary, progress)
 
 
 def _check_usage(onnx_is_clear: bool, weights: Path | None, recipe: str | None) -> None:

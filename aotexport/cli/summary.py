@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -21,19 +22,17 @@ _REST = {"output": "outputs", "gradient": "gradients", "state": "buffers and inp
 _CALL = re.compile(r"call \d+: ")
 
 
-def summarize(report: ExportReport, seconds: Mapping[str, float], *, verified: bool) -> dict[str, Any]:
-    """Return the document for `--json`.
+def summarize(report: ExportReport, *, verified: bool) -> dict[str, Any]:
+    """Return what the document for `--json` says of a bundle.
 
     Args:
         report: a finished export.
-        seconds: wall time per stage.
         verified: whether the bundle was compared with eager execution.
     """
     manifest = report.manifest
     parameters = [entry for entry in manifest.state if entry.role == "parameter"]
     targets = {entry.name: list(entry.targets) for entry in manifest.programs}
     return {
-        "path": str(report.path),
         "name": manifest.name,
         "kind": manifest.kind,
         "parameters": {"tensors": len(parameters), "elements": sum(math.prod(entry.shape) for entry in parameters)},
@@ -53,9 +52,20 @@ def summarize(report: ExportReport, seconds: Mapping[str, float], *, verified: b
         "verified_calls": manifest.verification,
         "verification": largest_errors(report.comparisons),
         "notes": [note.as_json() for note in report.notes],
-        "peak_memory_bytes": peak_memory_nbytes(),
-        "seconds": {stage: round(value, 3) for stage, value in seconds.items()},
+        "from_cache": False,
     }
+
+
+def of_command(summary: Mapping[str, Any], path: Path, seconds: Mapping[str, float]) -> dict[str, Any]:
+    """Return the document for `--json`: what it says of the bundle, where that is, and what the command took.
+
+    Args:
+        summary: see `summarize`.
+        path: of the bundle.
+        seconds: wall time per stage.
+    """
+    rounded = {stage: round(value, 3) for stage, value in seconds.items()}
+    return {"path": str(path), **summary, "peak_memory_bytes": peak_memory_nbytes(), "seconds": rounded}
 
 
 def largest_errors(comparisons: Iterable[Comparison]) -> list[dict[str, Any]]:
@@ -115,6 +125,8 @@ def print_summary(console: Console, summary: Mapping[str, Any]) -> None:
     for note in summary["notes"]:
         style = "bold yellow" if note["kind"] in LOUD else "yellow"
         console.print(printable(note["sentence"]), style=style, soft_wrap=True)
+    if summary["from_cache"]:
+        console.print("from the cache: exported before, of the same model, code and options (--no-cache exports anew)")
     seconds = summary["seconds"]
     stages = ", ".join(f"{stage} {value:.1f} s" for stage, value in seconds.items())
     memory = f"{summary['peak_memory_bytes'] / 1e9:.1f} GB of memory at most"

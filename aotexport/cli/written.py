@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 from rich.console import Console
@@ -16,9 +16,6 @@ from rich.console import Console
 from aotexport.cli.output import print_json, stdout
 from aotexport.cli.progress import Progress
 from aotexport.verify.fresh import FreshProcess
-
-if TYPE_CHECKING:
-    from aotexport.verify.report import ExportReport
 
 _OPTIONS = (
     click.option(
@@ -71,22 +68,25 @@ class WriteOptions:
         return {"output": self.output, "targets": self.targets, "force": self.force, "strip": self.strip}
 
     @contextlib.contextmanager
-    def running(self, profile: Path | None = None) -> Iterator[tuple[Progress, FreshProcess | None]]:
+    def running(
+        self, profile: Path | None = None, *, expected: bool = False
+    ) -> Iterator[tuple[Progress, FreshProcess | None]]:
         """Yield the progress and the process that verifies, which imports torch while this process does.
 
-        With `--json`, standard output is for the document alone: what models print goes to standard error.
+        With `--json`, standard output is for the document alone: what models print goes to standard error. Where the
+        bundle is expected in the cache, no process is started.
         """
         elsewhere = contextlib.redirect_stdout(sys.stderr) if self.as_json else contextlib.nullcontext()
-        verifying = contextlib.nullcontext() if self.no_verify else FreshProcess()
+        verifying = contextlib.nullcontext() if self.no_verify or expected else FreshProcess()
         with elsewhere, verifying as fresh, Progress(quiet=self.quiet, profile=profile) as progress:
             progress("import torch")
             yield progress, fresh
 
-    def show(self, report: ExportReport, progress: Progress) -> None:
-        """Print the summary of a finished export."""
-        from aotexport.cli.summary import print_summary, print_warnings, summarize
+    def show(self, summary: Mapping[str, Any], progress: Progress) -> None:
+        """Print the summary of a finished export; see `summarize`."""
+        from aotexport.cli.summary import of_command, print_summary, print_warnings
 
-        summary = summarize(report, progress.seconds, verified=not self.no_verify)
+        summary = of_command(summary, self.output, progress.seconds)
         if self.as_json:
             print_json(summary)
         elif self.quiet:
