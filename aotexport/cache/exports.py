@@ -77,19 +77,24 @@ class KeptExports:
         return True
 
     def keep(self, bundle: Path, summary: dict[str, Any]) -> None:
-        """Keep a bundle that was written now, with what is told of it."""
+        """Keep a bundle that was written now, with what is told of it; an interrupt ends that, and not the command."""
         if self._key is None:
             return
+        try:
+            self._keep(self._key, bundle, summary)
+        except OSError as error:
+            self.remarks.append(f"not kept: {error.strerror or error}")
+        except KeyboardInterrupt:
+            self.remarks.append("not kept: interrupted")
+
+    def _keep(self, key: str, bundle: Path, summary: dict[str, Any]) -> None:
         own = f"{self._entries.folder}/"
         files = states((path for path in self._opened.read() if not path.startswith(own)), self._root)
         if written := written_since(files, self._root, self._opened.since_ns):
             self.remarks.append(f"not kept: `{written}` was written while the export ran")
             return
-        try:
-            self._entries.keep(self._key, bundle, {"summary": summary, "files": files})
-            self._entries.note_command()
-        except OSError as error:
-            self.remarks.append(f"not kept: {error.strerror or error}")
+        self._entries.keep(key, bundle, {"summary": summary, "files": files})
+        self._entries.note_command()
 
     def _forget(self) -> None:
         assert self._key is not None

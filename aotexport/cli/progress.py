@@ -57,6 +57,11 @@ class Progress:
         """Wall time per finished stage."""
         return self._stopwatch.seconds
 
+    @property
+    def own_nbytes(self) -> int:
+        """The most memory without mapped files at the end of a stage; 0: the system does not tell."""
+        return max((stage.own_nbytes for stage in self._stopwatch.stages), default=0)
+
     def count(self, done: int, of: int) -> None:
         """Show how far the current stage is, on a terminal."""
         if self._status is not None:
@@ -89,6 +94,7 @@ def write_profile(stages: Iterable[Stage], path: Path) -> None:
     for stage in stages:
         start, end = round(stage.start_s * 1e6), round((stage.start_s + stage.wall_s) * 1e6)
         told = {"processor_s": round(stage.processor_s, 3), "peak_memory_nbytes": stage.peak_nbytes}
+        told["own_memory_nbytes"] = stage.own_nbytes
         events.append({"name": stage.name, "ph": "X", "ts": start, "dur": end - start, **process, "args": told})
         peak = {"nbytes": stage.peak_nbytes}
         events.append({"name": "peak memory", "ph": "C", "ts": end, **process, "args": peak})

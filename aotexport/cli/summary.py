@@ -56,16 +56,18 @@ def summarize(report: ExportReport, *, verified: bool) -> dict[str, Any]:
     }
 
 
-def of_command(summary: Mapping[str, Any], path: Path, seconds: Mapping[str, float]) -> dict[str, Any]:
+def of_command(summary: Mapping[str, Any], path: Path, seconds: Mapping[str, float], own_nbytes: int) -> dict[str, Any]:
     """Return the document for `--json`: what it says of the bundle, where that is, and what the command took.
 
     Args:
         summary: see `summarize`.
         path: of the bundle.
         seconds: wall time per stage.
+        own_nbytes: the most memory without mapped files at the end of a stage; 0: the system does not tell.
     """
     rounded = {stage: round(value, 3) for stage, value in seconds.items()}
-    return {"path": str(path), **summary, "peak_memory_bytes": peak_memory_nbytes(), "seconds": rounded}
+    memory = {"peak_memory_bytes": peak_memory_nbytes(), "memory_without_files_bytes": own_nbytes or None}
+    return {"path": str(path), **summary, **memory, "seconds": rounded}
 
 
 def largest_errors(comparisons: Iterable[Comparison]) -> list[dict[str, Any]]:
@@ -130,6 +132,8 @@ def print_summary(console: Console, summary: Mapping[str, Any]) -> None:
     seconds = summary["seconds"]
     stages = ", ".join(f"{stage} {value:.1f} s" for stage, value in seconds.items())
     memory = f"{summary['peak_memory_bytes'] / 1e9:.1f} GB of memory at most"
+    if own := summary["memory_without_files_bytes"]:
+        memory += f", {own / 1e9:.1f} GB without mapped files after a stage"
     console.print(f"\n{sum(seconds.values()):.1f} s: {printable(stages)}; {memory}", soft_wrap=True)
 
 

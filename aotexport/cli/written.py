@@ -86,7 +86,7 @@ class WriteOptions:
         """Print the summary of a finished export; see `summarize`."""
         from aotexport.cli.summary import of_command, print_summary, print_warnings
 
-        summary = of_command(summary, self.output, progress.seconds)
+        summary = of_command(summary, self.output, progress.seconds, progress.own_nbytes)
         if self.as_json:
             print_json(summary)
         elif self.quiet:

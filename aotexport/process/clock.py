@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 Progress = Callable[[str], None]
 
@@ -21,6 +22,7 @@ class Stage:
         wall_s: how long it took.
         processor_s: processor time of this process, all threads.
         peak_nbytes: the most memory that the process had resident, from its start to the end of the stage.
+        own_nbytes: memory resident at the end of the stage, without mapped files; 0: the system does not tell.
     """
 
     name: str
@@ -28,6 +30,7 @@ class Stage:
     wall_s: float
     processor_s: float
     peak_nbytes: int
+    own_nbytes: int
 
 
 class Stopwatch:
@@ -59,6 +62,7 @@ class Stopwatch:
             wall_s=time.perf_counter() - wall,
             processor_s=time.process_time() - processor,
             peak_nbytes=peak_memory_nbytes(),
+            own_nbytes=own_memory_nbytes(),
         )
         self.stages.append(ended)
         self.current = ""
@@ -76,6 +80,14 @@ def peak_memory_nbytes() -> int:
     """Return the most memory that this process has had resident, mapped files included."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
+
+
+def own_memory_nbytes() -> int:
+    """Return the memory that this process has resident now, without mapped files; 0: the system does not tell."""
+    if sys.platform != "linux":
+        return 0
+    _, resident, shared = map(int, Path("/proc/self/statm").read_text().split()[:3])
+    return (resident - shared) * resource.getpagesize()
 
 
 class Clock:

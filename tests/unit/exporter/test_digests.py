@@ -196,7 +196,6 @@ UNREAD = {
     "open file": lambda: sys.__stderr__,
     "generator": lambda: (each for each in ()),
     "thread": threading.local,
-    "socket": lambda: __import__("socket").socket(),
     "computed": lambda: torch.ones(1, requires_grad=True) * 2,
     "meta": lambda: torch.ones(1, device="meta"),
 }
