@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 from torch import nn
 
 import aotexport
+from aotexport import Program
 from aotexport_runtime import ArgumentInvalid, NotSupported, load, open_bundle, save, selftest
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float64]
@@ -97,6 +99,53 @@ def test_cast_module_is_exported_and_not_saved(base, tmp_path):
     aotexport.export(module, tuple(cast(ARGUMENTS, torch.bfloat16)), output=tmp_path / "again")
     again, args = load(tmp_path / "again"), cast(ARGUMENTS, torch.bfloat16)
     assert torch.equal(again.eval()(*args)["x"], make().bfloat16().eval()(*args)["x"])
+
+
+class Recurrent(nn.Module):
+    """Recurrent layers without first states, over whole and packed sequences."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.into = nn.Linear(4, 4)
+        self.layer = layer
+
+    def forward(self, x):
+        found = self.layer(self.into(x))
+        return found if isinstance(found, torch.Tensor) else found[0]
+
+    def packed(self, x):
+        lengths = torch.tensor([2, 3])
+        packed = nn.utils.rnn.pack_padded_sequence(self.into(x), lengths, batch_first=True, enforce_sorted=False)
+        return nn.utils.rnn.pad_packed_sequence(self.layer(packed)[0], batch_first=True)[0]
+
+
+LAYERS = {
+    "lstm": partial(nn.LSTM, 4, 3, batch_first=True),
+    "gru": partial(nn.GRU, 4, 3, bidirectional=True, batch_first=True),
+    "rnn": partial(nn.RNN, 4, 3, num_layers=2, batch_first=True),
+    "lstm_cell": partial(nn.LSTMCell, 4, 3),
+    "gru_cell": partial(nn.GRUCell, 4, 3),
+    "rnn_cell": partial(nn.RNNCell, 4, 3),
+}
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_first_states_of_recurrent_layers_have_the_dtype_of_their_input(layer, tmp_path):
+    is_cell = layer.endswith("_cell")
+    programs = ["infer", Program("packed", mode="eval", method="packed")]
+    x, more = (torch.rand(2, 4), torch.rand(5, 4)) if is_cell else (torch.rand(2, 3, 4), torch.rand(2, 6, 4))
+    batch, steps = torch.export.Dim("batch"), torch.export.Dim("steps")
+    sizes = {"x": {0: batch} if is_cell else {1: steps}}
+    exported = make(lambda: Recurrent(LAYERS[layer]()))
+    chosen = programs[:1] if is_cell else programs
+    aotexport.export(exported, (x,), output=tmp_path / "b", programs=chosen, dynamic_shapes=sizes, verify=False)
+    for dtype in DTYPES:
+        module = load(tmp_path / "b", dtype=dtype).eval()
+        model = copy.deepcopy(exported).to(dtype)
+        for args in ([x.to(dtype)], [more.to(dtype)]):
+            assert torch.equal(module(*args), model(*args))
+            if not is_cell:
+                assert torch.equal(module.packed(*args), model.packed(*args))
 
 
 class Names(nn.Module):

@@ -7,12 +7,15 @@ Source: torch 2.13, `aten/src/ATen/native/RNN.cpp` and `PackedSequence.cpp`.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import _VF, nn
+from torch.nn.modules import rnn
 
+from aotexport.model.source_lines import is_user_file
 from aotexport.process.patches import Patch
 from aotexport.torch_internals.names import OpOverload, tree_leaves
 from aotexport.torch_internals.tracing import record_call, traces_above_autograd, tracing_paused
@@ -30,7 +33,8 @@ def whole_recurrence() -> Mapping[Any, Function]:
     shapes: list[tuple[OpOverload, Function]] = []
     for layer in (aten.lstm, aten.gru, aten.rnn_tanh, aten.rnn_relu):
         shapes += [(layer.input, _padded), (layer.data, _packed)]
-    return {**{operator: _recorded(operator, made) for operator, made in shapes}, aten.select.int: _select}
+    recorded = {operator: _recorded(operator, made) for operator, made in shapes}
+    return {**recorded, aten.select.int: _select, aten.zeros.default: _first_state}
 
 
 def patches() -> list[Patch]:
@@ -170,3 +174,13 @@ def _select(tensor: torch.Tensor, dim: int, index: Any) -> Any:
         first.item_memo = batch
         record_call(tracer, aten.select.int, (tensor, dim, index), first)
     return first
+
+
+def _first_state(size: Any, **options: Any) -> Any:
+    """Make the first state of a recurrent layer from its input: in another dtype of the model, the state has it too."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and not is_user_file(frame.f_code.co_filename):
+        if frame.f_code.co_filename == rnn.__file__:
+            return frame.f_locals["input"].new_zeros(size)
+        frame = frame.f_back
+    return NotImplemented
