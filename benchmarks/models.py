@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.exported_models import EXPORTED
+from benchmarks.generating_models import GENERATING
 from benchmarks.model import (
     Model,
     batch_sizes,
@@ -229,7 +230,7 @@ WEIGHTS = tuple(
 )
 """Growing weights, by size."""
 
-MODELS: Mapping[str, Model] = {model.name: model for model in (*_ALL, *EXPORTED, *NODES, *WEIGHTS)}
+MODELS: Mapping[str, Model] = {model.name: model for model in (*_ALL, *EXPORTED, *GENERATING, *NODES, *WEIGHTS)}
 """Every model, by name."""
 
 __all__ = ["MODELS", "NODES", "WEIGHTS", "Model", "by_position", "call"]

@@ -48,7 +48,8 @@ def recipe(name: str, model: nn.Module) -> Recipe:
         model: a model of transformers with a head for tokens; put in eval mode.
 
     Raises:
-        ModelFileInvalid: there is no such recipe, or the model keeps something else than keys and values.
+        ModelFileInvalid: there is no such recipe, or the model reads something else than tokens, or keeps something else
+            than keys and values.
     """
     if name not in RECIPES:
         raise ModelFileInvalid(f"there is no recipe `{name}`; there are {', '.join(RECIPES)}")
@@ -56,6 +57,12 @@ def recipe(name: str, model: nn.Module) -> Recipe:
     if config is None or bool(getattr(config, "is_encoder_decoder", False)) != (name == "seq2seq"):
         wanted = "an encoder-decoder model" if name == "seq2seq" else "a causal language model"
         raise ModelFileInvalid(f"recipe `{name}` takes {wanted} of transformers, got `{type(model).__name__}`")
+    read = getattr(model, "main_input_name", "input_ids")
+    if read != "input_ids":
+        raise ModelFileInvalid(
+            f"recipe `{name}` takes models that read tokens, and `{type(model).__name__}` reads `{read}`. Export its "
+            "encoder and its decoder as programs of their own"
+        )
     made: Any = Seq2Seq(model) if name == "seq2seq" else CausalLM(model)
     made.eval()
     ids = torch.arange(1, 1 + _BATCH * _PROMPT).reshape(_BATCH, _PROMPT) % 8

@@ -2,6 +2,7 @@
 
 from benchmarks.suites.export import EXPORT
 from benchmarks.suites.finetune import FINETUNE
+from benchmarks.suites.generate import GENERATE
 from benchmarks.suites.interface import Suite
 from benchmarks.suites.load import LOAD
 from benchmarks.suites.memory import MEMORY
@@ -11,7 +12,7 @@ from benchmarks.suites.size import SIZE
 from benchmarks.suites.start import START
 from benchmarks.suites.steps import INFER, OVERHEAD, TRAIN
 
-_ALL = (OVERHEAD, START, MEMORY, LOAD, EXPORT, SCALE, TRAIN, INFER, FINETUNE, SIZE, SERVE)
+_ALL = (OVERHEAD, START, MEMORY, LOAD, EXPORT, SCALE, TRAIN, INFER, FINETUNE, GENERATE, SIZE, SERVE)
 
 SUITES: dict[str, Suite] = {suite.name: suite for suite in _ALL}
 """Every suite, by name, in the order of a run: last are those of many models, of which a short run leaves some out."""

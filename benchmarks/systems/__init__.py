@@ -7,6 +7,7 @@ everything that is measured is made of these two. A new system is a new file, an
 from benchmarks.systems.aot_inductor import AOT_INDUCTOR
 from benchmarks.systems.bundle import AUTO, AUTOGRAD, CPU, ONNX, PORTABLE
 from benchmarks.systems.eager import EAGER
+from benchmarks.systems.generation import COMPILED_CACHE, DYNAMIC_CACHE, GENERATE, STATIC_CACHE
 from benchmarks.systems.interface import Prepared, System
 from benchmarks.systems.onnx_runtime import ONNX_RUNTIME
 from benchmarks.systems.torch_compile import AOT_COMPILE, TORCH_COMPILE
@@ -14,8 +15,9 @@ from benchmarks.systems.torch_export import EXPORTED_MODULE, TORCH_EXPORT
 
 _OURS = (PORTABLE, CPU, AUTOGRAD, AUTO, ONNX)
 _PEERS = (EXPORTED_MODULE, TORCH_COMPILE, AOT_COMPILE, AOT_INDUCTOR, ONNX_RUNTIME, TORCH_EXPORT)
+_GENERATING = (DYNAMIC_CACHE, STATIC_CACHE, COMPILED_CACHE, GENERATE)
 
-SYSTEMS: dict[str, System] = {system.name: system for system in (EAGER, *_OURS, *_PEERS)}
+SYSTEMS: dict[str, System] = {system.name: system for system in (EAGER, *_OURS, *_PEERS, *_GENERATING)}
 """Every system, by name, in the order of the tables."""
 
 __all__ = ["SYSTEMS", "Prepared", "System"]

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from benchmarks.models import Model
 
-Mode = Literal["train", "infer"]
+Mode = Literal["train", "infer", "generate"]
 
 
 @dataclass(frozen=True)

@@ -157,6 +157,17 @@ def test_recipe_of_another_kind_of_model_is_refused():
     )
 
 
+def test_recipe_of_a_model_that_reads_sounds_is_refused():
+    sizes = {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "encoder_layers": 1, "decoder_layers": 1}
+    config = transformers.WhisperConfig(vocab_size=VOCABULARY, d_model=16, pad_token_id=0, **sizes)
+    with pytest.raises(ModelFileInvalid) as caught:
+        aotexport.recipe("seq2seq", transformers.WhisperForConditionalGeneration(config))
+    assert str(caught.value) == (
+        "recipe `seq2seq` takes models that read tokens, and `WhisperForConditionalGeneration` reads `input_features`. "
+        "Export its encoder and its decoder as programs of their own"
+    )
+
+
 ALONE = """
 import sys
 sys.modules["transformers"] = sys.modules["aotexport"] = None
