@@ -48,8 +48,8 @@ def recipe(name: str, model: nn.Module) -> Recipe:
         model: a model of transformers with a head for tokens; put in eval mode.
 
     Raises:
-        ModelFileInvalid: there is no such recipe, or the model reads something else than tokens, or keeps something else
-            than keys and values.
+        ModelFileInvalid: there is no such recipe, or the model reads something else than tokens, or keeps something
+            else than keys and values.
     """
     if name not in RECIPES:
         raise ModelFileInvalid(f"there is no recipe `{name}`; there are {', '.join(RECIPES)}")
