@@ -133,7 +133,6 @@ def _kept(directory: Path | None) -> Iterator[Path]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    runnable = [system.name for system in SYSTEMS.values() if system.load is not None]
     chosen = [model.name for model in MODELS.values() if not model.only_in]
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks",
@@ -145,7 +144,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--suite", dest="suites", **_names(SUITES), help="what to measure [default: all]")
     models = f"which models, where a suite has no own [default: {','.join(MAIN_MODELS)}; some suites take fewer]"
     parser.add_argument("--models", **{**_names(chosen), "default": None}, help=models)
-    parser.add_argument("--systems", **_names(runnable), help="ways to run them [default: all]; ratios need eager")
+    parser.add_argument("--systems", **_names(SYSTEMS), help="ways to run them [default: all]; ratios need eager")
     parser.add_argument(
         "--rounds",
         type=_positive(int),

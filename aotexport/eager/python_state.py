@@ -19,10 +19,13 @@ from torch.export import Dim
 
 from aotexport.eager.run import eager_run
 from aotexport.errors import ExportFailed
-from aotexport.model.attributes import attributes_restored
+from aotexport.model.attributes import attributes_restored, attributes_watched
 from aotexport.model.call import ExampleCall, example_call
+from aotexport.model.memory_snapshots import copied, spans_of
 from aotexport.model.programs import ProgramSpec
+from aotexport.model.reach import reached_tensors
 from aotexport.model.refusals import attempt
+from aotexport.model.restore import Before
 from aotexport.model.source_lines import user_line
 from aotexport.model.state import State
 from aotexport.model.structure import tree_of
@@ -161,8 +164,12 @@ def depends_on(spec: ProgramSpec, state: State) -> bool:
     with attributes_restored(call.module):
         change = _with_other_inputs if _runs(_with_other_inputs(call), state, spec) else _as_it_is
         for _ in range(_CALLS_BEFORE):
+            changed_nothing = _watched(call, state)
             try:
                 _, after = _run_for_good(change(call), state, spec)
+                # Further calls would do what this one did.
+                if not after and changed_nothing():
+                    return False
                 call = _call(call.callable, call, after) if after else call
                 (other, later), _ = _run(call, state, spec)
             except ExportFailed:
@@ -171,6 +178,20 @@ def depends_on(spec: ProgramSpec, state: State) -> bool:
             if tree != other or not all(map(are_same, first, later)):
                 return True
     return False
+
+
+def _watched(call: ExampleCall, state: State) -> Callable[[], bool]:
+    """Return a function that tells whether attributes and tensors of the model, beside its state, are as now."""
+    known = {id(entry.tensor) for entry in state.entries}
+    tensors = [Before.of(tensor) for tensor in reached_tensors([call.module]) if id(tensor) not in known]
+    memory = [copied(span) for span in spans_of(each.alias for each in tensors if each.alias is not None)]
+    attributes = attributes_watched(call.module)
+
+    def are_same() -> bool:
+        in_place = (each.alias is not None and each.tensor.is_set_to(each.alias) for each in tensors)
+        return attributes() and all(in_place) and all(span.is_unchanged() for span in memory)
+
+    return are_same
 
 
 def _runs(call: ExampleCall, state: State, spec: ProgramSpec) -> bool:

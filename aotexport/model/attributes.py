@@ -74,6 +74,18 @@ def attributes_to_put_back(modules: Iterable[tuple[str, nn.Module]]) -> Callable
     return put_back
 
 
+def attributes_watched(module: nn.Module | None) -> Callable[[], bool]:
+    """Return a function that tells whether the attributes of the model, and their items, are as they are now."""
+    before = [(child, own_attributes(child)) for _, child in named_modules(module)]
+    containers = containers_of(named_modules(module))
+
+    def are_same() -> bool:
+        same = all(_identical(old, own_attributes(child)) for child, old in before)
+        return same and not any(any(True for _ in snapshot.changes()) for snapshot in containers)
+
+    return are_same
+
+
 def named_modules(module: nn.Module | None) -> list[tuple[str, nn.Module]]:
     """Return the modules of a model, each with its path; none for a function."""
     return [] if module is None else list(module.named_modules())
@@ -81,8 +93,9 @@ def named_modules(module: nn.Module | None) -> list[tuple[str, nn.Module]]:
 
 def own_attributes(module: nn.Module) -> dict[str, Any]:
     """Return the attributes of a module; of a loaded bundle, without those internal to its calls."""
-    hidden = INTERNAL if isinstance(module, WithAttributes) else ()
-    return {name: value for name, value in vars(module).items() if name not in hidden}
+    if not isinstance(module, WithAttributes):
+        return vars(module).copy()
+    return {name: value for name, value in vars(module).items() if name not in INTERNAL}
 
 
 def containers_of(modules: Iterable[tuple[str, nn.Module]]) -> list[Snapshot]:
@@ -99,6 +112,8 @@ def restore(before: list[tuple[str, nn.Module, dict[str, Any]]]) -> list[tuple[s
     changes: list[tuple[str, Any, Any]] = []
     for path, child, old in before:
         new = own_attributes(child)
+        if _identical(old, new):
+            continue
         for key in {**old, **new}:
             if old.get(key) is not new.get(key):
                 changes.append((f"{path}.{key}" if path else key, old.get(key), new.get(key)))
@@ -106,3 +121,10 @@ def restore(before: list[tuple[str, nn.Module, dict[str, Any]]]) -> list[tuple[s
             del vars(child)[key]
         vars(child).update(old)
     return changes
+
+
+def _identical(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Return whether two dicts hold the same objects under the same keys, in the same order."""
+    return len(one) == len(other) and all(
+        key == also and value is same for (key, value), (also, same) in zip(one.items(), other.items(), strict=True)
+    )

@@ -6,12 +6,16 @@ import sys
 from collections import OrderedDict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
 
 from aotexport.model.source_lines import is_user_file
 from aotexport.model.structure import is_plain_object
 
-_SCALARS = frozenset((type(None), bool, int, float, str))
+_WITHOUT_ITEMS = frozenset((type(None), bool, int, float, str, torch.Tensor, nn.Parameter))
+"""Types of most items: none is or holds a container."""
 Container = list[Any] | dict[Any, Any] | set[Any] | deque[Any]
 
 
@@ -32,8 +36,7 @@ class ItemChange:
     is_attribute: bool = False
 
 
-@dataclass(frozen=True)
-class Snapshot:
+class Snapshot(NamedTuple):
     """A container, or an object's attributes, with the items at a time; the items themselves are not copied."""
 
     path: str
@@ -69,7 +72,7 @@ def snapshot(value: Any, path: str) -> Snapshot | None:
 
 def snapshots(value: Any, path: str) -> list[Snapshot]:
     """Return a snapshot of every container in `value`, itself included, through tuples as well."""
-    if type(value) in _SCALARS:
+    if type(value) in _WITHOUT_ITEMS:
         return []
     if type(value) in (dict, OrderedDict) and not value:
         return [Snapshot(path, value, {})]
@@ -94,7 +97,8 @@ def snapshots(value: Any, path: str) -> list[Snapshot]:
         else:
             return
         for key, item in list(items):
-            visit(item, f"{path}[{key!r}]")
+            if type(item) not in _WITHOUT_ITEMS:
+                visit(item, f"{path}[{key!r}]")
 
     visit(value, path)
     return found

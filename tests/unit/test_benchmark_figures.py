@@ -11,6 +11,7 @@ import pytest
 
 from benchmarks import report
 from benchmarks.artefacts import Artefacts
+from benchmarks.cli import _parser
 from benchmarks.figures import Figure, Spread
 from benchmarks.models import MODELS
 from benchmarks.processes import Fresh, NotMeasured, Settings
@@ -35,6 +36,10 @@ def test_table_says_why_a_figure_is_missing():
     table = report.text(SUITES["train"], [figure("eager", [2e-3], [2e-3]), missing])
     assert "not measured: it has no backward" in table
     assert "2 ms" in table
+
+
+def test_every_listed_system_can_be_chosen():
+    assert _parser().parse_args(["--systems", ",".join(SYSTEMS)]).systems == tuple(SYSTEMS)
 
 
 def test_systems_import_no_torch_before_they_are_used():
