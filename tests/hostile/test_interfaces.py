@@ -88,5 +88,5 @@ def test_partition_that_saves_what_it_cannot_is_refused(crafted: Crafted, path, 
 
 
 def test_forward_output_that_needs_a_tangent_is_refused(crafted: Crafted):
-    crafted.put("joint", "outputs/1", "mm")
+    crafted.put("joint", "outputs/1", "view")
     assert refusal(crafted) == "programs/train/joint.json: an output of the forward needs an incoming gradient"

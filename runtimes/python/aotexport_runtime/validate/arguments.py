@@ -110,8 +110,10 @@ def check_meta(meta: ValueMeta, symbols: set[str], where: str) -> None:
                 code="tensor-layout",
             )
         for size in (*meta.shape, *meta.stride, meta.offset):
-            if not isinstance(size, int) or not -INT64_MAX <= size <= INT64_MAX:
+            if not isinstance(size, int) or size > INT64_MAX:
                 check_size(size, symbols, where=where)
+            elif size < 0:
+                raise BundleInvalid("a size, stride or offset is negative", where=where, code="tensor-layout")
     elif isinstance(meta, SizeMeta):
         if meta.value is not None:
             check_size(meta.value, symbols, where=where)

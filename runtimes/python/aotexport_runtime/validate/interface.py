@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from aotexport_runtime.errors import BundleInvalid, Place
 from aotexport_runtime.schema.gradients import Gradients, Partition
@@ -29,7 +29,7 @@ def check_forward_graph(graph: Graph, program: Program, *, where: str) -> None:
                 where=here,
                 code="graph-interface",
             )
-    _check_kinds(graph, graph.outputs, [meta is not None for meta in program.outputs], where)
+    _check_results(graph, graph.outputs, program.outputs, where, ())
 
 
 def check_functional_graph(graph: Graph, program: Program, functional: FunctionalGraph, *, where: str) -> None:
@@ -60,7 +60,12 @@ def check_functional_graph(graph: Graph, program: Program, functional: Functiona
             )
         return
     _check_tensors_returned(graph.outputs[:returned], functional, where)
-    _check_kinds(graph, graph.outputs[:returned], _are_tensors(functional, program), where)
+    changed = [_meta_of(program.inputs[each.input_index]) for each in functional.mutations]
+    # These may get other axes, and a storage of another dtype.
+    anew = {index for index, each in enumerate(functional.mutations) if each.metadata or each.storage}
+    _check_results(
+        graph, graph.outputs[: len(changed) + len(program.outputs)], [*changed, *program.outputs], where, anew
+    )
     if gradients is not None:
         _check_gradients(graph, program, gradients, returned, where)
 
@@ -88,24 +93,34 @@ def _check_gradients(graph: Graph, program: Program, gradients: Gradients, retur
             _check_partition(partition, values, late, where)
 
 
-def _are_tensors(functional: FunctionalGraph, program: Program) -> list[bool]:
-    """Return per result of a functional graph before gradients whether it is a tensor."""
-    outputs = [meta is not None for meta in program.outputs]
-    return [True] * len(functional.mutations) + outputs + [True] * functional.intermediate_bases
+def _check_results(
+    graph: Graph, outputs: Sequence[Argument], said: Sequence[ValueMeta | None], where: Place, anew: Collection[int]
+) -> None:
+    """Refuse outputs whose metadata are not what the program says.
 
-
-def _check_kinds(graph: Graph, outputs: Sequence[Argument], are_tensors: Sequence[bool], where: Place) -> None:
-    """Refuse outputs that are a tensor where the program returns a number, or the other way round."""
+    Args:
+        graph: the graph.
+        outputs: its results before gradients, without intermediate bases.
+        said: metadata by the program; None: a number.
+        where: for errors.
+        anew: outputs of which the program says no more than that they are tensors.
+    """
     metas = {value.name: value.meta for value in (*graph.inputs, *graph.nodes)}
-    for index, (output, is_tensor) in enumerate(zip(outputs, are_tensors, strict=False)):
+    for index, (output, expected) in enumerate(zip(outputs, said, strict=False)):
         meta = metas.get(output) if isinstance(output, str) else None
+        if meta is None or (index in anew and isinstance(meta, TensorMeta)):
+            continue
         with where.at("outputs", index) as here:
-            if meta is not None and isinstance(meta, TensorMeta) != is_tensor:
+            if _said(meta) != _said(expected):
                 raise BundleInvalid(
-                    f"output {index} of the graph is {'no' if is_tensor else 'a'} tensor",
+                    f"output {index} of the graph is {_said(meta)}, and the program says {_said(expected)}",
                     where=here,
                     code="result-type",
                 )
+
+
+def _said(meta: ValueMeta | None) -> str:
+    return f"a tensor of {meta.dtype} with {len(meta.shape)} axes" if isinstance(meta, TensorMeta) else "no tensor"
 
 
 def _check_inputs(graph: Graph, program: Program, tangents: Sequence[TensorMeta], where: Place) -> None:

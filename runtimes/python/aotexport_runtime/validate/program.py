@@ -114,6 +114,10 @@ def _check_inputs(program: Program, manifest: Manifest, symbols: set[str], where
             else:
                 check_meta(spec.meta, symbols, here)
                 _check_parts(spec, symbols, here)
+                if spec.meta.requires_grad and not spec.meta.dtype.startswith(("float", "bfloat", "complex")):
+                    raise BundleInvalid(
+                        f"an input is {spec.meta.dtype} and cannot require grad", where=here, code="structure-malformed"
+                    )
 
 
 def _check_parts(spec: ArgumentInput | StateInput, symbols: set[str], where: str) -> None:
