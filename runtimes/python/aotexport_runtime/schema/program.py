@@ -240,8 +240,8 @@ class FunctionalGraph(Record, kw_only=True):
         outputs: how each output comes back to the caller; as long as `Program.outputs`.
         intermediate_bases: number of intermediates that are returned only as bases of views.
         grad_mode: grad mode that the call leaves behind; None: unchanged.
-        deterministic: whether deterministic algorithms were on at capture, for people: no reader decides by it; None: not
-            recorded.
+        deterministic: whether deterministic algorithms were on at capture, for people: no reader decides by it; None:
+            not recorded.
         guards: truths over the symbols that only this graph assumes; a call that violates one runs the forward graph.
         gradients: of a joint graph; None: an inference graph.
     """
