@@ -12,6 +12,8 @@ from aotexport.errors import ExportFailed
 from aotexport.model.containers import Snapshot, snapshots
 from aotexport_runtime.submodules.python_state import INTERNAL, WithAttributes
 
+_MISSING = object()
+
 
 class ChangedOnFirstCall(ExportFailed):
     """The call changed the model as a first call may; after one call for real, the next may change nothing."""
@@ -54,6 +56,33 @@ def attributes_restored(module: nn.Module | None) -> Iterator[None]:
         yield
     finally:
         put_back()
+
+
+@contextlib.contextmanager
+def changed_for_a_while(module: nn.Module, change: Callable[[], None]) -> Iterator[None]:
+    """Let `change` set attributes of the model and their items; put these back after the block, and no others."""
+    before = [(child, own_attributes(child)) for _, child in named_modules(module)]
+    containers = containers_of(named_modules(module))
+    changed: list[Snapshot] = []
+    slots: list[tuple[dict[str, Any], str, Any]] = []
+    try:
+        try:
+            change()
+        finally:
+            changed += [snapshot for snapshot in containers if any(True for _ in snapshot.changes())]
+            for child, old in before:
+                new = own_attributes(child)
+                names = [name for name in {**old, **new} if old.get(name, _MISSING) is not new.get(name, _MISSING)]
+                slots += [(vars(child), name, old.get(name, _MISSING)) for name in names]
+        yield
+    finally:
+        for snapshot in changed:
+            snapshot.restore()
+        for table, name, value in slots:
+            if value is _MISSING:
+                table.pop(name, None)
+            else:
+                table[name] = value
 
 
 def attributes_to_put_back(modules: Iterable[tuple[str, nn.Module]]) -> Callable[[], None]:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from torch import nn
 
 from aotexport.errors import ExportFailed
-from aotexport.model.attributes import attributes_restored
+from aotexport.model.attributes import changed_for_a_while
 from aotexport.model.restore import UNCHANGED, restored
 from aotexport.model.state import State
 
@@ -48,13 +48,19 @@ def in_mode(module: nn.Module | None, mode: Mode, attributes: Sequence[Attribute
 @contextlib.contextmanager
 def _switched(module: nn.Module, training: bool) -> Iterator[None]:
     """Switch the mode if needed; put back attributes that the user's own `train` sets."""
-    if module.training == training:
-        yield
-        return
-    with attributes_restored(module) if _any_has_own_switches(module) else contextlib.nullcontext():
+
+    def switch() -> None:
         # Modules made by `torch.export` have one mode only, and raise.
         with contextlib.suppress(NotImplementedError):
             module.train() if training else module.eval()
+
+    if module.training == training:
+        yield
+    elif _any_has_own_switches(module):
+        with changed_for_a_while(module, switch):
+            yield
+    else:
+        switch()
         yield
 
 

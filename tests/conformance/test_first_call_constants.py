@@ -104,6 +104,12 @@ class Remembering(Stateful):
         return self.last, self.table["sum"] * 2
 
 
+class RememberingWithSwitches(Remembering):
+    def train(self, mode=True):
+        self.switched = [mode]
+        return super().train(mode)
+
+
 class Growing(Stateful):
     def forward(self, x):
         self.cache.append(x * 2)
@@ -144,7 +150,10 @@ class ReadingLate(Stateful):
         return x + self.cache[-3] if len(self.cache) > 3 else x * 2
 
 
-@pytest.mark.parametrize("model", [Counting, Remembering, Growing, Switching, Pairing, Smoothing, ReadingLate])
+@pytest.mark.parametrize(
+    "model",
+    [Counting, Remembering, RememberingWithSwitches, Growing, Switching, Pairing, Smoothing, ReadingLate],
+)
 @pytest.mark.parametrize("target", ["portable", "autograd"])
 def test_attributes_are_kept_from_call_to_call(tmp_path, model, target):
     eager = model()
