@@ -14,6 +14,8 @@ from aotexport.torch_internals.names import ViewAndMutationMeta
 from aotexport.torch_internals.releases import release
 from aotexport_runtime import errors
 from aotexport_runtime.allowed import operators
+from aotexport_runtime.allowed.signatures import RENAMED
+from aotexport_runtime.engines.adapters import ADAPTERS
 from aotexport_runtime.schema.codes import CODES
 from aotexport_runtime.schema.limits import DEFAULT
 from aotexport_runtime.schema.versions import CALLING_CONVENTION, FORMAT_VERSION, format_version
@@ -92,6 +94,20 @@ def test_codes_table_has_every_code_and_no_refusal_has_another():
 
     assert [(row[0].strip("`"), row[1]) for row in table("code | meaning")] == list(CODES.items())
     assert used - set(CODES) == set()
+
+
+def test_signatures_of_the_operator_set_have_the_grammar_of_the_prose():
+    type_ = r"\w+(\([^()]*\))?(\?|\[\]|\[\d+\])*"
+    argument = rf'(\*|{type_} \w+(=("[^"]*"|\[[^\]]*\]|[^,()\[\]"]+))?)'
+    returns = rf"({type_}( \w+)?|\(\)|\({type_}( \w+)?(, {type_}( \w+)?)*\))"
+    signature = re.compile(rf"\w+::\w+(\.\w+)?\(({argument}(, {argument})*)?\) -> {returns}")
+
+    assert [each for each in operators.aten_signatures().values() if not signature.fullmatch(each)] == []
+
+
+def test_prose_names_the_adapters_and_the_renamed_arguments():
+    assert names([row[0] for row in table("adapter for | where | runs")]) == {f"aten::{name}" for name in ADAPTERS}
+    assert names([row[0] for row in table("operator | in the set | in releases of PyTorch")]) == set(RENAMED)
 
 
 def test_prose_and_history_are_of_the_current_versions():
