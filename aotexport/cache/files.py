@@ -14,6 +14,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import ModuleType
 
+import torch
+
 import aotexport_runtime
 
 _OWN = tuple(f"{Path(package).parent}/" for package in (Path(__file__).parent, aotexport_runtime.__file__))
@@ -64,7 +66,7 @@ def states(opened: Iterable[str], root: Path) -> dict[str, str]:
 
 
 def state(file: str) -> str:
-    """Return what tells the state of a file: the same text whenever there is no such file."""
+    """Return what tells the state of a file, or of the archive that it is in: one text whenever there is none."""
     try:
         known = os.stat(file)
         if not stat.S_ISREG(known.st_mode):
@@ -73,6 +75,8 @@ def state(file: str) -> str:
             return f"{known.st_size} {known.st_mtime_ns}"
         with open(file, "rb") as stream:
             return hashlib.file_digest(stream, "sha256").hexdigest()
+    except NotADirectoryError:
+        return state(os.path.dirname(file))
     except OSError:
         return "no file"
 
@@ -101,6 +105,12 @@ def own_sources() -> dict[str, str]:
     """Return the digests of all files of the exporter and the runtime, whether imported or not."""
     paths = [path for folder in _OWN for path in sorted(Path(folder).rglob("*.py"))]
     return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
+
+
+def libraries_of_torch() -> list[str]:
+    """Return the sizes and times of torch's libraries, which the system loads without Python."""
+    paths = sorted(Path(torch.__file__).with_name("lib").glob("*.so*"))
+    return [f"{path.name} {state(str(path))}" for path in paths]
 
 
 def compilers() -> list[str]:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from aotexport.cache.digests import digest_of
-from aotexport.cache.files import compilers, installed_packages, own_sources
+from aotexport.cache.files import compilers, installed_packages, libraries_of_torch, own_sources
 
 _OF_SHELLS = frozenset(
     (
@@ -51,6 +51,8 @@ def key_of(objects: Mapping[str, Any], root: Path) -> str:
     known = [
         own_sources(),
         _machine(),
+        _interpreter(root),
+        libraries_of_torch(),
         installed_packages(),
         compilers(),
         {name: os.environ[name] for name in sorted({*os.environ} - _OF_SHELLS - _OF_THE_CACHE)},
@@ -67,6 +69,13 @@ def _machine() -> list[str]:
         lines = Path("/proc/cpuinfo").read_text().partition("\n\n")[0].splitlines()
         found += [line for line in lines if line.partition(":")[0].strip() in _OF_PROCESSORS]
     return found
+
+
+def _interpreter(root: Path) -> list[str]:
+    """Return the interpreter's options, and the directories that imports and names of files are relative to."""
+    places = [os.getcwd(), *sys.path]
+    found = [place.removeprefix(str(root)) if Path(place).is_relative_to(root) else place for place in places]
+    return [str(sys.flags), str(sys.warnoptions), *found]
 
 
 def _settings() -> list[str]:

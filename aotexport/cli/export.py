@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from aotexport.cli.kept import exported, kept_exports
+from aotexport.cli.kept import exported, kept_exports, user_cache
 from aotexport.cli.onnx import onnx_options, read_options
 from aotexport.cli.output import DTYPES
 from aotexport.cli.written import WriteOptions, write_options
@@ -137,8 +137,9 @@ def export(
     """
     _check_usage(onnx or (opset, onnx_state, translations) == (None, None, None), weights, recipe)
     verify = _verify(verification, write)
-    kept = kept_exports() if own_process and not no_cache and dump_passes is None else None
-    with write.running(profile, expected=kept is not None and kept.expected) as (progress, fresh):
+    cache = user_cache() if own_process and not no_cache and dump_passes is None else None
+    expected = cache is not None and cache[0].expects_command()
+    with write.running(profile, expected=expected) as (progress, fresh), kept_exports(cache) as kept:
         import torch
 
         from aotexport.cli.dynamic import merge_dynamic

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from aotexport.cache.entries import Entries, user_entries
 from aotexport.cli.progress import Progress
+from aotexport.process.opened_files import OpenedFiles
 from aotexport.process.own import watched
 from aotexport.verify.fresh import FreshProcess
 
@@ -15,25 +19,35 @@ if TYPE_CHECKING:
     from aotexport.model.source import ModelSource
     from aotexport.pipeline.options import ExportOptions
 
+Cache = tuple[Entries, OpenedFiles]
+"""Where exports are kept, and the files that this process has opened."""
 
-def kept_exports() -> KeptExports | None:
-    """Return the user's kept exports, for a process that does nothing else; begins the process again if it must.
+
+def user_cache() -> Cache | None:
+    """Return the user's cache, for a process that does nothing else; begins the process again if it must.
 
     Raises:
         UsageError: a variable about the cache is wrong.
     """
-    from aotexport.cache.entries import user_entries
-
     opened = watched()
     try:
         entries = user_entries()
     except ValueError:
         raise click.UsageError("AOTEXPORT_CACHE_SIZE must be a number of bytes") from None
-    if entries is None:
-        return None
+    return None if entries is None else (entries, opened)
+
+
+@contextlib.contextmanager
+def kept_exports(cache: Cache | None) -> Iterator[KeptExports | None]:
+    """Yield the kept exports of a cache, which know of all files that the block reads; imports torch."""
+    if cache is None:
+        yield None
+        return
     from aotexport.cache.exports import KeptExports
 
-    return KeptExports(entries, opened)
+    kept = KeptExports(*cache)
+    with kept.noting_weights():
+        yield kept
 
 
 def exported(
