@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-
-import safetensors.torch
 
 from aotexport.cache.digests import NotDigestible
 from aotexport.cache.entries import Damaged, Entries, Entry
@@ -17,7 +12,6 @@ from aotexport.cache.files import changed, states, written_since
 from aotexport.cache.key import key_of
 from aotexport.errors import OutputExists
 from aotexport.process.opened_files import OpenedFiles
-from aotexport.process.patches import Patch, patched
 from aotexport_runtime.bundle.staging import staged
 
 
@@ -33,18 +27,6 @@ class KeptExports:
         self._key: str | None = None
         self._root = Path()
         self.remarks: list[str] = []
-
-    @contextlib.contextmanager
-    def noting_weights(self) -> Iterator[None]:
-        """Note the safetensors files that are read in this block: a library in Rust opens them."""
-
-        def noted(filename: Any, *args: Any, **kwargs: Any) -> Any:
-            self._opened.note(os.fsdecode(filename))
-            return original(filename, *args, **kwargs)
-
-        original, reason = safetensors.safe_open, "Note files that are read outside of Python"
-        with patched(*(Patch(owner, "safe_open", noted, reason) for owner in (safetensors, safetensors.torch))):
-            yield
 
     def find(self, source: Any, options: Any) -> Entry | None:
         """Return the entry of an export with all that it reads as it was then; None: there is none.

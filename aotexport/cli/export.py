@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from aotexport.cli.kept import exported, kept_exports, user_cache
+from aotexport.cli.kept import exported, user_cache
 from aotexport.cli.onnx import onnx_options, read_options
 from aotexport.cli.output import DTYPES
 from aotexport.cli.written import WriteOptions, write_options
@@ -139,7 +139,7 @@ def export(
     verify = _verify(verification, write)
     cache = user_cache() if own_process and not no_cache and dump_passes is None else None
     expected = cache is not None and cache[0].expects_command()
-    with write.running(profile, expected=expected) as (progress, fresh), kept_exports(cache) as kept:
+    with write.running(profile, expected=expected) as (progress, fresh):
         import torch
 
         from aotexport.cli.dynamic import merge_dynamic
@@ -173,7 +173,7 @@ def export(
                 dynamic_shapes=merge_dynamic(source, dynamic),
                 keep_operators=(*source.keep_operators, *keep_operators),
             )
-            summary = exported(source, options, fresh, progress, kept)
+            summary = exported(source, options, fresh, progress, cache)
     write.show(summary, progress)
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -15,7 +13,6 @@ from aotexport.process.own import watched
 from aotexport.verify.fresh import FreshProcess
 
 if TYPE_CHECKING:
-    from aotexport.cache.exports import KeptExports
     from aotexport.model.source import ModelSource
     from aotexport.pipeline.options import ExportOptions
 
@@ -37,25 +34,12 @@ def user_cache() -> Cache | None:
     return None if entries is None else (entries, opened)
 
 
-@contextlib.contextmanager
-def kept_exports(cache: Cache | None) -> Iterator[KeptExports | None]:
-    """Yield the kept exports of a cache, which know of all files that the block reads; imports torch."""
-    if cache is None:
-        yield None
-        return
-    from aotexport.cache.exports import KeptExports
-
-    kept = KeptExports(*cache)
-    with kept.noting_weights():
-        yield kept
-
-
 def exported(
     source: ModelSource,
     options: ExportOptions,
     fresh: FreshProcess | None,
     progress: Progress,
-    kept: KeptExports | None,
+    cache: Cache | None,
 ) -> dict[str, Any]:
     """Write a bundle, and return what there is to say of it; see `summarize`.
 
@@ -64,9 +48,11 @@ def exported(
         options: of the export.
         fresh: the process that verifies; None: nothing is verified.
         progress: of the command.
-        kept: where to look for the bundle, and to keep it; None: nowhere.
+        cache: where to look for the bundle, and to keep it; None: nowhere.
     """
-    found = None
+    from aotexport.cache.exports import KeptExports
+
+    kept, found = None if cache is None else KeptExports(*cache), None
     if kept is not None:
         progress("look in the cache")
         found = kept.find(source, options)

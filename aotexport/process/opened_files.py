@@ -33,15 +33,10 @@ class OpenedFiles:
         if event not in ("open", "ctypes.dlopen") or not isinstance(arguments[0], str | bytes | os.PathLike):
             return
         with contextlib.suppress(OSError, ValueError):
-            writes = event == "open" and isinstance(arguments[2], int) and arguments[2] & _WRITING
-            self.note(os.fsdecode(arguments[0]), writes=bool(writes))
-
-    def note(self, file: str, *, writes: bool = False) -> None:
-        """Note a file that is opened by code which Python's audit does not see."""
-        path = os.path.abspath(file)
-        if path.startswith("/proc/self/fd/"):
-            path = os.path.realpath(path)
-        if writes:
-            self._written.add(path)
-        elif path not in self._written:
-            self._read[path] = None
+            path = os.path.abspath(os.fsdecode(arguments[0]))
+            if path.startswith("/proc/self/fd/"):
+                path = os.path.realpath(path)
+            if event == "open" and isinstance(arguments[2], int) and arguments[2] & _WRITING:
+                self._written.add(path)
+            elif path not in self._written:
+                self._read[path] = None

@@ -12,9 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from click.testing import CliRunner
-from safetensors.torch import save_file
 
 from aotexport.cache.entries import Damaged, Entries
 from aotexport.cli import app
@@ -148,22 +146,6 @@ def test_change_exports_anew(change: Any, exported: User, tmp_path: Path, monkey
     assert FOUND not in exported.export("--no-verify", *options, cwd=folder)
     assert exported.files(folder) != exported.files()
     assert FOUND in exported.export("--no-verify", *options, cwd=folder)
-
-
-LAZY = """        if not hasattr(self, "table"):
-            self.table = load_file("table.safetensors")["table"]
-        x = x + self.table
-"""
-
-
-def test_weights_that_the_first_call_reads_are_part_of_the_entry(user: User) -> None:
-    _edit("model.py", "import layers", "import layers\nfrom safetensors.torch import load_file")(user.folder)
-    _edit("model.py", "        for _ in", LAZY + "        for _ in")(user.folder)
-    save_file({"table": torch.ones(3)}, user.folder / "table.safetensors")
-    user.export("--no-verify")
-    assert FOUND in user.export("--no-verify")
-    save_file({"table": torch.zeros(3)}, user.folder / "table.safetensors")
-    assert user.export("--no-verify").endswith("exported anew: `table.safetensors` has changed\n")
 
 
 def test_other_working_directory_exports_anew(user: User, tmp_path: Path) -> None:
