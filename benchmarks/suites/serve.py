@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import importlib.util
+import json
 import os
 import signal
 import socket
@@ -83,6 +84,10 @@ def _of_model(run: Run, model: ServedModel, directory: Path) -> Iterator[Figure]
                 continue
             for measure, value in values.items():
                 seen.setdefault(measure, {}).setdefault(system, []).append(value)
+        if {"bundle", "empty"} & failed.keys():
+            failed["engine"] = "nothing to compare it with"
+        else:
+            _compare_with_engine(seen, _engine(model, directory, run.settings.threads))
         more = _second_worker(model, directory, run.settings.threads)
         seen.setdefault("memory of a second worker", {}).setdefault("bundle", []).append(more)
     for measure, own in seen.items():
@@ -108,6 +113,26 @@ def _measured(port: int, messages: list[bytes], pid: int) -> dict[str, float]:
     return found | {MEMORY: memory_nbytes(pid), "processor time per second at rest": rest_s(pid, _REST_S)}
 
 
+def _engine(model: ServedModel, directory: Path, threads: int) -> Load:
+    """Return what one caller of the bundle sees who asks no server."""
+    options = [model.name, str(directory / model.name), str(threads), str(_ROUND_S)]
+    environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
+    command = [sys.executable, "-m", "benchmarks.servers.engine", *options]
+    done = subprocess.run(command, env=environment, capture_output=True, check=True, timeout=120)
+    return Load(_ROUND_S, json.loads(done.stdout.splitlines()[-1]))
+
+
+def _compare_with_engine(seen: dict[str, dict[str, list[float]]], engine: Load) -> None:
+    """Note the engine's own times, and what the server of the bundle has added to them in the same round."""
+    p50, p99 = engine.quantile_s(0.5), engine.quantile_s(0.99)
+    seen["1 client, p50"].setdefault("engine", []).append(p50)
+    seen["1 client, p99"].setdefault("engine", []).append(p99)
+    halves = seen["1 client, p50"]
+    seen.setdefault(ADDED_P50, {}).setdefault("bundle", []).append(halves["bundle"][-1] - p50 - halves["empty"][-1])
+    added = seen["1 client, p99"]["bundle"][-1] - 1.1 * p99
+    seen.setdefault(ADDED_P99, {}).setdefault("bundle", []).append(added)
+
+
 def _second_worker(model: ServedModel, directory: Path, threads: int) -> float:
     """Return by how many bytes a second worker makes the server of a bundle larger."""
     sizes: list[int] = []
@@ -122,6 +147,8 @@ def _second_worker(model: ServedModel, directory: Path, threads: int) -> float:
 
 
 MEMORY = "memory after the load"
+ADDED_P50 = "1 client, p50 beyond the engine and an empty server"
+ADDED_P99 = "1 client, p99 beyond 1.1 x the engine's"
 MEASURES: dict[str, Callable[[Load], float]] = {
     "time per request": lambda seen: seen.request_s,
     "p50": lambda seen: seen.quantile_s(0.5),
