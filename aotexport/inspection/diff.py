@@ -61,6 +61,8 @@ def _format(bundle: Bundle) -> dict[str, str]:
     return {
         "format": manifest.format,
         "readable from format": manifest.min_reader,
+        "operator set": manifest.operator_set,
+        "extensions": ", ".join(manifest.extensions) or "none",
         "calling convention": str(manifest.calling_convention),
         "written by aotexport": manifest.producer.aotexport,
         "written with torch": manifest.producer.torch,

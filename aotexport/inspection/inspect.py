@@ -65,6 +65,8 @@ def _overview(bundle: Bundle) -> Iterator[RenderableType]:
     nbytes = sum(entry.nbytes for entry in manifest.files)
     rows = {
         "format": f"{manifest.format}, readable from format {manifest.min_reader}",
+        "operator set": manifest.operator_set,
+        "extensions": ", ".join(manifest.extensions),
         "written by": f"aotexport {manifest.producer.aotexport} with torch {manifest.producer.torch}",
         "parameters": f"{len(parameters)} ({elements:,} elements)",
         **{f"{role}s": str(count) for role, count in sorted(others.items())},

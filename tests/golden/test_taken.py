@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from click.testing import CliRunner
 
 import aotexport_runtime
+from aotexport.cli.app import app
 from aotexport_runtime.bundle.check import faults_of
 from aotexport_runtime.commands.self_test import describe_failures, run_vectors
 from aotexport_runtime.schema import Manifest, decode_record, encode_record
@@ -30,3 +32,12 @@ def test_extension_is_kept_by_those_that_write_the_manifest_again(tmp_path):
     again = decode_record(encode_record(msgspec.structs.replace(manifest, training=True)), Manifest, where="x")
 
     assert again.extensions == {"x-acme-licence": {"name": "free", "years": [1, 2]}}
+
+
+def test_inspect_shows_the_operator_set_and_the_extensions(tmp_path):
+    root = edited_bundle(TAKEN["extension_that_a_reader_skips"], tmp_path / "bundle")
+
+    lines = [line.split() for line in CliRunner().invoke(app, ["inspect", str(root)]).output.splitlines()]
+
+    assert ["operator", "set", "aotexport.aten/1"] in lines
+    assert ["extensions", "x-acme-licence"] in lines
