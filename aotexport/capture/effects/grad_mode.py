@@ -18,6 +18,7 @@ import torch
 from aotexport.process.patches import Patch, caller, patched
 from aotexport.torch_internals.names import SET_GRAD_ENABLED
 from aotexport.torch_internals.tracing import nodes_annotated, stamped
+from aotexport_runtime.engines.higher_order import CallersGradMode
 
 is_grad_enabled = torch.is_grad_enabled
 """Torch's own, also while it is patched."""
@@ -68,13 +69,24 @@ def marked_regions() -> Iterator[None]:
             remember(self, mode, entered_by)
         original_init(self, mode)
 
+    def begin(self: Any) -> None:
+        begin_graph(self)
+        self.__dict__.update(_outer_region=inside["region"], _outer_mode=inside["mode"])
+
+    def restore(self: Any) -> None:
+        with nodes_annotated({_MARK: not self._outer_region}):
+            restore_mode(self)
+        inside.update(region=self._outer_region, mode=self._outer_mode)
+
+    begin_graph, restore_mode = CallersGradMode.__init__, CallersGradMode.restore
     reason = "Mark the ends of grad-mode regions in the trace"
+    graphs = [Patch(CallersGradMode, "__init__", begin, reason), Patch(CallersGradMode, "restore", restore, reason)]
     entered = [Patch(region, "__enter__", enter_of(region.__enter__), reason) for region in regions]
     left = [Patch(region, "__exit__", exit_of(region.__exit__), reason) for region in regions]
     token = _running.set(inside)
     try:
         with (
-            patched(*entered, *left, Patch(torch.set_grad_enabled, "__init__", init, reason)),
+            patched(*entered, *left, *graphs, Patch(torch.set_grad_enabled, "__init__", init, reason)),
             stamped(lambda node: node.meta.update({_MODE: inside["mode"]})),
         ):
             yield

@@ -50,8 +50,22 @@ def restored_on_error() -> Generator[None]:
         raise
 
 
-def _set_grad_enabled(mode: bool) -> None:
-    torch.set_grad_enabled(mode)
+class CallersGradMode:
+    """The grad mode that a graph begins in, which the ends of its own regions restore."""
+
+    def __init__(self) -> None:
+        self._enabled = torch.is_grad_enabled()
+
+    def restore(self) -> None:
+        """Switch to this mode."""
+        torch.set_grad_enabled(self._enabled)
+
+
+def _set_grad_enabled(mode: bool | CallersGradMode) -> None:
+    if isinstance(mode, CallersGradMode):
+        mode.restore()
+    else:
+        torch.set_grad_enabled(mode)
 
 
 def _enter_autocast(
@@ -69,7 +83,7 @@ def _exit_autocast(region: torch.autocast) -> None:
 
 
 EFFECTS: dict[str, Callable[..., Any]] = {
-    "torch::is_grad_enabled": torch.is_grad_enabled,
+    "torch::is_grad_enabled": CallersGradMode,
     "torch::set_grad_enabled": _set_grad_enabled,
     "torch::enter_autocast": _enter_autocast,
     "torch::exit_autocast": _exit_autocast,
