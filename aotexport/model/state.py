@@ -17,6 +17,7 @@ from aotexport.errors import ExportFailed
 from aotexport.model.memory_snapshots import MemorySnapshot
 from aotexport.model.tensor_kinds import why_not_held
 from aotexport.values.subclasses import encode_subclass
+from aotexport_runtime.module.bundle_module import BundleModule
 
 _BASE_ATTRIBUTES = frozenset(vars(nn.Module()))
 
@@ -93,6 +94,8 @@ def collect_state(module: nn.Module | None) -> State:
             ("buffer", child._buffers),
             ("constant", vars(child)),
         ]
+        if isinstance(child, BundleModule):
+            tables.append(("constant", child.constants))
         for role, table in tables:
             first = id(table) not in seen_tables
             seen_tables.add(id(table))
@@ -170,7 +173,9 @@ def _slots_in(holder: Any) -> dict[int, list[Slot]]:
     """Return the slots of tensors in the modules of `holder`, by the tensors' ids."""
     found: dict[int, list[Slot]] = {}
     for module in holder.modules() if isinstance(holder, nn.Module) else ():
-        tables: tuple[dict[str, Any], ...] = (module._parameters, module._buffers, vars(module))
+        tables: list[dict[str, Any]] = [module._parameters, module._buffers, vars(module)]
+        if isinstance(module, BundleModule):
+            tables.append(module.constants)
         for table in tables:
             for key, value in table.items():
                 if isinstance(value, torch.Tensor):

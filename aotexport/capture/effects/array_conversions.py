@@ -11,10 +11,11 @@ import torch
 from aotexport.capture.effects import grad_mode
 from aotexport.capture.effects.record import Effects
 from aotexport.errors import ExportFailed
-from aotexport.model.array_proxies import is_proxy, proxy_of, tensor_made_of
+from aotexport.model.array_proxies import is_proxy, proxy_of, tensor_made_of, tensor_within
 from aotexport.model.source_lines import user_line
 from aotexport.process.patches import Patch
 from aotexport.torch_internals.names import FakeTensor
+from aotexport_runtime.values import arrays
 
 
 def patches(effects: Effects) -> list[Patch]:
@@ -56,6 +57,21 @@ def patches(effects: Effects) -> list[Patch]:
         Patch(torch, "as_tensor", taking_arrays(torch.as_tensor, copy=False), reason),
         Patch(torch, "asarray", as_array, reason),
         Patch(torch.Tensor, "numpy", numpy, reason),
+        *_of_loaded_bundles(reason),
+    ]
+
+
+def _of_loaded_bundles(reason: str) -> list[Patch]:
+    """Return patches of the functions by which calls of a loaded bundle take and give arrays."""
+    why_not, tensor_of, array_of = arrays.why_not, arrays.tensor_of, arrays.array_of
+
+    def array_in_trace(tensor: torch.Tensor) -> Any:
+        return proxy_of(tensor) if isinstance(tensor, FakeTensor) else array_of(tensor)
+
+    return [
+        Patch(arrays, "why_not", lambda value: None if is_proxy(value) else why_not(value), reason),
+        Patch(arrays, "tensor_of", lambda a: tensor_within(a) if is_proxy(a) else tensor_of(a), reason),
+        Patch(arrays, "array_of", array_in_trace, reason),
     ]
 
 

@@ -115,6 +115,11 @@ class BundleModule(WithAttributes):
         return self._environment.device
 
     @property
+    def constants(self) -> dict[str, torch.Tensor]:
+        """The current tensors that calls use and that are no parameters or buffers, by name; not copied."""
+        return self.__dict__["_constants"]
+
+    @property
     def python_state(self) -> PythonState:
         """Attributes of the module that calls change."""
         return self.__dict__["_python_state"]

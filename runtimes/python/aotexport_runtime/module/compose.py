@@ -120,7 +120,8 @@ def live_of(
     if not changes and untold is None and not any(adapters.values()):
         return None
     graph = bundle.graph(program.name, program.forward.file)
-    names = {entry.name: (entry.name, *entry.tied) for entry in bundle.manifest.state}
+    # Constants are in no table of a submodule.
+    names = {e.name: () if e.role == "constant" else (e.name, *e.tied) for e in bundle.manifest.state}
     graph, environment, adapted = with_adapters(graph, program, adapters, names, environment)
     if untold is None:
         live = live_graph(graph, program, changes, names, environment)

@@ -166,9 +166,9 @@ def builder(tree: Tree, constant: Callable[[Constant], Any]) -> Builder:
     if isinstance(tree, Leaf):
         index = tree.index
         if tree.array:
-            from aotexport_runtime.values.arrays import array_of
+            from aotexport_runtime.values import arrays
 
-            return lambda values: array_of(values[index])
+            return lambda values: arrays.array_of(values[index])
         return lambda values: values[index]
     if isinstance(tree, Constant):
         value = constant(tree)
