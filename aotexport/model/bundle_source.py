@@ -197,8 +197,10 @@ def _dynamic_shapes(program: ProgramRecord) -> dict[str, Any]:
 
 
 def _dimension(record: Dimension) -> Any:
-    # One without a name of the user's is called by its place.
-    return Dim(record.name, min=record.min, max=record.max) if record.name.isidentifier() else Dim.AUTO
+    # One without a name of the user's is called by its place, and an integer may be negative, which a named one is not.
+    if record.name.isidentifier() and record.min is not None:
+        return Dim(record.name, min=record.min, max=record.max)
+    return Dim.AUTO if record.min is record.max is None else Dim.AUTO(min=record.min, max=record.max)
 
 
 def _made(size: Size, dimensions: dict[str, Any], program: ProgramRecord) -> Any:

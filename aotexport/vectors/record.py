@@ -25,6 +25,7 @@ from aotexport.errors import AttemptFailed, ExportFailed
 from aotexport.model.call import ExampleCall
 from aotexport.model.refusals import attempt
 from aotexport.model.state import State
+from aotexport.vectors.inherited import inherited_arguments
 from aotexport_runtime.schema import encode_record
 from aotexport_runtime.schema.manifest import VectorEntry, Verification
 from aotexport_runtime.schema.program import Program, SizeInput
@@ -62,10 +63,11 @@ def record_vectors(
     """
     example = example_arguments(call, program)
     vectors = [_record(call, state, program, example)]
+    if (inherited := inherited_arguments(call, program, example, verification)) is not None:
+        return program, [*vectors, *_accepted(call, state, program, inherited)]
     generator = torch.Generator().manual_seed(SEED)
     if verification != "fast":
-        with contextlib.suppress(ExportFailed):
-            vectors.append(_record(call, state, program, random_arguments(example, generator)))
+        vectors += _accepted(call, state, program, [random_arguments(example, generator)])
     for dimension in program.dimensions:
         if isinstance(program.inputs[dimension.input_index], SizeInput):
             continue
@@ -80,10 +82,17 @@ def record_vectors(
                 small.clear()
                 program = beginning_at(program, dimension.symbol, size + 1)
         vectors += small
-    for arguments in _further_arguments(program, example, generator, verification):
+    further = _further_arguments(program, example, generator, verification)
+    return program, [*vectors, *_accepted(call, state, program, further)]
+
+
+def _accepted(
+    call: ExampleCall, state: State, program: Program, several: Iterable[RecordedArguments]
+) -> Iterator[RecordedCall]:
+    """Record calls, without those that eager refuses."""
+    for arguments in several:
         with contextlib.suppress(ExportFailed):
-            vectors.append(_record(call, state, program, arguments))
-    return program, vectors
+            yield _record(call, state, program, arguments)
 
 
 def _further_arguments(
