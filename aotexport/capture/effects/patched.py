@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from aotexport.capture.effects import array_conversions, distributed, grad_mode, queries, recurrence
+from aotexport.capture.effects import array_conversions, control_flow, distributed, grad_mode, queries, recurrence
 from aotexport.capture.effects.autograd_functions import function_of_subgraphs, record_application
 from aotexport.capture.effects.hooks import REGISTER_HOOK, record_hook
 from aotexport.capture.effects.queries import is_models_code, refused
@@ -41,6 +41,7 @@ def patches(effects: Effects) -> list[Patch]:
         *_random_state(),
         *_gradient_flags(effects),
         *array_conversions.patches(effects),
+        *control_flow.patches(),
         Patch(tensor, "data", property(_data, _set_data), "Record reads and writes of `Tensor.data` as operators"),
         _contiguous(effects),
         *queries.patches(effects),

@@ -24,6 +24,9 @@ from aotexport_runtime.errors import NotSupported
 CompiledSubgraph = Callable[[list[Any], dict[str, int]], tuple[Any, ...]]
 """A compiled subgraph, see `codegen.Function`."""
 
+Step = Callable[..., tuple[Any, ...]]
+"""A subgraph as a function of its operands."""
+
 # --- interpreter state ------------------------------------------------------------------------------------
 
 
@@ -96,7 +99,16 @@ EFFECTS: dict[str, Callable[..., Any]] = {
 def _cond(
     symbols: dict[str, int], predicate: Any, yes: CompiledSubgraph, no: CompiledSubgraph, operands: list[Any]
 ) -> tuple[Any, ...]:
-    return _reaching((yes if predicate else no)(list(operands), symbols), operands)
+    return branch(predicate, _with(yes, symbols), _with(no, symbols), operands)
+
+
+def _with(subgraph: CompiledSubgraph, symbols: dict[str, int]) -> Step:
+    return lambda *operands: subgraph([*operands], symbols)
+
+
+def branch(predicate: Any, yes: Step, no: Step, operands: list[Any]) -> tuple[Any, ...]:
+    """Call `yes` or `no` with the operands; every operand gets a gradient."""
+    return _reaching((yes if predicate else no)(*operands), operands)
 
 
 def _reaching(results: tuple[Any, ...], operands: Sequence[Any]) -> tuple[Any, ...]:
@@ -130,15 +142,20 @@ def _while_loop(
     carried: list[Any],
     additional: list[Any],
 ) -> tuple[Any, ...]:
+    return loop(_with(condition, symbols), _with(subgraph, symbols), carried, additional)
+
+
+def loop(condition: Step, step: Step, carried: list[Any], additional: list[Any]) -> tuple[Any, ...]:
+    """Call `step` with what it returned last, while `condition` holds of that; return the last."""
     tracked = torch.is_grad_enabled() and any(_requires_grad(value) for value in (*carried, *additional))
     values = tuple(carried)
-    if not condition([*values, *additional], symbols)[0]:
+    if not condition(*values, *additional)[0]:
         if tracked:
-            return _differentiated_once(values, partial(subgraph, [*values, *additional], symbols))
+            return _differentiated_once(values, partial(step, *values, *additional))
         return tuple(value.clone() if isinstance(value, torch.Tensor) else value for value in values)
     while True:
-        values = subgraph([*_continued(values, carried), *additional], symbols)
-        if not condition([*values, *additional], symbols)[0]:
+        values = step(*_continued(values, carried), *additional)
+        if not condition(*values, *additional)[0]:
             break
     if not tracked:
         return values
@@ -238,17 +255,27 @@ def _while_loop_stack_output(
 def _scan(
     symbols: dict[str, int], combine: CompiledSubgraph, initial: list[Any], xs: list[Any], additional: list[Any]
 ) -> tuple[Any, ...]:
+    return scan(_with(combine, symbols), initial, xs, additional)
+
+
+def scan(combine: Step, initial: list[Any], xs: list[Any], additional: list[Any]) -> tuple[Any, ...]:
+    """Call `combine` row by row with what it returned last; return that, and its further results, stacked."""
     carried: tuple[Any, ...] = tuple(initial)
     steps: list[tuple[Any, ...]] = []
     for index in range(xs[0].shape[0]):
-        results = combine([*carried, *(x[index] for x in xs), *additional], symbols)
+        results = combine(*carried, *(x[index] for x in xs), *additional)
         carried, ys = results[: len(initial)], results[len(initial) :]
         steps.append(ys)
     return (*carried, *_stacked(steps))
 
 
 def _map(symbols: dict[str, int], subgraph: CompiledSubgraph, xs: list[Any], additional: list[Any]) -> tuple[Any, ...]:
-    return _stacked([subgraph([*(x[index] for x in xs), *additional], symbols) for index in range(xs[0].shape[0])])
+    return map_rows(_with(subgraph, symbols), xs, additional)
+
+
+def map_rows(step: Step, xs: list[Any], additional: list[Any]) -> tuple[Any, ...]:
+    """Call `step` with each row; return the results, stacked."""
+    return _stacked([step(*(x[index] for x in xs), *additional) for index in range(xs[0].shape[0])])
 
 
 def _stacked(steps: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
