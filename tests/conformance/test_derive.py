@@ -6,6 +6,7 @@ import hashlib
 import json
 import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -213,6 +214,7 @@ def test_bundle_that_was_captured_under_autocast_is_refused(tmp_path):
 SLICE = (
     *("tied_weights", "batch_norm", "view_of_input_mutated", "matmul", "gather_and_index", "branch_not_taken"),
     *("dropout_that_draws_nothing", "hook_that_clips", "function_with_saved_intermediates"),
+    *("parameter_under_no_grad", "branches", "arrays_of_tensors", "constant_in_several_modules", "dynamic_integers"),
 )
 """Cases that derive in the quick suite; every other one derives in the slow test."""
 
@@ -229,29 +231,76 @@ def derived(case, directory):
     return directory / "base", directory / "derived"
 
 
-def recorded(bundle: Path) -> dict[str, object]:
+REFUSED = {
+    # A graph says which size it takes, and no longer by which function of Python the code computed it.
+    "python_functions_of_sizes": "`x`: axis 0 was declared dynamic as `batch`, and the model works only for size 4",
+    "packed_sequences": "`x`: axis 1 was declared dynamic as `length`, and the model works only for size 4",
+    # Its functional graph alone has the derivatives.
+    "dual_numbers": "the module's custom autograd functions are only in its joint graph",
+    "keywords_named_like_parameters": "got an unexpected keyword argument 'x'",
+    "counter": "change attributes of the module",
+}
+"""Cases that no bundle is derived of, with what the refusal says."""
+
+ROUNDED = (
+    # Eager computes gradients by functions of its own there, and a graph by those of its operators.
+    *("attention_with_scores", "checkpoints_that_drop", "map_over_rows", "steps_over_parameters"),
+    *("function_computed_by_numpy", "computed_by_functions_of_numpy"),
+)
+"""Cases whose values differ by rounding: the loaded module is the reference of the derived bundle."""
+
+NARROWER = ("padded_to_the_longest",)
+"""Cases whose derived bundle goes the example's way where a size is the larger of two, and refuses others."""
+
+
+def recorded(bundle: Path) -> dict[str, Any]:
     return {name: content for name, content in files_of(bundle).items() if name.startswith("testvectors/")}
+
+
+def same_records(before: Path, after: Path, case: str) -> None:
+    """Compare recorded calls: what was asked and seen, and values to the bit."""
+    expected, found = recorded(before), recorded(after)
+    assert found.keys() == expected.keys() or (case in NARROWER and found.keys() < expected.keys())
+    for name, content in found.items():
+        if case in ROUNDED and name.endswith(".safetensors"):
+            torch.testing.assert_close(load_file(after / name), load_file(before / name), rtol=1e-5, atol=1e-6)
+        elif case == "variadic" and isinstance(content, str):
+            # Its signature names each keyword that the example passed.
+            text = expected[name].replace("kwargs['a']", "a")
+            assert sorted(content.replace(",", "").split()) == sorted(text.replace(",", "").split())
+        else:
+            assert content == expected[name], name
+
+
+def control_flow(bundle: Path) -> dict[str, list[str]]:
+    """Return the branches and loops of each forward graph."""
+    opened = open_bundle(bundle)
+    graphs = {name: opened.graph(name, opened.program(name).forward.file) for name in opened.program_names}
+    kinds = ("cond", "while_loop", "scan", "map_impl")
+    return {
+        name: [node.op for node in graph.nodes if node.op.removeprefix("higher_order::") in kinds]
+        for name, graph in graphs.items()
+    }
 
 
 @pytest.mark.parametrize("case", [case for case in all_cases() if case.name in SLICE], ids=lambda case: case.name)
 def test_bundle_of_a_case_begets_one_with_the_same_results(case, tmp_path):
     before, after = derived(case, tmp_path)
-    assert recorded(after) == recorded(before)
-    assert open_bundle(after).program_names == open_bundle(before).program_names
+    same_records(before, after, case.name)
+    assert control_flow(after) == control_flow(before)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", [case for case in all_cases() if case.name not in SLICE], ids=lambda case: case.name)
 def test_bundle_of_every_other_case_begets_one_that_agrees_with_it(case, tmp_path):
-    try:
-        before, after = derived(case, tmp_path)
-    except aotexport.ModelFileInvalid as refusal:
-        pytest.skip(str(refusal))
-    expected, got = recorded(before), recorded(after)
-    # Ranges that the first export narrowed are declared now, which leaves out other least sizes.
-    assert {name: content for name, content in got.items() if name in expected} == {
-        name: content for name, content in expected.items() if name in got
-    }
+    if case.name in REFUSED:
+        with pytest.raises(aotexport.AotExportError) as refusal:
+            derived(case, tmp_path)
+        assert REFUSED[case.name] in str(refusal.value)
+        return
+    before, after = derived(case, tmp_path)
+    same_records(before, after, case.name)
+    assert control_flow(after) == control_flow(before)
     for target in ("autograd", "portable"):
         selftest(after, target=target, tensor_types=TYPES, operator_namespaces=[NAMESPACE])
 
