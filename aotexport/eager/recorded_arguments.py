@@ -153,6 +153,16 @@ def symbols_of(program: Program, inputs: Sequence[VectorInput]) -> dict[str, int
     return symbols
 
 
+def is_in_range(program: Program, arguments: RecordedArguments) -> bool:
+    """Return whether the sizes of a call are in the ranges of the program, and meet its guards."""
+    symbols = symbols_of(program, arguments.specs)
+    in_range = all(
+        (d.min is None or d.min <= symbols[d.symbol]) and (d.max is None or symbols[d.symbol] <= d.max)
+        for d in program.dimensions
+    )
+    return in_range and _keeps_guards(program, symbols)
+
+
 def _fits_shapes(program: Program, example: RecordedArguments, symbols: dict[str, int]) -> bool:
     """Return whether the example's tensors have the shapes of the program for these values of its symbols."""
     metas = [spec.meta for spec in program.inputs if isinstance(spec, ArgumentInput)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from aotexport.eager.recorded_arguments import RecordedArguments
+from aotexport.eager.recorded_arguments import RecordedArguments, is_in_range
 from aotexport.model.ancestry import loaded_in
 from aotexport.model.call import ExampleCall
 from aotexport_runtime.commands.self_test import read_vector
@@ -42,7 +42,9 @@ def inherited_arguments(
                 entry.name, vector.inputs, {key: tensor for key, tensor in stored.items() if key in keys}
             )
     known = recorded.pop(example.name, None)
-    return [*recorded.values()] if known is not None and _are_same(known, example) else None
+    if known is None or not _are_same(known, example):
+        return None
+    return [arguments for arguments in recorded.values() if is_in_range(program, arguments)]
 
 
 def _are_same(one: RecordedArguments, other: RecordedArguments) -> bool:
