@@ -69,7 +69,7 @@ def changed_for_a_while(module: nn.Module, change: Callable[[], None]) -> Iterat
         try:
             change()
         finally:
-            changed += [snapshot for snapshot in containers if any(True for _ in snapshot.changes())]
+            changed += [snapshot for snapshot in containers if snapshot.has_changed()]
             for child, old in before:
                 new = own_attributes(child)
                 names = [name for name in {**old, **new} if old.get(name, _MISSING) is not new.get(name, _MISSING)]
@@ -110,7 +110,7 @@ def attributes_watched(module: nn.Module | None) -> Callable[[], bool]:
 
     def are_same() -> bool:
         same = all(_identical(old, own_attributes(child)) for child, old in before)
-        return same and not any(any(True for _ in snapshot.changes()) for snapshot in containers)
+        return same and not any(snapshot.has_changed() for snapshot in containers)
 
     return are_same
 

@@ -52,10 +52,14 @@ class Snapshot(NamedTuple):
             if key not in before or key not in after or not same_item(old, new):
                 yield ItemChange(f"{self.path}[{key!r}]", old, new, self.of_object)
 
+    def has_changed(self) -> bool:
+        """Return whether any item has changed since."""
+        # Most tables of a module are its hooks', and empty.
+        return bool(self.container or self.items) and any(True for _ in self.changes())
+
     def restore(self) -> None:
         """Give the container the items that it had."""
-        # Most tables of a module are its hooks', and empty.
-        if (self.container or self.items) and any(True for _ in self.changes()):
+        if self.has_changed():
             refill(self.container, self.items)
 
 
