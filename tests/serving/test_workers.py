@@ -185,6 +185,15 @@ def test_access_log_and_page_can_be_off(repository):
         assert not server.lines("request")
 
 
+def test_requests_wait_for_a_worker_that_still_loads(repository):
+    with serving(repository, "--workers", "3") as server:
+        # As soon as one worker has loaded all; connections reach the others too.
+        server.wait_until_ready()
+        asked = [server.ask(f"/v2/models/{name}") for name in ("words", "kinds", "digits") * 10]
+        assert {(status, found["versions"][0]) for status, found, _ in asked} == {(200, "1")}
+        assert {answers(server)[0] for _ in range(10)} == {200}
+
+
 def test_two_workers_load_and_unload_together(repository):
     with serving(repository, "--workers", "2") as server:
         server.wait_until_ready()

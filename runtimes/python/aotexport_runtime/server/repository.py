@@ -203,8 +203,8 @@ class Repository:
             model.refused = True
             self._let_go(model)
 
-    def scan(self) -> None:
-        """Look for new, changed and removed bundles, and serve the newest of each model that passes."""
+    def find(self) -> dict[str, list[Candidate]]:
+        """Return the bundles of each model, and load none: calls of new models wait until they are loaded."""
         found = find_models(self._root, self._name)
         with self._lock:
             for name in [name for name in self.models if name not in found]:
@@ -214,6 +214,11 @@ class Repository:
                 model.candidates = candidates
                 known = {bundle.files for bundle in candidates}
                 model.failures = {files: reason for files, reason in model.failures.items() if files in known}
+        return found
+
+    def scan(self) -> None:
+        """Look for new, changed and removed bundles, and serve the newest of each model that passes."""
+        found = self.find()
         for model in [*self.models.values()]:
             with self._lock:
                 if not model.refused:

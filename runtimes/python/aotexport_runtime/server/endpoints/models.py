@@ -174,6 +174,8 @@ class BundlePlane(DataPlane):
         Raises:
             Refusal: see `loaded`.
         """
+        if self.repository.model(model_name).signature is None:
+            await self.loaded(model_name, version)
         served = self.repository.current(model_name, version)
         found = await super().model_metadata(model_name)
         chosen = self.repository.model(model_name).chosen

@@ -62,6 +62,7 @@ async def _serve(options: ServeOptions, http: socket.socket, grpc_port: int, dir
     extension = BundleExtension(plane, marks)
     inference = Inference(plane, access_log=options.access_log)
     ended = threading.Event()
+    repository.find()
     watching = threading.Thread(target=watch, args=(repository, marks, options, ended), name="watch", daemon=True)
     watching.start()
     beating = asyncio.create_task(beat(repository, options, life))
