@@ -40,7 +40,7 @@ def whole_recurrence() -> Mapping[Any, Function]:
 
 
 def patches() -> list[Patch]:
-    """Return patches of functions that make a Python number of the count or length of packed sequences."""
+    """Return the patch of a function that makes a Python number of the count of packed sequences."""
 
     def hidden_size(self: nn.RNNBase, input: torch.Tensor, batch_sizes: torch.Tensor | None) -> Any:
         if batch_sizes is None:
@@ -48,17 +48,21 @@ def patches() -> list[Patch]:
         layers = self.num_layers * (2 if self.bidirectional else 1)
         return layers, batch_sizes[0].item(), self.proj_size or self.hidden_size
 
-    def unpack(*args: Any) -> Any:
-        found = record(*args)
-        return unpacked(*args) if found is NotImplemented else found
+    hidden_size_of = nn.RNNBase.get_expected_hidden_size
+    reason = "Keep the number of packed sequences a number of the graph"
+    return [Patch(nn.RNNBase, "get_expected_hidden_size", hidden_size, reason)]
 
-    unpacked, hidden_size_of = _VF._pad_packed_sequence, nn.RNNBase.get_expected_hidden_size
-    record = _recorded(aten._pad_packed_sequence.default, _unpacked)
-    reason = "Keep the number and the lengths of packed sequences numbers of the graph"
-    return [
-        Patch(nn.RNNBase, "get_expected_hidden_size", hidden_size, reason),
-        Patch(_VF, "_pad_packed_sequence", unpack, reason),
-    ]
+
+UNPACKING = frozenset((_VF._pad_packed_sequence, aten._pad_packed_sequence.default))
+"""Functions that `unpacked` records: as the model's code calls it, and as the graph of a loaded bundle does.
+
+Their bindings make a Python number of the length.
+"""
+
+
+def unpacked(*args: Any) -> Any:
+    """Return the recorded result of a function of `UNPACKING`; NotImplemented: torch may call it."""
+    return _recorded(aten._pad_packed_sequence.default, _unpacked)(*args)
 
 
 def pack(tensor: torch.Tensor, lengths: torch.Tensor, batch_first: bool) -> tuple[torch.Tensor, torch.Tensor]:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from aotexport.capture.effects.recurrence import UNPACKING, unpacked
 from aotexport.capture.trace.fakes import FakeInputs
 from aotexport.torch_internals.outside import record_attribute, without_modes
 from aotexport.torch_internals.tracing import current_tracer
@@ -57,7 +58,8 @@ class OutsideTensors(TorchFunctionMode):
                 return func(*args, **kwargs)
             args = self.proxied(args)
             kwargs = {name: self.proxied(value) for name, value in kwargs.items()}
-        return func(*args, **kwargs)
+        found = unpacked(*args) if func in UNPACKING and not kwargs else NotImplemented
+        return func(*args, **kwargs) if found is NotImplemented else found
 
     def _takes_outside(self, values: Iterable[Any]) -> bool:
         outside = self._outside
