@@ -50,6 +50,13 @@ def views_with_dynamic_sizes(x):
     return x.view(-1, 3), y.view(-1), y[1:], x.t()
 
 
+@case(lambda: (torch.randn(4, 3), leaf(3, 3)), dynamic_shapes=({0: BATCH}, None))
+def view_in_backward_with_the_size_of_another_tensor(x, w):
+    x.add_(1)
+    doubled = torch.stack([x * 2, x]).unbind(0)[0]
+    return torch.einsum("bi,ij->bj", doubled, w)
+
+
 @case(lambda: (leaf(4, 8),), dynamic_shapes=({0: BATCH},))
 def overlapping_windows_of_dynamic_sizes(x):
     chunks = x.view(x.shape[0], 4, 2)

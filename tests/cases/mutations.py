@@ -25,6 +25,14 @@ def data_of_an_input(x):
     return x * 2
 
 
+@case(lambda: (torch.randn(3, 4), torch.randn(3, 4)))
+def data_of_an_input_through_a_dropout_that_draws_nothing(x, y):
+    nn.functional.dropout(x, 0.5, training=False).mul_(2)
+    kept = y.relu()
+    nn.functional.dropout(kept, 0.0)[1:].data.add_(1)
+    return kept + 1
+
+
 @case(lambda: (leaf(3, 4), torch.randn(3, 4)))
 def data_of_an_input_that_is_used_in_backward(x, y):
     y.mul_(2)

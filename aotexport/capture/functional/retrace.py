@@ -141,9 +141,18 @@ def hidden_values(
     if knows_data_dependent_numbers(environment):
         return set()
     hidden: set[torch.fx.Node] = set()
-    visible = {
-        _memory(value) for node in graph.nodes if node.op in ("placeholder", "output") for value in _values(node)
-    }
+    # Dropouts that draw nothing return their input, of which the graph has a copy, see `Retrace.call_function`.
+    copied: dict[int, int] = {}
+    for node in graph.nodes:
+        if node.target in _DROPOUTS and len(node.args) == 3 and (node.args[1] == 0 or not node.args[2]):
+            source = _memory(node.args[0].meta["val"])
+            copied[_memory(node.meta["val"])] = copied.get(source, source)
+
+    def memories(node: torch.fx.Node) -> set[int]:
+        return {copied.get(memory, memory) for memory in map(_memory, _values(node))}
+
+    ends = [node for node in graph.nodes if node.op in ("placeholder", "output")]
+    visible = set[int]().union(*map(memories, ends))
     for node in graph.nodes:
         values = _values(node)
         if node.op == "get_attr" or any(type(value) is not FakeTensor for value in values):
@@ -156,7 +165,7 @@ def hidden_values(
         elif isinstance(node.target, OpOverload):
             if grad and node.target._schema.is_mutable:
                 return set()
-            seen = node.target in instead or _has_effects(node) or not visible.isdisjoint(map(_memory, values))
+            seen = node.target in instead or _has_effects(node) or not visible.isdisjoint(memories(node))
         elif result is None:
             return set()
         else:

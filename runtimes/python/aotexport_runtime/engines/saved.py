@@ -5,6 +5,7 @@ from __future__ import annotations
 from aotexport_runtime.schema.gradients import Partition
 from aotexport_runtime.schema.graph import Graph
 from aotexport_runtime.schema.program import FunctionalGraph
+from aotexport_runtime.validate.arguments import references
 
 
 def views_recomputed(graph: Graph, functional: FunctionalGraph, partition: Partition) -> Partition:
@@ -29,6 +30,8 @@ def views_recomputed(graph: Graph, functional: FunctionalGraph, partition: Parti
             source = nodes[base].args[0]
             if not isinstance(source, str) or source in mutated:
                 break
+            # Sizes of the view may be those of other tensors.
+            bases.update(name for argument in nodes[base].args[1:] for name in references(argument))
             base = source
         bases.add(base)
         if name not in partition.unchecked:
