@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 from typing import Any
@@ -35,9 +36,23 @@ WORKERS = Counter("aotexport_workers_ended", "Workers that were replaced, by why
 def write_metrics(accept: str | None) -> tuple[bytes, str]:
     """Return the metrics of every worker, and their content type."""
     registry: Any = CollectorRegistry()
-    MultiProcessCollector(registry)
+    registry.register(_Workers())
     encode, content_type = choose_encoder(accept)
     return encode(registry), content_type
+
+
+class _Workers:
+    """Collects what workers wrote."""
+
+    def collect(self) -> Any:
+        """Return the metrics of all workers together."""
+        written: list[str] = []
+        for path in Path(os.environ["PROMETHEUS_MULTIPROC_DIR"]).glob("*.db"):
+            with contextlib.suppress(FileNotFoundError):  # Its worker was forgotten.
+                # A file is empty until its worker has sized it, and stays so if the worker is killed before.
+                if path.stat().st_size:
+                    written.append(str(path))
+        return MultiProcessCollector.merge(written)
 
 
 def count_event(model: str, version: str, event: str) -> None:
