@@ -10,6 +10,8 @@ from __future__ import annotations
 import argparse
 import csv
 import ctypes
+import dataclasses
+import itertools
 import json
 import os
 import re
@@ -18,7 +20,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -28,11 +30,14 @@ import torch
 from aotexport_runtime.allowed.operators import allowed_aten_operators
 from aotexport_runtime.engines import ops
 from tests.fuzz.arguments import Arguments
+from tests.fuzz.valid_calls import valid_calls_of
 from tests.preload import preloaded
 
 RESULTS = Path(__file__).parent / "results" / "operators.tsv"
 GUARD = Path(__file__).parent / "guard.c"
 CALLS = 2000
+FROM_TYPES_ALONE = 300
+"""How many calls of an operator are drawn from the types in its schema; those after begin at a valid call."""
 _TIMEOUT_S = 10
 _MOST_NBYTES = 6 << 30
 
@@ -54,13 +59,14 @@ class Row:
     outcome: str
 
 
-def fuzz(operators: Iterable[str], calls: int) -> Iterator[Row]:
-    """Call operators in a process with guarded memory; yield their rows.
+def fuzz(operators: Iterable[str], calls: int, first: int = 0) -> Iterator[Row]:
+    """Make the calls `first` to `calls` of operators in a process with guarded memory; yield their rows.
 
     Raises:
         RuntimeError: the process failed itself.
     """
-    command = [sys.executable, "-W", "ignore", "-m", "tests.fuzz.operators", "--guarded", str(calls), *operators]
+    command = [sys.executable, "-W", "ignore", "-m", "tests.fuzz.operators", "--guarded", str(first), str(calls)]
+    command += operators
     with (
         preloaded(GUARD) as environment,
         subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process,
@@ -72,14 +78,14 @@ def fuzz(operators: Iterable[str], calls: int) -> Iterator[Row]:
         raise RuntimeError(f"the guarded process ended with {process.returncode}")
 
 
-def _run_guarded(calls: int, operators: Iterable[str]) -> None:
+def _run_guarded(first: int, calls: int, operators: Iterable[str]) -> None:
     """Print a row per operator; memory is guarded in this process."""
     torch.set_num_threads(1)
     for operator in operators:
         with tempfile.TemporaryFile() as progress:
             child = os.fork()
             if not child:
-                _end_as_child(operator, calls, progress.fileno())
+                _end_as_child(operator, range(first, calls), progress.fileno())
             status = os.waitpid(child, 0)[1]
             call, accepted, note = (progress.seek(0), progress.read().decode().split(maxsplit=2))[1]
         outcome = note.strip()
@@ -88,7 +94,7 @@ def _run_guarded(calls: int, operators: Iterable[str]) -> None:
         print(json.dumps(asdict(Row(operator, calls, int(accepted), outcome))), flush=True)
 
 
-def _end_as_child(operator: str, calls: int, progress: int) -> None:
+def _end_as_child(operator: str, calls: range, progress: int) -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (_MOST_NBYTES, _MOST_NBYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     for stream in (1, 2):
@@ -99,11 +105,11 @@ def _end_as_child(operator: str, calls: int, progress: int) -> None:
         os._exit(0)
 
 
-def _call_often(operator: str, calls: int, progress: int) -> None:
+def _call_often(operator: str, calls: range, progress: int) -> None:
     function = ops.resolve(f"aten::{operator}", None, frozenset())
     fill = ctypes.c_ubyte.in_dll(ctypes.CDLL(None), "guard_fill")
     accepted = 0
-    for call in range(calls):
+    for call in calls:
         os.pwrite(progress, f"{call:8} {accepted:8} ended before its last call{'':8}".encode(), 0)
         signal.alarm(_TIMEOUT_S)
         seen = list[bytes | None]()
@@ -115,12 +121,14 @@ def _call_often(operator: str, calls: int, progress: int) -> None:
         if seen[0] != seen[1]:
             os.pwrite(progress, f"{call:8} {accepted:8} call {call}: uninitialised bytes{'':20}".encode(), 0)
             return
-    os.pwrite(progress, f"{calls:8} {accepted:8} ok{'':40}".encode(), 0)
+    os.pwrite(progress, f"{calls.stop:8} {accepted:8} ok{'':40}".encode(), 0)
 
 
 def _called(function: Any, seed: str) -> bytes | None:
     """Return the bytes of the results of a call; None: it was refused."""
-    args, kwargs = Arguments(seed).of(function._schema)
+    operator, call = seed.split()
+    valid = valid_calls_of(operator) if int(call) >= FROM_TYPES_ALONE else ()
+    args, kwargs = Arguments(seed, valid).of(function._schema)
     torch.manual_seed(0)
     try:
         return b"".join(_bytes_of(tensor) for tensor in _tensors(function(*args, **kwargs)))
@@ -170,10 +178,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz.operators", description=__doc__)
     parser.add_argument("operators", nargs="*", metavar="REGEX", help="operators to call; default: all")
     parser.add_argument("--calls", type=int, default=CALLS)
-    parser.add_argument("--guarded", type=int, metavar="CALLS", help=argparse.SUPPRESS)
+    parser.add_argument("--guarded", type=int, nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.guarded is not None:
-        _run_guarded(options.guarded, options.operators)
+        _run_guarded(*options.guarded, options.operators)
         return
     rows = read()
     wanted = [
@@ -182,13 +190,22 @@ def main() -> None:
         if any(re.search(pattern, name) for pattern in options.operators or [""])
         and (name not in rows or rows[name].calls < options.calls)
     ]
-    for number, row in enumerate(fuzz(wanted, options.calls), 1):
-        rows[row.operator] = row
-        if row.outcome != "ok":
-            print(f"{row.operator}: {row.outcome}", flush=True)
-        if number % 20 == 0 or number == len(wanted):
-            write(rows.values())
-            print(f"{number} of {len(wanted)}", flush=True)
+    done = 0
+    # Those with as many calls run together, and go on where they stopped.
+    for first, names in itertools.groupby(sorted(wanted, key=_calls_of(rows)), _calls_of(rows)):
+        for row in fuzz(names, options.calls, first):
+            before = rows.get(row.operator, Row(row.operator, 0, 0, "ok"))
+            rows[row.operator] = dataclasses.replace(row, accepted=before.accepted + row.accepted)
+            done += 1
+            if row.outcome != "ok":
+                print(f"{row.operator}: {row.outcome}", flush=True)
+            if done % 20 == 0 or done == len(wanted):
+                write(rows.values())
+                print(f"{done} of {len(wanted)}", flush=True)
+
+
+def _calls_of(rows: dict[str, Row]) -> Callable[[str], int]:
+    return lambda name: rows[name].calls if name in rows else 0
 
 
 if __name__ == "__main__":

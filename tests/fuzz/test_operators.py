@@ -12,7 +12,7 @@ import torch
 from aotexport_runtime.allowed.operators import allowed_aten_operators
 from aotexport_runtime.engines.preconditions.table import PRECONDITIONS
 from tests.fuzz import table
-from tests.fuzz.operators import GUARD, fuzz, read
+from tests.fuzz.operators import FROM_TYPES_ALONE, GUARD, fuzz, read
 from tests.preload import preloaded
 
 ERRORS = [
@@ -42,13 +42,16 @@ def test_errors_of_memory_end_guarded_processes() -> None:
     assert list(map(int, done.stdout.split())) == [0, *(-number for _, number in ERRORS)]
 
 
-def test_operators_called_with_hostile_arguments_stay_within_their_memory() -> None:
+@pytest.mark.parametrize(
+    ("first", "calls", "least"), [(0, 15, 100), (FROM_TYPES_ALONE, 8, 200)], ids=["types", "valid"]
+)
+def test_operators_called_with_hostile_arguments_stay_within_their_memory(first: int, calls: int, least: int) -> None:
     names = sorted(allowed_aten_operators())
     checked = [name for name in names if name in PRECONDITIONS or name.partition(".")[0] in PRECONDITIONS]
-    rows = list(fuzz(dict.fromkeys((*checked[::3], *names[::50])), 15))
+    rows = list(fuzz(dict.fromkeys((*checked[::3], *names[::50])), first + calls, first))
     assert [row for row in rows if row.outcome != "ok"] == []
     assert len(rows) > 80
-    assert sum(row.accepted for row in rows) > 100
+    assert sum(row.accepted for row in rows) > least
 
 
 def test_table_has_operators_of_the_list_alone_and_no_error() -> None:

@@ -33,6 +33,9 @@ ROWS = torch.randn(4, 3)
 WEIGHT, INDICES, OFFSETS = torch.randn(6, 3), torch.tensor([0, 5, 2]), torch.tensor([0, 2])
 BAGS = ATEN._embedding_bag.default(WEIGHT, INDICES, OFFSETS)
 HEADS = torch.ones(1, 2, 4, 8)
+GRID_AXES = "`grid` must have as many axes as `input`, four or more"
+LSTM = (0.0, False, False, False)
+GRID = torch.zeros(1, 4, 4, 2)
 PADDING = "`padding` must be smaller than the image"
 BATCHES = torch.ones(3, 2, 4, 4).transpose(0, 1)
 NORM = (channels(2), channels(2), channels(2), channels(2))
@@ -85,6 +88,8 @@ REFUSED = [
         (torch.tensor([LEAST]), torch.tensor([-1])),
         "the least number of a dtype cannot be divided by -1",
     ),
+    ("lu_unpack.out", (BATCHES, torch.ones(2, 3, 4, dtype=torch.int32)), "`L` must be contiguous"),
+    ("linalg_matrix_power.default", (torch.eye(2), -(1 << 63)), "`n` must not be the least integer"),
     ("lu_unpack.default", (LU, torch.tensor([1000, 2, 3], dtype=torch.int32)), "pivots must be from 1 to below 4"),
     (
         "linalg_ldl_solve.default",
@@ -95,6 +100,21 @@ REFUSED = [
     ("_embedding_bag.default", (WEIGHT, INDICES, OFFSETS.bool()), "`offsets` must be of dtype int32 or int64"),
     ("_embedding_bag.default", (WEIGHT, INDICES + 6, OFFSETS), "`indices` must be from 0 to below 6"),
     ("_embedding_bag.default", (WEIGHT, INDICES, torch.tensor([0, 3, 1])), "`offsets` must rise from 0"),
+    ("_embedding_bag.default", (WEIGHT, INDICES, OFFSETS[:0]), "`offsets` must not be empty"),
+    ("grid_sampler_2d.default", (IMAGES, GRID, -2, 0, False), "`interpolation_mode` must be from 0 to 2"),
+    ("grid_sampler.default", (IMAGES, GRID, 0, 3, False), "`padding_mode` must be from 0 to 2"),
+    ("grid_sampler_3d.default", (IMAGES, GRID[0], 0, 0, False), GRID_AXES),
+    (
+        "grid_sampler_2d_backward.default",
+        (IMAGES[..., :1], IMAGES, GRID, 0, 0, False, [True] * 2),
+        "`grad_output` must have the sizes (1, 2, 4, 4), not (1, 2, 4, 1)",
+    ),
+    (
+        "native_batch_norm_backward.default",
+        (IMAGES, IMAGES, None, None, None, channels(2), None, True, 1e-5, [True] * 3),
+        "what the forward kernel saved must be given",
+    ),
+    ("_adaptive_avg_pool2d_backward.default", (IMAGES, IMAGES[..., :0]), "`self` must not be empty"),
     (
         "_embedding_bag_dense_backward.default",
         (torch.ones(2, 3), INDICES, torch.tensor([0, 0, 9]), *BAGS[2:], 6, False, 0, None),
@@ -139,6 +159,32 @@ REFUSED = [
         (IMAGES, None, None, False, 0.1, 1e-5),
         "without running statistics `training` must be true",
     ),
+    (
+        "native_group_norm_backward.default",
+        (IMAGES, IMAGES, torch.ones(1, 3), torch.ones(1, 3), channels(2), 1, 2, 16, 3, [True] * 3),
+        "`C` must be a multiple of `group`",
+    ),
+    (
+        "native_layer_norm_backward.default",
+        (torch.ones(0), ROWS, [3], torch.ones(4, 1), torch.ones(4, 1), None, None, [True] * 3),
+        "`grad_out` must have the sizes (4, 3), not (0,)",
+    ),
+    (
+        "native_layer_norm_backward.default",
+        (ROWS, ROWS, [3], torch.ones(1, 1), torch.ones(4, 1), None, None, [True] * 3),
+        "`mean` must be 4 numbers",
+    ),
+    (
+        "_scaled_dot_product_flash_attention_for_cpu.default",
+        (HEADS, HEADS[:, :, :1], HEADS),
+        "`value` must have the sizes (1, 2, 1, 8), not (1, 2, 4, 8)",
+    ),
+    (
+        "lstm.input",
+        (torch.ones(3, 1, 2), [torch.ones(1, 1, 2), torch.ones(1, 5, 2)], [torch.ones(8, 2)] * 2, False, 1, *LSTM),
+        "`hx` must be of a batch of 1",
+    ),
+    ("random.from", (ROWS, (1 << 63) - 1, None), "`from` must be from -16777216 to 16777216"),
     ("_chunk_cat.default", ([torch.tensor(1.0)], 0, 1), "every tensor must have axis `dim`"),
     ("_foreach_copy.default", ([ROWS], [ROWS, ROWS]), "`self` and `src` must be lists of one length"),
     ("_linalg_eigvals.default", (torch.full((2, 2), math.nan),), "`self` must be finite"),
@@ -163,9 +209,19 @@ REFUSED = [
         "`params` must be 4 tensors",
     ),
     (
+        "lstm.input",
+        (torch.ones(3, 1, 2), [torch.ones(1, 1, 2)] * 2, [torch.ones(8, 2), torch.ones(0, 2)], False, 1, *LSTM),
+        "a tensor of `params` must have the sizes (8, 2), not (0, 2)",
+    ),
+    (
         "rnn_tanh.data",
-        (ROWS, torch.tensor([3, 3]), torch.ones(1, 3, 3), [ROWS] * 2, False, 1, 0.0, False, False),
+        (ROWS, torch.tensor([3, 3]), torch.ones(1, 3, 3), [torch.ones(3, 3)] * 2, False, 1, 0.0, False, False),
         "`batch_sizes` must add up to the rows of `data`",
+    ),
+    (
+        "_pad_packed_sequence.default",
+        (ROWS, torch.tensor([2, 3]), False, 0.0, 0),
+        "`batch_sizes` must not rise",
     ),
     ("embedding_dense_backward.default", (ROWS[:3], INDICES, 5, -1, False), "`indices` must be from 0 to below 5"),
     (
@@ -234,6 +290,7 @@ KEYWORDS = {
     "div.Tensor_mode": {"rounding_mode": "trunc"},
     "range.step": {"dtype": torch.int64},
     "linalg__powsum.default": {"dtype": torch.bfloat16},
+    "lu_unpack.out": {"P": torch.ones(2, 3, 4, 4), "L": BATCHES, "U": BATCHES},
     "tril.out": {"out": BATCHES},
     "rrelu_with_noise.out": {"out": torch.ones(())},
     "_scaled_dot_product_attention_math.default": {"enable_gqa": True},

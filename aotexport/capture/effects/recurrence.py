@@ -33,8 +33,6 @@ def whole_recurrence() -> Mapping[Any, Function]:
     shapes: list[tuple[OpOverload, Function]] = []
     for layer in (aten.lstm, aten.gru, aten.rnn_tanh, aten.rnn_relu):
         shapes += [(layer.input, _padded), (layer.data, _packed)]
-    # As an operator in the graph of a loaded bundle; models call a function, see `patches`.
-    shapes.append((aten._pad_packed_sequence.default, _unpacked))
     recorded = {operator: _recorded(operator, made) for operator, made in shapes}
     return {**recorded, aten.select.int: _select, aten.zeros.default: _first_state}
 

@@ -89,3 +89,11 @@ def sections(a: Arguments) -> None:
 def pairwise(a: Arguments) -> None:
     """Check that two lists of tensors fit together."""
     require(len(a["self"]) == len(a["src"]) > 0, "`self` and `src` must be lists of one length")
+
+
+def uniform_integers(a: Arguments) -> None:
+    """Check where random integers without an upper limit begin: the kernel looks for a number that the dtype counts."""
+    dtype = a["self"].dtype
+    if a["to"] is None and dtype.is_floating_point:
+        most = round(2 / torch.finfo(dtype).eps)
+        require(-most <= a["from"] <= most, f"`from` must be from {-most} to {most}")

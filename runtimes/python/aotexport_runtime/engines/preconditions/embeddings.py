@@ -23,6 +23,7 @@ def _bags(indices: torch.Tensor, offsets: torch.Tensor, rows: Any) -> None:
         require(values.dtype in (torch.int32, torch.int64), f"{what} must be of dtype int32 or int64")
     within(indices, 0, rows, "`indices`")
     within(offsets, 0, indices.shape[0] + 1, "`offsets`")
+    require(offsets.shape[0] or not indices.shape[0], "`offsets` must not be empty")
     if offsets.shape[0]:
         require((offsets[:1] == 0).all() & (offsets[1:] >= offsets[:-1]).all(), "`offsets` must rise from 0")
 

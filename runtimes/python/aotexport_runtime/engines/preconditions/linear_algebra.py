@@ -28,6 +28,13 @@ def pairs(a: Arguments) -> None:
     for name in ("grad", "pdist"):
         sizes(a.get(name), (count,), f"`{name}`")
     require(rows.is_contiguous(), "`self` must be contiguous")
+    if "grad" in a:
+        sizes(a.get("out"), rows.shape, "`out`")
+
+
+def power(a: Arguments) -> None:
+    """Check that an exponent has an opposite number: the kernel for negative ones asks for it."""
+    require(a["n"] > -(1 << 63), "`n` must not be the least integer")
 
 
 def pivots(name: str) -> Callable[[Arguments], None]:
@@ -49,6 +56,12 @@ def triangles(a: Arguments) -> None:
     for name in ("out", "L", "U", "R"):
         if name in a:
             require(a[name].dim() <= 3 or a[name].is_contiguous(), f"`{name}` must be contiguous")
+
+
+def unpacked_into(a: Arguments) -> None:
+    """Check the rows that a factorization has swapped, and results given by the caller."""
+    pivots("lu")(a)
+    triangles(a)
 
 
 def finite(a: Arguments) -> None:

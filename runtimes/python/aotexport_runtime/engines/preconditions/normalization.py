@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from aotexport_runtime.engines.preconditions.require import Arguments, require, sizes
@@ -23,6 +25,9 @@ def batch_norm(a: Arguments) -> None:
         require(given, "`running_mean` and `running_var` must be given")
     for name in ("grad_out", "grad_output"):
         sizes(a.get(name), source.shape, f"`{name}`")
+    if _trains(a):
+        saved = [name for name in _OF_CHANNELS if name.startswith("save_") and name in a]
+        require(all(a[name] is not None for name in saved), "what the forward kernel saved must be given")
 
 
 def _is_saved_by_none(a: Arguments, saved: torch.Tensor) -> bool:
@@ -42,6 +47,22 @@ def batch_norm_without_statistics(a: Arguments) -> None:
     """Check batch norm that has no running statistics, which only train mode needs not."""
     require(a["training"], "without running statistics `training` must be true")
     batch_norm(a)
+
+
+def group_norm_backward(a: Arguments) -> None:
+    """Check the groups of channels, and the sizes of the gradient."""
+    require(a["group"] >= 1 and a["C"] % a["group"] == 0, "`C` must be a multiple of `group`")
+    sizes(a["grad_out"], a["input"].shape, "`grad_out`")
+
+
+def layer_norm_backward(a: Arguments) -> None:
+    """Check the sizes of the gradient, and that there is a number per row wherever the kernel reads one."""
+    source, axes = a["input"], len(a["normalized_shape"])
+    sizes(a["grad_out"], source.shape, "`grad_out`")
+    rows = math.prod(source.shape[: source.dim() - axes])
+    for name in ("mean", "rstd"):
+        if name in a:
+            require(a[name].numel() == rows, f"`{name}` must be {rows} numbers")
 
 
 def weight_norm(a: Arguments) -> None:

@@ -57,18 +57,46 @@ def recurrent(a: Arguments) -> None:
     projected = len(states) == 2 and states[0].shape[2] != states[1].shape[2]
     count = layers * (2 + 2 * a["has_biases"] + projected)
     require(len(a["params"]) == count, f"`params` must be {count} tensors")
+    _weights(a, source.shape[-1], states, projected=projected)
     for tensor in (source, *states, *a["params"]):
         require(
             tensor.dtype == source.dtype and tensor.is_floating_point(), "all tensors must be of one floating dtype"
         )
     if packed:
         sizes_of_steps = a["batch_sizes"]
-        require(
-            sizes_of_steps.dim() == 1 and sizes_of_steps.dtype == torch.int64, "`batch_sizes` must be a row of int64"
-        )
-        within(sizes_of_steps, 1, source.shape[0] + 1, "`batch_sizes`")
-        require((sizes_of_steps[1:] <= sizes_of_steps[:-1]).all(), "`batch_sizes` must not rise")
-        require(sizes_of_steps.sum() == source.shape[0], "`batch_sizes` must add up to the rows of `data`")
+        _steps(sizes_of_steps, source)
+        batch = int(sizes_of_steps.max()) if sizes_of_steps.numel() else 0
+    else:
+        batch = source.shape[0 if a["batch_first"] else 1]
+    for state in states:
+        require(state.shape[1] == batch, f"`hx` must be of a batch of {batch}")
+
+
+def _steps(batch_sizes: torch.Tensor, data: torch.Tensor) -> None:
+    """Check how many of the packed sequences go on at each step."""
+    require(batch_sizes.dim() == 1 and batch_sizes.dtype == torch.int64, "`batch_sizes` must be a row of int64")
+    within(batch_sizes, 1, data.shape[0] + 1, "`batch_sizes`")
+    require((batch_sizes[1:] <= batch_sizes[:-1]).all(), "`batch_sizes` must not rise")
+    require(batch_sizes.sum() == data.shape[0], "`batch_sizes` must add up to the rows of `data`")
+
+
+def unpacked(a: Arguments) -> None:
+    """Check the steps of packed sequences."""
+    require(a["data"].dim() >= 1, "`data` must have rows")
+    _steps(a["batch_sizes"], a["data"])
+
+
+def _weights(a: Arguments, width: int, states: list[torch.Tensor], *, projected: bool) -> None:
+    """Check the sizes of the weights of every layer, which take `width` numbers a step."""
+    directions = 2 if a["bidirectional"] else 1
+    given = iter(a["params"])
+    hidden, returned = states[-1].shape[2], states[0].shape[2]
+    rows = 4 * hidden if len(states) == 2 else a["params"][0].shape[0]
+    for layer in range(a["num_layers"]):
+        expected = [(rows, width if layer == 0 else directions * returned), (rows, returned)]
+        expected += [(rows,)] * 2 * a["has_biases"] + [(returned, hidden)] * projected
+        for shape in expected * directions:
+            sizes(next(given), shape, "a tensor of `params`")
 
 
 def attention(a: Arguments) -> None:
@@ -88,17 +116,18 @@ def flash_attention(a: Arguments) -> None:
     for tensor in (query, key, value):
         require(tensor.dim() == 4 and tensor.dtype == query.dtype, "all tensors must have four axes and one dtype")
     require(0 not in (*query.shape[1:], *key.shape[1:3]), "`query` and `key` must have heads, steps and an embedding")
+    batch, heads, _, depth = query.shape
+    sizes(key, (batch, key.shape[1], key.shape[2], depth), "`key`")
+    sizes(value, (batch, key.shape[1], key.shape[2], value.shape[3]), "`value`")
+    require(heads % key.shape[1] == 0, "the heads of `query` must be those of `key`, repeated")
 
 
 def flash_attention_backward(a: Arguments) -> None:
     """Check what the forward kernel for processors gives to its backward."""
     flash_attention(a)
-    query, key, value, out, grad = (a[name] for name in ("query", "key", "value", "out", "grad_out"))
+    query, value, out, grad = (a[name] for name in ("query", "value", "out", "grad_out"))
     require(out.dtype == grad.dtype == query.dtype, "all tensors must have four axes and one dtype")
-    batch, heads, steps, depth = query.shape
-    sizes(key, (batch, key.shape[1], key.shape[2], depth), "`key`")
-    sizes(value, (batch, key.shape[1], key.shape[2], value.shape[3]), "`value`")
-    require(heads % key.shape[1] == 0, "the heads of `query` must be those of `key`, repeated")
+    batch, heads, steps, _ = query.shape
     sizes(out, (batch, heads, steps, value.shape[3]), "`out`")
     sizes(grad, out.shape, "`grad_out`")
     sizes(a["logsumexp"], (batch, heads, steps), "`logsumexp`")

@@ -6,7 +6,8 @@ reads or writes foreign memory, or divides by zero. Defence: `guarded` checks th
 shape, and by value where memory is addressed by values.
 
 Source: torch 2.13, aten/src/ATen/native: LossCTC.cpp, Normalization.cpp, EmbeddingBag.cpp, WeightNorm.cpp,
-Distance.cpp, BatchLinearAlgebra.cpp, SpectralOps.cpp, DilatedMaxPool2d.cpp, DilatedMaxPool3d.cpp; cpu/*Kernel.cpp.
+Distance.cpp, BatchLinearAlgebra.cpp, SpectralOps.cpp, DilatedMaxPool2d.cpp, DilatedMaxPool3d.cpp,
+GridSampler.cpp; cpu/*Kernel.cpp.
 """
 
 from __future__ import annotations
@@ -100,6 +101,8 @@ PRECONDITIONS: dict[str, Callable[[Arguments], None]] = {
         ),
         normalization.batch_norm,
     ),
+    "native_group_norm_backward": normalization.group_norm_backward,
+    **dict.fromkeys(("native_layer_norm_backward", "_fused_rms_norm_backward"), normalization.layer_norm_backward),
     **dict.fromkeys(("embedding_bag", "_embedding_bag", "_embedding_bag_forward_only"), embeddings.embedding_bag),
     **dict.fromkeys(
         (
@@ -113,15 +116,23 @@ PRECONDITIONS: dict[str, Callable[[Arguments], None]] = {
     ),
     **dict.fromkeys(("_pdist_forward", "_pdist_backward"), linear_algebra.pairs),
     "lu_unpack": linear_algebra.pivots("lu"),
+    "lu_unpack.out": linear_algebra.unpacked_into,
+    **dict.fromkeys(("matrix_power", "linalg_matrix_power"), linear_algebra.power),
     "linalg_ldl_solve": linear_algebra.pivots("ldl"),
     **dict.fromkeys(("max_pool2d_with_indices_backward", "adaptive_max_pool2d_backward"), windows.pool_backward(2)),
     **dict.fromkeys(("max_pool3d_with_indices_backward", "adaptive_max_pool3d_backward"), windows.pool_backward(3)),
     **{f"fractional_max_pool{axes}d_backward": windows.fractional_pool_backward(axes) for axes in (2, 3)},
     "unfold_backward": windows.unfold_backward,
+    **{
+        f"{base}{backward}": windows.grid_sample
+        for base in ("grid_sampler", "grid_sampler_2d", "grid_sampler_3d", "cudnn_grid_sampler")
+        for backward in ("", "_backward")
+    },
     "_batch_norm_no_update": normalization.batch_norm_without_update,
     "_native_batch_norm_legit.no_stats": normalization.batch_norm_without_statistics,
     "_native_batch_norm_legit.no_stats_out": normalization.batch_norm_without_statistics,
     **dict.fromkeys(("lstm", "gru", "rnn_tanh", "rnn_relu"), sequences.recurrent),
+    "_pad_packed_sequence": sequences.unpacked,
     "_scaled_dot_product_attention_math": sequences.attention,
     "_scaled_dot_product_flash_attention_for_cpu": sequences.flash_attention,
     "_scaled_dot_product_flash_attention_for_cpu_backward": sequences.flash_attention_backward,
@@ -155,6 +166,7 @@ PRECONDITIONS: dict[str, Callable[[Arguments], None]] = {
         arithmetic.truncated,
     ),
     "div.out_mode": arithmetic.truncated,
+    **dict.fromkeys(("random.from", "random.from_out", "random_.from"), arithmetic.uniform_integers),
 }
 """What to check before an operator runs, by its base name for all overloads, or by its full name."""
 

@@ -1,4 +1,4 @@
-"""Windows that move over images: pooling and padding in backward."""
+"""Windows that move over images: pooling and padding in backward, and samples at points of a grid."""
 
 from __future__ import annotations
 
@@ -52,8 +52,22 @@ def _of_images(source: torch.Tensor, grad: torch.Tensor, axes: int) -> None:
 
 
 def average_backward(axes: int) -> Callable[[Arguments], None]:
-    """Return the check of adaptive average pooling over so many axes."""
-    return lambda a: _of_images(a["self"], a["grad_output"], axes)
+    """Return the check of the backward of adaptive average pooling over so many axes."""
+
+    def check(a: Arguments) -> None:
+        _of_images(a["self"], a["grad_output"], axes)
+        require(a["self"].numel() or not a["grad_output"].numel(), "`self` must not be empty")
+
+    return check
+
+
+def grid_sample(a: Arguments) -> None:
+    """Check the numbers of modes, and the sizes of a gradient."""
+    source, grid = a["input"], a["grid"]
+    require(0 <= a.get("interpolation_mode", 0) <= 2, "`interpolation_mode` must be from 0 to 2")
+    require(0 <= a.get("padding_mode", 0) <= 2, "`padding_mode` must be from 0 to 2")
+    require(grid.dim() == source.dim() >= 4, "`grid` must have as many axes as `input`, four or more")
+    sizes(a.get("grad_output"), (*source.shape[:2], *grid.shape[1:-1]), "`grad_output`")
 
 
 def padding_backward(axes: int, kind: str) -> Callable[[Arguments], None]:
