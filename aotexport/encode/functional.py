@@ -1,7 +1,7 @@
 """Encode AOTAutograd's metadata of a functional graph: mutations, outputs, gradients.
 
 Every field of `ViewAndMutationMeta` is encoded, derived from others, or refused by name;
-`schemas/README.md` has the table, and `tests/meta` compares it with the installed torch.
+`schemas/rationale.md` has the table, and `tests/meta` compares it with the installed torch.
 """
 
 from __future__ import annotations

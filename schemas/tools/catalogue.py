@@ -6,6 +6,7 @@ Types are written as unions: a sorted list of arms, each a name (`int`, `null`, 
 
 from __future__ import annotations
 
+import sys
 import types
 import typing
 from collections.abc import Iterator
@@ -26,6 +27,23 @@ DOCUMENTS: dict[str, type[Record]] = {
     "target": compiled.Target,
 }
 """The record at the root of each kind of JSON file."""
+
+CHAPTERS: dict[str, str] = {
+    "manifest": "The manifest",
+    "subclasses": "Tensor subclasses",
+    "sizes": "Sizes",
+    "values": "Values and arguments",
+    "graph": "Graphs",
+    "program": "Programs",
+    "gradients": "Gradients",
+    "trees": "Trees",
+    "notes": "Notes",
+    "vectors": "Test vectors",
+    "targets": "Lowered programs",
+    "kernels": "Kernels",
+    "compiled": "Compiled targets",
+}
+"""Title of the records of each module of the schema, in the order of the reference."""
 
 NAMED_TYPES: dict[str, tuple[Any, str]] = {
     "Argument": (values.Argument, "An argument: an element, or an array of them, nested at most three deep."),
@@ -60,6 +78,17 @@ def records() -> list[type[Record]]:
             found[record.__name__] = record
             waiting += [mentioned for hint in hints(record).values() for mentioned in _records_in(hint)]
     return [found[name] for name in sorted(found)]
+
+
+def by_module() -> dict[str, list[type[Record]]]:
+    """Return the records by the name of their module, in the order of `CHAPTERS`, each as the module defines them."""
+    chapters: dict[str, list[type[Record]]] = {module: [] for module in CHAPTERS}
+    for record in records():
+        chapters[record.__module__.rpartition(".")[2]].append(record)
+    for found in chapters.values():
+        place = list(vars(sys.modules[found[0].__module__]))
+        found.sort(key=lambda record: place.index(record.__name__))
+    return chapters
 
 
 def hints(record: type[Record]) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 `schemas/v1/<document>.schema.json` describes each kind of JSON file of a bundle (JSON Schema 2020-12). What the schemas
 cannot say (an integer is written without fraction or exponent, a float with one; indices are in range; ...) is in the
-prose of `schemas/README.md`, whose tables are written here as well.
+prose of `schemas/README.md`. `schemas/fields.md` lists every record and field, `schemas/codes.md` every refusal.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Annotated, Any
 import msgspec
 from catalogue import DOCUMENTS, NAMED_TYPES, attribute_docs, records, summary_of
 from lock import LOCK, lock_of_records, read_lock
-from reference import filled
+from reference import codes_page, fields_page
 
 from aotexport_runtime.schema.versions import FORMAT_VERSION
 
@@ -31,8 +31,7 @@ REFERENCE = "#/$defs/{name}"
 def generate() -> dict[str, str]:
     """Return the text of each generated file, by its path below `schemas`."""
     texts = {f"v1/{name}.schema.json": _text(_schema(name, record)) for name, record in DOCUMENTS.items()}
-    prose = (SCHEMAS / "README.md").read_text(encoding="utf-8")
-    return {**texts, "README.md": filled(prose, lock_of_records(read_lock(LOCK)))}
+    return {**texts, "fields.md": fields_page(lock_of_records(read_lock(LOCK))), "codes.md": codes_page()}
 
 
 def _schema(name: str, record: type[Any]) -> dict[str, Any]:
@@ -144,11 +143,11 @@ def main(argv: list[str] | None = None) -> int:
         for name, text in texts.items():
             (SCHEMAS / name).write_text(text, encoding="utf-8")
         return 0
-    current = {path.relative_to(SCHEMAS).as_posix() for path in SCHEMAS.glob("v1/*.schema.json")} | {"README.md"}
-    stale = [
-        name for name in texts if name not in current or (SCHEMAS / name).read_text(encoding="utf-8") != texts[name]
-    ]
-    stale += sorted(current - {*texts})
+    files = [*SCHEMAS.glob("v1/*.schema.json"), SCHEMAS / "fields.md", SCHEMAS / "codes.md"]
+    current = {
+        path.relative_to(SCHEMAS).as_posix(): path.read_text(encoding="utf-8") for path in files if path.exists()
+    }
+    stale = [name for name, text in texts.items() if current.get(name) != text] + sorted({*current} - {*texts})
     for name in stale:
         print(f"schemas/{name} differs from the records; run `python schemas/tools/generate.py`", file=sys.stderr)
     return 1 if stale else 0

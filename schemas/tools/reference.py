@@ -1,73 +1,74 @@
-"""The tables of `schemas/README.md`, from the records: a block per record and per named type, between markers.
-
-`<!-- record: StateTensor -->` or `<!-- type: DType -->` begins a block, `<!-- end -->` ends it; what is between them is
-written by `generate.py`.
-"""
+"""The pages that follow from the code: `schemas/fields.md` from the records, `schemas/codes.md` from the codes."""
 
 from __future__ import annotations
 
 import json
-import re
 from typing import Any
 
-from catalogue import NAMED_TYPES, attribute_docs, records, spelled, summary_of, union_of
+from catalogue import CHAPTERS, NAMED_TYPES, attribute_docs, by_module, spelled, summary_of, union_of
 from lock import Entry, Lock
 
-_BLOCK = re.compile(r"<!-- (record|type): (\w+) -->\n.*?<!-- end -->", re.DOTALL)
+from aotexport_runtime.schema.base import Record
+from aotexport_runtime.schema.codes import CODES
+
+FIELDS_HEAD = """\
+# Records and fields
+
+Every record of the [bundle format](README.md), written by `schemas/tools/generate.py`. A field without a default is
+required. What is newer than format 1.0 says so. A record that is *tagged* has the field `kind` with that value as well.
+"""
+
+CODES_HEAD = """\
+# What a reader refuses
+
+The codes of the [bundle format](README.md#14-what-a-reader-refuses), written by `schemas/tools/generate.py`.
+
+| code | refused is |
+|---|---|
+"""
 
 
-def filled(text: str, lock: Lock) -> str:
-    """Return `text` with the content of every block written anew.
-
-    Args:
-        text: the prose.
-        lock: the lock of the records.
-
-    Raises:
-        SystemExit: a record or named type has no block, or more than one.
-    """
-    wanted = sorted([("record", record.__name__) for record in records()] + [("type", name) for name in NAMED_TYPES])
-    found = sorted((match[1], match[2]) for match in _BLOCK.finditer(text))
-    if found != wanted:
-        wrong = sorted({*found} ^ {*wanted}) or [block for block in found if found.count(block) > 1]
-        raise SystemExit(f"schemas/README.md has no block, or two, for: {', '.join(name for _, name in wrong)}")
-    return _BLOCK.sub(lambda match: _block(match[1], match[2], lock), text)
-
-
-def _block(kind: str, name: str, lock: Lock) -> str:
-    body = _record_block(name, lock) if kind == "record" else _type_block(name)
-    return f"<!-- {kind}: {name} -->\n{body}\n<!-- end -->"
-
-
-def _record_block(name: str, lock: Lock) -> str:
-    record = next(record for record in records() if record.__name__ == name)
+def fields_page(lock: Lock) -> str:
+    """Return the page of the records, by chapters, and of the types that several fields share."""
     entries = {entry["name"]: entry for entry in lock["entries"] if entry["kind"] in ("record", "field")}
-    docs = attribute_docs(record)
+    parts = [FIELDS_HEAD]
+    for module, found in by_module().items():
+        parts += [f"## {CHAPTERS[module]}\n", *(_record(record, entries) for record in found)]
+    rows = [f"| `{name}` | {NAMED_TYPES[name][1]} | {_arms(name)} |" for name in sorted(NAMED_TYPES)]
+    parts.append("\n".join(["## Types that fields share\n", "| type | is | one of |", "|---|---|---|", *rows]) + "\n")
+    return "\n".join(parts)
+
+
+def codes_page() -> str:
+    """Return the page of the codes of refusals."""
+    return CODES_HEAD + "".join(f"| `{code}` | {meaning} |\n" for code, meaning in CODES.items())
+
+
+def _record(record: type[Record], entries: dict[str, Entry]) -> str:
+    name, docs = record.__name__, attribute_docs(record)
     tag = entries[name].get("tag")
-    tagged = f' Tagged `"{entries[name]["tag_field"]}": "{tag}"`.' if tag is not None else ""
-    lines = [f"#### `{name}`", "", f"{summary_of(record)}{tagged} Since {entries[name]['since']}.", ""]
+    tagged = f' Tagged `"{tag}"`.' if tag is not None else ""
+    lines = [f"### {name}", "", f"{summary_of(record)}{tagged}{_since(entries[name], ' Since {}.')}", ""]
     if record.__struct_fields__:
-        lines += ["| field | type | default | since | meaning |", "|---|---|---|---|---|"]
-    for field in record.__struct_fields__:
-        lines.append(_row(field, entries[f"{name}.{field}"], docs[field]))
-    return "\n".join(lines).rstrip()
+        lines += ["| field | type | default | meaning |", "|---|---|---|---|"]
+        lines += [_row(field, entries[f"{name}.{field}"], docs[field]) for field in record.__struct_fields__] + [""]
+    return "\n".join(lines)
 
 
 def _row(field: str, entry: Entry, meaning: str) -> str:
-    default = f"`{json.dumps(entry['default'])}`" if "default" in entry else "required"
-    cells = [f"`{field}`", _type(entry["type"]), default, entry["since"], meaning.replace("|", "\\|")]
+    default = f"`{json.dumps(entry['default'])}`" if "default" in entry else ""
+    cells = [f"`{field}`", _type(entry["type"]), default, _since(entry, "Since {}: ") + meaning.replace("|", "\\|")]
     return f"| {' | '.join(cells)} |"
+
+
+def _since(entry: Entry, text: str) -> str:
+    return "" if entry["since"] == "1.0" else text.format(entry["since"])
 
 
 def _type(union: list[Any]) -> str:
     return spelled(union).replace(" | ", " or ").replace("<", "&lt;")
 
 
-def _type_block(name: str) -> str:
-    type_, description = NAMED_TYPES[name]
-    arms = (
-        spelled(union_of(type_, within=name)).split(" | ")
-        if name != "Argument"
-        else [spelled(union_of(type_, within=name))]
-    )
-    return f"#### `{name}`\n\n{description} One of: {', '.join(f'`{arm}`' for arm in arms)}."
+def _arms(name: str) -> str:
+    union = spelled(union_of(NAMED_TYPES[name][0], within=name))
+    return ", ".join(f"`{arm}`" for arm in ([union] if name == "Argument" else union.split(" | "))).replace("|", "\\|")

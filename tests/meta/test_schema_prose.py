@@ -23,14 +23,18 @@ from aotexport_runtime.validate.bounds import MAX_AXES
 from aotexport_runtime.values.compare import TOLERANCES
 from aotexport_runtime.values.observe import SAMPLE
 from aotexport_runtime.values.sizes import MAX_TERMS, OPERATORS
+from tests.reader.rules import RULES
 
 SCHEMAS = Path(__file__).parents[2] / "schemas"
 PROSE = (SCHEMAS / "README.md").read_text(encoding="utf-8")
+VERSIONS = {"1.0", "1.1", "2.13", "2.14", "2.15", "8.0", "9.0", "12.0"}
+"""What the text says of versions, of the format, torch, devices and drivers."""
+PAGES = {path.name: path.read_text(encoding="utf-8") for path in SCHEMAS.glob("*.md")}
 
 
-def table(head: str) -> list[list[str]]:
+def table(head: str, text: str = PROSE) -> list[list[str]]:
     """Return the rows of the table with the header line `head`, as cells."""
-    _, _, rest = PROSE.partition(f"| {head} |\n")
+    _, _, rest = text.partition(f"| {head} |\n")
     rows = rest.split("\n\n")[0].splitlines()[1:]
     return [[cell.strip() for cell in re.split(r"(?<!\\)\|", row.strip("|"))] for row in rows]
 
@@ -41,7 +45,9 @@ def names(cells: list[str], prefix: str = "") -> set[str]:
 
 
 def test_metadata_table_is_the_table_of_the_exporter():
-    assert [(row[0].strip("`"), row[1]) for row in table("field | what becomes of it")] == list(FIELDS.items())
+    assert [(row[0].strip("`"), row[1]) for row in table("field | what becomes of it", PAGES["rationale.md"])] == list(
+        FIELDS.items()
+    )
 
 
 def test_metadata_table_has_every_field_of_the_installed_torch():
@@ -83,7 +89,7 @@ def test_prose_lists_the_operators_of_view_steps():
     assert names([rest.split(".")[0]]) == operators.VIEWS
 
 
-def test_codes_table_has_every_code_and_no_refusal_has_another():
+def test_no_refusal_has_a_code_that_is_not_listed():
     runtime = Path(errors.__file__).parent
     used = {
         str(node.value.value)
@@ -92,7 +98,6 @@ def test_codes_table_has_every_code_and_no_refusal_has_another():
         if isinstance(node, ast.keyword) and node.arg == "code" and isinstance(node.value, ast.Constant)
     }
 
-    assert [(row[0].strip("`"), row[1]) for row in table("code | meaning")] == list(CODES.items())
     assert used - set(CODES) == set()
 
 
@@ -134,20 +139,49 @@ def test_prose_and_history_are_of_the_current_versions():
     ],
 )
 def test_prose_has_the_bounds_of_the_code(sentence):
-    assert sentence in " ".join(PROSE.split())
+    assert sentence in " ".join((PROSE + PAGES["codes.md"]).split())
 
 
-def test_links_inside_of_the_prose_resolve():
-    heads = re.findall(r"^#+ (.+)$", PROSE, re.MULTILINE)
-    anchors = {re.sub(r"[^a-z0-9 _-]", "", head.lower()).replace(" ", "-") for head in heads}
-    links = re.findall(r"\]\(([^)]+)\)", PROSE)
+def anchors(text: str) -> set[str]:
+    """Return what links may lead to in a page."""
+    heads = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^a-z0-9 _-]", "", head.lower()).replace(" ", "-") for head in heads}
 
-    assert [link for link in links if link.startswith("#") and link[1:] not in anchors] == []
-    assert [link for link in links if link[0] != "#" and "://" not in link and not (SCHEMAS / link).exists()] == []
+
+@pytest.mark.parametrize("name", PAGES)
+def test_links_of_a_page_resolve(name):
+    links = [link.partition("#") for link in re.findall(r"\]\(([^)]+)\)", PAGES[name]) if "://" not in link]
+
+    assert [path for path, _, _ in links if path and not (SCHEMAS / path).exists()] == []
+    known = {page: anchors(text) for page, text in PAGES.items()}
+    assert [anchor for path, _, anchor in links if anchor and anchor not in known[path or name]] == []
+
+
+def test_rules_are_numbered_in_order_and_what_refers_to_one_names_one():
+    rules = re.findall(r"^\*\*(\d+)\.(\d+)\*\*", PROSE, re.MULTILINE)
+    sections = re.findall(r"^## (\d+)\.", PROSE, re.MULTILINE)
+    counted = [(section, str(at)) for section in sections for at in range(1, 1 + sum(s == section for s, _ in rules))]
+    texts = [re.sub(r"`[^`]*`", "", PAGES[name]) for name in ("README.md", "codes.md", "rationale.md")]
+    named = {found for text in texts for found in re.findall(r"(?<![\w.])\d+\.\d+(?![\w.]*\d)", text)}
+
+    assert rules == counted
+    assert named - VERSIONS - {".".join(rule) for rule in rules} == set()
+
+
+def test_every_rule_of_the_second_reader_is_named_once_at_its_number():
+    places = {}
+    for paragraph in re.split(r"\n(?=\*\*\d+\.\d+\*\*)", PROSE):
+        number = re.match(r"\*\*(\d+\.\d+)\*\*", paragraph)
+        for name in re.findall(r"`([a-z]+\.[a-z_]+)`\)", paragraph):
+            if name in RULES:
+                assert name not in places
+                places[name] = number[1] if number else ""
+
+    assert places == {name: said.partition(":")[0] for name, said in RULES.items()}
 
 
 def test_tables_of_tensor_subclasses_have_every_operator():
-    rows = table("subclass operator | arguments | result") + table("distributed operator | arguments | result")
+    rows = table("subclass operator | arguments | result")
 
     assert {name for row in rows for name in names([row[0]])} == {
         *operators.SUBCLASS_OPERANDS,

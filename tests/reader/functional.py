@@ -22,13 +22,22 @@ class Functional:
         self.mutations = self.record.get("mutations", [])
         self.outputs = self.record["outputs"]
         self.gradients = self.record.get("gradients")
+        self._strides_anew = any(node["op"].startswith("aten::as_strided") for node in graph["nodes"])
         self.returned = len(self.mutations) + len(self.outputs) + self.record.get("intermediate_bases", 0)
 
     def serves(self, inputs: Sequence[Any], symbols: dict[str, int]) -> bool:
-        """Return whether the soft guards hold."""
-        tensors = [each for each in inputs if isinstance(each, torch.Tensor)]
+        """Return whether the soft guards hold (10.3, but for transforms and hooks, which no replay has)."""
+        detached = [] if self.gradients is None else self.gradients.get("detached_inputs", [])
+        tensors = [
+            each for index, each in enumerate(inputs) if isinstance(each, torch.Tensor) and index not in detached
+        ]
         records = torch.is_grad_enabled() and any(each.requires_grad for each in tensors)
-        if records != (self.gradients is not None):
+        if records != (self.gradients is not None) or torch.is_autocast_enabled("cpu"):
+            return False
+        if any(tensor.is_conj() or tensor.is_neg() for tensor in tensors):
+            return False
+        read = [(inputs[each["input_index"]], each["symbol"]) for each in self.program.get("dimensions", [])]
+        if any(isinstance(source, torch.Tensor) and symbols[symbol] == 0 for source, symbol in read):
             return False
         if not all(size(each, symbols) for each in self.record.get("guards", [])):
             return False
@@ -36,6 +45,8 @@ class Functional:
             if spec["kind"] == "size":
                 continue
             meta = spec["meta"]
+            if self._strides_anew and value.storage_offset() != size(meta.get("offset", 0), symbols):
+                return False
             if self.gradients is not None and value.requires_grad and not meta.get("requires_grad", False):
                 return False
             steps = zip(value.stride(), meta["stride"], value.shape, strict=True)
@@ -51,10 +62,11 @@ class Functional:
         if pointer and any(each.untyped_storage().data_ptr() == pointer for each in others):
             return False
         if mutation.get("requires_grad") and spec["kind"] == "argument" and self.gradients is not None:
-            return tensor.is_leaf == spec.get("is_leaf", True)
+            return tensor.is_leaf == mutation.get("is_leaf", True)
         bases = [o["input_index"] for o in self.outputs if o["kind"] == "input_alias" and o.get("steps") is None]
         offset = size(spec["meta"].get("offset", 0), symbols)
-        return not mutation.get("data") or index not in bases or tensor.storage_offset() == offset
+        moved = mutation.get("data") and (mutation.get("metadata") or index in bases)
+        return not moved or tensor.storage_offset() == offset
 
     def run(self, inputs: Sequence[Any], symbols: dict[str, int]) -> list[Any]:
         """Return `Program.outputs` after the epilogues."""
@@ -121,14 +133,20 @@ class Functional:
         if not self.rules("output.alias"):
             return value
         if kind == "input_alias":
-            base = inputs[spec["input_index"]]
+            base, required = inputs[spec["input_index"]], self._input_required(spec["input_index"])
         elif kind == "intermediate_alias":
             base = found[len(self.mutations) + len(self.outputs) + spec["base_index"]]
+            tangents = [] if self.gradients is None else self.gradients["tangents"]
+            required = ("intermediate_base", spec["base_index"]) in [(each["of"], each["index"]) for each in tangents]
         else:
             base = found[len(self.mutations) + spec["output_index"]]
-        return self._alias(spec, base, value)
+            required = self.outputs[spec["output_index"]].get("requires_grad", False)
+        return self._alias(spec, base, value, required)
 
-    def _alias(self, spec: dict[str, Any], base: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    def _input_required(self, index: int) -> bool:
+        return self.program["inputs"][index]["meta"].get("requires_grad", False)
+
+    def _alias(self, spec: dict[str, Any], base: torch.Tensor, value: torch.Tensor, required: bool) -> torch.Tensor:
         with torch.set_grad_enabled(torch.is_grad_enabled() and not spec.get("under_no_grad", False)):
             made = base
             for step in spec.get("steps") or ():
@@ -140,6 +158,8 @@ class Functional:
             if spec.get("steps") is None or made.shape != value.shape:
                 made = _in_dtype(base, value.dtype).as_strided(value.size(), value.stride(), value.storage_offset())
         wants = spec.get("requires_grad", False)
+        if wants == required:
+            return made
         if base.requires_grad and not wants and self.rules("output.alias_detached"):
             return made.detach()
         if wants and not base.requires_grad and torch.is_grad_enabled():
