@@ -11,7 +11,9 @@ import pytest
 import torch
 
 from aotexport_runtime.errors import CallInvalid, DeadlinePassed, NotSupported, Overloaded
+from aotexport_runtime.serving import batcher
 from aotexport_runtime.serving.batcher import Batcher, Waiting
+from aotexport_runtime.serving.program import ServedProgram
 from aotexport_runtime.serving.servable import Servable
 from tests.unit.serving.conftest import digits_model
 
@@ -179,3 +181,38 @@ def test_close_answers_what_waits_and_refuses_what_comes(gate):
     with pytest.raises(NotSupported) as caught:
         gate.submit(3)
     assert str(caught.value) == "the servable is closed"
+
+
+def test_functions_and_batches_run_in_one_thread_which_ends_when_nothing_comes(monkeypatch):
+    monkeypatch.setattr(batcher, "_IDLE_S", 0.05)
+    ran = []
+    idle = Batcher(
+        lambda calls: [ran.append(threading.current_thread()) for _ in calls],
+        max_batch_size=4,
+        max_latency_s=0,
+        max_waiting=5,
+    )
+    ran.append(idle.apply(threading.current_thread))
+    idle.submit(Waiting(call=1)).result()
+    assert ran[0] is ran[1] is not threading.current_thread()
+    ran[0].join(10)
+    assert not ran[0].is_alive()
+    assert idle.apply(threading.current_thread) is not ran[0]
+    with pytest.raises(ZeroDivisionError):
+        idle.apply(lambda: 1 / 0)
+    idle.close()
+    with pytest.raises(NotSupported, match="closed"):
+        idle.apply(threading.current_thread)
+
+
+def test_every_operator_of_a_servable_runs_in_its_thread(exported, monkeypatch):
+    seen = set()
+    run = ServedProgram.run
+    monkeypatch.setattr(ServedProgram, "run", lambda *args: (seen.add(threading.current_thread().name), run(*args))[1])
+    servable = ready(exported("digits"))
+    x = np.ones((2, 8), np.float32)
+    np.testing.assert_array_equal(
+        servable.infer({"input": x})["output"], servable.submit({"input": x}).result()["output"]
+    )
+    servable.close()
+    assert seen == {"aotexport batches"}

@@ -11,11 +11,18 @@ from aotexport_runtime.errors import ArgumentInvalid
 from aotexport_runtime.schema.limits import Limits
 from aotexport_runtime.server.bundles import find_models
 from aotexport_runtime.server.marks import Marks
-from aotexport_runtime.server.options import limits_of
+from aotexport_runtime.server.options import limits_of, usable_cores
 from aotexport_runtime.server.refusals import Refusal
 from aotexport_runtime.server.repository import Repository
 from aotexport_runtime.serving.servable import Servable
 from tests.unit.serving.test_servable import copied
+
+
+@pytest.mark.parametrize(("quota", "expected"), [("max 100000", 8), ("200000 100000", 2), ("50000 100000", 1), ("", 8)])
+def test_cores_are_those_of_the_container(tmp_path, monkeypatch, quota, expected):
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: set(range(8)))
+    (tmp_path / "cpu.max").write_text(quota)
+    assert usable_cores(tmp_path / "cpu.max") == expected
 
 
 def test_limits_are_read_by_name():

@@ -45,8 +45,21 @@ class ServeOptions:
     @property
     def threads_per_worker(self) -> int:
         """Threads of an operator in each worker."""
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        return self.threads or max(1, cores // self.workers)
+        return self.threads or max(1, usable_cores() // self.workers)
+
+
+def usable_cores(quota: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
+    """Return how many processors this process may keep busy: those it may run on, at most those of its container.
+
+    Args:
+        quota: the file in which Linux names the processor time that a container has of each period.
+    """
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        allowed, period = quota.read_text().split()
+        return max(1, min(cores, round(int(allowed) / int(period))))
+    except (OSError, ValueError):  # no such file; or `max`: no quota
+        return cores
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -58,7 +71,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--http-port", type=int, default=8080, help="0: any that is free (default: %(default)s)")
     add("--grpc-port", type=int, default=8081, help="0: any that is free (default: %(default)s)")
     add("--workers", type=int, default=1, help="processes, which share the weights (default: %(default)s)")
-    add("--threads", type=int, help="threads of an operator in each worker (default: cores / workers)")
+    add(
+        "--threads",
+        type=int,
+        help="threads of an operator in each worker (default: the container's cores / workers)",
+    )
     add("--engine", help="target of `load` (default: auto)")
     add("--device", default="cpu", help="where models run (default: %(default)s)")
     add(

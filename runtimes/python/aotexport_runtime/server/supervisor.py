@@ -30,6 +30,9 @@ _START_S = 120.0
 _SETTLED_S = 10.0
 """A worker that dies earlier is not replaced at once."""
 _LONGEST_PAUSE_S = 30.0
+_SPINS = "10000"
+"""Rounds that OpenMP's threads of a worker wait awake for the next operator: enough to bridge two operators, and too
+few to keep a busy machine from its work. OpenMP's own 300,000 do."""
 
 
 @dataclass
@@ -149,6 +152,8 @@ def serve(options: ServeOptions) -> int:
         metrics = Path(state) / "metrics"
         metrics.mkdir()
         os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(metrics)
+        if "OMP_WAIT_POLICY" not in os.environ:
+            os.environ.setdefault("GOMP_SPINCOUNT", _SPINS)
         fields = {"host": options.host, "http_port": http.getsockname()[1], "grpc_port": grpc_port}
         log.info("server listens", extra={"fields": fields})
         Supervisor(options, http, grpc_port, Path(state)).run()

@@ -2,6 +2,10 @@
 
 One thread runs calls, in the order in which they came. While it runs one batch, the next gathers: an idle servable
 answers at once, a busy one in batches as large as its load.
+
+No other thread runs operators of the servable. Each that does has a pool of OpenMP threads. While pools have more
+threads than there are processors, GNU's OpenMP lets them sleep between operators, and small models take 2 to 4 times as
+long. For the same reason the thread ends when it has had nothing to do for some seconds.
 """
 
 from __future__ import annotations
@@ -12,12 +16,17 @@ from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from aotexport_runtime.errors import DeadlinePassed, NotSupported, Overloaded
 
 Run = Callable[[Sequence[Any]], Sequence[Any]]
 """Runs one or more calls as one; returns the result of each."""
+
+_IDLE_S = 5.0
+"""The thread ends when nothing has come for so long."""
+
+Result = TypeVar("Result")
 
 
 class Answer(Future[Any]):
@@ -40,6 +49,7 @@ class Waiting:
 
     Attributes:
         call: what `Run` takes.
+        function: what is called in place of `Run`; the call is then not joined.
         key: calls of one key may be joined; None: this one may not.
         size: of its batch.
         deadline: when it is given up, by `time.monotonic`; None: never.
@@ -47,10 +57,11 @@ class Waiting:
         result: gets its result.
     """
 
-    call: Any
-    key: Hashable | None
-    size: int
-    deadline: float | None
+    call: Any = None
+    function: Callable[[], Any] | None = None
+    key: Hashable | None = None
+    size: int = 1
+    deadline: float | None = None
     since: float = field(default_factory=time.monotonic)
     result: Answer = field(default_factory=Answer)
 
@@ -114,6 +125,14 @@ class Batcher:
             self._changed.notify()
         return waiting.result
 
+    def apply(self, function: Callable[[], Result]) -> Result:
+        """Run a function in the thread, after the calls that wait; return its result, or raise its error.
+
+        Raises:
+            Overloaded, NotSupported: see `submit`.
+        """
+        return self.submit(Waiting(function=function)).result()
+
     def close(self) -> None:
         """Refuse further calls, and return when those that wait are answered."""
         with self._changed:
@@ -128,12 +147,12 @@ class Batcher:
             pass
 
     def _answer_next(self) -> bool:
-        """Answer the next batch; return False if there will be none."""
+        """Answer the next batch; return False, and end, if none comes."""
         with self._changed:
-            while not self._waiting:
-                if self._closed:
-                    return False
-                self._changed.wait()
+            self._changed.wait_for(lambda: self._waiting or self._closed, _IDLE_S)
+            if not self._waiting:
+                self._thread = None
+                return False
             self._wait_for_others(self._waiting[0])
             batch = self._take()
         self.running_since = time.monotonic()
@@ -187,7 +206,8 @@ def answer(run: Run, batch: Sequence[Waiting]) -> None:
     for each in batch:
         each.result.waited_s, each.result.batch_size = began - each.since, size
     try:
-        results = run([each.call for each in batch])
+        function = batch[0].function
+        results = run([each.call for each in batch]) if function is None else [function()]
     except Exception as error:  # noqa: BLE001 - handed to the caller
         if len(batch) == 1:
             batch[0].result.set_exception(error)

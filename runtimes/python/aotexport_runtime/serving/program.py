@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -26,7 +25,7 @@ from aotexport_runtime.values.tensors import is_torch_tensor
 
 
 class ServedProgram:
-    """The program of `forward` for evaluation without gradients, loaded; its calls wait for one another.
+    """The program of `forward` for evaluation without gradients, loaded; one thread at a time calls it.
 
     Attributes:
         name: its name.
@@ -74,7 +73,6 @@ class ServedProgram:
         # The model's own gradients are not recorded in inference mode.
         inference = all("inference_mode" not in program.fixed for program in programs)
         self._without_gradients: Any = torch.inference_mode if inference else torch.no_grad
-        self._lock = threading.Lock()
         if threads is not None:
             torch.set_num_threads(threads)
 
@@ -89,7 +87,7 @@ class ServedProgram:
             CallInvalid: the call does not fit the program.
         """
         tensors = [value if isinstance(value, int) else self._tensor(value) for value in values]
-        with self._lock, self._without_gradients():
+        with self._without_gradients():
             args, kwargs = self._arguments[choice](tensors, self.module.state_tensors())
             result = self._function(*args, **kwargs)
             return [value for _, value in flat_outputs(self._program.output_tree, result)]

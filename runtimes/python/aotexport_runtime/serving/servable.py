@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import logging
 import os
@@ -29,7 +30,7 @@ class Servable:
     """A loaded bundle for inference: named tensors in, named tensors out.
 
     It runs the program of `forward` in evaluation mode, without gradients. Calls may come from any thread, and run one
-    after the other.
+    after the other in a thread of its own.
 
     Attributes:
         inputs: one entry per input.
@@ -84,7 +85,12 @@ class Servable:
         _check_least("max_latency_ms", max_latency_ms, 0, (int, float))
         _check_least("max_waiting", max_waiting, 1, int)
         self._bundle = open_bundle(path, limits=limits)
-        self._program: AnyProgram | None = _program(
+        self._batches: dict[int, BatchAxes | None] = {}
+        self._batcher = Batcher(
+            self._run, max_batch_size=max_batch_size, max_latency_s=max_latency_ms / 1e3, max_waiting=max_waiting
+        )
+        load = functools.partial(
+            _program,
             self._bundle,
             engine or "auto",
             device=device,
@@ -93,10 +99,7 @@ class Servable:
             mapped=mapped,
             adapters={name: path_of("adapters", path) for name, path in (adapters or {}).items()},
         )
-        self._batches: dict[int, BatchAxes | None] = {}
-        self._batcher = Batcher(
-            self._run, max_batch_size=max_batch_size, max_latency_s=max_latency_ms / 1e3, max_waiting=max_waiting
-        )
+        self._program: AnyProgram | None = self._batcher.apply(load)
         self.inputs = self._program.interface.inputs
         self.outputs = self._program.interface.outputs
         self.texts = self._program.interface.texts
@@ -129,12 +132,7 @@ class Servable:
             NotSupported: calls change the module's state, so that an answer could depend on other clients.
         """
         program = self._served()
-        with program.applying(None):
-            recorded = program.check_recorded_calls(self._bundle)
-            choices = program.interface.choices
-            self._batches = {
-                choice: proven_batch(program, recorded, choice) for choice in {choices.index(each) for each in choices}
-            }
+        recorded = self._batcher.apply(lambda: self._prove(program))
         if not recorded:
             log.warning("%s has no recorded calls of program %s: nothing was checked", self._bundle.root, program.name)
         most = [axes.most for axes in self._batches.values() if axes is not None and axes.most is not None]
@@ -148,7 +146,7 @@ class Servable:
             NotSupported: the servable is closed.
         """
         program = self._served()
-        values = program.recorded_values(self._bundle)
+        values = self._batcher.apply(lambda: program.recorded_values(self._bundle))
         if values is None:
             return None
         named = {spec.name: as_array(value) for spec, value in zip(self.inputs, values, strict=True)}
@@ -170,12 +168,12 @@ class Servable:
 
         Raises:
             CallInvalid: names are missing or unknown, or a value does not fit; lists every violation.
+            Overloaded: as many calls wait already as may.
             NotSupported: the servable is closed.
         """
-        program = self._served()
-        values, choice = self._values(program, inputs, adapter)
-        with program.applying(adapter):
-            return self._named(inputs, program.run(values, choice))
+        values, choice = self._values(self._served(), inputs, adapter)
+        call = (inputs, values, adapter, choice)
+        return self._batcher.submit(Waiting(call=call)).result()
 
     def submit(
         self, inputs: Mapping[str, Any], *, timeout_s: float | None = None, adapter: str | None = None
@@ -213,6 +211,16 @@ class Servable:
         """Answer the calls that wait, and let go of the module; later calls are refused."""
         self._batcher.close()
         self._program = None
+
+    def _prove(self, program: AnyProgram) -> list[Values]:
+        """Check the recorded calls, and find out whether calls can be joined; return the arguments of the calls."""
+        with program.applying(None):
+            recorded = program.check_recorded_calls(self._bundle)
+            choices = program.interface.choices
+            self._batches = {
+                choice: proven_batch(program, recorded, choice) for choice in {choices.index(each) for each in choices}
+            }
+        return recorded
 
     def _run(self, calls: Sequence[tuple[Mapping[str, Any], Values, str | None, int]]) -> list[dict[str, Any]]:
         """Return the outputs of calls of one adapter and one choice of strings."""
