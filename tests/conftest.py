@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import platform
 import re
 
+import numpy
 import pytest
 import torch
 from _pytest.junitxml import xml_key
@@ -17,14 +19,17 @@ from aotexport.process.patches import ALWAYS
 from aotexport.verify.fresh import FreshProcess
 from tests import forked
 
+VERSIONS = {"torch": torch.__version__, "python": platform.python_version(), "numpy": numpy.__version__}
+
 
 @pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Write torch's version to files of results, for `tests/golden/matrix.py`; import the tests."""
+    """Write the versions to files of results, for `tests/golden/matrix.py`; import the tests."""
     gc.disable()
     xml = config.stash.get(xml_key, None)
     if xml is not None:
-        xml.add_global_property("torch", torch.__version__)
+        for package, version in VERSIONS.items():
+            xml.add_global_property(package, version)
 
 
 PLACES = tuple(f"aotexport.{module}.FreshProcess" for module in ("pipeline.export", "verify.bundles", "cli.written"))

@@ -1,9 +1,10 @@
-"""Write `docs/versions.md`: which goldens run, and which tests of the exporter pass, under which torch.
+"""Write `docs/versions.md`: which goldens run, and which tests pass, under which Python, torch and NumPy.
 
-    python -m tests.golden.matrix --run .venv-2.7/bin/python --run .venv/bin/python --tests .venv/tests.xml
+    python -m tests.golden.matrix --run .venv-2.7/bin/python --run .venv/bin/python --tests .venv-torch/*.xml
 
 Each interpreter of `--run` has torch, numpy, msgspec and safetensors, and runs the recorded calls of all goldens with
-this tree's runtime. Each file of `--tests` is what `make test-torch` leaves: results of pytest with torch's version.
+this tree's runtime. The files of `--tests` are what `make test-torch` leaves: results of pytest with the versions. The
+counts of files with the same versions are added.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import json
 import os
 import subprocess
 import xml.etree.ElementTree as ET
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -32,7 +33,8 @@ Written by `python -m tests.golden.matrix`, from results alone.
 
 The **exporter** takes torch 2.13 to 2.15. Another release is refused in one line; `--allow-untested-torch` tries it.
 What differs between the releases stands in one file, `aotexport/torch_internals/releases.py`.
-`make test-torch TORCH='==2.15.*'` runs the tests under a release, in an environment of its own.
+`make test-torch TORCH='==2.15.*' PYTHON=python3.13` runs the tests under a release, in an environment of its own;
+`make test-versions` does so for every pair of `PYTHONS` and `TORCHES`.
 
 The **runtime** takes torch 2.7 and newer. A bundle names the operators that it calls, with their signatures. At load
 they are compared with the running torch's; section 7 of `schemas/README.md` lists the differences that adapters make
@@ -80,23 +82,42 @@ def run(python: str) -> Run:
     return Run(*json.loads(versions.stdout), failed=failed)
 
 
-def tests_of(path: Path) -> tuple[str, dict[str, int], list[str]]:
-    """Return torch's version, the counts and the failed tests of a file of results."""
-    suites = ET.parse(path).getroot().findall("testsuite")
-    properties = {each.get("name"): each.get("value") or "" for suite in suites for each in suite.iter("property")}
-    counts = {
-        name: sum(int(suite.get(name, "0")) for suite in suites) for name in ("tests", "failures", "errors", "skipped")
-    }
-    failed = [
-        f"{case.get('classname')}.{case.get('name')}"
-        for suite in suites
-        for case in suite.iter("testcase")
-        if case.find("failure") is not None or case.find("error") is not None
-    ]
-    return properties["torch"], counts, failed
+@dataclass
+class Tests:
+    """What pytest said under some versions.
+
+    Attributes:
+        modules: the test modules that were run.
+        passed, skipped: numbers of tests.
+        failed: names of tests.
+    """
+
+    modules: set[str] = field(default_factory=set)
+    passed: int = 0
+    skipped: int = 0
+    failed: list[str] = field(default_factory=list)
 
 
-def page(runs: list[Run], tests: list[tuple[str, dict[str, int], list[str]]]) -> str:
+def tests_of(paths: list[Path]) -> dict[tuple[str, ...], Tests]:
+    """Return the results in pytest's files by the versions of torch, Python and NumPy."""
+    found: dict[tuple[str, ...], Tests] = {}
+    for path in paths:
+        root = ET.parse(path).getroot()
+        properties = {each.get("name"): each.get("value") or "" for each in root.iter("property")}
+        tests = found.setdefault(tuple(properties[name] for name in ("torch", "python", "numpy")), Tests())
+        for case in root.iter("testcase"):
+            module, name = case.get("classname", ""), case.get("name", "")
+            tests.modules.add(module)
+            if case.find("failure") is not None or case.find("error") is not None:
+                tests.failed.append(f"{module}.{name}")
+            elif case.find("skipped") is not None:
+                tests.skipped += 1
+            else:
+                tests.passed += 1
+    return found
+
+
+def page(runs: list[Run], tests: dict[tuple[str, ...], Tests]) -> str:
     """Return the page."""
     lines = [HEAD, "## Goldens by the runtime", ""]
     lines += [f"Of {len(GOLDENS)} goldens, those that give the recorded results:", ""]
@@ -114,12 +135,14 @@ def page(runs: list[Run], tests: list[tuple[str, dict[str, int], list[str]]]) ->
         releases = {reason: ", ".join(dict.fromkeys(found)) for reason, found in reasons.items()}
         lines += ["", "Others:", "", *(f"- {reason} (torch {found})" for reason, found in releases.items())]
     if tests:
-        lines += ["", "## Tests of the exporter", "", "| torch | passed | skipped | failed |", "|---|---|---|---|"]
-        for version, found, _ in tests:
-            bad = found["failures"] + found["errors"]
-            lines.append(f"| {version} | {found['tests'] - bad - found['skipped']} | {found['skipped']} | {bad} |")
-        for version, _, failed in tests:
-            lines += ["", f"Failed under {version}:", "", *(f"- `{name}`" for name in failed)] if failed else []
+        lines += ["", "## Tests", ""]
+        lines += ["| torch | Python | numpy | test files | passed | skipped | failed |", "|---" * 7 + "|"]
+        for versions, found in sorted(tests.items()):
+            counts = map(str, (len(found.modules), found.passed, found.skipped, len(found.failed)))
+            lines.append(f"| {' | '.join((*versions, *counts))} |")
+        for (torch, python, _), found in sorted(tests.items()):
+            names = [f"- `{name}`" for name in found.failed]
+            lines += ["", f"Failed under torch {torch} with Python {python}:", "", *names] if names else []
     return "\n".join(lines) + "\n"
 
 
@@ -127,9 +150,9 @@ def main() -> None:
     """Write the page."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--run", action="append", default=[], metavar="PYTHON", help="run the goldens by it")
-    parser.add_argument("--tests", action="append", default=[], type=Path, metavar="FILE", help="results of tests")
+    parser.add_argument("--tests", nargs="+", default=[], type=Path, metavar="FILE", help="results of tests")
     options = parser.parse_args()
-    PAGE.write_text(page([run(python) for python in options.run], [tests_of(path) for path in options.tests]), "utf-8")
+    PAGE.write_text(page([run(python) for python in options.run], tests_of(options.tests)), "utf-8")
 
 
 if __name__ == "__main__":
