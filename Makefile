@@ -6,6 +6,7 @@ PYTHON ?= $(firstword $(foreach python,python3 python3.11 python3.12 python3.13 
 VENV ?= .venv
 RUNTIME_VENV ?= .venv-runtime
 SERVE_VENV ?= .venv-serve
+TORCH_VENV ?= .venv-torch
 # Processes that `make test` shares the test files among, each with one thread.
 WORKERS ?= 2
 
@@ -13,6 +14,9 @@ WORKERS ?= 2
 #   make demo TORCH_INDEX=https://download.pytorch.org/whl/cpu
 TORCH_INDEX ?=
 TORCH ?= >=2.13,<2.14
+# What `make test-versions` pairs.
+PYTHONS ?= python3.11 python3.12 python3.13
+TORCHES ?= 2.13 2.14 2.15
 
 BIN = $(VENV)/bin
 PIP = $(BIN)/python -m pip --disable-pip-version-check
@@ -26,7 +30,7 @@ CHECKS = check-style check-types check-runtime-types check-layers check-schemas
 # torch and the model libraries use as many threads as there are cores; hubs are never asked.
 export HF_HUB_OFFLINE = 1
 
-.PHONY: help demo serve-demo test test-serve test-torch test-full lint pytest pytest-serve bench bench-serve clean $(CHECKS)
+.PHONY: help demo serve-demo test test-serve test-torch test-versions test-full lint pytest pytest-serve bench bench-serve clean $(CHECKS)
 
 help: ## list the commands
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -38,13 +42,20 @@ test: $(VENV)/.dev ## check style, types and schemas, and run the tests; ROOM=ca
 	@$(MAKE) --no-print-directory -j pytest $(if $(filter-out server,$(ROOM)),,pytest-serve) $(CHECKS)
 
 test-torch: ## run the tests under another torch, in an environment of its own; TORCH='==2.15.*'
-	$(PYTHON) -m venv .venv-torch
-	.venv-torch/bin/python -m pip --disable-pip-version-check install --quiet \
+	$(PYTHON) -m venv $(TORCH_VENV)
+	$(TORCH_VENV)/bin/python -m pip --disable-pip-version-check install --quiet \
 		$(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) 'torch$(TORCH)'
-	.venv-torch/bin/python -m pip --disable-pip-version-check install --quiet --editable runtimes/python \
+	$(TORCH_VENV)/bin/python -m pip --disable-pip-version-check install --quiet --editable runtimes/python \
 		--editable '.[dev,examples]' 'torch$(TORCH)'
-	OMP_NUM_THREADS=1 .venv-torch/bin/python -m pytest -m "not slow" -n $(WORKERS) --dist loadfile \
-		--no-loadscope-reorder --junitxml .venv-torch/tests.xml --ignore=tests/sweeps
+	OMP_NUM_THREADS=1 $(TORCH_VENV)/bin/python -m pytest -m "not slow" -n $(WORKERS) --dist loadfile \
+		--no-loadscope-reorder --junitxml $(TORCH_VENV)/tests.xml --ignore=tests/sweeps
+
+test-versions: ## run the tests under each of PYTHONS with each of TORCHES, write docs/versions.md
+	failed=0; for python in $(PYTHONS); do for torch in $(TORCHES); do \
+		$(MAKE) --no-print-directory test-torch PYTHON=$$python TORCH="==$$torch.*" \
+			TORCH_VENV=.venv-torch/$$python-$$torch || failed=1; \
+	done; done; \
+	$(PYTHON) -m tests.golden.matrix --run .venv-torch/*/bin/python --tests .venv-torch/*/tests.xml && exit $$failed
 
 test-serve: $(SERVE_VENV)/.all ## run the tests of the server, in an environment of its own that has KServe
 	OMP_NUM_THREADS=1 $(SERVE_VENV)/bin/python -m pytest tests/serving
@@ -95,7 +106,7 @@ bench-serve: $(SERVE_VENV)/.all ## measure servers: bundles beside eager and ONN
 	$(SERVE_VENV)/bin/python -m benchmarks --suite serve $(ARGS)
 
 clean: ## remove everything that these commands made
-	rm -rf $(VENV) $(RUNTIME_VENV) $(SERVE_VENV) demo build dist .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(RUNTIME_VENV) $(SERVE_VENV) .venv-torch demo build dist .pytest_cache .ruff_cache .hypothesis
 	rm -rf *.egg-info runtimes/python/build runtimes/python/*.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 

@@ -159,9 +159,15 @@ class Asks(torch.nn.Module):
         return same(x, y)
 
 
-def test_call_with_one_tensor_twice_is_refused_where_code_asks_and_no_variant_was_captured_so(tmp_path):
+class AsksEach(Asks):
+    def doubles(self, x, y):
+        return True in [x is other for other in (y,)]
+
+
+@pytest.mark.parametrize("kind", [Asks, AsksEach])
+def test_call_with_one_tensor_twice_is_refused_where_code_asks_and_no_variant_was_captured_so(tmp_path, kind):
     x = torch.randn(3)
-    aotexport.export(Asks(), (x, x + 1), output=tmp_path / "asks", verify=False)
+    aotexport.export(kind(), (x, x + 1), output=tmp_path / "asks", verify=False)
     aotexport.export(torch.add, (x, x + 1), output=tmp_path / "adds", verify=False)
     asks, adds = aotexport_runtime.load(tmp_path / "asks"), aotexport_runtime.load(tmp_path / "adds")
     assert torch.equal(asks(x, x.clone()), x + x)

@@ -1,6 +1,6 @@
 """Write `docs/versions.md`: which goldens run, and which tests pass, under which Python, torch and NumPy.
 
-    python -m tests.golden.matrix --run .venv-2.7/bin/python --run .venv/bin/python --tests .venv-torch/*.xml
+    python -m tests.golden.matrix --run .venv/bin/python .venv-torch/*/bin/python --tests .venv-torch/*/tests.xml
 
 Each interpreter of `--run` has torch, numpy, msgspec and safetensors, and runs the recorded calls of all goldens with
 this tree's runtime. The files of `--tests` are what `make test-torch` leaves: results of pytest with the versions. The
@@ -149,7 +149,7 @@ def page(runs: list[Run], tests: dict[tuple[str, ...], Tests]) -> str:
 def main() -> None:
     """Write the page."""
     parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("--run", action="append", default=[], metavar="PYTHON", help="run the goldens by it")
+    parser.add_argument("--run", nargs="+", default=[], metavar="PYTHON", help="run the goldens by each")
     parser.add_argument("--tests", nargs="+", default=[], type=Path, metavar="FILE", help="results of tests")
     options = parser.parse_args()
     PAGE.write_text(page([run(python) for python in options.run], tests_of(options.tests)), "utf-8")

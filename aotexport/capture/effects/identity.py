@@ -27,7 +27,11 @@ def asks_identity(target: nn.Module | Callable[..., Any], module: nn.Module | No
 def _compares(code: CodeType) -> bool:
     names = [instruction.opname for instruction in dis.get_instructions(code)]
     return any(
-        # Newer Pythons load two variables by one instruction.
-        last == "IS_OP" and second.startswith(_VARIABLE) and (second.count("LOAD_") == 2 or first.startswith(_VARIABLE))
+        # Newer Pythons load two variables, or store one and load another, by one instruction.
+        last == "IS_OP" and second.startswith(_VARIABLE) and (second.count("LOAD_") == 2 or _loads_variable(first))
         for first, second, last in zip(names, names[1:], names[2:], strict=False)
     )
+
+
+def _loads_variable(instruction: str) -> bool:
+    return any(variable in instruction for variable in _VARIABLE)
