@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from click.testing import CliRunner, Result
 from rich.console import Console
 from safetensors.torch import load_file, save_file
@@ -382,7 +383,7 @@ def test_bug_in_a_stage_exits_with_3_asks_for_a_report_and_writes_nothing(run: R
     monkeypatch.setattr(program, "with_calls", namespace["wrong"])
     Path("net.py").write_text(NET)
     result = run("net.py", "-o", "out")
-    versions = f"aotexport 0.1.0, torch {metadata.version('torch')}, Python {sys.version.split()[0]}"
+    versions = f"aotexport 0.1.0, torch {torch.__version__}, Python {sys.version.split()[0]}"
     lines = result.stderr.splitlines()
     assert result.exit_code == 3
     assert (

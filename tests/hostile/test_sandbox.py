@@ -89,6 +89,16 @@ for act in (lambda: (place.parent / "new").write_text("new"), lambda: list(place
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
+def test_library_is_looked_for_without_a_compiler() -> None:
+    done = run("""
+from aotexport_runtime import sandbox
+sandbox.enter()
+from ctypes import util
+print(util.find_library("dl"))
+""")
+    assert (done.stdout, done.stderr) == ("None\n", "")
+
+
 def test_process_with_threads_does_not_enter() -> None:
     done = run("""
 import threading

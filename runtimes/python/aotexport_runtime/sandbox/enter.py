@@ -22,7 +22,8 @@ def enter(*, readable: Iterable[Path] | None = None, writable: Iterable[Path] = 
     What is refused from here on, with `PermissionError`: to write, make, rename or remove files, or change their modes,
     owners and times; to read memory and environment of other processes; to open sockets and to connect or bind them; to
     run programs; to use io_uring, BPF, keys, shared memory of System V and settings of the system. What is open already
-    stays open, standard output above all.
+    stays open, standard output above all. `PATH` is empty from here on: builds of torch with CUDA, when they are
+    imported, let Python ask a compiler that it finds there for a library, through a temporary file.
 
     Call it first: before torch and numpy are imported, which begin threads, and before a bundle is opened.
 
@@ -58,6 +59,7 @@ def enter(*, readable: Iterable[Path] | None = None, writable: Iterable[Path] = 
         landlock.give_up_rights()
         rules.enforce()
     seccomp.refuse()
+    os.environ["PATH"] = ""
 
 
 def _of_python() -> Iterable[str]:
