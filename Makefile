@@ -15,7 +15,7 @@ WORKERS ?= 2
 TORCH_INDEX ?=
 TORCH ?= >=2.13,<2.14
 # What `make test-versions` pairs.
-PYTHONS ?= python3.11 python3.12 python3.13
+PYTHONS ?= python3.11 python3.12 python3.13 python3.14
 TORCHES ?= 2.13 2.14 2.15
 
 BIN = $(VENV)/bin

@@ -185,7 +185,9 @@ def test_file_written_while_the_export_runs_keeps_nothing(user: User) -> None:
 def test_object_that_cannot_be_read_is_named_and_keeps_nothing(user: User) -> None:
     _edit("model.py", "# weights", "model.log = open(os.devnull)")(user.folder)
     told = user.export("--no-verify")
-    reason = "an object of `_io.TextIOWrapper` (TypeError: cannot pickle '_io.TextIOWrapper' object)"
+    with Path(os.devnull).open() as file, pytest.raises(TypeError) as pickled:
+        file.__reduce_ex__(2)
+    reason = f"an object of `_io.TextIOWrapper` (TypeError: {pickled.value})"
     assert told.endswith(f"not kept: the model, its code or its arguments hold {reason}\n")
 
 
