@@ -6,6 +6,7 @@ interrupted.
 
 from __future__ import annotations
 
+import atexit
 import os
 import platform
 import signal
@@ -138,7 +139,9 @@ def main() -> None:
         app.main(prog_name="aotexport", obj=is_own())
     except SystemExit as end:
         if end.code == _INTERRUPTED:
-            # All is put back by now. Taking an interpreter with torch down takes seconds on a busy machine.
+            # All is put back by now. Taking an interpreter with torch down takes seconds on a busy machine; what
+            # libraries registered does not, and without it Python 3.14 tells of semaphores that are left.
+            atexit._run_exitfuncs()
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(_INTERRUPTED)
