@@ -33,6 +33,7 @@ from aotexport_runtime.schema.graph import Graph, SourceLine
 from aotexport_runtime.schema.program import (
     ArgumentInput,
     ForwardGraph,
+    FunctionalGraph,
     InputMutation,
     InputSpec,
     Parameter,
@@ -172,7 +173,7 @@ def with_functional(
         graph = _functional_graph(program, forward, functional, root, strip)
         _refuse_fixed_sizes(program, graph)
         record = encode_functional(functional, graph, file=f"{kind}.json", counts=counts_of_parts(program.record))
-        if record.gradients is None and _switches_gradients_on(program.graphs[FORWARD_FILE]):
+        if _records_otherwise(program, record):
             raise Unsupported("a part of the model switches gradients on, also for calls that record none")
         if record.gradients is not None and program.record.forward.differentiable:
             _refuse_visible_mutations(program.record, record.gradients, record.mutations, graph)
@@ -190,6 +191,14 @@ def with_functional(
         record=msgspec.structs.replace(program.record, functional=record),
         graphs={**program.graphs, record.file: graph},
     )
+
+
+def _records_otherwise(program: EncodedProgram, functional: FunctionalGraph) -> bool:
+    """Return whether a functional graph records other gradients than the forward graph in some grad mode."""
+    if functional.gradients is None:
+        return _switches_gradients_on(program.graphs[FORWARD_FILE])
+    # It has the gradients that the model's regions record where the caller's mode records none.
+    return not program.record.grad
 
 
 def _refuse_fixed_sizes(program: EncodedProgram, graph: Graph) -> None:

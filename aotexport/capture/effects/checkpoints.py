@@ -51,11 +51,6 @@ def exit_checkpoint(entered: None) -> None:
     """End the part that `entered` began: the target of nodes."""
 
 
-def is_mark(node: torch.fx.Node) -> bool:
-    """Return whether a node begins or ends a checkpointed part."""
-    return node.target in (enter_checkpoint, exit_checkpoint)
-
-
 class Checkpoints:
     """Patches of both kinds of checkpoints, reentrant or not."""
 

@@ -17,7 +17,7 @@ import torch
 
 from aotexport.process.patches import Patch, caller, patched
 from aotexport.torch_internals.names import SET_GRAD_ENABLED
-from aotexport.torch_internals.tracing import nodes_annotated, stamped
+from aotexport.torch_internals.tracing import REQUIRES_GRAD, nodes_annotated, stamped
 from aotexport_runtime.engines.higher_order import CallersGradMode
 
 is_grad_enabled = torch.is_grad_enabled
@@ -109,6 +109,25 @@ def outside_of_regions() -> Iterator[None]:
         yield
     finally:
         inside.update(before)
+
+
+def recorded_in_regions(node: torch.fx.Node) -> bool:
+    """Return whether autograd records a value where gradients are on only in the model's regions.
+
+    Traces run with gradients on, also those of programs that record none.
+
+    Args:
+        node: computes the value, in a trace with `marked_regions`.
+    """
+    if node.op != "call_function" or not node.meta.get(REQUIRES_GRAD, True):
+        return bool(node.meta.get(REQUIRES_GRAD))
+    if node.target is torch.ops.aten.requires_grad_.default:
+        return node.args[1:] != (False,)
+    schema = getattr(node.target, "_schema", None)
+    if schema is not None and schema.is_mutable and not node.meta.get(_MODE):
+        # A write under `no_grad` leaves the history of what it writes to.
+        return any(map(recorded_in_regions, node.all_input_nodes[:1]))
+    return bool(node.meta.get(_MODE)) and any(map(recorded_in_regions, node.all_input_nodes))
 
 
 def insert_regions(graph: torch.fx.Graph) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from aotexport.capture.effects.grad_mode import recorded_in_regions
 from aotexport.capture.effects.record import Effects
 from aotexport.errors import ExportFailed
 from aotexport.model.source_lines import is_user_file, user_line
@@ -128,8 +129,17 @@ def _node(effects: Effects, original: Any, self: torch.Tensor) -> Any:
     node = original.__get__(self)
     if not _is_models_own(self, caller()):
         return node
+    return _Node(node) if _reads_history(self, effects) and node is not None else None
+
+
+def _reads_history(tensor: torch.Tensor, effects: Effects) -> bool:
+    """Record that the model's code reads whether autograd records a tensor; return whether it does in eager."""
     effects.reads.add("requires_grad")
-    return None if node is None else _Node(node)
+    computed = node_of(tensor)
+    if not tensor.requires_grad or computed is None or computed.op == "placeholder":
+        return tensor.requires_grad
+    effects.reads.add("grad_mode")
+    return effects.grad or recorded_in_regions(computed)
 
 
 def _watched_property(name: str, effects: Effects) -> Any:
@@ -137,8 +147,8 @@ def _watched_property(name: str, effects: Effects) -> Any:
     original = getattr(torch.Tensor, name)
 
     def read(self: torch.Tensor) -> Any:
-        if _is_models_own(self, caller()):
-            effects.reads.add("requires_grad")
+        if _is_models_own(self, caller()) and not _reads_history(self, effects):
+            return name == "is_leaf"
         return original.__get__(self)
 
     return property(read, original.__set__ if hasattr(original, "__set__") else None)

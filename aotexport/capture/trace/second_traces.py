@@ -6,13 +6,15 @@ gradients are on asks for another reason.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch.fx.node import map_arg
 
-from aotexport.capture.effects.checkpoints import is_mark
+from aotexport.capture.effects.checkpoints import enter_checkpoint, exit_checkpoint
+from aotexport.capture.effects.hooks import apply_hook
 from aotexport.capture.effects.identity import asks_identity
 from aotexport.capture.effects.module_calls import TracedCalls
 from aotexport.capture.effects.record import Read
@@ -29,8 +31,10 @@ def reads_of(trace: Trace) -> frozenset[Read]:
     """Return the facts of a call that the model's code depends on; see `Program.fixed`."""
     flat = trace.function
     reads = set(flat.effects.reads)
-    if reads == {"grad_mode"} and not trace.strategy.follows_values and _again(trace, grad=not flat.grad) is not None:
-        reads.clear()
+    if "grad_mode" in reads and not trace.strategy.follows_values:
+        other = _again(trace, grad=not flat.grad)
+        if other is not None and _returned(other) == _returned(flat):
+            reads.remove("grad_mode")
     if _may_depend_on_autocast(trace) and not _same_under_other_autocast(trace):
         reads.add("autocast")
     if len(flat.own) > 1 and asks_identity(flat.target, flat.call.module):
@@ -96,16 +100,20 @@ def _again(trace: Trace, **changes: Any) -> FlatCall | None:
     other = replace(flat, fakes=fakes, **changes)
     try:
         with attempt("second trace"):
-            same = _same(trace.graph, trace_graph(other, TracedCalls()))
+            ignored = _IDLE_WITHOUT_GRADIENTS if flat.grad and not other.grad else _MARKS
+            same = _same(trace.graph, trace_graph(other, TracedCalls()), ignored)
     except ExportFailed:
         # A failed trace is not the same.
         return None
     return other if same and fakes.taken_for_granted() == flat.fakes.taken_for_granted() else None
 
 
-def _same(one: torch.fx.GraphModule, other: torch.fx.GraphModule) -> bool:
-    # Without gradients a checkpoint does nothing.
-    nodes = [[node for node in graph.graph.nodes if not is_mark(node)] for graph in (one, other)]
+_MARKS = (enter_checkpoint, exit_checkpoint)
+_IDLE_WITHOUT_GRADIENTS = (*_MARKS, apply_hook)
+
+
+def _same(one: torch.fx.GraphModule, other: torch.fx.GraphModule, ignored: Sequence[Any]) -> bool:
+    nodes = [list(_nodes(graph, ignored)) for graph in (one, other)]
     if len(nodes[0]) != len(nodes[1]):
         return False
     twins: dict[torch.fx.Node, torch.fx.Node] = {}
@@ -113,7 +121,7 @@ def _same(one: torch.fx.GraphModule, other: torch.fx.GraphModule) -> bool:
         if node.op != twin.op:
             return False
         if node.op == "get_attr":
-            if not _same_attribute(getattr(one, node.target, None), getattr(other, twin.target, None)):
+            if not _same_attribute(getattr(one, node.target, None), getattr(other, twin.target, None), ignored):
                 return False
         elif node.target != twin.target:
             return False
@@ -123,7 +131,14 @@ def _same(one: torch.fx.GraphModule, other: torch.fx.GraphModule) -> bool:
     return True
 
 
-def _same_attribute(one: Any, other: Any) -> bool:
+def _nodes(graph: torch.fx.GraphModule, ignored: Sequence[Any]) -> Iterator[torch.fx.Node]:
+    for node in graph.graph.nodes:
+        serves_ignored = node.op == "get_attr" and node.users and all(user.target in ignored for user in node.users)
+        if node.target not in ignored and not serves_ignored:
+            yield node
+
+
+def _same_attribute(one: Any, other: Any, ignored: Sequence[Any]) -> bool:
     if isinstance(one, torch.fx.GraphModule) and isinstance(other, torch.fx.GraphModule):
-        return _same(one, other)
+        return _same(one, other, ignored)
     return one is not None and one is other

@@ -212,11 +212,14 @@ CALLER: tuple[GuardRule[Functional, Any], ...] = (
         message=lambda graph, call: "autocast around the call",
     ),
     GuardRule(
+        # A region of a program without gradients may record some. Under the caller's grad mode there are more.
         name="grad mode",
         cost="mode",
         of=_joint,
-        holds=lambda source, graph: source.ask(torch.is_grad_enabled),
-        message=lambda graph, call: "no gradients are recorded",
+        holds=lambda source, graph: source.ask(torch.is_grad_enabled) if graph.program.grad else "False",
+        message=lambda graph, call: (
+            "no gradients are recorded" if graph.program.grad else "gradients of an inference program"
+        ),
     ),
     GuardRule(
         name="records",

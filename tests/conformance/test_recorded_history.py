@@ -1,0 +1,120 @@
+"""Models whose code asks whether autograd records a value, or that switch gradients on themselves."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import aotexport
+import aotexport_runtime
+from aotexport_runtime import CallInvalid
+
+
+class Scaled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.linspace(-1, 1, 4))
+
+
+class Branching(Scaled):
+    def forward(self, x):
+        y = x * self.weight
+        return y + 1 if y.requires_grad else y * 5
+
+
+class Answering(Scaled):
+    def forward(self, x):
+        y = x * self.weight
+        with torch.enable_grad():
+            own, taken = self.weight * 3, y * 2
+        facts = own.requires_grad, taken.requires_grad, y.is_leaf, y.grad_fn is None, x.requires_grad
+        return y.detach(), own.detach(), facts
+
+
+class Hooked(Scaled):
+    def forward(self, x):
+        y = x * self.weight
+        if y.requires_grad:
+            y.register_hook(lambda grad: grad * 2)
+        return y.sin()
+
+
+class Checkpointed(Scaled):
+    def forward(self, x):
+        y = x * self.weight
+        return checkpoint(torch.sin, y, use_reentrant=False) if y.requires_grad else y.sin()
+
+
+class Prepared(Scaled):
+    def forward(self, x):
+        y = (x * self.weight).detach()
+        y.requires_grad_()
+        return y * 2 if y.requires_grad else y * 3
+
+
+class Recording(Scaled):
+    def forward(self, x):
+        y = (x * self.weight).tanh()
+        with torch.enable_grad():
+            return y * self.weight
+
+
+@pytest.fixture
+def pair(tmp_path):
+    """Return a function that makes a module, and loads its bundle for an engine."""
+
+    def make(kind, target="auto"):
+        module = kind()
+        aotexport.export(module, (torch.ones(3, 4),), output=tmp_path / "bundle")
+        return module, aotexport_runtime.load(tmp_path / "bundle", target=target)
+
+    return make
+
+
+MODES = [(training, grad) for training in (True, False) for grad in (True, False)]
+OTHER_GRAD_MODE = [(True, False), (False, True)]
+"""Train mode without gradients, eval mode with gradients."""
+
+
+@pytest.mark.parametrize(
+    ("kind", "refused"),
+    [
+        (Branching, OTHER_GRAD_MODE),
+        (Answering, OTHER_GRAD_MODE),
+        (Hooked, [(False, True)]),
+        (Checkpointed, []),
+        (Prepared, []),
+    ],
+)
+def test_code_that_reads_history_gets_eagers_answer_or_the_call_is_refused(pair, kind, refused):
+    module, bundle = pair(kind)
+    for training, grad in MODES:
+        x = torch.randn(3, 4)
+        with torch.set_grad_enabled(grad):
+            if (training, grad) in refused:
+                with pytest.raises(CallInvalid, match=f"is_grad_enabled\\(\\) to be {training}, as at capture"):
+                    bundle.train(training)(x)
+                continue
+            expected, got = module.train(training)(x), bundle.train(training)(x)
+        torch.testing.assert_close(got, expected)
+        if isinstance(expected, torch.Tensor):
+            assert got.requires_grad == expected.requires_grad
+
+
+@pytest.mark.parametrize("by_older_exporter", [False, True])
+@pytest.mark.parametrize("target", ["auto", "portable"])
+def test_region_that_records_in_eval_mode_gives_all_gradients_under_the_callers_grad_mode(
+    pair, monkeypatch, target, by_older_exporter
+):
+    if by_older_exporter:
+        monkeypatch.setattr("aotexport.encode.program._records_otherwise", lambda program, functional: False)
+    module, bundle = pair(Recording, target)
+    assert (bundle.bundle.program("infer").functional is not None) == by_older_exporter
+    gradients = []
+    for each in (module.eval(), bundle.eval()):
+        x = torch.ones(3, 4, requires_grad=True)
+        each(x).sum().backward()
+        gradients.append([x.grad, each.weight.grad])
+    torch.testing.assert_close(*gradients)
