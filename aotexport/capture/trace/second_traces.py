@@ -6,7 +6,7 @@ gradients are on asks for another reason.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -25,6 +25,10 @@ from aotexport.capture.trace.key_order import other_orders
 from aotexport.capture.trace.trace import Trace, trace_graph
 from aotexport.errors import ExportFailed
 from aotexport.model.refusals import attempt
+from aotexport.torch_internals.tracing import stamped
+
+_MARKS = (enter_checkpoint, exit_checkpoint)
+_IDLE_WITHOUT_GRADIENTS = (*_MARKS, apply_hook)
 
 
 def reads_of(trace: Trace) -> frozenset[Read]:
@@ -99,17 +103,37 @@ def _again(trace: Trace, **changes: Any) -> FlatCall | None:
     fakes = fake_inputs(flat.call, flat.state, flat.fakes.larger)
     other = replace(flat, fakes=fakes, **changes)
     try:
-        with attempt("second trace"):
+        with attempt("second trace"), stamped(_ended_where_it_differs(trace)):
             ignored = _IDLE_WITHOUT_GRADIENTS if flat.grad and not other.grad else _MARKS
             same = _same(trace.graph, trace_graph(other, TracedCalls()), ignored)
     except ExportFailed:
-        # A failed trace is not the same.
+        # A trace that failed or was ended is not the same.
         return None
     return other if same and fakes.taken_for_granted() == flat.fakes.taken_for_granted() else None
 
 
-_MARKS = (enter_checkpoint, exit_checkpoint)
-_IDLE_WITHOUT_GRADIENTS = (*_MARKS, apply_hook)
+def _ended_where_it_differs(trace: Trace) -> Callable[[torch.fx.Node], None]:
+    """Return a function to call with each new node of a second trace, which ends that trace once it is another.
+
+    It raises `ExportFailed` where an operator of the first graph has other arguments. Where nodes come in another order,
+    only the whole graphs tell: a node that nothing uses is removed in the end.
+    """
+    in_order = iter(trace.order if all(node.graph is trace.graph.graph for node in trace.order) else ())
+    twins: dict[torch.fx.Node, torch.fx.Node] = {}
+
+    def compare(twin: torch.fx.Node) -> None:
+        nonlocal in_order
+        node = next(in_order, None)
+        if node is None:
+            return
+        twins[node] = twin
+        if (node.op, node.target) != (twin.op, twin.target):
+            in_order = iter(())
+        elif not node._erased and map_arg((node.args, node.kwargs), twins.get) != (twin.args, twin.kwargs):
+            in_order = iter(())
+            raise ExportFailed(f"a second trace differs at `{node.name}`")
+
+    return compare
 
 
 def _same(one: torch.fx.GraphModule, other: torch.fx.GraphModule, ignored: Sequence[Any]) -> bool:

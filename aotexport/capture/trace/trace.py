@@ -27,7 +27,7 @@ from aotexport.model.source_lines import is_user_frame
 from aotexport.model.state import State
 from aotexport.torch_internals.names import FakeTensor
 from aotexport.torch_internals.patches import average_in_tensors, fake_kernels, masks_unread
-from aotexport.torch_internals.tracing import trace_forward
+from aotexport.torch_internals.tracing import stamped, trace_forward
 from aotexport.torch_internals.transforms import has_transforms, raised_in_transform
 
 
@@ -41,6 +41,7 @@ class Trace:
         inputs: fakes per placeholder, untouched by the trace.
         strategy: the one that traced it.
         calls: calls of submodules, in the order in which they began.
+        order: the nodes as they were made, those that were removed since among them.
         asks_modes: whether the model's code may have asked whether it trains, or whether gradients are on.
     """
 
@@ -49,6 +50,7 @@ class Trace:
     inputs: Sequence[Any]
     strategy: Strategy
     calls: list[TracedCall]
+    order: list[torch.fx.Node]
     asks_modes: bool
 
 
@@ -66,15 +68,22 @@ def trace_call(
         grad: whether grad mode is on.
     """
     flat = _flat_call(call, state, target, fakes, grad=grad)
-    environment, calls = fakes.mode.shape_env, TracedCalls()
+    environment, calls, order = fakes.mode.shape_env, TracedCalls(), list[torch.fx.Node]()
     assert environment is not None
     following = flat.values.followed(environment) if strategy.follows_values else contextlib.nullcontext()
     watching = mode_watched(target, call.module) if strategy.is_direct else contextlib.nullcontext()
     inputs = flat.inputs()
-    with following, watching as modes:
+    with following, watching as modes, stamped(order.append):
         graph = trace_graph(flat, calls)
-    asks_modes = modes is None or modes.asked or "grad_mode" in flat.effects.reads
-    return Trace(graph=graph, function=flat, inputs=inputs, strategy=strategy, calls=calls.calls, asks_modes=asks_modes)
+    return Trace(
+        graph=graph,
+        function=flat,
+        inputs=inputs,
+        strategy=strategy,
+        calls=calls.calls,
+        order=order,
+        asks_modes=modes is None or modes.asked or "grad_mode" in flat.effects.reads,
+    )
 
 
 def _flat_call(call: ExampleCall, state: State, target: Any, fakes: FakeInputs, *, grad: bool) -> FlatCall:
