@@ -60,6 +60,7 @@ def exported(
         progress("write the bundle from the cache")
         if kept.write(found, options.output, force=options.force):
             return {**found.kept["summary"], "from_cache": True}
+    progress("import torch's compiler")
     from aotexport.cli.summary import summarize
     from aotexport.pipeline.export import export_as
 

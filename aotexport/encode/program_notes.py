@@ -12,7 +12,7 @@ from aotexport.capture.trace.fakes import range_of
 from aotexport.encode.notes import OTHER_SIZES, Lines
 from aotexport.encode.program import EncodedProgram
 from aotexport.model.call import ExampleCall
-from aotexport.torch_internals.names import is_dimension
+from aotexport.torch_internals.calls import is_dimension
 from aotexport_runtime.schema.notes import Note
 from aotexport_runtime.schema.program import Program, SizeInput, StateInput
 from aotexport_runtime.schema.sizes import Dimension

@@ -27,7 +27,7 @@ from aotexport.model.mode import Attribute
 from aotexport.model.structure import tree_of
 from aotexport.model.tensor_kinds import why_not_held
 from aotexport.torch_internals.applications import called_by_class
-from aotexport.torch_internals.names import is_dimension, is_fixed_dimension
+from aotexport.torch_internals.calls import is_dimension, is_fixed_dimension
 from aotexport_runtime.schema.program import Parameter
 from aotexport_runtime.schema.trees import Constant, Leaf, Mapping, NamedFields, Sequence, Tree
 from aotexport_runtime.values.arrays import tensor_of, why_not

@@ -10,7 +10,7 @@ from torch import nn
 
 from aotexport.model.programs import AnyExample, Example, Program, as_example
 from aotexport.model.source import ModelSource
-from aotexport.torch_internals.names import tree_map
+from aotexport.torch_internals.calls import tree_map
 
 
 def cast(source: ModelSource, dtype: torch.dtype) -> ModelSource:

@@ -19,7 +19,7 @@ from torch import nn
 from aotexport.errors import ExportFailed
 from aotexport.model.containers import Snapshot, snapshot
 from aotexport.model.source_lines import is_user_file
-from aotexport.torch_internals.names import FakeTensor
+from aotexport.torch_internals.calls import FakeTensor
 
 _MISSING = object()
 

@@ -17,7 +17,7 @@ from torch import nn
 
 from aotexport.errors import ExportFailed
 from aotexport.model.array_proxies import is_proxy, is_scalar
-from aotexport.torch_internals.names import SUPPORTED_NODES
+from aotexport.torch_internals.calls import SUPPORTED_NODES
 from aotexport_runtime.schema.trees import Constant, Leaf, Mapping, NamedFields, Sequence, Tree
 from aotexport_runtime.values.constants import (
     encode_constant,

@@ -27,6 +27,7 @@ from aotexport.pipeline.verify import verify_graphs, verify_libraries
 from aotexport.pipeline.write import write_bundle, write_weights
 from aotexport.process.clock import Clock, Progress
 from aotexport.process.deep_stack import deep_stack
+from aotexport.process.garbage import searched_for_new_garbage
 from aotexport.process.only_export import only_export
 from aotexport.process.short_waits import waits_short
 from aotexport.vectors.eager_errors import EagerErrors
@@ -145,6 +146,7 @@ def export_as(
         bugs_reported(lambda: clock.current),
         only_export(),
         waits_short(),
+        searched_for_new_garbage(),
         left_alone(target, borrowed),
         operators_kept(options.keep_operators),
         passes_dumped(options.dump_passes),

@@ -1,4 +1,4 @@
-"""Private names of torch, unchanged, each with its purpose, and torch's kinds of declared dimensions."""
+"""Private names of torch, unchanged, each with its purpose; `calls.py` has those that need no compiler's import."""
 
 from __future__ import annotations
 
@@ -29,13 +29,9 @@ from torch._functorch.autograd_function import AutogradFunctionApply
 # Custom operators with the functions that define them, to tell the user which module to import.
 from torch._library.custom_ops import OPDEFS
 from torch._library.triton import triton_ops_to_kernels
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 # Dynamo's capture, before custom autograd functions are transformed.
 from torch.export._trace import _export_to_torch_ir as export_to_torch_operators
-
-# The user's declarations of dynamic sizes and integers: named dimensions, and hints (`Dim.DYNAMIC`, `Dim.AUTO`).
-from torch.export.dynamic_shapes import _DimHint, _DimHintType, _StaticDim
 from torch.fx.experimental.symbolic_shapes import (
     ConstraintViolationError,
     GuardOnDataDependentSymNode,
@@ -43,9 +39,7 @@ from torch.fx.experimental.symbolic_shapes import (
     free_unbacked_symbols,
     statically_known_true,
 )
-
-# Containers that torch's tree utilities know and this package does not (caches of model libraries).
-from torch.utils._pytree import SUPPORTED_NODES, tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves
 from torch.utils._sympy.numbers import int_oo
 
 __all__ = [
@@ -54,11 +48,8 @@ __all__ = [
     "MATH_FUNCTIONS",
     "REQUIRES_GRAD",
     "SET_GRAD_ENABLED",
-    "SUPPORTED_NODES",
     "AutogradFunctionApply",
     "ConstraintViolationError",
-    "FakeTensor",
-    "FakeTensorMode",
     "GuardOnDataDependentSymNode",
     "HigherOrderOperator",
     "InputAliasInfo",
@@ -75,15 +66,10 @@ __all__ = [
     "export_to_torch_operators",
     "has_sizes_of_data",
     "int_oo",
-    "is_dimension",
-    "is_fixed_dimension",
-    "is_required_dimension",
     "make_fake_inputs",
     "runs_triton",
     "statically_known_true",
     "tensor_of_numbers",
-    "tree_leaves",
-    "tree_map",
     "triton_runs_on_cpu",
 ]
 
@@ -99,22 +85,6 @@ HigherOrderOperator = torch._ops.HigherOrderOperator
 SET_GRAD_ENABLED = torch._C._set_grad_enabled
 ENTER_AUTOCAST = torch.amp.autocast_mode._enter_autocast
 EXIT_AUTOCAST = torch.amp.autocast_mode._exit_autocast
-
-
-def is_dimension(spec: Any) -> bool:
-    """Return whether `spec` declares a size or an integer dynamic: a named dimension, `Dim.DYNAMIC` or `Dim.AUTO`."""
-    return isinstance(spec, torch.export.Dim | _DimHint) and not is_fixed_dimension(spec)
-
-
-def is_required_dimension(spec: Any) -> bool:
-    """Return whether `spec` declares a dimension that must be dynamic: a named one, or `Dim.DYNAMIC`."""
-    return is_dimension(spec) and getattr(spec, "type", _DimHintType.DYNAMIC) is _DimHintType.DYNAMIC
-
-
-def is_fixed_dimension(spec: Any) -> bool:
-    """Return whether `spec` declares a size or an integer fixed: `Dim.STATIC`, a number, or nothing at all."""
-    static_hint = isinstance(spec, _DimHint) and spec.type is _DimHintType.STATIC
-    return spec is None or isinstance(spec, int | _StaticDim) or static_hint
 
 
 MATH_FUNCTIONS: dict[str, Callable[[Any], Any]] = {

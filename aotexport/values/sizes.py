@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import sympy
 import torch
 
 from aotexport.errors import ExportFailed
@@ -69,6 +68,8 @@ def encode_size(value: Any, *, or_none: bool = False) -> Any:
 
 def encode_expression(expression: Any) -> Any:
     """Return the record of a sympy expression over integer symbols: a size, or a float within one."""
+    import sympy  # Most that encode sizes have integers alone, and its import takes a sixth of torch's.
+
     if isinstance(expression, int | sympy.Integer):
         return int(expression)
     if isinstance(expression, sympy.Float) and math.isfinite(expression):

@@ -16,7 +16,7 @@ import msgspec
 from aotexport.eager.recorded_arguments import beginning_at, symbols_of
 from aotexport.encode.program import EncodedProgram
 from aotexport.model.call import ExampleCall
-from aotexport.torch_internals.names import is_dimension
+from aotexport.torch_internals.calls import is_dimension
 from aotexport_runtime.bundle.read import Bundle, open_bundle
 from aotexport_runtime.schema.manifest import VectorEntry
 from aotexport_runtime.schema.program import ArgumentInput, Program, SizeInput

@@ -20,7 +20,7 @@ from aotexport.eager.run import watch_example
 from aotexport.encode.program import EncodedProgram, counts_of_parts
 from aotexport.model.call import ExampleCall
 from aotexport.model.state import State
-from aotexport.torch_internals.names import tree_leaves
+from aotexport.torch_internals.calls import tree_leaves
 from aotexport.torch_internals.saved_tensors import watched
 from aotexport_runtime.allowed.operators import VIEWS
 from aotexport_runtime.call.flat_call import flat_outputs

@@ -6,11 +6,14 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from aotexport.encode.program import EncodedProgram
 from aotexport.verify.comparison import Comparison
 from aotexport_runtime.bundle.notes import BundleNote
 from aotexport_runtime.schema.manifest import Manifest
+
+if TYPE_CHECKING:
+    from aotexport.encode.program import EncodedProgram
 
 
 @dataclass(repr=False)

@@ -285,12 +285,15 @@ def test_command_shows_and_clears(bundle: Path, tmp_path: Path, monkeypatch: pyt
 
 @pytest.mark.slow
 def test_command_of_a_user_finds_its_bundle(user: User) -> None:
-    command = [sys.executable, "-m", "aotexport", "model.py", "--force", "--json", "-o", "bundle"]
+    command = [*("-X", "importtime", "-m", "aotexport"), "model.py", "--force", "--json", "-o", "bundle"]
     documents = []
     for _ in range(2):
-        done = subprocess.run(command, cwd=user.folder, capture_output=True, text=True, check=True)
-        documents.append((json.loads(done.stdout), user.files()))
-    (first, files), (second, again) = documents
+        done = subprocess.run([sys.executable, *command], cwd=user.folder, capture_output=True, text=True, check=True)
+        imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if "import time:" in line}
+        imported &= {"sympy", "torch", "torch._dynamo"}
+        documents.append((json.loads(done.stdout), user.files(), imported))
+    (first, files, of_first), (second, again, of_second) = documents
+    assert (of_first, of_second) == ({"sympy", "torch", "torch._dynamo"}, {"torch"})
     assert files == again
     assert (first["from_cache"], second["from_cache"]) == (False, True)
     assert first["verification"] == second["verification"] != []

@@ -14,7 +14,7 @@ from aotexport.errors import ExportFailed
 from aotexport.model.array_proxies import is_proxy, proxy_of, tensor_made_of, tensor_within
 from aotexport.model.source_lines import user_line
 from aotexport.process.patches import Patch
-from aotexport.torch_internals.names import FakeTensor
+from aotexport.torch_internals.calls import FakeTensor
 from aotexport_runtime.values import arrays
 
 

@@ -21,7 +21,8 @@ from aotexport.capture.effects.record import Effects
 from aotexport.errors import ExportFailed
 from aotexport.model.source_lines import is_user_file, user_line
 from aotexport.process.patches import Patch, caller
-from aotexport.torch_internals.names import AutogradFunctionApply, tree_leaves
+from aotexport.torch_internals.calls import tree_leaves
+from aotexport.torch_internals.names import AutogradFunctionApply
 from aotexport.torch_internals.subclasses import within_subclass
 from aotexport.torch_internals.subgraphs import Print, marks_inlined
 from aotexport.torch_internals.tracing import (

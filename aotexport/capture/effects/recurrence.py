@@ -17,7 +17,8 @@ from torch.nn.modules import rnn
 
 from aotexport.model.source_lines import is_user_file
 from aotexport.process.patches import Patch
-from aotexport.torch_internals.names import OpOverload, tree_leaves
+from aotexport.torch_internals.calls import tree_leaves
+from aotexport.torch_internals.names import OpOverload
 from aotexport.torch_internals.tracing import record_call, traces_above_autograd, tracing_paused
 
 aten = torch.ops.aten

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from aotexport.torch_internals.names import FakeTensorMode
+from aotexport.torch_internals.calls import FakeTensorMode
 from aotexport.torch_internals.subgraphs import functionalised_calls, trace_function
 
 

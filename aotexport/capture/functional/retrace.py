@@ -12,8 +12,9 @@ import torch
 from aotexport.capture.functional.overlapping_views import OverlappingView, asks_for_size
 from aotexport.capture.functional.shared_casts import Cast
 from aotexport.capture.trace.forward_capture import ForwardCapture
+from aotexport.torch_internals.calls import FakeTensor, tree_leaves
 from aotexport.torch_internals.checks import knows_data_dependent_numbers
-from aotexport.torch_internals.names import FakeTensor, OpOverload, tree_leaves
+from aotexport.torch_internals.names import OpOverload
 from aotexport.torch_internals.tracing import REQUIRES_GRAD
 
 _DROPOUTS = (

@@ -12,7 +12,7 @@ from aotexport.capture.passes.subgraphs import new_placeholder
 from aotexport.capture.trace.forward_capture import Binding
 from aotexport.errors import ExportFailed
 from aotexport.model.state import State
-from aotexport.torch_internals.names import FakeTensor
+from aotexport.torch_internals.calls import FakeTensor
 
 
 @graph_pass(requires=[Fact.SUBGRAPHS_CLOSED], guarantees=[Fact.TENSORS_ARE_INPUTS])

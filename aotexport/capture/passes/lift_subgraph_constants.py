@@ -9,7 +9,7 @@ import torch
 from aotexport.capture.passes.contract import Fact, graph_pass
 from aotexport.capture.passes.draft import Draft
 from aotexport.capture.passes.subgraphs import is_operator, new_placeholder, subgraphs_of
-from aotexport.torch_internals.names import FakeTensor
+from aotexport.torch_internals.calls import FakeTensor
 
 
 @graph_pass(guarantees=[Fact.SUBGRAPHS_CLOSED])

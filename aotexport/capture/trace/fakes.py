@@ -18,13 +18,8 @@ from aotexport.model.source_lines import user_line
 from aotexport.model.state import State
 from aotexport.model.tensor_kinds import dress
 from aotexport.torch_internals.cached_fakes import made_quickly
-from aotexport.torch_internals.names import (
-    FakeTensorMode,
-    int_oo,
-    is_dimension,
-    is_required_dimension,
-    make_fake_inputs,
-)
+from aotexport.torch_internals.calls import FakeTensorMode, is_dimension, is_required_dimension
+from aotexport.torch_internals.names import int_oo, make_fake_inputs
 from aotexport.torch_internals.patches import fixed_symbols, general_sizes_kept, zero_and_one_symbolic
 from aotexport.torch_internals.symbolic_memo import computed_once
 from aotexport.values.subclasses import encode_subclass

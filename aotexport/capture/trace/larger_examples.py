@@ -15,7 +15,7 @@ import torch
 
 from aotexport.capture.trace.forward_capture import ForwardCapture
 from aotexport.model.call import ExampleCall
-from aotexport.torch_internals.names import is_required_dimension
+from aotexport.torch_internals.calls import is_required_dimension
 from aotexport_runtime.values.subclasses import is_wrapper
 
 _ROOTS = (4, 3, 2, 6, 8)

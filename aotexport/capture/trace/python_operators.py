@@ -19,13 +19,14 @@ from aotexport.capture.effects.autograd_functions import record_application
 from aotexport.errors import ExportFailed
 from aotexport.model.refusals import attempt
 from aotexport.model.source_lines import is_user_frame
+from aotexport.torch_internals.calls import tree_leaves
 from aotexport.torch_internals.custom_operators import (
     PythonOperator,
     filled,
     python_operators,
     whole_composite,
 )
-from aotexport.torch_internals.names import OpOverload, tree_leaves
+from aotexport.torch_internals.names import OpOverload
 from aotexport.torch_internals.outside import fresh_symbols_dropped
 from aotexport.torch_internals.tracing import trace_subgraph, traces_above_autograd, tracing_paused
 

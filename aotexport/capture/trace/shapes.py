@@ -17,7 +17,7 @@ from aotexport.capture.trace.fakes import place
 from aotexport.capture.trace.forward_capture import ForwardCapture
 from aotexport.errors import ExportFailed
 from aotexport.model.call import ExampleCall
-from aotexport.torch_internals.names import is_dimension, is_required_dimension
+from aotexport.torch_internals.calls import is_dimension, is_required_dimension
 from aotexport.values.sizes import encode_size
 from aotexport_runtime.schema.sizes import Dimension, SizeExpression
 

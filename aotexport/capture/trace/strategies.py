@@ -29,7 +29,8 @@ from aotexport.errors import ExportFailed
 from aotexport.model.call import ExampleCall
 from aotexport.process.patches import Patch, patched
 from aotexport.torch_internals.applications import applied_functions
-from aotexport.torch_internals.names import AutogradFunctionApply, export_to_torch_operators, tree_map
+from aotexport.torch_internals.calls import tree_map
+from aotexport.torch_internals.names import AutogradFunctionApply, export_to_torch_operators
 from aotexport.torch_internals.patches import forward_mode_rules_hidden
 
 

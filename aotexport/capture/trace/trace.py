@@ -25,7 +25,7 @@ from aotexport.model.reach import reached_tensors
 from aotexport.model.refusals import is_bug
 from aotexport.model.source_lines import is_user_frame
 from aotexport.model.state import State
-from aotexport.torch_internals.names import FakeTensor
+from aotexport.torch_internals.calls import FakeTensor
 from aotexport.torch_internals.patches import average_in_tensors, fake_kernels, masks_unread
 from aotexport.torch_internals.tracing import stamped, trace_forward
 from aotexport.torch_internals.transforms import has_transforms, raised_in_transform

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from aotexport.torch_internals.names import FakeTensorMode
+from aotexport.torch_internals.calls import FakeTensorMode
 
 aten = torch.ops.aten
 

@@ -15,6 +15,7 @@ from aotexport.lower.cuda.sources import KernelSource, kernel_source
 from aotexport.lower.cuda.wrapper import capturing, launch
 from aotexport.model.refusals import attempt
 from aotexport.process.quiet import quiet
+from aotexport.torch_internals.calls import FakeTensorMode
 from aotexport.torch_internals.inductor import (
     compile_for_gpu,
     joint_passes,
@@ -23,7 +24,6 @@ from aotexport.torch_internals.inductor import (
     rounding_as_eager,
 )
 from aotexport.torch_internals.launches import DeviceModel
-from aotexport.torch_internals.names import FakeTensorMode
 from aotexport.torch_internals.patches import fake_kernels
 
 

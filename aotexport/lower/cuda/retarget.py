@@ -9,8 +9,9 @@ import torch
 
 from aotexport.errors import ExportFailed
 from aotexport.lower.cuda.layout import laid_out_in
+from aotexport.torch_internals.calls import FakeTensor, FakeTensorMode
 from aotexport.torch_internals.inductor import retraced
-from aotexport.torch_internals.names import FakeTensor, FakeTensorMode, OpOverload
+from aotexport.torch_internals.names import OpOverload
 from aotexport_runtime.engines.attention import MOVED
 
 DEVICE = torch.device("cuda:0")

@@ -18,7 +18,8 @@ from aotexport.capture.passes.draft import Draft
 from aotexport.capture.trace.fakes import FakeInputs
 from aotexport.capture.trace.forward_capture import Binding
 from aotexport.model.state import StateEntry
-from aotexport.torch_internals.names import FakeTensor, FakeTensorMode, OpOverload
+from aotexport.torch_internals.calls import FakeTensor, FakeTensorMode
+from aotexport.torch_internals.names import OpOverload
 
 _PLACEHOLDER = re.compile(r"%(\w+) : (\w+)\[(.*?)\]( requires_grad)? = (?:state (\S+?))?(?: and )?(?:argument (\d+))?")
 _TAKEN = re.compile(r"%(\w+) : (\w+)\[(.*)\]")

@@ -1,0 +1,46 @@
+"""Private names of torch for calls: declared dimensions, trees of arguments, fake tensors.
+
+Importing them takes nothing beside torch. Those of `names.py` bring torch's compiler, which takes longer than torch.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+# Fake tensors with a shape environment that knows the user's dynamic dimensions.
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+# The user's declarations of dynamic sizes and integers: named dimensions, and hints (`Dim.DYNAMIC`, `Dim.AUTO`).
+from torch.export.dynamic_shapes import _DimHint, _DimHintType, _StaticDim
+
+# Containers that torch's tree utilities know and this package does not (caches of model libraries).
+from torch.utils._pytree import SUPPORTED_NODES, tree_leaves, tree_map
+
+__all__ = [
+    "SUPPORTED_NODES",
+    "FakeTensor",
+    "FakeTensorMode",
+    "is_dimension",
+    "is_fixed_dimension",
+    "is_required_dimension",
+    "tree_leaves",
+    "tree_map",
+]
+
+
+def is_dimension(spec: Any) -> bool:
+    """Return whether `spec` declares a size or an integer dynamic: a named dimension, `Dim.DYNAMIC` or `Dim.AUTO`."""
+    return isinstance(spec, torch.export.Dim | _DimHint) and not is_fixed_dimension(spec)
+
+
+def is_required_dimension(spec: Any) -> bool:
+    """Return whether `spec` declares a dimension that must be dynamic: a named one, or `Dim.DYNAMIC`."""
+    return is_dimension(spec) and getattr(spec, "type", _DimHintType.DYNAMIC) is _DimHintType.DYNAMIC
+
+
+def is_fixed_dimension(spec: Any) -> bool:
+    """Return whether `spec` declares a size or an integer fixed: `Dim.STATIC`, a number, or nothing at all."""
+    static_hint = isinstance(spec, _DimHint) and spec.type is _DimHintType.STATIC
+    return spec is None or isinstance(spec, int | _StaticDim) or static_hint
