@@ -116,7 +116,7 @@ def _ended_where_it_differs(trace: Trace) -> Callable[[torch.fx.Node], None]:
     """Return a function to call with each new node of a second trace, which ends that trace once it is another.
 
     It raises `ExportFailed` where an operator of the first graph has other arguments. Where nodes come in another
-    order, only the whole graphs tell: a node that nothing uses is removed in the end.
+    order, only the whole graphs tell: arithmetic of sizes that nothing uses is removed in the end.
     """
     in_order = iter(trace.order if all(node.graph is trace.graph.graph for node in trace.order) else ())
     twins: dict[torch.fx.Node, torch.fx.Node] = {}

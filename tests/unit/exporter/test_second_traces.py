@@ -1,0 +1,76 @@
+"""A second trace ends at the first operator that differs; what agrees is compared as a whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+from aotexport.capture.forward import capture_forward
+from aotexport.capture.trace import second_traces
+from aotexport.model.call import example_call
+from aotexport.model.state import collect_state
+
+LAYERS = 20
+
+
+class Long(nn.Module):
+    """A value whose dtype autocast changes, what is made of that dtype, and many operators after it."""
+
+    def __init__(self, made: Callable[[torch.Tensor, torch.dtype], torch.Tensor]) -> None:
+        super().__init__()
+        self.linear, self.made = nn.Linear(4, 4), made
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.linear(x)
+        y = self.made(y, y.dtype)
+        for _ in range(LAYERS):
+            y = y.tanh()
+        return y
+
+
+def with_mask(y: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return y + torch.zeros(4, dtype=dtype)
+
+
+def with_unused_mask(y: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    torch.zeros(4, dtype=dtype)
+    return y
+
+
+def unless_wide(y: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return y if dtype == torch.float64 else y * 2
+
+
+def narrow_by_another_operator(y: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return y.exp() if dtype == torch.bfloat16 else y.sin()
+
+
+@pytest.mark.parametrize(
+    ("made", "is_fixed", "goes_on"),
+    [
+        (with_mask, True, False),
+        (with_unused_mask, True, False),
+        (unless_wide, False, True),
+        (narrow_by_another_operator, True, True),
+    ],
+)
+def test_trace_ends_where_arguments_differ(made, is_fixed, goes_on, monkeypatch):
+    compared, comparing = list[str](), second_traces._ended_where_it_differs
+
+    def counted(trace):
+        compare = comparing(trace)
+
+        def count(node):
+            compared.append(node.op)
+            compare(node)
+
+        return count
+
+    monkeypatch.setattr(second_traces, "_ended_where_it_differs", counted)
+    module = Long(made)
+    captured = capture_forward(example_call(module, (torch.ones(2, 4),), {}, None), collect_state(module))
+    assert ("autocast" in captured.effects.reads) is is_fixed
+    assert (len(compared) > LAYERS) is goes_on
