@@ -376,6 +376,9 @@ def test_call_that_fits_gives_what_torch_gives():
         -3,
         7,
     ]
+    assert call("div.Tensor_mode", 7, torch.tensor([2, -1]), rounding_mode="trunc").tolist() == [3, -7]
+    assert call("div.Scalar_mode", numbers, 2, rounding_mode="trunc").tolist() == [LEAST // 2, 3, -3]
+    assert call("div.Tensor_mode", 7, -2, rounding_mode="trunc").item() == -3
     trained = call(
         "native_batch_norm.default", IMAGES, *NORM[:2], *(value.clone() for value in NORM[2:]), True, 0.1, 1e-5
     )

@@ -37,6 +37,8 @@ def truncated(a: Arguments) -> None:
     numbers, other = a["self"], a["other"]
     if a.get("rounding_mode") == "trunc" and _are_integers(numbers, other):
         # Processors end the process then.
+        dtype = torch.result_type(numbers, other)
+        numbers, other = (torch.as_tensor(each).to(dtype) for each in (numbers, other))
         require(~(_least_of(numbers) & (other == -1)).any(), "the least number of a dtype cannot be divided by -1")
 
 
