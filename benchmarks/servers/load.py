@@ -99,8 +99,13 @@ async def _answer(reader: asyncio.StreamReader) -> None:
     head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").lower()
     if " 200 " not in head.split("\r\n")[0]:
         raise RuntimeError(head.split("\r\n")[0])
-    size = next(int(line.split(":")[1]) for line in head.split("\r\n") if line.startswith("content-length:"))
-    await reader.readexactly(size)
+    size = next((int(line.split(":")[1]) for line in head.split("\r\n") if line.startswith("content-length:")), None)
+    if size is not None:
+        await reader.readexactly(size)
+        return
+    while (size := int(await reader.readuntil(b"\r\n"), 16)) > 0:  # in chunks
+        await reader.readexactly(size + 2)
+    await reader.readexactly(2)
 
 
 async def _client(port: int, messages: Sequence[bytes], first: int, end: float, latencies_s: list[float]) -> None:

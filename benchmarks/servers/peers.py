@@ -1,7 +1,8 @@
 """A peer's server: `python -m benchmarks.servers.peers SYSTEM MODEL DIRECTORY PORT`.
 
 Eager and ONNX Runtime stand behind the same server of KServe that bundles stand behind, and get the same requests.
-Neither joins requests: KServe's server does not.
+Neither joins requests: KServe's server does not. Each runs in one thread, in which it was loaded: with a second thread
+that has run operators, OpenMP's threads sleep between two of them. Answers are bytes where the client asks for bytes.
 """
 # kserve and litserve are no part of the development environment.
 # pyright: basic, reportMissingImports=false
@@ -9,8 +10,10 @@ Neither joins requests: KServe's server does not.
 from __future__ import annotations
 
 import asyncio
+import logging
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -58,9 +61,11 @@ def main() -> None:
     """Serve until the process is told to end."""
     import kserve
 
+    logging.disable(logging.INFO)  # a line or three per request
     system, name, directory, port = sys.argv[1:]
     served = SERVED[name]
-    run = PEERS[system](served, Path(directory))
+    thread = ThreadPoolExecutor(1)
+    run = thread.submit(PEERS[system], served, Path(directory)).result()
 
     class Peer(kserve.Model):
         def __init__(self) -> None:
@@ -69,11 +74,11 @@ def main() -> None:
 
         async def predict(self, payload: kserve.InferRequest, headers=None, response_headers=None):
             inputs = {each.name: each.as_numpy() for each in payload.inputs}
-            result = await asyncio.get_running_loop().run_in_executor(None, run, inputs)
+            result = await asyncio.get_running_loop().run_in_executor(thread, run, inputs)
+            in_bytes = payload.use_binary_outputs
             output = kserve.InferOutput(served.output, list(result.shape), "FP32")
-            wants_binary = (payload.parameters or {}).get("binary_data_output", False)
-            output.set_data_from_numpy(result, binary_data=wants_binary)
-            return kserve.InferResponse(payload.id or "0", name, [output])
+            output.set_data_from_numpy(result, binary_data=in_bytes)
+            return kserve.InferResponse(payload.id or "0", name, [output], use_binary_outputs=in_bytes)
 
     kserve.ModelServer(http_port=int(port), enable_grpc=False, access_log_format=None).start([Peer()])
 
