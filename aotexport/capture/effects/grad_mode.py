@@ -119,15 +119,24 @@ def recorded_in_regions(node: torch.fx.Node) -> bool:
     Args:
         node: computes the value, in a trace with `marked_regions`.
     """
-    if node.op != "call_function" or not node.meta.get(REQUIRES_GRAD, True):
-        return bool(node.meta.get(REQUIRES_GRAD))
-    if node.target is torch.ops.aten.requires_grad_.default:
-        return node.args[1:] != (False,)
-    schema = getattr(node.target, "_schema", None)
-    if schema is not None and schema.is_mutable and not node.meta.get(_MODE):
-        # A write under `no_grad` leaves the history of what it writes to.
-        return any(map(recorded_in_regions, node.all_input_nodes[:1]))
-    return bool(node.meta.get(_MODE)) and any(map(recorded_in_regions, node.all_input_nodes))
+    pending, seen = [node], set[torch.fx.Node]()
+    while pending:
+        each = pending.pop()
+        if each in seen:
+            continue
+        seen.add(each)
+        if each.op != "call_function" or not each.meta.get(REQUIRES_GRAD, True):
+            if each.meta.get(REQUIRES_GRAD):
+                return True
+        elif each.target is torch.ops.aten.requires_grad_.default:
+            if each.args[1:] != (False,):
+                return True
+        elif each.meta.get(_MODE):
+            pending += each.all_input_nodes
+        elif (schema := getattr(each.target, "_schema", None)) is not None and schema.is_mutable:
+            # A write under `no_grad` leaves the history of what it writes to.
+            pending += each.all_input_nodes[:1]
+    return False
 
 
 def insert_regions(graph: torch.fx.Graph) -> None:

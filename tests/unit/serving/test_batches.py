@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 import time
 from concurrent.futures import CancelledError, ThreadPoolExecutor
@@ -203,6 +205,17 @@ def test_functions_and_batches_run_in_one_thread_which_ends_when_nothing_comes(m
     idle.close()
     with pytest.raises(NotSupported, match="closed"):
         idle.apply(threading.current_thread)
+
+
+def test_fork_of_a_process_has_a_thread_of_its_own():
+    forked = Batcher(lambda calls: calls, max_batch_size=4, max_latency_s=0, max_waiting=5)
+    assert forked.apply(os.getpid) == os.getpid()
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)
+        os._exit(0 if forked.apply(os.getpid) == os.getpid() else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    forked.close()
 
 
 def test_every_operator_of_a_servable_runs_in_its_thread(exported, monkeypatch):

@@ -18,7 +18,9 @@ from aotexport_runtime.serving.servable import Servable
 from tests.unit.serving.test_servable import copied
 
 
-@pytest.mark.parametrize(("quota", "expected"), [("max 100000", 8), ("200000 100000", 2), ("50000 100000", 1), ("", 8)])
+@pytest.mark.parametrize(
+    ("quota", "expected"), [("max 100000", 8), ("200000 100000", 2), ("290000 100000", 2), ("50000 100000", 1), ("", 8)]
+)
 def test_cores_are_those_of_the_container(tmp_path, monkeypatch, quota, expected):
     monkeypatch.setattr("os.sched_getaffinity", lambda process: set(range(8)))
     (tmp_path / "cpu.max").write_text(quota)

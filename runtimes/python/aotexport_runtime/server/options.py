@@ -49,7 +49,7 @@ class ServeOptions:
 
 
 def usable_cores(quota: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
-    """Return how many processors this process may keep busy: those it may run on, at most those of its container.
+    """Return how many processors this process may keep busy: those it may run on, at most what its container has whole.
 
     Args:
         quota: the file in which Linux names the processor time that a container has of each period.
@@ -57,7 +57,7 @@ def usable_cores(quota: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     try:
         allowed, period = quota.read_text().split()
-        return max(1, min(cores, round(int(allowed) / int(period))))
+        return max(1, min(cores, int(allowed) // int(period)))
     except (OSError, ValueError):  # no such file; or `max`: no quota
         return cores
 

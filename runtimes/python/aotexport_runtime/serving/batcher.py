@@ -118,7 +118,7 @@ class Batcher:
                 raise Overloaded(
                     f"{self._max_waiting} calls wait already. Try again later, or allow more: `max_waiting`"
                 )
-            if self._thread is None:
+            if self._thread is None or not self._thread.is_alive():  # A fork of the process has no such thread.
                 self._thread = threading.Thread(target=self._work, name="aotexport batches", daemon=True)
                 self._thread.start()
             self._waiting.append(waiting)

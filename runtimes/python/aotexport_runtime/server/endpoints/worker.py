@@ -98,7 +98,7 @@ def watch(repository: Repository, marks: Marks, options: ServeOptions, ended: th
         try:
             repository.scan()
             marks.follow(repository)
-        except Exception:
+        except Exception:  # Told in the log; the models that are served stay.
             log.exception("the repository cannot be looked at")
         ended.wait(options.poll_s)
 
