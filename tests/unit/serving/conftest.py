@@ -48,6 +48,17 @@ class Words(nn.Module):
         return self.words(ids).sum(dim=1)
 
 
+class Recurrent(nn.Module):
+    """Reads sequences of any length, which only the forward graph can hold; steps know of each other, rows do not."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.gru = nn.Linear(4, 6), nn.GRU(6, 6)
+
+    def forward(self, steps):
+        return self.gru(self.first(steps))[0]
+
+
 class Kinds(nn.Module):
     """Takes and returns the dtypes that servers have to take care of, and takes a string."""
 
@@ -91,6 +102,11 @@ MODELS = {
         ({0: LENGTH, 1: BATCH},),
     ),
     "centred": (Centred, (torch.linspace(0, 1, 12).reshape(4, 3) ** 2,), ({0: BATCH},)),
+    "recurrent": (
+        Recurrent,
+        (torch.rand(5, 3, 4, generator=torch.Generator().manual_seed(0)),),
+        ({0: LENGTH, 1: BATCH},),
+    ),
     "words": (Words, (torch.arange(12).reshape(4, 3) % 10,), ({0: BATCH, 1: LENGTH},)),
     "kinds": (
         Kinds,

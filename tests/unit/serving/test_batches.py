@@ -45,13 +45,14 @@ def test_calls_that_fill_a_batch_are_run_as_one_and_answered_as_eager_answers_ea
     servable.close()
 
 
-def test_calls_are_joined_along_an_axis_that_is_not_the_first(exported):
-    servable = ready(exported("attention"), max_batch_size=2, max_latency_ms=LONG_MS)
-    one, other = torch.rand(5, 1, 8), torch.rand(5, 1, 8)
-    joined = [future.result() for future in [servable.submit({"x": one}), servable.submit({"x": other})]]
+@pytest.mark.parametrize(("name", "argument", "width"), [("attention", "x", 8), ("recurrent", "steps", 4)])
+def test_calls_are_joined_along_an_axis_that_is_not_the_first(exported, name, argument, width):
+    servable = ready(exported(name), max_batch_size=2, max_latency_ms=LONG_MS)
+    calls = [{argument: torch.rand(5, 1, width)} for _ in range(2)]
+    joined = [future.result() for future in [servable.submit(call) for call in calls]]
     assert are_of_one_batch(joined)
-    for x, result in zip((one, other), joined, strict=True):
-        torch.testing.assert_close(result["output"], servable.infer({"x": x})["output"])
+    for call, result in zip(calls, joined, strict=True):
+        torch.testing.assert_close(result["output"], servable.infer(call)["output"])
     servable.close()
 
 

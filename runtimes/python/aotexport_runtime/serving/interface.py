@@ -237,7 +237,7 @@ def _check_names(names: list[str]) -> None:
 
 def _batches(program: Program, inputs: list[TensorSpec], outputs: list[TensorSpec]) -> tuple[BatchAxes, ...]:
     """Return the axes whose size is one symbol in every tensor of a call, and read nowhere else."""
-    if program.functional is None or any(spec.is_number for spec in (*inputs, *outputs)):
+    if any(spec.is_number for spec in (*inputs, *outputs)):
         return ()
     given = [spec.meta for spec in program.inputs if isinstance(spec, ArgumentInput)]
     made = [meta for spec in outputs if (meta := program.outputs[spec.index]) is not None]
