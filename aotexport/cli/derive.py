@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from aotexport.cli.output import DTYPES
 from aotexport.cli.written import WriteOptions, write_options
 
 _EXAMPLE = """\b
@@ -27,6 +28,13 @@ Example: the encoder takes no gradients anymore, and needs no memory for them.
     help="Adapter of BUNDLE, in peft's files, to have in the new bundle beside frozen weights.",
 )
 @click.option("--merge", is_flag=True, help="Write the adapter of --lora into the weights.")
+@click.option("--dtype", type=click.Choice(DTYPES), help="Cast floating weights and recorded inputs first.")
+@click.option(
+    "--dynamic",
+    multiple=True,
+    metavar="SIZE",
+    help="A narrower range of a dynamic size, or one name for sizes that are equal, as 'x:0=batch[1:64]'; repeatable.",
+)
 @click.option(
     "--program",
     "programs",
@@ -39,19 +47,23 @@ def derive(
     freeze: tuple[str, ...],
     lora: Path | None,
     merge: bool,
+    dtype: str | None,
+    dynamic: tuple[str, ...],
     programs: tuple[str, ...],
     write: WriteOptions,
 ) -> None:
-    """Make a bundle of BUNDLE: with other frozen weights, an adapter, programs or targets; no model code is needed.
+    """Make a bundle of BUNDLE: with an adapter, frozen weights, another dtype, narrower sizes, programs or targets.
 
-    Its forward graphs are captured again, with its recorded calls as examples, and the new bundle is verified against
-    them. `aotexport inspect` shows which bundle a bundle was made of, and what was changed.
+    No model code is needed: the forward graphs are captured again, with the recorded calls as examples, and the new
+    bundle is verified against them. `aotexport inspect` shows which bundle a bundle was made of, and what was changed.
     """
     if write.fast and write.no_verify:
         raise click.UsageError("--fast and --no-verify exclude each other; give one")
     with write.running() as (progress, fresh):
+        import torch
+
         from aotexport.cli.summary import summarize
-        from aotexport.pipeline.derive import derive_as
+        from aotexport.pipeline.derive import Changes, derive_as
         from aotexport.pipeline.options import ExportOptions
 
         options = ExportOptions.checked(
@@ -61,7 +73,13 @@ def derive(
             progress=progress,
         )
         progress(f"load {bundle}")
-        report = derive_as(
-            bundle, options, freeze=freeze, lora=lora, merge=merge, programs=programs or None, fresh=fresh
+        changes = Changes(
+            freeze=freeze,
+            lora=lora,
+            merge=merge,
+            dtype=None if dtype is None else getattr(torch, dtype),
+            dynamic=dynamic,
+            programs=programs or None,
         )
+        report = derive_as(bundle, options, changes, fresh)
     write.show(summarize(report, verified=not write.no_verify), progress)

@@ -142,8 +142,8 @@ def export(
     with write.running(profile, expected=expected) as (progress, fresh):
         import torch
 
-        from aotexport.cli.dynamic import merge_dynamic
         from aotexport.model.cast import cast
+        from aotexport.model.dynamic_option import merge_dynamic
         from aotexport.model.model_file import importable
         from aotexport.model.recipes import load_recipe
         from aotexport.model.source import load_source

@@ -13,6 +13,7 @@ from aotexport.encode.program import EncodedProgram
 from aotexport.model.ancestry import loaded_in
 from aotexport.model.call import ExampleCall
 from aotexport_runtime.module.bundle_module import BundleModule
+from aotexport_runtime.module.cast import CastBundle
 from aotexport_runtime.schema.program import Program
 
 _OF_CODE = ("branch", "number", "integer")
@@ -60,7 +61,8 @@ def without_refused(program: EncodedProgram, call: ExampleCall) -> EncodedProgra
 
 def _programs(module: BundleModule, like: Program) -> list[Program]:
     """Return the programs of a loaded bundle that a call in the mode of another program may run."""
-    found = [module.bundle.program(name) for name in module.bundle.program_names]
+    bundle = module.bundle.original if isinstance(module.bundle, CastBundle) else module.bundle
+    found = [bundle.program(name) for name in bundle.program_names]
     found = [own for own in found if own.mode in (like.mode, "function")]
     alike = [own for own in found if own.grad == like.grad]
     same = [own for own in alike if own.name == like.name]

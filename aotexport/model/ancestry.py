@@ -16,6 +16,7 @@ from aotexport_runtime.errors import NotSupported, first_line
 from aotexport_runtime.module.bundle_module import BundleModule
 from aotexport_runtime.module.cast import CastBundle, stored_state
 from aotexport_runtime.schema.manifest import Ancestor
+from aotexport_runtime.schema.program import Program
 from aotexport_runtime.submodules.adapter import adapters_below
 from aotexport_runtime.validate.bounds import MAX_TEXT
 
@@ -23,14 +24,14 @@ _NAMED = 3
 """Most names that a phrase lists."""
 
 
-def ancestors_of(call: ExampleCall, programs: Iterable[str]) -> tuple[Ancestor, ...]:
+def ancestors_of(call: ExampleCall, programs: Iterable[Program]) -> tuple[Ancestor, ...]:
     """Return the loaded bundles that an export is made of, each followed by its own ancestors.
 
     Args:
         call: an example call of the export.
-        programs: names of its programs.
+        programs: records of its programs.
     """
-    found: list[Ancestor] = []
+    programs, found = [*programs], list[Ancestor]()
     for path, loaded in loaded_in(call):
         changes = tuple(change[:MAX_TEXT] for change in _changes(loaded, () if path else programs))
         first = len(found)
@@ -53,7 +54,7 @@ def digest_of(module: BundleModule) -> str:
     return hashlib.sha256((module.bundle.directory.files / MANIFEST_NAME).read_bytes()).hexdigest()
 
 
-def _changes(module: BundleModule, programs: Iterable[str]) -> Iterator[str]:
+def _changes(module: BundleModule, programs: Iterable[Program]) -> Iterator[str]:
     """Yield a phrase per change since the load, and in it."""
     if isinstance(module.bundle, CastBundle):
         yield f"loaded in {module.bundle.dtype}"
@@ -74,9 +75,22 @@ def _changes(module: BundleModule, programs: Iterable[str]) -> Iterator[str]:
         yield f"no longer frozen: {_listed(thawed)}"
     if other := _with_other_values(module):
         yield f"other values: {_listed(other)}"
-    names, before = [*programs], [*module.bundle.program_names]
+    records, before = [*programs], [*module.bundle.program_names]
+    names = [record.name for record in records]
     if names and names != before:
         yield f"programs {', '.join(names)} instead of {', '.join(before)}"
+    alike = [(record, module.bundle.program(record.name)) for record in records if record.name in before]
+    sizes = [(_sizes(record), _sizes(own)) for record, own in alike]
+    yield from dict.fromkeys(f"sizes {now} instead of {then}" for now, then in sizes if now != then)
+
+
+def _sizes(program: Program) -> str:
+    """Return the dynamic sizes of a program, each with its range."""
+    sizes = (
+        f"`{size.name}` from {size.min}" + ("" if size.max is None else f" to {size.max}")
+        for size in program.dimensions
+    )
+    return ", ".join(sizes) or "that are fixed"
 
 
 def _with_other_values(module: BundleModule) -> list[str]:

@@ -20,6 +20,7 @@ from aotexport.model.source import ModelSource
 from aotexport_runtime.call.flat_call import arguments_of
 from aotexport_runtime.commands.self_test import read_vector
 from aotexport_runtime.module.bundle_module import BundleModule
+from aotexport_runtime.module.cast import CastBundle
 from aotexport_runtime.schema.program import Program as ProgramRecord
 from aotexport_runtime.schema.program import SizeInput
 from aotexport_runtime.schema.sizes import Dimension, Size, SizeExpression
@@ -132,13 +133,14 @@ def _example(module: BundleModule, name: str) -> Example:
             f"program `{name}` of `{bundle.root}` was captured under autocast. Make the new bundle under it too: "
             f'`with torch.autocast("cpu", dtype=torch.{program.autocast}): aotexport.export(module, ...)`'
         )
-    entry = next((e for e in bundle.manifest.testvectors if (e.program, e.name) == (name, "example")), None)
+    recorded = bundle.original if isinstance(bundle, CastBundle) else bundle
+    entry = next((e for e in recorded.manifest.testvectors if (e.program, e.name) == (name, "example")), None)
     if entry is None:
         raise ModelFileInvalid(
             f"program `{name}` of `{bundle.root}` has no recorded call `example` to capture again. Pass example inputs "
             "to an export of the loaded module, `aotexport.export(module, args, output=...)`"
         )
-    vector, stored = read_vector(bundle, entry)
+    vector, stored = read_vector(recorded, entry)
     values = make_inputs(vector.inputs, stored, module.device, module.form).values
     args, kwargs = arguments_of(program)(values, module.state_tensors())
     args, kwargs = _without_defaults(program, args, kwargs)

@@ -82,7 +82,7 @@ def capture_programs(specs: list[ProgramSpec], state: State, options: ExportOpti
         state=state,
         attributes=attributes,
         modules=() if options.strip else encode_submodules(specs[0].call.module),
-        ancestors=ancestors_of(specs[0].call, [spec.name for spec in specs]),
+        ancestors=ancestors_of(specs[0].call, [program.record for program in programs]),
     )
 
 

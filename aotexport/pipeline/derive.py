@@ -7,7 +7,7 @@ import difflib
 import fnmatch
 import os
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -15,6 +15,8 @@ import torch
 from aotexport.errors import ModelFileInvalid
 from aotexport.lower.onnx.options import OnnxOptions
 from aotexport.model.bundle_source import programs_named, source_of
+from aotexport.model.cast import cast
+from aotexport.model.narrower_sizes import narrowed
 from aotexport.pipeline.export import export_as
 from aotexport.pipeline.options import ExportOptions
 from aotexport.process.clock import Progress
@@ -23,6 +25,7 @@ from aotexport.verify.report import ExportReport
 from aotexport.write.weights import SHARD_NBYTES
 from aotexport_runtime.adapters import load_adapter, merge_adapter
 from aotexport_runtime.module.bundle_module import BundleModule
+from aotexport_runtime.module.in_dtype import in_dtype
 from aotexport_runtime.module.loading import load
 from aotexport_runtime.module.reference import forward_graphs_run
 from aotexport_runtime.values.arguments import check_type, names_of
@@ -35,6 +38,8 @@ def derive(
     freeze: str | Iterable[str] = (),
     lora: str | os.PathLike[str] | None = None,
     merge: bool = False,
+    dtype: torch.dtype | None = None,
+    dynamic: str | Iterable[str] = (),
     programs: str | Iterable[str] | None = None,
     targets: str | Iterable[str] = ("portable",),
     verify: bool | Literal["fast", "full"] = True,
@@ -57,6 +62,11 @@ def derive(
         freeze: patterns of names of parameters that take no gradient: `encoder.*`. The joint graph leaves theirs out.
         lora: directory of an adapter of the bundle, in peft's files; the new bundle has it beside frozen weights.
         merge: write the adapter into the weights instead, which are as frozen as before.
+        dtype: `bfloat16`, `float16`, `float32` or `float64`: the bundle of `model.to(dtype)`, with floating example
+            arguments in it; an adapter is merged before. Code that chose its way by a dtype went the way of the dtype
+            at the first export.
+        dynamic: narrower ranges of dynamic sizes, and equal ones, as `--dynamic` takes them: `x:0=batch[1:64]`. Sizes
+            that the bundle has fixed stay so: a graph does not tell where the model's code read them as numbers.
         programs: names of programs: those of the bundle, and of `train`, `infer`, `eval-joint` those of a mode that
             the bundle has a program of. None: those of the bundle.
         targets: see `aotexport.export`.
@@ -73,11 +83,14 @@ def derive(
         The written bundle, its programs and the comparisons of them with the forward graphs of `bundle`.
 
     Raises:
-        ArgumentInvalid: an argument is of a wrong type; or the adapter cannot be read, or is of another bundle.
+        ArgumentInvalid: an argument is of a wrong type; or the adapter cannot be read, or is of another bundle; or
+            `dtype` is given for a module with other submodules or adapters.
         BundleInvalid: there is no bundle, or it is broken.
         ExportFailed: the bundle holds something that cannot be captured again.
-        ModelFileInvalid: a pattern matches no parameter, or the bundle lacks what a program needs.
-        NotSupported: the bundle cannot be loaded here, or was changed in a way that no call can follow.
+        ModelFileInvalid: a pattern matches no parameter, the bundle lacks what a program needs, or `dynamic` asks for
+            sizes that the bundle does not take.
+        NotSupported: the bundle cannot be loaded here, or was changed in a way that no call can follow; or a program
+            holds a dtype of its own, and `dtype` is given.
         OutputExists: something is at `output`.
         VerificationFailed: the new bundle disagrees with the forward graphs of `bundle`; nothing is left behind.
     """
@@ -94,32 +107,59 @@ def derive(
         allow_untested_torch=allow_untested_torch,
         progress=progress,
     )
-    names = None if programs is None else names_of("programs", programs)
-    return derive_as(bundle, options, freeze=names_of("freeze", freeze), lora=lora, merge=merge, programs=names)
+    changes = Changes(
+        freeze=names_of("freeze", freeze),
+        lora=lora,
+        merge=merge,
+        dtype=dtype,
+        dynamic=names_of("dynamic", dynamic),
+        programs=None if programs is None else names_of("programs", programs),
+    )
+    return derive_as(bundle, options, changes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Changes:
+    """What a derived bundle has that its parent has not; `derive` documents each."""
+
+    freeze: tuple[str, ...] = ()
+    lora: str | os.PathLike[str] | None = None
+    merge: bool = False
+    dtype: torch.dtype | None = None
+    dynamic: tuple[str, ...] = ()
+    programs: tuple[str, ...] | None = None
 
 
 def derive_as(
     bundle: BundleModule | str | os.PathLike[str],
     options: ExportOptions,
-    *,
-    freeze: Iterable[str] = (),
-    lora: str | os.PathLike[str] | None = None,
-    merge: bool = False,
-    programs: Iterable[str] | None = None,
+    changes: Changes,
     fresh: FreshProcess | None = None,
 ) -> ExportReport:
-    """Derive as `derive` does, with the options of the export in one record."""
+    """Derive as `derive` does, with the options of the export and the changes in a record each."""
     check_type("bundle", bundle, (BundleModule, str, os.PathLike), "a loaded bundle, or the path of one")
-    if merge and lora is None:
+    if changes.merge and changes.lora is None:
         raise ModelFileInvalid("merge: there is no adapter to merge; give its directory (`lora`, `--lora`)")
-    module = bundle if isinstance(bundle, BundleModule) else load(bundle)
-    if lora is not None:
-        module = _merged(module, lora) if merge else _adapted(module, lora)
-    with forward_graphs_run(module), _frozen(module, freeze):
+    module = _changed(bundle if isinstance(bundle, BundleModule) else load(bundle), changes)
+    with forward_graphs_run(module), _frozen(module, changes.freeze):
         source = source_of(module)
-        chosen = source.programs if programs is None else programs_named(source, programs)
+        if changes.dtype is not None:
+            source = cast(source, changes.dtype)
+        source = narrowed(source, changes.dynamic)
+        chosen = source.programs if changes.programs is None else programs_named(source, changes.programs)
         options = replace(options, programs=chosen, keep_operators=source.keep_operators)
         return export_as(source.target, source.args, source.kwargs, options, fresh)
+
+
+def _changed(module: BundleModule, changes: Changes) -> BundleModule:
+    """Return the module with its adapter and in its dtype; the caller's module is left as it is."""
+    if changes.lora is not None and changes.merge:
+        module = _merged(module, changes.lora)
+    if changes.dtype is not None:
+        module = in_dtype(module, changes.dtype)
+    if changes.lora is not None and not changes.merge:
+        module = _adapted(module, changes.lora)
+    return module
 
 
 def _adapted(module: BundleModule, lora: str | os.PathLike[str]) -> BundleModule:

@@ -42,9 +42,13 @@ def inherited_arguments(
                 entry.name, vector.inputs, {key: tensor for key, tensor in stored.items() if key in keys}
             )
     known = recorded.pop(example.name, None)
-    if known is None or not _are_same(known, example):
+    if known is None or not _are_same(known, example) or _ranges(bundle.program(program.name)) != _ranges(program):
         return None
     return [arguments for arguments in recorded.values() if is_in_range(program, arguments)]
+
+
+def _ranges(program: Program) -> list[tuple[int | None, int | None]]:
+    return [(size.min, size.max) for size in program.dimensions]
 
 
 def _are_same(one: RecordedArguments, other: RecordedArguments) -> bool:

@@ -12,8 +12,8 @@ from torch.export import Dim
 
 import aotexport
 import aotexport_runtime
-from aotexport.cli.dynamic import DynamicSize, merge_dynamic, parse_dynamic
 from aotexport.errors import ModelFileInvalid
+from aotexport.model.dynamic_option import DynamicSize, merge_dynamic, parse_dynamic
 from aotexport.model.source import ModelSource
 
 

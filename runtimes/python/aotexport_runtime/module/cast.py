@@ -30,6 +30,7 @@ from aotexport_runtime.schema.values import (
 )
 from aotexport_runtime.validate import references
 from aotexport_runtime.values import dtypes
+from aotexport_runtime.values.arguments import check_type
 from aotexport_runtime.values.subclasses import Form
 
 FLOATS = ("bfloat16", "float16", "float32", "float64")
@@ -72,6 +73,19 @@ class CastBundle(Bundle):
             _check_program(program, graph, before, constants)
             self._programs[program.name] = _program(program, before)
             self._graphs[f"programs/{program.name}/{file}"] = _graph(graph, before)
+
+
+def cast_bundle(bundle: Bundle, dtype: torch.dtype) -> CastBundle:
+    """Return a bundle in another floating dtype.
+
+    Raises:
+        ArgumentInvalid: `dtype` is none.
+        NotSupported: it is not floating, or a program holds a dtype of its own.
+    """
+    check_type("dtype", dtype, torch.dtype, "a torch.dtype")
+    if dtypes.name_of(dtype) not in FLOATS:
+        raise NotSupported(f"`dtype`: expected one of {', '.join(FLOATS)}, got {dtypes.name_of(dtype)}")
+    return CastBundle(bundle, dtypes.name_of(dtype))
 
 
 def stored_state(

@@ -150,14 +150,14 @@ def load(
     from aotexport_runtime.engines.matmul.modes import mode_of
     from aotexport_runtime.engines.ops import check_operators
     from aotexport_runtime.module.bundle_module import BundleModule
-    from aotexport_runtime.module.cast import stored_state
+    from aotexport_runtime.module.cast import cast_bundle, stored_state
 
     if check_digests:
         _check_files(bundle, mapped)
     namespaces, types = _allowed(bundle.manifest.requirements, operator_namespaces, tensor_types)
     request = Request(target=target, trust=trust, memory_budget=memory_budget)
     check_operators(bundle.read_graphs(), namespaces)
-    bundle = bundle if dtype is None else _cast(bundle, dtype)
+    bundle = bundle if dtype is None else cast_bundle(bundle, dtype)
     place, targets, lowering = _resolved(bundle, request, device, cuda)
     passed = passed_over(targets, target)
     if passed or targets.native:
@@ -182,24 +182,6 @@ def check_target(bundle: Bundle, target: str, trust: str, device: torch.device |
     """
     _check_name(target)
     _resolved(bundle, Request(target=target, trust=trust), device, None)
-
-
-def _cast(bundle: Bundle, dtype: torch.dtype) -> Bundle:
-    """Return a bundle in another floating dtype.
-
-    Raises:
-        ArgumentInvalid: `dtype` is none.
-        NotSupported: it is not floating, or a program holds a dtype of its own.
-    """
-    import torch
-
-    from aotexport_runtime.module.cast import FLOATS, CastBundle
-    from aotexport_runtime.values.dtypes import name_of
-
-    check_type("dtype", dtype, torch.dtype, "a torch.dtype")
-    if name_of(dtype) not in FLOATS:
-        raise NotSupported(f"`dtype`: expected one of {', '.join(FLOATS)}, got {name_of(dtype)}")
-    return CastBundle(bundle, name_of(dtype))
 
 
 def _check_arguments(

@@ -72,14 +72,14 @@ def parse_dynamic(text: str) -> DynamicSize:
         ModelFileInvalid: it does not follow the grammar, or its bounds leave no choice.
     """
     match = _OPTION.fullmatch(text.strip())
-    path = None if match is None else _split_path(match["input"].strip())
+    path = None if match is None else split_path(match["input"].strip())
     if match is None or path is None:
-        raise _wrong(text, _SYNTAX)
+        raise wrong(text, _SYNTAX)
     axis = None if match["axis"] is None else int(match["axis"])
     bounds = _bounds(text, match) if match["bounds"] else None
     factor = int(match["factor"] or 1)
     if factor == 0:
-        raise _wrong(text, "the factor is 0")
+        raise wrong(text, "the factor is 0")
     offset = int(match["offset"] or 0) * (-1 if match["sign"] == "-" else 1)
     return DynamicSize(text, *path, axis, match["name"], bounds, factor, offset)
 
@@ -88,17 +88,19 @@ def _bounds(text: str, match: re.Match[str]) -> Bounds:
     low, high = (int(bound) if bound else None for bound in (match["min"], match["max"]))
     is_integer = match["axis"] is None
     if not is_integer and min(low or 0, high or 0) < 0:
-        raise _wrong(text, f"[{match['min']}:{match['max']}] has a size below 0")
+        raise wrong(text, f"[{match['min']}:{match['max']}] has a size below 0")
     if high is not None and high <= (low or 0):
-        raise _wrong(text, f"[{match['min']}:{match['max']}] leaves no choice of {'values' if is_integer else 'sizes'}")
+        raise wrong(text, f"[{match['min']}:{match['max']}] leaves no choice of {'values' if is_integer else 'sizes'}")
     return low, high
 
 
-def _wrong(text: str, why: str) -> ModelFileInvalid:
+def wrong(text: str, why: str) -> ModelFileInvalid:
+    """Return the refusal of the option `text`."""
     return ModelFileInvalid(f"--dynamic {text!r}: {why}")
 
 
-def _split_path(path: str) -> tuple[str, tuple[str | int, ...]] | None:
+def split_path(path: str) -> tuple[str, tuple[str | int, ...]] | None:
+    """Return the parameter and the steps of a path in a call; None: it is none."""
     parameter = re.match(r"[^\W\d]\w*", path)
     if parameter is None:
         return None
@@ -126,12 +128,24 @@ def merge_dynamic(source: ModelSource, options: Sequence[str]) -> Any:
     """
     if not options:
         return source.dynamic_shapes
-    wanted = [parse_dynamic(option) for option in options]
     call = example_call(source.target, source.args, source.kwargs, source.dynamic_shapes)
+    return merged(call, [parse_dynamic(option) for option in options])
+
+
+def merged(call: ExampleCall, wanted: Sequence[DynamicSize]) -> Any:
+    """Return the `dynamic_shapes` of a call with options on top.
+
+    Args:
+        call: the example call; its dimensions are replaced.
+        wanted: the options.
+
+    Raises:
+        ModelFileInvalid: an option contradicts another, or names no tensor or axis of the example call.
+    """
     dimensions = _dimensions(wanted, call)
     integers: dict[int, Any] = {}
     for option in wanted:
-        place = _find(call, option)
+        place = find(call, option)
         dimension = _derived(dimensions[option.name], option)
         if option.axis is None:
             integers[id(place)] = dimension
@@ -139,7 +153,7 @@ def merge_dynamic(source: ModelSource, options: Sequence[str]) -> Any:
         assert isinstance(place, Leaf)
         rank = call.tensors[place.index].dim()
         if not -rank <= option.axis < rank:
-            raise _wrong(option.text, f"the tensor has {rank} axes in the example call, no axis {option.axis}")
+            raise wrong(option.text, f"the tensor has {rank} axes in the example call, no axis {option.axis}")
         axes = call.axes[place.index] or {}
         call.axes[place.index] = axes
         axes[option.axis % rank] = dimension
@@ -157,7 +171,7 @@ def _dimensions(wanted: Iterable[DynamicSize], call: ExampleCall) -> dict[str, A
     bounds: dict[str, Bounds] = {}
     for option in wanted:
         if option.bounds is not None and bounds.setdefault(option.name, option.bounds) != option.bounds:
-            raise _wrong(option.text, f"`{option.name}` has other bounds in another --dynamic")
+            raise wrong(option.text, f"`{option.name}` has other bounds in another --dynamic")
     dimensions: dict[str, Any] = {
         root.__name__: root
         for axes in call.axes
@@ -175,8 +189,12 @@ def _dimensions(wanted: Iterable[DynamicSize], call: ExampleCall) -> dict[str, A
     return dimensions
 
 
-def _find(call: ExampleCall, option: DynamicSize) -> Leaf | Constant:
-    """Return the place of the option's input: that of a tensor for an option with an axis, of an integer without."""
+def find(call: ExampleCall, option: DynamicSize) -> Leaf | Constant:
+    """Return the place of the option's input: that of a tensor for an option with an axis, of an integer without.
+
+    Raises:
+        ModelFileInvalid: the call has no such input.
+    """
     trees: dict[str, Tree] = {}
     for parameter in call.parameters:
         trees[parameter.name] = parameter.tree
@@ -187,15 +205,15 @@ def _find(call: ExampleCall, option: DynamicSize) -> Leaf | Constant:
         tree = None if tree is None else _child(tree, step)
     if not isinstance(tree, Leaf | Constant):
         kind = "tensor" if option.axis is not None else "integer"
-        raise _wrong(option.text, f"there is no such {kind} in the example call; {_inputs(call)}")
+        raise wrong(option.text, f"there is no such {kind} in the example call; {_inputs(call)}")
     value = tree.value if isinstance(tree, Constant) else call.tensors[tree.index]
     if isinstance(value, torch.Tensor):
         if option.axis is None:
-            raise _wrong(option.text, "it is a tensor; say which of its axes, INPUT:AXIS=NAME")
+            raise wrong(option.text, "it is a tensor; say which of its axes, INPUT:AXIS=NAME")
     elif type(value) is not int:
-        raise _wrong(option.text, f"it is no tensor and no integer in the example call; {_inputs(call)}")
+        raise wrong(option.text, f"it is no tensor and no integer in the example call; {_inputs(call)}")
     elif option.axis is not None:
-        raise _wrong(option.text, "it is an integer, which has no axes; write INPUT=NAME")
+        raise wrong(option.text, "it is an integer, which has no axes; write INPUT=NAME")
     return tree
 
 
