@@ -78,14 +78,15 @@ def _bounded(call: ExampleCall, wanted: Sequence[DynamicSize]) -> list[DynamicSi
     found: list[DynamicSize] = []
     for option in wanted:
         before = _dimension(call, option)
-        least, most = _range(before)
+        least, most = _range(before, option)
         low, high = given.get(option.name, (None, None))
         if option.name not in given:
             low, high = -((option.offset - least) // option.factor), (most - option.offset) // option.factor
         low, high = least if low is None else low, most if high is None else high
         if option.factor * low + option.offset < least or option.factor * high + option.offset > most:
             raise wrong(
-                option.text, f"the bundle takes {_spelled(least, most)} there, and its graphs hold for no others"
+                option.text,
+                f"the bundle takes {_spelled(least, most, option)} there, and its graphs hold for no others",
             )
         other = ranges.get(option.name, (low, high))
         ranges[option.name] = max(low, other[0]), min(high, other[1])
@@ -94,7 +95,8 @@ def _bounded(call: ExampleCall, wanted: Sequence[DynamicSize]) -> list[DynamicSi
 
 
 def _as_given(bounds: tuple[int, int]) -> tuple[int | None, int | None]:
-    return bounds[0], None if bounds[1] >= _LARGEST else bounds[1]
+    low, high = bounds
+    return None if low <= -_LARGEST else low, None if high >= _LARGEST else high
 
 
 def _dimension(call: ExampleCall, option: DynamicSize) -> Any:
@@ -118,14 +120,17 @@ def _dimension(call: ExampleCall, option: DynamicSize) -> Any:
 _WAY_OUT = "A graph does not tell where the model's code read it as a number: export the model with this option"
 
 
-def _range(dimension: Any) -> tuple[int, int]:
-    """Return the least and the greatest size of a dimension."""
+def _range(dimension: Any, option: DynamicSize) -> tuple[int, int]:
+    """Return the least and the greatest value of a dimension; where it has none, torch gives no integer."""
     least, most = getattr(dimension, "min", None), getattr(dimension, "max", None)
-    return 0 if least is None else int(least), _LARGEST if most is None else min(int(most), _LARGEST)
+    none = 0 if option.axis is not None else -_LARGEST
+    return least if isinstance(least, int) else none, most if isinstance(most, int) else _LARGEST
 
 
-def _spelled(least: int, most: int) -> str:
-    return f"sizes from {least} on" if most == _LARGEST else f"sizes from {least} to {most}"
+def _spelled(least: int, most: int, option: DynamicSize) -> str:
+    what = "integers" if option.axis is None else "sizes"
+    low = "" if least == -_LARGEST else f" from {least}"
+    return f"{what}{low} on" if most == _LARGEST else f"{what}{low} to {most}"
 
 
 def _alike(call: ExampleCall, option: DynamicSize, dimension: Any) -> Iterable[DynamicSize]:

@@ -16,7 +16,7 @@ from torch import nn
 
 import aotexport
 from aotexport.cli.app import app
-from aotexport_runtime import adapters, load, open_bundle, selftest
+from aotexport_runtime import CallInvalid, adapters, load, open_bundle, selftest
 from aotexport_runtime.schema.manifest import Ancestor
 from tests.cases import all_cases
 from tests.cases.operators import NAMESPACE
@@ -159,6 +159,99 @@ def test_command_line_derives_a_bundle_and_shows_of_which_it_was_made(base, tmp_
     assert f"made of Model, sha256 {digest(base)[:12]} (frozen: `encoder.0.weight`," in shown
 
 
+# --- another dtype, fewer sizes ---------------------------------------------------------------------------
+
+
+def test_derived_bundle_in_another_dtype_is_the_bundle_of_the_cast_model(base, tmp_path):
+    x, labels = ARGUMENTS[0]
+    arguments = ((x.to(torch.bfloat16), labels), {})
+    aotexport.export(make().to(torch.bfloat16), *arguments, output=tmp_path / "expected", **OPTIONS)
+    report = aotexport.derive(base, output=tmp_path / "cast", dtype=torch.bfloat16)
+    assert files_of(tmp_path / "cast") == files_of(tmp_path / "expected")
+    assert report.manifest.ancestors[0].changes == ("loaded in bfloat16",)
+    joint = open_bundle(tmp_path / "cast").program("train").functional
+    assert joint is not None
+
+
+def test_trained_module_begets_a_bundle_of_its_values_in_another_dtype(base, tmp_path):
+    module, original = load(base).train(), make().train()
+    for each in (module, original):
+        nn.init.normal_(each.head.weight, generator=torch.Generator().manual_seed(1))
+        each.head.bias.requires_grad_(False)
+    aotexport.derive(module, output=tmp_path / "cast", dtype=torch.float64, freeze="encoder.*", verify=False)
+    original = frozen(original).double()
+    arguments = ((ARGUMENTS[0][0].double(), ARGUMENTS[0][1]), {})
+    aotexport.export(original, *arguments, output=tmp_path / "expected", **OPTIONS)
+    assert files_of(tmp_path / "cast") == files_of(tmp_path / "expected")
+    assert module.head.weight.dtype is torch.float32
+    assert module.encoder[0].weight.requires_grad
+
+
+def test_derived_bundle_for_fewer_sizes_is_the_bundle_of_these_sizes(base, tmp_path):
+    rows = torch.export.Dim("rows", min=3, max=10)
+    shapes = {"x": {0: rows}, "labels": {0: rows}, "scale": None}
+    aotexport.export(make(), *ARGUMENTS, output=tmp_path / "expected", dynamic_shapes=shapes, verify=False)
+    report = aotexport.derive(base, output=tmp_path / "fewer", dynamic="x:0=rows[3:10]", verify=False)
+    assert files_of(tmp_path / "fewer") == files_of(tmp_path / "expected")
+    assert report.manifest.ancestors[0].changes == ("sizes `rows` from 3 to 10 instead of `batch` from 2 to 64",)
+
+
+def test_command_line_derives_even_sizes_in_another_dtype(base, tmp_path):
+    options = ["-o", str(tmp_path / "even"), "--dtype", "bfloat16", "--dynamic", "x:0=2*half", "--no-verify"]
+    made = CliRunner().invoke(app, ["derive", str(base), *options])
+    assert made.exit_code == 0, made.output
+    even = load(tmp_path / "even").eval()
+    assert even(torch.rand(6, 4, dtype=torch.bfloat16)).dtype is torch.bfloat16
+    with pytest.raises(CallInvalid, match=r"holds only where \(\(half % 2\) == 0\); here half=5"):
+        even(torch.rand(5, 4, dtype=torch.bfloat16))
+
+
+class Sequences(nn.Module):
+    """Two dynamic sizes, one of them in two arguments, and a size that is fixed."""
+
+    def forward(self, x, mask, steps):
+        return (x * mask).sum(1) / x.shape[2] * steps
+
+
+@pytest.fixture(scope="module")
+def sequences(tmp_path_factory):
+    path = tmp_path_factory.mktemp("derive") / "sequences"
+    rows, length = torch.export.Dim("rows", min=2, max=8), torch.export.Dim("length", min=2)
+    shapes = {"x": {0: rows, 1: length}, "mask": {0: rows, 1: length}, "steps": torch.export.Dim("steps", max=9)}
+    arguments = (torch.rand(3, 5, 4), torch.ones(3, 5, 1), 2)
+    aotexport.export(Sequences().eval(), arguments, output=path, dynamic_shapes=shapes, programs="infer", verify=False)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("options", "sizes"),
+    [
+        (["mask:1=n[4:32]"], {"rows": (2, 8), "n": (4, 32), "steps": (0, 9)}),
+        (["x:1=length[:32]"], {"rows": (2, 8), "length": (2, 32), "steps": (0, 9)}),
+        (["steps=s[1:4]", "x:0=b"], {"b": (2, 8), "length": (2, None), "s": (1, 4)}),
+    ],
+)
+def test_sizes_and_integers_are_narrowed_wherever_they_occur(sequences, tmp_path, options, sizes):
+    aotexport.derive(sequences, output=tmp_path / "fewer", dynamic=options, verify=False)
+    program = open_bundle(tmp_path / "fewer").program("infer")
+    assert {size.name: (size.min, size.max) for size in program.dimensions} == sizes
+
+
+def test_sizes_of_one_name_are_equal_from_then_on(sequences, tmp_path):
+    # The range is what both places take.
+    x = torch.rand(5, 5, 4)
+    aotexport.export(
+        Sequences().eval(), (x, torch.ones(5, 5, 1), 2), output=tmp_path / "square", programs="infer", verify=False,
+        dynamic_shapes={"x": {0: (a := torch.export.Dim("a", min=2, max=8)), 1: (b := torch.export.Dim("b", min=3))},
+                        "mask": {0: a, 1: b}, "steps": None},
+    )  # fmt: skip
+    aotexport.derive(tmp_path / "square", output=tmp_path / "equal", dynamic=["x:0=n", "x:1=n"], verify=False)
+    (size,) = open_bundle(tmp_path / "equal").program("infer").dimensions
+    assert (size.name, size.min, size.max) == ("n", 3, 8)
+    with pytest.raises(CallInvalid):
+        load(tmp_path / "equal")(torch.rand(4, 5, 4), torch.ones(4, 5, 1), 2)
+
+
 # --- bad input --------------------------------------------------------------------------------------------
 
 
@@ -173,6 +266,58 @@ def test_pattern_that_matches_nothing_is_refused_with_the_nearest_names(base, tm
     assert wrong(base, tmp_path, freeze="heads.weight") == (
         "freeze: `heads.weight` matches no parameter of the bundle; the nearest are `head.weight`, `encoder.3.weight`, "
         "`encoder.1.weight`"
+    )
+
+
+@pytest.mark.parametrize(
+    ("option", "why"),
+    [
+        ("x:0=n[1:4]", "the bundle takes sizes from 2 to 8 there, and its graphs hold for no others"),
+        ("x:0=n[:9]", "the bundle takes sizes from 2 to 8 there, and its graphs hold for no others"),
+        ("x:0=2*n[1:5]", "the bundle takes sizes from 2 to 8 there, and its graphs hold for no others"),
+        ("x:1=n[1:]", "the bundle takes sizes from 2 on there, and its graphs hold for no others"),
+        ("steps=n[-1:4]", "the bundle takes integers from 0 to 9 there, and its graphs hold for no others"),
+        (
+            "x:2=n",
+            "the bundle was captured for size 4 alone. A graph does not tell where the model's code read it as a "
+            "number: export the model with this option",
+        ),
+        ("x:3=n", "the tensor has 3 axes in the example call, no axis 3"),
+        (
+            "y:0=n",
+            "there is no such tensor in the example call; its tensors are x, mask; its integers are steps",
+        ),
+        ("x=n", "it is a tensor; say which of its axes, INPUT:AXIS=NAME"),
+    ],
+)
+def test_sizes_that_the_bundle_does_not_take_are_refused(sequences, tmp_path, option, why):
+    assert wrong(sequences, tmp_path, dynamic=option) == f"--dynamic {option!r}: {why}"
+
+
+def test_dtype_that_a_graph_names_is_refused_with_its_line(tmp_path):
+    class Rounding(nn.Module):
+        def forward(self, x):
+            return x.to(torch.float32) * 2
+
+    aotexport.export(Rounding().eval(), (torch.rand(3),), output=tmp_path / "base", programs="infer", verify=False)
+    message = wrong(tmp_path / "base", tmp_path, dtype=torch.bfloat16)
+    assert message.startswith("`dtype`: program `infer` names float32 in `aten::to.dtype` at ")
+
+
+def test_dtype_of_a_changed_module_is_refused(base, tmp_path):
+    module = load(base)
+    module.head = nn.Linear(8, 5)
+    way_out = "Load the bundle in that dtype (`load(dtype=)`), and change that"
+    assert wrong(module, tmp_path, dtype=torch.bfloat16) == f"`dtype`: `head` was replaced by a `Linear`. {way_out}"
+    module = load(base)
+    adapters.add_lora(module, ["head"], r=2)
+    assert wrong(module, tmp_path, dtype=torch.bfloat16) == f"`dtype`: `head` has an adapter. {way_out}"
+    module = load(base, dtype=torch.bfloat16)
+    assert wrong(module, tmp_path, dtype=torch.float16) == (
+        "`dtype`: the module was loaded in bfloat16; load it in the other one"
+    )
+    assert wrong(base, tmp_path, dtype=torch.int8) == (
+        "`dtype`: expected one of bfloat16, float16, float32, float64, got int8"
     )
 
 
