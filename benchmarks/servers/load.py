@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import dataclasses
 import json
+import re
 import time
 import urllib.request
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -23,15 +25,22 @@ class Load:
     Attributes:
         seconds: from the first request to the last answer.
         latencies_s: one per answer.
+        computed_s: how long the model computed for each, as the server tells in `Server-Timing`; 0: it does not.
     """
 
     seconds: float
     latencies_s: list[float]
+    computed_s: list[float] = field(default_factory=list)
 
     @property
     def request_s(self) -> float:
         """Seconds per answered request, of all clients together."""
         return self.seconds / len(self.latencies_s)
+
+    @property
+    def around_s(self) -> float:
+        """Median of what a latency has beside the model's own time, in seconds."""
+        return float(np.median(np.subtract(self.latencies_s, self.computed_s)))
 
     def quantile_s(self, part: float) -> float:
         """Return the latency that a part of the answers does not exceed."""
@@ -95,27 +104,32 @@ def first_lit_answer(port: int, request: bytes) -> np.ndarray:
         return unpacked(json.load(answer)).ravel()
 
 
-async def _answer(reader: asyncio.StreamReader) -> None:
+async def _answer(reader: asyncio.StreamReader) -> float:
+    """Read an answer; return how long the model computed for it, 0 if the server does not tell."""
     head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").lower()
     if " 200 " not in head.split("\r\n")[0]:
         raise RuntimeError(head.split("\r\n")[0])
+    timing = re.search(r"\r\nserver-timing: .*compute;dur=([0-9.]+)", head)
+    computed_s = float(timing[1]) / 1e3 if timing else 0.0
     size = next((int(line.split(":")[1]) for line in head.split("\r\n") if line.startswith("content-length:")), None)
     if size is not None:
         await reader.readexactly(size)
-        return
+        return computed_s
     while (size := int(await reader.readuntil(b"\r\n"), 16)) > 0:  # in chunks
         await reader.readexactly(size + 2)
     await reader.readexactly(2)
+    return computed_s
 
 
-async def _client(port: int, messages: Sequence[bytes], first: int, end: float, latencies_s: list[float]) -> None:
+async def _client(port: int, messages: Sequence[bytes], first: int, end: float, seen: Load) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     index = first
     while time.perf_counter() < end:
         begin = time.perf_counter()
         writer.write(messages[index % len(messages)])
-        await _answer(reader)
-        latencies_s.append(time.perf_counter() - begin)
+        computed_s = await _answer(reader)
+        seen.latencies_s.append(time.perf_counter() - begin)
+        seen.computed_s.append(computed_s)
         index += 1
     writer.close()
 
@@ -129,10 +143,9 @@ def load(port: int, messages: Sequence[bytes], *, clients: int, seconds: float) 
     """
 
     async def run() -> Load:
-        latencies_s: list[float] = []
+        seen = Load(seconds, [])
         begin = time.perf_counter()
-        ends = [_client(port, messages, first, begin + seconds, latencies_s) for first in range(clients)]
-        await asyncio.gather(*ends)
-        return Load(time.perf_counter() - begin, latencies_s)
+        await asyncio.gather(*(_client(port, messages, first, begin + seconds, seen) for first in range(clients)))
+        return dataclasses.replace(seen, seconds=time.perf_counter() - begin)
 
     return asyncio.run(run())

@@ -26,12 +26,14 @@ class ServedModel:
         request: returns the inputs of a request by name, from a random generator and a length.
         lengths: of sequences, of which mixed requests take one each; one: requests are alike.
         output: name of the output that is compared.
+        answer: returns the shape of that output from the length of a request.
     """
 
     name: str
     request: Callable[[np.random.Generator, int], dict[str, np.ndarray]]
     lengths: tuple[int, ...]
     output: str
+    answer: Callable[[int], tuple[int, ...]]
 
     def module(self) -> nn.Module:
         """Return the model in eval mode, which takes the inputs of a request by name."""
@@ -99,8 +101,8 @@ def _tokens(generator: np.random.Generator, length: int) -> dict[str, np.ndarray
 SERVED = {
     model.name: model
     for model in (
-        ServedModel("minilm", _sentence, (16, 32, 64), "last_hidden_state"),
-        ServedModel("gpt2", _tokens, (32,), "logits"),
-        ServedModel("resnet", _image, (64,), "logits"),
+        ServedModel("minilm", _sentence, (16, 32, 64), "last_hidden_state", lambda length: (1, length, 384)),
+        ServedModel("gpt2", _tokens, (32,), "logits", lambda length: (1, length, 4096)),
+        ServedModel("resnet", _image, (64,), "logits", lambda length: (1, 10)),
     )
 }

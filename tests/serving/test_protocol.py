@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import subprocess
 import sys
+import time
 
 import ml_dtypes
 import numpy as np
@@ -87,9 +89,14 @@ def test_binary_inference_equals_eager_and_keeps_the_id(client):
 def test_json_inference_equals_eager(server):
     x = np.random.default_rng(1).random((2, 8), np.float32)
     inputs = [{"name": "input", "shape": [2, 8], "datatype": "FP32", "data": x.tolist()}]
-    status, found, _ = server.ask("/v2/models/digits/versions/1/infer", {"inputs": inputs}, {"x-request-id": "a"})
+    asked = time.perf_counter()
+    status, found, head = server.ask("/v2/models/digits/versions/1/infer", {"inputs": inputs}, {"x-request-id": "a"})
+    took_ms = (time.perf_counter() - asked) * 1e3
     assert (status, found["id"], found["outputs"][0]["shape"]) == (200, "a", [2, 3])
     np.testing.assert_allclose(np.reshape(found["outputs"][0]["data"], (2, 3)), eager(x), rtol=1e-5, atol=1e-6)
+    waited_ms, computed_ms = map(float, re.findall("dur=([0-9.]+)", head["server-timing"]))
+    assert waited_ms >= 0 < computed_ms
+    assert waited_ms + computed_ms < took_ms
 
 
 def test_every_kind_of_tensor_goes_in_and_out(client):

@@ -221,7 +221,7 @@ def write_answer(
         signature: of the model.
     """
     entries: list[dict[str, Any]] = []
-    parts: list[bytes] = []
+    parts: list[bytes | memoryview] = []
     for name, in_bytes in request.outputs.items():
         entries.append(_entry(name, signature.outputs[name][0], outputs[name], parts if in_bytes else None))
     answer = {"model_name": model, "model_version": version, "id": request.id, "outputs": entries}
@@ -231,13 +231,13 @@ def write_answer(
 
 def write_call(inputs: Mapping[str, Array], signature: Signature) -> tuple[bytes, int]:
     """Return the body of a request for `inputs` in bytes, and how much of it is JSON."""
-    parts: list[bytes] = []
+    parts: list[bytes | memoryview] = []
     entries = [_entry(name, signature.inputs[name][0], array, parts) for name, array in inputs.items()]
     head = msgspec.json.encode({"inputs": entries})
     return b"".join([head, *parts]), len(head)
 
 
-def _entry(name: str, datatype: str, array: Array, parts: list[bytes] | None) -> dict[str, Any]:
+def _entry(name: str, datatype: str, array: Array, parts: list[bytes | memoryview] | None) -> dict[str, Any]:
     """Return what JSON says of a tensor; append its bytes to `parts`, if there are any."""
     entry: dict[str, Any] = {"name": name, "datatype": datatype, "shape": list(array.shape)}
     if parts is None:

@@ -32,7 +32,7 @@ class ServeOptions:
     max_request_bytes: int = 64 << 20
     request_timeout_s: float = 30.0
     memory_limit: int | None = None
-    poll_s: float = 0.5
+    poll_s: float = 1.0
     drain_s: float = 30.0
     trust: Literal["data", "native"] = "data"
     mapped: bool = False
@@ -86,7 +86,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--max-request-bytes", type=int, default=64 << 20, help="greatest request (default: %(default)s)")
     add("--request-timeout-s", type=float, default=30.0, help="longest time of a request (default: %(default)s)")
     add("--memory-limit", type=int, metavar="BYTES", help="most bytes of loaded bundles (default: any number)")
-    add("--poll-s", type=float, default=0.5, help="time between looks at the repository (default: %(default)s)")
+    add("--poll-s", type=float, default=1.0, help="time between looks at the repository (default: %(default)s)")
     add(
         "--drain-s",
         type=float,

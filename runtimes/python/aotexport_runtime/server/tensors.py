@@ -138,12 +138,12 @@ def _count(name: str, shape: Sequence[int]) -> int:
     return math.prod(shape)
 
 
-def to_bytes(datatype: str, array: Array) -> bytes:
-    """Return the raw bytes of a tensor; of BF16 from float32, of BYTES from strings."""
+def to_bytes(datatype: str, array: Array) -> bytes | memoryview:
+    """Return the raw bytes of a tensor, in its memory where they are; of BF16 from float32, of BYTES from strings."""
     if datatype == "BYTES":
         encoded = [text.encode() for text in array.ravel()]
         return b"".join(len(each).to_bytes(4, "little") + each for each in encoded)
     if datatype == "BF16":
         # The values are those of bfloat16: the lower half is 0.
         array = (np.ascontiguousarray(array, np.float32).view(np.uint32) >> 16).astype(np.uint16)
-    return array.tobytes()
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data

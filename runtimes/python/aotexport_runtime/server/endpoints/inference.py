@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import time
 from collections.abc import Awaitable, Callable
@@ -55,7 +56,8 @@ class Inference:
         try:
             signature = (await self._plane.loaded(model, version)).signature
             request = await read(signature)
-            answered, _ = await self._plane.infer(model_name=model, request=request, headers=None)
+            # Not by `DataPlane.infer`: it measures each request once more, for a tenth of a millisecond.
+            answered = await (await self._plane.get_model(model)).predict(request)
             reply = write(request, answered, signature)
             outcome = "ok"
             return reply
@@ -66,7 +68,10 @@ class Inference:
             outcome, text = refusal.kind, str(refusal)
             raise refusal from error
         finally:
-            self._note(protocol, model, request, answered, outcome, text, time.monotonic() - began)
+            seconds = time.monotonic() - began
+            # When the reply has been sent.
+            note = functools.partial(self._note, protocol, model, request, answered, outcome, text, seconds)
+            asyncio.get_running_loop().call_soon(note)
 
     def _note(
         self,

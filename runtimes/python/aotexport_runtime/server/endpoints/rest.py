@@ -132,9 +132,11 @@ class Routes:
 
         def write(asked: InferRequest, answered: Any, signature: Signature) -> Response:
             body, json_nbytes = write_answer(asked, model, answered.version, answered.outputs, signature)
+            took = answered.answer
+            headers = {"server-timing": f"queue;dur={took.waited_s * 1e3:.3f}, compute;dur={took.ran_s * 1e3:.3f}"}
             if json_nbytes is None:
-                return Response(body, media_type="application/json")
-            headers = {JSON_NBYTES: str(json_nbytes)}
+                return Response(body, media_type="application/json", headers=headers)
+            headers[JSON_NBYTES] = str(json_nbytes)
             return Response(body, media_type="application/octet-stream", headers=headers)
 
         return await self._inference.answer("http", model, version, read, write)

@@ -129,7 +129,7 @@ def write_grpc(request: Request, model: str, answered: Answered, signature: Sign
             pb.ModelInferResponse.InferOutputTensor(name=name, datatype=datatypes[name], shape=array.shape)
             for name, array in arrays.items()
         ],
-        raw_output_contents=[to_bytes(datatypes[name], array) for name, array in arrays.items()],
+        raw_output_contents=[bytes(to_bytes(datatypes[name], array)) for name, array in arrays.items()],
     )
 
 

@@ -28,7 +28,7 @@ from aotexport_runtime.serving.servable import Servable
 
 log = logging.getLogger("aotexport_runtime.server")
 
-BEAT_S = 0.5
+BEAT_S = 2.0
 """Time between two signs of life, in seconds."""
 
 
