@@ -68,3 +68,17 @@ class DropoutWithinRecurrentNetworks(nn.Module):
 
     def forward(self, x):
         return self.rnn(self.gru(self.lstm(x)[0])[0])
+
+
+@case(lambda: (leaf(4, 6),))
+def draws_into_other_layouts(x):
+    turned = x.t()
+    noise = torch.empty_like(turned).bernoulli_(0.4), torch.empty(3, 8)[:, ::2].bernoulli_(0.7)
+    dropped = nn.functional.alpha_dropout(turned, 0.4), nn.functional.alpha_dropout(x[:, ::2], 0.4)
+    slopes = nn.functional.rrelu(turned, training=True), nn.functional.rrelu(x[:, ::2])
+    return *noise, *dropped, *slopes, torch._standard_gamma(turned.exp())
+
+
+@case(lambda: (leaf(4, 6),), forward_only="`bernoulli_` fills a tensor")
+def draws_by_chances_into_another_layout(x):
+    return x.t() * torch.empty_like(x.t()).bernoulli_(x.detach().t().sigmoid())

@@ -279,3 +279,62 @@ def test_export_of_views_that_require_grad_leaves_no_annotations(tmp_path):
     x = torch.ones(4, 3, requires_grad=True).clone()[:2]
     aotexport.export(lambda x: x * 2, (x,), output=tmp_path / "bundle", verify=False)
     assert torch.fx.traceback.get_current_meta() == {}
+
+
+def partly_detached_scan(x, w):
+    def step(carried, row):
+        return (carried[0] * w + row.detach(), carried[1] + 1), (carried[0].clone(), row.detach() * 2)
+
+    carried, rows = torch._higher_order_ops.scan(step, (torch.zeros(4), torch.zeros(4)), x)
+    return *carried, *rows
+
+
+def partly_detached_loop(x, w):
+    def step(i, y, z):
+        return i + 1, (y * w).sin(), z * 2
+
+    return torch._higher_order_ops.while_loop(lambda i, y, z: i < 3, step, (torch.tensor(0), x, x.detach() + 1))
+
+
+def partly_detached_map(x, w):
+    return torch._higher_order_ops.map(lambda row, w: (row * w, row.detach() * 2), x, w)
+
+
+def branch_changed_in_place(x, w):
+    y, z = torch.cond(x.sum() > 0, lambda x: ((x * w).exp(), x + w), lambda x: (x - w, x * 2), (x,))
+    return y.mul_(2), z
+
+
+def scan_changed_in_place(x, w):
+    last, rows = torch._higher_order_ops.scan(lambda c, row: ((c * w + row).exp(), row.detach() * 2), torch.zeros(4), x)
+    return last.mul_(2), rows.add_(1)
+
+
+@pytest.mark.parametrize("with_grad", [(True, True), (False, True), (True, False)])
+@pytest.mark.parametrize(
+    "function",
+    [
+        partly_detached_scan,
+        partly_detached_loop,
+        partly_detached_map,
+        branch_changed_in_place,
+        pytest.param(scan_changed_in_place, marks=pytest.mark.slow),
+    ],
+    ids=lambda function: function.__name__,
+)
+def test_results_of_subgraphs_have_the_history_of_eager(tmp_path, function, with_grad):
+    x, w = (torch.rand(*shape).requires_grad_(grad) for shape, grad in zip([(2, 4), (4,)], with_grad, strict=True))
+    aotexport.export(function, (x, w), output=tmp_path / "bundle", verify=False)
+
+    def facts(function):
+        found = []
+        for result in function(x, w):
+            found.append((result.is_leaf, result.requires_grad, result.stride(), result.detach()))
+            if result.requires_grad:
+                leaves = [tensor for tensor in (x, w) if tensor.requires_grad]
+                found.append(torch.autograd.grad(result.sum(), leaves, retain_graph=True, allow_unused=True))
+        return found
+
+    expected = facts(function)
+    for target in ("portable", "autograd"):
+        torch.testing.assert_close(facts(aotexport_runtime.load(tmp_path / "bundle", target=target)), expected)

@@ -1,4 +1,4 @@
-"""Fake kernels of operators whose result sizes torch cannot tell without running them.
+"""Fake kernels of operators whose result sizes torch cannot tell without running them, or whose strides it mistakes.
 
 Source: torch 2.13, `aten/src/ATen/native/LossCTC.cpp`, `BatchLinearAlgebra.cpp` (`linalg_lstsq_out_info`) and
 `GroupedMMUtils.h` (`create_grouped_gemm_output_tensor`).
@@ -73,13 +73,20 @@ def _grouped_mm(
     return torch.empty_strided(shape, stride, dtype=dtype, device=left.device)
 
 
+def _row_by_row(tensor: torch.Tensor, *others: Any, **options: Any) -> torch.Tensor:
+    """Return a contiguous result of the argument's sizes; torch's own functions for fake tensors keep its layout."""
+    return torch.empty_like(tensor, memory_format=torch.contiguous_format)
+
+
 FAKE_KERNELS: dict[Any, Callable[..., Any]] = {
     aten._ctc_loss.default: _ctc_loss,
     aten._ctc_loss.Tensor: _ctc_loss,
     aten._ctc_loss_backward.default: _ctc_loss_backward,
     aten._ctc_loss_backward.Tensor: _ctc_loss_backward,
     aten._grouped_mm.default: _grouped_mm,
+    aten._standard_gamma.default: _row_by_row,
     aten._pack_padded_sequence.default: pack,
     aten.linalg_lstsq.default: _lstsq,
+    aten.rrelu_with_noise.default: _row_by_row,
 }
 """Functions of fake tensors, per operator."""

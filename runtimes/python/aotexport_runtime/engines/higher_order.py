@@ -108,31 +108,50 @@ def _with(subgraph: CompiledSubgraph, symbols: dict[str, int]) -> Step:
 
 def branch(predicate: Any, yes: Step, no: Step, operands: list[Any]) -> tuple[Any, ...]:
     """Call `yes` or `no` with the operands; every operand gets a gradient."""
-    return _reaching((yes if predicate else no)(*operands), operands)
+    return _reaching((yes if predicate else no)(*operands), operands, saved=True)
 
 
-def _reaching(results: tuple[Any, ...], operands: Sequence[Any]) -> tuple[Any, ...]:
-    """Return `results` such that every operand gets a gradient from them, zeros where the branch did not use it.
+def _reaching(results: tuple[Any, ...], operands: Sequence[Any], *, saved: bool = False) -> tuple[Any, ...]:
+    """Return copies of `results` that autograd records as eager does: as results of one function of all operands.
 
-    Eager `torch.cond` differentiates both branches with respect to all operands, closed-over parameters among them.
+    All of them require grad where an operand does, and every operand gets a gradient from each, zeros where no step
+    used it. They are no views, and no tensors that the backward of a step saved, so that they can be changed in place.
+
+    Args:
+        results: what the subgraphs returned.
+        operands: their tensors and integers, closed-over parameters among them.
+        saved: whether eager saves the operands, and so raises in backward where one was changed in place.
     """
     tracked = [operand for operand in operands if isinstance(operand, torch.Tensor) and operand.requires_grad]
     if not tracked or not torch.is_grad_enabled() or transforms.active():
         return results
-    return _Reaching.apply(len(results), *results, *tracked)
+    return _Reaching.apply(len(results), saved, *results, *tracked)
 
 
 class _Reaching(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, count: int, *tensors: Any) -> tuple[Any, ...]:
-        ctx.count = count
+    def forward(ctx: Any, count: int, saved: bool, *tensors: Any) -> tuple[Any, ...]:
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*tensors[count:])
-        return tuple(t.view_as(t) if isinstance(t, torch.Tensor) else t for t in tensors[:count])
+        ctx.layouts = [(torch.empty_like(operand, device="meta"), operand.device) for operand in tensors[count:]]
+        if saved:
+            ctx.save_for_backward(*tensors[count:])
+        return tuple(_copied(t) if isinstance(t, torch.Tensor) else t for t in tensors[:count])
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
-        return (None, *grads, *[torch.zeros_like(operand) for operand in ctx.saved_tensors])
+        # Raises where one was changed.
+        _ = ctx.saved_tensors
+        return (None, None, *grads, *[torch.zeros_like(layout, device=device) for layout, device in ctx.layouts])
+
+
+def _copied(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a copy with the strides of `tensor`; a view where its elements share memory, which nobody can change."""
+    copy = tensor.clone()
+    if copy.stride() == tensor.stride():
+        return copy
+    if any(step == 0 and size > 1 for step, size in zip(tensor.stride(), tensor.shape, strict=True)):
+        return tensor.view_as(tensor)
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device).copy_(tensor)
 
 
 def _while_loop(
@@ -151,7 +170,7 @@ def loop(condition: Step, step: Step, carried: list[Any], additional: list[Any])
     values = tuple(carried)
     if not condition(*values, *additional)[0]:
         if tracked:
-            return _differentiated_once(values, partial(step, *values, *additional))
+            return _reaching(_differentiated_once(values, partial(step, *values, *additional)), [*carried, *additional])
         return tuple(value.clone() if isinstance(value, torch.Tensor) else value for value in values)
     while True:
         values = step(*_continued(values, carried), *additional)
@@ -160,7 +179,8 @@ def loop(condition: Step, step: Step, carried: list[Any], additional: list[Any])
     if not tracked:
         return values
     # Eager stacks the values that its backward needs, and returns the last.
-    return tuple(_stacked([(value,)])[0][0] if isinstance(value, torch.Tensor) else value for value in values)
+    last = [value.contiguous() if isinstance(value, torch.Tensor) else value for value in values]
+    return _reaching(tuple(last), [*carried, *additional])
 
 
 def _continued(values: Sequence[Any], carried: Sequence[Any]) -> list[Any]:
@@ -266,7 +286,7 @@ def scan(combine: Step, initial: list[Any], xs: list[Any], additional: list[Any]
         results = combine(*carried, *(x[index] for x in xs), *additional)
         carried, ys = results[: len(initial)], results[len(initial) :]
         steps.append(ys)
-    return (*carried, *_stacked(steps))
+    return _reaching((*carried, *_stacked(steps)), [*initial, *xs, *additional])
 
 
 def _map(symbols: dict[str, int], subgraph: CompiledSubgraph, xs: list[Any], additional: list[Any]) -> tuple[Any, ...]:
@@ -275,7 +295,8 @@ def _map(symbols: dict[str, int], subgraph: CompiledSubgraph, xs: list[Any], add
 
 def map_rows(step: Step, xs: list[Any], additional: list[Any]) -> tuple[Any, ...]:
     """Call `step` with each row; return the results, stacked."""
-    return _stacked([step(*(x[index] for x in xs), *additional) for index in range(xs[0].shape[0])])
+    steps = [step(*(x[index] for x in xs), *additional) for index in range(xs[0].shape[0])]
+    return _reaching(_stacked(steps), [*xs, *additional], saved=True)
 
 
 def _stacked(steps: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
