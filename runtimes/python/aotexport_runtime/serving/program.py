@@ -16,6 +16,7 @@ from aotexport_runtime.call.flat_call import arguments_of, flat_outputs
 from aotexport_runtime.module.compose import program_of
 from aotexport_runtime.module.loading import load
 from aotexport_runtime.module.module_class import methods_of
+from aotexport_runtime.serving import warm_up
 from aotexport_runtime.serving.interface import interface_of
 from aotexport_runtime.serving.joining import Values
 from aotexport_runtime.values import dtypes
@@ -98,15 +99,11 @@ class ServedProgram:
 
     def check_recorded_calls(self, bundle: Bundle) -> list[Values]:
         """Run the recorded calls; return their arguments. See `warm_up.check_recorded_calls`."""
-        from aotexport_runtime.serving.warm_up import check_recorded_calls
-
-        return check_recorded_calls(bundle, self)
+        return warm_up.check_recorded_calls(bundle, self)
 
     def recorded_values(self, bundle: Bundle) -> Values | None:
         """Return the arguments of the first recorded call of the program or a variant; None: there is none."""
-        from aotexport_runtime.serving.warm_up import recorded_values
-
-        return recorded_values(bundle, self)
+        return warm_up.recorded_values(bundle, self)
 
     def agree(self, expected: Sequence[Any], got: Sequence[Any]) -> bool:
         """Return whether outputs are equal within the tolerance of their dtype."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from aotexport_runtime.bundle.read import Bundle
 from aotexport_runtime.commands.self_test import (
@@ -15,9 +16,11 @@ from aotexport_runtime.commands.self_test import (
 )
 from aotexport_runtime.errors import NotSupported, SelfTestFailed
 from aotexport_runtime.serving.joining import Values
-from aotexport_runtime.serving.program import ServedProgram
 from aotexport_runtime.values.compare import compare
 from aotexport_runtime.values.observe import make_inputs
+
+if TYPE_CHECKING:
+    from aotexport_runtime.serving.program import ServedProgram
 
 
 def check_recorded_calls(bundle: Bundle, program: ServedProgram) -> list[Values]:
