@@ -1133,3 +1133,14 @@ def sparse_gradient() -> Case:
         Built(lambda self, x: nn.functional.embedding(x, self.table, sparse=True), table=weight(5, 2)),
         (torch.tensor([1, 3, 1]),),
     )
+
+
+@case
+def view_of_returned_view() -> Case:
+    """Views of an input, and of an intermediate, each with a view of it that is returned as well."""
+
+    def call(x: Tensor) -> tuple[Tensor, ...]:
+        flat, turned = x.view(-1), x.sin().t()
+        return flat, flat[1:4], turned, turned[0]
+
+    return Case(call, (non_leaf(2, 3),))

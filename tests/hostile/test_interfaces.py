@@ -69,7 +69,7 @@ def test_constant_in_place_of_a_tensor_of_an_epilogue_is_refused(crafted: Crafte
 @pytest.mark.parametrize("index", [-1, 0, 3, 8])
 def test_gradient_that_is_no_gradient_output_is_refused(crafted: Crafted, index):
     crafted.put("program", f"{GRADIENTS}/of_inputs/0", index)
-    assert refusal(crafted) == f"programs/train/joint.json: gradient {index} is not among the outputs 4 to 7"
+    assert refusal(crafted) == f"programs/train/program.json: gradient {index} is not among the outputs 4 to 7"
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_gradient_that_is_no_gradient_output_is_refused(crafted: Crafted, index)
 )
 def test_partition_that_saves_what_it_cannot_is_refused(crafted: Crafted, path, value, message):
     crafted.put("program", path, value)
-    assert refusal(crafted) == f"programs/train/joint.json: {message}"
+    assert refusal(crafted) == f"programs/train/program.json: {message}"
 
 
 def test_forward_output_that_needs_a_tangent_is_refused(crafted: Crafted):

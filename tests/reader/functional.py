@@ -76,9 +76,20 @@ class Functional:
                 found = interpreter.run(inputs)
         else:
             found = self._joint(inputs, interpreter)
+        rises = {each["input_index"]: each["by"] for each in self.record.get("version_rises", [])}
+        rises = rises if self.rules("mutation.versions") else {}
         for mutation, new in zip(self.mutations, found, strict=False):
-            self._change(mutation, inputs[mutation["input_index"]], new)
-        results = [self._output(spec, index, inputs, found) for index, spec in enumerate(self.outputs)]
+            index = mutation["input_index"]
+            own = sum(mutation.get(kind, False) for kind in ("data", "metadata", "storage"))
+            by = rises.pop(index, own)
+            self._change(mutation, inputs[index], new, quiet=by < own)
+            rises[index] = by - own + (by < own)
+        for index, by in rises.items():
+            for _ in range(0 if inputs[index].is_inference() else by):
+                torch.autograd.graph.increment_version(inputs[index])
+        results = self._outputs(inputs, found)
+        if self.gradients is not None:
+            self._remember(inputs, results, found)
         mode = self.record.get("grad_mode")
         if mode is not None and self.rules("output.grad_mode"):
             torch.set_grad_enabled(mode)
@@ -103,22 +114,79 @@ class Functional:
 
     # --- epilogues ----------------------------------------------------------------------------------------
 
-    def _change(self, mutation: dict[str, Any], tensor: torch.Tensor, new: torch.Tensor) -> None:
-        quiet = mutation.get("under_no_grad", False) and self.rules("mutation.no_grad")
+    def _change(self, mutation: dict[str, Any], tensor: torch.Tensor, new: torch.Tensor, *, quiet: bool) -> None:
+        hidden = mutation.get("under_no_grad", False) and self.rules("mutation.no_grad")
         if mutation.get("storage"):
+            if quiet:
+                tensor.data = new
+                return
             with torch.no_grad():
                 tensor.set_(new)
             return
         if mutation.get("metadata") and self.rules("mutation.metadata"):
-            with torch.set_grad_enabled(torch.is_grad_enabled() and not quiet):
+            with torch.set_grad_enabled(torch.is_grad_enabled() and not hidden):
                 tensor.as_strided_(new.size(), new.stride(), new.storage_offset())
         if not mutation.get("data") or not self.rules("mutation.data"):
             return
-        if quiet or (mutation.get("is_leaf", True) and tensor.requires_grad) or not self.rules("mutation.recorded"):
+        if quiet:
+            tensor.data.copy_(new)
+        elif hidden or (mutation.get("is_leaf", True) and tensor.requires_grad) or not self.rules("mutation.recorded"):
             with torch.no_grad():
                 tensor.copy_(new)
         else:
             tensor.copy_(new)
+
+    def _remember(self, inputs: Sequence[Any], results: Sequence[Any], found: Sequence[Any]) -> None:
+        """Note the versions that the backward compares (10.20)."""
+        node = next((each.grad_fn for each in found if isinstance(each, torch.Tensor) and each.grad_fn), None)
+        if node is None or not self.rules("gradient.checks"):
+            return
+        tensors = {"input": inputs, "output": [_detached(each) for each in results]}
+        checks = self.gradients.get("checks", [])
+        node.versions = [
+            (tensors[each["of"]][each["index"]], tensors[each["of"]][each["index"]]._version, each["tangents"])
+            for each in checks
+        ]
+
+    def _outputs(self, inputs: Sequence[Any], found: list[Any]) -> list[Any]:
+        through = self._through() if self.rules("output.alias_through") else {}
+        alone = {i: self._output(spec, i, inputs, found) for i, spec in enumerate(self.outputs) if i not in through}
+        while len(alone) < len(self.outputs):
+            for index, other in through.items():
+                if index not in alone and other in alone:
+                    alone[index] = self._part(index, other, alone[other], found[len(self.mutations) + index])
+        return [alone[index] for index in range(len(self.outputs))]
+
+    def _through(self) -> dict[int, int]:
+        """Return, per alias that goes through another one, the other (10.14)."""
+        flowing = [
+            index
+            for index, each in enumerate(self.outputs)
+            if each["kind"].endswith("alias") and each.get("requires_grad") and not each.get("under_no_grad")
+        ]
+        names = {self.graph["outputs"][len(self.mutations) + index]: index for index in flowing}
+        sources = {node["name"]: references(node.get("args", [None])[0]) for node in self.graph["nodes"]}
+        found: dict[int, int] = {}
+        for name, index in names.items():
+            at = sources.get(name)
+            while at and at[0] not in names:
+                at = sources.get(at[0])
+            if at and self._begins(self.outputs[names[at[0]]], self.outputs[index]):
+                found[index] = names[at[0]]
+        return found
+
+    def _begins(self, other: dict[str, Any], own: dict[str, Any]) -> bool:
+        bases = [
+            (each["kind"], each.get("input_index"), each.get("base_index"), each.get("output_index"))
+            for each in (other, own)
+        ]
+        first, steps = other.get("steps"), own.get("steps")
+        return bases[0] == bases[1] and (first is None or steps is None or steps[: len(first)] == first)
+
+    def _part(self, index: int, other: int, base: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        first, steps = self.outputs[other].get("steps"), self.outputs[index].get("steps")
+        left = None if first is None or steps is None else steps[len(first) :]
+        return self._alias({**self.outputs[index], "steps": left}, base, value, True)
 
     def _output(self, spec: dict[str, Any], index: int, inputs: Sequence[Any], found: list[Any]) -> Any:
         value = found[len(self.mutations) + index]
@@ -167,6 +235,10 @@ class Functional:
         return made
 
 
+def _detached(value: Any) -> Any:
+    return value.detach() if isinstance(value, torch.Tensor) else value
+
+
 def _in_dtype(base: torch.Tensor, wanted: torch.dtype) -> torch.Tensor:
     if base.dtype == wanted:
         return base
@@ -208,7 +280,9 @@ class _Joint(torch.autograd.Function):
         values = dict(zip(names[: len(inputs)], inputs, strict=True))
         parts = _Parts(own, names, ctx.needs_input_grad[4:])
         interpreter.nodes(parts.forward, values)
-        ctx.saved_names = [name for name in parts.saved if isinstance(values[name], torch.Tensor)]
+        unchecked = own.gradients["partitions"][0].get("unchecked", [])
+        tensors = [name for name in parts.saved if isinstance(values[name], torch.Tensor)]
+        ctx.saved_names = [name for name in tensors if name not in unchecked]
         ctx.save_for_backward(*(values[name] for name in ctx.saved_names))
         ctx.others = {name: values[name] for name in parts.saved if name not in ctx.saved_names}
         ctx.own, ctx.interpreter, ctx.count, ctx.parts = own, interpreter, len(inputs), parts
@@ -224,9 +298,12 @@ class _Joint(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *grads: Any) -> Any:
         own, graph = ctx.own, ctx.own.graph
+        by_place = dict(zip(ctx.places, grads, strict=True))
+        for tensor, version, tangents in getattr(ctx, "versions", ()):
+            if tensor._version != version and any(by_place[ctx.positions[each]] is not None for each in tangents):
+                raise RuntimeError("a tensor that the backward of eager reads was changed")
         names = [each["name"] for each in graph["inputs"]]
         values: dict[str, Any] = {**ctx.others, **dict(zip(ctx.saved_names, ctx.saved_tensors, strict=True))}
-        by_place = dict(zip(ctx.places, grads, strict=True))
         undefined: set[str] = set()
         late: set[str] = set()
         for name, tangent, place in zip(names[ctx.count :], own.gradients["tangents"], ctx.positions, strict=True):

@@ -87,7 +87,7 @@ class Replay:
         names = [each["path"] for each in vector["inputs"]]
         for number in range(vector["calls"]):
             where = f"call {number}: "
-            arguments, leaves = self._arguments()
+            arguments, leaves = self.arguments()
             with torch.set_grad_enabled(vector["backward"]), self._autocast():
                 outputs = self.call(arguments)
             noted = list(self._leaves(outputs))
@@ -111,7 +111,8 @@ class Replay:
         with torch.autocast("cpu", dtype=getattr(torch, name)):
             yield
 
-    def _arguments(self) -> tuple[list[Any], list[Any]]:
+    def arguments(self) -> tuple[list[Any], list[Any]]:
+        """Return fresh arguments, and the leaf that the gradient of each comes to."""
         spans: dict[str, torch.Tensor] = {}
         roots: dict[str, torch.Tensor] = {}
         specs = self.vector["inputs"]

@@ -3,20 +3,31 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from tests.golden.cases import CASES as MODELS
 from tests.golden.refuse import CASES, TAKEN, edited_bundle
 from tests.reader.bundle import Bundle, Refused
 from tests.reader.interpret import Unread
+from tests.reader.observations import (
+    Call,
+    backward_after_a_change,
+    gradients_of_returned_views,
+    mode_that_is_left,
+    rises_of_versions,
+    visits_of_producers,
+)
 from tests.reader.replay import Replay
 from tests.reader.rules import RULES, Rules
 
 GOLDENS = {path.parent.name: path for path in sorted((Path(__file__).parents[1] / "golden").glob("v*/*/bundle"))}
 FORMS = ("forward", "functional")
+Observe = Callable[[Call, list[Any]], Any]
 UNREAD: dict[tuple[str, str], str] = {
     **{(name, "functional"): "no functional graph" for name in ("captured_under_autocast", "input_storage_replaced")},
     **{(name, "functional"): "no functional graph" for name in ("onnx_model", "rebound_buffer", "sparse_gradient")},
@@ -63,11 +74,18 @@ NOTICED = {
 }
 """A golden that notices each rule."""
 
+OBSERVED = {
+    "output.alias_through": ("view_of_returned_view", gradients_of_returned_views),
+    "output.grad_mode": ("grad_mode_left_off", mode_that_is_left),
+    "gradient.detached": ("outputs_without_gradient", visits_of_producers),
+    "gradient.checks": ("results_that_rely_on_different_inputs", backward_after_a_change),
+    "mutation.versions": ("input_data_mutated", rises_of_versions),
+}
+"""A golden, and what a caller sees of it, that notice each rule which is beyond what recorded calls note."""
+
 UNSEEN = {
     "mutation.recorded": "exporters refuse joint graphs with gradients through a changed input; others have none",
     "mutation.no_grad": "the graph's gradient of the new value is the incoming one, as if nothing had been recorded",
-    "output.grad_mode": "recorded calls do not note the mode that a call leaves",
-    "gradient.detached": "recorded calls have no hooks on what made their arguments",
     "gradient.dtype": "autograd converts gradients of returned values itself",
 }
 """Rules that no recorded call can show, or none does, each with the reason."""
@@ -138,6 +156,30 @@ def test_rule_that_is_switched_off_is_noticed(rule):
     assert is_noticed(GOLDENS[NOTICED[rule]], rule)
 
 
+def observed(golden: str, form: str, rules: Rules, observe: Observe) -> Any:
+    """Return what a caller sees of the first recorded call of a golden."""
+    root = GOLDENS[golden]
+    torch.set_grad_enabled(True)
+    replay = Replay(root, Bundle(root, rules).manifest["testvectors"][0], form, rules)
+    return observe(replay.call, replay.arguments()[0])
+
+
+@pytest.mark.parametrize("rule", OBSERVED)
+def test_what_a_caller_sees_is_as_in_eager_and_notices_a_rule_that_is_switched_off(rule):
+    golden, observe = OBSERVED[rule]
+    case = MODELS[golden]()
+    eager = observe(lambda arguments: leaves_of(case.model(*arguments)), list(case.args))
+
+    assert observed(golden, "forward", Rules(), observe) == eager
+    assert observed(golden, "functional", Rules(), observe) == eager
+    assert observed(golden, "functional", Rules([rule]), observe) != eager
+
+
+def leaves_of(result: Any) -> list[Any]:
+    """Return the tensors and numbers of a result of eager, in the order of `Program.outputs`."""
+    return [result] if isinstance(result, torch.Tensor) else [each for each in result if each is not None]
+
+
 @pytest.mark.parametrize("rule", BY_EDITS)
 def test_rule_that_is_switched_off_is_noticed_by_a_bundle_of_edits(rule, tmp_path):
     assert is_noticed(edited_bundle(TAKEN[BY_EDITS[rule]], tmp_path / "bundle"), rule)
@@ -149,7 +191,7 @@ def test_rule_of_refusal_that_is_switched_off_lets_the_bundle_in(rule, tmp_path)
 
 
 def test_every_rule_is_noticed_or_has_a_reason():
-    known = [*NOTICED, *BY_EDITS, *BY_REFUSAL, *UNSEEN]
+    known = [*NOTICED, *BY_EDITS, *BY_REFUSAL, *OBSERVED, *UNSEEN]
     assert sorted(known) == sorted(RULES)
 
 

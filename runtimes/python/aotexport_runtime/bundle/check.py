@@ -147,7 +147,8 @@ class _Check:
         if file == program.forward.file:
             check_forward_graph(graph, program, where=place)
         elif program.functional is not None:
-            check_functional_graph(graph, program, program.functional, where=place)
+            record = self.place(f"programs/{name}/program.json")
+            check_functional_graph(graph, program, program.functional, where=place, record=record)
 
     def target(self, name: str) -> None:
         path = f"targets/{name}/target.json"

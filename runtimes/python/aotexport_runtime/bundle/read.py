@@ -18,7 +18,7 @@ from typing import Any, BinaryIO, TypeVar
 from aotexport_runtime import schema
 from aotexport_runtime.bundle.directory import BundleDirectory, at_descriptor
 from aotexport_runtime.bundle.manifest import read_manifest, read_manifest_bytes
-from aotexport_runtime.errors import BundleInvalid
+from aotexport_runtime.errors import BundleInvalid, Place
 from aotexport_runtime.schema import versions
 from aotexport_runtime.schema.base import Record
 from aotexport_runtime.schema.compiled import CompiledProgram, Target
@@ -263,13 +263,14 @@ class Bundle:
         Raises:
             BundleInvalid: no such target or program, or their records are invalid.
         """
-        found = next((compiled for compiled in self.target(target).programs if compiled.program == program), None)
         record = self.program(program)
-        if found is not None:
-            functional = record.functional
-            graph = None if functional is None else self.graph(program, functional.file)
-            check_compiled(found, record, graph, where=f"targets/{target}/target.json")
-        return found
+        for index, found in enumerate(self.target(target).programs):
+            if found.program == program:
+                graph = None if record.functional is None else self.graph(program, record.functional.file)
+                where = Place(f"targets/{target}/target.json").at("programs", index)
+                check_compiled(found, record, graph, where=where)
+                return found
+        return None
 
     def intact_file(self, path: str) -> Path:
         """Return the absolute path of a listed file, its digest compared now.
@@ -290,7 +291,8 @@ class Bundle:
         if file == program.forward.file:
             check_forward_graph(graph, program, where=where)
         if program.functional is not None and file == program.functional.file:
-            check_functional_graph(graph, program, program.functional, where=where)
+            record = f"programs/{program.name}/program.json"
+            check_functional_graph(graph, program, program.functional, where=where, record=record)
 
     # --- targets ------------------------------------------------------------------------------------------
 

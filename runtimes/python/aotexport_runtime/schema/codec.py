@@ -14,12 +14,11 @@ import msgspec
 
 from aotexport_runtime.errors import BundleInvalid, Place
 from aotexport_runtime.schema.base import Record
+from aotexport_runtime.schema.faults import MAX_MESSAGE, untagged
 from aotexport_runtime.schema.limits import DEFAULT, Limits
 from aotexport_runtime.schema.versions import FORMAT_VERSION, Version, pending
 
 T = TypeVar("T", bound=Record)
-
-MAX_MESSAGE = 300
 
 
 def encode_record(record: Record, *, indent: bool = True) -> bytes:
@@ -50,16 +49,26 @@ def decode_record(
         steps = pending(type_.__name__, written)
         record = None if steps else msgspec.json.decode(data, type=type_)
         plain = msgspec.json.decode(data)
-        if count_keys(msgspec.json.encode(plain)) != count_keys(data):
+        compact = msgspec.json.encode(plain)
+        if count_keys(compact) != count_keys(data):
             raise BundleInvalid("an object has the same key twice", where=where, code="json-key-twice")
-        if record is not None:
-            return record
         document: dict[str, Any] = plain
         for step in steps:
             document = step(document)
-        return msgspec.convert(document, type=type_)
+        if record is None:
+            record, compact = msgspec.convert(document, type=type_), msgspec.json.encode(document)
+        # Other fields of the name have no default, and keys of maps stay.
+        if compact.count(_TAG) != msgspec.json.encode(record).count(_TAG):
+            raise _untagged(document, type_, where)
+        return record
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise refused(error, where) from None
+
+
+def _untagged(document: Any, type_: type[Record], where: str) -> BundleInvalid:
+    """Return what is raised for a record without its tag, which msgspec asks for only where several may stand."""
+    steps = next(untagged(document, type_), ())
+    return BundleInvalid("Object missing required field `kind`", where=Place(where).at(*steps), code="json-record")
 
 
 def refused(error: Exception, where: str, said: str = "") -> BundleInvalid:
@@ -158,6 +167,7 @@ def _nesting(plain: bytes, depth: int, quotes: int) -> tuple[int, int, int, int]
     return int(running.max()), opened, int(running[-1]), int(seen[-1]) % 2
 
 
+_TAG = b'"kind":'
 _PATH = re.compile(r" - at `(\$.*)`$")
 _STEP = re.compile(r"\.(\w+)|\[(\d+)\]")
 _OUT_OF_RANGE = ("Number out of range", "Integer value out of range")

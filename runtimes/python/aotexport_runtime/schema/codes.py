@@ -51,7 +51,10 @@ CODES: dict[str, str] = {
         "a `variant_of` that is no earlier program without one"
     ),
     "value-undefined": "a reference to a value that is not defined before it",
-    "symbol-undefined": "a size with a symbol that its program does not have, but for metadata (5.4)",
+    "symbol-undefined": (
+        "a size with a symbol that its program does not have, and that no metadata introduce (5.4); a grid over what is "
+        "no integer argument of its kernel"
+    ),
     "size-malformed": (
         "an expression with operands of another number or type than section 5 says, with 0 written as a divisor, "
         "of an integer to a power that is not written as 0 to 64, whose value is no integer or may have more than "
@@ -113,14 +116,14 @@ CODES: dict[str, str] = {
         "the operator set"
     ),
     "operator-arguments": (
-        "another number of arguments than the operator takes, or one of another name; an operand that an operator "
-        "of the tables of section 7 does not take: an item of what is no sequence, a tensor for a number, an "
-        "exponent of an integer that is not written as -64 to 64, a shift to the left that is not written as 0 to "
-        "64, numbers that may have more than 1024 bits"
+        "another number of arguments than the operator takes, or one of another name; a body that takes another "
+        "number of values than it gets; an operand that an operator of the tables of section 7 does not take: an "
+        "item of what is no sequence, a tensor for a number, an exponent of an integer that is not written as -64 to "
+        "64, a shift to the left that is not written as 0 to 64, numbers that may have more than 1024 bits"
     ),
     "argument-type": "an argument of another type than the operator takes (7.28)",
     "result-type": (
-        "metadata of another type than the operator returns (7.28, 7.29); an output of a graph of another dtype "
+        "metadata of another type than the operator returns (7.28 to 7.30); an output of a graph of another dtype "
         "or number of axes than `Program.outputs`, or than the input that it is the new value of (unless "
         "`metadata` or `storage`)"
     ),
@@ -139,7 +142,8 @@ CODES: dict[str, str] = {
         "manifest lacks"
     ),
     "kernel-malformed": (
-        "a kernel without a candidate, or of a malformed name, alignment or number of warps; code that 16.4 refuses"
+        "a kernel without a candidate, or of a malformed name, alignment or number of warps; code outside of its pack, "
+        "a pack of another size than recorded"
     ),
     "onnx-malformed": "an ONNX model that is not what the manifest says",
     "signature-invalid": "a signature that is missing, or not of these files and this signer",

@@ -9,7 +9,9 @@ from typing import Annotated, Any, TypeGuard, Union, get_args, get_origin
 import msgspec
 
 from aotexport_runtime.errors import BundleInvalid, Place
-from aotexport_runtime.schema.codec import MAX_MESSAGE
+
+MAX_MESSAGE = 300
+"""Characters of a message of msgspec that are shown."""
 
 Child = tuple[str | int, Any, Any]
 """A step of a path, the value that it leads to, and its type."""
@@ -34,6 +36,21 @@ def structure_faults(value: Any, type_: Any, place: Place) -> list[BundleInvalid
     return []
 
 
+def untagged(value: Any, type_: Any, steps: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
+    """Yield the paths of the records that lack their tag.
+
+    Args:
+        value: plain JSON that decodes.
+        type_: its type.
+        steps: its path.
+    """
+    member = _member(value, type_)
+    if _is_record(member) and _is_object(value) and member.__struct_config__.tag is not None and "kind" not in value:
+        yield steps
+    for step, item, item_type in _children(value, member):
+        yield from untagged(item, item_type, (*steps, step))
+
+
 def _fault(message: str, place: Place) -> BundleInvalid:
     return BundleInvalid(message.partition(" - at `")[0][:MAX_MESSAGE], where=place, code="json-record")
 
@@ -48,7 +65,8 @@ def _member(value: Any, type_: Any) -> Any:
     if _is_object(value):
         records = [each for each in members if _is_record(each)]
         tagged = [each for each in records if each.__struct_config__.tag == value.get(each.__struct_config__.tag_field)]
-        return next(iter(tagged), None) or next((r for r in records if r.__struct_config__.tag is None), None)
+        untagged_ones = records if len(records) == 1 else [r for r in records if r.__struct_config__.tag is None]
+        return next(iter([*tagged, *untagged_ones]), None)
     return next((each for each in members if get_origin(each) in (list, tuple)), None) if _is_array(value) else None
 
 

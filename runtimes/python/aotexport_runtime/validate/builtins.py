@@ -17,7 +17,7 @@ from aotexport_runtime.allowed.operators import (
     OPERANDS,
     SUBCLASS_OPERANDS,
 )
-from aotexport_runtime.errors import BundleInvalid
+from aotexport_runtime.errors import BundleInvalid, Place
 from aotexport_runtime.schema.graph import Node
 from aotexport_runtime.schema.limits import DEFAULT, Limits
 from aotexport_runtime.schema.subclasses import Subclass
@@ -37,6 +37,7 @@ from aotexport_runtime.schema.values import (
     TensorMeta,
     ValueMeta,
 )
+from aotexport_runtime.validate.bodies import described
 from aotexport_runtime.validate.subclasses import count_parts
 from aotexport_runtime.values.meshes import DTENSOR
 from aotexport_runtime.values.sizes import MAX_EXPONENT
@@ -69,7 +70,7 @@ class Builtins:
         self._subclasses = subclasses
         self._where = ""
         self._nbits: dict[str, int] = {}
-        self._regions: list[Node] = []
+        self._regions: list[tuple[Node, str]] = []
 
     def check(self, node: Node, where: str) -> None:
         """Refuse a call with operands that it does not take.
@@ -102,17 +103,24 @@ class Builtins:
         else:
             self._check_effect(node)
 
-    def check_closed(self, where: str) -> None:
+    def check_closed(self) -> None:
         """Refuse a region that the graph leaves open.
 
         Raises:
             BundleInvalid: see above.
         """
         if self._regions:
-            raise BundleInvalid("a region is not left", where=where, code="region-open")
+            raise BundleInvalid("a region is not left", where=self._regions[-1][1], code="region-open")
 
     def _invalid(self, node: Node, reason: str) -> BundleInvalid:
         return BundleInvalid(f"builtin `{node.op}` {reason}", where=self._where, code="operator-arguments")
+
+    def _wrong_result(self, node: Node, given: str) -> BundleInvalid:
+        return BundleInvalid(
+            f"builtin `{node.op}` gives {given}, and the graph says {described(node.meta)}",
+            where=Place(self._where).at("meta"),
+            code="result-type",
+        )
 
     def _check_bodies(self, node: Node) -> None:
         if node.op == "higher_order::autograd_function":
@@ -205,8 +213,8 @@ class Builtins:
         if isinstance(index, int) and not -len(meta.items) <= index < len(meta.items):
             raise self._invalid(node, f"takes item {index} of a sequence of {len(meta.items)}")
         item = meta.items[index] if isinstance(index, int) else meta
-        if isinstance(node.meta, SizeMeta | ScalarMeta | SequenceMeta) and _kind(node.meta) != _kind(item):
-            raise self._invalid(node, f"takes {_kind(item)} for {_kind(node.meta)}")
+        if not isinstance(node.meta, NothingMeta) and described(node.meta) != described(item):
+            raise self._wrong_result(node, described(item))
 
     def _check_arithmetic(self, node: Node) -> None:
         operands = node.args[0] if node.op == "python::sym_sum" else node.args
@@ -221,7 +229,11 @@ class Builtins:
         if total > self._most_nbits:
             raise self._invalid(node, f"may give numbers of more than {self._most_nbits} bits")
         self._nbits[node.name] = total
-        self._are_floats[node.name] = self._gives_float(node.op, operands)
+        self._are_floats[node.name] = gives_float = self._gives_float(node.op, operands)
+        depends = node.op == "python::pow" or (node.op in _ONE_OF_THEM and not gives_float)
+        kinds = ("a float", "an integer") if depends else ("a float",) if gives_float else ("an integer",)
+        if described(node.meta) not in kinds:
+            raise self._wrong_result(node, " or ".join(kinds))
 
     def _gives_float(self, op: str, operands: Sequence[Argument]) -> bool:
         """Return whether the result is a float; where that depends on values, False, which has the stricter rules."""
@@ -268,12 +280,12 @@ class Builtins:
     def _check_effect(self, node: Node) -> None:
         if node.op == "torch::enter_autocast":
             self._check_autocast(node)
-            self._regions.append(node)
+            self._regions.append((node, self._where))
         elif node.op == "torch::enter_checkpoint":
             self._check_checkpoint(node)
-            self._regions.append(node)
+            self._regions.append((node, self._where))
         elif node.op in ("torch::exit_autocast", "torch::exit_checkpoint"):
-            begun = self._regions.pop() if self._regions else None
+            begun = self._regions.pop()[0] if self._regions else None
             if begun is None or (begun.name, begun.op) != (node.args[0], node.op.replace("exit", "enter")):
                 message = f"builtin `{node.op}` leaves a region that is not the innermost one"
                 raise BundleInvalid(message, where=self._where, code="region-open")
@@ -289,7 +301,7 @@ class Builtins:
         tensors = [isinstance(name, str) and isinstance(self._values.get(name), TensorMeta) for name in names]
         if not (isinstance(arguments, list) and all(tensors) and isinstance(repeats_draws, bool)):
             raise self._invalid(node, "takes an array of tensors and a truth value")
-        if any(region.op == node.op for region in self._regions):
+        if any(region.op == node.op for region, _ in self._regions):
             raise self._invalid(node, "begins within another")
 
     def _check_autocast(self, node: Node) -> None:
@@ -299,14 +311,6 @@ class Builtins:
             raise self._invalid(node, "takes a device, a dtype and two truth values")
         if not (isinstance(enabled, bool) and isinstance(cache_enabled, bool)):
             raise self._invalid(node, "takes a device, a dtype and two truth values")
-
-
-def _kind(meta: ValueMeta) -> str:
-    if isinstance(meta, SizeMeta | ScalarMeta):
-        return "a float" if isinstance(meta, ScalarMeta) and meta.type == "float" else "an integer"
-    if isinstance(meta, TensorMeta):
-        return "a tensor"
-    return "a sequence" if isinstance(meta, SequenceMeta) else "nothing"
 
 
 def _are_strings(argument: Argument) -> bool:

@@ -13,6 +13,7 @@ from aotexport_runtime.schema.limits import DEFAULT, Limits
 from aotexport_runtime.schema.values import SequenceMeta, ValueMeta
 from aotexport_runtime.validate.allocations import check_allocations
 from aotexport_runtime.validate.arguments import check_argument, check_meta, introduced
+from aotexport_runtime.validate.bodies import check_bodies
 from aotexport_runtime.validate.bounds import check_index
 from aotexport_runtime.validate.builtins import Builtins
 from aotexport_runtime.validate.modules import check_calls
@@ -67,6 +68,8 @@ def check_graph(
             _check_arguments(node, graph, values, symbols, here)
             if not node.op.startswith("aten::"):
                 builtins.check(node, here)
+                if node.op.startswith("higher_order::"):
+                    check_bodies(node, graph.subgraphs, here)
         with here:
             described |= introduced(node.meta)
             _define(node.name, node.meta, values, here)
@@ -76,7 +79,7 @@ def check_graph(
             if where.found == before and (has_signatures or node.op in graph.schemas):
                 check_types(node, graph.schemas.get(node.op), values, here)
     with where:
-        builtins.check_closed(where)
+        builtins.check_closed()
     with where:
         check_calls(graph, symbols, where)
     for index, output in enumerate(graph.outputs):

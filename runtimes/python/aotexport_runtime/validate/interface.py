@@ -10,6 +10,7 @@ from aotexport_runtime.schema.graph import Graph
 from aotexport_runtime.schema.program import FreshOutput, FunctionalGraph, InputSpec, Program, SizeInput
 from aotexport_runtime.schema.values import Argument, SizeMeta, TensorMeta, ValueMeta
 from aotexport_runtime.validate.arguments import descendants, references
+from aotexport_runtime.validate.bodies import described
 from aotexport_runtime.validate.bounds import check_unique
 from aotexport_runtime.validate.subclasses import taken_apart
 
@@ -32,8 +33,17 @@ def check_forward_graph(graph: Graph, program: Program, *, where: str) -> None:
     _check_results(graph, graph.outputs, program.outputs, where, ())
 
 
-def check_functional_graph(graph: Graph, program: Program, functional: FunctionalGraph, *, where: str) -> None:
+def check_functional_graph(
+    graph: Graph, program: Program, functional: FunctionalGraph, *, where: str, record: str
+) -> None:
     """Refuse a joint or inference graph that breaks its calling convention.
+
+    Args:
+        graph: as decoded.
+        program: its program, checked.
+        functional: its record in the program.
+        where: file of the graph, for errors.
+        record: file of the program.
 
     Raises:
         BundleInvalid: names the fault.
@@ -67,18 +77,21 @@ def check_functional_graph(graph: Graph, program: Program, functional: Functiona
         graph, graph.outputs[: len(changed) + len(program.outputs)], [*changed, *program.outputs], where, anew
     )
     if gradients is not None:
-        _check_gradients(graph, program, gradients, returned, where)
+        said = Place(record).at("functional", "gradients")
+        for index, gradient in enumerate(gradients.of_inputs):
+            if gradient is not None and not returned <= gradient < len(graph.outputs):
+                with said.at("of_inputs", index) as here:
+                    raise BundleInvalid(
+                        f"gradient {gradient} is not among the outputs {returned} to {len(graph.outputs) - 1}",
+                        where=here,
+                        code="index-range",
+                    )
+        _check_gradients(graph, program, gradients, returned, where, said)
 
 
-def _check_gradients(graph: Graph, program: Program, gradients: Gradients, returned: int, where: Place) -> None:
-    for index in gradients.of_inputs:
-        if index is not None and not returned <= index < len(graph.outputs):
-            with where.at("outputs") as here:
-                raise BundleInvalid(
-                    f"gradient {index} is not among the outputs {returned} to {len(graph.outputs) - 1}",
-                    where=here,
-                    code="index-range",
-                )
+def _check_gradients(
+    graph: Graph, program: Program, gradients: Gradients, returned: int, where: Place, said: Place
+) -> None:
     names = [graph_input.name for graph_input in graph.inputs]
     late = descendants(graph.nodes, set(names[len(program.inputs) :]))
     for index, argument in enumerate(graph.outputs[:returned]):
@@ -88,9 +101,9 @@ def _check_gradients(graph: Graph, program: Program, gradients: Gradients, retur
                     "an output of the forward needs an incoming gradient", where=here, code="partition-malformed"
                 )
     values = {*names, *(node.name for node in graph.nodes)}
-    for partition in gradients.partitions:
-        with where:
-            _check_partition(partition, values, late, where)
+    for index, partition in enumerate(gradients.partitions):
+        with said.at("partitions", index) as here:
+            _check_partition(partition, values, late, here)
 
 
 def _check_results(
@@ -120,7 +133,7 @@ def _check_results(
 
 
 def _said(meta: ValueMeta | None) -> str:
-    return f"a tensor of {meta.dtype} with {len(meta.shape)} axes" if isinstance(meta, TensorMeta) else "no tensor"
+    return described(meta) if isinstance(meta, TensorMeta) else "no tensor"
 
 
 def _check_inputs(graph: Graph, program: Program, tangents: Sequence[TensorMeta], where: Place) -> None:
@@ -160,17 +173,19 @@ def _check_tensors_returned(outputs: Sequence[Argument], functional: FunctionalG
                 raise BundleInvalid(f"output {index} of the graph is no value", where=here, code="graph-interface")
 
 
-def _check_partition(partition: Partition, values: set[str], late: set[str], where: str) -> None:
-    check_unique(partition.saved, "saved value", where)
-    for name in partition.saved:
-        if name not in values:
+def _check_partition(partition: Partition, values: set[str], late: set[str], where: Place) -> None:
+    check_unique(partition.saved, "saved value", where.at("saved"))
+    for index, name in enumerate(partition.saved):
+        if name not in values or name in late:
+            reason = "is not in the graph" if name not in values else "needs an incoming gradient"
             raise BundleInvalid(
-                f"saved value {name[:80]!r} is not in the graph", where=where, code="partition-malformed"
+                f"saved value {name[:80]!r} {reason}", where=where.at("saved", index), code="partition-malformed"
             )
-        if name in late:
+    saved = set(partition.saved)
+    for index, name in enumerate(partition.unchecked):
+        if name not in saved:
             raise BundleInvalid(
-                f"saved value {name[:80]!r} needs an incoming gradient", where=where, code="partition-malformed"
+                f"unchecked value {name[:80]!r} is not saved",
+                where=where.at("unchecked", index),
+                code="partition-malformed",
             )
-    for name in partition.unchecked:
-        if name not in partition.saved:
-            raise BundleInvalid(f"unchecked value {name[:80]!r} is not saved", where=where, code="partition-malformed")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from aotexport_runtime.errors import BundleInvalid
+from aotexport_runtime.errors import BundleInvalid, Place
 from aotexport_runtime.schema.kernels import Kernel, KernelCandidate, KernelLibrary, NumberParameter
 from aotexport_runtime.validate.bounds import check_index, check_text, check_unique
 from aotexport_runtime.validate.manifest import check_relative_path
@@ -25,16 +25,18 @@ def check_kernels(library: KernelLibrary, *, where: str) -> None:
     Raises:
         BundleInvalid: names the fault.
     """
-    check_text(library.compiler, "compiler", where)
-    check_unique([pack.architecture for pack in library.packs], "pack for", where)
-    for pack in library.packs:
-        _check_architecture(pack.architecture, where)
-        check_relative_path(pack.file, where)
-        check_index(pack.nbytes, MAX_PACK_NBYTES + 1, "size of a pack", where)
-    check_unique([kernel.name for kernel in library.kernels], "kernel", where)
+    where = Place(where)
+    check_text(library.compiler, "compiler", where.at("compiler"))
+    check_unique([pack.architecture for pack in library.packs], "pack for", where.at("packs"))
+    for index, pack in enumerate(library.packs):
+        here = where.at("packs", index)
+        _check_architecture(pack.architecture, here)
+        check_relative_path(pack.file, here)
+        check_index(pack.nbytes, MAX_PACK_NBYTES + 1, "size of a pack", here)
+    check_unique([kernel.name for kernel in library.kernels], "kernel", where.at("kernels"))
     sizes = {pack.architecture: pack.nbytes for pack in library.packs}
-    for kernel in library.kernels:
-        _check_kernel(kernel, sizes, where)
+    for index, kernel in enumerate(library.kernels):
+        _check_kernel(kernel, sizes, where.at("kernels", index))
 
 
 def _check_architecture(name: str, where: str) -> None:
@@ -49,7 +51,7 @@ def _check_identifier(name: str, where: str) -> None:
         )
 
 
-def _check_kernel(kernel: Kernel, packs: dict[str, int], where: str) -> None:
+def _check_kernel(kernel: Kernel, packs: dict[str, int], where: Place) -> None:
     names = [*(parameter.name for parameter in kernel.parameters), *kernel.grid_arguments]
     for name in (kernel.name, *names):
         _check_identifier(name, where)
@@ -71,8 +73,8 @@ def _check_kernel(kernel: Kernel, packs: dict[str, int], where: str) -> None:
         check_text(text, f"origin of `{kernel.name}`", where)
     if not kernel.candidates:
         raise BundleInvalid(f"kernel `{kernel.name}` has no candidate", where=where, code="kernel-malformed")
-    for candidate in kernel.candidates:
-        _check_candidate(candidate, kernel, integers, packs, where)
+    for index, candidate in enumerate(kernel.candidates):
+        _check_candidate(candidate, kernel, integers, packs, where.at("candidates", index))
 
 
 def _check_candidate(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from aotexport_runtime.errors import BundleInvalid
+from aotexport_runtime.errors import BundleInvalid, Place
 from aotexport_runtime.schema.graph import Graph, Node
 from aotexport_runtime.schema.kernels import Kernel, NumberParameter
 from aotexport_runtime.schema.limits import DEFAULT, Limits
@@ -26,7 +26,7 @@ def check_lowered(lowered: LoweredProgram, program: Program, *, where: str) -> N
     Raises:
         BundleInvalid: names the fault.
     """
-    functional = program.functional
+    where, functional = Place(where), program.functional
     if functional is None:
         raise BundleInvalid("the program has no functional graph to stand in for", where=where, code="target-malformed")
     if (lowered.backward is None) != (functional.gradients is None):
@@ -35,17 +35,17 @@ def check_lowered(lowered: LoweredProgram, program: Program, *, where: str) -> N
             where=where,
             code="target-malformed",
         )
-    for file in (lowered.forward, lowered.backward):
-        if file is not None:
-            check_plain_name(file, "graph file", where)
-    check_index(lowered.saved, MAX_SAVED, "number of saved tensors", where)
+    check_plain_name(lowered.forward, "graph file", where.at("forward"))
+    if lowered.backward is not None:
+        check_plain_name(lowered.backward, "graph file", where.at("backward"))
+    check_index(lowered.saved, MAX_SAVED, "number of saved tensors", where.at("saved"))
     if lowered.backward is None and lowered.saved:
         raise BundleInvalid(
-            "it saves tensors for a backward that it does not have", where=where, code="target-malformed"
+            "it saves tensors for a backward that it does not have", where=where.at("saved"), code="target-malformed"
         )
     symbols = {dimension.symbol for dimension in program.dimensions}
-    for guard in lowered.guards:
-        check_size(guard, symbols, where=where)
+    for index, guard in enumerate(lowered.guards):
+        check_size(guard, symbols, where=where.at("guards", index))
 
 
 def check_lowered_graph(
@@ -74,7 +74,7 @@ def check_lowered_graph(
     Raises:
         BundleInvalid: names the fault.
     """
-    functional = program.functional
+    where, functional = Place(where), program.functional
     assert functional is not None
     symbols = {dimension.symbol for dimension in program.dimensions}
     check_graph(graph, symbols, {"kernel", *namespaces}, where=where, limits=limits, has_signatures=False)
@@ -84,24 +84,28 @@ def check_lowered_graph(
     if backward:
         assert functional.gradients is not None
         inputs, outputs = lowered.saved + len(functional.gradients.tangents), taken
-    if (len(graph.inputs), len(graph.outputs)) != (inputs, outputs):
-        raise BundleInvalid(
-            f"{len(graph.inputs)} inputs and {len(graph.outputs)} outputs; the calling convention has {inputs} and "
-            f"{outputs}",
-            where=where,
-            code="graph-interface",
-        )
+    for field, count, expected in (("inputs", graph.inputs, inputs), ("outputs", graph.outputs, outputs)):
+        if len(count) != expected:
+            raise BundleInvalid(
+                f"{len(count)} {field}; the calling convention has {expected}",
+                where=where.at(field),
+                code="graph-interface",
+            )
     values: dict[str, ValueMeta] = {value.name: value.meta for value in (*graph.inputs, *graph.nodes)}
     if not backward:
-        for output in graph.outputs[returned:]:
+        for index, output in enumerate(graph.outputs[returned:], returned):
             if not (isinstance(output, str) and isinstance(values[output], TensorMeta)):
-                raise BundleInvalid("a saved value is no tensor", where=where, code="target-malformed")
-    for node in graph.nodes:
+                raise BundleInvalid(
+                    "a saved value is no tensor", where=where.at("outputs", index), code="target-malformed"
+                )
+    for index, node in enumerate(graph.nodes):
         if node.op.startswith(KERNEL):
-            _check_launch(node, kernels, values, where)
+            _check_launch(node, kernels, values, where.at("nodes", index))
         elif node.op.partition("::")[0] not in ("aten", "python", *namespaces):
             raise BundleInvalid(
-                f"operator `{node.op[:80]}` may not stand in a lowered graph", where=where, code="operator-unlisted"
+                f"operator `{node.op[:80]}` may not stand in a lowered graph",
+                where=where.at("nodes", index),
+                code="operator-unlisted",
             )
 
 

@@ -34,9 +34,11 @@ def check_manifest(manifest: Manifest, where: str = WHERE) -> None:
     where = Place(where)
     with where.at("calling_convention") as here:
         _check_convention(manifest.calling_convention, here)
-    with where:
-        for text in (manifest.name, manifest.producer.aotexport, manifest.producer.torch):
-            check_text(text, "name or version", where)
+    with where.at("name") as here:
+        check_text(manifest.name, "name", here)
+    with where.at("producer") as here:
+        for text in (manifest.producer.aotexport, manifest.producer.torch):
+            check_text(text, "version", here)
     _check_understood(manifest, where)
     _check_files(manifest, where)
     _check_programs(manifest, where)
@@ -48,8 +50,7 @@ def check_manifest(manifest: Manifest, where: str = WHERE) -> None:
             _check_state(tensor, listed, here)
     with where.at("state") as here:
         _check_state_names([name for tensor in manifest.state for name in (tensor.name, *tensor.tied)], here)
-    with where:
-        check_submodules(manifest, where)
+    check_submodules(manifest, where)
     _check_attributes(manifest, where)
     _check_vectors(manifest, listed, where)
     _check_onnx(manifest, listed, where)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from keyword import iskeyword
 
 from aotexport_runtime.allowed.modules import is_own_attribute
-from aotexport_runtime.errors import BundleInvalid
+from aotexport_runtime.errors import BundleInvalid, Place
 from aotexport_runtime.schema.graph import Graph, ModuleCall
 from aotexport_runtime.schema.manifest import Manifest, Submodule
 from aotexport_runtime.schema.trees import Leaf, Mapping, Sequence, Tree
@@ -36,12 +36,21 @@ def check_submodules(manifest: Manifest, where: str) -> None:
     Raises:
         BundleInvalid: names the path.
     """
-    check_unique([record.name for record in manifest.modules], "submodule", where)
+    where = Place(where)
+    with where.at("modules") as here:
+        check_unique([record.name for record in manifest.modules], "submodule", here)
     state = {name for entry in manifest.state for name in (entry.name, *entry.tied)}
-    _check_settings(manifest, {*state, *(record.name for record in manifest.modules)}, where)
+    with where.at("settings") as here:
+        _check_settings(manifest, {*state, *(record.name for record in manifest.modules)}, here)
+    with where.at("modules") as here:
+        _check_order(manifest, state, here)
+
+
+def _check_order(manifest: Manifest, state: set[str], place: Place) -> None:
     ended: set[str] = set()
     around: list[str] = []
-    for record in manifest.modules:
+    for index, record in enumerate(manifest.modules):
+        where = place.at(index)
         parts = check_path(record.name, "submodule", where) if record.name else []
         while around and around != parts[: len(around)]:
             ended.add(".".join(around))
@@ -64,8 +73,9 @@ def check_submodules(manifest: Manifest, where: str) -> None:
         around = parts
 
 
-def _check_settings(manifest: Manifest, others: set[str], where: str) -> None:
+def _check_settings(manifest: Manifest, others: set[str], place: Place) -> None:
     for name, value in manifest.settings.items():
+        where = place.at(name)
         check_text(name, "name of an attribute", where)
         if name in others or any(name == attribute.name for attribute in manifest.attributes):
             raise BundleInvalid(
@@ -100,15 +110,16 @@ def check_calls(graph: Graph, symbols: set[str], where: str) -> None:
     Raises:
         BundleInvalid: names the fault.
     """
+    place = Place(where).at("calls")
     if len(graph.calls) > MAX_NODES:
         raise BundleInvalid(
-            f"{len(graph.calls)} calls of submodules; at most {MAX_NODES} are read", where=where, code="bundle-limit"
+            f"{len(graph.calls)} calls of submodules; at most {MAX_NODES} are read", where=place, code="bundle-limit"
         )
     places = {value.name: -1 for value in graph.inputs}
     places |= {node.name: index for index, node in enumerate(graph.nodes)}
     ends: dict[int | None, int] = {}
     for index, call in enumerate(graph.calls):
-        subject = f"call {index} of a submodule"
+        subject, where = f"call {index} of a submodule", place.at(index)
         check_index(call.module, len(graph.modules), f"module of {subject}", where)
         low, high = 0, len(graph.nodes)
         if call.parent is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from aotexport_runtime.errors import BundleInvalid
+from aotexport_runtime.errors import BundleInvalid, Place
 from aotexport_runtime.schema.compiled import CompiledHalf, CompiledProgram, Target
 from aotexport_runtime.schema.graph import Graph
 from aotexport_runtime.schema.manifest import Manifest
@@ -24,9 +24,12 @@ def check_target(target: Target, manifest: Manifest, *, name: str, where: str) -
     Raises:
         BundleInvalid: names the fault.
     """
+    where = Place(where)
     if target.name != name:
-        raise BundleInvalid(f"it is of target {target.name[:80]!r}, not `{name}`", where=where, code="target-malformed")
-    check_text(target.requirements.torch, "version of torch", where)
+        raise BundleInvalid(
+            f"it is of target {target.name[:80]!r}, not `{name}`", where=where.at("name"), code="target-malformed"
+        )
+    check_text(target.requirements.torch, "version of torch", where.at("requirements"))
     listed = {entry.path for entry in manifest.files}
     named = [program.program for program in (*target.programs, *target.refusals)]
     check_unique(named, "program", where)
@@ -36,20 +39,21 @@ def check_target(target: Target, manifest: Manifest, *, name: str, where: str) -
         raise BundleInvalid(
             f"it lacks program {min(missing)!r}, which the manifest says it has", where=where, code="target-malformed"
         )
-    for refusal in target.refusals:
-        check_text(refusal.reason, "reason", where)
-    for program in target.programs:
+    for index, refusal in enumerate(target.refusals):
+        check_text(refusal.reason, "reason", where.at("refusals", index))
+    for index, program in enumerate(target.programs):
+        here = where.at("programs", index)
         if program.program not in having:
             raise BundleInvalid(
                 f"the manifest does not say that it has program {program.program[:80]!r}",
-                where=where,
+                where=here,
                 code="target-malformed",
             )
         for library in _libraries(program):
-            check_plain_name(library.file, "library", where)
+            check_plain_name(library.file, "library", here)
             if f"targets/{name}/{library.file}" not in listed:
                 raise BundleInvalid(
-                    f"library {library.file!r} is not listed in the manifest", where=where, code="file-unlisted"
+                    f"library {library.file!r} is not listed in the manifest", where=here, code="file-unlisted"
                 )
 
 

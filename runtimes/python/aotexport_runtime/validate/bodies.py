@@ -1,0 +1,113 @@
+"""Types across the border of a body: what an operator with bodies passes to them, and what it returns of theirs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from aotexport_runtime.errors import BundleInvalid, Place
+from aotexport_runtime.schema.graph import Graph, Node
+from aotexport_runtime.schema.values import (
+    Argument,
+    ScalarMeta,
+    SequenceMeta,
+    SizeMeta,
+    SubgraphArgument,
+    TensorMeta,
+    ValueMeta,
+)
+
+_BODIES: dict[str, tuple[Sequence[int], Sequence[int]]] = {
+    "higher_order::cond": ((1, 2), (3,)),
+    "higher_order::while_loop": ((0, 1), (2, 3)),
+    "higher_order::while_loop_stack_output": ((0, 1), (2, 3)),
+    "higher_order::scan": ((0,), (1, 2, 3)),
+    "higher_order::map_impl": ((0,), (1, 2)),
+    "higher_order::invoke_subgraph": ((0,), (1,)),
+    "higher_order::autograd_function": ((0,), (2, 3)),
+}
+"""Per operator the positions of bodies that all take the same, and of the lists that they take."""
+
+_CONDITIONS = ("higher_order::while_loop", "higher_order::while_loop_stack_output")
+
+
+def check_bodies(node: Node, subgraphs: Mapping[str, Graph], where: Place) -> None:
+    """Refuse bodies that take another number of values than they get, or results that are not what bodies return.
+
+    Args:
+        node: a call whose operands were checked; others than those of operators with bodies pass.
+        subgraphs: the bodies of its graph.
+        where: of the node, for errors.
+
+    Raises:
+        BundleInvalid: names the fault.
+    """
+    if node.op == "higher_order::register_hook":
+        _check_taken(node, node.args[0], 1 + _count(node.args[2]), subgraphs, where)
+    if node.op not in _BODIES:
+        return
+    positions, lists = _BODIES[node.op]
+    for position in positions:
+        _check_taken(node, node.args[position], sum(_count(node.args[i]) for i in lists), subgraphs, where)
+    if not isinstance(node.meta, SequenceMeta):
+        raise BundleInvalid(
+            f"`{node.op}` gives a sequence, and the graph says otherwise", where=where.at("meta"), code="result-type"
+        )
+    for position in positions[1:] if node.op in _CONDITIONS else positions:
+        _check_results(node, node.meta.items, _body(node.args[position], subgraphs), where.at("meta"))
+
+
+def _body(argument: Argument, subgraphs: Mapping[str, Graph]) -> Graph:
+    assert isinstance(argument, SubgraphArgument)
+    return subgraphs[argument.name]
+
+
+def _count(argument: Argument) -> int:
+    assert isinstance(argument, list)
+    return len(argument)
+
+
+def _check_taken(node: Node, body: Argument, count: int, subgraphs: Mapping[str, Graph], where: Place) -> None:
+    taken = len(_body(body, subgraphs).inputs)
+    if taken != count:
+        raise BundleInvalid(
+            f"a body of `{node.op}` takes {taken} values, and gets {count}", where=where, code="operator-arguments"
+        )
+
+
+def _check_results(node: Node, items: Sequence[ValueMeta], body: Graph, where: Place) -> None:
+    metas = {value.name: value.meta for value in (*body.inputs, *body.nodes)}
+    outputs = body.outputs
+    if node.op == "higher_order::autograd_function":
+        assert isinstance(node.args[4], int)
+        outputs = outputs[: node.args[4]]
+    said = [metas.get(output) if isinstance(output, str) else None for output in outputs]
+    stacked = _stacked(node, len(outputs))
+    if len(items) != len(outputs) or any(
+        meta is not None and described(item) != described(meta, more_axes=axes)
+        for item, meta, axes in zip(items, said, stacked, strict=True)
+    ):
+        raise BundleInvalid(
+            f"`{node.op}` gives what its body returns, and the graph says otherwise", where=where, code="result-type"
+        )
+
+
+def _stacked(node: Node, count: int) -> list[int]:
+    """Return per result how many axes it has more than what the body returns in a step."""
+    if node.op == "higher_order::scan":
+        carried = _count(node.args[1])
+        return [0] * carried + [1] * (count - carried)
+    return [int(node.op in ("higher_order::while_loop_stack_output", "higher_order::map_impl"))] * count
+
+
+def described(meta: ValueMeta | None, more_axes: int = 0) -> str:
+    """Return what a value is said to be, in words, as far as types go: without sizes.
+
+    Args:
+        meta: its metadata; None: it has none.
+        more_axes: to add to those of a tensor.
+    """
+    if isinstance(meta, TensorMeta):
+        return f"a tensor of {meta.dtype} with {len(meta.shape) + more_axes} axes"
+    if isinstance(meta, SizeMeta | ScalarMeta):
+        return "a float" if isinstance(meta, ScalarMeta) and meta.type == "float" else "an integer"
+    return "a sequence" if isinstance(meta, SequenceMeta) else "nothing"
