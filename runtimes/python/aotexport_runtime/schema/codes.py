@@ -52,8 +52,8 @@ CODES: dict[str, str] = {
     ),
     "value-undefined": "a reference to a value that is not defined before it",
     "symbol-undefined": (
-        "a size with a symbol that its program does not have, and that no metadata introduce (5.4); a grid over what is "
-        "no integer argument of its kernel"
+        "a size with a symbol that its program does not have, and that no metadata introduce (5.4); a grid over what "
+        "is no integer argument of its kernel"
     ),
     "size-malformed": (
         "an expression with operands of another number or type than section 5 says, with 0 written as a divisor, "
