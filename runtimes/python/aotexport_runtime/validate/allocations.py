@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from functools import cache
 
 from aotexport_runtime.allowed.operators import VIEWS
-from aotexport_runtime.errors import BundleInvalid
+from aotexport_runtime.errors import BundleInvalid, Place
 from aotexport_runtime.schema.graph import Graph, Node
 from aotexport_runtime.schema.limits import Limits
 from aotexport_runtime.schema.values import Argument, DTypeArgument, SequenceMeta, TensorMeta, ValueMeta
@@ -25,7 +25,7 @@ _STEPS_AT = {"linspace": 2, "logspace": 2}
 _SIZED = frozenset((*_SIZES_AT, "arange"))
 
 
-def check_allocations(graph: Graph, limits: Limits, where: str) -> None:
+def check_allocations(graph: Graph, limits: Limits, where: Place) -> None:
     """Refuse a graph whose values take more memory at once than the limit, or one of whose operators does.
 
     Sizes of symbols are not known yet, and count as nothing; views take no memory of their own.
@@ -47,7 +47,7 @@ def check_allocations(graph: Graph, limits: Limits, where: str) -> None:
         if asked > limits.allocation_nbytes:
             most = limits.allocation_nbytes
             message = f"`{node.op}` takes the graph's memory to {asked} bytes; at most {most} are given"
-            raise BundleInvalid(message, where=where, code="bundle-limit")
+            raise BundleInvalid(message, where=where.at("nodes", index), code="bundle-limit")
         for name in used[index]:
             if last[name] == index:
                 live -= held.pop(name, 0)
