@@ -159,6 +159,25 @@ def test_command_line_derives_a_bundle_and_shows_of_which_it_was_made(base, tmp_
     assert f"made of Model, sha256 {digest(base)[:12]} (frozen: `encoder.0.weight`," in shown
 
 
+class GradMode(nn.Module):
+    """Code that asks whether gradients are recorded."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.layer(x) * (2 if torch.is_grad_enabled() else 3)
+
+
+def test_each_program_is_made_of_the_one_of_its_grad_mode(tmp_path):
+    torch.manual_seed(0)
+    programs = ("train", "infer", "eval-joint")
+    aotexport.export(GradMode(), (torch.ones(2, 4),), output=tmp_path / "base", programs=programs, verify=False)
+    aotexport.derive(tmp_path / "base", output=tmp_path / "derived", verify=False)
+    assert files_of(tmp_path / "derived") == files_of(tmp_path / "base")
+
+
 # --- another dtype, fewer sizes ---------------------------------------------------------------------------
 
 
@@ -416,6 +435,12 @@ def same_records(before: Path, after: Path, case: str) -> None:
             assert content == expected[name], name
 
 
+def functional(bundle: Path) -> dict[str, bool]:
+    """Return which programs have a joint or inference graph."""
+    opened = open_bundle(bundle)
+    return {name: opened.program(name).functional is not None for name in opened.program_names}
+
+
 def control_flow(bundle: Path) -> dict[str, list[str]]:
     """Return the branches and loops of each forward graph."""
     opened = open_bundle(bundle)
@@ -432,6 +457,7 @@ def test_bundle_of_a_case_begets_one_with_the_same_results(case, tmp_path):
     before, after = derived(case, tmp_path)
     same_records(before, after, case.name)
     assert control_flow(after) == control_flow(before)
+    assert functional(after) == functional(before)
 
 
 @pytest.mark.slow
@@ -445,6 +471,7 @@ def test_bundle_of_every_other_case_begets_one_that_agrees_with_it(case, tmp_pat
     before, after = derived(case, tmp_path)
     same_records(before, after, case.name)
     assert control_flow(after) == control_flow(before)
+    assert functional(after) == functional(before)
     for target in ("autograd", "portable"):
         selftest(after, target=target, tensor_types=TYPES, operator_namespaces=[NAMESPACE])
 

@@ -32,6 +32,8 @@ from aotexport.torch_internals.tracing import (
     tracing_paused,
 )
 from aotexport.torch_internals.transforms import FoldedGraphModule
+from aotexport_runtime.call.guards.caller import records_gradients
+from aotexport_runtime.module.bundle_module import BundleModule
 from aotexport_runtime.values.subclasses import is_wrapper
 
 
@@ -71,6 +73,10 @@ def patches(effects: Effects) -> list[Patch]:
     ]
 
 
+_CHOOSING = (records_gradients.__code__, BundleModule.forward.__code__)
+"""Code by which a loaded bundle chooses its program."""
+
+
 def _gradient_flags(effects: Effects) -> list[Patch]:
     """Return patches that record changes of `requires_grad`, and reads of the grad mode."""
     original = torch.Tensor.requires_grad_
@@ -86,7 +92,12 @@ def _gradient_flags(effects: Effects) -> list[Patch]:
 
     def is_grad_enabled() -> bool:
         # Outside of the model's own regions, the mode is the caller's.
-        if not is_user_file(caller().f_code.co_filename) or grad_mode.within_region():
+        if grad_mode.within_region():
+            return grad_mode.is_grad_enabled()
+        # A loaded bundle chooses its program by the mode; what that is fixed to is inherited.
+        if caller().f_code in _CHOOSING:
+            return effects.grad
+        if not is_user_file(caller().f_code.co_filename):
             return grad_mode.is_grad_enabled()
         effects.reads.add("grad_mode")
         return effects.grad

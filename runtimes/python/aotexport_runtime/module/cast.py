@@ -114,6 +114,9 @@ def _check_program(program: Program, graph: Graph, before: Mapping[str, str], co
     """Refuse a program that holds one of the dtypes `before` beside those of parameters, buffers and arguments."""
     if program.autocast is not None:
         raise _refused(program, f"was captured under autocast to {program.autocast}", before)
+    for spec in program.inputs:
+        if isinstance(spec, ArgumentInput) and spec.subclass is not None:
+            raise _refused(program, f"takes `{spec.path}`, a tensor of a subclass", before)
     for value, spec in zip(graph.inputs, program.inputs, strict=True):
         if isinstance(spec, StateInput) and spec.name in constants:
             reader = next((n for n in graph.nodes if any(value.name in references(a) for a in _arguments(n))), None)

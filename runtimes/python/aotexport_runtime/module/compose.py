@@ -7,12 +7,12 @@ import functools
 import logging
 from collections.abc import Callable, Mapping, Sequence
 
-import torch
 from torch import nn
 
 from aotexport_runtime.bundle.read import Bundle
 from aotexport_runtime.call.adapted_graph import with_adapters
 from aotexport_runtime.call.engines import Engines
+from aotexport_runtime.call.guards.caller import records_gradients
 from aotexport_runtime.call.live_graph import LiveGraph, graph_of_calls, live_graph, whole_graph
 from aotexport_runtime.call.plan import Plan
 from aotexport_runtime.call.state_read import check_state_read
@@ -160,7 +160,7 @@ def program_of(method: str, methods: Mapping[str, Sequence[Program]], *, trainin
             f"the module is in {mode} mode, and the bundle has only {names}. Call "
             f"`.{'eval' if training else 'train'}()` first, or export a program for {mode} mode"
         )
-    grad = torch.is_grad_enabled()
+    grad = records_gradients()
     return next((program.name for program in fitting if program.grad == grad), fitting[0].name)
 
 

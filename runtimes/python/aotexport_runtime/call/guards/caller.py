@@ -152,12 +152,17 @@ def _names_of_tie(tie: tuple[StateSlot, Sequence[StateSlot], StateTensor]) -> st
     return ", ".join(f"`{name}`" for name in (tie[2].name, *tie[2].tied))
 
 
+def records_gradients() -> bool:
+    """Return the grad mode of the caller; an export of a loaded bundle answers for the call that it captures."""
+    return torch.is_grad_enabled()
+
+
 MODES: tuple[GuardRule[Caller, Any], ...] = (
     GuardRule(
         name="grad mode",
         cost="mode",
         of=_fixing("grad_mode"),
-        holds=lambda source, caller: f"{source.ask(torch.is_grad_enabled)} is {caller.program.grad}",
+        holds=lambda source, caller: f"{source.ask(records_gradients)} is {caller.program.grad}",
         message=lambda caller, call: (
             f"gradients: expected torch.is_grad_enabled() to be {caller.program.grad}, as at capture, since the "
             f"model's code reads it; got {not caller.program.grad}"
