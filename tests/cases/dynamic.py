@@ -157,3 +157,8 @@ def loss_of_labels_without_blanks(logits, labels):
     labelled = labels != 0
     lengths, log_probs = torch.full((logits.shape[0],), 9), logits.log_softmax(-1).transpose(0, 1)
     return nn.functional.ctc_loss(log_probs, labels.masked_select(labelled), lengths, labelled.sum(-1))
+
+
+@case(lambda: torch.linspace(-1, 1, 40).reshape(10, 4).split(5), dynamic_shapes=({0: Dim.DYNAMIC}, {0: Dim.DYNAMIC}))
+def parts_of_one_tensor(x, y):
+    return x * y, y[1:]

@@ -138,6 +138,16 @@ def test_values_that_are_only_computed_with_give_no_note(tmp_path):
     assert aotexport.export(unfixed, (VALUES,), output=tmp_path / "bundle").notes == []
 
 
+def test_arguments_within_a_larger_tensor_give_no_note(tmp_path):
+    def product(x, y):
+        return x * y
+
+    n = torch.export.Dim("n", min=2)
+    parts = torch.randn(10, 4).split(5)
+    report = aotexport.export(product, parts, dynamic_shapes=({0: n}, {0: n}), output=tmp_path / "bundle", verify=False)
+    assert report.notes == []
+
+
 def test_note_says_where_calls_with_other_values_were_refused_at_the_export(tmp_path):
     def picked(x):
         return x * TABLE[int(x.argmax() % 8)]

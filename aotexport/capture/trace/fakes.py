@@ -19,7 +19,7 @@ from aotexport.model.state import State
 from aotexport.model.tensor_kinds import dress
 from aotexport.torch_internals.cached_fakes import made_quickly
 from aotexport.torch_internals.calls import FakeTensorMode, is_dimension, is_required_dimension
-from aotexport.torch_internals.names import int_oo, make_fake_inputs
+from aotexport.torch_internals.names import int_oo, make_fake_inputs, statically_known_true
 from aotexport.torch_internals.patches import fixed_symbols, general_sizes_kept, zero_and_one_symbolic
 from aotexport.torch_internals.symbolic_memo import computed_once
 from aotexport.values.subclasses import encode_subclass
@@ -119,6 +119,7 @@ def fake_inputs(call: ExampleCall, state: State, larger: Sequence[Any] | None = 
             mode, arguments, _, equalities, _, _ = made
             _bound(call, arguments)
             _relate_sizes(call, arguments)
+            _fix_offsets(arguments)
     except ExportFailed as refusal:
         raise ModelFileInvalid(
             f"dynamic_shapes do not fit the example inputs: {first_line(refusal.error)}"
@@ -193,6 +194,16 @@ def place(path: str, axis: int | None) -> str:
     return path if axis is None else f"{path}.shape[{axis}]"
 
 
+def _fix_offsets(fakes: Sequence[Any]) -> None:
+    """Fix where arguments begin in their memory to the example's numbers: torch makes them symbols beside hints.
+
+    No argument of a call says such a symbol; guards compare the numbers where a graph depends on them.
+    """
+    for fake in fakes:
+        if isinstance(fake, torch.Tensor) and not is_wrapper(fake):
+            int(fake.storage_offset())
+
+
 @dataclass(frozen=True)
 class _NamedSize:
     """A size that the user named: `factor * root + offset`."""
@@ -265,7 +276,8 @@ def _plain_twin(fake: torch.Tensor) -> torch.Tensor:
         twin = torch.empty_strided(size, stride, dtype=fake.dtype, device=fake.device)
     else:
         room: Any = 1 + offset + sum((n - 1) * s for n, s in zip(size, stride, strict=True))
-        room = torch.sym_max(room, offset)
+        if not statically_known_true(room >= offset):
+            room = torch.sym_max(room, offset)
         base = torch.empty(room, dtype=fake.dtype, device=fake.device)
         twin = torch.empty(0, dtype=fake.dtype, device=fake.device)
         twin.set_(base.untyped_storage(), offset, size, stride)
