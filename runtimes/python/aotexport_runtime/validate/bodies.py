@@ -82,8 +82,10 @@ def _check_results(node: Node, items: Sequence[ValueMeta], body: Graph, where: P
         outputs = outputs[: node.args[4]]
     said = [metas.get(output) if isinstance(output, str) else None for output in outputs]
     stacked = _stacked(node, len(outputs))
+    # Metadata within a region of autocast tell of none.
+    typed = not any(each.op == "torch::enter_autocast" for each in body.nodes)
     if len(items) != len(outputs) or any(
-        meta is not None and described(item) != described(meta, more_axes=axes)
+        meta is not None and described(item, typed=typed) != described(meta, more_axes=axes, typed=typed)
         for item, meta, axes in zip(items, said, stacked, strict=True)
     ):
         raise BundleInvalid(
@@ -99,15 +101,16 @@ def _stacked(node: Node, count: int) -> list[int]:
     return [int(node.op in ("higher_order::while_loop_stack_output", "higher_order::map_impl"))] * count
 
 
-def described(meta: ValueMeta | None, more_axes: int = 0) -> str:
+def described(meta: ValueMeta | None, more_axes: int = 0, *, typed: bool = True) -> str:
     """Return what a value is said to be, in words, as far as types go: without sizes.
 
     Args:
         meta: its metadata; None: it has none.
         more_axes: to add to those of a tensor.
+        typed: whether to tell the dtype of a tensor.
     """
     if isinstance(meta, TensorMeta):
-        return f"a tensor of {meta.dtype} with {len(meta.shape) + more_axes} axes"
+        return f"a tensor{f' of {meta.dtype}' if typed else ''} with {len(meta.shape) + more_axes} axes"
     if isinstance(meta, SizeMeta | ScalarMeta):
         return "a float" if isinstance(meta, ScalarMeta) and meta.type == "float" else "an integer"
     return "a sequence" if isinstance(meta, SequenceMeta) else "nothing"
