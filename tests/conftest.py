@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import platform
 import re
@@ -86,6 +87,19 @@ def fresh_processes(monkeypatch):
     """Exports of this test are verified in processes of their own, as users' are."""
     for place in PLACES:
         monkeypatch.setattr(place, FreshProcess)
+
+
+@pytest.fixture(scope="module")
+def bundle_of(tmp_path_factory):
+    """Return what exports a callable with its arguments once for the tests of a file, and gives the directory."""
+
+    @functools.cache
+    def exported(function, *args, **options):
+        path = tmp_path_factory.mktemp("bundles") / "bundle"
+        aotexport.export(function, args, output=path, verify=False, **options)
+        return path
+
+    return exported
 
 
 class Tiny(nn.Module):

@@ -63,6 +63,9 @@ def assert_same(pair, call):
         torch.testing.assert_close(got, expected, rtol=1e-6, atol=1e-7)
 
 
+ROWS = torch.eye(5, 4).requires_grad_()
+
+
 @pytest.mark.parametrize("used", [(0,), (1,), (2,), (0, 1), (0, 2), (1, 2), (0, 1, 2)])
 def test_backward_from_some_outputs_gives_the_same_gradients_and_nones(pair, used):
     def call(module):
@@ -304,15 +307,18 @@ def test_state_dict_goes_both_ways(exported):
         assert torch.equal(twin.state_dict()[name], tensor)
 
 
-@pytest.mark.parametrize("target", ["portable", "autograd"])
-def test_violated_check_of_a_data_dependent_number_raises(tmp_path, target):
-    def repeated(n):
-        k = n.item()
-        torch._check(k <= 4)
-        return torch.ones(k).sum()
+THREE = torch.tensor(3)
 
-    aotexport.export(repeated, (torch.tensor(3),), output=tmp_path / "bundle", verify=False)
-    module = aotexport_runtime.load(tmp_path / "bundle", target=target)
+
+def repeated(n):
+    k = n.item()
+    torch._check(k <= 4)
+    return torch.ones(k).sum()
+
+
+@pytest.mark.parametrize("target", ["portable", "autograd"])
+def test_violated_check_of_a_data_dependent_number_raises(bundle_of, target):
+    module = aotexport_runtime.load(bundle_of(repeated, THREE), target=target)
     assert module(torch.tensor(4)) == 4
     with pytest.raises(RuntimeError) as caught:
         module(torch.tensor(7))
@@ -337,11 +343,14 @@ def halves_of_positive_rows(x):
     return left * 2, right * 3, rows.sum()
 
 
+ROWS = torch.eye(5, 4).requires_grad_()
+
+
 @pytest.mark.parametrize("used", [(0,), (1,), (2,), (0, 1), (0, 2), (0, 1, 2)])
-def test_backward_from_some_outputs_of_sizes_that_only_the_data_know_equals_eager(tmp_path, used):
-    aotexport.export(halves_of_positive_rows, (torch.eye(5, 4).requires_grad_(),), output=tmp_path / "rows")
+def test_backward_from_some_outputs_of_sizes_that_only_the_data_know_equals_eager(bundle_of, used):
+    path = bundle_of(halves_of_positive_rows, ROWS)
     gradients = []
-    for callable_ in (halves_of_positive_rows, aotexport_runtime.load(tmp_path / "rows", target="portable")):
+    for callable_ in (halves_of_positive_rows, aotexport_runtime.load(path, target="portable")):
         x = torch.linspace(-2, 3, 24).reshape(6, 4).sin()[:5].requires_grad_()
         outputs = callable_(x)
         sum(outputs[index].square().sum() for index in used).backward()
@@ -349,18 +358,22 @@ def test_backward_from_some_outputs_of_sizes_that_only_the_data_know_equals_eage
     torch.testing.assert_close(gradients[1], gradients[0])
 
 
+class FirstAlone(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, y):
+        return x + y
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * 3, None
+
+
+BOTH = (torch.ones(2, requires_grad=True), torch.ones(2, requires_grad=True))
+
+
 @pytest.mark.parametrize("target", ["portable", "autograd"])
 @pytest.mark.parametrize("grads", [(True, True), (True, False), (False, True)])
-def test_results_require_grad_as_in_eager_where_a_function_gives_an_input_none(tmp_path, target, grads):
-    class FirstAlone(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x, y):
-            return x + y
-
-        @staticmethod
-        def backward(ctx, grad):
-            return grad * 3, None
-
+def test_results_require_grad_as_in_eager_where_a_function_gives_an_input_none(bundle_of, target, grads):
     def outcome(function):
         x, y = (torch.ones(2, requires_grad=grad) for grad in grads)
         result = function(x, y)
@@ -368,7 +381,5 @@ def test_results_require_grad_as_in_eager_where_a_function_gives_an_input_none(t
         result.sum().backward()
         return [x.grad, y.grad]
 
-    both = (torch.ones(2, requires_grad=True), torch.ones(2, requires_grad=True))
-    aotexport.export(FirstAlone.apply, both, output=tmp_path / "bundle", verify=False)
-    loaded = aotexport_runtime.load(tmp_path / "bundle", target=target)
+    loaded = aotexport_runtime.load(bundle_of(FirstAlone.apply, *BOTH), target=target)
     assert str(outcome(loaded)) == str(outcome(FirstAlone.apply))

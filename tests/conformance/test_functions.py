@@ -15,13 +15,17 @@ from tests.cases import functions as cases
 TARGETS = ("portable", "autograd")
 
 
-@pytest.fixture
-def load(tmp_path):
-    """Return a function that exports a function of tensors and loads the bundle."""
+@pytest.fixture(scope="module")
+def load(tmp_path_factory):
+    """Return a function that loads a bundle of a function of tensors, which it exports once."""
+    bundles = {}
 
     def export_and_load(function, args, target):
-        aotexport.export(function, args, output=tmp_path / "bundle", verify=False)
-        return aotexport_runtime.load(tmp_path / "bundle", target=target)
+        if function not in bundles:
+            path = tmp_path_factory.mktemp("bundles") / "bundle"
+            aotexport.export(function, args, output=path, verify=False)
+            bundles[function] = path
+        return aotexport_runtime.load(bundles[function], target=target)
 
     return export_and_load
 

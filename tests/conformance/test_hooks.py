@@ -193,14 +193,17 @@ def test_backward_hook_of_a_module_is_refused_where_gradients_are_asked_for(tmp_
     aotexport.export(module, (leaf(),), output=tmp_path / "bundle", programs=("infer",))
 
 
+def slope(x):
+    return torch.autograd.grad(x.sin().sum(), x, create_graph=True)[0]
+
+
+NO_LEAF = leaf() * 1
+
+
 @pytest.mark.parametrize("target", ["portable", "autograd"])
 @pytest.mark.parametrize("hang", [lambda x: x.register_hook(torch.neg), torch.Tensor.retain_grad])
-def test_hook_on_what_the_model_takes_gradients_of_is_refused_by_the_call(tmp_path, target, hang):
-    def slope(x):
-        return torch.autograd.grad(x.sin().sum(), x, create_graph=True)[0]
-
-    aotexport.export(slope, (leaf() * 1,), output=tmp_path / "bundle", verify=False)
-    module = aotexport_runtime.load(tmp_path / "bundle", target=target)
+def test_hook_on_what_the_model_takes_gradients_of_is_refused_by_the_call(bundle_of, target, hang):
+    module = aotexport_runtime.load(bundle_of(slope, NO_LEAF), target=target)
     x = leaf() * 1
     hang(x)
     with pytest.raises(CallInvalid) as caught:
@@ -213,8 +216,7 @@ def test_hook_on_what_the_model_takes_gradients_of_is_refused_by_the_call(tmp_pa
     assert torch.equal(module(x.view_as(x)), x.cos())
 
 
-@pytest.mark.parametrize("target", ["portable", "autograd"])
-def test_hook_of_a_parameter_that_a_backward_does_not_come_to_is_not_called(tmp_path, target):
+def test_hook_of_a_parameter_that_a_backward_does_not_come_to_is_not_called(tmp_path):
     class Heads(nn.Module):
         def __init__(self):
             super().__init__()
@@ -224,12 +226,13 @@ def test_hook_of_a_parameter_that_a_backward_does_not_come_to_is_not_called(tmp_
             return self.first(x), self.second(x)
 
     aotexport.export(Heads(), (leaf(),), output=tmp_path / "bundle", verify=False)
-    module = aotexport_runtime.load(tmp_path / "bundle", target=target)
-    called = []
-    for name, parameter in module.named_parameters():
-        parameter.register_hook(lambda grad, name=name: called.append(name))
-    module(leaf())[0].sum().backward()
-    assert sorted(called) == ["first.bias", "first.weight"]
+    for target in ("portable", "autograd"):
+        module = aotexport_runtime.load(tmp_path / "bundle", target=target)
+        called = []
+        for name, parameter in module.named_parameters():
+            parameter.register_hook(lambda grad, name=name, called=called: called.append(name))
+        module(leaf())[0].sum().backward()
+        assert sorted(called) == ["first.bias", "first.weight"]
 
 
 @pytest.mark.parametrize("register", ["register_hook", "register_prehook"])

@@ -17,6 +17,7 @@ PATH = (
     "the values of this call lead another way through the code than those of the example call, along which the "
     "program was captured; export with an example of this kind, or choose with torch.where or torch.cond. It needs "
 )
+PEAK = torch.tensor([1.0, -3.0])
 
 
 def exported(directory, function, *args, target="portable", **options):
@@ -48,8 +49,8 @@ def scaled(x):
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_call_on_the_path_of_the_example_equals_eager(tmp_path, target):
-    module = exported(tmp_path, scaled, torch.tensor([1.0, -3.0]), target=target)
+def test_call_on_the_path_of_the_example_equals_eager(bundle_of, target):
+    module = aotexport_runtime.load(bundle_of(scaled, PEAK), target=target)
     for values in ([0.75, 0.0], [5.0, 7.0]):
         torch.testing.assert_close(module(torch.tensor(values)), scaled(torch.tensor(values)))
 
@@ -69,15 +70,15 @@ def test_call_on_the_path_of_the_example_equals_eager(tmp_path, target):
         ),
         (
             scaled,
-            [torch.ones(2) * 2],
+            [PEAK],
             [torch.ones(2) / 4],
             1,
-            "`value > 0.5` to be True, with 2 in the example call. The call has 0.25",
+            "`value > 0.5` to be True, with 1 in the example call. The call has 0.25",
         ),
     ],
 )
-def test_call_on_another_path_is_refused(tmp_path, target, function, example, call, offset, needed):
-    module = exported(tmp_path, function, *example, target=target)
+def test_call_on_another_path_is_refused(bundle_of, target, function, example, call, offset, needed):
+    module = aotexport_runtime.load(bundle_of(function, *example), target=target)
     with pytest.raises(aotexport_runtime.CheckFailed) as caught:
         module(*call)
     assert str(caught.value) == line(function, offset) + PATH + needed
