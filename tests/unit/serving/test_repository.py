@@ -11,9 +11,10 @@ from aotexport_runtime.errors import ArgumentInvalid
 from aotexport_runtime.schema.limits import Limits
 from aotexport_runtime.server.bundles import find_models
 from aotexport_runtime.server.marks import Marks
-from aotexport_runtime.server.options import limits_of, usable_cores
+from aotexport_runtime.server.options import ServeOptions, limits_of, usable_cores
 from aotexport_runtime.server.refusals import Refusal
 from aotexport_runtime.server.repository import Repository
+from aotexport_runtime.server.supervisor import openmp_settings
 from aotexport_runtime.serving.servable import Servable
 from tests.unit.serving.test_servable import copied
 
@@ -25,6 +26,31 @@ def test_cores_are_those_of_the_container(tmp_path, monkeypatch, quota, expected
     monkeypatch.setattr("os.sched_getaffinity", lambda process: set(range(8)))
     (tmp_path / "cpu.max").write_text(quota)
     assert usable_cores(tmp_path / "cpu.max") == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "given", "bound"),
+    [
+        ({"threads": 4}, {}, True),
+        ({"threads": 4}, {"OMP_PROC_BIND": "false"}, False),
+        ({"threads": 4}, {"OMP_PLACES": "cores"}, False),
+        ({"threads": 3}, {}, False),
+        ({"threads": 2, "workers": 2}, {}, False),
+        ({"threads": 4, "workers": 2}, {}, False),
+        ({"threads": 4, "engine": "onnx"}, {}, False),
+        ({"threads": 4, "device": "cuda"}, {}, False),
+    ],
+)
+def test_threads_are_bound_where_one_worker_has_every_processor(tmp_path, options, given, bound):
+    settings = openmp_settings(ServeOptions(repository=tmp_path, **options), 4, given)
+    assert settings == {"GOMP_SPINCOUNT": "10000"} | ({"OMP_PROC_BIND": "true"} if bound else {})
+
+
+def test_waiting_of_threads_stays_as_set(tmp_path):
+    options = ServeOptions(repository=tmp_path, threads=1)
+    assert openmp_settings(options, 1, {}) == {"GOMP_SPINCOUNT": "10000"}
+    assert openmp_settings(options, 1, {"GOMP_SPINCOUNT": "5"}) == {}
+    assert openmp_settings(options, 1, {"OMP_WAIT_POLICY": "passive"}) == {}
 
 
 def test_limits_are_read_by_name():

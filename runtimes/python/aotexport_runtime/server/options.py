@@ -48,13 +48,18 @@ class ServeOptions:
         return self.threads or max(1, usable_cores() // self.workers)
 
 
+def own_cores() -> int:
+    """Return how many processors this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def usable_cores(quota: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
     """Return how many processors this process may keep busy: those it may run on, at most what its container has whole.
 
     Args:
         quota: the file in which Linux names the processor time that a container has of each period.
     """
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = own_cores()
     try:
         allowed, period = quota.read_text().split()
         return max(1, min(cores, int(allowed) // int(period)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import logging
 import multiprocessing
@@ -10,7 +11,7 @@ import signal
 import socket
 import tempfile
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
@@ -19,7 +20,7 @@ from typing import Any
 
 from aotexport_runtime.errors import NotSupported
 from aotexport_runtime.server.logs import log_as_json
-from aotexport_runtime.server.options import ServeOptions
+from aotexport_runtime.server.options import ServeOptions, own_cores
 from aotexport_runtime.server.start import start
 
 log = logging.getLogger("aotexport_runtime.server")
@@ -152,12 +153,34 @@ def serve(options: ServeOptions) -> int:
         metrics = Path(state) / "metrics"
         metrics.mkdir()
         os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(metrics)
-        if "OMP_WAIT_POLICY" not in os.environ:
-            os.environ.setdefault("GOMP_SPINCOUNT", _SPINS)
+        options = dataclasses.replace(options, threads=options.threads_per_worker)  # a bound worker sees one processor
+        os.environ |= openmp_settings(options, own_cores(), os.environ)
         fields = {"host": options.host, "http_port": http.getsockname()[1], "grpc_port": grpc_port}
         log.info("server listens", extra={"fields": fields})
         Supervisor(options, http, grpc_port, Path(state)).run()
     return 0
+
+
+def openmp_settings(options: ServeOptions, processors: int, given: Mapping[str, str]) -> dict[str, str]:
+    """Return variables of the environment by which OpenMP's threads of a worker wait, and stay where they are.
+
+    Where one worker has every processor, each thread of an operator keeps its own, and all else that the worker does
+    shares the first one's: otherwise a request can wake two threads of an operator on one processor, where they wait
+    for each other until the kernel moves one.
+
+    Args:
+        options: `threads` is a number.
+        processors: how many this process may run on.
+        given: the environment; what it sets stays.
+    """
+    settings: dict[str, str] = {}
+    if not given.keys() & {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"}:
+        settings["GOMP_SPINCOUNT"] = _SPINS
+    has_all = options.workers == 1 and options.threads == processors > 1
+    runs_here = options.device == "cpu" and options.engine != "onnx"  # ONNX Runtime's threads are not OpenMP's
+    if has_all and runs_here and not given.keys() & {"OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY"}:
+        settings["OMP_PROC_BIND"] = "true"
+    return settings
 
 
 @contextmanager
