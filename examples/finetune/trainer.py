@@ -1,26 +1,28 @@
 """Trains a LoRA adapter on the bundle by Hugging Face's `Trainer`; with `--eager`, peft's on the original.
 
-The same arguments give the same losses. Needs the packages of `pip install '.[examples,trainers]'`.
+    torchrun --nproc-per-node 2 examples/finetune/trainer.py out/reader
+
+The same arguments give the same losses, on one rank or several. Needs `pip install '.[examples,trainers]'`.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import peft
 import torch
-from deploy.plain import accuracy, digits
+from deploy.plain import digits
 from model import model
 from torch import nn
 from transformers import Trainer, TrainingArguments
 
-import aotexport_runtime
-from aotexport_runtime import adapters
+from aotexport_runtime import adapters, ranks
 
-TARGETS, RANK, HEAD = ["query", "value", "feed.0"], 8, ["classifier"]
+TARGETS, RANK, HEAD, BATCH = ["query", "value", "feed.0"], 8, ["classifier"], 64
 
 
 def rows() -> list[dict[str, torch.Tensor]]:
@@ -35,15 +37,15 @@ def adapted(bundle: str | None) -> nn.Module:
         network = model()
         torch.manual_seed(2)
         return peft.get_peft_model(network, config)
-    network = aotexport_runtime.load(bundle, matmul="torch")
+    network = ranks.load(bundle, matmul="torch")
     torch.manual_seed(2)
     adapters.add_lora(network, TARGETS, r=RANK, alpha=2 * RANK, modules_to_save=HEAD)
     return network
 
 
-def loss_of(logits: torch.Tensor, labels: torch.Tensor, **options: Any) -> torch.Tensor:
-    """Return the mean cross entropy of a batch."""
-    return nn.functional.cross_entropy(logits, labels)
+def loss_of(logits: torch.Tensor, labels: torch.Tensor, num_items_in_batch: torch.Tensor) -> torch.Tensor:
+    """Return this rank's part of the mean cross entropy of what all ranks take in a step."""
+    return nn.functional.cross_entropy(logits, labels, reduction="sum") / num_items_in_batch
 
 
 def main() -> None:
@@ -51,17 +53,20 @@ def main() -> None:
     parser.add_argument("bundle", nargs="?", help="bundle of the network")
     parser.add_argument("--eager", action="store_true", help="train the original in its place")
     parser.add_argument("--adapter", default="adapter", help="where to write the adapter")
-    parser.add_argument("--report", type=Path, help="write losses and accuracy as JSON")
+    parser.add_argument("--report", type=Path, help="write the losses as JSON")
     options = parser.parse_args()
+    count = int(os.environ.get("WORLD_SIZE", "1"))
+    settings: dict[str, Any] = {"num_train_epochs": 4, "learning_rate": 1e-2, "dataloader_drop_last": True}
+    settings |= {"per_device_train_batch_size": BATCH // count, "use_cpu": True}  # on GPUs: not this, and not the next
+    settings |= {"ddp_backend": "gloo"} if count > 1 else {}
+    settings |= {"report_to": "none", "disable_tqdm": True, "dataloader_pin_memory": False, "save_strategy": "no"}
+    arguments = TrainingArguments("run", logging_steps=1, seed=1, label_names=["labels"], **settings)
     network = adapted(None if options.eager else options.bundle)
-    settings: dict[str, Any] = {"num_train_epochs": 4, "per_device_train_batch_size": 64, "learning_rate": 1e-2}
-    quiet = {"report_to": "none", "disable_tqdm": True, "dataloader_pin_memory": False, "save_strategy": "no"}
-    arguments = TrainingArguments("run", logging_steps=1, seed=1, label_names=["labels"], **settings, **quiet)
     trainer = Trainer(network, arguments, train_dataset=rows(), compute_loss_func=loss_of)
     trainer.train()
-    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
-    report = {"losses": losses, "accuracy": accuracy(network, *digits(below=10))}
-    print(f"last loss {losses[-1]:.6f}, accuracy {report['accuracy']:.2%}")
+    if not trainer.is_world_process_zero():
+        return
+    report = {"losses": [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]}
     if options.eager:
         network.save_pretrained(options.adapter)
     else:

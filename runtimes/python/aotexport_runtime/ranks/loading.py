@@ -19,7 +19,8 @@ def load(
 
     Args:
         path: directory of the bundle; may differ from rank to rank.
-        group: the ranks, all of which call this; None: all of the job.
+        group: the ranks, all of which call this; None: all of the job. Where no group was made, as in a script that
+            runs without `torchrun`, this is `aotexport_runtime.load`.
         target: see `aotexport_runtime.load`; not `onnx`, which does not train.
         options: other options of `aotexport_runtime.load`.
 
@@ -29,7 +30,10 @@ def load(
     Raises:
         NotSupported: a rank could not load its bundle, or ranks loaded different ones; on every rank, with what each
             found.
+        AotExportError: no group was made, and the bundle could not be loaded.
     """
+    if not dist.is_initialized():
+        return load_alone(path, target=target, **options)
     module: BundleModule | None = None
     try:
         module = load_alone(path, target=target, **options)
