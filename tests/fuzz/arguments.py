@@ -12,6 +12,7 @@ import torch
 _DTYPES = (
     *(torch.float32, torch.float32, torch.float64, torch.int64, torch.int64),
     *(torch.int32, torch.bool, torch.complex64, torch.uint8, torch.bfloat16),
+    *(torch.float16, torch.int8, torch.int16, torch.complex128),
 )
 _SMALL = (-3, -2, -1, 0, 0, 1, 1, 1, 2, 2, 3, 4, 5, 7)
 _HUGE = (64, 1 << 20, 1 << 31, 1 << 40, -(1 << 31), -(1 << 63), (1 << 63) - 1)
@@ -33,6 +34,7 @@ class Arguments:
         """Begin with a seed."""
         self._valid_calls = valid_calls
         self._random = random.Random(seed)
+        self._generator = torch.Generator().manual_seed(self._random.getrandbits(63))
         self._shapes: list[list[int]] = []
         self._dtypes: list[torch.dtype] = []
 
@@ -43,7 +45,7 @@ class Arguments:
         for argument in schema.arguments:
             if argument.name in patterns:
                 value = self._like(patterns[argument.name])
-            elif argument.has_default_value() and self._chance(0.4):
+            elif argument.has_default_value() and self._chance(0.85 if patterns else 0.4):
                 value = argument.default_value
             else:
                 value = self._value(str(argument.real_type))
@@ -59,9 +61,12 @@ class Arguments:
             return {}
         call = self._random.choice(self._valid_calls)
         names = [argument.name for argument in schema.arguments]
-        places = [name for name in names if name not in call and schema_writes(schema, name)]
+        places = [argument for argument in schema.arguments if argument.is_write and argument.name not in call]
         patterns = {name: pattern for name, pattern in call.items() if name in names}
-        patterns |= dict(zip(places, call["results"], strict=False))
+        if places and str(places[0].real_type) == "List[Tensor]":
+            patterns[places[0].name] = call["results"]
+        else:
+            patterns |= dict(zip((place.name for place in places), call["results"], strict=False))
         for name in self._random.sample(sorted(patterns), min(len(patterns), self._random.choice((0, 1, 1, 2)))):
             patterns[name] = self._changed(patterns[name])
             if patterns[name] is _ANYTHING:
@@ -102,14 +107,24 @@ class Arguments:
             return dtype
         count, limits = math.prod(pattern["shape"]), pattern["range"]
         if limits and not dtype.is_floating_point and not dtype.is_complex:
-            bounds = (0, 1) if dtype == torch.bool else (torch.iinfo(dtype).min, torch.iinfo(dtype).max)
-            low, high = (max(bounds[0], min(bounds[1], limit)) for limit in limits)
-            numbers = [self._random.randint(low, high) for _ in range(count)]
-            tensor = torch.tensor(numbers, dtype=torch.int64).to(dtype)
+            low, high = (max(_least(dtype), min(_most(dtype), limit)) for limit in limits)
+            tensor = self._integers(count, low, high, dtype)
         else:
             tensor = self._filled(count, dtype)
-        tensor = tensor.reshape(pattern["shape"])
-        return tensor.transpose(0, 1).contiguous().transpose(0, 1) if tensor.dim() > 1 and self._chance(0.2) else tensor
+        return self._laid_out(tensor.reshape(pattern["shape"]))
+
+    def _laid_out(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return a tensor as it is, or with the same shape and other strides, or with elements that share a place."""
+        if tensor.dim() == 0 or self._chance(0.65):
+            return tensor
+        kind, axis = self._random.choice(("transposed", "stepped", "behind", "expanded")), tensor.dim() - 1
+        if kind == "transposed":
+            return tensor.transpose(0, axis).contiguous().transpose(0, axis)
+        if kind == "stepped":
+            return tensor.repeat_interleave(2, axis)[..., ::2]
+        if kind == "behind":
+            return torch.cat((tensor, tensor))[tensor.shape[0] :]
+        return tensor[:1].expand(tensor.shape) if tensor.shape[0] else tensor
 
     def _chance(self, part: float) -> bool:
         return self._random.random() < part
@@ -142,23 +157,44 @@ class Arguments:
         dtype = choose(self._dtypes) if self._dtypes and self._chance(0.6) else choose(_DTYPES)
         self._shapes.append(shape)
         self._dtypes.append(dtype)
-        tensor = self._filled(math.prod(shape), dtype).reshape(shape)
-        return tensor.transpose(0, 1) if tensor.dim() > 1 and self._chance(0.2) else tensor
+        return self._laid_out(self._filled(math.prod(shape), dtype).reshape(shape))
 
     def _filled(self, count: int, dtype: torch.dtype) -> torch.Tensor:
         choose = self._random.choice
-        if dtype in (torch.int64, torch.int32):
-            huge = _HUGE if dtype == torch.int64 else (-(1 << 31), (1 << 31) - 1)
-            numbers = _SMALL if self._chance(0.8) else (*_SMALL, *huge)
-            return torch.tensor([choose(numbers) for _ in range(count)], dtype=dtype)
         if dtype in (torch.bool, torch.uint8):
-            return torch.tensor([self._random.randint(0, 1 if dtype == torch.bool else 255) for _ in range(count)]).to(
-                dtype
-            )
+            return self._integers(count, 0, _most(dtype), dtype)
+        if not dtype.is_floating_point and not dtype.is_complex:
+            least, most = _least(dtype), _most(dtype)
+            huge = [number for number in (*_HUGE, least, most) if least <= number <= most]
+            numbers = _SMALL if self._chance(0.8) else (*_SMALL, *huge)
+            return torch.tensor(self._random.choices(numbers, k=count), dtype=dtype)
         scale = choose((1.0, 1.0, 1e30, 0.0, math.nan))
-        return torch.tensor([self._random.gauss(0, 1) * scale for _ in range(count)], dtype=torch.float64).to(dtype)
+        return torch.randn(count, generator=self._generator, dtype=torch.float64).mul_(scale).to(dtype)
+
+    def _integers(self, count: int, low: int, high: int, dtype: torch.dtype) -> torch.Tensor:
+        """Return integers from `low` to `high`; the greatest of 64 bits is left out."""
+        above = min(high + 1, _HUGE[-1])
+        return torch.randint(low, above, (count,), generator=self._generator, dtype=torch.int64).to(dtype)
 
 
-def schema_writes(schema: Any, name: str) -> bool:
-    """Return whether a call of an operator writes into the argument `name`."""
-    return any(item.name == name and item.alias_info and item.alias_info.is_write for item in schema.arguments)
+def copied(value: Any) -> Any:
+    """Return an argument in new memory: a tensor with the same strides, in memory that ends where it ends."""
+    if isinstance(value, list):
+        return [copied(item) for item in value]
+    if not isinstance(value, torch.Tensor):
+        return value
+    if value.numel() == 0 or (value.is_contiguous() and value.storage_offset() == 0):
+        return value.clone()
+    steps = sum((size - 1) * step for size, step in zip(value.shape, value.stride(), strict=True))
+    count = value.storage_offset() + steps + 1
+    storage = value.as_strided((count,), (1,), 0).clone().untyped_storage()
+    # Not a view, which some operators refuse to write into.
+    return torch.empty(0, dtype=value.dtype).set_(storage, value.storage_offset(), value.shape, value.stride())
+
+
+def _least(dtype: torch.dtype) -> int:
+    return 0 if dtype == torch.bool else torch.iinfo(dtype).min
+
+
+def _most(dtype: torch.dtype) -> int:
+    return 1 if dtype == torch.bool else torch.iinfo(dtype).max

@@ -29,8 +29,8 @@ import torch
 
 from aotexport_runtime.allowed.operators import allowed_aten_operators
 from aotexport_runtime.engines import ops
-from tests.fuzz.arguments import Arguments
-from tests.fuzz.valid_calls import valid_calls_of
+from tests.fuzz.arguments import Arguments, copied
+from tests.fuzz.valid_calls import valid_calls, valid_calls_of
 from tests.preload import preloaded
 
 RESULTS = Path(__file__).parent / "results" / "operators.tsv"
@@ -38,8 +38,8 @@ GUARD = Path(__file__).parent / "guard.c"
 CALLS = 2000
 FROM_TYPES_ALONE = 300
 """How many calls of an operator are drawn from the types in its schema; those after begin at a valid call."""
-_TIMEOUT_S = 10
-_MOST_NBYTES = 6 << 30
+_CASE_S = 10
+_MOST_NBYTES = 8 << 30
 
 
 @dataclass(frozen=True)
@@ -48,9 +48,10 @@ class Row:
 
     Attributes:
         operator: `base.overload`.
-        calls: how many sets of arguments; the seed of each is the operator and its number.
+        calls: how many sets of arguments; the seed of each is the operator and its number. If one went wrong, those
+            before it, so that the next run begins there.
         accepted: how many of them the operator took.
-        outcome: `ok`, or the number of the first call that went wrong and how.
+        outcome: `ok`, or the number of the call that went wrong and how.
     """
 
     operator: str
@@ -81,6 +82,9 @@ def fuzz(operators: Iterable[str], calls: int, first: int = 0) -> Iterator[Row]:
 def _run_guarded(first: int, calls: int, operators: Iterable[str]) -> None:
     """Print a row per operator; memory is guarded in this process."""
     torch.set_num_threads(1)
+    # What children would each read anew.
+    allowed_aten_operators()
+    valid_calls()
     for operator in operators:
         with tempfile.TemporaryFile() as progress:
             child = os.fork()
@@ -91,7 +95,7 @@ def _run_guarded(first: int, calls: int, operators: Iterable[str]) -> None:
         outcome = note.strip()
         if os.WIFSIGNALED(status):
             outcome = f"call {call}: {signal.Signals(os.WTERMSIG(status)).name}"
-        print(json.dumps(asdict(Row(operator, calls, int(accepted), outcome))), flush=True)
+        print(json.dumps(asdict(Row(operator, int(call), int(accepted), outcome))), flush=True)
 
 
 def _end_as_child(operator: str, calls: range, progress: int) -> None:
@@ -107,31 +111,40 @@ def _end_as_child(operator: str, calls: range, progress: int) -> None:
 
 def _call_often(operator: str, calls: range, progress: int) -> None:
     function = ops.resolve(f"aten::{operator}", None, frozenset())
-    fill = ctypes.c_ubyte.in_dll(ctypes.CDLL(None), "guard_fill")
+    fill, on = (ctypes.c_ubyte.in_dll(ctypes.CDLL(None), f"guard_{name}") for name in ("fill", "on"))
+    valid = valid_calls_of(operator)
     accepted = 0
     for call in calls:
         os.pwrite(progress, f"{call:8} {accepted:8} ended before its last call{'':8}".encode(), 0)
-        signal.alarm(_TIMEOUT_S)
+        # Of the processor's time, and, if it waits, of ours.
+        signal.setitimer(signal.ITIMER_PROF, _CASE_S)
+        signal.alarm(30 * _CASE_S)
+        on.value = 0
+        drawn = Arguments(f"{operator} {call}", valid if call >= FROM_TYPES_ALONE else ()).of(function._schema)
+        on.value = 1
         seen = list[bytes | None]()
         for byte in (0x5A, 0xA5):
             fill.value = byte
-            seen.append(_called(function, f"{operator} {call}"))
-        signal.alarm(0)
-        accepted += seen[0] is not None
+            seen.append(_called(function, *drawn))
         if seen[0] != seen[1]:
             os.pwrite(progress, f"{call:8} {accepted:8} call {call}: uninitialised bytes{'':20}".encode(), 0)
             return
+        accepted += seen[0] is not None
     os.pwrite(progress, f"{calls.stop:8} {accepted:8} ok{'':40}".encode(), 0)
 
 
-def _called(function: Any, seed: str) -> bytes | None:
-    """Return the bytes of the results of a call; None: it was refused."""
-    operator, call = seed.split()
-    valid = valid_calls_of(operator) if int(call) >= FROM_TYPES_ALONE else ()
-    args, kwargs = Arguments(seed, valid).of(function._schema)
-    torch.manual_seed(0)
+def _called(function: Any, args: list[Any], kwargs: dict[str, Any]) -> bytes | None:
+    """Return the bytes of the results of a call, and of the arguments that it writes; None: it was refused."""
+    args, kwargs = [*map(copied, args)], {name: copied(value) for name, value in kwargs.items()}
+    torch.default_generator.manual_seed(0)
     try:
-        return b"".join(_bytes_of(tensor) for tensor in _tensors(function(*args, **kwargs)))
+        results = function(*args, **kwargs)
+        written = [
+            value
+            for argument, value in zip(function._schema.arguments, (*args, *kwargs.values()), strict=True)
+            if argument.is_write
+        ]
+        return b"".join(map(_bytes_of, _tensors([results, written])))
     except Exception:  # Whatever a kernel says to hostile arguments.
         return None
 
@@ -149,7 +162,7 @@ def _bytes_of(tensor: torch.Tensor) -> bytes:
         return b""
     flat = tensor.detach().resolve_conj().resolve_neg().contiguous()
     # A single element is contiguous with any stride, but is seen as bytes with a stride of 1 alone.
-    return bytes(flat.as_strided((flat.numel(),), (1,)).view(torch.uint8).tolist())
+    return flat.as_strided((flat.numel(),), (1,)).view(torch.uint8).numpy().tobytes()
 
 
 def read(path: Path = RESULTS) -> dict[str, Row]:

@@ -1,12 +1,15 @@
 """`python -m tests.fuzz.record_calls`: write `results/valid_calls.jsonl`, calls that operators of the list take.
 
 They are those of the samples of torch's own tests, forward and backward, before and after composite operators are taken
-apart. A line per operator has what arguments and results were: of tensors the dtype, the shape and the range of values.
+apart, and of `written_calls` what these never call. A line per operator has what arguments and results were: of tensors
+the dtype, the shape and the range of values. With `--written` the calls in the file stay, and those that are written
+come to them.
 """
 
 from __future__ import annotations
 
 import json
+import sys
 import warnings
 from collections import defaultdict
 from typing import Any
@@ -18,7 +21,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves  # noqa: TID251
 
 from aotexport_runtime.allowed.operators import allowed_aten_operators
-from tests.fuzz.valid_calls import CALLS
+from tests.fuzz import written_calls
+from tests.fuzz.arguments import copied
+from tests.fuzz.valid_calls import CALLS, valid_calls
 from tests.sweeps import modules, operators
 from tests.sweeps.sample import Sample
 
@@ -87,7 +92,8 @@ def _pattern(value: Any) -> Any:
         if value.numel() > _MOST_ELEMENTS or value.layout is not torch.strided:
             raise ValueError(value)
         whole = not (value.is_floating_point() or value.is_complex())
-        limits = [int(value.min()), int(value.max())] if whole and value.numel() else None
+        numbers = value.flatten().tolist()  # Not all of these dtypes have a minimum.
+        limits = [int(min(numbers)), int(max(numbers))] if whole and numbers else None
         return {"dtype": _name(value.dtype), "shape": list(value.shape), "range": limits}
     if isinstance(value, torch.dtype):
         return {"dtype": _name(value)}
@@ -114,19 +120,36 @@ def _see_sample(sample: Sample, calls: _Calls) -> None:
     _Composites(graph, calls).run(*tree_leaves(sample.args))
 
 
-def main() -> None:
-    """Record the calls, and write them."""
-    warnings.simplefilter("ignore")
-    calls = _Calls()
+def _see_written(calls: _Calls) -> None:
+    for name, given in written_calls.calls().items():
+        base, overload = name.split(".")
+        function = getattr(getattr(torch.ops.aten, base), overload)
+        for args in given:
+            before = [copied(value) for value in args]
+            calls.see(function, before, {}, function(*args))
+
+
+def _see_samples(calls: _Calls) -> None:
     for name, samples in {**operators.items(), **modules.items()}.items():
         try:
             for sample in samples():
                 _see_sample(sample, calls)
         except Exception as error:
             print(f"{name}: {type(error).__name__}")
-    lines = [
-        {"operator": name, "calls": [*map(json.loads, found)]} for name, found in sorted(calls.of.items()) if found
-    ]
+
+
+def main() -> None:
+    """Record the calls, and write them."""
+    warnings.simplefilter("ignore")
+    calls = _Calls()
+    _see_written(calls)
+    found = {name: [*map(json.loads, seen)] for name, seen in calls.of.items() if seen}
+    if "--written" in sys.argv:
+        found = {**valid_calls(), **found}
+    else:
+        _see_samples(calls)
+        found = {name: [*map(json.loads, seen)] for name, seen in calls.of.items() if seen}
+    lines = [{"operator": name, "calls": seen} for name, seen in sorted(found.items())]
     CALLS.write_text("".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines))
     print(f"{len(lines)} of {len(calls.allowed)} operators")
 

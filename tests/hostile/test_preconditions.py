@@ -39,6 +39,9 @@ GRID = torch.zeros(1, 4, 4, 2)
 PADDING = "`padding` must be smaller than the image"
 BATCHES = torch.ones(3, 2, 4, 4).transpose(0, 1)
 NORM = (channels(2), channels(2), channels(2), channels(2))
+CTC_BACKWARD = (torch.ones(2), LOGS, torch.ones(2, 2).long(), [5, 5], [2, 2], torch.ones(2), torch.ones(2, 5, 5))
+BYTES = torch.ones(3, 4, dtype=torch.int8)
+GROUPS = (torch.ones(6, 8).bfloat16(), torch.ones(2, 8, 16).bfloat16())
 
 REFUSED = [
     (
@@ -120,7 +123,7 @@ REFUSED = [
         (torch.ones(2, 3), INDICES, torch.tensor([0, 0, 9]), *BAGS[2:], 6, False, 0, None),
         "`offset2bag` must be from 0 to below 2",
     ),
-    ("_weight_norm_interface.default", (ROWS, torch.ones(1, 1)), "`g` must be 4 numbers"),
+    ("_weight_norm.default", (ROWS, torch.ones(1, 1)), "`g` must be 4 numbers"),
     (
         "_weight_norm_interface_backward.default",
         (ROWS, ROWS, torch.ones(4, 1), torch.ones(1), 0),
@@ -284,6 +287,41 @@ REFUSED = [
         "`grad_in` must have the sizes (4, 2), not (3, 2)",
     ),
     ("special_laguerre_polynomial_l.n_scalar", (ROWS, 10**9), "`n` must be at most 100000"),
+    ("_ctc_loss_backward.default", (*CTC_BACKWARD, -1), "`blank` must be from 0 to below 4"),
+    ("_fft_c2r.default", (torch.ones(9) + 0j, [0], 0, 5), "axis 0 is longer than `last_dim_size`"),
+    ("embedding_bag.default", (WEIGHT, INDICES, torch.tensor([0]).expand(2)), "`offsets` must be contiguous"),
+    (
+        "_embedding_bag_per_sample_weights_backward.default",
+        (ROWS[:1], WEIGHT, INDICES, OFFSETS, INDICES[:0], 0),
+        "`grad` must have a row per bag",
+    ),
+    (
+        "_embedding_bag_dense_backward.default",
+        (ROWS[:2], INDICES, torch.tensor([0, 0, 1]), INDICES[:0], INDICES[:0], 6, False, 1, None),
+        "`bag_size` must be a number per bag",
+    ),
+    (
+        "_embedding_bag_dense_backward.default",
+        (ROWS[:2], INDICES, torch.tensor([0, 0, 1]), torch.tensor([1]).expand(2), INDICES[:0], 6, False, 1, None),
+        "`bag_size` must be contiguous",
+    ),
+    ("_int_mm.default", (BYTES[:1].expand(3, 4), BYTES.t()), "elements of `self` must not share memory"),
+    ("_grouped_mm.default", (*GROUPS, torch.tensor([2, 7], dtype=torch.int32)), "`offs` must be from 0 to below 7"),
+    ("_grouped_mm.default", (*GROUPS, torch.tensor([3, 2], dtype=torch.int32)), "`offs` must not fall"),
+    ("_weight_norm_interface.default", (ROWS[:1].expand(4, 3), torch.ones(4, 1)), "`v` must be contiguous"),
+    (
+        "_softmax_backward_data.out",
+        (ROWS, ROWS, 1, torch.float32),
+        "elements of `grad_input` must not share memory",
+    ),
+    ("_pdist_backward.default", (ROWS[:0, 0], ROWS[:0], 2.0, ROWS[:0, 0]), "`self` must have rows"),
+    ("_foreach_powsum.Scalar", ([ROWS + 0j], 2, torch.bfloat16), "`dtype` must be complex as `self` is"),
+    (
+        "_scaled_dot_product_flash_attention_for_cpu.default",
+        (HEADS.mT.contiguous().mT, HEADS, HEADS),
+        "the numbers of a step must lie one after the other",
+    ),
+    ("cudnn_grid_sampler.default", (IMAGES, torch.ones(1, 4, 2)), GRID_AXES),
 ]
 
 KEYWORDS = {
@@ -292,6 +330,7 @@ KEYWORDS = {
     "linalg__powsum.default": {"dtype": torch.bfloat16},
     "lu_unpack.out": {"P": torch.ones(2, 3, 4, 4), "L": BATCHES, "U": BATCHES},
     "tril.out": {"out": BATCHES},
+    "_softmax_backward_data.out": {"grad_input": torch.ones(3).expand(4, 3)},
     "rrelu_with_noise.out": {"out": torch.ones(())},
     "_scaled_dot_product_attention_math.default": {"enable_gqa": True},
 }
@@ -340,6 +379,28 @@ def test_memory_that_a_tensor_gains_is_zero_and_its_own_stays(name, args):
         assert call(name, tensor, *args) is tensor
         assert tensor[:2].tolist() == [1.0, 2.0]
         assert not tensor[2:].any()
+
+
+def test_table_of_the_ctc_loss_is_written_where_the_kernel_does_not():
+    targets = torch.tensor([[1, 2], [3, 0]])
+    _, table = call("_ctc_loss.default", LOGS, targets, [5, 3], [2, 1])
+    assert table.shape == (2, 5, 5)
+    assert (table[1, 3:] == -math.inf).all()
+    assert (table[1, :, 3:] == -math.inf).all()
+    assert torch.equal(table[0], ATEN._ctc_loss.default(LOGS, targets, [5, 3], [2, 1])[1][0])
+
+
+@pytest.mark.parametrize(
+    ("operands", "beyond"),
+    [(GROUPS, (slice(5, 6), ...)), ((GROUPS[1].mT, torch.ones(8, 8).bfloat16()), (..., slice(5, 8)))],
+    ids=["rows", "columns"],
+)
+def test_rows_and_columns_of_no_group_are_zero(operands, beyond):
+    ends = torch.tensor([3, 5], dtype=torch.int32)
+    result = call("_grouped_mm.default", *operands, ends)
+    assert not result[beyond].any()
+    result[beyond] = 8
+    assert (result == 8).all()
 
 
 def backward(function, *inputs):

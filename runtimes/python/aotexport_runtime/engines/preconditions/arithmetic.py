@@ -57,8 +57,9 @@ def steps(a: Arguments) -> None:
 
 def powers(a: Arguments) -> None:
     """Check that a sum of powers is not of complex numbers in a real dtype."""
-    dtype = a["dtype"]
-    require(dtype is None or dtype.is_complex == a["self"].is_complex(), "`dtype` must be complex as `self` is")
+    dtype, tensors = a["dtype"], a["self"] if isinstance(a["self"], list | tuple) else [a["self"]]
+    fits = dtype is None or all(dtype.is_complex == tensor.is_complex() for tensor in tensors)
+    require(fits, "`dtype` must be complex as `self` is")
 
 
 def leaks(a: Arguments) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from aotexport_runtime.engines.preconditions.require import Arguments, require, sizes, within
+from aotexport_runtime.engines.preconditions.require import Arguments, contiguous, require, sizes, within
 
 
 def embedding_bag(a: Arguments) -> None:
@@ -18,6 +18,7 @@ def embedding_bag(a: Arguments) -> None:
 
 
 def _bags(indices: torch.Tensor, offsets: torch.Tensor, rows: Any) -> None:
+    contiguous(offsets, "`offsets`")
     for values, what in ((indices, "`indices`"), (offsets, "`offsets`")):
         require(values.dim() == 1, f"{what} must have one axis")
         require(values.dtype in (torch.int32, torch.int64), f"{what} must be of dtype int32 or int64")
@@ -40,16 +41,20 @@ def embedding_bag_backward(a: Arguments) -> None:
     within(a["offset2bag"], 0, grad.shape[0], "`offset2bag`")
     if a.get("offsets") is not None:
         _bags(indices, a["offsets"], rows)
-    if a.get("bag_size") is not None and a["bag_size"].numel():
+        bags = (a["offsets"] < indices.shape[0]).sum()
+        require(bags <= grad.shape[0], "`grad` must have a row per bag")
+    if a.get("bag_size") is not None and (a["bag_size"].numel() or (a["mode"] == _MEAN and a.get("offsets") is None)):
         require(a["bag_size"].numel() >= grad.shape[0], "`bag_size` must be a number per bag")
+    for name in ("offset2bag", "bag_size", "maximum_indices"):
+        contiguous(a.get(name), f"`{name}`")
     if a["mode"] == _MAX and a.get("maximum_indices") is not None:
         sizes(a["maximum_indices"], grad.shape, "`maximum_indices`")
         within(a["maximum_indices"], -1, rows, "`maximum_indices`")
     sizes(a.get("per_sample_weights"), indices.shape, "`per_sample_weights`")
 
 
-_MAX = 2
-"""The mode of embedding bags that takes the greatest value."""
+_MEAN, _MAX = 1, 2
+"""The modes of embedding bags that take the mean, and the greatest value."""
 
 
 def embedding_backward(a: Arguments) -> None:

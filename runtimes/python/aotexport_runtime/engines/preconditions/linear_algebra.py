@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from aotexport_runtime.engines.preconditions.require import Arguments, require, sizes, within
+from aotexport_runtime.engines.preconditions.require import Arguments, contiguous, require, sizes, within
 
 
 def fourier(a: Arguments) -> None:
@@ -18,6 +18,7 @@ def fourier(a: Arguments) -> None:
     if size is not None:
         require(size >= 1, "`last_dim_size` must be positive")
         require(source.shape[axes[-1]] >= size // 2 + 1, f"axis {axes[-1]} is too short for `last_dim_size`")
+        require(source.shape[axes[-1]] <= size, f"axis {axes[-1]} is longer than `last_dim_size`")
 
 
 def pairs(a: Arguments) -> None:
@@ -29,7 +30,36 @@ def pairs(a: Arguments) -> None:
         sizes(a.get(name), (count,), f"`{name}`")
     require(rows.is_contiguous(), "`self` must be contiguous")
     if "grad" in a:
+        require(rows.shape[0] > 0, "`self` must have rows")
         sizes(a.get("out"), rows.shape, "`out`")
+
+
+def of_bytes(a: Arguments) -> None:
+    """Check the strides of matrices of 8-bit integers: of an axis without steps the kernel writes nothing."""
+    for name in ("self", "mat2"):
+        has_steps = all(step or size == 1 for size, step in zip(a[name].shape, a[name].stride(), strict=True))
+        require(has_steps, f"elements of `{name}` must not share memory")
+
+
+def grouped(a: Arguments) -> None:
+    """Check where the groups of a product end."""
+    one, other, ends = a["self"], a["mat2"], a["offs"]
+    if ends is not None:
+        require(ends.dim() == 1 and ends.dtype == torch.int32, "`offs` must be a row of int32")
+        contiguous(ends, "`offs`")
+        most = one.shape[-1] if one.dim() == other.dim() == 2 else one.shape[0] if one.dim() == 2 else other.shape[-1]
+        within(ends, 0, most + 1, "`offs`")
+        require((ends[1:] >= ends[:-1]).all(), "`offs` must not fall")
+
+
+def grouped_written(a: Arguments, result: torch.Tensor) -> None:
+    """Write the rows or columns of no group, which the kernel leaves."""
+    one, other, ends = a["self"], a["mat2"], a["offs"]
+    if ends is not None and one.dim() != other.dim():
+        axis = 0 if one.dim() == 2 else 1
+        places = torch.arange(result.shape[axis], device=result.device)
+        beyond = places >= (ends[-1] if ends.numel() else 0)
+        result.detach().masked_fill_(beyond[:, None] if axis == 0 else beyond, 0)
 
 
 def power(a: Arguments) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from aotexport_runtime.engines.preconditions.require import Arguments, require
+from aotexport_runtime.engines.preconditions.require import Arguments, require, spacious
 
 _LIKE = ("empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided")
 
@@ -43,6 +43,12 @@ def grown(function: Callable[..., Any]) -> Callable[..., Any]:
         return result
 
     return call
+
+
+def place(given: Any, what: str) -> None:
+    """Check that tensors into which an operator writes its results have memory for each element."""
+    for tensor in given if isinstance(given, list | tuple) else [given]:
+        spacious(tensor, what)
 
 
 def strided(a: Arguments) -> None:

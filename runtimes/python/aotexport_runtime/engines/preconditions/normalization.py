@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from aotexport_runtime.engines.preconditions.require import Arguments, require, sizes
+from aotexport_runtime.engines.preconditions.require import Arguments, contiguous, require, sizes
 
 _OF_CHANNELS = ("weight", "bias", "running_mean", "running_var", "save_mean", "save_invstd", "save_var")
 
@@ -78,3 +78,10 @@ def weight_norm(a: Arguments) -> None:
         if a.get(name) is not None:
             expected = size if name == "saved_norms" else direction.numel()
             require(a[name].numel() == expected, f"`{name}` must be {expected} numbers")
+
+
+def fused_weight_norm(a: Arguments) -> None:
+    """Check weight norm by the kernel that takes its tensors to be contiguous."""
+    weight_norm(a)
+    for name in ("v", "g", "grad_w", "saved_v", "saved_g", "saved_norms"):
+        contiguous(a.get(name), f"`{name}`")

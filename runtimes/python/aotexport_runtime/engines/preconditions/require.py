@@ -36,6 +36,18 @@ def sizes(tensor: torch.Tensor | None, expected: Sequence[Any], what: str) -> No
         require(found == tuple(expected), f"{what} must have the sizes {tuple(expected)}, not {found}")
 
 
+def spacious(tensor: torch.Tensor | None, what: str) -> None:
+    """Require a tensor, if there is one, to have memory for its elements, one after the other: kernels walk so."""
+    if tensor is not None and not tensor.is_contiguous():
+        place, count = tensor.storage_offset(), tensor.untyped_storage().nbytes() // tensor.element_size()
+        require(place + tensor.numel() <= count, f"elements of {what} must not share memory")
+
+
+def contiguous(tensor: torch.Tensor | None, what: str) -> None:
+    """Require a tensor, if there is one, to be contiguous."""
+    require(tensor is None or tensor.is_contiguous(), f"{what} must be contiguous")
+
+
 def integers(values: Any) -> torch.Tensor:
     """Return a list of integers, or a tensor of them, as a tensor."""
     return values if isinstance(values, torch.Tensor) else torch.tensor(list(values), dtype=torch.int64)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 import torch
 
 from aotexport_runtime.engines.preconditions.require import Arguments, integers, require, sizes, within
@@ -13,6 +16,7 @@ def ctc(a: Arguments) -> None:
     require(probabilities.dim() in (2, 3), "`log_probs` must have two or three axes")
     steps, classes = probabilities.shape[0], probabilities.shape[-1]
     batch = probabilities.shape[1] if probabilities.dim() == 3 else 1
+    require(0 <= a["blank"] < classes, f"`blank` must be from 0 to below {classes}")
     taken, wanted = integers(a["input_lengths"]), integers(a["target_lengths"])
     for lengths, what in ((taken, "`input_lengths`"), (wanted, "`target_lengths`")):
         require(lengths.numel() == batch, f"{what} must be {batch} numbers")
@@ -29,6 +33,15 @@ def ctc(a: Arguments) -> None:
         require(total <= targets.shape[0], "`target_lengths` must add up to the targets at most")
         used = targets[:total]
     within(used, 0, classes, "targets")
+
+
+def ctc_written(a: Arguments, results: Sequence[torch.Tensor]) -> None:
+    """Write what the kernel leaves of its table: steps beyond an input, and places beyond its targets."""
+    alpha = results[1].detach()
+    taken, wanted = (integers(a[name]).to(alpha.device) for name in ("input_lengths", "target_lengths"))
+    steps, places = (torch.arange(size, device=alpha.device) for size in alpha.shape[1:])
+    beyond = (steps >= taken.reshape(-1, 1))[:, :, None] | (places > 2 * wanted.reshape(-1, 1))[:, None]
+    alpha.masked_fill_(beyond, -math.inf)
 
 
 def ctc_backward(a: Arguments) -> None:
@@ -115,11 +128,18 @@ def flash_attention(a: Arguments) -> None:
     query, key, value = a["query"], a["key"], a["value"]
     for tensor in (query, key, value):
         require(tensor.dim() == 4 and tensor.dtype == query.dtype, "all tensors must have four axes and one dtype")
+    _rows(query, key, value)
     require(0 not in (*query.shape[1:], *key.shape[1:3]), "`query` and `key` must have heads, steps and an embedding")
     batch, heads, _, depth = query.shape
     sizes(key, (batch, key.shape[1], key.shape[2], depth), "`key`")
     sizes(value, (batch, key.shape[1], key.shape[2], value.shape[3]), "`value`")
     require(heads % key.shape[1] == 0, "the heads of `query` must be those of `key`, repeated")
+
+
+def _rows(*tensors: torch.Tensor) -> None:
+    for tensor in tensors:
+        in_order = tensor.stride(-1) == 1 or tensor.shape[-1] <= 1 or not tensor.numel()
+        require(in_order, "the numbers of a step must lie one after the other")
 
 
 def flash_attention_backward(a: Arguments) -> None:
@@ -128,6 +148,7 @@ def flash_attention_backward(a: Arguments) -> None:
     query, value, out, grad = (a[name] for name in ("query", "value", "out", "grad_out"))
     require(out.dtype == grad.dtype == query.dtype, "all tensors must have four axes and one dtype")
     batch, heads, steps, _ = query.shape
+    _rows(out)
     sizes(out, (batch, heads, steps, value.shape[3]), "`out`")
     sizes(grad, out.shape, "`grad_out`")
     sizes(a["logsumexp"], (batch, heads, steps), "`logsumexp`")

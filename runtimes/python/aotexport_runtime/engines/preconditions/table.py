@@ -52,8 +52,12 @@ def guarded(name: str, function: Any, *, proven: bool = False) -> Callable[..., 
     schema: Any = function._schema
     if check is None and any(argument.name == "reduction" for argument in schema.arguments):
         check = losses.reduction
-    if check is None:
+    places = (
+        () if name in _BY_ELEMENT else [item.name for item in schema.arguments if item.kwarg_only and item.is_write]
+    )
+    if check is None and not places:
         return function
+    complete = WRITTEN.get(base)
     defaults = {argument.name: argument.default_value for argument in schema.arguments}
     # By their names in the operator set: a release may have others.
     signature = signature_of(aten_signatures()[name])
@@ -61,12 +65,20 @@ def guarded(name: str, function: Any, *, proven: bool = False) -> Callable[..., 
     names = [parameter.name for parameter in signature.positional]
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        if all(map(_has_memory, (*args, *kwargs.values()))):
-            try:
-                check({**defaults, **dict(zip(names, args, strict=False)), **kwargs})
-            except CheckFailed as error:
-                raise CheckFailed(f"operator `aten::{name}`: {error}") from None
-        return function(*args, **kwargs)
+        if not all(map(_has_memory, (*args, *kwargs.values()))):
+            return function(*args, **kwargs)
+        arguments = {**defaults, **dict(zip(names, args, strict=False)), **kwargs}
+        try:
+            if check is not None:
+                check(arguments)
+            for place in places:
+                memory.place(kwargs[place], f"`{place}`")
+        except CheckFailed as error:
+            raise CheckFailed(f"operator `aten::{name}`: {error}") from None
+        results = function(*args, **kwargs)
+        if complete is not None:
+            complete(arguments, results)
+        return results
 
     return _with_schema(call, function)
 
@@ -82,6 +94,11 @@ def _has_memory(value: Any) -> bool:
         return True
     return type(value) in (torch.Tensor, torch.nn.Parameter) and value.device.type != "meta"
 
+
+_BY_ELEMENT = frozenset(
+    ("where.self_out", *(f"{base}_backward.grad_input" for base in ("gelu", "sigmoid", "silu", "tanh", "threshold")))
+)
+"""Operators into a given tensor that engines call for themselves; their kernels check it."""
 
 _POLYNOMIALS = (
     *(f"{shifted}chebyshev_polynomial_{kind}" for shifted in ("", "shifted_") for kind in "tuvw"),
@@ -111,10 +128,11 @@ PRECONDITIONS: dict[str, Callable[[Arguments], None]] = {
         ),
         embeddings.embedding_bag_backward,
     ),
-    **dict.fromkeys(
-        ("_weight_norm", "_weight_norm_interface", "_weight_norm_interface_backward"), normalization.weight_norm
-    ),
+    "_weight_norm": normalization.weight_norm,
+    **dict.fromkeys(("_weight_norm_interface", "_weight_norm_interface_backward"), normalization.fused_weight_norm),
     **dict.fromkeys(("_pdist_forward", "_pdist_backward"), linear_algebra.pairs),
+    "_grouped_mm": linear_algebra.grouped,
+    "_int_mm": linear_algebra.of_bytes,
     "lu_unpack": linear_algebra.pivots("lu"),
     "lu_unpack.out": linear_algebra.unpacked_into,
     **dict.fromkeys(("matrix_power", "linalg_matrix_power"), linear_algebra.power),
@@ -148,7 +166,7 @@ PRECONDITIONS: dict[str, Callable[[Arguments], None]] = {
     **{f"special_{name}": arithmetic.degree for name in _POLYNOMIALS},
     **dict.fromkeys(("range.step", "range.out"), arithmetic.steps),
     "smooth_l1_loss_backward": arithmetic.differentiable,
-    "linalg__powsum": arithmetic.powers,
+    **dict.fromkeys(("linalg__powsum", "_foreach_powsum"), arithmetic.powers),
     "_cdist_backward": losses.distances_backward,
     **dict.fromkeys(("multilabel_margin_loss", "multilabel_margin_loss_forward"), losses.margins),
     **dict.fromkeys(("binary_cross_entropy", "binary_cross_entropy_backward"), losses.entropy),
@@ -169,6 +187,12 @@ PRECONDITIONS: dict[str, Callable[[Arguments], None]] = {
     **dict.fromkeys(("random.from", "random.from_out", "random_.from"), arithmetic.uniform_integers),
 }
 """What to check before an operator runs, by its base name for all overloads, or by its full name."""
+
+WRITTEN: dict[str, Callable[[Arguments, Any], None]] = {
+    "_ctc_loss": sequences.ctc_written,
+    "_grouped_mm": linear_algebra.grouped_written,
+}
+"""What to write into the results of an operator that its kernel leaves as it was."""
 
 PROVEN: dict[str, Callable[[Arguments], None]] = {
     **{f"max_pool{axes}d_with_indices_backward": windows.pool_backward(axes, looks=False) for axes in (2, 3)},

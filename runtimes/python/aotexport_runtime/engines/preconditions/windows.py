@@ -63,7 +63,7 @@ def average_backward(axes: int) -> Callable[[Arguments], None]:
 
 def grid_sample(a: Arguments) -> None:
     """Check the numbers of modes, and the sizes of a gradient."""
-    source, grid = a["input"], a["grid"]
+    source, grid = a.get("input", a.get("self")), a["grid"]
     require(0 <= a.get("interpolation_mode", 0) <= 2, "`interpolation_mode` must be from 0 to 2")
     require(0 <= a.get("padding_mode", 0) <= 2, "`padding_mode` must be from 0 to 2")
     require(grid.dim() == source.dim() >= 4, "`grid` must have as many axes as `input`, four or more")
