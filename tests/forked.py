@@ -17,7 +17,7 @@ from typing import Any
 from aotexport.verify.fresh import READY
 
 _FORK = """
-import os, traceback
+import gc, os, traceback
 
 def enter(directory, environment, output, errors):
     os.chdir(directory)
@@ -26,6 +26,8 @@ def enter(directory, environment, output, errors):
     os.dup2(os.open(output, os.O_WRONLY | os.O_CREAT), 1)
     os.dup2(os.open(errors, os.O_WRONLY | os.O_CREAT), 2)
 
+gc.collect()
+gc.freeze()
 for line in sys.stdin:
     process = os.fork()
     if not process:
