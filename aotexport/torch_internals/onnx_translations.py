@@ -2,24 +2,42 @@
 
 from __future__ import annotations
 
+import copy
 import functools
-from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
+
+import torch
 
 from aotexport.process.patches import Patch, patched
 
 
 def translations_read_once() -> AbstractContextManager[None]:
-    """Have torch's exporter parse its translations of operators at the first model alone, which takes 0.4 s."""
-    from torch.onnx._internal import _lazy_import
+    """Have torch's exporter read its translations of operators at the first model alone, which takes 0.6 s.
 
-    owner: Any = _lazy_import.onnxscript_apis  # pyright: ignore[reportPrivateImportUsage]
-    read = owner.get_torchlib_ops
+    In the block, it asks the dispatcher for the composite operators once, instead of once per namespace.
+    """
+    from torch._export import utils
+    from torch.onnx._internal.exporter import _registration
+
+    list_operators = functools.cache(utils._materialize_cpp_cia_ops)
     reason = "Read the translations of operators once, not for every model"
-    return patched(Patch(owner, "get_torchlib_ops", lambda: _once(read), reason))
+    owner: Any = _registration.ONNXRegistry
+    read = owner.from_torchlib
+    return patched(
+        Patch(owner, "from_torchlib", staticmethod(lambda opset_version: _copied(read, opset_version)), reason),
+        Patch(utils, "_materialize_cpp_cia_ops", lambda: list_operators(), "List the composite operators once"),
+    )
+
+
+def _copied(read: Any, opset: int) -> Any:
+    """Return a registry of its own for a model, whose translations may be added to it."""
+    registry = copy.copy(_once(read, opset, len(torch._C._dispatch_get_all_op_names())))
+    registry.functions = {target: list(found) for target, found in registry.functions.items()}
+    return registry
 
 
 @functools.cache
-def _once(read: Callable[[], Any]) -> Any:
-    return read()
+def _once(read: Any, opset: int, operators: int) -> Any:
+    """Return the registry for a number of operators: torch leaves out translations of those that are missing."""
+    return read(opset_version=opset)
