@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 from contextlib import AbstractContextManager
@@ -10,13 +11,17 @@ from typing import Any
 import torch
 
 from aotexport.process.patches import Patch, patched
+from aotexport.torch_internals import releases
 
 
 def translations_read_once() -> AbstractContextManager[None]:
     """Have torch's exporter read its translations of operators at the first model alone, which takes 0.6 s.
 
-    In the block, it asks the dispatcher for the composite operators once, instead of once per namespace.
+    In the block, it asks the dispatcher for the composite operators once, instead of once per namespace. A release of
+    torch that the tests were not run with reads them for each model.
     """
+    if not releases.is_tested():
+        return contextlib.nullcontext()
     from torch._export import utils
     from torch.onnx._internal.exporter import _registration
 
@@ -25,19 +30,19 @@ def translations_read_once() -> AbstractContextManager[None]:
     owner: Any = _registration.ONNXRegistry
     read = owner.from_torchlib
     return patched(
-        Patch(owner, "from_torchlib", staticmethod(lambda opset_version: _copied(read, opset_version)), reason),
+        Patch(owner, "from_torchlib", staticmethod(functools.partial(_copied, read)), reason),
         Patch(utils, "_materialize_cpp_cia_ops", lambda: list_operators(), "List the composite operators once"),
     )
 
 
-def _copied(read: Any, opset: int) -> Any:
+def _copied(read: Any, **options: int) -> Any:
     """Return a registry of its own for a model, whose translations may be added to it."""
-    registry = copy.copy(_once(read, opset, len(torch._C._dispatch_get_all_op_names())))
+    registry = copy.copy(_once(read, len(torch._C._dispatch_get_all_op_names()), **options))
     registry.functions = {target: list(found) for target, found in registry.functions.items()}
     return registry
 
 
 @functools.cache
-def _once(read: Any, opset: int, operators: int) -> Any:
+def _once(read: Any, operators: int, **options: int) -> Any:
     """Return the registry for a number of operators: torch leaves out translations of those that are missing."""
-    return read(opset_version=opset)
+    return read(**options)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch.onnx._internal.exporter._registration import ONNXRegistry
 
+from aotexport.torch_internals import releases
 from aotexport.torch_internals.onnx_translations import translations_read_once
 
 SINE = torch.ops.aten.sin.default
@@ -34,3 +35,10 @@ def test_translations_are_read_again_where_there_are_more_operators():
         library.define("one(Tensor x) -> Tensor")
         after = ONNXRegistry.from_torchlib(opset_version=VERSION)
     assert before.get_decomps(SINE)[0] is not after.get_decomps(SINE)[0]
+
+
+def test_translations_are_read_for_each_model_by_an_untested_torch(monkeypatch):
+    monkeypatch.setattr(releases, "RELEASES", {})
+    with translations_read_once():
+        first, second = (ONNXRegistry.from_torchlib(opset_version=VERSION) for _ in range(2))
+    assert first.get_decomps(SINE)[0] is not second.get_decomps(SINE)[0]
