@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
+import importlib
 import platform
 import re
 
@@ -60,6 +61,15 @@ def no_wait_for_the_disk():
     """Exports of this process do not wait until their files are on the disk; `tests/writers` tests that users' do."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("aotexport_runtime.bundle.staging._sync_entries", lambda path: None)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def wrappers_compiled_in_short():
+    """The C++ around the kernels of libraries is compiled without optimisation, which takes a third of the time."""
+    config = importlib.import_module("torch._inductor.config")
+    with pytest.MonkeyPatch.context() as patch, config.patch({"aot_inductor.compile_wrapper_opt_level": "O0"}):
+        patch.setenv("AOT_INDUCTOR_COMPILE_WRAPPER_OPT_LEVEL", "O0")
         yield
 
 

@@ -15,7 +15,7 @@ import torch
 import aotexport_runtime.commands.self_test
 from aotexport_runtime.__main__ import main
 
-torch.ones((), requires_grad=True).backward()  # imports what torch imports then
+torch.ones((), requires_grad=True).backward(torch.ones(()))  # imports what torch imports then
 
 def run(path, environment, arguments):
     sys.path[:] = path or sys.path

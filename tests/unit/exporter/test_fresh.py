@@ -37,8 +37,9 @@ def test_process_has_the_runtime_and_what_it_is_told_to_import(tiny, tmp_path, m
     seen = [json.loads(line) for line in (tmp_path / "seen").read_text().splitlines()]
     assert [turn for turn, _ in seen] == turns
     for _, modules in seen:
-        assert {"torch", "aotexport_runtime"} <= set(modules)
-        assert not {"aotexport", "pytest", "sympy", "torch._dynamo", "torch._inductor"} & set(modules)
+        # The last is what torch imports in a backward pass: it takes longer than the rest, and would in each fork.
+        assert {"torch", "aotexport_runtime", "torch.fx.experimental.symbolic_shapes"} <= set(modules)
+        assert not {"aotexport", "pytest", "torch._dynamo", "torch._inductor"} & set(modules)
 
 
 @pytest.mark.parametrize("process", [FreshProcess, ForkedProcess])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import platform
 import textwrap
 
@@ -9,6 +10,8 @@ import pytest
 import torch
 from torch import nn
 
+import aotexport
+import aotexport_runtime
 from aotexport.errors import AttemptFailed, ExportFailed, InternalError
 from aotexport.model import refusals
 from aotexport.model.refusals import attempt, bugs_reported
@@ -26,6 +29,14 @@ def stage(function, context=None):
     """Call a function as a stage of the export does."""
     context = attempt("functional graph") if context is None else context
     ours("def run():\n    with context:\n        function()", context=context, function=function)()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_random_state_that_torch_functionalises_is_torchs(tmp_path):
+    with importlib.import_module("torch._functorch.config").patch(functionalize_rng_ops=True):
+        aotexport.export(nn.Dropout(), (torch.ones(3),), output=tmp_path / "b", programs="train", verify=False)
+    (refusal,) = aotexport_runtime.open_bundle(tmp_path / "b").program("train").refusals
+    assert refusal.reason == "RuntimeError: CUDA not available"
 
 
 BUGS = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import dataclass_transform
 
 import msgspec
@@ -22,6 +23,11 @@ def keep_default(record: Record, field: str) -> None:
 
     Called from `__post_init__` of records with a default that is neither a number, a literal nor empty.
     """
-    value = next(each.default for each in msgspec.structs.fields(type(record)) if each.name == field)
+    value = _default(type(record), field)
     if getattr(record, field) == value:
         msgspec.structs.force_setattr(record, field, value)
+
+
+@functools.cache
+def _default(kind: type[Record], field: str) -> object:
+    return next(each.default for each in msgspec.structs.fields(kind) if each.name == field)
