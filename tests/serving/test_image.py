@@ -58,7 +58,9 @@ def image(request):
     more = shlex.split(os.environ.get("SERVE_IMAGE_BUILD", ""))
     file = ROOT / "examples/serving/container" / request.param
     name = f"localhost/{NAME}-{request.param.lower()}"
-    podman("build", "--layers", "--format", "docker", "--build-arg", f"BASE={BASE}", *more, "-f", file, "-t", name, ROOT)
+    podman(
+        "build", "--layers", "--format", "docker", "--build-arg", f"BASE={BASE}", *more, "-f", file, "-t", name, ROOT
+    )
     yield name
     podman("rmi", "--force", name)
 

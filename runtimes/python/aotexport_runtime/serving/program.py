@@ -99,11 +99,11 @@ class ServedProgram:
 
     def check_recorded_calls(self, bundle: Bundle) -> list[Values]:
         """Run the recorded calls; return their arguments. See `warm_up.check_recorded_calls`."""
-        return warm_up.check_recorded_calls(bundle, self)
+        return warm_up.check_recorded_calls(bundle, self.module, self.variants, self.target)
 
     def recorded_values(self, bundle: Bundle) -> Values | None:
         """Return the arguments of the first recorded call of the program or a variant; None: there is none."""
-        return warm_up.recorded_values(bundle, self)
+        return warm_up.recorded_values(bundle, self.module, self.variants)
 
     def agree(self, expected: Sequence[Any], got: Sequence[Any]) -> bool:
         """Return whether outputs are equal within the tolerance of their dtype."""
