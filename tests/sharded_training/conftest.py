@@ -14,6 +14,9 @@ from tests.sharded_training.models import export
 
 Run = Callable[..., list[str]]
 
+TIMEOUT_S = 600
+"""How long ranks may take, on a busy machine; ranks that wait for each other would take half an hour."""
+
 EXPECTED = ("FSDP2-wrapped module", "`torch.jit.")
 """Beginnings of warnings that eager gives as well."""
 
@@ -52,7 +55,7 @@ def run_ranks(start_ranks) -> Run:
 
     def run(module: str, ranks: int, *args: str) -> list[str]:
         processes = start_ranks(module, ranks, *args)
-        finished = [process.communicate() for process in processes]
+        finished = [process.communicate(timeout=TIMEOUT_S) for process in processes]
         assert [process.returncode for process in processes] == [0] * ranks, finished[0][1]
         return [out for out, _ in finished]
 

@@ -12,9 +12,12 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from safetensors.torch import load_file, save_file
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import aotexport_runtime
+from aotexport_runtime import adapters
 from aotexport_runtime import ranks as on_ranks
 from tests.sharded_training.models import batch
 from tests.sharded_training.ranks import adamw, sharded
@@ -62,8 +65,65 @@ def other_checkpoint(path: Path, rank: int) -> None:
     on_ranks.TrainingState(second, adamw(second)).resume(path.parent / "checkpoints")
 
 
+def no_target(path: Path, rank: int) -> None:
+    adapters.add_lora(on_ranks.load(path), ["mixer"])
+
+
+def adapter_of(path: Path, rank: int) -> Path:
+    """Return an adapter that rank 0 has trained on the bundle at `path`."""
+    found = path.parent / f"adapter of {path.name}"
+    if rank == 0:
+        module = aotexport_runtime.load(path)
+        adapters.add_lora(module, ["blocks.0.mix"], r=2)
+        adapters.save_adapter(module, found, force=True)
+    dist.barrier()
+    return found
+
+
+def adapter_of_another_base(path: Path, rank: int) -> None:
+    adapters.load_adapter(on_ranks.load(path), adapter_of(other(path, rank), rank))
+
+
+def adapter_of_another_shape(path: Path, rank: int) -> None:
+    wide = adapter_of(path, rank)
+    if rank == 0:
+        file = wide / "adapter_model.safetensors"
+        save_file({key: torch.cat([t, t], 1) if "lora_A" in key else t for key, t in load_file(file).items()}, file)
+    dist.barrier()
+    adapters.load_adapter(on_ranks.load(path), wide)
+
+
+def late_adapter(path: Path, rank: int) -> None:
+    adapters.add_lora(sharded(on_ranks.load(path).train(), "blocks"), ["mix"])
+
+
+def rows_that_do_not_divide(path: Path, rank: int) -> None:
+    on_ranks.part(batch(0, 0))
+
+
+def layers_that_do_not_divide(path: Path, rank: int) -> None:
+    module = on_ranks.load(path).train()
+    mesh = dist.device_mesh.init_device_mesh("cpu", (dist.get_world_size(),))
+    for block in module.blocks:
+        parallelize_module(block, mesh, {"feed.0": ColwiseParallel(), "feed.2": RowwiseParallel()})
+    module(batch(0, 0))
+
+
 MISTAKES = {
-    function.__name__: function for function in (program_called, rounded, other_bundle, no_bundle, other_checkpoint)
+    function.__name__: function
+    for function in (
+        program_called,
+        rounded,
+        other_bundle,
+        no_bundle,
+        other_checkpoint,
+        no_target,
+        adapter_of_another_base,
+        adapter_of_another_shape,
+        late_adapter,
+        rows_that_do_not_divide,
+        layers_that_do_not_divide,
+    )
 }
 
 

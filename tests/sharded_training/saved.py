@@ -12,7 +12,23 @@ from pathlib import Path
 import torch.distributed as dist
 
 import aotexport_runtime
-from tests.sharded_training.ranks import adamw, sharded, state_of, train
+from aotexport_runtime import adapters
+from tests.sharded_training.ranks import adamw, sharded, state_of, train, with_adapters
+
+
+def save_adapters(path: Path, rank: int) -> None:
+    """Save an adapter in parts, and the bundle with it merged; each beside that of the same whole."""
+    module = sharded(with_adapters(aotexport_runtime.load(path).train()), "blocks")
+    train(module, adamw(module), rank)
+    adapters.save_adapter(module, path.parent / "adapter")
+    whole = with_adapters(aotexport_runtime.load(path).train())
+    whole.load_state_dict(state_of(module))
+    adapters.merge_adapter(module)
+    aotexport_runtime.save(module, path.parent / "merged")
+    if rank == 0:
+        adapters.save_adapter(whole, path.parent / "expected_adapter")
+        adapters.merge_adapter(whole)
+        aotexport_runtime.save(whole, path.parent / "expected_merged")
 
 
 def main(path: Path, rank: int, ranks: int) -> None:
@@ -30,6 +46,7 @@ def main(path: Path, rank: int, ranks: int) -> None:
         aotexport_runtime.save(module, path.parent / "tuned")
     except aotexport_runtime.NotSupported as error:
         print(error)
+    save_adapters(path, rank)
     dist.destroy_process_group()
 
 

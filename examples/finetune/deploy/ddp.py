@@ -25,19 +25,18 @@ EPOCHS, BATCH = 4, 64
 
 def fit(network: nn.Module, optimizer: torch.optim.Optimizer, epoch: int) -> float:
     """Train an epoch on the digits 0 to 4, in place; return the mean loss over all ranks."""
-    rank, count = dist.get_rank(), dist.get_world_size()
     images, labels = digits(below=5)
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(epoch))
     total, batches = torch.zeros(()), order[: len(order) // BATCH * BATCH].split(BATCH)
     for batch in batches:
-        own = batch.chunk(count)[rank]
+        own = ranks.part(batch)
         loss = nn.functional.cross_entropy(network(images[own]), labels[own])
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         total += loss.detach()
     dist.all_reduce(total)
-    return total.item() / len(batches) / count
+    return total.item() / len(batches) / dist.get_world_size()
 
 
 def adamw(network: nn.Module) -> torch.optim.Optimizer:

@@ -14,6 +14,7 @@ from aotexport_runtime.adapters.forms import Report
 from aotexport_runtime.adapters.lora import Lora, Trained
 from aotexport_runtime.adapters.select import set_adapter
 from aotexport_runtime.adapters.targets import Target, Weights
+from aotexport_runtime.commands.parts import is_distributed
 from aotexport_runtime.errors import ArgumentInvalid, NotSupported
 from aotexport_runtime.module.bundle_module import BundleModule
 from aotexport_runtime.submodules.adapter import adapters_in
@@ -96,6 +97,7 @@ def attach(
     adapters.check_unmerged(f"adapter `{name}` cannot be added")
     _check_name(adapters, name)
     _check_differentiable(module)
+    _check_whole(module, name)
     made = [(target, _factors(module, target, r, config)) for target, r in ranks]
     trained = _trained(module, config, [target for target, _ in ranks])
     for target, factors in made:
@@ -157,6 +159,16 @@ def _check_differentiable(module: BundleModule) -> None:
                 f"adapters need the forward graph under autograd, and the custom autograd functions of program "
                 f"`{program.name}` are only in its joint graph"
             )
+
+
+def _check_whole(module: BundleModule, name: str) -> None:
+    """Refuse a module in parts: gradients of parameters that come later would stay on their ranks."""
+    parted = next((each for each, parameter in module.named_parameters() if is_distributed(parameter)), None)
+    if parted is not None:
+        raise NotSupported(
+            f"adapter `{name}` cannot be added: `{parted}` is in parts over processes, and new parameters would have a "
+            "gradient of their own on each. Add adapters first, then give the module to `fully_shard`"
+        )
 
 
 def _owner(module: BundleModule, path: str) -> nn.Module:

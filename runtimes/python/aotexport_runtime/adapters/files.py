@@ -22,6 +22,7 @@ from aotexport_runtime.adapters.lora import Lora
 from aotexport_runtime.adapters.peft_config import CONFIG_FILE, config_record, read_config
 from aotexport_runtime.adapters.select import delete_adapter
 from aotexport_runtime.adapters.targets import Target, Weights
+from aotexport_runtime.commands.parts import Gathering, is_distributed
 from aotexport_runtime.errors import ArgumentInvalid, NotSupported, NotWritten
 from aotexport_runtime.module.bundle_module import BundleModule
 from aotexport_runtime.submodules.places import module_at
@@ -38,6 +39,8 @@ def save_adapter(
     module: BundleModule, path: str | os.PathLike[str], *, name: str = "default", force: bool = False
 ) -> Path:
     """Write an adapter to files that peft loads onto the original model, with the same results.
+
+    Of a module that `fully_shard` has parted, every rank calls this; rank 0 writes.
 
     Args:
         module: a loaded bundle with adapters.
@@ -57,14 +60,22 @@ def save_adapter(
     adapters.known(name)
     adapters.check_unmerged("an adapter cannot be written")
     config, weights = adapters.configs[name], Weights(module)
-    tensors = {_PREFIX + key: value for key, value in _entries(module, name)}
+    tensors = {_PREFIX + key: value.detach() for key, value in _entries(module, name)}
     targets = [weights.target(each) for each in _adapted(module, name)]
     record = config_record(config, [each for each in targets if each is not None], module.bundle.manifest.name)
-    output = path_of("path", path)
-    if (output / CONFIG_FILE).exists() and not force:
-        raise NotSupported(f"{str(output)!r} holds an adapter; choose another place, or replace it (`force=True`)")
-    stored = {key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}
-    _write(output, record, stored, {"format": "pt", _BASE: base_digest(module)})
+    output, metadata = path_of("path", path), {"format": "pt", _BASE: base_digest(module)}
+    gathering = Gathering(tensors.values(), in_parts=any(map(is_distributed, tensors.values())))
+
+    def write() -> None:
+        if (output / CONFIG_FILE).exists() and not force:
+            raise NotSupported(f"{str(output)!r} holds an adapter; choose another place, or replace it (`force=True`)")
+        stored = {key: gathering.whole(tensor).cpu().contiguous() for key, tensor in tensors.items()}
+        _write(output, record, stored, metadata)
+
+    if gathering.in_parts:
+        gathering.written_by_first_rank(write)
+    else:
+        write()
     return output.absolute()
 
 

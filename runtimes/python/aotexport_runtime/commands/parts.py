@@ -11,6 +11,11 @@ import torch
 from aotexport_runtime.errors import NotSupported, NotWritten
 
 
+def is_distributed(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor is a `DTensor`, of which this rank may hold a part."""
+    return hasattr(tensor, "full_tensor")
+
+
 class Gathering:
     """The tensors of a module that are still to be gathered; every rank gathers all of them."""
 
@@ -23,7 +28,7 @@ class Gathering:
         """
         self.in_parts = in_parts
         """Whether anything is to be gathered."""
-        self._left: deque[Any] = deque(t for t in tensors if in_parts and hasattr(t, "full_tensor"))
+        self._left: deque[Any] = deque(t for t in tensors if in_parts and is_distributed(t))
 
     def whole(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return a tensor whole; every rank asks for those in parts in the same order, each once."""
@@ -54,5 +59,5 @@ class Gathering:
             raise failed
         if told[0] is not None:
             text, number = told[0]
-            message = f"rank 0 could not write the bundle: {text}"
+            message = f"rank 0 could not write: {text}"
             raise NotSupported(message) if number is None else NotWritten(message, number)

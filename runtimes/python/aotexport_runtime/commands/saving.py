@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import json
 import os
@@ -198,14 +199,19 @@ def _write(
         ),
         attributes=attributes.attributes,
     )
-    if gathering.in_parts:
-        written = msgspec.structs.replace(manifest, files=tuple(entry for entry in remaining))
-        mapped = Bundle(BundleDirectory(stage), written, bundle.limits)
+    written = msgspec.structs.replace(manifest, files=tuple(entry for entry in remaining))
+    mapped = Bundle(BundleDirectory(stage), written, bundle.limits)
+
+    def over(target: str) -> BundleModule:
+        gc.collect()  # The module before refers to itself, and has the files mapped.
         tensors = load_tensors(mapped, attributes.known, module.form, mapped=True)
-    over = gathering.in_parts or manifest.attributes
-    reloaded = module.over(manifest, {**tensors, **attributes.tensors}) if over else module
+        own = {name: tensor.clone() for name, tensor in attributes.tensors.items()}
+        return module.over(manifest, {**tensors, **own}, target=target)
+
+    whole = not gathering.in_parts
+    reloaded = module.over(manifest, {**tensors, **attributes.tensors}) if whole and manifest.attributes else module
     for vector in bundle.manifest.testvectors:
-        record, values = record_again(reloaded, vector)
+        record, values = record_again(reloaded, vector, None if whole else over)
         stage.joinpath(*vector.record.split("/")).write_bytes(schema.encode_record(record))
         save_file(values, stage.joinpath(*vector.tensors.split("/")))
     files = [_entry(e.path, stage) if e.path in rewritten else e for e in remaining]

@@ -271,17 +271,22 @@ def _numel(stored: dict[str, torch.Tensor], key: str) -> int:
     return len(stored[key]) if key in stored else 0
 
 
-def record_again(module: BundleModule, entry: VectorEntry) -> tuple[Vector, dict[str, torch.Tensor]]:
+def record_again(
+    module: BundleModule, entry: VectorEntry, make: Callable[[str], BundleModule] | None = None
+) -> tuple[Vector, dict[str, torch.Tensor]]:
     """Return a recorded call with the current results of `module`, by its forward graph if that is differentiable.
 
     Args:
         module: a loaded bundle; left as it is.
         entry: which recorded call of its bundle.
+        make: makes the module to call, for an engine, where no copy of the state and no gradient of all of it shall be
+            in memory; None: a copy of `module` is called.
     """
     vector, stored = read_vector(module.bundle, entry)
     program = module.bundle.program(vector.program)
     reference = "autograd" if program.forward.differentiable or not vector.backward else "portable"
-    seen = observe_vector(module.twin(target=reference), vector, stored)
+    called = module.twin(target=reference) if make is None else make(reference)
+    seen = observe_vector(called, vector, stored, sparing=make is not None and reference == "autograd")
     inputs = {
         part.key: torch.view_as_real(stored[part.key]) if part.is_complex else stored[part.key]
         for spec in vector.inputs
@@ -292,7 +297,7 @@ def record_again(module: BundleModule, entry: VectorEntry) -> tuple[Vector, dict
 
 
 def observe_vector(
-    module: BundleModule, vector: Vector, stored: dict[str, torch.Tensor], *, loss: bool = False
+    module: BundleModule, vector: Vector, stored: dict[str, torch.Tensor], *, loss: bool = False, sparing: bool = False
 ) -> Observation:
     """Run a recorded call on a loaded bundle; return what was observed.
 
@@ -301,6 +306,7 @@ def observe_vector(
         vector: the record.
         stored: its tensors.
         loss: see `run_vector`.
+        sparing: see `observe`.
     """
     program = module.bundle.program(vector.program)
     module.train(program.mode == "train")
@@ -325,4 +331,5 @@ def observe_vector(
             loss=loss,
             dropped=vector.dropped_gradients,
             sample=vector.sample,
+            sparing=sparing,
         )

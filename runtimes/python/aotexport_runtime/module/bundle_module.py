@@ -372,15 +372,17 @@ class BundleModule(WithAttributes):
             twin.__dict__ |= {"_request": Request(target=target), "_targets": NO_TARGETS}
         return twin
 
-    def over(self, manifest: Manifest, tensors: dict[str, torch.Tensor]) -> BundleModule:
+    def over(self, manifest: Manifest, tensors: dict[str, torch.Tensor], *, target: str | None = None) -> BundleModule:
         """Return a module of the same programs over other state.
 
         Args:
             manifest: the bundle's manifest with other state and attributes.
             tensors: its state, by name, detached; shared.
+            target: engine of the module; None: the same.
         """
         bundle = Bundle(self.bundle.directory, manifest)
-        other = BundleModule(bundle, tensors, environment=self._environment, request=self._request)
+        request = self._request if target is None else Request(target=target)
+        other = BundleModule(bundle, tensors, environment=self._environment, request=request)
         return other.train(self.training)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> BundleModule:

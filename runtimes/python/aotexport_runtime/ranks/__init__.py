@@ -3,7 +3,7 @@
 Collectives, sharding and the files of checkpoints are those of `torch.distributed`.
 """
 
-from aotexport_runtime.ranks.loading import load
+from aotexport_runtime.ranks.loading import load, part
 from aotexport_runtime.ranks.training_state import TrainingState
 
-__all__ = ["TrainingState", "load"]
+__all__ = ["TrainingState", "load", "part"]

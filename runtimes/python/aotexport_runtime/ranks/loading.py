@@ -1,13 +1,14 @@
-"""`load` on every rank of a group: all get the same bundle, or all get the same error."""
+"""What ranks take: the same bundle, or all get the same error; and each its part of a batch."""
 
 from __future__ import annotations
 
 import os
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
-from aotexport_runtime.errors import AotExportError, NotSupported
+from aotexport_runtime.errors import AotExportError, ArgumentInvalid, NotSupported
 from aotexport_runtime.module.bundle_module import BundleModule
 from aotexport_runtime.module.loading import load as load_alone
 
@@ -51,3 +52,30 @@ def load(
             f"Give every rank the same bundle:\n{listed}"
         )
     return module
+
+
+def part(rows: torch.Tensor, *, group: dist.ProcessGroup | None = None) -> torch.Tensor:
+    """Return the rows that this rank takes of a batch of all ranks: as many as any other, in order of the ranks.
+
+    The mean over ranks of the means over their rows is then the mean over the batch.
+
+    Args:
+        rows: the batch, the same on every rank; its first axis is parted.
+        group: the ranks; None: all of the job, or this process where no group was made.
+
+    Returns:
+        A view of `rows`.
+
+    Raises:
+        ArgumentInvalid: the number of rows is no multiple of the number of ranks; on every rank.
+    """
+    if not dist.is_initialized():
+        return rows
+    count = dist.get_world_size(group)
+    if len(rows) % count:
+        fewer = len(rows) // count * count
+        raise ArgumentInvalid(
+            f"`rows`: {count} ranks do not divide {len(rows)} rows, and a mean over ranks would not be the mean over "
+            f"rows. Take {fewer} or {fewer + count} rows, or another number of ranks"
+        )
+    return rows.chunk(count)[dist.get_rank(group)]

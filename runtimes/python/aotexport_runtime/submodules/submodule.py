@@ -20,6 +20,7 @@ from aotexport_runtime.submodules.adapter import Adapter, adapted_call
 from aotexport_runtime.submodules.python_state import OwnAttributes, WithAttributes
 from aotexport_runtime.submodules.running import running_parts
 from aotexport_runtime.submodules.tables import HOOKS, STATE, TensorKind, kind_in, refill, told
+from aotexport_runtime.values.meshes import check_even
 
 WRAP = (
     "Hold the loaded module and new layers in a module of your own, and export that "
@@ -93,14 +94,19 @@ class LoadedSubmodule(WithAttributes):
         """Run the original's part of the running program.
 
         Raises:
-            NotSupported: the submodule is called by itself, and its class is the model's own.
+            NotSupported: the submodule is called by itself, and its class is the model's own; or its weights are in
+                parts of different sizes, and torch cannot compute with them.
         """
         origin: Origin = self.__dict__["_origin"]
         part = running_parts().get(id(self))
         if part is not None:
             return part(*args, **kwargs)
         if origin.known:
-            result = super().forward(*args, **kwargs)  # type: ignore[misc] (the class of torch comes next)
+            try:
+                result = super().forward(*args, **kwargs)  # type: ignore[misc] (the class of torch comes next)
+            except RuntimeError as error:
+                check_even(origin.path, self._parameters, error)
+                raise
             return adapted_call(self, result, args)
         raise NotSupported(
             f"`{origin.path}` cannot be called by itself: a bundle holds the program of the whole module, and the "

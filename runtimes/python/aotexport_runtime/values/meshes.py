@@ -7,7 +7,7 @@ eager's.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from aotexport_runtime.errors import BundleInvalid, NotSupported
@@ -70,6 +70,29 @@ def _described(placement: Any) -> str:
 def place(tensor: Any) -> Any:
     """Return the mesh and placements of a distributed tensor, as `unflatten` takes them."""
     return tensor.device_mesh, tensor.placements
+
+
+def check_even(path: str, tensors: Mapping[str, Any], error: RuntimeError) -> None:
+    """Explain an error of a layer, if its tensors are in parts of different sizes.
+
+    Args:
+        path: of the layer.
+        tensors: its tensors, by name.
+        error: what torch raised.
+
+    Raises:
+        NotSupported: they are.
+    """
+    for name, tensor in tensors.items():
+        for index, placement in enumerate(getattr(tensor, "placements", ())):
+            axis, count = getattr(placement, "dim", None), tensor.device_mesh.size(index)
+            if axis is not None and tensor.shape[axis] % count:
+                size = tensor.shape[axis]
+                raise NotSupported(
+                    f"`{path}.{name}` {list(tensor.shape)} is in parts over {count} processes along axis {axis}, and "
+                    f"{count} does not divide {size}: torch takes all parts for equal. Take a number of processes that "
+                    f"divides {size}"
+                ) from error
 
 
 def join_alone() -> None:

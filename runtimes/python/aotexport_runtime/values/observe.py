@@ -9,6 +9,7 @@ import contextlib
 import math
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -60,6 +61,14 @@ class Observation:
         flat = tensor.detach().resolve_conj().resolve_neg().reshape(-1).cpu()
         flat = torch.view_as_real(flat).reshape(-1) if flat.is_complex() else flat
         self.values |= sampled(name, flat, self.sample)
+
+    def gradient(self, name: str, tensor: torch.Tensor, early: Observation | None) -> None:
+        """Record the gradient of a tensor, or what was seen of it before it was dropped."""
+        if early is None:
+            self.tensor(name, tensor.grad)
+            return
+        self.facts |= {f"{name}{ending}": fact for ending, fact in early.facts.items()}
+        self.values |= {f"{name}{ending}": value for ending, value in early.values.items()}
 
 
 def sampled(name: str, flat: torch.Tensor, sample: int | None) -> dict[str, torch.Tensor]:
@@ -199,6 +208,7 @@ def observe(
     loss: bool = False,
     dropped: Collection[str] = (),
     sample: int | None = SAMPLE,
+    sparing: bool = False,
 ) -> Observation:
     """Call several times and return the observed effects; the random state stays as it is.
 
@@ -214,9 +224,12 @@ def observe(
         loss: run it only from the first of them that is a scalar.
         dropped: names of state tensors whose gradients are dropped after each call.
         sample: see `Observation`.
+        sparing: look at each gradient that is dropped when the backward pass has it, and drop it then. The backward
+            pass is one of torch's operators, in which each tensor gets its whole gradient at once.
     """
     seen = Observation(sample=sample)
     torch.manual_seed(seed)
+    early = _drop_when_seen(state(), dropped, sample) if sparing and backward else {}
     before = {name: _snapshot(tensor) for name, tensor in state().items()}
     for number in range(calls):
         inputs = make()
@@ -235,13 +248,29 @@ def observe(
                 seen.tensor(f"{where}gradient of {path}", leaf.grad)
         for name, tensor in state().items():
             if tensor.requires_grad and tensor.is_leaf and backward:
-                seen.tensor(f"{where}gradient of {name}", tensor.grad)
+                seen.gradient(f"{where}gradient of {name}", tensor, early.pop(name, None))
                 if name in dropped:
                     tensor.grad = None
             # Kernels write running statistics without a new version, so buffers are always observed.
             if not tensor.requires_grad or _changed(before[name], tensor):
                 seen.tensor(f"{where}state {name}", tensor)
     return seen
+
+
+def _drop_when_seen(
+    state: Mapping[str, torch.Tensor], dropped: Collection[str], sample: int | None
+) -> dict[str, Observation]:
+    """Return a dictionary in which each backward pass leaves what was seen of the gradients that it had dropped."""
+    early: dict[str, Observation] = {}
+
+    def see(name: str, tensor: torch.Tensor) -> None:
+        early[name] = Observation(sample=sample)
+        early[name].tensor("", tensor.grad)
+        tensor.grad = None
+
+    for name in dropped:
+        state[name].register_post_accumulate_grad_hook(partial(see, name))
+    return early
 
 
 def _snapshot(tensor: torch.Tensor) -> tuple[torch.Tensor, int, int]:
