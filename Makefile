@@ -29,6 +29,8 @@ TESTS = $(if $(ROOM),$(shell sed -n 's/^$(ROOM): //p' tests/rooms),--ignore=test
 CHECKS = check-style check-types check-runtime-types check-layers check-schemas
 # torch and the model libraries use as many threads as there are cores; hubs are never asked.
 export HF_HUB_OFFLINE = 1
+# Hundreds of processes of the tests would compile the sources anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help demo serve-demo test test-serve test-torch test-versions test-full lint pytest pytest-serve bench bench-serve clean $(CHECKS)
 

@@ -310,17 +310,23 @@ def scan_changed_in_place(x, w):
     return last.mul_(2), rows.add_(1)
 
 
-@pytest.mark.parametrize("with_grad", [(True, True), (False, True), (True, False)])
+HISTORIES = {
+    partly_detached_scan: [(False, True)],
+    partly_detached_loop: [(True, False)],
+    partly_detached_map: [(True, True), (False, True), (True, False)],
+    branch_changed_in_place: [(True, True)],
+    scan_changed_in_place: [],
+}
+"""Whether `x` and `w` require grad, for the calls that are no slow tests."""
+
+
 @pytest.mark.parametrize(
-    "function",
+    ("function", "with_grad"),
     [
-        partly_detached_scan,
-        partly_detached_loop,
-        partly_detached_map,
-        branch_changed_in_place,
-        pytest.param(scan_changed_in_place, marks=pytest.mark.slow),
+        pytest.param(function, with_grad, marks=() if with_grad in quick else pytest.mark.slow)
+        for function, quick in HISTORIES.items()
+        for with_grad in ((True, True), (False, True), (True, False))
     ],
-    ids=lambda function: function.__name__,
 )
 def test_results_of_subgraphs_have_the_history_of_eager(tmp_path, function, with_grad):
     x, w = (torch.rand(*shape).requires_grad_(grad) for shape, grad in zip([(2, 4), (4,)], with_grad, strict=True))
