@@ -32,6 +32,7 @@ _PROXY = torch._C._TorchDispatchModeKey.PROXY
 _FIRST = 0
 """The place of proxy modes among the modes above autograd."""
 _HINTS = (int, float, bool, type(None))
+_REASON = "Compute repeated symbolic arithmetic once"
 
 
 @contextmanager
@@ -45,14 +46,11 @@ def computed_once(environment: ShapeEnv) -> Iterator[None]:
         return
     version = environment._replacements_version_counter
     known: dict[str, dict[Any, tuple[Any, ...]]] = {name: {} for name in _METHODS}
-    # With the expression, so that no other one gets its id.
-    integers: dict[int, tuple[int | None, Any]] = {}
     above_autograd = mode_stack_state_for_pre_dispatch()
 
     def forget() -> None:
         nonlocal version
         version = environment._replacements_version_counter
-        integers.clear()
         for results in known.values():
             results.clear()
 
@@ -84,44 +82,58 @@ def computed_once(environment: ShapeEnv) -> Iterator[None]:
 
         return functools.update_wrapper(computed, compute)
 
-    plain_integer = SymNode.maybe_as_int
+    patches = [
+        Patch(SymNode, name, remembering(name, getattr(SymNode, name)), _REASON, in_all_threads=True)
+        for name in _METHODS
+    ]
+    with patched(*patches, _integers(environment), _constants(environment), _functional_tensors()):
+        yield
+
+
+def _integers(environment: ShapeEnv) -> Patch:
+    """Tell once per expression whether it is an integer, until the environment learns something."""
+    version = environment._replacements_version_counter
+    # With the expression, so that no other one gets its id.
+    known: dict[int, tuple[int | None, Any]] = {}
+    plain = SymNode.maybe_as_int
 
     def maybe_as_int(self: SymNode) -> int | None:
+        nonlocal version
         if self.shape_env is not environment:
-            return plain_integer(self)
+            return plain(self)
         if version != environment._replacements_version_counter:
-            forget()
+            version = environment._replacements_version_counter
+            known.clear()
         expression = self._expr
-        found = integers.get(id(expression))
+        found = known.get(id(expression))
         if found is None:
-            found = integers[id(expression)] = plain_integer(self), expression
+            found = known[id(expression)] = plain(self), expression
         return found[0]
 
-    constants: dict[int, SymNode] = {}
-    plain_constant = SymNode.wrap_int
+    return Patch(SymNode, "maybe_as_int", maybe_as_int, _REASON, in_all_threads=True)
+
+
+def _constants(environment: ShapeEnv) -> Patch:
+    """Make one node per integer."""
+    known: dict[int, SymNode] = {}
+    plain = SymNode.wrap_int
 
     def wrap_int(self: SymNode, num: int) -> SymNode:
         if self.shape_env is not environment:
-            return plain_constant(self, num)
-        if num not in constants:
-            constants[num] = plain_constant(self, num)
-        return constants[num]
+            return plain(self, num)
+        if num not in known:
+            known[num] = plain(self, num)
+        return known[num]
 
+    return Patch(SymNode, "wrap_int", wrap_int, _REASON, in_all_threads=True)
+
+
+def _functional_tensors() -> Patch:
     make = FunctionalTensor.__new__
 
     def made(cls: type[FunctionalTensor], elem: Any, mode: Any) -> FunctionalTensor:
         with disable_proxy_modes_tracing():
             return make(cls, elem, mode)
 
-    reason = "Compute repeated symbolic arithmetic once"
-    patches = [
-        Patch(SymNode, name, remembering(name, getattr(SymNode, name)), reason, in_all_threads=True)
-        for name in _METHODS
-    ]
-    patches += [
-        Patch(SymNode, "maybe_as_int", maybe_as_int, reason, in_all_threads=True),
-        Patch(SymNode, "wrap_int", wrap_int, reason, in_all_threads=True),
-    ]
-    unused = "Record no arithmetic for the layout of a functional tensor, which its value has too"
-    with patched(*patches, Patch(FunctionalTensor, "__new__", made, unused)):
-        yield
+    reason = "Record no arithmetic for the layout of a functional tensor, which its value has too"
+    return Patch(FunctionalTensor, "__new__", made, reason)

@@ -175,14 +175,7 @@ def _write(
     # Files of tensors that only attributes held.
     left = {part.file for entry in bundle.manifest.state for part in parts_of(entry)} - rewritten
     remaining = [entry for entry in bundle.manifest.files if entry.path not in left]
-    for entry in remaining:
-        target = stage.joinpath(*entry.path.split("/"))
-        target.parent.mkdir(parents=True, exist_ok=True)
-        if entry.path in constants:
-            # Readers of ONNX models refuse external data that are hard links.
-            shutil.copyfile(bundle.file(entry.path), target)
-        elif entry.path not in rewritten:
-            _link(bundle.file(entry.path), target)
+    _copy_files(bundle, remaining, rewritten, constants, stage)
     for file in sorted({record.file for record, _ in stored}):
         in_file = [(record, part) for record, part in stored if record.file == file]
         rewriting = _rewritten(bundle, in_file, gathering)
@@ -221,6 +214,20 @@ def _write(
         files.append(_entry(FILE, stage))
     manifest = msgspec.structs.replace(manifest, files=tuple(sorted(files, key=lambda entry: entry.path)))
     (stage / MANIFEST_NAME).write_bytes(schema.encode_record(manifest))
+
+
+def _copy_files(
+    bundle: Bundle, entries: Iterable[FileEntry], rewritten: set[str], constants: set[str], stage: Path
+) -> None:
+    """Link or copy the files that stay as they are; make the directories of all."""
+    for entry in entries:
+        target = stage.joinpath(*entry.path.split("/"))
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if entry.path in constants:
+            # Readers of ONNX models refuse external data that are hard links.
+            shutil.copyfile(bundle.file(entry.path), target)
+        elif entry.path not in rewritten:
+            _link(bundle.file(entry.path), target)
 
 
 def _parts(entry: StateTensor, tensor: torch.Tensor) -> Sequence[torch.Tensor]:
