@@ -38,7 +38,7 @@ GUARD = Path(__file__).parent / "guard.c"
 CALLS = 2000
 FROM_TYPES_ALONE = 300
 """How many calls of an operator are drawn from the types in its schema; those after begin at a valid call."""
-_CASE_S = 10
+_CASE_S = 60
 _MOST_NBYTES = 8 << 30
 
 
@@ -118,7 +118,7 @@ def _call_often(operator: str, calls: range, progress: int) -> None:
         os.pwrite(progress, f"{call:8} {accepted:8} ended before its last call{'':8}".encode(), 0)
         # Of the processor's time, and, if it waits, of ours.
         signal.setitimer(signal.ITIMER_PROF, _CASE_S)
-        signal.alarm(30 * _CASE_S)
+        signal.alarm(10 * _CASE_S)
         on.value = 0
         drawn = Arguments(f"{operator} {call}", valid if call >= FROM_TYPES_ALONE else ()).of(function._schema)
         on.value = 1

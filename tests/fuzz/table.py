@@ -1,7 +1,8 @@
 """`python -m tests.fuzz.table`: write `docs/operators.tsv`, what keeps each operator of torch in bounds.
 
 `torch`: its own checks, as far as the fuzzer's calls showed. `precondition`: what `engines/preconditions` checks before
-each call. `zeroed`: its memory is filled before anyone reads it. `refused`: not on the list. The numbers are those of
+each call. `zeroed`: its memory is filled before anyone reads it. `device`: torch has no kernel of it for processors and
+refuses the call there; those of other devices were not called. `refused`: not on the list. The numbers are those of
 `results/operators.tsv`: how many calls with hostile arguments there were, and how many of them the operator took.
 """
 
@@ -21,10 +22,35 @@ from tests.fuzz.operators import read
 TABLE = Path(__file__).parents[2] / "docs" / "operators.tsv"
 
 
+_OF_DEVICES = frozenset(
+    (
+        *("_fused_rms_norm_backward", "linear_backward", "matmul_backward", "max_pool2d_backward", "native_norm"),
+        *(f"cudnn_{base}{kind}" for base in ("batch_norm", "grid_sampler") for kind in ("", "_backward")),
+        *(
+            f"_scaled_dot_product_{kind}_attention{rest}"
+            for kind in ("cudnn", "efficient", "flash")
+            for rest in ("", "_backward")
+        ),
+        *(f"_scaled_dot_product_fused_attention_overrideable{rest}" for rest in ("", "_backward")),
+        *("_thnn_fused_gru_cell", "_thnn_fused_gru_cell_backward"),
+        *("_thnn_fused_lstm_cell", "_thnn_fused_lstm_cell_backward_impl"),
+        *(f"{base}.{overload}" for base in ("addmm", "baddbmm", "bmm", "mm") for overload in ("dtype", "dtype_out")),
+    )
+)
+"""Operators, by base name or by full name, that torch has no kernel of for processors."""
+
+
+def is_of_devices(operator: str) -> bool:
+    """Return whether torch has no kernel of an operator, `base.overload`, for processors."""
+    return operator in _OF_DEVICES or operator.partition(".")[0] in _OF_DEVICES
+
+
 def bounds(operator: str) -> str:
     """Return what keeps an operator of the list, `base.overload`, in bounds."""
     if operator in memory.FRESH or operator in memory.GROWING:
         return "zeroed"
+    if is_of_devices(operator):
+        return "device"
     name = f"aten::{operator}"
     is_checked = ops.resolve(name, None, frozenset()) is not ops.overload(name, None, frozenset())
     return "precondition" if is_checked else "torch"

@@ -63,6 +63,21 @@ def test_every_operator_of_the_list_was_fuzzed() -> None:
     assert len(allowed_aten_operators() - read().keys()) <= len(allowed_aten_operators()) // 100
 
 
-@pytest.mark.skipif(not torch.__version__.startswith("2.13."), reason="the table is that of torch 2.13")
+_2_13 = pytest.mark.skipif(not torch.__version__.startswith("2.13."), reason="the table is that of torch 2.13")
+
+
+@_2_13
+def test_operators_of_which_no_call_was_taken_are_those_without_a_kernel() -> None:
+    alone = {name for name in allowed_aten_operators() if table.is_of_devices(name)}
+    assert {row.operator for row in read().values() if not row.accepted} == alone
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key  # noqa: TID251 (there is no public way to ask)
+    for name in alone:
+        base, _, overload = name.partition(".")
+        # The form with `out` calls the one without.
+        full = f"aten::{base}" + {"default": "", "out": ""}.get(overload, f".{overload.removesuffix('_out')}")
+        assert not has_kernel(full, "CPU"), name
+
+
+@_2_13
 def test_table_of_bounds_is_fresh() -> None:
     assert table.TABLE.read_text() == table.text()

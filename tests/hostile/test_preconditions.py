@@ -321,6 +321,12 @@ REFUSED = [
         (HEADS.mT.contiguous().mT, HEADS, HEADS),
         "the numbers of a step must lie one after the other",
     ),
+    (
+        "avg_pool2d_backward.default",
+        (POOLED, IMAGES[:0], [2, 2], [2, 2], [0, 0], False, True, None),
+        "`grad_output` must have the sizes (0, 2, 2, 2), not (1, 2, 2, 2)",
+    ),
+    ("adaptive_max_pool2d.default", (IMAGES, [1 << 40, 0]), "`output_size` must be at most 100000 beside 0"),
     ("cudnn_grid_sampler.default", (IMAGES, torch.ones(1, 4, 2)), GRID_AXES),
 ]
 

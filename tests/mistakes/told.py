@@ -30,7 +30,7 @@ def told(result_stderr: str) -> str:
 def check(command: str, code: int, text: str, here: Path, capfd: pytest.CaptureFixture[str]) -> None:
     files = sorted(path.name for path in here.iterdir())
     result = CliRunner().invoke(app, command.split())
-    closed = "no directory can be made" if os.geteuid() == 0 else "you may not write"
+    closed = "no directory can be made (No such file or directory)" if os.geteuid() == 0 else "you may not write"
     expected = text.replace("{here}", str(here)).replace("{closed}", closed)
     assert (result.exit_code, told(result.stderr)) == (code, expected)
     # Neither torch's own reports around the message, nor half a bundle.

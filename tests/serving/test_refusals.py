@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 
+import grpc
 import numpy as np
 import pytest
 import tritonclient.grpc as triton_grpc
@@ -147,6 +148,7 @@ def test_request_that_is_too_large_is_refused(told, server):
 
 GRPC = {
     "model": ("none", "input", (1, 8), "StatusCode.NOT_FOUND", "there is no model `none`"),
+    "line": ("a\nb", "input", (1, 8), "StatusCode.NOT_FOUND", "there is no model `a\\nb`"),
     "name": ("digits", "x", (1, 8), "StatusCode.INVALID_ARGUMENT", "`x`: no such input; there are `input`"),
     "shape": (
         "digits",
@@ -170,6 +172,14 @@ def test_grpc_refuses_by_the_codes_of_the_protocol(model, name, shape, code, tex
     assert caught.value.status() == code
     if text is not None:
         assert caught.value.message() == text
+
+
+@pytest.mark.parametrize("method", ["ModelInfer", "ModelReady", "ModelMetadata", "RepositoryModelLoad", "ServerLive"])
+def test_bytes_that_are_no_message_are_refused_by_a_sentence(method, server):
+    with grpc.insecure_channel(server.grpc) as channel, pytest.raises(grpc.RpcError) as caught:
+        channel.unary_unary(f"/inference.GRPCInferenceService/{method}")(b"\xff\xff")
+    assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+    assert caught.value.details() == "the bytes are no message of the method"
 
 
 def test_rubbish_at_either_port_leaves_the_server_serving(server):

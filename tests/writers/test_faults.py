@@ -55,6 +55,16 @@ def test_save_that_is_killed_or_finds_the_disk_full_leaves_the_old_bundle_or_the
         check(save)
 
 
+def test_save_over_a_quota_or_on_a_read_only_disk_is_one_error_and_leaves_the_old_bundle(
+    tiny: Path, tmp_path: Path
+) -> None:
+    whole, *found = saves(tiny, tmp_path, 25, errno.EDQUOT, errno.EROFS)
+    assert whole.ended == "done"
+    assert {save.ended for save in found} >= {"NotWritten"}
+    for save in found:
+        check(save)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
 def test_save_with_a_fault_leaves_the_old_bundle_or_the_new_one(tiny: Path, tmp_path: Path, fault: int) -> None:

@@ -72,7 +72,8 @@ def why_not_written(output: Path, *, force: bool) -> str | None:
         with contextlib.suppress(FileNotFoundError):  # Another writer takes it for one that was left.
             os.rmdir(probe)
     except OSError as error:
-        reason = "you may not write" if isinstance(error, PermissionError) else "no directory can be made"
+        refused = f"no directory can be made ({os.strerror(error.errno or 0)})"
+        reason = "you may not write" if isinstance(error, PermissionError) else refused
         return f"`{output}` would be in `{place}`, where {reason}; choose another place"
     return _why_not_replaced(output, force=force)
 

@@ -30,7 +30,8 @@ class Refusal(AotExportError):
 
     def __init__(self, kind: Kind, text: str) -> None:
         self.kind: Kind = kind
-        super().__init__(text)
+        # One line: names that a client sends may hold others.
+        super().__init__(text.replace("\n", "\\n"))
 
     @property
     def http_status(self) -> int:

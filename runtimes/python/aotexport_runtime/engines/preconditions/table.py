@@ -155,6 +155,9 @@ PRECONDITIONS: dict[str, Callable[[Arguments], None]] = {
     "_scaled_dot_product_flash_attention_for_cpu": sequences.flash_attention,
     "_scaled_dot_product_flash_attention_for_cpu_backward": sequences.flash_attention_backward,
     "embedding_dense_backward": embeddings.embedding_backward,
+    **{f"avg_pool{axes}d_backward": windows.mean_backward(axes) for axes in (2, 3)},
+    **{f"adaptive_max_pool{axes}d": windows.places for axes in (1, 2, 3)},
+    **{f"{form}adaptive_avg_pool{axes}d": windows.places for axes in (1, 2, 3) for form in ("", "_")},
     **{f"_adaptive_avg_pool{axes}d_backward": windows.average_backward(axes) for axes in (2, 3)},
     **{
         f"{kind}_pad{axes}d_backward": windows.padding_backward(axes, kind)

@@ -61,6 +61,20 @@ def average_backward(axes: int) -> Callable[[Arguments], None]:
     return check
 
 
+def mean_backward(axes: int) -> Callable[[Arguments], None]:
+    """Return the check of the backward of average pooling over so many axes."""
+    return lambda a: _of_images(a["self"], a["grad_output"], axes)
+
+
+def places(a: Arguments) -> None:
+    """Check the sizes of an adaptive pooling of no result, which the kernel walks through."""
+    wanted = list(a["output_size"])
+    require(0 not in wanted or max(wanted) <= _MOST, f"`output_size` must be at most {_MOST} beside 0")
+
+
+_MOST = 100_000
+
+
 def grid_sample(a: Arguments) -> None:
     """Check the numbers of modes, and the sizes of a gradient."""
     source, grid = a.get("input", a.get("self")), a["grid"]

@@ -8,6 +8,7 @@ import uuid
 from typing import Any
 
 import grpc
+from google.protobuf.message import DecodeError
 from google.protobuf.unknown_fields import UnknownFieldSet
 from grpc import aio
 from kserve.protocol.grpc import grpc_predict_v2_pb2 as pb
@@ -143,18 +144,25 @@ class Codes(aio.ServerInterceptor):
             return handler
         answer = handler.unary_unary
 
-        async def answer_or_abort(request: Any, context: Any) -> Any:
+        async def answer_or_abort(data: bytes, context: Any) -> Any:
             try:
-                return await answer(request, context)
+                return await answer(_message(handler.request_deserializer, data), context)
             except Exception as error:  # noqa: BLE001 - answered to the client
                 refusal = refusal_of_kserve(error)
             await context.abort(getattr(grpc.StatusCode, refusal.grpc_status), str(refusal))
 
         return grpc.unary_unary_rpc_method_handler(
             answer_or_abort,
-            request_deserializer=handler.request_deserializer,
             response_serializer=handler.response_serializer,
         )
+
+
+def _message(deserialize: Any, data: bytes) -> Any:
+    """Return a message; gRPC itself has no code for bytes that are none."""
+    try:
+        return deserialize(data)
+    except DecodeError:
+        raise Refusal("invalid", "the bytes are no message of the method") from None
 
 
 _FRAME_NBYTES = 1 << 16
