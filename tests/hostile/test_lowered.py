@@ -115,6 +115,8 @@ def test_functional_graph_that_launches_a_kernel_is_refused(crafted):
         (f"{CANDIDATE}/grid/0", "in_ptr0", "unknown symbol 'in_ptr0' in a size"),
         (f"{CANDIDATE}/binaries/0/architecture", "sm_90", "there is no pack for 'sm_90'"),
         (f"{CANDIDATE}/binaries/0/offset", 1 << 20, "lies outside of its pack"),
+        (f"{CANDIDATE}/binaries/0/nbytes", 1 << 20, "lies outside of its pack"),
+        (f"{CANDIDATE}/binaries/0/nbytes", 0, "lies outside of its pack"),
         (f"{CANDIDATE}/binaries/0/sha256", "0", "malformed digest of the code"),
         (f"{CANDIDATE}/binaries/0/shared_nbytes", -1, "is -1, out of range(1048576)"),
         (f"{CANDIDATE}/binaries/0/global_scratch_alignment", 3, "alignment of the scratch memory"),

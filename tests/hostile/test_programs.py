@@ -168,6 +168,31 @@ def test_number_in_place_of_a_tensor_is_refused(crafted: Crafted, path, value, m
     assert str(caught.value) == f"programs/train/program.json: {message}"
 
 
+UNFIT, NO_CHANGE = "the keys of the changed container 'x' do not fit", "the container 'x' cannot be changed so"
+
+
+@pytest.mark.parametrize(
+    ("kind", "keys", "items", "message"),
+    [
+        ("list", [0], [], UNFIT),
+        ("list", [0], [None, None], UNFIT),
+        ("list", [0, 0], [None, None], UNFIT),
+        ("list", [1], [None], NO_CHANGE),
+        ("list", [0, 1], [None, None], NO_CHANGE),
+        ("list", [0], [{"kind": "leaf", "index": 3}], "leaf 3 of a tree is out of range"),
+        ("tuple", [0], [None], NO_CHANGE),
+    ],
+)
+def test_change_that_a_container_cannot_take_is_refused(crafted: Crafted, kind, keys, items, message):
+    tree = crafted.document("program")["parameters"][0]["tree"]
+    crafted.put("program", "parameters/0/tree", {"kind": "sequence", "type": kind, "items": [tree]})
+    crafted.put("program", "inputs/3/path", "x[0]")
+    crafted.put("program", "container_changes", [{"path": "x", "keys": keys, "items": items}])
+    with pytest.raises(BundleInvalid) as caught:
+        crafted.read()
+    assert str(caught.value) == f"programs/train/program.json: {message}"
+
+
 @pytest.mark.parametrize(
     ("path", "value", "message"),
     [
