@@ -71,9 +71,17 @@ def test_launch_of_a_kernel_that_is_not_there_is_refused(crafted):
     assert refusal(crafted) == f"{FILES['lowered forward']}: there is no kernel `nobody`"
 
 
-def test_launch_with_another_argument_is_refused(crafted):
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("kwargs/more", 1),
+        ("args", [1]),
+        ("meta", {"kind": "tensor", "dtype": "float32", "shape": [], "stride": []}),
+    ],
+)
+def test_launch_with_another_argument_or_a_result_is_refused(crafted, path, value):
     index, node = launch_of(crafted, "lowered forward")
-    crafted.put("lowered forward", f"nodes/{index}/kwargs/more", 1)
+    crafted.put("lowered forward", f"nodes/{index}/{path}", value)
     name = node["op"].removeprefix("kernel::")
     assert refusal(crafted) == f"{FILES['lowered forward']}: a launch of `{name}` has other arguments than the kernel"
 
