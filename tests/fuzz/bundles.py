@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.fx.experimental.symbolic_shapes  # noqa: TID251 (or each of the processes would import it anew)
 
 import aotexport_runtime
 from aotexport_runtime.bundle.digests import digests_compared  # noqa: F401 (modules are imported before the audit)
@@ -39,6 +40,7 @@ RESULTS = Path(__file__).parent / "results" / "bundles.json"
 CORPUS = Path(__file__).parent / "corpus.jsonl"
 SEED = "2026"
 CASE_S = 10
+_SAVED_CASES = 1000
 MOST_NBYTES = 4 << 30
 _FORBIDDEN = frozenset(
     (
@@ -210,6 +212,9 @@ def main() -> None:
     """Run the command line."""
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz.bundles", description=__doc__)
     parser.add_argument("--cases", type=int, default=1_000_000, help="cases of the whole record, with those of it")
+    parser.add_argument(
+        "--runs", type=int, default=200_000, help="recorded calls of the whole record; loads alone after"
+    )
     parser.add_argument("--seconds", type=float, default=float("inf"))
     parser.add_argument("--place", type=Path, default=Path("/dev/shm/aotexport-fuzz"))
     parser.add_argument("--keep", type=int, metavar="NUMBER", help="add a case to the corpus, and end")
@@ -229,22 +234,24 @@ def main() -> None:
     wrong = record.get("wrong", [])
     end = time.monotonic() + options.seconds
 
-    def save(number: int) -> None:
-        record.update(next=number, loads=dict(loads.most_common()), runs=dict(runs.most_common()), wrong=wrong)
+    def save() -> None:
+        record.update(loads=dict(loads.most_common()), runs=dict(runs.most_common()), wrong=wrong)
         RESULTS.write_text(json.dumps(record, indent=1) + "\n")
 
-    for number, load, called in cases(sources, record["next"], options.cases - record["next"], run=True):
+    def note(number: int, load: str, called: list[str]) -> None:
         bad = [text for text in (load, *called) if text.startswith("!")]
         loads["wrong" if load.startswith("!") else load] += 1
         runs.update("wrong" if text.startswith("!") else text for text in called)
         if bad:
             wrong.append([number, *bad])
             print(number, *bad, flush=True)
-        if number % 500 == 0 or time.monotonic() > end:
-            save(number + 1)
-        if time.monotonic() > end:
-            return
-    save(options.cases)
+        record["next"] = number + 1
+
+    while record["next"] < options.cases and time.monotonic() < end:
+        count = min(_SAVED_CASES, options.cases - record["next"])
+        for case in cases(sources, record["next"], count, run=sum(runs.values()) < options.runs):
+            note(*case)
+        save()
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import subprocess
@@ -107,3 +108,34 @@ def test_file_beyond_the_limit_of_the_system_is_one_error_and_nothing_is_left(tm
     said = "cannot be written: File too large. Nothing was left behind; make room, or choose another place"
     assert done.stdout.strip() == f"`{tmp_path / 'bundle'}` {said}"
     assert [*tmp_path.iterdir()] == []
+
+
+def write_beside_another(output: Path) -> None:
+    with staged(output, force=False, refusal=NotSupported) as late:
+        with staged(output, force=False, refusal=NotSupported) as first:
+            (first / "bundle.json").write_text("first")
+        (late / "bundle.json").write_text("late")
+
+
+def test_later_of_two_writers_that_may_not_replace_is_refused(tmp_path: Path) -> None:
+    output = tmp_path / "bundle"
+    with pytest.raises(NotSupported) as caught:
+        write_beside_another(output)
+    said = "exists; give force=True (--force) to replace it, or choose another place"
+    assert str(caught.value) == f"`{output}` {said}"
+    assert (output / "bundle.json").read_text() == "first"
+    assert [*tmp_path.iterdir()] == [output]
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o077])
+def test_modes_are_those_of_the_umask_which_stays(tmp_path: Path, umask: int) -> None:
+    before = os.umask(umask)
+    try:
+        with staged(tmp_path / "bundle", force=False, refusal=NotSupported) as stage:
+            (stage / "bundle.json").write_text("{}")
+            (stage / "weights").mkdir()
+    finally:
+        assert os.umask(before) == umask
+    modes = {path.stat().st_mode & 0o777 for path in (tmp_path / "bundle", tmp_path / "bundle/weights")}
+    assert modes == {0o777 & ~umask}
+    assert (tmp_path / "bundle/bundle.json").stat().st_mode & 0o777 == 0o666 & ~umask
