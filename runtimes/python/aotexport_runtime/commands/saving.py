@@ -30,6 +30,7 @@ from aotexport_runtime.commands.self_test import record_again
 from aotexport_runtime.errors import ArgumentInvalid, NotSupported
 from aotexport_runtime.module.bundle_module import BundleModule
 from aotexport_runtime.module.cast import CastBundle
+from aotexport_runtime.module.ties import check_ties
 from aotexport_runtime.schema.manifest import FileEntry, StateTensor, StoredPart
 from aotexport_runtime.submodules.adapter import adapters_below
 from aotexport_runtime.submodules.tables import is_sharded
@@ -73,7 +74,7 @@ def save(module: BundleModule, path: str | os.PathLike[str], *, force: bool = Fa
 
     def write() -> None:
         with staged(output, force=force, refusal=NotSupported) as stage:
-            module.check_ties()
+            check_ties(module, module.bundle.manifest.state)
             attributes = saved_attributes(module)
             for entry in attributes.known:
                 _check_tensor(entry, tensors[entry.name], module, in_parts=in_parts)

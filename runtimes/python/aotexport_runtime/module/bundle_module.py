@@ -23,6 +23,7 @@ from aotexport_runtime.errors import NotSupported
 from aotexport_runtime.module.compose import compose, live_of, program_of
 from aotexport_runtime.module.module_class import class_of, methods_of
 from aotexport_runtime.module.taps import add_taps, tapped
+from aotexport_runtime.module.ties import name_tied
 from aotexport_runtime.schema.manifest import Manifest
 from aotexport_runtime.schema.subclasses import Subclass
 from aotexport_runtime.submodules.build import at, build, sealed, tell
@@ -132,17 +133,11 @@ class BundleModule(WithAttributes):
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any, **kwargs: Any) -> None:
         """Load state in which tied tensors may have only one of their names, as in safetensors files."""
-        current = {name: slot[0].get(slot[1]) for name in self._tied_names() if (slot := self._find(name)) is not None}
-        for entry in self.bundle.manifest.state:
-            same = [name for name in entry.tied if current.get(name) is current.get(entry.name)]
-            names = [prefix + name for name in (entry.name, *same)]
-            known = next((state_dict[name] for name in names if name in state_dict), None)
-            for name in names if known is not None else ():
-                state_dict.setdefault(name, known)
+        tied = [entry for entry in self.bundle.manifest.state if entry.tied]
+        slots = {name: self._find(name) for entry in tied for name in (entry.name, *entry.tied)}
+        current = {name: slot[0].get(slot[1]) for name, slot in slots.items() if slot is not None}
+        name_tied(tied, state_dict, prefix, current.get)
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
-
-    def _tied_names(self) -> list[str]:
-        return [name for entry in self.bundle.manifest.state if entry.tied for name in (entry.name, *entry.tied)]
 
     def changed(self) -> None:
         """Compose the programs anew at their next call, with the submodules of that time."""
@@ -211,21 +206,6 @@ class BundleModule(WithAttributes):
         """Return the current tensor of every entry of the manifest's state, by its first name; not copied."""
         slots = {entry.name: self._slot(entry.name) for entry in self.bundle.manifest.state}
         return {name: table[key] for name, (table, key) in slots.items()}
-
-    def check_ties(self) -> None:
-        """Refuse a module whose tied tensors are tied no longer: its programs, and a bundle, have one tensor for them.
-
-        Raises:
-            NotSupported: names them.
-        """
-        for entry in self.bundle.manifest.state:
-            if entry.role == "constant":
-                continue
-            table, key = self._slot(entry.name)
-            tied = [self._slot(name) for name in entry.tied]
-            if any(other.get(name) is not table[key] for other, name in tied):
-                names = ", ".join(f"`{name}`" for name in (entry.name, *entry.tied))
-                raise NotSupported(f"{names} are one tensor in the programs, and no longer are in the module")
 
     def train(self, mode: bool = True) -> BundleModule:
         """Choose the programs of train mode, or those of evaluation mode."""
