@@ -143,6 +143,16 @@ def test_listed_file_of_another_digest_is_refused(crafted: Crafted, path):
     assert str(caught.value) == f"{path}: {TAMPERED}"
 
 
+@pytest.mark.parametrize("mapped", [True, False])
+@pytest.mark.parametrize("path", ["README.md", "weights/model.safetensors"])
+def test_listed_file_of_another_digest_is_refused_by_a_load_that_is_not_told_otherwise(crafted: Crafted, path, mapped):
+    _flip(crafted, path)
+    with pytest.raises(BundleInvalid) as caught:
+        load(crafted.root, mapped=mapped)
+    assert str(caught.value) == f"{path}: {TAMPERED}"
+    load(crafted.root, mapped=mapped, check_digests=False)
+
+
 def test_graph_of_another_digest_is_refused_even_when_digests_are_not_checked_at_once(crafted: Crafted):
     _flip(crafted, "programs/train/joint.json")
     bundle = open_bundle(crafted.root, check_digests=False)
