@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
@@ -62,6 +63,12 @@ COUNT = program(tensor("x", "b"), SizeInput(path="n", symbol="b"), dimensions=(d
 RATIO = program(
     tensor("x", "b"), tensor("y", size("floordiv", 12, size("add", "b", -2))), dimensions=(dimension("b", "batch"),)
 )
+MATRIX = TensorMeta(dtype="float32", shape=(2, 3), stride=(3, 1), device="cpu", offset=3)
+LAID_OUT = msgspec.structs.replace(program(ArgumentInput(path="x", meta=MATRIX)), fixed=("layout",))
+OTHER_LAYOUT = (
+    "`x`: expected strides (3, 1) and storage offset 3, as at capture, since the model's code reads the layout of "
+    "tensors; got "
+)
 IDS = torch.zeros(4, dtype=torch.int64)
 
 
@@ -75,6 +82,7 @@ IDS = torch.zeros(4, dtype=torch.int64)
         (OPEN, (torch.zeros(5000),), {"n": 5000}),
         (COUNT, (torch.zeros(3), 3), {"b": 3}),
         (RATIO, (torch.zeros(5), torch.zeros(4)), {"b": 5}),
+        (LAID_OUT, (torch.zeros(9)[3:].view(2, 3),), {}),
     ],
 )
 def test_call_that_fits_binds_the_symbols(record, leaves, symbols):
@@ -92,6 +100,9 @@ VIOLATIONS = {
         ["`x`: expected a tensor on cpu, got one on meta"],
     ),
     "layout": (STATIC, (torch.zeros(2, 3).to_sparse(), IDS), ["`x`: expected layout strided, got sparse_coo"]),
+    "strides": (LAID_OUT, (torch.zeros(9)[3:].view(3, 2).t(),), [f"{OTHER_LAYOUT}(1, 2) and 3"]),
+    "offset_below": (LAID_OUT, (torch.zeros(2, 3),), [f"{OTHER_LAYOUT}(3, 1) and 0"]),
+    "offset_above": (LAID_OUT, (torch.zeros(12)[6:].view(2, 3),), [f"{OTHER_LAYOUT}(3, 1) and 6"]),
     "several": (
         STATIC,
         (torch.zeros(5), IDS.int()),
