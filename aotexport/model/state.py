@@ -50,10 +50,12 @@ class State:
     Attributes:
         entries: its tensors.
         snapshots: snapshots of their memory between calls in files; None: every call copies the memory.
+        reshaped: tensors that a captured program leaves with another shape, dtype or layout, and what it leaves.
     """
 
     entries: list[StateEntry] = field(default_factory=list)
     snapshots: list[MemorySnapshot] | None = None
+    reshaped: list[tuple[StateEntry, torch.Tensor]] = field(default_factory=list)
 
     def add_constant(self, tensor: torch.Tensor) -> StateEntry:
         """Return the entry of a tensor that the code closes over; made at first use."""

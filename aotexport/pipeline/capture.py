@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from aotexport.capture.programs.forward_graphs import ForwardGraphs
+from aotexport.capture.programs.forward_graphs import ForwardGraphs, StateReshaped
 from aotexport.eager.label_free import with_label_free
 from aotexport.eager.python_state import attributes_of, fits, initial_values, later_states, with_attributes
 from aotexport.eager.run import eager_run
@@ -95,6 +95,9 @@ def _capture_all(specs: list[ProgramSpec], state: State, options: ExportOptions,
         try:
             captured = _capture_specs(specs, capture)
             return _capture_later_states(*captured, capture, state)
+        except StateReshaped:
+            # The state knows it from now on, and programs that read that tensor are judged by it.
+            del state.entries[known:]
         except PythonStateChanged as change:
             if set(change.names) <= set(attributes_of(specs[0].call)):
                 raise

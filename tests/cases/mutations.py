@@ -297,6 +297,51 @@ def input_detached_in_place(x):
     return x * 2
 
 
+@case(lambda: (torch.randn(2, 3),), forward_only="shape, dtype or layout of the module's tensors")
+class BufferThatGrows(nn.Module):
+    """Asks nothing about the buffer's size, so later calls do as the first."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("seen", torch.ones(2, 3))
+        self.queue = torch.zeros(0, 3)
+        self.weight = nn.Parameter(torch.randn(3))
+
+    def forward(self, x):
+        self.seen = torch.cat([self.seen, x])
+        self.queue = torch.cat([self.queue, x])[-3:]
+        return x * self.weight + self.seen.sum(0) - self.queue.mean()
+
+
+@case(lambda: (torch.randn(2, 3),), forward_only="shape, dtype or layout of the module's tensors")
+class BufferTurnedInPlace(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("table", torch.randn(2, 3))
+
+    def forward(self, x):
+        self.table.t_()
+        return x * self.table.amax()
+
+
+@case(lambda: (torch.randn(2, 3),), forward_only="shape, dtype or layout of the module's tensors")
+class EmptyBufferFilledByAnOperator(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("doubled", torch.zeros(0, 3))
+
+    def forward(self, x):
+        torch.add(x, x, out=self.doubled)
+        return x + 1
+
+
+@case(lambda: (torch.randn(2, 3), torch.zeros(1, 3), torch.zeros(0)), forward_only="gives an input another shape")
+def results_written_to_inputs_of_another_shape(x, y, z):
+    torch.add(x, x, out=y)
+    torch.cumsum(x, 0, out=z)
+    return y + 1
+
+
 @case(lambda: (leaf(3, 4), torch.randn(3, 4)))
 def many_tensors_changed_at_once(x, y):
     scaled = x * 2

@@ -17,6 +17,7 @@ from aotexport.capture.functional.mutating_operators import nest_mutating_calls
 from aotexport.capture.functional.overlapping_views import contiguous_tangents
 from aotexport.capture.functional.random_layouts import is_row_major
 from aotexport.capture.functional.recomputed import recompute_checkpoints
+from aotexport.capture.functional.resized_outputs import resizes_input
 from aotexport.capture.functional.retrace import Analysis, Retrace, hidden_values
 from aotexport.capture.functional.shared_casts import shared_casts
 from aotexport.capture.passes.launches import launched_kernels, name_launches
@@ -107,6 +108,10 @@ def _unfit(forward: ForwardCapture, grad: bool) -> str | None:
     detached = [node.args[0] for node in _calls(forward, torch.ops.aten.detach_.default)]
     if any(isinstance(node, torch.fx.Node) and node.op == "placeholder" for node in detached):
         return "the model calls `detach_` on an input"
+    if forward.function.state.reshaped or forward.function.reshaped:
+        return "calls change the shape, dtype or layout of the module's tensors"
+    if (name := resizes_input(forward.graph.graph)) is not None:
+        return f"`{name}` gives an input another shape"
     filled = [node.meta["val"] for node in _calls(forward, torch.ops.aten.bernoulli_.Tensor)]
     if not all(map(is_row_major, filled)):
         return "`bernoulli_` fills a tensor that is not contiguous, and its functional form draws in another order"

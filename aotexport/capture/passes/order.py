@@ -16,11 +16,13 @@ from aotexport.capture.passes.refuse_computed_state import refuse_computed_state
 from aotexport.capture.passes.refuse_history_by_views import refuse_history_by_views
 from aotexport.capture.passes.refuse_hooks_on_state import refuse_hooks_on_state
 from aotexport.capture.passes.refuse_nested_draws import refuse_nested_draws
+from aotexport.capture.passes.refuse_resized_memory import refuse_resized_memory
 
 PASSES = ordered(
     lift_subgraph_constants,
     lift_constants,
     refuse_hooks_on_state,
+    refuse_resized_memory,
     make_grad_modes_relative,
     insert_data_checks,
     eliminate_dead_code,

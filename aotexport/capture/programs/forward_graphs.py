@@ -14,6 +14,10 @@ from aotexport.model.programs import ProgramSpec
 from aotexport.model.state import State
 
 
+class StateReshaped(Exception):
+    """The call changes the shape, dtype or layout of state, which `State.reshaped` has not had before."""
+
+
 class ForwardGraphs:
     """Captures forward graphs over one state."""
 
@@ -25,6 +29,7 @@ class ForwardGraphs:
         """
         self._state = state
         self._shared: list[tuple[ProgramSpec, ForwardCapture]] = []
+        self._captured = False
 
     def capture(self, spec: ProgramSpec) -> ForwardCapture:
         """Return the forward graph of a program.
@@ -32,15 +37,30 @@ class ForwardGraphs:
         Raises:
             ExportFailed: it cannot be captured; says why.
             PythonStateChanged: the call stores values in attributes that later calls read.
+            StateReshaped: the call changes the shape of state, and earlier programs do not know.
         """
         for earlier, forward in self._shared:
             if _serves(earlier, spec):
                 return forward
         known = len(self._state.entries)
         forward = self._trace(spec)
+        self._note_reshaped(forward)
+        self._captured = True
         if _tells_nothing_apart(forward) and len(self._state.entries) == known:
             self._shared.append((spec, forward))
         return forward
+
+    def _note_reshaped(self, forward: ForwardCapture) -> None:
+        """Note state that the program leaves with another shape, for the other programs.
+
+        Raises:
+            StateReshaped: programs were captured without knowing of it.
+        """
+        noted = [entry for entry, _ in self._state.reshaped]
+        new = [pair for pair in forward.function.reshaped if all(pair[0] is not entry for entry in noted)]
+        self._state.reshaped += new
+        if new and self._captured:
+            raise StateReshaped(new[0][0].names[0])
 
     def _trace(self, spec: ProgramSpec) -> ForwardCapture:
         while True:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -63,12 +63,20 @@ class FakeInputs:
         ):
             yield
 
-    def taken_for_granted(self) -> tuple[Any, ...]:
-        """Return the current assumptions about sizes, to compare."""
+    def taken_for_granted(self, free: Collection[Any] = ()) -> tuple[Any, ...]:
+        """Return the current assumptions about sizes, to compare.
+
+        Args:
+            free: symbols whose ranges are left out if they are the widest.
+        """
         environment = self.mode.shape_env
         assert environment is not None
         guards = {guard.expr for guard in environment.guards}
-        return guards, dict(environment.var_to_range), set(self.fixed_at), set(self.assumed)
+        ranges = environment.var_to_range.items()
+        bounded = {
+            symbol: span for symbol, span in ranges if symbol not in free or (span.lower > 2 or span.upper < int_oo)
+        }
+        return guards, bounded, set(self.fixed_at), set(self.assumed)
 
     def _fix(self, symbol: Any) -> None:
         self.fixed_at.setdefault(symbol, user_line())

@@ -15,6 +15,7 @@ from aotexport.capture.trace.example_values import ExampleValues
 from aotexport.capture.trace.fakes import FakeInputs
 from aotexport.capture.trace.key_order import KeyOrder
 from aotexport.capture.trace.outside_tensors import OutsideTensors
+from aotexport.capture.trace.reshaped_state import is_shaped_alike
 from aotexport.errors import ExportFailed
 from aotexport.model.argument_containers import container_changes, containers
 from aotexport.model.array_proxies import is_proxy, tensor_within
@@ -48,6 +49,7 @@ class FlatCall:
         effects: side effects of the code, and the facts it asked for.
         differentiated: indices of tensors with regard to which the code takes gradients.
         recorded: entries to which the call writes values that require grad.
+        reshaped: entries that the call leaves with another shape, dtype or layout, and what it leaves.
         above_autograd: whether the trace sees operators before autograd does.
         asks: whether the code asked for the value of a size (`int(size)`).
     """
@@ -67,6 +69,7 @@ class FlatCall:
     effects: Effects = field(default_factory=Effects)
     differentiated: set[int] = field(default_factory=set)
     recorded: list[StateEntry] = field(default_factory=list)
+    reshaped: list[tuple[StateEntry, torch.Tensor]] = field(default_factory=list)
     above_autograd: bool = True
     asks: bool = False
 
@@ -133,6 +136,10 @@ class FlatCall:
                 "loaded module returns"
             )
         self.rebinds = [(entry, _required(leaf_index(new, ""), entry)) for entry, new in replaced]
+        left = {id(entry): new for entry, new in replaced}
+        pairs = zip(self.state.entries, self.fakes.state, tensors, strict=False)
+        after = [(entry, before, left.get(id(entry), tensor)) for entry, before, tensor in pairs]
+        self.reshaped = [(entry, new) for entry, before, new in after if not is_shaped_alike(before, new)]
         return tuple(outputs)
 
 

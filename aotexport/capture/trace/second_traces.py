@@ -6,7 +6,7 @@ gradients are on asks for another reason.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,16 +19,20 @@ from aotexport.capture.effects.identity import asks_identity
 from aotexport.capture.effects.module_calls import TracedCalls
 from aotexport.capture.effects.record import Read
 from aotexport.capture.trace.autocast import leaves_dtypes_alone, other_autocast
-from aotexport.capture.trace.fakes import fake_inputs
+from aotexport.capture.trace.fakes import FakeInputs, fake_inputs
 from aotexport.capture.trace.flat_call import FlatCall
 from aotexport.capture.trace.key_order import other_orders
+from aotexport.capture.trace.reshaped_state import Reshaped, geometry, put_left, put_symbols, refuse
 from aotexport.capture.trace.trace import Trace, trace_graph
 from aotexport.errors import ExportFailed
 from aotexport.model.refusals import attempt
+from aotexport.torch_internals.patches import zero_and_one_symbolic
 from aotexport.torch_internals.tracing import stamped
 
 _MARKS = (enter_checkpoint, exit_checkpoint)
 _IDLE_WITHOUT_GRADIENTS = (*_MARKS, apply_hook)
+_CALLS = 8
+"""Number of calls in a row that are traced."""
 
 
 def reads_of(trace: Trace) -> frozenset[Read]:
@@ -44,6 +48,56 @@ def reads_of(trace: Trace) -> frozenset[Read]:
     if len(flat.own) > 1 and asks_identity(flat.target, flat.call.module):
         reads.add("identity")
     return frozenset(reads)
+
+
+def refuse_reshaped_state(trace: Trace, reads: frozenset[Read]) -> None:
+    """Refuse state whose shape, dtype or layout calls change, if a later call may do something else for that.
+
+    Raises:
+        ExportFailed: names the tensor.
+    """
+    own, known = trace.function.reshaped, trace.function.state.reshaped
+    others = [pair for pair in known if all(pair[0] is not entry for entry, _ in own)]
+    if not own and not others:
+        return
+    if not trace.strategy.is_direct or "layout" in reads:
+        refuse(own or others)
+    repeats = None if others else _repeats(trace)
+    if not (repeats or (repeats is None and _is_general(trace, [*own, *others]))):
+        refuse(own or others)
+
+
+def _repeats(trace: Trace) -> bool | None:
+    """Return whether later calls, which find the state as calls leave it, do the same as the first.
+
+    They are traced until they leave what an earlier one left; None: that does not come about, or sizes are dynamic.
+    """
+    flat: FlatCall | None = trace.function
+    seen: list[Any] = []
+    for _ in range(_CALLS):
+        assert flat is not None
+        left = geometry(flat.reshaped)
+        if left is None or left in seen or not flat.reshaped:
+            return None if left is None else True
+        seen.append(left)
+        fakes = _fakes(trace)
+        put_left(fakes, flat.state, flat.reshaped)
+        flat = _again(trace, fakes)
+        if flat is None:
+            return False
+    return None
+
+
+def _is_general(trace: Trace, reshaped: Reshaped) -> bool:
+    """Return whether the model does the same whatever the sizes are that calls change: it asks nothing about them."""
+    with zero_and_one_symbolic(symbolic=True):
+        fakes = _fakes(trace)
+        symbols = put_symbols(fakes, trace.function.state, reshaped)
+        return symbols is not None and _again(trace, fakes, symbols) is not None
+
+
+def _fakes(trace: Trace) -> FakeInputs:
+    return fake_inputs(trace.function.call, trace.function.state, trace.function.fakes.larger)
 
 
 def dicts_read_by_key(trace: Trace) -> frozenset[str]:
@@ -90,8 +144,16 @@ def _same_under_other_autocast(trace: Trace) -> bool:
         return _again(trace, target=target) is not None
 
 
-def _again(trace: Trace, **changes: Any) -> FlatCall | None:
+def _again(
+    trace: Trace, fakes: FakeInputs | None = None, symbols: Collection[Any] = (), **changes: Any
+) -> FlatCall | None:
     """Trace the call once more with changes, on fakes of its own.
+
+    Args:
+        trace: the first trace.
+        fakes: the fakes; None: such as the first trace had.
+        symbols: symbols that only these fakes have.
+        changes: of the call.
 
     Returns:
         The changed call as it ran; None: the graph differs, holds for other sizes, or cannot be traced.
@@ -100,7 +162,7 @@ def _again(trace: Trace, **changes: Any) -> FlatCall | None:
     if any(node.meta.get("unbacked_bindings") for node in trace.graph.graph.nodes):
         return None
     flat = trace.function
-    fakes = fake_inputs(flat.call, flat.state, flat.fakes.larger)
+    fakes = fakes or _fakes(trace)
     other = replace(flat, fakes=fakes, **changes)
     try:
         with attempt("second trace"), stamped(_ended_where_it_differs(trace)):
@@ -109,7 +171,7 @@ def _again(trace: Trace, **changes: Any) -> FlatCall | None:
     except ExportFailed:
         # A trace that failed or was ended is not the same.
         return None
-    return other if same and fakes.taken_for_granted() == flat.fakes.taken_for_granted() else None
+    return other if same and fakes.taken_for_granted(symbols) == flat.fakes.taken_for_granted() else None
 
 
 def _ended_where_it_differs(trace: Trace) -> Callable[[torch.fx.Node], None]:

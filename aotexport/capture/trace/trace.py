@@ -92,7 +92,9 @@ def _flat_call(call: ExampleCall, state: State, target: Any, fakes: FakeInputs, 
     own = [tensor for index, tensor in enumerate(call.tensors) if index not in shared]
     values = ExampleValues([*(entry.tensor for entry in state.entries), *own])
     outside = reached_tensors((call.callable, call.module))
-    return FlatCall(call, target, State(list(state.entries)), shared, values, grad, fakes, outside)
+    return FlatCall(
+        call, target, State(list(state.entries), reshaped=state.reshaped), shared, values, grad, fakes, outside
+    )
 
 
 def trace_graph(flat: FlatCall, calls: TracedCalls) -> torch.fx.GraphModule:

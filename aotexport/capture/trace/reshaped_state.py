@@ -1,0 +1,119 @@
+"""State that a call leaves with another shape, dtype or layout: what the next call finds, and the refusal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+import torch
+from torch import nn
+
+from aotexport.capture.trace.fakes import FakeInputs
+from aotexport.errors import ExportFailed
+from aotexport.model.state import State, StateEntry
+from aotexport.torch_internals.names import statically_known_true
+from aotexport.torch_internals.symbolic_fakes import symbolic_fake
+from aotexport_runtime.values.subclasses import is_wrapper
+
+Reshaped = Sequence[tuple[StateEntry, torch.Tensor]]
+"""Entries with tensors like those that a call leaves in their place."""
+
+_SIZE = 11
+"""Size at the trace of an axis whose size calls change."""
+
+
+def is_shaped_alike(one: Any, other: Any) -> bool:
+    """Return whether two tensors are known to have the same dtype, sizes and strides."""
+    if not isinstance(other, torch.Tensor) or one.dtype != other.dtype or one.dim() != other.dim():
+        return False
+    if not all(map(_is_equal, one.shape, other.shape)):
+        return False
+    if is_wrapper(one) or one.layout is not torch.strided or other.layout is not torch.strided:
+        return one.layout is other.layout
+    axes = zip(one.shape, one.stride(), other.stride(), strict=True)
+    return all(_is_equal(size, 1) or _is_equal(a, b) for size, a, b in axes)
+
+
+def geometry(reshaped: Reshaped) -> tuple[Any, ...] | None:
+    """Return what describes these tensors, to compare; None: a size is dynamic."""
+    tensors = [tensor for _, tensor in reshaped]
+    sizes = [size for tensor in tensors for size in (*tensor.shape, *tensor.stride())]
+    if not all(isinstance(size, int) for size in sizes):
+        return None
+    return tuple((entry.names[0], t.dtype, tuple(t.shape), t.stride()) for entry, t in reshaped)
+
+
+def put_left(fakes: FakeInputs, state: State, reshaped: Reshaped) -> None:
+    """Let fakes of state have the geometry that a call leaves."""
+    for entry, left in reshaped:
+        made = torch.empty_strided(left.shape, left.stride(), dtype=left.dtype, device=entry.tensor.device)
+        _put(fakes, state, entry, made, fakes.fake)
+
+
+def put_symbols(fakes: FakeInputs, state: State, reshaped: Reshaped) -> frozenset[Any] | None:
+    """Let fakes of state have a symbol for each size that a call changes, and else the geometry that it leaves.
+
+    Returns:
+        The symbols; None: a number of axes changes.
+    """
+    symbols: set[Any] = set()
+    for number, (entry, left) in enumerate(reshaped):
+        before = entry.tensor.shape
+        if len(before) != left.dim():
+            return None
+        changed = [not _is_equal(one, other) for one, other in zip(before, left.shape, strict=True)]
+        if not any(changed):
+            put_left(fakes, state, [(entry, left)])
+            continue
+        sizes = [_SIZE + number if moves else size for size, moves in zip(before, changed, strict=True)]
+        made = torch.empty(sizes, dtype=left.dtype, device=entry.tensor.device)
+
+        def fake(tensor: torch.Tensor, entry: StateEntry = entry, changed: Sequence[bool] = changed) -> torch.Tensor:
+            return symbolic_fake(fakes.mode, tensor, changed, entry.names[0])
+
+        index = _put(fakes, state, entry, made, fake)
+        shape = fakes.state[index].shape
+        symbols |= {size.node.expr for size in shape if isinstance(size, torch.SymInt)}
+    return frozenset(symbols)
+
+
+def refuse(reshaped: Reshaped) -> NoReturn:
+    """Refuse the calls after the first.
+
+    Raises:
+        ExportFailed: names the tensor.
+    """
+    entry, left = reshaped[0]
+    alike = entry.tensor.dtype == left.dtype and entry.tensor.dim() == left.dim()
+    alike = alike and all(map(_is_equal, entry.tensor.shape, left.shape))
+    shown = _strides if alike else _text
+    raise ExportFailed(
+        f"a call turns `{entry.names[0]}` of the model from {shown(entry.tensor)} into {shown(left)}, and the next "
+        "call may do something else for that: a bundle's programs hold for one shape. If only the first call does "
+        "so, call the model before the export; else give the tensor its greatest size and write into parts of it, or "
+        "take it as an argument and return it"
+    )
+
+
+def _put(
+    fakes: FakeInputs, state: State, entry: StateEntry, made: torch.Tensor, fake: Callable[[torch.Tensor], torch.Tensor]
+) -> int:
+    tensor = entry.tensor
+    requires_grad = tensor.requires_grad and (made.is_floating_point() or made.is_complex())
+    made = nn.Parameter(made, requires_grad) if isinstance(tensor, nn.Parameter) else made.requires_grad_(requires_grad)
+    index = next(index for index, each in enumerate(state.entries) if each is entry)
+    fakes.state[index] = fake(made)
+    return index
+
+
+def _is_equal(one: Any, other: Any) -> bool:
+    return statically_known_true(one == other)
+
+
+def _text(tensor: torch.Tensor) -> str:
+    sizes = (str(size) if isinstance(size, int) else "*" for size in tensor.shape)
+    return f"{str(tensor.dtype).removeprefix('torch.')}[{', '.join(sizes)}]"
+
+
+def _strides(tensor: torch.Tensor) -> str:
+    return f"strides {tuple(tensor.stride())}" if tensor.layout is torch.strided else str(tensor.layout)

@@ -1,0 +1,161 @@
+"""Tensors of the module whose shape, dtype or memory a call changes: later calls do as in eager, or it is refused."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import aotexport
+import aotexport_runtime
+from aotexport_runtime import AotExportError
+
+
+class Model(nn.Module):
+    def __init__(self, step):
+        super().__init__()
+        self.step = step
+        self.register_buffer("table", torch.arange(6.0).reshape(2, 3))
+        self.memory = torch.zeros(0, 3)
+
+    def forward(self, x):
+        return self.step(self, x)
+
+
+def counts_what_it_keeps(self, x):
+    self.table = torch.cat([self.table, x])
+    return x / self.table.shape[0]
+
+
+def fills_its_memory_once(self, x):
+    if self.memory.numel() == 0:
+        self.memory = x * 2
+    return x + self.memory
+
+
+def forgets_what_is_too_much(self, x):
+    self.table = torch.cat([self.table, x])
+    if self.table.shape[0] > 1000:
+        self.table = self.table[-4:]
+    return x + self.table.sum(0)
+
+
+def turns_and_asks(self, x):
+    self.table.t_()
+    return x * self.table.shape[0]
+
+
+def takes_each_row(self, x):
+    self.memory = torch.cat([self.memory, x])
+    return self.memory.unbind(0)[0] + x
+
+
+def another_dtype(self, x):
+    self.table = self.table.double() if self.table.dtype is torch.float32 else self.table.float()
+    return x + self.table.dtype.itemsize
+
+
+@pytest.mark.parametrize(
+    ("step", "named"),
+    [
+        (counts_what_it_keeps, r"`table` of the model from float32\[2, 3\] into float32\[6, 3\]"),
+        (fills_its_memory_once, r"`memory` of the model from float32\[0, 3\] into float32\[4, 3\]"),
+        (forgets_what_is_too_much, r"`table` of the model from float32\[2, 3\] into float32\[6, 3\]"),
+        (turns_and_asks, r"`table` of the model from float32\[2, 3\] into float32\[3, 2\]"),
+        (takes_each_row, r"`memory` of the model from float32\[0, 3\] into float32\[4, 3\]"),
+        (another_dtype, r"`table` of the model from float32\[2, 3\] into float64\[2, 3\]"),
+    ],
+)
+def test_call_that_reads_what_an_earlier_one_reshaped_is_refused(tmp_path, step, named):
+    with pytest.raises(AotExportError, match=rf"a call turns {named}, and the next call may do something else"):
+        aotexport.export(Model(step), (torch.randn(4, 3),), output=tmp_path / "bundle", verify=False)
+
+
+def test_model_that_was_called_before_the_export_is_taken(tmp_path):
+    model, x = Model(fills_its_memory_once), torch.randn(4, 3)
+    model(x)
+    aotexport.export(model, (x,), output=tmp_path / "bundle", programs=["infer"])
+    assert torch.equal(aotexport_runtime.load(tmp_path / "bundle")(x * 3), model(x * 3))
+
+
+def resized(self, x):
+    self.table.resize_as_(x).copy_(x)
+    return x + 1
+
+
+def written_by_an_operator(self, x):
+    torch.add(x, x, out=self.table)
+    return x + 1
+
+
+def resized_through_a_view(self, x):
+    self.table.view(-1).resize_(12).zero_()
+    return x + 1
+
+
+@pytest.mark.parametrize(
+    ("step", "operator"),
+    [
+        (resized, "aten.resize_as_.default"),
+        (written_by_an_operator, "aten.add.out"),
+        (resized_through_a_view, "aten.resize_.default"),
+    ],
+)
+def test_buffer_that_needs_more_memory_is_refused_by_operator_and_line(tmp_path, step, operator):
+    with pytest.raises(AotExportError) as raised:
+        aotexport.export(Model(step), (torch.randn(4, 3),), output=tmp_path / "bundle", verify=False)
+    line = step.__code__.co_firstlineno + 1
+    assert f"test_reshaped_state.py:{line}: in {step.__name__}: `{operator}` changes how much memory `table`" in str(
+        raised.value
+    )
+
+
+def test_memory_freed_by_a_call_is_refused(tmp_path):
+    def freed(self, x):
+        self.table.untyped_storage().resize_(0)
+        return x + 1
+
+    with pytest.raises(AotExportError, match="a call changes how much memory `table` of the model has"):
+        aotexport.export(Model(freed), (torch.randn(4, 3),), output=tmp_path / "bundle", verify=False)
+
+
+class GrowsInTraining(nn.Module):
+    def __init__(self, read):
+        super().__init__()
+        self.read = read
+        self.register_buffer("bank", torch.ones(2, 3))
+
+    def forward(self, x):
+        if self.training:
+            self.bank = torch.cat([self.bank, x.detach()])
+            return x + 1
+        return self.read(x, self.bank)
+
+
+@pytest.mark.parametrize("programs", [["train", "infer"], ["infer", "train"]], ids=["train first", "infer first"])
+def test_program_is_judged_by_what_another_leaves(tmp_path, programs):
+    model = GrowsInTraining(lambda x, bank: x * bank.shape[0])
+    with pytest.raises(AotExportError, match="a call turns `bank`"):
+        aotexport.export(model, (torch.randn(4, 3),), output=tmp_path / "refused", programs=programs)
+    model, x = GrowsInTraining(lambda x, bank: x * bank.sum(0)), torch.randn(4, 3)
+    aotexport.export(model, (x,), output=tmp_path / "bundle", programs=programs, verify=False)
+    loaded = aotexport_runtime.load(tmp_path / "bundle")
+    for training in (True, False, True, True, False):
+        assert torch.equal(loaded.train(training)(x), model.train(training)(x))
+
+
+@pytest.mark.parametrize("engine", ["portable", "autograd"])
+def test_state_of_the_size_of_the_last_batch_is_kept(tmp_path, engine):
+    def keeps(self, x):
+        answer = x + self.memory.sum(0)
+        self.memory = x.detach() * 1
+        return answer
+
+    model, batch = Model(keeps), torch.export.Dim("batch")
+    aotexport.export(
+        model, (torch.randn(4, 3),), output=tmp_path / "bundle", dynamic_shapes=({0: batch},), programs=["infer"]
+    )
+    loaded = aotexport_runtime.load(tmp_path / "bundle", target=engine)
+    for rows in (3, 5, 1, 2, 0, 7):
+        x = torch.randn(rows, 3)
+        assert torch.equal(loaded(x), model(x))
