@@ -297,6 +297,19 @@ def input_detached_in_place(x):
     return x * 2
 
 
+@case(lambda: (torch.randn(3, 4),), forward_only="gives views without saying so")
+def data_of_an_input_through_chunks_that_are_views_in_secret(x):
+    first, _ = x.unsafe_chunk(2, -1)
+    first.mul_(2)
+    return x + 1
+
+
+@case(lambda: (torch.randn(3, 4),))
+def chunks_that_are_views_in_secret_and_not_written(x):
+    first, second = (x * 2).unsafe_chunk(2, -1)
+    return first * second
+
+
 @case(lambda: (torch.randn(2, 3),), forward_only="shape, dtype or layout of the module's tensors")
 class BufferThatGrows(nn.Module):
     """Asks nothing about the buffer's size, so later calls do as the first."""

@@ -13,6 +13,7 @@ import torch
 from aotexport.capture.effects.grad_mode import marked_regions
 from aotexport.capture.effects.hooks import unfit_hook
 from aotexport.capture.effects.recurrence import stepwise
+from aotexport.capture.functional.hidden_aliases import written_hidden_alias
 from aotexport.capture.functional.mutating_operators import nest_mutating_calls
 from aotexport.capture.functional.overlapping_views import contiguous_tangents
 from aotexport.capture.functional.random_layouts import is_row_major
@@ -112,6 +113,8 @@ def _unfit(forward: ForwardCapture, grad: bool) -> str | None:
         return "calls change the shape, dtype or layout of the module's tensors"
     if (name := resizes_input(forward.graph.graph)) is not None:
         return f"`{name}` gives an input another shape"
+    if (name := written_hidden_alias(forward.graph.graph)) is not None:
+        return f"`{name}` gives views without saying so, and the model writes to their memory"
     filled = [node.meta["val"] for node in _calls(forward, torch.ops.aten.bernoulli_.Tensor)]
     if not all(map(is_row_major, filled)):
         return "`bernoulli_` fills a tensor that is not contiguous, and its functional form draws in another order"

@@ -74,7 +74,7 @@ class FakeInputs:
         guards = {guard.expr for guard in environment.guards}
         ranges = environment.var_to_range.items()
         bounded = {
-            symbol: span for symbol, span in ranges if symbol not in free or (span.lower > 2 or span.upper < int_oo)
+            symbol: span for symbol, span in ranges if symbol not in free or (span.lower > 0 or span.upper < int_oo)
         }
         return guards, bounded, set(self.fixed_at), set(self.assumed)
 
