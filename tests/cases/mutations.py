@@ -297,6 +297,23 @@ def input_detached_in_place(x):
     return x * 2
 
 
+@case(lambda: (torch.randn(3, 4, 5),), forward_only="lays its result out otherwise")
+def normalised_channels_that_are_last_written_through_a_view(x):
+    y = nn.functional.batch_norm(x.mT, None, None, training=True)
+    y.reshape(-1).add_(1)
+    return y
+
+
+@case(lambda: (torch.randn(3, 4, 5),))
+def normalised_channels_that_are_last(x):
+    return nn.functional.batch_norm(x.mT, None, None, training=True)
+
+
+@case(lambda: (torch.randn(3, 4, 6),), forward_only="lays its result out otherwise")
+def pooled_channels_that_are_last(x):
+    return nn.functional.max_pool1d(x.mT, 2), x.transpose(0, 1) // torch.tensor(0.3)
+
+
 @case(lambda: (torch.randn(3, 4),), forward_only="gives views without saying so")
 def data_of_an_input_through_chunks_that_are_views_in_secret(x):
     first, _ = x.unsafe_chunk(2, -1)
@@ -310,7 +327,7 @@ def chunks_that_are_views_in_secret_and_not_written(x):
     return first * second
 
 
-@case(lambda: (torch.randn(2, 3),), forward_only="shape, dtype or layout of the module's tensors")
+@case(lambda: (torch.randn(2, 3),), forward_only="shape or dtype of the module's tensors")
 class BufferThatGrows(nn.Module):
     """Asks nothing about the buffer's size, so later calls do as the first."""
 
@@ -326,7 +343,7 @@ class BufferThatGrows(nn.Module):
         return x * self.weight + self.seen.sum(0) - self.queue.mean()
 
 
-@case(lambda: (torch.randn(2, 3),), forward_only="shape, dtype or layout of the module's tensors")
+@case(lambda: (torch.randn(2, 3),), forward_only="shape or dtype of the module's tensors")
 class BufferTurnedInPlace(nn.Module):
     def __init__(self):
         super().__init__()
@@ -337,7 +354,7 @@ class BufferTurnedInPlace(nn.Module):
         return x * self.table.amax()
 
 
-@case(lambda: (torch.randn(2, 3),), forward_only="shape, dtype or layout of the module's tensors")
+@case(lambda: (torch.randn(2, 3),), forward_only="shape or dtype of the module's tensors")
 class EmptyBufferFilledByAnOperator(nn.Module):
     def __init__(self):
         super().__init__()

@@ -124,3 +124,40 @@ def test_own_eval_is_what_the_program_without_gradients_does(tmp_path):
     assert torch.allclose(loaded(x), model(x))
     with torch.no_grad():
         assert torch.allclose(loaded.eval()(x), model.eval()(x))
+
+
+def reads_the_gradient(self, x):
+    return x * 2 if self.weight.grad is None else x
+
+
+def drops_the_gradient(self, x):
+    self.weight.grad = None
+    return x * self.weight
+
+
+def resets_gradients(self, x):
+    self.zero_grad()
+    return x * self.weight
+
+
+class UsesGradients(nn.Module):
+    def __init__(self, step):
+        super().__init__()
+        self.weight, self.step = nn.Parameter(torch.ones(3)), step
+
+    def forward(self, x):
+        return self.step(self, x)
+
+
+@pytest.mark.parametrize(
+    ("step", "message"),
+    [
+        (reads_the_gradient, "the model reads `Tensor.grad`, the gradient that earlier passes left"),
+        (drops_the_gradient, "the model sets `Tensor.grad`, the gradient that earlier passes left"),
+        (resets_gradients, "the model calls `Module.zero_grad`"),
+    ],
+)
+def test_model_that_uses_accumulated_gradients_is_refused(tmp_path, step, message):
+    line = step.__code__.co_firstlineno + 1
+    with pytest.raises(aotexport.ExportFailed, match=f"test_what_traces_lose.py:{line}: in {step.__name__}: {message}"):
+        aotexport.export(UsesGradients(step), (torch.randn(2, 3),), output=tmp_path / "bundle", verify=False)

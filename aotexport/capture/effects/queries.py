@@ -32,6 +32,13 @@ def patches(effects: Effects) -> list[Patch]:
         *_layouts(effects),
         *_dtypes(effects),
         Patch(torch.Tensor, "grad_fn", nodes, "Record that the model reads nodes of autograd"),
+        Patch(torch.Tensor, "grad", _refused_gradients(), "Refuse reads and changes of accumulated gradients"),
+        Patch(
+            nn.Module,
+            "zero_grad",
+            refused("Module.zero_grad", "Call it outside of the model"),
+            "Refuse to reset gradients in the model",
+        ),
     ]
 
 
@@ -53,6 +60,38 @@ def _is_models_own(tensor: torch.Tensor, reader: FrameType) -> bool:
     """Return whether the model's code reads `tensor`; reads by code of a tensor subclass happen again in each call."""
     is_users = is_user_file(reader.f_code.co_filename)
     return is_users and not isinstance(tensor, nn.Parameter) and not within_subclass()
+
+
+def _refused_gradients() -> property:
+    """Return a property `grad` that refuses the model's own reads of leaves, and its changes.
+
+    A trace has no accumulated gradients, and its graph does not change those of a call.
+    """
+    original: Any = torch.Tensor.grad
+
+    def refuse(reader: FrameType, verb: str) -> None:
+        if not is_user_file(reader.f_code.co_filename):
+            return
+        raise ExportFailed(
+            f"{user_line()}the model {verb} `Tensor.grad`, the gradient that earlier passes left, which a bundle "
+            "cannot hold. Do so outside of the model, or take gradients by `torch.autograd.grad`"
+        )
+
+    def read(self: torch.Tensor) -> Any:
+        reader = caller()
+        if self.requires_grad and self.is_leaf:
+            refuse(reader, "reads")
+        return original.__get__(self)
+
+    def write(self: torch.Tensor, value: Any) -> None:
+        refuse(caller(), "sets")
+        original.__set__(self, value)
+
+    def delete(self: torch.Tensor) -> None:
+        refuse(caller(), "deletes")
+        original.__delete__(self)
+
+    return property(read, write, delete)
 
 
 def _layouts(effects: Effects) -> list[Patch]:

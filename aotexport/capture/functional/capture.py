@@ -14,6 +14,7 @@ from aotexport.capture.effects.grad_mode import marked_regions
 from aotexport.capture.effects.hooks import unfit_hook
 from aotexport.capture.effects.recurrence import stepwise
 from aotexport.capture.functional.hidden_aliases import written_hidden_alias
+from aotexport.capture.functional.mistaken_layouts import mistaken_layout
 from aotexport.capture.functional.mutating_operators import nest_mutating_calls
 from aotexport.capture.functional.overlapping_views import contiguous_tangents
 from aotexport.capture.functional.random_layouts import is_row_major
@@ -25,6 +26,7 @@ from aotexport.capture.passes.launches import launched_kernels, name_launches
 from aotexport.capture.trace.autocast import example_autocast
 from aotexport.capture.trace.fake_kernels import FAKE_KERNELS
 from aotexport.capture.trace.forward_capture import ForwardCapture
+from aotexport.capture.trace.reshaped_state import is_sized_alike
 from aotexport.errors import ExportFailed
 from aotexport.model.refusals import attempt
 from aotexport.model.source_lines import described
@@ -109,12 +111,15 @@ def _unfit(forward: ForwardCapture, grad: bool) -> str | None:
     detached = [node.args[0] for node in _calls(forward, torch.ops.aten.detach_.default)]
     if any(isinstance(node, torch.fx.Node) and node.op == "placeholder" for node in detached):
         return "the model calls `detach_` on an input"
-    if forward.function.state.reshaped or forward.function.reshaped:
-        return "calls change the shape, dtype or layout of the module's tensors"
+    # Its guards compare strides of the module's tensors, and no sizes.
+    if not all(is_sized_alike(entry.tensor, left) for entry, left in forward.function.state.reshaped):
+        return "calls change the shape or dtype of the module's tensors"
     if (name := resizes_input(forward.graph.graph)) is not None:
         return f"`{name}` gives an input another shape"
     if (name := written_hidden_alias(forward.graph.graph)) is not None:
         return f"`{name}` gives views without saying so, and the model writes to their memory"
+    if (name := mistaken_layout(forward.graph.graph)) is not None:
+        return f"`{name}` lays its result out otherwise in eager than in a trace"
     filled = [node.meta["val"] for node in _calls(forward, torch.ops.aten.bernoulli_.Tensor)]
     if not all(map(is_row_major, filled)):
         return "`bernoulli_` fills a tensor that is not contiguous, and its functional form draws in another order"

@@ -24,14 +24,18 @@ _SIZE = 11
 
 def is_shaped_alike(one: Any, other: Any) -> bool:
     """Return whether two tensors are known to have the same dtype, sizes and strides."""
-    if not isinstance(other, torch.Tensor) or one.dtype != other.dtype or one.dim() != other.dim():
-        return False
-    if not all(map(_is_equal, one.shape, other.shape)):
+    if not isinstance(other, torch.Tensor) or not is_sized_alike(one, other):
         return False
     if is_wrapper(one) or one.layout is not torch.strided or other.layout is not torch.strided:
         return one.layout is other.layout
     axes = zip(one.shape, one.stride(), other.stride(), strict=True)
     return all(_is_equal(size, 1) or _is_equal(a, b) for size, a, b in axes)
+
+
+def is_sized_alike(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Return whether two tensors are known to have the same dtype and sizes."""
+    same = one.dtype == other.dtype and one.dim() == other.dim()
+    return same and all(map(_is_equal, one.shape, other.shape))
 
 
 def geometry(reshaped: Reshaped) -> tuple[Any, ...] | None:
@@ -84,9 +88,7 @@ def refuse(reshaped: Reshaped) -> NoReturn:
         ExportFailed: names the tensor.
     """
     entry, left = reshaped[0]
-    alike = entry.tensor.dtype == left.dtype and entry.tensor.dim() == left.dim()
-    alike = alike and all(map(_is_equal, entry.tensor.shape, left.shape))
-    shown = _strides if alike else _text
+    shown = _strides if is_sized_alike(entry.tensor, left) else _text
     raise ExportFailed(
         f"a call turns `{entry.names[0]}` of the model from {shown(entry.tensor)} into {shown(left)}, and the next "
         "call may do something else for that: a bundle's programs hold for one shape. If only the first call does "
