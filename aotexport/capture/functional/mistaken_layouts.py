@@ -53,7 +53,7 @@ def _is_mistaken(node: torch.fx.Node) -> bool:
     So it is for arguments that cannot be made, or that the operator refuses.
     """
     target: Any = node.target
-    value = node.meta.get("val")
+    value: Any = node.meta.get("val")
     given = [source.meta.get("val") for source in node.all_input_nodes]
     tensors = [each for each in given if isinstance(each, torch.Tensor)]
     on_cpu = isinstance(value, torch.Tensor) and all(each.device.type == "cpu" for each in (value, *tensors))
