@@ -162,7 +162,7 @@ def depends_on(spec: ProgramSpec, state: State) -> bool:
             f"since the model fails on its example: {user_line(error)}{type(error).__name__}: {error}"
         ) from refusal.error
     with attributes_restored(call.module):
-        change = _with_other_inputs if _runs(_with_other_inputs(call), state, spec) else _as_it_is
+        change = with_other_inputs if _runs(with_other_inputs(call), state, spec) else _as_it_is
         for _ in range(_CALLS_BEFORE):
             changed_nothing = _watched(call, state)
             try:
@@ -207,7 +207,7 @@ def _as_it_is(call: ExampleCall) -> ExampleCall:
     return call
 
 
-def _with_other_inputs(call: ExampleCall) -> ExampleCall:
+def with_other_inputs(call: ExampleCall) -> ExampleCall:
     """Return a call with the same attributes and other elements in its tensors: smaller, or in another order."""
 
     def other(leaf: Any, path: str) -> Any:

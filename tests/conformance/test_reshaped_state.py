@@ -78,6 +78,28 @@ def test_model_that_was_called_before_the_export_is_taken(tmp_path):
     assert torch.equal(aotexport_runtime.load(tmp_path / "bundle")(x * 3), model(x * 3))
 
 
+def builds_a_table_of_its_width(self, x):
+    if self.memory.shape[1] < x.shape[1] + 2:
+        self.memory = torch.arange(x.shape[1] + 2.0)[None].repeat(2, 1)
+    return x + self.memory[0, : x.shape[1]]
+
+
+def converts_its_table(self, x):
+    self.table = self.table.double().t().contiguous().t()
+    return x * self.table.sum()
+
+
+@pytest.mark.parametrize("step", [builds_a_table_of_its_width, converts_its_table])
+def test_first_call_that_only_prepares_is_taken(tmp_path, step):
+    model = Model(step)
+    aotexport.export(model, (torch.randn(4, 3),), output=tmp_path / "bundle", programs=["infer"])
+    loaded = aotexport_runtime.load(tmp_path / "bundle")
+    for x in torch.randn(3, 4, 3):
+        assert torch.equal(loaded(x), model(x))
+    assert loaded.table.dtype == model.table.dtype
+    assert loaded.table.stride() == model.table.stride()
+
+
 def resized(self, x):
     self.table.resize_as_(x).copy_(x)
     return x + 1

@@ -414,6 +414,14 @@ def test_call_with_wrong_arguments_under_autocast_names_both(load):
     assert [violation.partition(":")[0] for violation in caught.value.violations] == ["`x`", "autocast"]
 
 
+def test_parameter_of_another_rank_is_computed_with(load):
+    model = linear()
+    loaded, x = load(model, torch.randn(4, 3)), torch.randn(4, 3)
+    for module in (loaded, model):
+        module.get_parameter("2.bias").data = torch.arange(8.0).reshape(4, 2)
+    assert torch.equal(loaded(x), model(x))
+
+
 def test_code_that_asks_for_dtypes_and_does_the_same_runs_under_autocast(load):
     def function(x):
         return torch.relu(x @ x).to(x.dtype) if x.dtype.is_floating_point else x

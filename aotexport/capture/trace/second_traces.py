@@ -24,6 +24,7 @@ from aotexport.capture.trace.flat_call import FlatCall
 from aotexport.capture.trace.key_order import other_orders
 from aotexport.capture.trace.reshaped_state import Reshaped, geometry, put_left, put_symbols, refuse
 from aotexport.capture.trace.trace import Trace, trace_graph
+from aotexport.eager.reshaped_state import only_prepares
 from aotexport.errors import ExportFailed
 from aotexport.model.refusals import attempt
 from aotexport.torch_internals.patches import zero_and_one_symbolic
@@ -63,7 +64,12 @@ def refuse_reshaped_state(trace: Trace, reads: frozenset[Read]) -> None:
     if not trace.strategy.is_direct or "layout" in reads:
         refuse(own or others)
     repeats = None if others else _repeats(trace)
-    if not (repeats or (repeats is None and _is_general(trace, [*own, *others]))):
+    if repeats is None:
+        repeats = _is_general(trace, [*own, *others])
+    elif not repeats:
+        flat = trace.function
+        repeats = only_prepares(flat.call, flat.state, [entry for entry, _ in own], grad=flat.grad)
+    if not repeats:
         refuse(own or others)
 
 

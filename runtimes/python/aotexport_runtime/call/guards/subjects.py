@@ -155,6 +155,8 @@ def value_of(size: Size, symbols: Mapping[str, int]) -> int | None:
 
 def same_layout(shape: Sequence[int], actual: Sequence[int], expected: Sequence[int | None]) -> bool:
     """Return whether two strides address the same elements: they may differ along axes of at most one element."""
+    if len(shape) != len(expected):
+        return False
     return 0 in shape or all(size <= 1 or a == b for size, a, b in zip(shape, actual, expected, strict=True))
 
 
