@@ -89,7 +89,7 @@ def _repeats(trace: Trace) -> bool | None:
         fakes = _fakes(trace)
         put_left(fakes, flat.state, flat.reshaped)
         flat = _again(trace, fakes)
-        if flat is None:
+        if flat is None or _returned(flat) != _returned(trace.function):
             return False
     return None
 
@@ -99,7 +99,8 @@ def _is_general(trace: Trace, reshaped: Reshaped) -> bool:
     with zero_and_one_symbolic(symbolic=True):
         fakes = _fakes(trace)
         symbols = put_symbols(fakes, trace.function.state, reshaped)
-        return symbols is not None and _again(trace, fakes, symbols) is not None
+        other = None if symbols is None else _again(trace, fakes, symbols)
+        return other is not None and _returned(other) == _returned(trace.function)
 
 
 def _fakes(trace: Trace) -> FakeInputs:
