@@ -18,14 +18,23 @@ from aotexport.torch_internals.names import OpOverload
 
 
 def written_hidden_alias(graph: torch.fx.Graph) -> str | None:
-    """Return an operator with a hidden alias that is written to; None: there is none."""
+    """Return an operator whose hidden alias is written to, and its argument used later; None: there is none."""
+    places = {node: place for place, node in enumerate(graph.nodes)}
     nodes = [node for node in graph.nodes if isinstance(node.target, OpOverload)]
     written = {memory for node in nodes for memory in _written(node)}
-    for node in nodes:
+    for node in nodes if written else ():
         given = [source.meta.get("val") for source in node.all_input_nodes]
-        if written & _hidden(node.target, given, node.meta.get("val")) and _is_hidden_within(node):
+        shared = written & _hidden(node.target, given, node.meta.get("val"))
+        if shared and _is_used_later(node, shared, places) and _is_hidden_within(node):
             return str(node.target)
     return None
+
+
+def _is_used_later(node: torch.fx.Node, memory: set[int], places: Mapping[torch.fx.Node, int]) -> bool:
+    """Return whether what had this memory before the node is used after it, or by the caller."""
+    before = [each for each in places if places[each] < places[node] and memory & _memories([each.meta.get("val")])]
+    later = (places[user] > places[node] for each in before for user in each.users)
+    return any(each.op != "call_function" for each in before) or any(later)
 
 
 def _written(node: torch.fx.Node) -> set[int]:
