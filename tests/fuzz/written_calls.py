@@ -100,10 +100,13 @@ def calls() -> dict[str, list[list[Any]]]:
         "affine_grid_generator_backward.default": [[_NUMBERS(2, 3, 4, 2), [2, 1, 3, 4], False]],
         "conv_tbc.default": [[_NUMBERS(5, 2, 3), _NUMBERS(2, 3, 4), _NUMBERS(4), 1]],
         "detach_.default": [[_NUMBERS(2, 3)]],
-        "fake_quantize_per_channel_affine_cachemask.default": [
-            [_NUMBERS(2, 3, 4), torch.ones(3), torch.zeros(3, dtype=torch.int32), 1, -8, 7],
-            [_NUMBERS(2, 3), torch.ones(2), torch.zeros(2), 0, 0, 255],
-        ],
+        **{
+            f"fake_quantize_per_channel_affine{form}.default": [
+                [_NUMBERS(2, 3, 4), torch.ones(3), torch.zeros(3, dtype=torch.int32), 1, -8, 7],
+                [_NUMBERS(2, 3), torch.ones(2), torch.zeros(2), 0, 0, 255],
+            ]
+            for form in ("", "_cachemask")
+        },
         "glu_jvp.default": [[_NUMBERS(2, 3), _NUMBERS(2, 6), _NUMBERS(2, 6), 1]],
         "gru.data": [_packed(3, 1)],
         "lstm.data": [_packed(4, 2)],

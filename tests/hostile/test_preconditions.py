@@ -327,6 +327,27 @@ REFUSED = [
         "`grad_output` must have the sizes (0, 2, 2, 2), not (1, 2, 2, 2)",
     ),
     ("adaptive_max_pool2d.default", (IMAGES, [1 << 40, 0]), "`output_size` must be at most 100000 beside 0"),
+    ("median.dim", (torch.ones(1).expand(2), 0), "elements of `self` along `dim` must not share memory"),
+    (
+        "native_group_norm.default",
+        (IMAGES, torch.ones(1).expand(2), None, 1, 2, 16, 2, 1e-5),
+        "elements of `weight` must not share memory",
+    ),
+    (
+        "native_layer_norm_backward.default",
+        (ROWS, ROWS, [3], torch.ones(4, 1), torch.ones(1, 1).expand(4, 1), None, None, [True] * 3),
+        "elements of `rstd` must not share memory",
+    ),
+    (
+        "multilabel_margin_loss_backward.default",
+        (ROWS[:0], ROWS, ROWS.long(), 1, ROWS),
+        "`grad_output` must not be empty",
+    ),
+    (
+        "rrelu_with_noise.default",
+        (ROWS, torch.ones(1).expand(4, 3), 0.1, 0.3, True),
+        "elements of `noise` must not share memory",
+    ),
     ("cudnn_grid_sampler.default", (IMAGES, torch.ones(1, 4, 2)), GRID_AXES),
 ]
 

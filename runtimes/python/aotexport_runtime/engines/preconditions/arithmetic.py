@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from aotexport_runtime.engines.preconditions.require import Arguments, require, sizes
+from aotexport_runtime.engines.preconditions.require import Arguments, require, sizes, spacious
 
 _MOST = 100_000
 
@@ -64,7 +64,16 @@ def powers(a: Arguments) -> None:
 
 def leaks(a: Arguments) -> None:
     """Check where a randomised ReLU writes."""
-    sizes(a["out"], a["self"].shape, "`out`")
+    spacious(a["noise"], "`noise`")
+    sizes(a.get("out"), a["self"].shape, "`out`")
+
+
+def medians(a: Arguments) -> None:
+    """Check the stride of the axis: with none the kernel of torch 2.13 takes numbers beyond the tensor."""
+    source, axis = a["self"], a["dim"]
+    if -source.dim() <= axis < source.dim():
+        apart = source.stride(axis) != 0 or source.shape[axis] <= 1
+        require(apart, "elements of `self` along `dim` must not share memory")
 
 
 def counts(a: Arguments) -> None:

@@ -21,6 +21,12 @@ def margins(a: Arguments) -> None:
     require(a["reduction"] == 0 or a["self"].numel() > 0, "`self` must not be empty")
 
 
+def margins_backward(a: Arguments) -> None:
+    """Check that there is a gradient."""
+    reduction(a)
+    require(a["grad_output"].numel() > 0 or a["self"].numel() == 0, "`grad_output` must not be empty")
+
+
 def entropy(a: Arguments) -> None:
     """Check that each probability has a target, and a gradient in backward."""
     reduction(a)

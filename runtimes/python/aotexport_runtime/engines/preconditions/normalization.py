@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from aotexport_runtime.engines.preconditions.require import Arguments, contiguous, require, sizes
+from aotexport_runtime.engines.preconditions.require import Arguments, contiguous, require, sizes, spacious
 
 _OF_CHANNELS = ("weight", "bias", "running_mean", "running_var", "save_mean", "save_invstd", "save_var")
 
@@ -49,10 +49,18 @@ def batch_norm_without_statistics(a: Arguments) -> None:
     batch_norm(a)
 
 
+def group_norm(a: Arguments) -> None:
+    """Check that there is memory for the numbers of each channel."""
+    for name in ("weight", "bias"):
+        spacious(a[name], f"`{name}`")
+
+
 def group_norm_backward(a: Arguments) -> None:
     """Check the groups of channels, and the sizes of the gradient."""
     require(a["group"] >= 1 and a["C"] % a["group"] == 0, "`C` must be a multiple of `group`")
     sizes(a["grad_out"], a["input"].shape, "`grad_out`")
+    for name in ("grad_out", "input", "mean", "rstd", "weight"):
+        spacious(a[name], f"`{name}`")
 
 
 def layer_norm_backward(a: Arguments) -> None:
@@ -63,6 +71,8 @@ def layer_norm_backward(a: Arguments) -> None:
     for name in ("mean", "rstd"):
         if name in a:
             require(a[name].numel() == rows, f"`{name}` must be {rows} numbers")
+    for name in ("mean", "rstd"):  # The kernel takes any gradient.
+        spacious(a.get(name), f"`{name}`")
 
 
 def weight_norm(a: Arguments) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import torch
 
-from aotexport_runtime.engines.preconditions.require import Arguments, require, sizes, within
+from aotexport_runtime.engines.preconditions.require import Arguments, require, sizes, spacious, within
 
 
 def pool_backward(axes: int, *, looks: bool = True) -> Callable[[Arguments], None]:
@@ -36,6 +36,7 @@ def fractional_pool_backward(axes: int) -> Callable[[Arguments], None]:
     def check_sizes(a: Arguments) -> None:
         check(a)
         require(len(a["output_size"]) == axes, f"`output_size` must be {axes} numbers")
+        spacious(a["indices"], "`indices`")
 
     return check_sizes
 
