@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.models import Model, call
+from benchmarks.sharing import WAYS, SharedStep
 from benchmarks.systems import Prepared, System
 from benchmarks.systems.interface import Mode
 from benchmarks.tuning import TUNINGS, tuned
@@ -137,5 +138,6 @@ ACTIONS: dict[str, Callable[[Job], Action]] = {
     "load": load,
     "export": export,
     **{f"tune {tuning}": partial(tuning_step, tuning=tuning) for tuning in TUNINGS},
+    **{f"share {way}": partial(SharedStep, way=way) for way in WAYS},
 }
 """Makers of actions, by name."""

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Protocol
@@ -119,6 +120,45 @@ class Worker:
         if not self._errors.closed:
             _end(self._process)
             self._errors.close()
+
+
+class Group:
+    """Processes that run one system together, one per rank: a sample is that of the slowest of them."""
+
+    def __init__(self, spec: dict[str, Any], ranks: int, settings: Settings) -> None:
+        """Start the processes.
+
+        Raises:
+            NotMeasured: the run's time is spent.
+        """
+        self._meeting = tempfile.TemporaryDirectory()
+        # Rounds of one execution: ranks that ran different numbers of steps would wait for each other.
+        spec = {**spec, "ranks": ranks, "store": f"{self._meeting.name}/store", "round_s": 0}
+        self._workers = [Worker({**spec, "rank": rank}, settings) for rank in range(ranks)]
+
+    def ready(self) -> None:
+        """Wait for the first step of all ranks, and refuse a group whose process failed."""
+        self.first()
+
+    def first(self) -> list[dict[str, Any]]:
+        """Return times and results of the first step, by rank.
+
+        Raises:
+            NotMeasured: it failed, or took too long.
+        """
+        return [worker.first() for worker in self._workers]
+
+    def sample(self) -> dict[str, Any]:
+        """Run a step on all ranks."""
+        with ThreadPoolExecutor(len(self._workers)) as pool:
+            samples = list(pool.map(Worker.sample, self._workers))
+        return max(samples, key=lambda sample: sample["wall_s"])
+
+    def close(self) -> None:
+        """End the processes."""
+        for worker in self._workers:
+            worker.close()
+        self._meeting.cleanup()
 
 
 class Fresh:

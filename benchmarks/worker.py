@@ -2,7 +2,8 @@
 
     python -m benchmarks.worker '{"system": ..., "model": ..., "action": ..., "directory": ..., ...}'
 
-With "round_s": 0 a round is one execution, and nothing is run to warm up. Answers are lines of JSON on the
+With "round_s": 0 a round is one execution, and nothing is run to warm up. With "ranks" it is one of a group, whose
+processes are asked together. Answers are lines of JSON on the
 standard output that the process was started with; whatever the libraries print goes to standard error.
 """
 
@@ -21,6 +22,7 @@ from typing import Any
 from benchmarks.actions import ACTIONS, Action, Job
 from benchmarks.meters import allocated_nbytes, cpu_s, peak_nbytes, wall_s
 from benchmarks.models import MODELS
+from benchmarks.sharing import SharedStep, join
 from benchmarks.systems import SYSTEMS, Prepared
 
 _WARM_UP_S = 0.5
@@ -45,8 +47,12 @@ def _answers(job: Job, spec: dict[str, Any]) -> Any:
 
     torch.set_num_threads(spec["threads"])
     torch.manual_seed(0)
+    if "ranks" in spec:
+        join(spec["store"], spec["rank"], spec["ranks"])
     action = ACTIONS[spec["action"]](job)
     first = _first(action, job)
+    if isinstance(action, SharedStep):
+        first["held_nbytes"] = action.held_nbytes()
     if spec.get("allocations"):
         action()  # The optimizer has its state then.
         first["allocated_nbytes"] = allocated_nbytes(action)
