@@ -225,6 +225,42 @@ def test_command_line_derives_even_sizes_in_another_dtype(base, tmp_path):
         even(torch.rand(5, 4, dtype=torch.bfloat16))
 
 
+RECORDS = """
+from dataclasses import dataclass
+import torch
+from torch import nn
+
+@dataclass
+class Batch:
+    x: torch.Tensor
+    scale: torch.Tensor
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+
+    def forward(self, batch):
+        return self.layer(batch.x) * batch.scale
+
+torch.manual_seed(0)
+model = Net()
+example_inputs = (Batch(torch.rand(4, 3), torch.rand(2)),)
+"""
+
+
+def test_arguments_of_dataclasses_are_cast_at_an_export_as_by_derive(tmp_path):
+    (tmp_path / "model.py").write_text(RECORDS)
+    for command in (
+        [str(tmp_path / "model.py"), "-o", str(tmp_path / "base"), "--no-verify"],
+        [str(tmp_path / "model.py"), "-o", str(tmp_path / "expected"), "--dtype", "bfloat16", "--no-verify"],
+        ["derive", str(tmp_path / "base"), "-o", str(tmp_path / "cast"), "--dtype", "bfloat16", "--no-verify"],
+    ):
+        made = CliRunner().invoke(app, command)
+        assert made.exit_code == 0, made.output
+    assert files_of(tmp_path / "cast") == files_of(tmp_path / "expected")
+
+
 class Sequences(nn.Module):
     """Two dynamic sizes, one of them in two arguments, and a size that is fixed."""
 

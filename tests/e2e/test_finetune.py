@@ -223,6 +223,41 @@ def test_columns_of_parquet_train_and_classes_have_their_names(bundle: Path, tmp
     assert second < 0.8 * first
 
 
+def test_directory_of_a_dataset_trains_validates_on_its_split_and_tensorboard_reads_the_curve(
+    bundle: Path, tmp_path: Path
+) -> None:
+    pyarrow = pytest.importorskip("pyarrow", reason="needs the extra `finetune`")
+    events = pytest.importorskip(
+        "tensorboard.backend.event_processing.event_accumulator", reason="needs the extra `finetune`"
+    )
+    images, labels = digits()
+    columns = {"image": images.tolist(), "label": labels.tolist()}
+    data = tmp_path / "digits"
+    for split, rows in (("train", slice(0, 400)), ("validation", slice(400, 500))):
+        save_to_disk(pyarrow, data / split, pyarrow.table({name: values[rows] for name, values in columns.items()}))
+    (data / "dataset_dict.json").write_text(json.dumps({"splits": ["train", "validation"]}))
+
+    options = ["--lr", "1e-2", "--epochs", "3", "--tensorboard"]
+    found = summary(bundle, "--data", data, *options, "-o", tmp_path / "tuned")
+
+    assert found["steps"] == 3 * -(-400 // 32)
+    assert found["epochs"][-1]["accuracy"] > 0.7
+    curve = events.EventAccumulator(found["run"]).Reload()
+    assert [event.value for event in curve.Scalars("loss")] == pytest.approx(losses(Path(found["run"])), rel=1e-6)
+    assert [event.step for event in curve.Scalars("accuracy")] == [epoch["step"] for epoch in found["epochs"]]
+
+
+def save_to_disk(pyarrow: Any, directory: Path, table: Any) -> None:
+    """Write two files of record batches, as `Dataset.save_to_disk` does."""
+    directory.mkdir(parents=True)
+    half = len(table) // 2
+    names = [f"data-0000{index}-of-00002.arrow" for index in range(2)]
+    for name, part in zip(names, (table[:half], table[half:]), strict=True):
+        with pyarrow.OSFile(str(directory / name), "wb") as sink, pyarrow.ipc.new_stream(sink, table.schema) as writer:
+            writer.write_table(part)
+    (directory / "state.json").write_text(json.dumps({"_data_files": [{"filename": name} for name in names]}))
+
+
 PAIRS = [
     ("How do I reset my password?", "I forgot my password and cannot log in."),
     ("The parcel has not arrived.", "My delivery is late."),

@@ -314,3 +314,29 @@ def test_cast_changes_floating_tensors_alone_and_keeps_ties(write: Write) -> Non
     assert (x.dtype, x.requires_grad, x.is_leaf) == (torch.bfloat16, True, True)
     assert nested["same"] is x
     assert (nested["ids"].dtype, number) == (torch.int64, 2)
+
+
+def test_cast_changes_tensors_in_attributes_of_arguments_and_leaves_the_callers_objects(write: Write) -> None:
+    inputs = """
+from dataclasses import dataclass
+from types import SimpleNamespace
+
+@dataclass(frozen=True)
+class Batch:
+    x: torch.Tensor
+    ids: torch.Tensor
+    rest: object
+
+x = torch.ones(4, 3)
+batch = Batch(x, torch.tensor([1]), SimpleNamespace(parts=[x], nothing=SimpleNamespace(size=3)))
+example_inputs = (batch, {"again": batch, "x": x})
+"""
+    write(model=NET + "model = Net()\n" + inputs)
+    given = load_source("model.py")
+    before = given.args[0]
+    batch, others = cast(given, torch.bfloat16).args
+    assert (type(batch), batch.x.dtype, batch.ids.dtype) == (type(before), torch.bfloat16, torch.int64)
+    assert others["again"] is batch
+    assert batch.x is others["x"] is batch.rest.parts[0]
+    assert batch.rest.nothing is before.rest.nothing
+    assert before.x.dtype is before.rest.parts[0].dtype is torch.float32
