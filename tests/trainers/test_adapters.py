@@ -177,6 +177,16 @@ def test_several_adapters_are_switched_added_up_and_deleted(module):
     assert torch.equal(result(module), two)
 
 
+def test_adapter_that_comes_in_eval_mode_drops_nothing(module, bundle, tmp_path):
+    with_ours(module, dropout=0.5)
+    trained(module, 3)
+    adapters.save_adapter(module, tmp_path / "adapter")
+    loaded = aotexport_runtime.load(bundle).eval()
+    adapters.load_adapter(loaded, tmp_path / "adapter")
+    with torch.no_grad():
+        torch.testing.assert_close(loaded(X), result(module), rtol=0, atol=0)
+
+
 def test_copy_has_adapters_of_its_own(module):
     with_ours(module)
     trained(module, 2)

@@ -106,3 +106,8 @@ def test_adapters_train_as_pefts_do(name, tmp_path):
     read = peft.PeftModel.from_pretrained(made(name)[0], tmp_path / "adapter").eval()
     with torch.no_grad():
         torch.testing.assert_close(loss_of(read(**kwargs)), loss_of(ours.eval()(**kwargs)), rtol=0, atol=1e-6)
+    theirs.save_pretrained(tmp_path / "theirs")
+    back = aotexport_runtime.load(tmp_path / "bundle", matmul="torch").eval()
+    adapters.load_adapter(back, tmp_path / "theirs")
+    with torch.no_grad():
+        torch.testing.assert_close(loss_of(back(**kwargs)), loss_of(theirs.eval()(**kwargs)), rtol=0, atol=1e-6)

@@ -101,7 +101,8 @@ def attach(
     made = [(target, _factors(module, target, r, config)) for target, r in ranks]
     trained = _trained(module, config, [target for target, _ in ranks])
     for target, factors in made:
-        _beside(module, adapters, target.path, target.tensor, Lora, target.form == "weight").add_module(name, factors)
+        beside = _beside(module, adapters, target.path, target.tensor, Lora, target.form == "weight")
+        beside.add_module(name, factors.train(module.training))
     for path, tensor, parameter in trained:
         own = nn.Parameter(parameter.detach().clone())
         _beside(module, adapters, path, tensor, Trained, True).register_parameter(name, own)
