@@ -327,6 +327,7 @@ REFUSED = [
         "`grad_output` must have the sizes (0, 2, 2, 2), not (1, 2, 2, 2)",
     ),
     ("adaptive_max_pool2d.default", (IMAGES, [1 << 40, 0]), "`output_size` must be at most 100000 beside 0"),
+    ("gelu_backward.default", (ROWS[0], ROWS), "`grad_output` must have the sizes (4, 3), not (3,)"),
     ("median.dim", (torch.ones(1).expand(2), 0), "elements of `self` along `dim` must not share memory"),
     (
         "native_group_norm.default",

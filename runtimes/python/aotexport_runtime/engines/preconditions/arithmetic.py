@@ -68,6 +68,11 @@ def leaks(a: Arguments) -> None:
     sizes(a.get("out"), a["self"].shape, "`out`")
 
 
+def gelu_backward(a: Arguments) -> None:
+    """Check that each number has a gradient: the kernel of oneDNN does not repeat them."""
+    sizes(a["grad_output"], a["self"].shape, "`grad_output`")
+
+
 def medians(a: Arguments) -> None:
     """Check the stride of the axis: with none the kernel of torch 2.13 takes numbers beyond the tensor."""
     source, axis = a["self"], a["dim"]
