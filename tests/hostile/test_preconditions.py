@@ -328,6 +328,7 @@ REFUSED = [
     ),
     ("adaptive_max_pool2d.default", (IMAGES, [1 << 40, 0]), "`output_size` must be at most 100000 beside 0"),
     ("gelu_backward.default", (ROWS[0], ROWS), "`grad_output` must have the sizes (4, 3), not (3,)"),
+    ("im2col.default", (IMAGES, [2, 2], [1 << 62, 1], [0, 0], [1, 1]), "`dilation` must be below 2147483648"),
     ("median.dim", (torch.ones(1).expand(2), 0), "elements of `self` along `dim` must not share memory"),
     (
         "native_group_norm.default",

@@ -176,6 +176,7 @@ PRECONDITIONS: dict[str, Callable[[Arguments], None]] = {
     **dict.fromkeys(("binary_cross_entropy", "binary_cross_entropy_backward"), losses.entropy),
     **dict.fromkeys(("rrelu_with_noise", "rrelu_with_noise_", "rrelu_with_noise_functional"), arithmetic.leaks),
     **{f"{base}.{form}": arithmetic.medians for base in ("median", "nanmedian") for form in ("dim", "dim_values")},
+    **dict.fromkeys(("im2col", "col2im"), windows.columns),
     "gelu_backward": arithmetic.gelu_backward,
     "multilabel_margin_loss_backward": losses.margins_backward,
     "binomial": arithmetic.counts,

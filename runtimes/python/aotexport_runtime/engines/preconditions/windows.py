@@ -67,6 +67,16 @@ def mean_backward(axes: int) -> Callable[[Arguments], None]:
     return lambda a: _of_images(a["self"], a["grad_output"], axes)
 
 
+def columns(a: Arguments) -> None:
+    """Check that the sizes of windows have a product that kernels compute with."""
+    for name in ("kernel_size", "dilation", "padding", "stride"):
+        fits = all(number < _MOST_SIZE for number in a[name])
+        require(fits, f"`{name}` must be below {_MOST_SIZE}")
+
+
+_MOST_SIZE = 1 << 31
+
+
 def places(a: Arguments) -> None:
     """Check the sizes of an adaptive pooling of no result, which the kernel walks through."""
     wanted = list(a["output_size"])
