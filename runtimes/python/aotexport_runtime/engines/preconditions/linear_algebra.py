@@ -59,7 +59,7 @@ def grouped_written(a: Arguments, result: torch.Tensor) -> None:
         axis = 0 if one.dim() == 2 else 1
         places = torch.arange(result.shape[axis], device=result.device)
         beyond = places >= (ends[-1] if ends.numel() else 0)
-        result.detach().masked_fill_(beyond[:, None] if axis == 0 else beyond, 0)
+        result.data.masked_fill_(beyond[:, None] if axis == 0 else beyond, 0)
 
 
 def power(a: Arguments) -> None:

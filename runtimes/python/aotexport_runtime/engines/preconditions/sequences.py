@@ -37,7 +37,7 @@ def ctc(a: Arguments) -> None:
 
 def ctc_written(a: Arguments, results: Sequence[torch.Tensor]) -> None:
     """Write what the kernel leaves of its table: steps beyond an input, and places beyond its targets."""
-    alpha = results[1].detach()
+    alpha = results[1].data  # has a version of its own: autograd has kept this tensor
     taken, wanted = (integers(a[name]).to(alpha.device) for name in ("input_lengths", "target_lengths"))
     steps, places = (torch.arange(size, device=alpha.device) for size in alpha.shape[1:])
     beyond = (steps >= taken.reshape(-1, 1))[:, :, None] | (places > 2 * wanted.reshape(-1, 1))[:, None]
