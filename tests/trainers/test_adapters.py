@@ -187,6 +187,15 @@ def test_adapter_that_comes_in_eval_mode_drops_nothing(module, bundle, tmp_path)
         torch.testing.assert_close(loaded(X), result(module), rtol=0, atol=0)
 
 
+def test_adapter_is_written_to_the_same_bytes_each_time(module, tmp_path):
+    adapters.add_lora(module, ["inner"], r=2)
+    for index in range(8):
+        adapters.save_adapter(module, tmp_path / str(index))
+    files = {(tmp_path / str(index) / "adapter_model.safetensors").read_bytes() for index in range(8)}
+    assert len(files) == 1
+    assert not (8 + int.from_bytes(next(iter(files))[:8], "little")) % 8
+
+
 def test_copy_has_adapters_of_its_own(module):
     with_ours(module)
     trained(module, 2)

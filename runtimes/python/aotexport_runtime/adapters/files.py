@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 
 from aotexport_runtime.adapters.add import attach
 from aotexport_runtime.adapters.choice import adapters_of, named_adapters
@@ -90,12 +90,22 @@ def _write(output: Path, record: dict[str, Any], tensors: dict[str, torch.Tensor
         (output / CONFIG_FILE).unlink(missing_ok=True)
         with tempfile.TemporaryDirectory(dir=output) as beside:
             stage = Path(beside)
-            save_file(tensors, stage / WEIGHTS_FILE, metadata=metadata)
+            (stage / WEIGHTS_FILE).write_bytes(_in_order(save(tensors, metadata=metadata)))
             (stage / CONFIG_FILE).write_text(json.dumps(record, indent=2, sort_keys=True) + "\n")
             for name in (WEIGHTS_FILE, CONFIG_FILE):
                 (stage / name).replace(output / name)
     except OSError as error:
         raise NotWritten(f"an adapter cannot be written to {str(output)!r}: {error}", error.errno or 0) from error
+
+
+def _in_order(file: bytes) -> bytes:
+    """Return a file of safetensors with sorted metadata: the library's order differs between calls."""
+    end = 8 + int.from_bytes(file[:8], "little")
+    header = json.loads(file[8:end])
+    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text + file[end:]
 
 
 def load_adapter(
