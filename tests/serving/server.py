@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import os
 import signal
@@ -85,7 +86,7 @@ def wait_for(found, server=None):
     """Return what `found` returns as soon as that is true."""
     end = time.monotonic() + PATIENCE_S
     while time.monotonic() < end:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, http.client.HTTPException):  # the server ended, or in the middle of an answer
             if value := found():
                 return value
         if server is not None and server.process.poll() is not None:
