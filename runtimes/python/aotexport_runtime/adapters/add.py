@@ -14,12 +14,12 @@ from aotexport_runtime.adapters.forms import Report
 from aotexport_runtime.adapters.lora import Lora, Trained
 from aotexport_runtime.adapters.select import set_adapter
 from aotexport_runtime.adapters.targets import Target, Weights
-from aotexport_runtime.commands.parts import is_distributed
 from aotexport_runtime.errors import ArgumentInvalid, NotSupported
 from aotexport_runtime.module.bundle_module import BundleModule
 from aotexport_runtime.submodules.adapter import adapters_in
 from aotexport_runtime.submodules.places import module_at
 from aotexport_runtime.submodules.submodule import LoadedSubmodule
+from aotexport_runtime.values.parts import is_distributed
 
 
 def add_lora(

@@ -22,12 +22,12 @@ from aotexport_runtime.adapters.lora import Lora
 from aotexport_runtime.adapters.peft_config import CONFIG_FILE, config_record, read_config
 from aotexport_runtime.adapters.select import delete_adapter
 from aotexport_runtime.adapters.targets import Target, Weights
-from aotexport_runtime.commands.parts import Gathering, is_distributed
 from aotexport_runtime.errors import ArgumentInvalid, NotSupported, NotWritten
 from aotexport_runtime.module.bundle_module import BundleModule
 from aotexport_runtime.submodules.places import module_at
 from aotexport_runtime.submodules.submodule import LoadedSubmodule
 from aotexport_runtime.values.arguments import path_of
+from aotexport_runtime.values.parts import Gathering, is_distributed
 
 WEIGHTS_FILE = "adapter_model.safetensors"
 _PREFIX = "base_model.model."

@@ -24,7 +24,6 @@ from aotexport_runtime.bundle.directory import MANIFEST_NAME, BundleDirectory
 from aotexport_runtime.bundle.read import Bundle
 from aotexport_runtime.bundle.staging import staged
 from aotexport_runtime.bundle.weights import load_parts, load_tensors, parts_of
-from aotexport_runtime.commands.parts import Gathering
 from aotexport_runtime.commands.saved_attributes import FILE, SavedAttributes, saved_attributes
 from aotexport_runtime.commands.self_test import record_again
 from aotexport_runtime.errors import ArgumentInvalid, NotSupported
@@ -36,6 +35,7 @@ from aotexport_runtime.submodules.adapter import adapters_below
 from aotexport_runtime.submodules.tables import is_sharded
 from aotexport_runtime.values import dtypes
 from aotexport_runtime.values.arguments import path_of
+from aotexport_runtime.values.parts import Gathering
 from aotexport_runtime.values.subclasses import is_wrapper, parts
 
 
