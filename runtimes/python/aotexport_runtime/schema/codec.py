@@ -14,7 +14,7 @@ import msgspec
 
 from aotexport_runtime.errors import BundleInvalid, Place
 from aotexport_runtime.schema.base import Record
-from aotexport_runtime.schema.faults import MAX_MESSAGE, untagged
+from aotexport_runtime.schema.faults import MAX_MESSAGE, twice, untagged
 from aotexport_runtime.schema.limits import DEFAULT, Limits
 from aotexport_runtime.schema.versions import FORMAT_VERSION, Version, pending
 
@@ -51,7 +51,8 @@ def decode_record(
         plain = msgspec.json.decode(data)
         compact = msgspec.json.encode(plain)
         if count_keys(compact) != count_keys(data):
-            raise BundleInvalid("an object has the same key twice", where=where, code="json-key-twice")
+            place = Place(where).at(*next(twice(data), ()))
+            raise BundleInvalid("an object has the same key twice", where=place, code="json-key-twice")
         document: dict[str, Any] = plain
         for step in steps:
             document = step(document)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import types
 from collections.abc import Iterator
 from typing import Annotated, Any, TypeGuard, Union, get_args, get_origin
@@ -49,6 +50,30 @@ def untagged(value: Any, type_: Any, steps: tuple[str | int, ...] = ()) -> Itera
         yield steps
     for step, item, item_type in _children(value, member):
         yield from untagged(item, item_type, (*steps, step))
+
+
+def twice(data: bytes) -> Iterator[tuple[str | int, ...]]:
+    """Yield the paths of keys that an object has already; decoding keeps the last.
+
+    Args:
+        data: JSON that decodes.
+    """
+    # Numbers may have more digits than Python reads.
+    plain = json.loads(data, object_pairs_hook=_Pairs, parse_int=len, parse_float=len)
+    yield from _twice(plain, ())
+
+
+class _Pairs(list[tuple[str, Any]]):
+    """An object's keys with their values, in order."""
+
+
+def _twice(value: Any, steps: tuple[str | int, ...]) -> Iterator[tuple[str | int, ...]]:
+    seen = set[str | int]()
+    for step, item in value if isinstance(value, _Pairs) else enumerate(value) if _is_array(value) else ():
+        if step in seen:
+            yield (*steps, step)
+        seen.add(step)
+        yield from _twice(item, (*steps, step))
 
 
 def _fault(message: str, place: Place) -> BundleInvalid:
