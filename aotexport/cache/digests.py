@@ -25,6 +25,7 @@ import torch
 
 from aotexport.cache.files import is_installed, is_installed_module
 from aotexport.cache.tensors import array_parts, storage_bytes, tensor_parts
+from aotexport.model.refusals import raised_by_wrong_code
 
 Parts = Iterator[Any]
 
@@ -69,6 +70,8 @@ class _Digest:
             except NotDigestible:
                 raise
             except Exception as error:  # code of any class runs here
+                if raised_by_wrong_code(error):
+                    raise
                 raise NotDigestible(f"an object of `{_name(type(value))}` ({type(error).__name__}: {error})") from error
             self._hash.update(b"\n")
         return self._hash.hexdigest()

@@ -109,7 +109,7 @@ def is_bug(error: BaseException) -> bool:
     """Return whether an error is a bug of aotexport; see the module."""
     if isinstance(error, AotExportError):
         return isinstance(error, InternalError)
-    if any(map(_raised_by_wrong_code, _chain(error))):
+    if raised_by_wrong_code(error):
         return True
     frames = _frames(error)
     if not frames or isinstance(error, _ERRORS_OF_THE_MACHINE) or any(map(_is_of_a_model, frames)):
@@ -118,6 +118,11 @@ def is_bug(error: BaseException) -> bool:
         return False
     # Functions in C have no frames: an error of torch's functions seems raised by our frame.
     return not isinstance(error, RuntimeError if _is_ours(frames[-1]) else TORCH_ERRORS)
+
+
+def raised_by_wrong_code(error: BaseException) -> bool:
+    """Return whether an error, or one behind it, is one that no model can make right code of ours raise."""
+    return any(map(_is_of_wrong_code, _chain(error)))
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
@@ -130,8 +135,7 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
         behind = behind.__cause__ or behind.__context__
 
 
-def _raised_by_wrong_code(error: BaseException) -> bool:
-    """Return whether a line of ours raises an error that no model can make right code raise, even if called by it."""
+def _is_of_wrong_code(error: BaseException) -> bool:
     frames = _frames(error)
     while len(frames) > 1 and frames[-1].f_code.co_name in ("__getattr__", "__getattribute__"):
         frames.pop()

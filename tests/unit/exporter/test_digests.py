@@ -213,6 +213,25 @@ def test_refusal_names_the_object() -> None:
     assert str(refusal.value) == "an object of `builtins.generator` (TypeError: cannot pickle 'generator' object)"
 
 
+class BrokenList(list[int]):
+    @property
+    def __dict__(self) -> Any:
+        raise LookupError("no attributes")
+
+
+def test_error_of_code_of_a_class_is_a_refusal() -> None:
+    with pytest.raises(NotDigestible) as refusal:
+        digest(BrokenList())
+    assert str(refusal.value) == f"an object of `{__name__}.BrokenList` (LookupError: no attributes)"
+
+
+@pytest.mark.parametrize("name", ["_attributes", "_layout"])
+def test_misspelt_name_of_the_exporter_is_no_refusal(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(f"aotexport.cache.digests.{name}")
+    with pytest.raises(NameError, match=f"name '{name}' is not defined"):
+        digest(net())
+
+
 SCRIPT = f"""
 import sys
 sys.path.insert(0, {str(HERE.parents[2])!r})
