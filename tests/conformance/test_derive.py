@@ -415,6 +415,7 @@ SLICE = (
     *("tied_weights", "batch_norm", "view_of_input_mutated", "matmul", "gather_and_index", "branch_not_taken"),
     *("dropout_that_draws_nothing", "hook_that_clips", "function_with_saved_intermediates"),
     *("parameter_under_no_grad", "branches", "arrays_of_tensors", "constant_in_several_modules", "dynamic_integers"),
+    "padded_to_the_longest",
 )
 """Cases that derive in the quick suite; every other one derives in the slow test."""
 
@@ -451,9 +452,6 @@ ROUNDED = (
 )
 """Cases whose values differ by rounding: the loaded module is the reference of the derived bundle."""
 
-NARROWER = ("padded_to_the_longest",)
-"""Cases whose derived bundle goes the example's way where a size is the larger of two, and refuses others."""
-
 
 def recorded(bundle: Path) -> dict[str, Any]:
     return {name: content for name, content in files_of(bundle).items() if name.startswith("testvectors/")}
@@ -462,7 +460,7 @@ def recorded(bundle: Path) -> dict[str, Any]:
 def same_records(before: Path, after: Path, case: str) -> None:
     """Compare recorded calls: what was asked and seen, and values to the bit."""
     expected, found = recorded(before), recorded(after)
-    assert found.keys() == expected.keys() or (case in NARROWER and found.keys() < expected.keys())
+    assert found.keys() == expected.keys()
     for name, content in found.items():
         if case in ROUNDED and name.endswith(".safetensors"):
             torch.testing.assert_close(load_file(after / name), load_file(before / name), rtol=1e-5, atol=1e-6)

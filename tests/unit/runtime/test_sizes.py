@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from aotexport_runtime.schema.sizes import SizeExpression
-from aotexport_runtime.values.sizes import describe, evaluate, source, symbols_of
+from aotexport_runtime.values.sizes import SCOPE, condition_source, describe, evaluate, source, symbols_of
 
 
 def size(op, *args):
@@ -39,7 +39,9 @@ VALUES = [
 def test_expression_has_its_value_in_every_form(expression, value, words):
     symbols = {"a": 5, "b": 3}
     assert evaluate(expression, symbols) == value
-    assert eval(source(expression, lambda symbol: f"symbols[{symbol!r}]"), {"symbols": symbols}) == value
+    for make, expected in ((source, value), (condition_source, bool(value))):
+        made = eval(make(expression, lambda symbol: f"symbols[{symbol!r}]"), {**SCOPE, "symbols": symbols})
+        assert (made if make is source else bool(made)) == expected
     assert describe(expression) == words
 
 

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import operator
 from collections.abc import Callable
@@ -99,13 +100,31 @@ def _round_digits(value: Any, digits: Any) -> Any:
     return round(value, max(digits, -400) if type(value) is int and type(digits) is int else digits)
 
 
+def sym_max(*values: Any) -> Any:
+    """Return Python's `max`, or a symbolic number where an operand is one: the call is traced, to derive a bundle."""
+    return _extreme("__sym_max__", max, values)
+
+
+def sym_min(*values: Any) -> Any:
+    """Return Python's `min`, or a symbolic number where an operand is one."""
+    return _extreme("__sym_min__", min, values)
+
+
+def _extreme(method: str, plain: Callable[..., Any], values: tuple[Any, ...]) -> Any:
+    symbolic = next((value for value in values if hasattr(value, method)), None)
+    if symbolic is None:
+        return plain(values)
+    others = (value for value in values if value is not symbolic)
+    return functools.reduce(lambda value, other: getattr(value, method)(other), others, symbolic)
+
+
 BUILTINS: dict[str, Callable[..., Any]] = {
     "python::getitem": operator.getitem,
     "python::neg": operator.neg,
     "python::not": operator.not_,
     "python::sym_sum": sum,
-    "python::sym_max": max,
-    "python::sym_min": min,
+    "python::sym_max": sym_max,
+    "python::sym_min": sym_min,
     "python::sym_int": _whole(int),
     "python::sym_float": float,
     "python::sym_ite": lambda condition, yes, no: yes if condition else no,

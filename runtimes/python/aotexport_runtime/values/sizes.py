@@ -11,6 +11,7 @@ import operator
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
+from aotexport_runtime.allowed.operators import sym_max, sym_min
 from aotexport_runtime.errors import BundleInvalid
 from aotexport_runtime.schema.sizes import Size, SizeExpression
 
@@ -246,7 +247,41 @@ def source(size: Size | float, symbol_source: Callable[[str], str]) -> str:
     return f"{size.op}({', '.join(operands)})"
 
 
-SCOPE: dict[str, Any] = {"sqrt": math.sqrt, "trunc": math.trunc, "floor": math.floor, "ceil": math.ceil}
+def condition_source(size: Size | float, symbol_source: Callable[[str], str]) -> str:
+    """Return Python source of a condition that stays whole where symbols are symbolic: in an export of a loaded module.
+
+    Python's `and` and `or` would ask there which of their operands hold, and the export would hold for those alone.
+    """
+    if isinstance(size, SizeExpression) and size.op in ("and", "or"):
+        operands = ", ".join(f"lambda: {condition_source(arg, symbol_source)}" for arg in size.args)
+        return f"{size.op}_({operands})"
+    if isinstance(size, SizeExpression) and size.op in _COMPARISONS:
+        return f"({_INFIX[size.op].join(source(arg, symbol_source) for arg in size.args)})"
+    return source(size, symbol_source)
+
+
+def _connective(combine: Callable[[Any, Any], Any], *, stop: bool) -> Callable[..., Any]:
+    """Return `and` or `or` of functions to conditions; symbolic conditions stay open."""
+
+    def connected(*conditions: Callable[[], Any]) -> Any:
+        result: Any = not stop
+        for condition in conditions:
+            value = condition()
+            if isinstance(value, int) and bool(value) is stop:
+                return stop
+            result = result if isinstance(value, int) else combine(value, result)
+        return result
+
+    return connected
+
+
+SCOPE: dict[str, Any] = {
+    **{name: getattr(math, name) for name in ("sqrt", "trunc", "floor", "ceil")},
+    "max": sym_max,
+    "min": sym_min,
+    "and_": _connective(operator.and_, stop=False),
+    "or_": _connective(operator.or_, stop=True),
+}
 """Functions that generated source calls beside Python's builtins."""
 
 _COMPARISONS = ("eq", "ne", "lt", "le")

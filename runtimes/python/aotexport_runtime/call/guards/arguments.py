@@ -232,7 +232,7 @@ ARGUMENTS: tuple[GuardRule[ArgumentFacts, Any], ...] = (
         name="guard",
         cost="sizes",
         of=guards,
-        holds=lambda source, guard: source.size(guard.record),
+        holds=lambda source, guard: source.condition(guard.record),
         needs=("symbols",),
         message=lambda guard, call: (
             f"the program holds only where {sizes.describe(guard.record, guard.facts.names)}; here "

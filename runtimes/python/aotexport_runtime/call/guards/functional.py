@@ -252,7 +252,7 @@ INPUTS: tuple[GuardRule[Functional, Any], ...] = (
         name="guard of the graph",
         cost="sizes",
         of=_guards,
-        holds=lambda source, guard: source.size(guard),
+        holds=lambda source, guard: source.condition(guard),
         message=lambda guard, call: f"the graph assumes {sizes.describe(guard)}",
     ),
     GuardRule(

@@ -74,6 +74,11 @@ class GuardSource:
         """Return the source of a size."""
         return sizes.source(size, self.symbols.__getitem__)
 
+    def condition(self, size: Size) -> str:
+        """Return the source of a condition over sizes."""
+        make = sizes.condition_source if self.explains else sizes.source
+        return make(size, self.symbols.__getitem__)
+
     def shape(self, shape: Sequence[Size]) -> str:
         """Return the source of a tuple of sizes."""
         if all(isinstance(size, int) for size in shape):
