@@ -17,6 +17,10 @@ class Unread(Exception):
     """What this reader leaves to others."""
 
 
+class CallFails(RuntimeError):
+    """A call that the text says to fail."""
+
+
 _FLOATS = ("sqrt", "log2", "cos", "cosh", "sin", "sinh", "tan", "tanh", "acos", "asin", "atan")
 PYTHON: dict[str, Any] = {
     **{name: getattr(operator, name) for name in ("getitem", "add", "sub", "mul", "truediv", "floordiv", "mod", "pow")},
@@ -137,14 +141,20 @@ class Interpreter:
 
     def scan(self, b: str, carried: list[Any], xs: list[Any], additional: list[Any]) -> list[Any]:
         collected: list[list[Any]] = []
-        for step in range(xs[0].shape[0]):
+        for step in self._slices(xs):
             found = self.body(b, [*carried, *(x[step] for x in xs), *additional])
             carried, y = found[: len(carried)], found[len(carried) :]
             collected.append(y)
         return [*carried, *(torch.stack(each) for each in zip(*collected, strict=True))]
 
+    def _slices(self, xs: list[Any]) -> range:
+        counts = {each.shape[0] for each in xs}
+        if self.rules("body.slices") and (len(counts) != 1 or 0 in counts):
+            raise CallFails("a loop over slices")
+        return range(xs[0].shape[0])
+
     def map_impl(self, b: str, xs: list[Any], additional: list[Any]) -> list[Any]:
-        found = [self.body(b, [*(x[step] for x in xs), *additional]) for step in range(xs[0].shape[0])]
+        found = [self.body(b, [*(x[step] for x in xs), *additional]) for step in self._slices(xs)]
         return [torch.stack(each) for each in zip(*found, strict=True)]
 
     def invoke_subgraph(self, b: str, operands: list[Any]) -> list[Any]:

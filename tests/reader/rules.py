@@ -18,6 +18,7 @@ RULES: dict[str, str] = {
     "body.cond": "7.14: `cond` runs the branch of its predicate",
     "body.cond_zeros": "7.15: every operand of `cond` that requires grad gets a gradient",
     "body.loop_gradients": "7.16: loops pass gradients for carried values that required grad at the start",
+    "body.slices": "7.14: a call over no slices, or of several sizes, fails",
     "body.hook": "7.19: `register_hook` registers its body",
     "mutation.data": "10.8: elements are overwritten",
     "mutation.metadata": "10.7: sizes, strides, offset change",

@@ -16,6 +16,8 @@ _UNTIL = ("higher_order::while_loop", "higher_order::while_loop_stack_output")
 def limited(op: str, operator: Callable[..., Any], most: int) -> Callable[..., Any]:
     """Return an operator of `higher_order.OPERATORS` that makes at most so many steps if it is a loop.
 
+    One over rows refuses tensors with other numbers of rows than the first, and without any, as eager does.
+
     Args:
         op: its name.
         operator: the operator; called with the symbols first.
@@ -25,9 +27,12 @@ def limited(op: str, operator: Callable[..., Any], most: int) -> Callable[..., A
         place = _OVER_ROWS[op]
 
         def over_rows(symbols: dict[str, int], *operands: Any) -> Any:
-            rows = operands[place]
-            if rows and rows[0].shape[0] > most:
-                raise _too_many(rows[0].shape[0], most)
+            counts = {tensor.shape[0] if tensor.dim() else 0 for tensor in operands[place]}
+            if len(counts) != 1 or 0 in counts:
+                given = ", ".join(map(str, sorted(counts))) or "no tensors"
+                raise CheckFailed(f"a loop goes over rows of tensors with one number of them, not 0; given are {given}")
+            if max(counts) > most:
+                raise _too_many(max(counts), most)
             return operator(symbols, *operands)
 
         return over_rows
