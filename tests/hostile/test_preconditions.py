@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from aotexport_runtime import CheckFailed
 from aotexport_runtime.engines import ops
-from aotexport_runtime.engines.preconditions.table import PRECONDITIONS
+from aotexport_runtime.engines.preconditions.table import PRECONDITIONS, WRITTEN
 
 ATEN = torch.ops.aten
 LEAST = -(2**63)
@@ -329,6 +329,39 @@ REFUSED = [
     ("adaptive_max_pool2d.default", (IMAGES, [1 << 40, 0]), "`output_size` must be at most 100000 beside 0"),
     ("gelu_backward.default", (ROWS[0], ROWS), "`grad_output` must have the sizes (4, 3), not (3,)"),
     ("im2col.default", (IMAGES, [2, 2], [1 << 62, 1], [0, 0], [1, 1]), "`dilation` must be below 2147483648"),
+    ("max_pool1d.default", (ROWS, [LEAST + (1 << 64) - 1], [2], [1]), "`kernel_size` must be below 2147483648"),
+    (
+        "fractional_max_pool3d.default",
+        (VOLUMES, [1, LEAST, 1], [2, 2, 2], torch.rand(1, 2, 3)),
+        "`kernel_size` must be from 1 to below 2147483648",
+    ),
+    (
+        "linalg_ldl_solve.default",
+        (torch.eye(3), torch.tensor([-1, -1, -1], dtype=torch.int32), torch.eye(3)),
+        "negative pivots must come in pairs",
+    ),
+    (
+        "linalg_ldl_solve.default",
+        (torch.eye(3), torch.tensor([-1, 1, 1], dtype=torch.int32), torch.eye(3)),
+        "negative pivots must come in pairs",
+    ),
+    (
+        "multi_margin_loss_backward.default",
+        (torch.ones(2), ROWS, torch.zeros(4).long(), 1, 1.0, None, 0),
+        "`grad_output` must be 4 numbers",
+    ),
+    ("repeat_interleave.Tensor", (torch.tensor([4, -3]),), "`repeats` must be from 0 to below 2147483648"),
+    ("repeat_interleave.self_Tensor", (ROWS, torch.tensor([4, -3])), "`repeats` must be from 0 to below 2147483648"),
+    (
+        "scaled_dot_product_attention.default",
+        (HEADS, HEADS, HEADS[:, :, :2]),
+        "`key` and `value` must have as many steps",
+    ),
+    (
+        "set_.source_Tensor_storage_offset",
+        (torch.ones(3), ROWS[2:], 7, [2], [1]),
+        "the tensor must lie in the memory of `source`",
+    ),
     ("median.dim", (torch.ones(1).expand(2), 0), "elements of `self` along `dim` must not share memory"),
     (
         "native_group_norm.default",
@@ -473,6 +506,27 @@ def test_call_that_fits_gives_what_torch_gives():
         "native_batch_norm.default", IMAGES, *NORM[:2], *(value.clone() for value in NORM[2:]), True, 0.1, 1e-5
     )
     assert torch.equal(trained[0], functional.batch_norm(IMAGES, None, None, *NORM[:2], training=True))
+
+
+@pytest.mark.parametrize("name", [name for name in WRITTEN if name.startswith("special_")])
+def test_polynomials_of_nan_are_nan(name):
+    x, n = torch.tensor([math.nan, 0.5]), torch.tensor([3, 3])
+    for found in (call(f"{name}.default", x, n), call(f"{name}.n_scalar", x, 3), call(f"{name}.x_scalar", math.nan, n)):
+        assert found[0].isnan()
+    assert call(f"{name}.default", x, n)[1] == getattr(ATEN, name).default(x, n)[1]
+
+
+def test_solution_by_blocks_of_a_symmetric_factorization_is_that_of_torch():
+    matrix = torch.tensor([[0.0, 1.0, 2.0], [1.0, 0.0, 3.0], [2.0, 3.0, 0.0]])
+    factors, pivots = torch.linalg.ldl_factor(matrix)
+    assert (pivots < 0).any()
+    torch.testing.assert_close(call("linalg_ldl_solve.default", factors, pivots, torch.eye(3)) @ matrix, torch.eye(3))
+
+
+def test_functions_that_engines_call_directly_need_no_precondition():
+    kernels = {name: ops.overload(name, None, frozenset()) for name in ops._DIRECT}
+    assert kernels
+    assert [name for name, kernel in kernels.items() if ops.resolve(name, None, frozenset()) is not kernel] == []
 
 
 def test_call_of_a_trace_is_left_alone():

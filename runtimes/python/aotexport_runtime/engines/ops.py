@@ -121,7 +121,7 @@ _DIRECT = frozenset(
         *("masked_fill.Scalar", "matmul.default", "max.dim", "max_pool2d.default", "maximum.default"),
         *("mean.default", "mean.dim", "minimum.default", "mm.default", "mul.Tensor", "mul_.Tensor"),
         *("native_layer_norm.default", "neg.default", "permute.default", "pow.Tensor_Scalar", "relu.default"),
-        *("relu_.default", "reshape.default", "rsqrt.default", "scaled_dot_product_attention.default"),
+        *("relu_.default", "reshape.default", "rsqrt.default"),
         *("select.int", "sigmoid.default", "sin.default", "softmax.int", "sqrt.default", "squeeze.dim"),
         *("stack.default", "sub.Tensor", "sum.default", "sum.dim_IntList", "t.default", "tanh.default"),
         *("tanh_.default", "transpose.int", "unbind.int", "unsqueeze.default", "view.default", "where.self"),

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 
-from aotexport_runtime.engines.preconditions.require import Arguments, require, sizes, spacious
+from aotexport_runtime.engines.preconditions.require import Arguments, require, sizes, spacious, within
 
 _MOST = 100_000
 
@@ -46,6 +47,20 @@ def degree(a: Arguments) -> None:
     """Check the degree of a polynomial, which the kernel computes in a loop."""
     degrees = a["n"] if isinstance(a["n"], torch.Tensor) else torch.tensor(a["n"])
     require((degrees <= _MOST).all(), f"`n` must be at most {_MOST}")
+
+
+def undefined(a: Arguments, result: torch.Tensor) -> None:
+    """Write NaN where a polynomial is of NaN: the kernels of torch 2.13 leave what was in the processor."""
+    numbers, degrees = torch.as_tensor(a["x"]), torch.as_tensor(a["n"])
+    result.data.masked_fill_((torch.isnan(numbers) & (degrees >= 2)).to(result.device), math.nan)
+
+
+def repeats(a: Arguments) -> None:
+    """Check how often elements are repeated: the kernel writes so many places into a result of `output_size`."""
+    counts, wanted = a["repeats"], a["output_size"]
+    if isinstance(counts, torch.Tensor):
+        within(counts, 0, 1 << 31, "`repeats`")
+        require(wanted is None or (counts.sum() == wanted), "`repeats` must add up to `output_size`")
 
 
 def steps(a: Arguments) -> None:

@@ -77,8 +77,20 @@ def pivots(name: str) -> Callable[[Arguments], None]:
         require(swaps.dtype == torch.int32, "pivots must be of dtype int32")
         sizes(swaps, (*matrix.shape[:-2], count), "pivots")
         within(swaps if name == "lu" else swaps.abs(), 1, rows + 1, "pivots")
+        if name == "ldl":
+            _blocks(swaps)
 
     return check
+
+
+def _blocks(swaps: torch.Tensor) -> None:
+    """Check that negative pivots come in pairs, one for each row of a block of two: the kernel skips the second."""
+    negative = (swaps < 0).unbind(-1)
+    half = torch.zeros_like(swaps[..., :0].sum(-1), dtype=torch.bool)
+    for pivot in negative:
+        require((pivot | ~half).all(), "negative pivots must come in pairs")
+        half = pivot & ~half
+    require(~half.any(), "negative pivots must come in pairs")
 
 
 def triangles(a: Arguments) -> None:

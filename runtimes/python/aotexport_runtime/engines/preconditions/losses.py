@@ -22,9 +22,13 @@ def margins(a: Arguments) -> None:
 
 
 def margins_backward(a: Arguments) -> None:
-    """Check that there is a gradient."""
+    """Check that there is a gradient, one for each sample where the loss is not reduced."""
     reduction(a)
-    require(a["grad_output"].numel() > 0 or a["self"].numel() == 0, "`grad_output` must not be empty")
+    source, count = a["self"], a["grad_output"].numel()
+    require(count > 0 or source.numel() == 0, "`grad_output` must not be empty")
+    if a["reduction"] == 0:
+        samples = source.shape[0] if source.dim() > 1 else 1
+        require(count == samples, f"`grad_output` must be {samples} numbers")
 
 
 def entropy(a: Arguments) -> None:

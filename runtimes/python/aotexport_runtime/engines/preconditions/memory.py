@@ -70,5 +70,6 @@ def same_dtype(a: Arguments) -> None:
             len(steps) == len(shape) and min((offset, *shape, *steps)) >= 0, "`size` and `stride` must fit together"
         )
         last = offset + sum((size - 1) * step for size, step in zip(shape, steps, strict=True))
-        held = a["source"].untyped_storage().nbytes() // a["source"].element_size()
+        source = a["source"]
+        held = source.untyped_storage().nbytes() // source.element_size() - source.storage_offset()
         require(0 in shape or last < held, "the tensor must lie in the memory of `source`")

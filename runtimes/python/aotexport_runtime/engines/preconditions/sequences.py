@@ -115,6 +115,7 @@ def _weights(a: Arguments, width: int, states: list[torch.Tensor], *, projected:
 def attention(a: Arguments) -> None:
     """Check the heads of grouped attention."""
     query, key, value = a["query"], a["key"], a["value"]
+    require(key.dim() < 2 or key.shape[-2:-1] == value.shape[-2:-1], "`key` and `value` must have as many steps")
     if a["enable_gqa"]:
         require(min(query.dim(), key.dim(), value.dim()) >= 3, "`query`, `key` and `value` must have heads")
         for name, heads in (("key", key.shape[-3]), ("value", value.shape[-3])):

@@ -141,6 +141,7 @@ PRECONDITIONS: dict[str, Callable[[Arguments], None]] = {
     **dict.fromkeys(("max_pool2d_with_indices_backward", "adaptive_max_pool2d_backward"), windows.pool_backward(2)),
     **dict.fromkeys(("max_pool3d_with_indices_backward", "adaptive_max_pool3d_backward"), windows.pool_backward(3)),
     **{f"fractional_max_pool{axes}d_backward": windows.fractional_pool_backward(axes) for axes in (2, 3)},
+    **{f"fractional_max_pool{axes}d": windows.fractional_pool for axes in (2, 3)},
     "unfold_backward": windows.unfold_backward,
     **{
         f"{base}{backward}": windows.grid_sample
@@ -152,7 +153,7 @@ PRECONDITIONS: dict[str, Callable[[Arguments], None]] = {
     "_native_batch_norm_legit.no_stats_out": normalization.batch_norm_without_statistics,
     **dict.fromkeys(("lstm", "gru", "rnn_tanh", "rnn_relu"), sequences.recurrent),
     "_pad_packed_sequence": sequences.unpacked,
-    "_scaled_dot_product_attention_math": sequences.attention,
+    **dict.fromkeys(("scaled_dot_product_attention", "_scaled_dot_product_attention_math"), sequences.attention),
     "_scaled_dot_product_flash_attention_for_cpu": sequences.flash_attention,
     "_scaled_dot_product_flash_attention_for_cpu_backward": sequences.flash_attention_backward,
     "embedding_dense_backward": embeddings.embedding_backward,
@@ -176,15 +177,16 @@ PRECONDITIONS: dict[str, Callable[[Arguments], None]] = {
     **dict.fromkeys(("binary_cross_entropy", "binary_cross_entropy_backward"), losses.entropy),
     **dict.fromkeys(("rrelu_with_noise", "rrelu_with_noise_", "rrelu_with_noise_functional"), arithmetic.leaks),
     **{f"{base}.{form}": arithmetic.medians for base in ("median", "nanmedian") for form in ("dim", "dim_values")},
-    **dict.fromkeys(("im2col", "col2im"), windows.columns),
+    **dict.fromkeys(("im2col", "col2im", "max_pool1d"), windows.columns),
     "gelu_backward": arithmetic.gelu_backward,
-    "multilabel_margin_loss_backward": losses.margins_backward,
+    **dict.fromkeys(("multi_margin_loss_backward", "multilabel_margin_loss_backward"), losses.margins_backward),
     "binomial": arithmetic.counts,
     "tensor_split.sections": arithmetic.sections,
     **dict.fromkeys(("as_strided", "as_strided_", "as_strided_copy", "as_strided_scatter"), memory.strided),
     **dict.fromkeys(("_softmax_backward_data", "_log_softmax_backward_data"), losses.softmax_backward),
     **dict.fromkeys(("set_.source_Tensor", "set_.source_Tensor_storage_offset"), memory.same_dtype),
     "_chunk_cat": arithmetic.chunks,
+    "repeat_interleave": arithmetic.repeats,
     "_foreach_copy": arithmetic.pairwise,
     **dict.fromkeys(("lcm", "lcm_"), arithmetic.common_multiple),
     **dict.fromkeys(
@@ -199,6 +201,7 @@ PRECONDITIONS: dict[str, Callable[[Arguments], None]] = {
 WRITTEN: dict[str, Callable[[Arguments, Any], None]] = {
     "_ctc_loss": sequences.ctc_written,
     "_grouped_mm": linear_algebra.grouped_written,
+    **{f"special_{name}": arithmetic.undefined for name in _POLYNOMIALS},
 }
 """What to write into the results of an operator that its kernel leaves as it was."""
 

@@ -41,6 +41,12 @@ def fractional_pool_backward(axes: int) -> Callable[[Arguments], None]:
     return check_sizes
 
 
+def fractional_pool(a: Arguments) -> None:
+    """Check the sizes of the windows of fractional max pooling."""
+    for name in ("kernel_size", "output_size"):
+        require(all(0 < number < _MOST_SIZE for number in a[name]), f"`{name}` must be from 1 to below {_MOST_SIZE}")
+
+
 def unfold_backward(a: Arguments) -> None:
     """Check that a gradient has the sizes of the windows."""
     image = torch.empty(list(a["input_sizes"]), device="meta")
