@@ -2,7 +2,8 @@
 
     torchrun --nproc-per-node 2 examples/finetune/trainer.py out/reader
 
-The same arguments give the same losses, on one rank or several. Needs `pip install '.[examples,trainers]'`.
+The same arguments give the same losses on one rank, two or four, which divide the batch. Needs
+`pip install '.[examples,trainers]'`.
 """
 
 from __future__ import annotations
