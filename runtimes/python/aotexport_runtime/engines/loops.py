@@ -27,12 +27,12 @@ def limited(op: str, operator: Callable[..., Any], most: int) -> Callable[..., A
         place = _OVER_ROWS[op]
 
         def over_rows(symbols: dict[str, int], *operands: Any) -> Any:
-            counts = {tensor.shape[0] if tensor.dim() else 0 for tensor in operands[place]}
-            if len(counts) != 1 or 0 in counts:
-                given = ", ".join(map(str, sorted(counts))) or "no tensors"
+            counts = [tensor.shape[0] if tensor.dim() else 0 for tensor in operands[place]]
+            if not counts or any(count == 0 or count != counts[0] for count in counts):
+                given = ", ".join(map(str, counts)) or "no tensors"
                 raise CheckFailed(f"a loop goes over rows of tensors with one number of them, not 0; given are {given}")
-            if max(counts) > most:
-                raise _too_many(max(counts), most)
+            if counts[0] > most:
+                raise _too_many(counts[0], most)
             return operator(symbols, *operands)
 
         return over_rows
