@@ -36,7 +36,7 @@ def test_graph_with_another_input_than_the_program_passes_is_refused(crafted: Cr
 
 
 def test_joint_graph_with_another_tangent_is_refused(crafted: Crafted):
-    crafted.put("joint", "inputs/4/meta/dtype", "float64")
+    crafted.put("joint", "inputs/4/meta/shape/0", 7)
     assert refusal(crafted) == "programs/train/joint.json: input 4 of the graph is not what the program passes"
 
 

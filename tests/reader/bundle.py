@@ -35,7 +35,7 @@ READS = (1, 1)
 
 
 class Refused(Exception):
-    """A bundle that section 3 says not to read."""
+    """A bundle that section 3 says not to read, or whose metadata are false (7.31)."""
 
 
 class Bundle:

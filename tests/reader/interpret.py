@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from tests.reader.bundle import Refused
 from tests.reader.rules import Rules
-from tests.reader.values import argument, references
+from tests.reader.values import argument, dtype, references
 
 
 class Unread(Exception):
@@ -19,6 +21,21 @@ class Unread(Exception):
 
 class CallFails(RuntimeError):
     """A call that the text says to fail."""
+
+
+_TABLE = Path(__file__).parents[2] / "runtimes/python/aotexport_runtime/allowed/dtypes.txt"
+_WORDS = (line.partition(": ") for line in _TABLE.read_text(encoding="ascii").splitlines() if line[0] != "#")
+DTYPES = {name for word, _, names in _WORDS if word not in ("each", "masked") for name in names.split()}
+"""Base names of operators whose results have a dtype by rule (7.31), whatever the dtypes of the arguments are."""
+
+
+def compare_dtypes(found: Any, meta: dict[str, Any]) -> None:
+    """Refuse results of other dtypes than their metadata have (7.31)."""
+    if meta["kind"] == "sequence":
+        for each, said in zip(found, meta["items"], strict=True):
+            compare_dtypes(each, said)
+    elif meta["kind"] == "tensor" and isinstance(found, torch.Tensor) and found.dtype != dtype(meta["dtype"]):
+        raise Refused("result-type")
 
 
 _FLOATS = ("sqrt", "log2", "cos", "cosh", "sin", "sinh", "tan", "tanh", "acos", "asin", "atan")
@@ -50,6 +67,8 @@ class Interpreter:
     def __init__(self, graph: dict[str, Any], symbols: dict[str, int], rules: Rules) -> None:
         """Run `graph` for these values of its program's symbols."""
         self.graph, self.symbols, self.rules = graph, symbols, rules
+        casts = any(node["op"] == "torch::enter_autocast" for node in graph["nodes"])
+        self._is_cast = casts or torch.is_autocast_enabled("cpu")
 
     def run(self, inputs: Sequence[Any]) -> list[Any]:
         """Return the outputs of the graph; inputs are bound by position."""
@@ -76,7 +95,11 @@ class Interpreter:
         if namespace != "aten":
             raise Unread(node["op"])
         base, _, overload = name.partition(".")
-        return getattr(getattr(torch.ops.aten, base), overload)(*args, **kwargs if self.rules("graph.kwargs") else {})
+        function = getattr(getattr(torch.ops.aten, base), overload)
+        found = function(*args, **kwargs if self.rules("graph.kwargs") else {})
+        if base in DTYPES and self.rules("graph.dtype") and not self._is_cast:
+            compare_dtypes(found, node["meta"])
+        return found
 
     def unread(self, *args: Any) -> Any:
         """Refuse an operator."""

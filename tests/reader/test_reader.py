@@ -49,6 +49,9 @@ BY_EDITS = {
 BY_REFUSAL = {"version.must_understand": "extension_that_no_reader_may_skip"}
 """A bundle that is refused, `golden/refused`, by each rule that no recorded call shows."""
 
+BY_REFUSED_CALLS = {"graph.dtype": "result_of_another_dtype_than_its_arguments"}
+"""A bundle, `golden/refused`, of which a call is refused by each rule that this reader follows when it computes."""
+
 GATED = ("version-", "convention-", "extension-", "operator-set-")
 """How the codes begin of what this reader refuses before it reads; it takes the rest of a bundle as valid."""
 
@@ -152,7 +155,7 @@ def is_noticed(root: Path, rule: str) -> bool:
                 return True
         except Unread:
             continue
-        except (RuntimeError, ValueError, TypeError, AssertionError, IndexError):
+        except (Refused, RuntimeError, ValueError, TypeError, AssertionError, IndexError):
             return True
     return False
 
@@ -203,8 +206,17 @@ def test_rule_of_refusal_that_is_switched_off_lets_the_bundle_in(rule, tmp_path)
     Bundle(edited_bundle(CASES[BY_REFUSAL[rule]], tmp_path / "bundle"), Rules([rule]))
 
 
+@pytest.mark.parametrize("rule", BY_REFUSED_CALLS)
+def test_rule_of_refusal_that_is_switched_off_lets_the_call_run(rule, tmp_path):
+    root = edited_bundle(CASES[BY_REFUSED_CALLS[rule]], tmp_path / "bundle")
+
+    with pytest.raises(Refused, match="result-type"):
+        list(replays(root, "functional", Rules()))
+    assert [replay.differences() for replay in replays(root, "functional", Rules([rule]))] == [[], []]
+
+
 def test_every_rule_is_noticed_or_has_a_reason():
-    known = [*NOTICED, *BY_EDITS, *BY_REFUSAL, *OBSERVED, *UNSEEN]
+    known = [*NOTICED, *BY_EDITS, *BY_REFUSAL, *BY_REFUSED_CALLS, *OBSERVED, *UNSEEN]
     assert sorted(known) == sorted(RULES)
 
 

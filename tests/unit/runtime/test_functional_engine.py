@@ -6,11 +6,13 @@ import pytest
 import torch
 
 from aotexport_runtime.engines import reuse
+from aotexport_runtime.engines.assumed import of_proven_dtype
 from aotexport_runtime.engines.codegen import Environment, compile_graph
 from aotexport_runtime.engines.ops import direct, resolve
 from aotexport_runtime.engines.partition import Subgraph
 from aotexport_runtime.engines.reuse import reusing
 from aotexport_runtime.engines.simplify import simplified
+from aotexport_runtime.errors import BundleInvalid
 from aotexport_runtime.schema.graph import Graph, GraphInput, Node
 from aotexport_runtime.schema.values import SequenceMeta, TensorMeta
 
@@ -19,6 +21,7 @@ TURNED = TensorMeta(dtype="float32", shape=(3, 3), stride=(1, 3))
 ROW = TensorMeta(dtype="float32", shape=(1, 3), stride=(3, 1))
 FLAT = TensorMeta(dtype="float32", shape=(3,), stride=(1,))
 LONG = TensorMeta(dtype="float32", shape=(9,), stride=(1,))
+EVERY = frozenset("abcdefghijklmnopqrstuvwxyz")
 
 
 def node(name, op, *args, meta=SQUARE, **kwargs):
@@ -53,7 +56,7 @@ def same_results(before, after):
 
 
 def simplify(before, ops):
-    after = simplified(before, metas())
+    after = simplified(before, metas(), EVERY)
     assert [n.op.removeprefix("aten::") for n in after.nodes] == ops
     same_results(before, after)
 
@@ -82,7 +85,44 @@ def test_detach_and_a_view_to_the_same_shape_are_left_out():
         node("b", "view.default", "a", [3, 3]),
         node("c", "exp.default", "b"),
     )
-    simplify(line(*nodes, outputs=["c"]), ["exp.default"])
+    simplify(line(*nodes, outputs=["c"]), ["assumed::shape", "exp.default"])
+
+
+def test_a_view_that_is_left_out_by_false_metadata_refuses_the_call():
+    turned = node("a", "mm.default", "y", "x", meta=TensorMeta(dtype="float32", shape=(1, 9), stride=(9, 1)))
+    flat = TensorMeta(dtype="float32", shape=(1, 9), stride=(9, 1))
+    after = simplified(line(turned, node("b", "view.default", "a", [1, 9], meta=flat), outputs=["b"]), metas(), EVERY)
+
+    with pytest.raises(
+        BundleInvalid, match=r"a value of a graph has the shape \[3, 3\], and its metadata say \[1, 9\]"
+    ):
+        run(after)
+
+
+@pytest.mark.parametrize("sizes", [[3, -1], [-1, 3], [3, 3]])
+def test_a_view_with_an_open_size_is_left_out(sizes):
+    nodes = (node("a", "exp.default", "x"), node("b", "view.default", "a", sizes), node("c", "exp.default", "b"))
+    simplify(line(*nodes, outputs=["c"]), ["exp.default", "assumed::shape", "exp.default"])
+
+
+def test_only_dtypes_that_follow_from_those_of_inputs_are_proven():
+    batch = SequenceMeta(items=(SQUARE, FLAT, FLAT))
+    nodes = (
+        node("a", "relu.default", "x"),
+        node("b", "unfold_backward.default", "a", [3, 3], 0, 1, 1),
+        node("c", "add.Tensor", "a", "b"),
+        node("d", "add.Tensor", "a", "a"),
+        node("e", "native_layer_norm.default", "d", [3], None, None, 1e-5, meta=batch),
+        Node(name="f", op="python::getitem", args=["e", 0], meta=SQUARE),
+    )
+    values = {**metas(), **{each.name: each.meta for each in nodes}}
+    assert of_proven_dtype("xy", nodes, values) == {"x", "y", "a", "d", "e", "f"}
+
+
+def test_an_operand_whose_dtype_is_not_proven_is_not_written_over():
+    nodes = (node("a", "exp.default", "x"), node("b", "relu.default", "a"))
+    after = reusing(line(*nodes, outputs=["b"]), EVERY - {"a"}, visible=1)
+    assert [n.op for n in after.nodes] == ["aten::exp.default", "aten::relu.default"]
 
 
 def test_a_view_to_another_layout_stays_as_a_reshape():
@@ -103,8 +143,8 @@ def test_a_sum_that_keeps_an_axis_to_drop_it_is_one_sum():
         node("b", "view.default", "a", [3], meta=FLAT),
     )
     before = line(*nodes, outputs=["b"])
-    simplify(before, ["sum.dim_IntList"])
-    assert simplified(before, metas()).nodes[0].args == ["x", [0], False]
+    simplify(before, ["sum.dim_IntList", "assumed::shape"])
+    assert simplified(before, metas(), EVERY).nodes[0].args == ["x", [0], False]
 
 
 def test_a_kept_sum_that_is_used_elsewhere_stays():
@@ -120,7 +160,7 @@ def test_a_kept_sum_that_is_used_elsewhere_stays():
 
 def over(*nodes, outputs, ops, visible=None):
     before = line(*nodes, outputs=outputs)
-    after = reusing(before, visible=len(outputs) if visible is None else visible)
+    after = reusing(before, EVERY, visible=len(outputs) if visible is None else visible)
     assert [n.op.removeprefix("aten::") for n in after.nodes] == ops
     same_results(before, after)
 
@@ -266,7 +306,7 @@ def test_a_dropout_that_may_return_its_operand_is_no_fresh_memory(probability, t
         node("b", "relu.default", "a"),
         outputs=["b"],
     )
-    after = reusing(before, visible=1)
+    after = reusing(before, EVERY, visible=1)
     assert after.nodes[-1].op == ("aten::relu_.default" if written else "aten::relu.default")
 
 

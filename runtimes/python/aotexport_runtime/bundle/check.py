@@ -140,7 +140,8 @@ class _Check:
             return
         symbols = {dimension.symbol for dimension in program.dimensions}
         place = self.place(path)
-        check_graph(graph, symbols, self.namespaces, where=place, limits=self.bundle.limits)
+        is_cast = program.autocast is not None
+        check_graph(graph, symbols, self.namespaces, where=place, limits=self.bundle.limits, is_cast=is_cast)
         if name not in self.programs or len(self.faults) > before:
             return
         self.graphs[name, file] = graph

@@ -287,7 +287,8 @@ class Bundle:
     def _check_graph(self, graph: Graph, program: Program, file: str, where: str) -> None:
         symbols = {dimension.symbol for dimension in program.dimensions}
         namespaces = set(self.manifest.requirements.operator_namespaces)
-        check_graph(graph, symbols, namespaces, where=where, limits=self.limits)
+        is_cast = program.autocast is not None
+        check_graph(graph, symbols, namespaces, where=where, limits=self.limits, is_cast=is_cast)
         if file == program.forward.file:
             check_forward_graph(graph, program, where=where)
         if program.functional is not None and file == program.functional.file:

@@ -15,12 +15,13 @@ from typing import Any
 import torch
 
 from aotexport_runtime.allowed.operators import INFIX
-from aotexport_runtime.engines import attention, checks, higher_order, impure, loops, numbers, ops, profile
+from aotexport_runtime.engines import assumed, attention, checks, higher_order, impure, loops, numbers, ops, profile
 from aotexport_runtime.engines.checkpoint import outlined
 from aotexport_runtime.engines.detached import without_base
 from aotexport_runtime.engines.matmul.modes import Mode
 from aotexport_runtime.engines.matmul.operators import MatmulReplacement
 from aotexport_runtime.engines.preconditions.dataflow import are_indices_proven
+from aotexport_runtime.engines.simplify import ASSUMED_SHAPE
 from aotexport_runtime.engines.source import define
 from aotexport_runtime.errors import BundleInvalid, printable
 from aotexport_runtime.schema.graph import Graph, Node, SourceLine
@@ -50,6 +51,7 @@ from aotexport_runtime.values.subclasses import Form, TensorTypes, inner_tensor
 
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     **higher_order.EFFECTS,
+    ASSUMED_SHAPE: assumed.check_shape,
     "subclass::inner": inner_tensor,
     "distributed::to_local": meshes.to_local,
     "distributed::redistribute": meshes.redistribute,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from aotexport_runtime.engines.assumed import of_proven_dtype
 from aotexport_runtime.engines.codegen import Environment, Function, compile_graph
 from aotexport_runtime.engines.matmul.choice import replacements
 from aotexport_runtime.engines.partition import Subgraph
@@ -33,9 +34,11 @@ def compile_functional(
         detached: whether no result may be a view.
     """
     metas: dict[str, ValueMeta] = {value.name: value.meta for value in (*graph.inputs, *graph.nodes)}
-    subgraph = simplified(subgraph, metas)
+    metas.update((node.name, node.meta) for node in subgraph.nodes)
+    proven = of_proven_dtype([value.name for value in graph.inputs], [*graph.nodes, *subgraph.nodes], metas)
+    subgraph = simplified(subgraph, metas, proven)
     if in_place:
-        subgraph = reusing(subgraph, visible=len(subgraph.outputs) if visible is None else visible)
+        subgraph = reusing(subgraph, proven, visible=len(subgraph.outputs) if visible is None else visible)
     views = possible_views(subgraph) if detached else ()
     # Without in-place writes, operands may be batches of function transforms, which oneDNN does not support.
     chooses = in_place and environment.place("cpu").type == "cpu"

@@ -7,10 +7,11 @@ the result's layout, and lies in memory that this subgraph allocated and that no
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field
 
 from aotexport_runtime.engines.partition import Subgraph
+from aotexport_runtime.engines.simplify import ASSUMED_SHAPE
 from aotexport_runtime.schema.graph import Node
 from aotexport_runtime.schema.values import Argument, SequenceMeta, TensorMeta
 from aotexport_runtime.validate import references
@@ -92,11 +93,12 @@ FRESH = frozenset(
 """Operators whose every result has memory of its own."""
 
 
-def reusing(subgraph: Subgraph, *, visible: int) -> Subgraph:
+def reusing(subgraph: Subgraph, proven: Set[str], *, visible: int) -> Subgraph:
     """Return `subgraph` with calls that write over dead operands where nothing can see it.
 
     Args:
         subgraph: functional operators; its inputs are never written to.
+        proven: values whose dtype is known to be that of their metadata; others are not written over.
         visible: how many of its outputs the caller sees, from the first on; none of them becomes a view, since
             autograd refuses to let a caller change views that a custom function returns.
     """
@@ -110,6 +112,8 @@ def reusing(subgraph: Subgraph, *, visible: int) -> Subgraph:
         def dies(name: str, node: Node = node, index: int = index) -> bool:
             memory = memories.get(name)
             if memory is None or not memory.owned or metas.get(name) != node.meta:
+                return False
+            if name not in proven or node.name not in proven:
                 return False
             if name not in memory.whole or (node.name in seen and name in memory.views):
                 return False
@@ -177,6 +181,8 @@ class _Memory:
 def _remember(node: Node, memories: dict[str, _Memory], last_uses: dict[str, int]) -> None:
     """Record the memory of the result of `node`."""
     operands = [name for argument in _arguments(node) for name in references(argument)]
+    if node.op == ASSUMED_SHAPE:
+        return
     if node.op == "python::getitem":
         # Each item has memory of its own, keyed by its index, and lives as long as the sequence.
         key = f"{operands[0]}[{node.args[1]!r}]" if operands else ""

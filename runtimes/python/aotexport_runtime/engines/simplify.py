@@ -1,16 +1,18 @@
 """Removes calls that change nothing from subgraphs of functional operators. Data only, no torch.
 
 AOTAutograd's formulas transpose twice, detach where nothing records, and reshape to the shape at hand. Distinct outputs
-of a subgraph stay distinct tensors, since callers can see that.
+of a subgraph stay distinct tensors, since callers can see that. Metadata tell which shapes are at hand; where calls are
+left out for that, a node `assumed::shape` compares the shape when it is computed.
 """
 
 from __future__ import annotations
 
+from collections.abc import Set
 from dataclasses import dataclass, field
 
 from aotexport_runtime.engines.partition import Subgraph, rename, renamed
 from aotexport_runtime.schema.graph import Node
-from aotexport_runtime.schema.values import Argument, TensorMeta, ValueMeta
+from aotexport_runtime.schema.values import Argument, NothingMeta, TensorMeta, ValueMeta
 from aotexport_runtime.validate import references
 
 _IDENTITIES = frozenset(("aten::detach.default", "aten::alias.default"))
@@ -19,16 +21,20 @@ _RESHAPES = frozenset(("aten::view.default", "aten::_unsafe_view.default", "aten
 _SUM = "aten::sum.dim_IntList"
 _ZEROS = "aten::new_zeros.default"
 
+ASSUMED_SHAPE = "assumed::shape"
+"""Operator of nodes that raise unless a tensor has these sizes (-1: any)."""
 
-def simplified(subgraph: Subgraph, metas: dict[str, ValueMeta]) -> Subgraph:
+
+def simplified(subgraph: Subgraph, metas: dict[str, ValueMeta], proven: Set[str]) -> Subgraph:
     """Return `subgraph` without the calls that change nothing.
 
     Args:
         subgraph: functional operators.
         metas: metadata of its inputs.
+        proven: values whose dtype is known to be that of their metadata.
     """
     returned = {name for output in subgraph.outputs for name in references(output)}
-    state = _State(dict(metas))
+    state = _State(dict(metas), proven)
     uses = _uses(subgraph)
     for node in subgraph.nodes:
         node = renamed(node, state.alias) if state.alias else node
@@ -39,10 +45,13 @@ def simplified(subgraph: Subgraph, metas: dict[str, ValueMeta]) -> Subgraph:
             returned.update({same} if same else ())
         if same is not None:
             state.alias[node.name] = same
+            state.assume(node)
             continue
-        if (fused := state.summed(node, uses)) is not None:
-            node = fused
-        state.add(node)
+        fused = state.summed(node, uses)
+        state.add(node if fused is None else fused)
+        if fused is not None:
+            # The other sum is no longer used.
+            state.nodes.append(_assumption(str(node.args[0]), [node.name, node.args[1]]))
     outputs = [rename(output, state.alias) for output in subgraph.outputs]
     nodes = [state.linear(node) for node in state.nodes]
     return Subgraph(subgraph.inputs, [_reshaping(node) for node in _needed(nodes, outputs)], outputs)
@@ -51,6 +60,7 @@ def simplified(subgraph: Subgraph, metas: dict[str, ValueMeta]) -> Subgraph:
 @dataclass
 class _State:
     metas: dict[str, ValueMeta]
+    proven: Set[str]
     alias: dict[str, str] = field(default_factory=dict[str, str])
     nodes: list[Node] = field(default_factory=list[Node])
     by_name: dict[str, Node] = field(default_factory=dict[str, Node])
@@ -59,6 +69,13 @@ class _State:
         self.nodes.append(node)
         self.by_name[node.name] = node
         self.metas[node.name] = node.meta
+
+    def assume(self, node: Node) -> None:
+        """Have the shape compared that makes `node` change nothing, if one does."""
+        if node.op in _RESHAPES:
+            self.nodes.append(_assumption(node.name, node.args[:2]))
+        elif node.op == "aten::add.Tensor":
+            self.nodes.append(_assumption(node.name, [node.args[0], self.by_name[str(node.args[1])].args[1]]))
 
     def equal_value(self, node: Node) -> str | None:
         """Return the earlier value with the result and memory of `node`; None: there is none."""
@@ -82,7 +99,7 @@ class _State:
         """Return whether a sum of two equals its first term; code that makes gradients defined adds such zeros."""
         added = self.by_name.get(node.args[1]) if len(node.args) == 2 and isinstance(node.args[1], str) else None
         before = self.metas.get(node.args[0]) if isinstance(node.args[0], str) else None
-        if added is None or added.op != _ZEROS or not isinstance(before, TensorMeta):
+        if added is None or added.op != _ZEROS or node.name not in self.proven or not isinstance(before, TensorMeta):
             return False
         return isinstance(node.meta, TensorMeta) and (before.shape, before.dtype) == (node.meta.shape, node.meta.dtype)
 
@@ -135,6 +152,11 @@ class _State:
             source=node.source,
             module=node.module,
         )
+
+
+def _assumption(name: str, args: list[Argument]) -> Node:
+    """Return a node that compares a shape; `name` is no longer one of another node."""
+    return Node(name=name, op=ASSUMED_SHAPE, args=args, meta=NothingMeta())
 
 
 def _reshaping(node: Node) -> Node:

@@ -31,6 +31,7 @@ def check_graph(
     where: str,
     limits: Limits = DEFAULT,
     has_signatures: bool = True,
+    is_cast: bool = False,
 ) -> None:
     """Refuse a graph that is no single static assignment, has dangling references, or calls forbidden operators.
 
@@ -42,6 +43,7 @@ def check_graph(
         where: file name, for errors.
         limits: the most that it may ask for.
         has_signatures: whether it must have the signature of every operator that it calls.
+        is_cast: whether its program runs under autocast.
 
     Raises:
         BundleInvalid: names the fault.
@@ -51,6 +53,8 @@ def check_graph(
     if count > limits.nodes:
         raise BundleInvalid(f"{count} nodes; at most {limits.nodes} are read", where=where, code="bundle-limit")
     described = set(symbols)
+    # Dtypes in lowered graphs are those of their native code.
+    is_cast = is_cast or not has_signatures or any(node.op == "torch::enter_autocast" for node in graph.nodes)
     values: dict[str, ValueMeta] = {}
     for index, record in enumerate(graph.subclasses):
         with where.at("subclasses", index) as here:
@@ -77,7 +81,9 @@ def check_graph(
             _check_node(node, graph, limits, here)
         with here:
             if where.found == before and (has_signatures or node.op in graph.schemas):
-                check_types(node, graph.schemas.get(node.op), values, here)
+                # Dtypes behind a fault follow from what may be false.
+                follows = not is_cast and where.found == faults
+                check_types(node, graph.schemas.get(node.op), values, here, infers_dtypes=follows)
     with where:
         builtins.check_closed()
     with where:
@@ -96,6 +102,7 @@ def check_graph(
             where=where.at("subgraphs", name),
             limits=limits,
             has_signatures=has_signatures,
+            is_cast=is_cast,
         )
 
 

@@ -1,7 +1,7 @@
 """Types of values and arguments: what the signatures of a graph's operators say, against what the graph declares.
 
-Signatures are those that the graph records; the loader compares them with the running torch's. Dtypes and sizes of
-tensors are not inferred: nothing is computed from what metadata say of them.
+Signatures are those that the graph records; the loader compares them with the running torch's. Dtypes are inferred
+where `validate/dtypes.py` has a rule. Sizes are not: what an engine takes from them, it compares at the call.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from aotexport_runtime.schema.values import (
     TensorMeta,
     ValueMeta,
 )
+from aotexport_runtime.validate.dtypes import wrong_dtype
 
 Values = Mapping[str, ValueMeta]
 
@@ -55,7 +56,7 @@ _TAKEN: dict[str, tuple[type, ...]] = {
 _WHOLE = ("int", "SymInt", "bool", "SymBool")
 
 
-def check_types(node: Node, schema: str | None, values: Values, here: Place) -> None:
+def check_types(node: Node, schema: str | None, values: Values, here: Place, *, infers_dtypes: bool) -> None:
     """Refuse a call that does not fit the operator's signature, or whose metadata are not what it returns.
 
     Args:
@@ -63,6 +64,7 @@ def check_types(node: Node, schema: str | None, values: Values, here: Place) -> 
         schema: the signature that the graph records; None: none.
         values: metadata of the values before the node.
         here: place of the node.
+        infers_dtypes: whether dtypes of results follow from those of arguments: no autocast changes them.
 
     Raises:
         BundleInvalid: names the fault.
@@ -87,6 +89,8 @@ def check_types(node: Node, schema: str | None, values: Values, here: Place) -> 
             where=here.at("meta"),
             code="result-type",
         )
+    if infers_dtypes and (lie := wrong_dtype(node, schema, values)) is not None:
+        raise BundleInvalid(f"operator `{node.op}` gives {lie}", where=here.at("meta"), code="result-type")
 
 
 def _written(op: str) -> str:
