@@ -469,6 +469,13 @@ REFUSED_AT_A_CALL = {
         "the program is not right for the module's tensors as they are now. `block.scale`: expected float32[6], got "
         "float32[1]. Replace the whole submodule by one of your own, or change the model and export it again",
     ),
+    "a parameter of a layer that does not fit the others": (
+        lambda m: setattr(m.head, "weight", nn.Parameter(torch.ones(5, 6))),
+        "`head.weight` is float32[5, 6] now, and was float32[3, 6] when the bundle was loaded: the layer cannot "
+        "compute with it (The expanded size of the tensor (5) must match the existing size (3) at non-singleton "
+        "dimension 1.  Target sizes: [7, 5].  Tensor sizes: [3]). Give it the former dtype and shape, set the layer's "
+        "other tensors too, or replace the whole layer",
+    ),
     "a parameter of another shape that is read": (
         lambda m: setattr(m.read, "weight", nn.Parameter(torch.ones(6, 8))),
         "`read` has a `weight` of another dtype, shape or class, and no call can follow: what calls do with it cannot "

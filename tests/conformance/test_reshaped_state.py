@@ -188,3 +188,46 @@ def test_state_of_the_size_of_the_last_batch_is_kept(tmp_path, engine):
     for rows in (3, 5, 1, 2, 0, 7):
         x = torch.randn(rows, 3)
         assert torch.equal(loaded(x), model(x))
+
+
+class Outer(nn.Module):
+    def __init__(self, step):
+        super().__init__()
+        self.inner = Model(step)
+
+    def forward(self, x):
+        return self.inner(x) * 2
+
+
+def test_table_of_a_submodule_grows_from_call_to_call(tmp_path):
+    def grows(self, x):
+        self.table = torch.cat([self.table, x.detach()])
+        return x + self.table.sum(0)
+
+    model, x = Outer(grows), torch.randn(4, 3)
+    aotexport.export(model, (x,), output=tmp_path / "bundle", verify=False)
+    loaded = aotexport_runtime.load(tmp_path / "bundle")
+    for training in (True, True, False, True):
+        assert torch.equal(loaded.train(training)(x), model.train(training)(x))
+        # Programs are composed anew, and find what calls left.
+        loaded.changed()
+    assert loaded.inner.table.shape == model.inner.table.shape
+    # The user begins anew, with as many rows as at the load.
+    loaded.inner.table, model.inner.table = torch.ones(2, 3), torch.ones(2, 3)
+    for _ in range(2):
+        assert torch.equal(loaded(x), model(x))
+
+
+def test_tensor_of_the_whole_module_is_not_replaced_by_one_of_another_shape(tmp_path):
+    model, x = Model(lambda self, x: x / self.table.shape[0] + self.table.mean()), torch.randn(4, 3)
+    aotexport.export(model, (x,), output=tmp_path / "bundle", programs=["infer"], verify=False)
+    loaded = aotexport_runtime.load(tmp_path / "bundle").eval()
+    before, loaded.table = loaded.table, torch.ones(5, 3)
+    with pytest.raises(AotExportError) as raised:
+        loaded(x)
+    assert str(raised.value) == (
+        "`table` is float32[5, 3] now, and program `infer` was captured with float32[2, 3]. Put one of that dtype and "
+        "shape in its place, replace the whole submodule that reads it, or change the model and export it again"
+    )
+    loaded.table = before
+    assert torch.equal(loaded(x), model(x))

@@ -45,6 +45,7 @@ from aotexport_runtime.schema.manifest import StateTensor
 from aotexport_runtime.schema.program import FunctionalGraph, Program, SizeInput, StateInput
 from aotexport_runtime.schema.trees import Constant
 from aotexport_runtime.submodules.places import StateSlot
+from aotexport_runtime.submodules.tables import put_quietly
 from aotexport_runtime.validate.subclasses import taken_apart
 from aotexport_runtime.values.subclasses import parts
 from aotexport_runtime.values.trees import builder
@@ -190,7 +191,7 @@ class Plan:
     def _returned(self, outputs: Any) -> Any:
         """Put the tensors that the call replaces into the module; return the call's result."""
         for index, table, key in self._rebinds:
-            table[key] = outputs[index]
+            put_quietly(table, key, outputs[index])
         return self._unflatten(outputs)
 
     def _reads(self) -> set[int]:

@@ -118,6 +118,7 @@ def live_of(
         path: [adapter for adapter in beside if adapter.is_needed()] for path, beside in adapters_below(module).items()
     }
     if not changes and untold is None and not any(adapters.values()):
+        check_state_read(program, None, slot)
         return None
     graph = bundle.graph(program.name, program.forward.file)
     # Constants are in no table of a submodule.
@@ -132,7 +133,7 @@ def live_of(
         live = whole_graph(graph, environment)
     if live is not None and adapted:
         live = dataclasses.replace(live, reasons=(*live.reasons, f"`{adapted[0]}` has an adapter"))
-    check_state_read(graph, program, live, slot)
+    check_state_read(program, live, slot)
     return live
 
 

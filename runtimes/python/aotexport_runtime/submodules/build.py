@@ -18,7 +18,7 @@ from aotexport_runtime.schema.manifest import Submodule as Record
 from aotexport_runtime.schema.trees import Constant
 from aotexport_runtime.submodules.adapter import Adapter
 from aotexport_runtime.submodules.submodule import WRAP, LoadedSubmodule, Origin, known_class
-from aotexport_runtime.submodules.tables import kind_in, told
+from aotexport_runtime.submodules.tables import told
 from aotexport_runtime.values.trees import builder
 
 
@@ -108,7 +108,7 @@ def sealed(whole: nn.Module, changed: Callable[[], None]) -> Origin:
     origin = Origin("", type(whole), changed)
     origin.submodules = {name: module for name, module in whole._modules.items() if module is not None}
     tensors = {**whole._parameters, **whole._buffers}
-    origin.tensors = {name: kind_in(whole.__dict__, t) for name, t in tensors.items() if t is not None}
+    origin.tensors = frozenset(name for name, tensor in tensors.items() if tensor is not None)
     tell(whole, origin)
     return origin
 

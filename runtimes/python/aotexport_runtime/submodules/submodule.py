@@ -19,7 +19,8 @@ from aotexport_runtime.errors import NotSupported
 from aotexport_runtime.submodules.adapter import Adapter, adapted_call
 from aotexport_runtime.submodules.python_state import OwnAttributes, WithAttributes
 from aotexport_runtime.submodules.running import running_parts
-from aotexport_runtime.submodules.tables import HOOKS, STATE, TensorKind, kind_in, refill, told
+from aotexport_runtime.submodules.tables import HOOKS, STATE, former_kind, kind_in, refill, told
+from aotexport_runtime.values import dtypes
 from aotexport_runtime.values.meshes import check_even
 
 WRAP = (
@@ -38,7 +39,7 @@ class Origin:
         changed: call it when the submodule changes.
         known: whether its class is one of torch's, so that it can be called alone.
         attributes: of such a class: its attributes beside tensors and submodules.
-        tensors: kinds of its parameters and buffers, by name.
+        tensors: names of its parameters and buffers.
         submodules: its submodules, by name.
     """
 
@@ -47,7 +48,7 @@ class Origin:
     changed: Callable[[], None]
     known: bool = False
     attributes: dict[str, Any] = field(default_factory=dict[str, Any])
-    tensors: dict[str, TensorKind] = field(default_factory=dict[str, TensorKind])
+    tensors: frozenset[str] = frozenset()
     submodules: dict[str, nn.Module] = field(default_factory=dict[str, nn.Module])
 
 
@@ -68,7 +69,7 @@ class LoadedSubmodule(WithAttributes):
         origin: Origin = self.__dict__["_origin"]
         origin.type = type(self)
         tensors = {**self._parameters, **self._buffers}
-        origin.tensors = {name: kind_in(self.__dict__, t) for name, t in tensors.items() if t is not None}
+        origin.tensors = frozenset(name for name, tensor in tensors.items() if tensor is not None)
         origin.submodules = {name: module for name, module in self._modules.items() if module is not None}
         told(self, origin.changed, self.check_added)
 
@@ -95,7 +96,8 @@ class LoadedSubmodule(WithAttributes):
 
         Raises:
             NotSupported: the submodule is called by itself, and its class is the model's own; or its weights are in
-                parts of different sizes, and torch cannot compute with them.
+                parts of different sizes, or have shapes or dtypes that do not fit together, and torch cannot compute
+                with them.
         """
         origin: Origin = self.__dict__["_origin"]
         part = running_parts().get(id(self))
@@ -106,6 +108,8 @@ class LoadedSubmodule(WithAttributes):
                 result = super().forward(*args, **kwargs)  # type: ignore[misc] (the class of torch comes next)
             except RuntimeError as error:
                 check_even(origin.path, self._parameters, error)
+                if (name := self.reshaped()) is not None:
+                    raise NotSupported(_unfitting(self, name, error)) from error
                 raise
             return adapted_call(self, result, args)
         raise NotSupported(
@@ -130,13 +134,9 @@ class LoadedSubmodule(WithAttributes):
         return None
 
     def reshaped(self) -> str | None:
-        """Return the name of a parameter or buffer of another kind than the loaded one; None: there is none."""
-        origin: Origin = self.__dict__["_origin"]
-        for name, expected in origin.tensors.items():
-            tensor = self._parameters.get(name, self._buffers.get(name))
-            if tensor is not None and kind_in(self.__dict__, tensor) != expected:
-                return name
-        return None
+        """Return the name of a parameter or buffer of another kind than the one it replaced; None: there is none."""
+        tables = (self._parameters, self._buffers)
+        return next((name for table in tables for name in table if former_kind(table, name) is not None), None)
 
     def train(self, mode: bool = True) -> LoadedSubmodule:
         """Switch the mode of a submodule alone, where its class is one of torch's.
@@ -239,6 +239,18 @@ class LoadedSubmodule(WithAttributes):
         refuse_replicas()
 
 
+def _unfitting(module: LoadedSubmodule, name: str, error: RuntimeError) -> str:
+    table: Any = module._parameters if name in module._parameters else module._buffers
+    dtype, shape, _ = kind_in(module.__dict__, table[name])
+    former_dtype, former_shape, _ = table.loaded[name]
+    return (
+        f"`{module.__dict__['_origin'].path}.{name}` is {dtypes.name_of(dtype)}{list(shape)} now, and was "
+        f"{dtypes.name_of(former_dtype)}{list(former_shape)} when the bundle was loaded: the layer cannot compute "
+        f"with it ({error}). Give it the former dtype and shape, set the layer's other tensors too, or replace the "
+        "whole layer"
+    )
+
+
 def refuse_replicas() -> NoReturn:
     """Refuse `nn.DataParallel` on several devices.
 
@@ -312,6 +324,8 @@ def copy_tables(module: nn.Module, twin: nn.Module, memo: dict[int, Any]) -> Non
     for name in (*STATE, "_modules", *HOOKS):
         table: Any = module.__dict__[name]
         twin.__dict__[name] = type(table)()
+        if name in STATE:
+            twin.__dict__[name].loaded, twin.__dict__[name].left = table.loaded, table.left
         twin.__dict__[name].update({key: copy.deepcopy(entry, memo) for key, entry in table.items()})
 
 

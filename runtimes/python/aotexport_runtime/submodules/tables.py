@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Set as AbstractSet
 from types import MappingProxyType
 from typing import Any
 
@@ -25,12 +26,19 @@ HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_p
 class _Telling:
     """Mixed into the dicts that hold a module's tensors, submodules and hooks.
 
-    Replacing a tensor by one of the same kind is no change: calls read the current one.
+    Replacing a tensor by one of the same kind is no change: calls read the current one. Nor is what calls put there
+    (`put_quietly`).
+
+    Attributes:
+        loaded: kinds of the tensors of the loaded module.
+        left: names of tensors that calls put there.
     """
 
     changed: Callable[[], None] | None = None
     check: Callable[[str, Any], None] | None = None
     owner: Mapping[str, Any] = MappingProxyType({})
+    loaded: Mapping[str, TensorKind] = MappingProxyType({})
+    left: AbstractSet[str] = frozenset()
 
     def __setitem__(self, key: Any, value: Any) -> None:
         before = self.get(key)  # type: ignore[attr-defined]
@@ -38,6 +46,7 @@ class _Telling:
             self.check(key, value)
         super().__setitem__(key, value)  # type: ignore[misc]
         if self.changed is not None and not _alike(self.owner, before, value):
+            self.left -= {key}
             self.changed()
 
     def __delitem__(self, key: Any) -> None:
@@ -80,6 +89,22 @@ def kind_in(owner: Mapping[str, Any], tensor: torch.Tensor) -> TensorKind:
     return tensor.dtype, tensor.shape, type(tensor) if is_wrapper(tensor) and not _shards(owner) else None
 
 
+def former_kind(table: Mapping[str, Any], name: str) -> TensorKind | None:
+    """Return the kind of a loaded tensor that was replaced by one of another kind; None: it was not."""
+    tensor = table.get(name)
+    if tensor is None or not isinstance(table, ModuleTable) or name in table.left:
+        return None
+    loaded = table.loaded.get(name)
+    return None if loaded == kind_in(table.owner, tensor) else loaded
+
+
+def put_quietly(table: dict[str, Any], name: str, tensor: torch.Tensor) -> None:
+    """Put a tensor into a table as a call does: what has another kind then is no change of the caller's."""
+    dict.__setitem__(table, name, tensor)
+    if isinstance(table, ModuleTable) and name not in table.left:
+        table.left |= {name}
+
+
 def is_sharded(table: Mapping[str, Any]) -> bool:
     """Return whether tensors of a table are whole in calls alone: `fully_shard` keeps a part of each between them."""
     return _shards(getattr(table, "owner", {}))
@@ -108,5 +133,11 @@ def told(module: nn.Module, changed: Callable[[], None], check: Callable[[str, A
     for name in (*STATE, "_modules", *HOOKS):
         table = (HookTable if name in HOOKS else ModuleTable)(module.__dict__[name])
         table.changed, table.owner = changed, module.__dict__
+        if name in STATE:
+            tensors: dict[str, TensorKind] = {
+                str(key): kind_in(table.owner, entry) for key, entry in table.items() if entry is not None
+            }
+            table.loaded = {**tensors, **getattr(module.__dict__[name], "loaded", {})}
+            table.left = getattr(module.__dict__[name], "left", frozenset())
         table.check = check if name == "_modules" else None
         module.__dict__[name] = table
