@@ -102,14 +102,12 @@ def test_integer_that_grows_in_a_loop_is_refused(crafted: Crafted):
 
 
 def test_integer_of_data_that_says_to_be_a_float_is_refused(crafted: Crafted):
-    crafted.node("forward", name="e", op="aten::numel.default", args=["linear"], meta=SIZE)
-    crafted.node("forward", name="tensor", op="aten::scalar_tensor.default", args=["e"], meta=tensor())
-    crafted.node(
-        "forward", name="i", op="aten::to.dtype", args=["tensor", {"kind": "dtype", "value": "int64"}], meta=tensor()
-    )
+    # No rule infers the dtype of `bucketize`.
+    crafted.node("forward", name="bounds", op="aten::ones.default", args=[[1]], meta=tensor(1))
+    crafted.node("forward", name="i", op="aten::bucketize.Scalar", args=[2, "bounds"], meta=tensor())
     crafted.node("forward", name="a", op="aten::item.default", args=["i"], meta=FLOAT)
     crafted.node("forward", name="b", op="python::pow", args=["a", 10**8], meta=FLOAT)
-    assert failure(crafted) == "a graph expects a float, and got one of 4 bits"
+    assert failure(crafted) == "a graph expects a float, and got one of 1 bits"
 
 
 def test_float_beyond_64_bits_makes_no_integer(crafted: Crafted):
