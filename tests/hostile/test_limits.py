@@ -12,6 +12,7 @@ import torch
 
 import aotexport_runtime
 from aotexport_runtime import BundleInvalid, CheckFailed, Limits
+from aotexport_runtime.engines.loops import counted
 from tests.hostile.crafted import Crafted
 
 WHERE = "programs/train/forward.json"
@@ -167,6 +168,22 @@ def test_list_longer_than_the_graph_says_is_not_made(crafted: Crafted, op, args,
     crafted.node("forward", name="rows", op="aten::expand.default", args=["one", [1 << 40]], meta=rows)
     crafted.node("forward", op=op, args=args, meta={"kind": "sequence", "items": [tensor(2)] * 3})
     assert failure(crafted) == f"operator `{op}` gives {count} results, and the graph has 3"
+
+
+@pytest.mark.parametrize(
+    ("op", "args"), [("aten::split.Tensor", ["six", 3]), ("aten::split_with_sizes.default", ["six", [2, 4]])]
+)
+def test_list_shorter_than_the_graph_says_is_refused(crafted: Crafted, op, args):
+    crafted.node("forward", name="six", op="aten::ones.default", args=[[6]], meta=tensor(6))
+    crafted.node("forward", name="list", op=op, args=args, meta={"kind": "sequence", "items": [tensor(3)] * 3})
+    crafted.node("forward", op="python::getitem", args=["list", 2], meta=tensor(3))
+    assert failure(crafted) == f"operator `{op}` gives 2 results, and the graph has 3"
+
+
+@pytest.mark.parametrize(("rows", "chunks"), [(5, 4), (6, 3), (2, 3), (0, 3)])
+def test_parts_are_counted_as_they_are_made(rows, chunks):
+    count = len(torch.ones(rows).chunk(chunks))
+    assert len(counted("aten::chunk.default", torch.chunk, count)(torch.ones(rows), chunks)) == count
 
 
 def test_list_beyond_the_limit_is_refused(crafted: Crafted):

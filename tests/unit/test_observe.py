@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import weakref
+
+import numpy
 import pytest
 import torch
 
@@ -97,3 +100,20 @@ def test_gradient_of_the_second_call_is_added_to_the_first_unless_that_is_droppe
     first, last = (found.values[f"call {number}: gradient of weight"] for number in range(2))
     torch.testing.assert_close((first, last), (3.0 * cotangent.reshape(1), second * cotangent.reshape(1)))
     assert (weight.grad is None) == bool(dropped)
+
+
+def test_memory_of_the_state_is_kept_so_that_none_takes_its_place() -> None:
+    memory = numpy.ones(64, numpy.float32)
+    weight, before = torch.from_numpy(memory).requires_grad_(), weakref.ref(memory)
+    del memory
+
+    def call(values: list[torch.Tensor]) -> torch.Tensor:
+        weight.data = torch.ones(64)
+        assert before() is not None
+        return values[0]
+
+    def flat(value: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
+        return [("output", value)]
+
+    inputs = Inputs([torch.ones(1)], [None])
+    observe(call, lambda: inputs, ["x"], lambda: {"weight": weight}, flat, seed=0, calls=1, backward=False)

@@ -164,11 +164,9 @@ class _FunctionSource:
         if are_indices_proven(self.graph, node):
             schema = self.graph.schemas.get(node.op)
             return self.object("f", ops.resolve(node.op, schema, self.environment.namespaces, proven=True))
-        if isinstance(node.meta, SequenceMeta):
+        if isinstance(node.meta, SequenceMeta) and hasattr(operator, "_schema") and len(operator._schema.returns) == 1:
             function = self.objects[self.functions[node.op]]
-            limited = loops.counted(node.op, function, len(node.meta.items))
-            if limited is not function:
-                return self.object("f", limited)
+            return self.object("f", loops.counted(node.op, function, len(node.meta.items)))
         return self.functions[node.op]
 
     def check(self, name: str, meta: ValueMeta) -> None:

@@ -68,7 +68,8 @@ def _of_size(self: Any, split_size: int, dim: int = 0) -> int:
 
 
 def _parts(self: Any, chunks: int, dim: int = 0) -> int:
-    return min(self.shape[dim], chunks)
+    rows = self.shape[dim]
+    return -(-rows // -(-rows // chunks)) if rows and chunks > 0 else 0
 
 
 def _sections(self: Any, sections: int, dim: int = 0) -> int:
@@ -86,16 +87,14 @@ _COUNTS: dict[str, Callable[..., int]] = {
 
 
 def counted(op: str, function: Callable[..., Any], declared: int) -> Callable[..., Any]:
-    """Return an operator that gives at most as many results as the graph says.
+    """Return an operator that gives a list of as many results as the graph says.
 
     Args:
         op: full name of the operator.
         function: what runs it.
         declared: results of the node.
     """
-    count = _COUNTS.get(op.removeprefix("aten::"))
-    if count is None:
-        return function
+    count = _COUNTS.get(op.removeprefix("aten::"), lambda *_, **__: 0)
 
     def call(*args: Any, **kwargs: Any) -> Any:
         try:
@@ -103,8 +102,11 @@ def counted(op: str, function: Callable[..., Any], declared: int) -> Callable[..
         except (TypeError, IndexError):
             # The operator says what is wrong with its arguments.
             found = 0
-        if found > declared:
-            raise CheckFailed(f"operator `{op}` gives {found} results, and the graph has {declared}")
-        return function(*args, **kwargs)
+        if found <= declared:
+            results = function(*args, **kwargs)
+            found = len(results)
+            if found == declared:
+                return results
+        raise CheckFailed(f"operator `{op}` gives {found} results, and the graph has {declared}")
 
     return call

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator
-from functools import cache
+from functools import cache, lru_cache
 
 from aotexport_runtime.allowed.operators import VIEWS
 from aotexport_runtime.errors import BundleInvalid, Place
@@ -64,6 +64,7 @@ def _used(node: Node) -> list[str]:
     return names
 
 
+@lru_cache(maxsize=4096)
 def declared_nbytes(meta: ValueMeta) -> int:
     """Return the memory of a value whose sizes are numbers; 0: they are not, or it is no tensor."""
     if isinstance(meta, SequenceMeta):

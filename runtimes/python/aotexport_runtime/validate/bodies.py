@@ -8,8 +8,10 @@ from aotexport_runtime.errors import BundleInvalid, Place
 from aotexport_runtime.schema.graph import Graph, Node
 from aotexport_runtime.schema.values import (
     Argument,
+    NothingMeta,
     ScalarMeta,
     SequenceMeta,
+    SizeArgument,
     SizeMeta,
     SubgraphArgument,
     TensorMeta,
@@ -27,16 +29,23 @@ _BODIES: dict[str, tuple[Sequence[int], Sequence[int]]] = {
 }
 """Per operator the positions of bodies that all take the same, and of the lists that they take."""
 
+_OVER_ROWS = {"higher_order::scan": 2, "higher_order::map_impl": 1}
+"""Position of the list of tensors that bodies take row by row."""
+
 _CONDITIONS = ("higher_order::while_loop", "higher_order::while_loop_stack_output")
 
 
-def check_bodies(node: Node, subgraphs: Mapping[str, Graph], where: Place) -> None:
-    """Refuse bodies that take another number of values than they get, or results that are not what bodies return.
+def check_bodies(
+    node: Node, subgraphs: Mapping[str, Graph], values: Mapping[str, ValueMeta], where: Place, *, typed: bool
+) -> None:
+    """Refuse bodies that take other values than they get, or results that are not what bodies return.
 
     Args:
         node: a call whose operands were checked; others than those of operators with bodies pass.
         subgraphs: the bodies of its graph.
+        values: metadata of its operands.
         where: of the node, for errors.
+        typed: whether dtypes of operands are those that the graph says: no autocast changes them.
 
     Raises:
         BundleInvalid: names the fault.
@@ -48,6 +57,13 @@ def check_bodies(node: Node, subgraphs: Mapping[str, Graph], where: Place) -> No
     positions, lists = _BODIES[node.op]
     for position in positions:
         _check_taken(node, node.args[position], sum(_count(node.args[i]) for i in lists), subgraphs, where)
+        _check_operands(node, _body(node.args[position], subgraphs), lists, values, where, typed=typed)
+    if node.op == "higher_order::cond":
+        _check_truth(node, node.args[0], values, where)
+    if node.op in _CONDITIONS:
+        condition = _body(node.args[0], subgraphs)
+        metas = {value.name: value.meta for value in (*condition.inputs, *condition.nodes)}
+        _check_truth(node, condition.outputs[0] if len(condition.outputs) == 1 else None, metas, where)
     if not isinstance(node.meta, SequenceMeta):
         raise BundleInvalid(
             f"`{node.op}` gives a sequence, and the graph says otherwise", where=where.at("meta"), code="result-type"
@@ -61,9 +77,13 @@ def _body(argument: Argument, subgraphs: Mapping[str, Graph]) -> Graph:
     return subgraphs[argument.name]
 
 
-def _count(argument: Argument) -> int:
+def _items(argument: Argument) -> Sequence[Argument]:
     assert isinstance(argument, list)
-    return len(argument)
+    return argument
+
+
+def _count(argument: Argument) -> int:
+    return len(_items(argument))
 
 
 def _check_taken(node: Node, body: Argument, count: int, subgraphs: Mapping[str, Graph], where: Place) -> None:
@@ -71,6 +91,35 @@ def _check_taken(node: Node, body: Argument, count: int, subgraphs: Mapping[str,
     if taken != count:
         raise BundleInvalid(
             f"a body of `{node.op}` takes {taken} values, and gets {count}", where=where, code="operator-arguments"
+        )
+
+
+def _check_operands(
+    node: Node, body: Graph, lists: Sequence[int], values: Mapping[str, ValueMeta], where: Place, *, typed: bool
+) -> None:
+    operands = [(operand, int(_OVER_ROWS.get(node.op) == i)) for i in lists for operand in _items(node.args[i])]
+    for (operand, fewer_axes), taken in zip(operands, body.inputs, strict=True):
+        meta = values.get(operand) if isinstance(operand, str) else None
+        if isinstance(meta, NothingMeta | None):
+            continue
+        given, expected = described(meta, -fewer_axes, typed=typed), described(taken.meta, typed=typed)
+        if given != expected:
+            raise BundleInvalid(
+                f"a body of `{node.op}` takes {expected}, and gets {given}", where=where, code="operator-arguments"
+            )
+
+
+def _check_truth(node: Node, argument: Argument, values: Mapping[str, ValueMeta], where: Place) -> None:
+    """Refuse what has no truth value."""
+    meta = values.get(argument) if isinstance(argument, str) else None
+    is_number = isinstance(argument, int | SizeArgument) or isinstance(meta, SizeMeta | ScalarMeta)
+    if isinstance(meta, TensorMeta) and all(size == 1 for size in meta.shape if isinstance(size, int)):
+        return
+    if not is_number:
+        raise BundleInvalid(
+            f"`{node.op}` decides by what is no truth value, and no tensor of one element",
+            where=where,
+            code="operator-arguments",
         )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from keyword import iskeyword
 
 from aotexport_runtime.allowed.operators import NAMESPACES, OPERANDS, allowed_aten_operators
@@ -18,7 +18,7 @@ from aotexport_runtime.validate.bounds import check_index
 from aotexport_runtime.validate.builtins import Builtins
 from aotexport_runtime.validate.modules import check_calls
 from aotexport_runtime.validate.subclasses import check_subclass
-from aotexport_runtime.validate.types import check_types
+from aotexport_runtime.validate.types import check_types, typed_call
 
 _OPERATOR = re.compile(r"[A-Za-z_][A-Za-z0-9_]*::[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)?")
 
@@ -56,6 +56,8 @@ def check_graph(
     # Dtypes in lowered graphs are those of their native code.
     is_cast = is_cast or not has_signatures or any(node.op == "torch::enter_autocast" for node in graph.nodes)
     values: dict[str, ValueMeta] = {}
+    # Layers repeat their metadata and calls.
+    metas, calls = set[ValueMeta](), set[Hashable]()
     for index, record in enumerate(graph.subclasses):
         with where.at("subclasses", index) as here:
             check_subclass(record, symbols, here)
@@ -73,17 +75,22 @@ def check_graph(
             if not node.op.startswith("aten::"):
                 builtins.check(node, here)
                 if node.op.startswith("higher_order::"):
-                    check_bodies(node, graph.subgraphs, here)
+                    check_bodies(node, graph.subgraphs, values, here, typed=not is_cast)
         with here:
-            described |= introduced(node.meta)
             _define(node.name, node.meta, values, here)
-            check_meta(node.meta, described, here)
+            if node.meta not in metas:
+                described |= introduced(node.meta)
+                check_meta(node.meta, described, here)
+                metas.add(node.meta)
             _check_node(node, graph, limits, here)
         with here:
             if where.found == before and (has_signatures or node.op in graph.schemas):
                 # Dtypes behind a fault follow from what may be false.
                 follows = not is_cast and where.found == faults
-                check_types(node, graph.schemas.get(node.op), values, here, infers_dtypes=follows)
+                call = (follows, *typed_call(node, values))
+                if call not in calls:
+                    check_types(node, graph.schemas.get(node.op), values, here, infers_dtypes=follows)
+                    calls.add(call)
     with where:
         builtins.check_closed()
     with where:

@@ -8,7 +8,7 @@ from aotexport_runtime.errors import BundleInvalid, Place
 from aotexport_runtime.schema.gradients import Gradients, Partition
 from aotexport_runtime.schema.graph import Graph
 from aotexport_runtime.schema.program import FreshOutput, FunctionalGraph, InputSpec, Program, SizeInput
-from aotexport_runtime.schema.values import Argument, SizeMeta, TensorMeta, ValueMeta
+from aotexport_runtime.schema.values import Argument, NothingMeta, SizeMeta, TensorMeta, ValueMeta
 from aotexport_runtime.validate.arguments import descendants, references
 from aotexport_runtime.validate.bodies import described
 from aotexport_runtime.validate.bounds import check_unique
@@ -78,18 +78,57 @@ def check_functional_graph(
     )
     if gradients is not None:
         said = Place(record).at("functional", "gradients")
-        for index, gradient in enumerate(gradients.of_inputs):
-            if gradient is not None and not returned <= gradient < len(graph.outputs):
-                with said.at("of_inputs", index) as here:
-                    raise BundleInvalid(
-                        f"gradient {gradient} is not among the outputs {returned} to {len(graph.outputs) - 1}",
-                        where=here,
-                        code="index-range",
-                    )
-        _check_gradients(graph, program, gradients, returned, where, said)
+        _check_tangents(graph, functional, gradients, said)
+        _check_gradients_returned(graph, program, gradients, returned, where, said)
+        _check_partitions(graph, program, gradients, returned, where, said)
 
 
-def _check_gradients(
+def _check_tangents(graph: Graph, functional: FunctionalGraph, gradients: Gradients, said: Place) -> None:
+    """Refuse tangents of another type than the value that they are gradients of."""
+    metas = {value.name: value.meta for value in (*graph.inputs, *graph.nodes)}
+    mutations = len(functional.mutations)
+    first = {"mutation": 0, "output": mutations, "intermediate_base": mutations + len(functional.outputs)}
+    for index, tangent in enumerate(gradients.tangents):
+        value = graph.outputs[first[tangent.of] + tangent.index]
+        of = described(metas.get(value) if isinstance(value, str) else None)
+        if tangent.of == "output" and not isinstance(functional.outputs[tangent.index], FreshOutput):
+            of = "what is no new tensor"
+        with said.at("tangents", index) as here:
+            if described(tangent.meta) != of:
+                raise BundleInvalid(
+                    f"a tangent is {described(tangent.meta)}, and belongs to {of}", where=here, code="program-malformed"
+                )
+
+
+def _check_gradients_returned(
+    graph: Graph, program: Program, gradients: Gradients, returned: int, where: Place, said: Place
+) -> None:
+    """Refuse gradients of another type than their input."""
+    metas = {value.name: value.meta for value in (*graph.inputs, *graph.nodes)}
+    for index, gradient in enumerate(gradients.of_inputs):
+        if gradient is None:
+            continue
+        with said.at("of_inputs", index) as here:
+            if not returned <= gradient < len(graph.outputs):
+                raise BundleInvalid(
+                    f"gradient {gradient} is not among the outputs {returned} to {len(graph.outputs) - 1}",
+                    where=here,
+                    code="index-range",
+                )
+        output = graph.outputs[gradient] if gradient < len(graph.outputs) else None
+        found = metas.get(output) if isinstance(output, str) else None
+        if output is None or isinstance(found, NothingMeta):
+            continue
+        with where.at("outputs", gradient) as here:
+            if described(found) != (of := described(_meta_of(program.inputs[index]))):
+                raise BundleInvalid(
+                    f"the gradient of input {index} is {described(found)}, and the input {of}",
+                    where=here,
+                    code="result-type",
+                )
+
+
+def _check_partitions(
     graph: Graph, program: Program, gradients: Gradients, returned: int, where: Place, said: Place
 ) -> None:
     names = [graph_input.name for graph_input in graph.inputs]

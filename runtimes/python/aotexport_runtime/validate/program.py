@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from aotexport_runtime.allowed.operators import VIEWS
 from aotexport_runtime.errors import BundleInvalid, Place
 from aotexport_runtime.schema.gradients import Gradients, Tangent, VersionCheck
@@ -349,5 +351,4 @@ def _check_tangent(tangent: Tangent, symbols: set[str], where: str) -> None:
         return
     if tangent.stride is None or len(tangent.stride) != rank:
         raise BundleInvalid(f"a tangent of {rank} axes has no layout", where=where, code="program-malformed")
-    for step in tangent.stride:
-        check_size(step, symbols, where=where)
+    check_meta(msgspec.structs.replace(tangent.meta, stride=tangent.stride), symbols, where)

@@ -6,7 +6,7 @@ where `validate/dtypes.py` has a rule. Sizes are not: what an engine takes from 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 
 from aotexport_runtime.allowed.operators import NAMESPACES, aten_signatures
 from aotexport_runtime.allowed.signatures import Parameter, Signature, is_compatible, signature_of
@@ -54,6 +54,20 @@ _TAKEN: dict[str, tuple[type, ...]] = {
 """Constants that an argument of a type may be; other types are of custom operators, and for them to say."""
 
 _WHOLE = ("int", "SymInt", "bool", "SymBool")
+
+
+def typed_call(node: Node, values: Values) -> tuple[Hashable, ...]:
+    """Return all that `check_types` asks of a call, which is equal for calls that it treats alike."""
+    arguments = [_typed(argument, values) for argument in node.args]
+    return node.op, node.meta, *arguments, *((keyword, _typed(each, values)) for keyword, each in node.kwargs.items())
+
+
+def _typed(argument: Argument, values: Values) -> Hashable:
+    if isinstance(argument, str):
+        return values[argument]
+    if isinstance(argument, list):
+        return tuple([_typed(item, values) for item in argument])
+    return argument.__class__, argument
 
 
 def check_types(node: Node, schema: str | None, values: Values, here: Place, *, infers_dtypes: bool) -> None:

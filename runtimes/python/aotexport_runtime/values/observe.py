@@ -273,13 +273,14 @@ def _drop_when_seen(
     return early
 
 
-def _snapshot(tensor: torch.Tensor) -> tuple[torch.Tensor, int, int]:
-    return tensor, tensor._version, _address(tensor)
+def _snapshot(tensor: torch.Tensor) -> tuple[torch.Tensor, int, int, object]:
+    # Its memory is kept: what takes its place would lie at the same address.
+    return tensor, tensor._version, _address(tensor), None if is_wrapper(tensor) else tensor.untyped_storage()
 
 
-def _changed(before: tuple[torch.Tensor, int, int], tensor: torch.Tensor) -> bool:
+def _changed(before: tuple[torch.Tensor, int, int, object], tensor: torch.Tensor) -> bool:
     """Return whether the tensor is another, has a new version, or has other memory, which its version does not show."""
-    return before[0] is not tensor or before[1:] != (tensor._version, _address(tensor))
+    return before[0] is not tensor or before[1:3] != (tensor._version, _address(tensor))
 
 
 def _address(tensor: torch.Tensor) -> int:
