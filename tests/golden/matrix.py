@@ -4,7 +4,7 @@
 
 Each interpreter of `--run` has torch, numpy, msgspec and safetensors, and runs the recorded calls of all goldens with
 this tree's runtime. The files of `--tests` are what `make test-torch` leaves: results of pytest with the versions. The
-counts of files with the same versions are added.
+counts of files with the same versions are added. The section of an option that is left out stays as it was.
 """
 
 from __future__ import annotations
@@ -20,11 +20,14 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/versions.md"
 GOLDENS = sorted(Path(__file__).parent.glob("v*/*/bundle"))
+TEST_FILES = [path for path in ROOT.glob("tests/**/test_*.py") if path.parent.name != "sweeps"]
 TARGETS = ("portable", "autograd")
 _VERSIONS = (
     "import json, platform, numpy, torch; "
     "print(json.dumps([torch.__version__, platform.python_version(), numpy.__version__]))"
 )
+
+GOLDENS_TITLE, TESTS_TITLE = "## Goldens by the runtime", "## Tests"
 
 HEAD = """\
 # Versions
@@ -117,10 +120,9 @@ def tests_of(paths: list[Path]) -> dict[tuple[str, ...], Tests]:
     return found
 
 
-def page(runs: list[Run], tests: dict[tuple[str, ...], Tests]) -> str:
-    """Return the page."""
-    lines = [HEAD, "## Goldens by the runtime", ""]
-    lines += [f"Of {len(GOLDENS)} goldens, those that give the recorded results:", ""]
+def goldens_section(runs: list[Run]) -> str:
+    """Return the section about goldens."""
+    lines = [GOLDENS_TITLE, "", f"Of {len(GOLDENS)} goldens, those that give the recorded results:", ""]
     lines += ["| torch | Python | numpy | " + " | ".join(f"`{target}`" for target in TARGETS) + " |", "|---" * 5 + "|"]
     for each in runs:
         counts = [str(len(GOLDENS) - len(each.failed[target])) for target in TARGETS]
@@ -134,16 +136,26 @@ def page(runs: list[Run], tests: dict[tuple[str, ...], Tests]) -> str:
     if reasons:
         releases = {reason: ", ".join(dict.fromkeys(found)) for reason, found in reasons.items()}
         lines += ["", "Others:", "", *(f"- {reason} (torch {found})" for reason, found in releases.items())]
-    if tests:
-        lines += ["", "## Tests", ""]
-        lines += ["| torch | Python | numpy | test files | passed | skipped | failed |", "|---" * 7 + "|"]
-        for versions, found in sorted(tests.items()):
-            counts = map(str, (len(found.modules), found.passed, found.skipped, len(found.failed)))
-            lines.append(f"| {' | '.join((*versions, *counts))} |")
-        for (torch, python, _), found in sorted(tests.items()):
-            names = [f"- `{name}`" for name in found.failed]
-            lines += ["", f"Failed under torch {torch} with Python {python}:", "", *names] if names else []
     return "\n".join(lines) + "\n"
+
+
+def tests_section(tests: dict[tuple[str, ...], Tests]) -> str:
+    """Return the section about tests."""
+    lines = [TESTS_TITLE, "", f"Of {len(TEST_FILES)} test files, those that were run, without slow tests:", ""]
+    lines += ["| torch | Python | numpy | test files | passed | skipped | failed |", "|---" * 7 + "|"]
+    for versions, found in sorted(tests.items()):
+        counts = map(str, (len(found.modules), found.passed, found.skipped, len(found.failed)))
+        lines.append(f"| {' | '.join((*versions, *counts))} |")
+    for (torch, python, _), found in sorted(tests.items()):
+        names = [f"- `{name}`" for name in found.failed]
+        lines += ["", f"Failed under torch {torch} with Python {python}:", "", *names] if names else []
+    return "\n".join(lines) + "\n"
+
+
+def kept(page: str, title: str) -> str:
+    """Return the section of a page with a title; empty: it has none."""
+    _, found, rest = page.partition(title)
+    return found and f"{found}{rest.partition(chr(10) + '## ')[0].rstrip()}\n"
 
 
 def main() -> None:
@@ -152,7 +164,10 @@ def main() -> None:
     parser.add_argument("--run", nargs="+", default=[], metavar="PYTHON", help="run the goldens by each")
     parser.add_argument("--tests", nargs="+", default=[], type=Path, metavar="FILE", help="results of tests")
     options = parser.parse_args()
-    PAGE.write_text(page([run(python) for python in options.run], tests_of(options.tests)), "utf-8")
+    before = PAGE.read_text("utf-8") if PAGE.exists() else ""
+    goldens = goldens_section([run(python) for python in options.run]) if options.run else kept(before, GOLDENS_TITLE)
+    tests = tests_section(tests_of(options.tests)) if options.tests else kept(before, TESTS_TITLE)
+    PAGE.write_text("\n".join(filter(None, (HEAD, goldens, tests))), "utf-8")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,19 @@
+"""The page of versions: sections whose results are not given stay."""
+
+from __future__ import annotations
+
+import sys
+
+from tests.golden import matrix
+
+
+def test_page_without_results_stays_as_it_is(tmp_path, monkeypatch):
+    runs = [matrix.Run("2.13.0", "3.11.7", "2.4.6", {target: {} for target in matrix.TARGETS})]
+    tests = {("2.13.0", "3.11.7", "2.4.6"): matrix.Tests(modules={"tests.test_a"}, passed=2, failed=["tests.test_a.b"])}
+    page = "\n".join((matrix.HEAD, matrix.goldens_section(runs), matrix.tests_section(tests)))
+    path = tmp_path / "versions.md"
+    path.write_text(page, "utf-8")
+    monkeypatch.setattr(matrix, "PAGE", path)
+    monkeypatch.setattr(sys, "argv", ["matrix"])
+    matrix.main()
+    assert path.read_text("utf-8") == page
