@@ -16,13 +16,14 @@ from aotexport_runtime.engines.source import original_line
 from aotexport_runtime.errors import first_line
 from aotexport_runtime.schema.graph import SourceLine
 
-_TORCH = str(Path(torch.__file__).parent)
-_HERE = str(Path(__file__).parents[1])
-_RUNTIME = str(Path(aotexport_runtime.__file__).parent)
+# Directories end in a slash: `torchvision` is not of `torch`.
+_TORCH = f"{Path(torch.__file__).parent}/"
+_HERE = f"{Path(__file__).parents[1]}/"
+_RUNTIME = f"{Path(aotexport_runtime.__file__).parent}/"
 _EXPORT = str(Path(__file__).parents[1] / "pipeline" / "export.py")
-_STDLIB = sysconfig.get_paths()["stdlib"]
-_SITE = tuple(sorted({sysconfig.get_paths()["purelib"], sysconfig.get_paths()["platlib"]}))
-_TRITON = tuple(f"{site}/triton/" for site in _SITE)
+_STDLIB = f"{sysconfig.get_paths()['stdlib']}/"
+_SITE = tuple(sorted({f"{sysconfig.get_paths()[name]}/" for name in ("purelib", "platlib")}))
+_TRITON = tuple(f"{site}triton/" for site in _SITE)
 _TYPED = ("<stdin>", "<string>", "<ipython-input", "<python-input")
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>\S+)')
 
@@ -101,7 +102,7 @@ def source_of(stack_trace: str | None, root: Path | None) -> SourceLine | None:
 
 def relative_path(file: str, root: Path | None) -> str:
     """Return `file` without parts specific to this machine: relative to `root` or site-packages, or its bare name."""
-    for base in (*(() if root is None else (str(root),)), *_SITE):
-        if file.startswith(base.rstrip("/") + "/"):
-            return file[len(base.rstrip("/")) + 1 :]
+    for base in (*(() if root is None else (f"{root}".rstrip("/") + "/",)), *_SITE):
+        if file.startswith(base):
+            return file[len(base) :]
     return Path(file).name

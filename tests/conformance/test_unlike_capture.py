@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import functools
+import inspect
 import random
 import re
+from pathlib import Path
 
 import numpy
 import pytest
@@ -703,6 +705,21 @@ def test_call_in_another_layout_is_refused_where_python_read_it(load):
         "  - `x`: expected strides (6, 1) and storage offset 0, as at capture, since the model's code reads the layout "
         "of tensors; got (1, 4) and 0"
     )
+
+
+def in_a_package(name):
+    """Return `by_layout` as code of an installed package."""
+    names = {}
+    file = Path(torch.__file__).parents[1] / name / "layers.py"
+    exec(compile(inspect.getsource(by_layout), str(file), "exec"), names)
+    return names["by_layout"]
+
+
+@pytest.mark.parametrize("package", ["torchvision", "torch_geometric"])
+def test_code_of_a_package_that_is_named_like_torch_counts_as_the_models(load, package):
+    module = load(in_a_package(package), torch.randn(4, 6))
+    with pytest.raises(CallInvalid, match="since the model's code reads the layout of tensors"):
+        module(torch.randn(6, 4).t())
 
 
 def by_requires_grad(x, w):
