@@ -343,8 +343,13 @@ def test_tensor_of_a_kind_that_no_bundle_holds_is_refused_by_name(make, message,
             "torch.masked.masked_tensor",
             "Keep values and mask as two tensors",
         ),
+        (
+            lambda x: torch.sparse_csr_tensor(torch.tensor([0, 2]), torch.tensor([0, 1]), x) @ x,
+            "torch.sparse_csr_tensor",
+            "Compute on values and indices (`index_select`, `index_add`), or on dense tensors",
+        ),
     ],
-    ids=["nested", "masked"],
+    ids=["nested", "masked", "sparse"],
 )
 def test_model_that_makes_tensors_of_such_a_kind_is_refused_by_name(function, name, way_out, tmp_path):
     with pytest.raises(aotexport.ExportFailed) as error:

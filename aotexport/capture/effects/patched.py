@@ -251,16 +251,19 @@ def _inference_mode() -> list[Patch]:
 
 def _unheld_kinds() -> list[Patch]:
     """Return patches that refuse functions making tensors of kinds that no graph holds."""
-    jagged = "Compute on values and offsets, or pad"
-    masked = "Keep values and mask as two tensors"
     nested = ("as_nested_tensor", "narrow", "nested_tensor", "nested_tensor_from_jagged")
-    reason = "Refuse tensors of kinds that no graph holds"
+    sparse = [f"sparse_{layout}_tensor" for layout in ("bsc", "bsr", "compressed", "csc", "csr")]
+    kinds = (
+        (torch.nested, nested, "Compute on values and offsets, or pad"),
+        (torch.masked, ("as_masked_tensor", "masked_tensor"), "Keep values and mask as two tensors"),
+        (torch, sparse, "Compute on values and indices (`index_select`, `index_add`), or on dense tensors"),
+    )
     return [
-        *[Patch(torch.nested, name, refused(f"torch.nested.{name}", jagged), reason) for name in nested],
-        *[
-            Patch(torch.masked, name, refused(f"torch.masked.{name}", masked), reason)
-            for name in ("as_masked_tensor", "masked_tensor")
-        ],
+        Patch(
+            module, name, refused(f"{module.__name__}.{name}", way_out), "Refuse tensors of kinds that no graph holds"
+        )
+        for module, names, way_out in kinds
+        for name in names
     ]
 
 
