@@ -196,7 +196,7 @@ def test_change_that_a_container_cannot_take_is_refused(crafted: Crafted, kind, 
 @pytest.mark.parametrize(
     ("path", "value", "message"),
     [
-        (VIEW, {"kind": "output_alias", "output_index": 1}, "output_index of an output is 1, which is no tensor"),
+        (VIEW, {"kind": "output_alias", "output_index": 1}, "output_index of an output is 1, which is no new tensor"),
         ("rebinds", [{"name": "calls", "output_index": 1}], "state 'calls' is rebound to a size"),
     ],
 )

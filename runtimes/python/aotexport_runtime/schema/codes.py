@@ -85,8 +85,8 @@ CODES: dict[str, str] = {
         "a bundle without programs; a program of another name than its place; a dimension that is read from the "
         "state, or with factor 0; `outputs` or `of_inputs` that are not as many as the program's outputs or inputs; "
         "gradients without a partition; a tangent without a layout of its rank, of an alias, or of another dtype or "
-        "number of axes than its value; a size where an index names a tensor; two parameters for further arguments of "
-        "one kind; a change that its container does not take"
+        "number of axes than its value; a size where an index names a tensor, or an alias where one names a base; two "
+        "parameters for further arguments of one kind; a change that its container does not take"
     ),
     "graph-interface": (
         "a graph whose inputs or outputs are not as many as sections 9, 10 and 15 say; an input of another dtype "
@@ -119,9 +119,9 @@ CODES: dict[str, str] = {
         "another number of arguments than the operator takes, or one of another name; a body that takes another "
         "number of values than it gets, or one of another kind, dtype or number of axes; a predicate, or result of a "
         "condition, that is no truth value and no tensor of one element; an operand that an operator of the tables of "
-        "section 7 does not take: an item of what is no sequence, a tensor for a number, an exponent of an integer "
-        "that is not written as -64 to 64, a shift to the left that is not written as 0 to 64, numbers that may have "
-        "more than 1024 bits"
+        "section 7 does not take: an item of what is no sequence, items by a step of 0, a tensor for a number, an "
+        "exponent of an integer that is not written as -64 to 64, a shift to the left that is not written as 0 to 64, "
+        "numbers that may have more than 1024 bits"
     ),
     "argument-type": "an argument of another type than the operator takes (7.28)",
     "result-type": (

@@ -210,11 +210,20 @@ class Builtins:
             raise self._invalid(node, "takes an item of what is no sequence")
         if isinstance(index, bool) or not isinstance(index, int | SliceArgument):
             raise self._invalid(node, "takes an item by what is no integer")
+        if isinstance(index, SliceArgument):
+            self._check_slice(node, index)
         if isinstance(index, int) and not -len(meta.items) <= index < len(meta.items):
             raise self._invalid(node, f"takes item {index} of a sequence of {len(meta.items)}")
         item = meta.items[index] if isinstance(index, int) else meta
         if not isinstance(node.meta, NothingMeta) and described(node.meta) != described(item):
             raise self._wrong_result(node, described(item))
+
+    def _check_slice(self, node: Node, index: SliceArgument) -> None:
+        for part in (index.start, index.stop, index.step):
+            if isinstance(part, str) and described(self._values.get(part)) != "an integer":
+                raise self._invalid(node, "takes items by what is no integer")
+        if index.step == 0:
+            raise self._invalid(node, "takes items by a step of 0")
 
     def _check_arithmetic(self, node: Node) -> None:
         operands = node.args[0] if node.op == "python::sym_sum" else node.args

@@ -239,7 +239,7 @@ def _check_functional(program: Program, functional: FunctionalGraph, symbols: se
     _check_changes(program, functional, where)
     for index, output in enumerate(functional.outputs):
         with where.at("outputs", index) as here:
-            _check_output(output, program, functional.intermediate_bases, here)
+            _check_output(output, program, functional, here)
     if functional.gradients is not None:
         _check_gradients(functional.gradients, functional, program, symbols, where.at("gradients"))
 
@@ -264,18 +264,19 @@ def _check_tensor_input(index: int, program: Program, subject: str, where: str) 
         raise BundleInvalid(f"{subject} is {index}, which is no tensor", where=where, code="program-malformed")
 
 
-def _check_output(output: OutputSpec, program: Program, bases: int, where: Place) -> None:
+def _check_output(output: OutputSpec, program: Program, functional: FunctionalGraph, where: Place) -> None:
     if isinstance(output, FreshOutput):
         return
     if isinstance(output, InputItself | InputAlias):
         _check_tensor_input(output.input_index, program, "input_index of an output", where)
     elif isinstance(output, IntermediateAlias):
-        check_index(output.base_index, bases, "base_index of an output", where)
+        check_index(output.base_index, functional.intermediate_bases, "base_index of an output", where)
     else:
         check_index(output.output_index, len(program.outputs), "output_index of an output", where)
-        if program.outputs[output.output_index] is None:
+        base = functional.outputs[output.output_index]
+        if program.outputs[output.output_index] is None or not isinstance(base, FreshOutput):
             raise BundleInvalid(
-                f"output_index of an output is {output.output_index}, which is no tensor",
+                f"output_index of an output is {output.output_index}, which is no new tensor",
                 where=where,
                 code="program-malformed",
             )
