@@ -7,7 +7,7 @@ import time
 from collections import Counter
 
 from tests.sweeps import table
-from tests.sweeps.shard import SWEEPS, rows_of
+from tests.sweeps.shard import SWEEPS, missing, rows_of
 
 
 def main() -> None:
@@ -15,6 +15,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.sweeps", description=__doc__)
     parser.add_argument("sweep", nargs="*", choices=[[], *SWEEPS], help="default: all")
     for sweep in parser.parse_args().sweep or SWEEPS:
+        if needed := missing(sweep):
+            print(needed, flush=True)
+            continue
         rows: dict[str, str] = {}
         shards = SWEEPS[sweep][1]
         for index in range(shards):

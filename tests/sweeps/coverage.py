@@ -6,6 +6,7 @@ from collections import Counter
 from pathlib import Path
 
 from tests.sweeps import table
+from tests.sweeps.shard import LIBRARIES
 
 PAGE = Path(__file__).parents[2] / "docs" / "coverage.md"
 
@@ -16,6 +17,7 @@ SWEEPS = {
     "programs": "what `torch.export` documents to support, and not to",
     "zoo": "models of transformers, made small, in training and inference, with a fixed and a dynamic batch",
     "detection": "models of transformers that find objects and segments, with dynamic height and width, in inference",
+    "libraries": f"models of {', '.join(LIBRARIES).replace('==', ' ')}, likewise",
 }
 
 BEGIN = """# Coverage
@@ -27,6 +29,17 @@ writes this page; the tables with every item are in `tests/sweeps/results`.
 *Served* is equal to eager in training and inference, most by the functional graphs, some by the forward graph alone.
 *Refused* is told at export, by an error that names the operator.
 
+"""
+
+PEER = """
+## Beside torch.export
+
+The same models of libraries by `torch.export` (`strict=False`) with the same dynamic axes: each with a fixed and with
+dynamic sizes, in training and inference. *Equal* is taken in both modes and equal to eager in outputs and gradients;
+*other* is taken, and then fails or gives other numbers. `python -m tests.sweeps libraries torch_export` runs both.
+
+| library | samples | served | refused | torch.export: equal | refused | other |
+|---|---|---|---|---|---|---|
 """
 
 MODELS = """
@@ -43,7 +56,8 @@ def page() -> str:
         "|---|---|---|---|---|---|---|",
     ]
     lines += [_totals(text, tables[sweep]) for sweep, text in SWEEPS.items()]
-    return BEGIN + "\n".join(lines) + "\n" + _reasons(tables) + MODELS + _models(tables["zoo"] | tables["detection"])
+    models = _models(tables["zoo"] | tables["detection"])
+    return BEGIN + "\n".join(lines) + "\n" + _reasons(tables) + PEER + _beside(tables["libraries"]) + MODELS + models
 
 
 def _totals(text: str, rows: dict[str, str]) -> str:
@@ -54,6 +68,28 @@ def _totals(text: str, rows: dict[str, str]) -> str:
     refused, wrong = totals[table.REFUSED] + totals[table.REFUSED_LATE], totals[table.WRONG] + totals[table.CRASHED]
     share = (totals[table.EQUAL] + alone) / totals.total()
     return f"| {text} | {run} | {totals.total()} | {share:.1%} | {alone} | {refused} | {wrong} |"
+
+
+def _beside(rows: dict[str, str]) -> str:
+    """Return the lines of libraries, with what the peer does."""
+    peer = table.read(table.RESULTS / "torch_export.tsv")
+    lines: list[str] = []
+    for library in sorted({item.split("/")[0] for item in rows}):
+        ours, theirs = (
+            sum((table.counts(row) for item, row in found.items() if item.startswith(f"{library}/")), Counter())
+            for found in (rows, peer)
+        )
+        served = ours[table.EQUAL] + ours[table.FORWARD] + ours[table.DROPPED]
+        counts = (
+            ours.total(),
+            served,
+            ours.total() - served,
+            theirs[table.EQUAL],
+            theirs[table.REFUSED],
+            theirs[table.WRONG] + theirs[table.CRASHED],
+        )
+        lines.append(f"| {library} | {' | '.join(map(str, counts))} |\n")
+    return "".join(lines)
 
 
 def _reasons(tables: dict[str, dict[str, str]]) -> str:

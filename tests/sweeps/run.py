@@ -51,9 +51,9 @@ def _export(sample: Sample, path: Path) -> Outcome | None:
             warnings.simplefilter("ignore")
             aotexport.export(sample.function, sample.args, sample.kwargs, output=path, verify=False, **sample.options)
     except aotexport.AotExportError as error:
-        return Outcome(REFUSED, _stable(str(error)))
+        return Outcome(REFUSED, stable(str(error)))
     except Exception as error:
-        return Outcome(CRASHED, f"{type(error).__name__}: {_stable(str(error))}")
+        return Outcome(CRASHED, f"{type(error).__name__}: {stable(str(error))}")
     return None
 
 
@@ -65,7 +65,7 @@ def _self_tests(paths: list[str]) -> dict[str, Outcome]:
     if process.returncode not in (0, 1) or not process.stdout:
         if len(paths) == 1:
             end = (process.stderr.strip().splitlines() or [""])[-1]
-            return {paths[0]: Outcome(CRASHED, f"self-test ended with {process.returncode}: {_stable(end)}")}
+            return {paths[0]: Outcome(CRASHED, f"self-test ended with {process.returncode}: {stable(end)}")}
         half = len(paths) // 2
         return _self_tests(paths[:half]) | _self_tests(paths[half:])
     results = json.loads(process.stdout.splitlines()[-1])
@@ -101,21 +101,21 @@ def _verdict(path: str, results: list[dict[str, Any]]) -> Outcome:
         served = all(target == "portable" and programs[name].forward.differentiable for target, name in failing)
         return Outcome(DROPPED, worst.why) if served else worst
     reasons = sorted({refusal.reason for program in programs.values() for refusal in program.refusals})
-    return Outcome(FORWARD, _stable("; ".join(reasons))) if reasons else Outcome(EQUAL)
+    return Outcome(FORWARD, stable("; ".join(reasons))) if reasons else Outcome(EQUAL)
 
 
 def _failure(result: dict[str, Any]) -> Outcome:
     where = f"{result['program']}/{result['vector']} by {result['target']}"
     if result["error"].startswith("NotSupported"):
-        return Outcome(REFUSED_LATE, _stable(result["error"]))
+        return Outcome(REFUSED_LATE, stable(result["error"]))
     if result["error"]:
-        return Outcome(WRONG, f"{where}: raised {_stable(result['error'])}")
+        return Outcome(WRONG, f"{where}: raised {stable(result['error'])}")
     first = next(difference for difference in result["differences"] if not difference["agrees"])
     seen = f"expected {first['expected']}, got {first['got']}" if first["expected"] else f"error {first['error']:.0e}"
-    return Outcome(WRONG, f"{where}: {first['name']}: {_stable(seen)}")
+    return Outcome(WRONG, f"{where}: {first['name']}: {stable(seen)}")
 
 
-def _stable(text: str) -> str:
+def stable(text: str) -> str:
     """Return the begin of a message on one line, without what differs between runs and machines."""
     line = re.sub(r"\S+\.py:\d+:? (in \S+: )?", "", " ".join(text.split()))
     return re.sub(r"\b0x[0-9a-f]+", "0x…", line)[:300]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import importlib.util
 import os
 import subprocess
 import sys
@@ -21,11 +22,32 @@ SWEEPS = {
     "programs": ("programs", 1),
     "zoo": ("zoo", 24),
     "detection": ("detection", 4),
+    "libraries": ("libraries", 24),
+    "torch_export": ("torch_export", 24),
 }
 """Per sweep the module of this package with its `items()` and `EXCLUDED`, and the number of shards."""
 
+PEERS = ("torch_export",)
+"""Sweeps that run another exporter; their modules have a `run` of their own."""
+
+LIBRARIES = (
+    "timm==1.0.31",
+    "torchvision==0.28.0",
+    "diffusers==0.42.1",
+    "torch_geometric==2.8.1",
+    "segmentation_models_pytorch==0.6.0",
+)
+NEEDS = {"libraries": LIBRARIES, "torch_export": LIBRARIES}
+"""Packages that a sweep needs beside the project's dependencies, of the releases that its table is of."""
+
 TIMEOUT_S = 1200
 ROOT = Path(__file__).parents[2]
+
+
+def missing(sweep: str) -> str | None:
+    """Return a sentence with what to install before a sweep can run; None: nothing."""
+    needed = [package for package in NEEDS.get(sweep, ()) if importlib.util.find_spec(package.split("==")[0]) is None]
+    return f"sweep `{sweep}` needs packages: pip install {' '.join(needed)}" if needed else None
 
 
 def rows_of(sweep: str, index: int) -> dict[str, str]:
@@ -67,11 +89,10 @@ def main() -> None:
     parser.add_argument("directory", type=Path)
     parser.add_argument("skip", nargs="*", help="items to leave out")
     options = parser.parse_args()
-    # torch's collections come with these modules, so that only the shard's process imports them.
-    from tests.sweeps.run import run
-
     name, shards = SWEEPS[options.sweep]
+    # torch's collections come with these modules, so that only the shard's process imports them.
     module = importlib.import_module(f"tests.sweeps.{name}")
+    run = importlib.import_module(f"tests.sweeps.{name if name in PEERS else 'run'}").run
     items = {item: make for item, make in module.items().items() if not _excluded(item, module.EXCLUDED)}
     begun = options.directory / "begun"
 
