@@ -308,3 +308,24 @@ def test_output_that_is_a_view_has_the_gradients_of_its_views(tmp_path, function
         torch.autograd.backward(outputs, [torch.ones_like(output) for output in outputs])
         seen.append((x.grad, outputs[which].grad if outputs[which].retains_grad else None))
     torch.testing.assert_close(seen[1], seen[0])
+
+
+def rounds_what_it_saves(x):
+    with torch.autograd.graph.saved_tensors_hooks(lambda saved: saved.half(), lambda saved: saved.float()):
+        return x.exp()
+
+
+def saves_elsewhere(x):
+    with torch.autograd.graph.save_on_cpu():
+        return x.exp()
+
+
+def test_hooks_on_saved_tensors_are_refused_where_gradients_are_recorded(tmp_path):
+    with pytest.raises(aotexport.ExportFailed) as error:
+        aotexport.export(rounds_what_it_saves, (leaf(),), output=tmp_path / "a", verify=False)
+    assert str(error.value).partition(": in rounds_what_it_saves: ")[2] == (
+        "the model calls `torch.autograd.graph.saved_tensors_hooks`, which a bundle cannot hold. Use `save_on_cpu` or "
+        "a checkpoint, or write a custom autograd function"
+    )
+    aotexport.export(rounds_what_it_saves, (leaf().detach(),), output=tmp_path / "b")
+    aotexport.export(saves_elsewhere, (leaf(),), output=tmp_path / "c")

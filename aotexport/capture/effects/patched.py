@@ -67,6 +67,7 @@ def patches(effects: Effects) -> list[Patch]:
         *_inference_mode(),
         *distributed.patches(),
         *_unheld_kinds(),
+        _saved_tensors(effects),
         *recurrence.patches(),
         *marks_inlined(),
         Patch(Print, "__call__", functools.partialmethod(_print, effects), "Note that the model prints"),
@@ -265,6 +266,22 @@ def _unheld_kinds() -> list[Patch]:
         for module, names, way_out in kinds
         for name in names
     ]
+
+
+def _saved_tensors(effects: Effects) -> Patch:
+    """Return a patch that refuses functions of the model that change what backward reads; torch's own keep values."""
+    original = torch.autograd.graph.saved_tensors_hooks.__init__
+    way_out = "Use `save_on_cpu` or a checkpoint, or write a custom autograd function"
+    refuse = refused("torch.autograd.graph.saved_tensors_hooks", way_out)
+
+    def make(self: Any, pack_hook: Any, unpack_hook: Any) -> None:
+        code = getattr(pack_hook, "__code__", None)
+        if effects.grad and (code is None or is_user_file(code.co_filename)):
+            refuse()
+        original(self, pack_hook, unpack_hook)
+
+    reason = "Refuse hooks on saved tensors, which a graph does not call"
+    return Patch(torch.autograd.graph.saved_tensors_hooks, "__init__", make, reason)
 
 
 _FACTORIES = (
