@@ -29,6 +29,8 @@ from aotexport.model.containers import ItemChange
 _NUMBERS = (bool, int, float, str)
 _TABLE = re.compile(r"\.?_(?:buffers|parameters|modules)\['([^']+)'\]")
 _BASE_ATTRIBUTES = frozenset(vars(nn.Module()))
+_WEIGHTS = frozenset(("_flat_weights", "_flat_weight_refs"))
+"""Lists that recurrent layers make anew where their parameters are others, as in a trace; source: `nn.RNNBase`."""
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
@@ -91,7 +93,7 @@ def _judge(changes: list[tuple[str, Any, Any]], effects: Effects) -> None:
     for name, old, new in changes:
         if isinstance(new, _NUMBERS) and type(old) is type(new) and old != new:
             raise AttributeChanged(name, old, new)
-        if name.rpartition(".")[2] not in _BASE_ATTRIBUTES:
+        if name.rpartition(".")[2] not in _BASE_ATTRIBUTES | _WEIGHTS:
             effects.stored.append(name)
         if isinstance(new, torch.Tensor) and not isinstance(old, torch.Tensor):
             effects.notes.append(f"the tensor that the call stores in `{name}` is not kept by the bundle")
