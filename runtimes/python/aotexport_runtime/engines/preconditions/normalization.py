@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 
-import torch
-
 from aotexport_runtime.engines.preconditions.require import Arguments, contiguous, require, sizes, spacious
 
 _OF_CHANNELS = ("weight", "bias", "running_mean", "running_var", "save_mean", "save_invstd", "save_var")
@@ -15,23 +13,23 @@ def batch_norm(a: Arguments) -> None:
     """Check that there is a number per channel wherever the kernel reads one."""
     source = a["input"]
     require(source.dim() >= 2, "`input` must have two axes or more")
-    channels = source.shape[1]
+    channels, trains = (source.shape[1],), _trains(a)
     for name in _OF_CHANNELS:
-        # Outside of train mode the kernel gives empty tensors for what it saves, and reads none.
-        if a.get(name) is not None and not (name.startswith("save_") and _is_saved_by_none(a, a[name])):
-            sizes(a[name], (channels,), f"`{name}`")
-    if not _trains(a) and "running_mean" in a:
+        given = a.get(name)
+        if given is not None and given.shape != channels:
+            # Outside of train mode the kernel gives empty tensors for what it saves, and reads none.
+            require(
+                name.startswith("save_") and given.numel() == 0 and not trains,
+                f"`{name}` must have the sizes {channels}, not {tuple(given.shape)}",
+            )
+    if not trains and "running_mean" in a:
         given = a["running_mean"] is not None and a["running_var"] is not None
         require(given, "`running_mean` and `running_var` must be given")
     for name in ("grad_out", "grad_output"):
         sizes(a.get(name), source.shape, f"`{name}`")
-    if _trains(a):
+    if trains:
         saved = [name for name in _OF_CHANNELS if name.startswith("save_") and name in a]
         require(all(a[name] is not None for name in saved), "what the forward kernel saved must be given")
-
-
-def _is_saved_by_none(a: Arguments, saved: torch.Tensor) -> bool:
-    return saved.numel() == 0 and not _trains(a)
 
 
 def _trains(a: Arguments) -> bool:

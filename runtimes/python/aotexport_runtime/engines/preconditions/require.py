@@ -31,9 +31,8 @@ def within(values: torch.Tensor, low: int, high: Any, what: str) -> None:
 
 def sizes(tensor: torch.Tensor | None, expected: Sequence[Any], what: str) -> None:
     """Require a tensor, if there is one, to have these sizes."""
-    if tensor is not None:
-        found = tuple(tensor.shape)
-        require(found == tuple(expected), f"{what} must have the sizes {tuple(expected)}, not {found}")
+    if tensor is not None and tensor.shape != tuple(expected):
+        raise CheckFailed(f"{what} must have the sizes {tuple(expected)}, not {tuple(tensor.shape)}")
 
 
 def spacious(tensor: torch.Tensor | None, what: str) -> None:

@@ -90,9 +90,9 @@ def _with_schema(call: Callable[..., Any], function: Any) -> Callable[..., Any]:
 
 def _has_memory(value: Any) -> bool:
     """Return whether a kernel runs on a tensor: in a trace, and on the meta device, none does."""
-    if not isinstance(value, torch.Tensor):
-        return True
-    return type(value) in (torch.Tensor, torch.nn.Parameter) and value.device.type != "meta"
+    if type(value) in (torch.Tensor, torch.nn.Parameter):
+        return not value.is_meta
+    return not isinstance(value, torch.Tensor)
 
 
 _BY_ELEMENT = frozenset(
