@@ -155,8 +155,9 @@ class _FunctionSource:
             self.functions[node.op] = self.object("f", replacement or ops.direct(node.op) or resolved)
         operator = self.operators[node.op]
         ops.check_call(node.op, operator, node.args, node.kwargs)
-        if hasattr(operator, "_schema"):
-            numbers.check_declared(node.op, operator._schema.returns, node.meta)  # type: ignore[attr-defined]
+        declared = getattr(operator, "_schema", None)
+        if declared is not None:
+            numbers.check_declared(node.op, declared.returns, node.meta)
         if node.name in self.replacements:
             name = self.object("p", None)
             self.replacements[node.name].install(self.objects, name)
@@ -164,7 +165,7 @@ class _FunctionSource:
         if are_indices_proven(self.graph, node):
             schema = self.graph.schemas.get(node.op)
             return self.object("f", ops.resolve(node.op, schema, self.environment.namespaces, proven=True))
-        if isinstance(node.meta, SequenceMeta) and hasattr(operator, "_schema") and len(operator._schema.returns) == 1:
+        if isinstance(node.meta, SequenceMeta) and declared is not None and len(declared.returns) == 1:
             function = self.objects[self.functions[node.op]]
             return self.object("f", loops.counted(node.op, function, len(node.meta.items)))
         return self.functions[node.op]
