@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, replace
 from keyword import iskeyword
 
 from aotexport_runtime.allowed.operators import NAMESPACES, OPERANDS, allowed_aten_operators
@@ -48,69 +49,88 @@ def check_graph(
     Raises:
         BundleInvalid: names the fault.
     """
-    where = Place(where)
-    faults, count = where.found, _count_nodes(graph)
-    if count > limits.nodes:
-        raise BundleInvalid(f"{count} nodes; at most {limits.nodes} are read", where=where, code="bundle-limit")
-    described = set(symbols)
-    # Dtypes in lowered graphs are those of their native code.
-    is_cast = is_cast or not has_signatures or any(node.op == "torch::enter_autocast" for node in graph.nodes)
-    values: dict[str, ValueMeta] = {}
-    # Layers repeat their metadata and calls.
-    metas, calls = set[ValueMeta](), set[Hashable]()
-    for index, record in enumerate(graph.subclasses):
-        with where.at("subclasses", index) as here:
-            check_subclass(record, symbols, here)
-    builtins = Builtins(values, graph.subclasses, limits)
-    for index, graph_input in enumerate(graph.inputs):
-        with where.at("inputs", index) as here:
-            described |= introduced(graph_input.meta)
-            _define(graph_input.name, graph_input.meta, values, here)
-            check_meta(graph_input.meta, described, here)
-    for index, node in enumerate(graph.nodes):
-        here, before = where.at("nodes", index), where.found
-        with here:
-            _check_operator(node, namespaces, here)
-            _check_arguments(node, graph, values, symbols, here)
-            if not node.op.startswith("aten::"):
-                builtins.check(node, here)
-                if node.op.startswith("higher_order::"):
-                    check_bodies(node, graph.subgraphs, values, here, typed=not is_cast)
-        with here:
-            _define(node.name, node.meta, values, here)
-            if node.meta not in metas:
-                described |= introduced(node.meta)
-                check_meta(node.meta, described, here)
-                metas.add(node.meta)
-            _check_node(node, graph, limits, here)
-        with here:
-            if where.found == before and (has_signatures or node.op in graph.schemas):
-                # Dtypes behind a fault follow from what may be false.
-                follows = not is_cast and where.found == faults
-                call = (follows, *typed_call(node, values))
-                if call not in calls:
-                    check_types(node, graph.schemas.get(node.op), values, here, infers_dtypes=follows)
-                    calls.add(call)
-    with where:
-        builtins.check_closed()
-    with where:
-        check_calls(graph, symbols, where)
-    for index, output in enumerate(graph.outputs):
-        with where.at("outputs", index) as here:
-            check_argument(output, values, graph.subgraphs, symbols, here)
-    with where:
-        if where.found == faults:
-            check_allocations(graph, limits, where)
-    for name, subgraph in graph.subgraphs.items():
-        check_graph(
-            subgraph,
-            symbols,
-            namespaces,
-            where=where.at("subgraphs", name),
-            limits=limits,
-            has_signatures=has_signatures,
-            is_cast=is_cast,
-        )
+    _Check(graph, symbols, namespaces, Place(where), limits, has_signatures, is_cast).run()
+
+
+@dataclass
+class _Check:
+    """The check of one graph: the arguments of `check_graph`, and what the nodes so far have defined."""
+
+    graph: Graph
+    symbols: set[str]
+    namespaces: set[str]
+    where: Place
+    limits: Limits
+    has_signatures: bool
+    is_cast: bool
+
+    def __post_init__(self) -> None:
+        is_entered = any(node.op == "torch::enter_autocast" for node in self.graph.nodes)
+        # Dtypes in lowered graphs are those of their native code.
+        self.is_cast = self.is_cast or not self.has_signatures or is_entered
+        self.values: dict[str, ValueMeta] = {}
+        self.described = set(self.symbols)
+        self.faults = self.where.found
+        self.builtins = Builtins(self.values, self.graph.subclasses, self.limits)
+
+    def run(self) -> None:
+        graph, where, count = self.graph, self.where, _count_nodes(self.graph)
+        if count > self.limits.nodes:
+            message = f"{count} nodes; at most {self.limits.nodes} are read"
+            raise BundleInvalid(message, where=where, code="bundle-limit")
+        self._check_inputs()
+        self._check_nodes()
+        with where:
+            self.builtins.check_closed()
+        with where:
+            check_calls(graph, self.symbols, where)
+        for index, output in enumerate(graph.outputs):
+            with where.at("outputs", index) as here:
+                check_argument(output, self.values, graph.subgraphs, self.symbols, here)
+        with where:
+            if where.found == self.faults:
+                check_allocations(graph, self.limits, where)
+        for name, subgraph in graph.subgraphs.items():
+            replace(self, graph=subgraph, where=where.at("subgraphs", name)).run()
+
+    def _check_inputs(self) -> None:
+        for index, record in enumerate(self.graph.subclasses):
+            with self.where.at("subclasses", index) as here:
+                check_subclass(record, self.symbols, here)
+        for index, graph_input in enumerate(self.graph.inputs):
+            with self.where.at("inputs", index) as here:
+                self.described |= introduced(graph_input.meta)
+                _define(graph_input.name, graph_input.meta, self.values, here)
+                check_meta(graph_input.meta, self.described, here)
+
+    def _check_nodes(self) -> None:
+        graph, values, where = self.graph, self.values, self.where
+        # Layers repeat their metadata and calls.
+        metas, calls = set[ValueMeta](), set[Hashable]()
+        for index, node in enumerate(graph.nodes):
+            here, before = where.at("nodes", index), where.found
+            with here:
+                _check_operator(node, self.namespaces, here)
+                _check_arguments(node, graph, values, self.symbols, here)
+                if not node.op.startswith("aten::"):
+                    self.builtins.check(node, here)
+                    if node.op.startswith("higher_order::"):
+                        check_bodies(node, graph.subgraphs, values, here, typed=not self.is_cast)
+            with here:
+                _define(node.name, node.meta, values, here)
+                if node.meta not in metas:
+                    self.described |= introduced(node.meta)
+                    check_meta(node.meta, self.described, here)
+                    metas.add(node.meta)
+                _check_node(node, graph, self.limits, here)
+            with here:
+                if where.found == before and (self.has_signatures or node.op in graph.schemas):
+                    # Dtypes behind a fault follow from what may be false.
+                    follows = not self.is_cast and where.found == self.faults
+                    call = (follows, *typed_call(node, values))
+                    if call not in calls:
+                        check_types(node, graph.schemas.get(node.op), values, here, infers_dtypes=follows)
+                        calls.add(call)
 
 
 def _check_arguments(node: Node, graph: Graph, values: Mapping[str, ValueMeta], symbols: set[str], here: Place) -> None:
