@@ -44,6 +44,9 @@ _CALLS_BEFORE = 4
 """Number of calls after which another result of a call is looked for."""
 _MISSING = object()
 
+Observed = tuple[Tree, list[Any]]
+"""Structure of the result of a call, and its tensors with those of the state that it changed."""
+
 
 def with_attributes(spec: ProgramSpec, names: Iterable[str]) -> ProgramSpec:
     """Return a program to capture, with attributes of the module as an argument.
@@ -154,29 +157,44 @@ def depends_on(spec: ProgramSpec, state: State) -> bool:
     """
     call = spec.call
     try:
-        (tree, first), _ = _run(call, state, spec)
+        first, _ = _run(call, state, spec)
     except ExportFailed as refusal:
         error = refusal.error
         raise ExportFailed(
             "the call stores something in attributes of the model, and whether later calls read it cannot be told, "
             f"since the model fails on its example: {user_line(error)}{type(error).__name__}: {error}"
         ) from refusal.error
-    with attributes_restored(call.module):
-        change = with_other_inputs if _runs(with_other_inputs(call), state, spec) else _as_it_is
-        for _ in range(_CALLS_BEFORE):
-            changed_nothing = _watched(call, state)
-            try:
-                _, after = _run_for_good(change(call), state, spec)
-                # Further calls would do what this one did.
-                if not after and changed_nothing():
-                    return False
-                call = _call(call.callable, call, after) if after else call
-                (other, later), _ = _run(call, state, spec)
-            except ExportFailed:
-                # The first run did not fail, so a change of attributes made this one fail.
-                return True
-            if tree != other or not all(map(are_same, first, later)):
-                return True
+    for change in (with_other_inputs, _as_it_is):
+        with attributes_restored(call.module):
+            depends = _differs_after(change, first, spec, state)
+        if depends is not None:
+            return depends
+    # Not even the example runs again.
+    return True
+
+
+def _differs_after(
+    change: Callable[[ExampleCall], ExampleCall], first: Observed, spec: ProgramSpec, state: State
+) -> bool | None:
+    """Return whether the result differs from the `first` after changed calls; None: the model does not take them."""
+    call, (tree, values) = spec.call, first
+    for number in range(_CALLS_BEFORE):
+        changed_nothing = _watched(call, state)
+        try:
+            _, after = _run_for_good(change(call), state, spec)
+        except ExportFailed:
+            # After the first call, a change of attributes made this one fail.
+            return True if number else None
+        # Further calls would do what this one did.
+        if not after and changed_nothing():
+            return False
+        try:
+            call = _call(call.callable, call, after) if after else call
+            (other, later), _ = _run(call, state, spec)
+        except ExportFailed:
+            return True
+        if tree != other or not all(map(are_same, values, later)):
+            return True
     return False
 
 
@@ -192,15 +210,6 @@ def _watched(call: ExampleCall, state: State) -> Callable[[], bool]:
         return attributes() and all(in_place) and all(span.is_unchanged() for span in memory)
 
     return are_same
-
-
-def _runs(call: ExampleCall, state: State, spec: ProgramSpec) -> bool:
-    """Return whether the model takes these inputs."""
-    try:
-        _run(call, state, spec)
-    except ExportFailed:
-        return False
-    return True
 
 
 def _as_it_is(call: ExampleCall) -> ExampleCall:
@@ -240,13 +249,13 @@ def later_states(spec: ProgramSpec, state: State) -> Iterator[ProgramSpec]:
         yield dataclasses.replace(spec, call=call)
 
 
-def _run(call: ExampleCall, state: State, spec: ProgramSpec) -> tuple[tuple[Tree, list[Any]], dict[str, Any]]:
+def _run(call: ExampleCall, state: State, spec: ProgramSpec) -> tuple[Observed, dict[str, Any]]:
     """Call the model for real; return its result as structure and tensors with changed state, and its attributes."""
     with attributes_restored(call.module):
         return _run_for_good(call, state, spec)
 
 
-def _run_for_good(call: ExampleCall, state: State, spec: ProgramSpec) -> tuple[tuple[Tree, list[Any]], dict[str, Any]]:
+def _run_for_good(call: ExampleCall, state: State, spec: ProgramSpec) -> tuple[Observed, dict[str, Any]]:
     """Do as `_run`, but leave in the module the values that the call stores in attributes outside of the argument."""
     values: list[Any] = []
 

@@ -18,6 +18,8 @@ from aotexport_runtime.schema.vectors import VectorInput, VectorPart
 from aotexport_runtime.values.sizes import UNDEFINED, evaluate
 from aotexport_runtime.values.subclasses import parts
 
+OTHER_SIZES = "other-sizes"
+"""Name of the call with other values, in which each dynamic dimension has a size of its own."""
 _MAX_NUMEL = 1 << 26
 _MAX_INTEGER = 1 << 12
 _DRAWN_CALLS = 8
@@ -211,7 +213,7 @@ def resized_arguments(
         return []
     generic = _generic_sizes(program, example)
     least = {d.symbol: generic[d.symbol] if d.min is None else d.min for d in program.dimensions}
-    candidates = {"least-sizes": least, "other-sizes": generic}
+    candidates = {"least-sizes": least, OTHER_SIZES: generic}
     return [
         arguments
         for name, symbols in candidates.items()

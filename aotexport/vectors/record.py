@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 from aotexport.eager.recorded_arguments import (
+    OTHER_SIZES,
     RecordedArguments,
     beginning_at,
     drawn_arguments,
@@ -66,8 +67,7 @@ def record_vectors(
     if (inherited := inherited_arguments(call, program, example, verification)) is not None:
         return program, [*vectors, *_accepted(call, state, program, inherited)]
     generator = torch.Generator().manual_seed(SEED)
-    if verification != "fast":
-        vectors += _accepted(call, state, program, [random_arguments(example, generator)])
+    others = random_arguments(example, generator)
     for dimension in program.dimensions:
         if isinstance(program.inputs[dimension.input_index], SizeInput):
             continue
@@ -82,8 +82,12 @@ def record_vectors(
                 small.clear()
                 program = beginning_at(program, dimension.symbol, size + 1)
         vectors += small
-    further = _further_arguments(program, example, generator, verification)
-    return program, [*vectors, *_accepted(call, state, program, further)]
+    further = _further_arguments(program, example, others, generator, verification)
+    vectors += _accepted(call, state, program, further)
+    # Where they are of other sizes too, other values cost no call of the example's.
+    if verification == "full" or (verification != "fast" and vectors[-1].name != OTHER_SIZES):
+        vectors += _accepted(call, state, program, [others])
+    return program, vectors
 
 
 def _accepted(
@@ -96,16 +100,20 @@ def _accepted(
 
 
 def _further_arguments(
-    program: Program, example: RecordedArguments, generator: torch.Generator, verification: Verification
+    program: Program,
+    example: RecordedArguments,
+    others: RecordedArguments,
+    generator: torch.Generator,
+    verification: Verification,
 ) -> Iterator[RecordedArguments]:
-    resized = resized_arguments(program, example, generator)
+    resized = resized_arguments(program, others, generator)
     if verification == "fast":
         yield from resized[-1:]
         return
     yield from other_integers(program, example)
-    yield from resized
     if verification == "full":
         yield from drawn_arguments(program, example, generator)
+    yield from resized
 
 
 def _record(call: ExampleCall, state: State, program: Program, arguments: RecordedArguments) -> RecordedCall:
