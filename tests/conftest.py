@@ -75,12 +75,13 @@ def wrappers_compiled_in_short():
 
 @pytest.fixture(scope="session", autouse=True)
 def frozen_imports():
-    """What the imports have made is left out of Python's searches for garbage, which take a tenth of the time.
+    """What the imports have made is left out of Python's searches for garbage, which are fewer: they take a tenth.
 
     Exports leave it as it is: to see that something is frozen they would count all of it, 30 ms each.
     """
     gc.collect()
     gc.freeze()
+    gc.set_threshold(20_000, 20, 50)
     gc.enable()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("aotexport.pipeline.export.searched_for_new_garbage", contextlib.nullcontext)

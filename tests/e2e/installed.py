@@ -23,7 +23,10 @@ def install_lines(page: str) -> list[str]:
 
 
 def make(directory: Path, lines: list[str]) -> Path:
-    """Make an environment of the packages here but this repository's, run the lines in it; return its interpreter."""
+    """Make an environment of the packages here but this repository's, run the lines in it; return its interpreter.
+
+    What builds is borrowed too: pip does not fetch it anew, which takes longer than the build.
+    """
     environment, sources = directory / "venv", directory / "sources"
     venv.create(environment, with_pip=False)
     paths = {"base": str(environment), "platbase": str(environment)}
@@ -34,7 +37,7 @@ def make(directory: Path, lines: list[str]) -> Path:
         copy(ROOT / name, sources / name, **({"ignore": _LEFT_OUT} if copy is shutil.copytree else {}))
     python = environment / "bin" / "python"
     for line in lines:
-        run(python, "-m", *line.split(), "--quiet", cwd=sources)
+        run("env", "PIP_NO_BUILD_ISOLATION=0", python, "-m", *line.split(), "--quiet", cwd=sources)
     return python
 
 
