@@ -102,6 +102,8 @@ def collect_state(module: nn.Module | None) -> State:
             first = id(table) not in seen_tables
             seen_tables.add(id(table))
             for key, tensor in table.items():
+                if isinstance(tensor, torch.ScriptObject):
+                    _refuse_packed_weights(tensor, prefix + key)
                 if not isinstance(tensor, torch.Tensor) or key in _BASE_ATTRIBUTES:
                     continue
                 _check(tensor, prefix + key)
@@ -119,6 +121,15 @@ def collect_state(module: nn.Module | None) -> State:
     order = {"parameter": 0, "buffer": 1, "constant": 2}
     state.entries.sort(key=lambda entry: order[entry.role])
     return state
+
+
+def _refuse_packed_weights(value: torch.ScriptObject, name: str) -> None:
+    """Refuse the weights of modules that `torch.ao.quantization` makes; other objects matter where a call uses them."""
+    if "torch.classes.quantized." in value._type().qualified_name():
+        raise ExportFailed(
+            f"`{name}` holds weights that `torch.ao.quantization` packed for this machine's kernels, which a bundle "
+            "cannot hold. Quantise the model by torchao, with `quantize_` or in the steps of PT2E, and export that"
+        )
 
 
 def _check(tensor: torch.Tensor, name: str) -> None:

@@ -18,7 +18,7 @@ from torch.library import _impls
 from aotexport.torch_internals.names import OpOverload
 
 _KEY = torch._C.DispatchKey
-_TORCHS = ("aten", "prims", "prim", "inductor", "quantized", "quantized_decomposed", "_test")
+_TORCHS = ("aten", "prims", "prim", "inductor", "quantized", "_test")
 """Namespaces of operators that torch ships."""
 _COMPOSITE, _EXPLICIT = "CompositeImplicitAutograd", "CompositeExplicitAutograd"
 
@@ -84,7 +84,13 @@ def _of_kernels(operator: OpOverload, keys: set[str]) -> PythonOperator | None:
     key = next((key for key in ("CPU", _EXPLICIT) if key in keys), None)
     if key is None or any(key.startswith("Autograd") for key in keys):
         return None
-    return PythonOperator(lambda *args, **kwargs: operator._op_dk(getattr(_KEY, key), *args, **kwargs))
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        # A mode for functions would call the operator in place of its kernel.
+        with torch._C.DisableTorchFunction():
+            return operator._op_dk(getattr(_KEY, key), *args, **kwargs)
+
+    return PythonOperator(kernel)
 
 
 def _find(name: str) -> OpOverload | None:

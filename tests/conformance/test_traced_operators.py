@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.ao.quantization.fx._decomposed  # the operators of models that PT2E quantises
+from torch import nn
 
 import aotexport
 import aotexport_runtime
@@ -42,6 +44,35 @@ for _operator in (without_backward, following):
     _operator.register_fake(torch.empty_like)
 following.register_autograd(lambda ctx, grad: grad * 2)
 TRACED = torch.ops.aotexport_traced
+
+
+class Quantised(nn.Module):
+    """Layers as PT2E leaves them: integers whose values gradients do not reach, between operators of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Buffer(torch.randint(-128, 127, (4, 3), dtype=torch.int8))
+        self.scales, self.zeros = nn.Buffer(torch.rand(4)), nn.Buffer(torch.zeros(4, dtype=torch.int64))
+        self.bias = nn.Parameter(torch.randn(4))
+
+    def forward(self, x):
+        ops = torch.ops.quantized_decomposed
+        weight = ops.dequantize_per_channel(self.weight, self.scales, self.zeros, 0, -128, 127, torch.int8)
+        y = nn.functional.linear(x, weight, self.bias)
+        whole = ops.quantize_per_tensor(y, 0.05, 3, 0, 255, torch.uint8)
+        return ops.dequantize_per_tensor(whole, 0.05, 3, 0, 255, torch.uint8)
+
+
+def test_model_that_pt2e_quantised_needs_no_operators_of_torch_ao(tmp_path):
+    report = aotexport.export(Quantised().eval(), (torch.randn(5, 3),), output=tmp_path / "b", programs="infer")
+    assert custom_operators(report.programs) == set()
+
+
+def test_kernel_is_traced_once_to_see_whether_it_can_be(tmp_path):
+    calls = []
+    _define("counted", lambda x: calls.append(type(x)) or x.cos(), "CompositeExplicitAutograd")
+    aotexport.export(lambda x: TRACED.counted(x), (torch.randn(3),), output=tmp_path / "b", verify=False)
+    assert len(calls) < 12
 
 
 @pytest.mark.parametrize(

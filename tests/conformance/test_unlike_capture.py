@@ -977,6 +977,14 @@ def test_torchscript_is_refused_by_name(tmp_path):
         aotexport.export(net, (torch.ones(3),), output=tmp_path / "bundle")
 
 
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor:UserWarning")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_weights_packed_for_kernels_are_refused_with_a_way_out(tmp_path):
+    net = torch.ao.quantization.quantize_dynamic(nn.Sequential(nn.Linear(3, 3)), {nn.Linear}, dtype=torch.qint8)
+    with pytest.raises(aotexport.ExportFailed, match=r"`0._packed_params._packed_params` holds .* by torchao"):
+        aotexport.export(net, (torch.ones(3),), output=tmp_path / "bundle")
+
+
 # --- Python containers ------------------------------------------------------------------------------------
 
 

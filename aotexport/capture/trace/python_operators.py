@@ -2,8 +2,8 @@
 
 An operator of `torch.library.custom_op` becomes a custom autograd function with its registered backward; without one,
 a backward raises as in eager. An operator that writes to its arguments, or that was defined and implemented piece by
-piece, is traced if autograd does not differentiate it. Operators that cannot be traced (compiled code, sizes and
-branches of values) stay, and a load needs their package.
+piece, is traced if autograd does not differentiate it: if no operand requires gradients, or it returns integers.
+Operators that cannot be traced (compiled code, sizes and branches of values) stay, and a load needs their package.
 """
 
 from __future__ import annotations
@@ -65,14 +65,15 @@ def traced_operators() -> Mapping[Any, Callable[..., Any]]:
 def _tracing(operator: OpOverload, described: PythonOperator) -> Callable[..., Any]:
     def trace(*args: Any, **kwargs: Any) -> Any:
         if described.kernel is None:
-            return whole_composite(operator, args, kwargs) if _is_traceable(operator, None, args, kwargs) else _STAYS
+            return _STAYS if _dtypes(operator, None, args, kwargs) is None else whole_composite(operator, args, kwargs)
         args, kwargs = filled(operator, args, kwargs)
         if not traces_above_autograd():
             # Autograd sees the graph again when it runs, and would differentiate the kernel.
             return _STAYS
         if described.has_autograd and not operator._schema.is_mutable:
             return _as_function(operator, described, args, kwargs)
-        if _is_differentiated((args, kwargs)) or not _is_traceable(operator, described.kernel, args, kwargs):
+        dtypes = _dtypes(operator, described.kernel, args, kwargs)
+        if dtypes is None or (_is_differentiated((args, kwargs)) and any(map(_has_gradients, dtypes))):
             return _STAYS
         with torch.no_grad():
             return described.kernel(*args, **kwargs)
@@ -145,14 +146,18 @@ def _is_list_of_tensors(value: Any) -> bool:
     return isinstance(value, list) and all(item is None or isinstance(item, torch.Tensor) for item in value)
 
 
-def _is_traceable(operator: OpOverload, kernel: Callable[..., Any] | None, args: tuple[Any, ...], kwargs: Any) -> bool:
-    """Return whether the kernel of an operator can be traced, by a trace that is dropped."""
+def _dtypes(
+    operator: OpOverload, kernel: Callable[..., Any] | None, args: tuple[Any, ...], kwargs: Any
+) -> set[torch.dtype] | None:
+    """Return the dtypes of what the kernel of an operator returns, by a trace that is dropped; None: there is none."""
     operands = _tensors((args, kwargs))
+    dtypes = set[torch.dtype]()
 
     def run(*_: Any) -> list[Any]:
         twins = {id(tensor): tensor.clone() for tensor in operands}
         inputs = _replaced((args, kwargs), twins)
         result = whole_composite(operator, *inputs) if kernel is None else kernel(*inputs[0], **inputs[1])
+        dtypes.update(tensor.dtype for tensor in _tensors(result))
         return _tensors(result)
 
     with tracing_paused(), fresh_symbols_dropped():
@@ -160,8 +165,12 @@ def _is_traceable(operator: OpOverload, kernel: Callable[..., Any] | None, args:
             with attempt("custom operator"), torch.no_grad():
                 trace_subgraph(run, operands, keeps_frame=is_user_frame)
         except ExportFailed:
-            return False
-    return True
+            return None
+    return dtypes
+
+
+def _has_gradients(dtype: torch.dtype) -> bool:
+    return dtype.is_floating_point or dtype.is_complex
 
 
 def _tensors(value: Any) -> list[torch.Tensor]:
