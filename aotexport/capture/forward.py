@@ -76,22 +76,22 @@ def _by_first_strategy(call: ExampleCall, state: State, grad: bool) -> ForwardCa
             if direct is not None and captured is not direct:
                 check_nothing_lost(direct, captured)
             check_not_fixed(captured, call.paths)
-            if not captured.function.asks or strategy.reads_code:
+            if not captured.function.asks:
                 return captured
-            narrow = captured
+            narrow = narrow or captured
         except SizeFixed as error:
             fixed = fixed or error
         except (ExportFailed, ModelFileInvalid) as failure:
             error = failure.error if isinstance(failure, ExportFailed) else failure
             says_why = isinstance(error, AotExportError)
-            if says_why and strategy.runs_own_code:
+            if says_why and strategy.runs_own_code and narrow is None and fixed is None:
                 raise error from error.__cause__
             branches = branches or isinstance(error, GuardOnDataDependentSymNode)
             reasons.append(f"{strategy.name}: {error if says_why else described(error)}")
-    if fixed is not None:
-        raise fixed
     if narrow is not None:
         return narrow
+    if fixed is not None:
+        raise fixed
     listed = "\n".join(f"  - {reason}" for reason in reasons)
     raise NotCaptured(
         f"`{call.name}` cannot be captured as a graph. What was tried:\n{listed}\n"

@@ -134,6 +134,15 @@ def python_functions_of_sizes(x):
     return blocks, x[round(rows / 3) :], torch.linspace(0, 1, rows), torch.zeros(int(rows * 1.5))
 
 
+@case(lambda: (leaf(4, 6),), dynamic_shapes=({0: BATCH, 1: LENGTH},))
+def sizes_converted_by_python(x):
+    rows, columns = (int(size) for size in x.shape)
+    rows = int(math.ceil(float(rows) / 4) * 4)
+    padded = x.new_zeros(rows, columns, dtype=float)
+    padded[: x.shape[0]].copy_(x)
+    return padded.float() / float(columns), x[:, int(columns * -0.5) :]
+
+
 @case(lambda: (leaf(4, 6), leaf(6, 6)), dynamic_shapes=({0: BATCH}, {0: LENGTH}))
 def padded_to_the_longest(x, y):
     rows = max(len(x), len(y))

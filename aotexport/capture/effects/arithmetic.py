@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from aotexport.capture.effects.conversions import calls_replaced
 from aotexport.model.source_lines import is_user_file
 from aotexport.model.tensor_kinds import class_of
 from aotexport.process.patches import Patch, caller, in_this_thread, patched
@@ -33,30 +34,49 @@ _SYMBOLIC_TYPES: dict[type, tuple[type, ...]] = {
 
 @contextlib.contextmanager
 def symbolic_arithmetic(
-    target: nn.Module | Callable[..., Any], module: nn.Module | None, asked: Callable[[], None] = lambda: None
+    target: nn.Module | Callable[..., Any],
+    module: nn.Module | None,
+    asked: Callable[[], None] = lambda: None,
+    *,
+    converted: bool = False,
 ) -> Iterator[None]:
     """Let the code of a model compute with symbolic sizes and integers as if they were numbers.
 
     Args:
         target: the traced callable.
         module: its module; None: a plain function.
-        asked: called where the model's own code asks for the value of a symbolic number (`int(size)`); no patch can
-            keep that symbolic, so calls are held to the example's value.
+        asked: called where the model's own code asks for the value of a symbolic number (`range(size)`), which holds
+            calls to the example's value.
+        converted: whether `int(size)` and `float(size)` stay symbolic too.
     """
+    functions = _functions(target, module)
+    namespaces = _namespaces(functions)
     builtin = [
         Patch(namespace, name, in_this_thread(function, getattr(builtins, name)), _REASON)
-        for namespace in _namespaces(target, module)
+        for namespace in namespaces
         for name, function in _BUILTINS.items()
         if name not in namespace
     ]
-    with patched(*builtin, *_attributes(), *_conversions(asked)):
+    conversions = calls_replaced([*functions, *_defined(namespaces)]) if converted else ()
+    with patched(*builtin, *conversions, *_attributes(), *_conversions(asked)):
         yield
 
 
-def _namespaces(target: Any, module: nn.Module | None) -> list[dict[str, Any]]:
-    """Return the globals of the model's own modules, and of the packages that hold these."""
+def _functions(target: Any, module: nn.Module | None) -> list[Any]:
+    """Return the traced callable, and the attributes of the classes of the model."""
     classes = {base for child in (module.modules() if module is not None else ()) for base in type(child).__mro__}
-    functions = [value for cls in classes for value in vars(cls).values()] + [target, getattr(target, "__func__", None)]
+    return [value for cls in classes for value in vars(cls).values()] + [target, getattr(target, "__func__", None)]
+
+
+def _defined(namespaces: list[dict[str, Any]]) -> Iterator[Any]:
+    """Yield the values of namespaces, and the attributes of the classes among them."""
+    for value in [value for namespace in namespaces for value in namespace.values()]:
+        yield value
+        yield from vars(value).values() if isinstance(value, type) else ()
+
+
+def _namespaces(functions: list[Any]) -> list[dict[str, Any]]:
+    """Return the globals of the model's own modules, and of the packages that hold these."""
     own = {id(space): space for function in functions if (space := getattr(function, "__globals__", None)) is not None}
     own = {key: space for key, space in own.items() if is_user_file(space.get("__file__") or "")}
     packages = {str(space.get("__name__", "")).partition(".")[0] for space in own.values()}
@@ -173,14 +193,16 @@ def _are_numbers(*values: Any) -> bool:
 
 def _conversions(asked: Callable[[], None]) -> Iterator[Patch]:
     """Yield patches of the methods by which Python asks for the value of a symbolic number."""
-    for type_, name in ((torch.SymInt, "__int__"), (torch.SymFloat, "__int__"), (torch.SymInt, "__index__")):
+    integer, number = torch.SymInt, torch.SymFloat
+    asking = ((integer, "__int__"), (integer, "__index__"), (number, "__int__"), (number, "__float__"))
+    for type_, name in asking:
         yield Patch(
             type_, name, _watched(getattr(type_, name), asked), "Record that the model asks for a size as a number"
         )
 
 
-def _watched(original: Callable[[Any], int], asked: Callable[[], None]) -> Callable[[Any], int]:
-    def convert(self: Any) -> int:
+def _watched(original: Callable[[Any], Any], asked: Callable[[], None]) -> Callable[[Any], Any]:
+    def convert(self: Any) -> Any:
         if self.node.maybe_as_int() is None and is_user_file(caller().f_code.co_filename):
             asked()
         return original(self)

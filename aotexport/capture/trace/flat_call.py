@@ -51,7 +51,8 @@ class FlatCall:
         recorded: entries to which the call writes values that require grad.
         reshaped: entries that the call leaves with another shape, dtype or layout, and what it leaves.
         above_autograd: whether the trace sees operators before autograd does.
-        asks: whether the code asked for the value of a size (`int(size)`).
+        converts: whether `int` and `float` keep symbolic numbers.
+        asks: whether the code asked for the value of a size (`range(size)`).
     """
 
     call: ExampleCall
@@ -71,6 +72,7 @@ class FlatCall:
     recorded: list[StateEntry] = field(default_factory=list)
     reshaped: list[tuple[StateEntry, torch.Tensor]] = field(default_factory=list)
     above_autograd: bool = True
+    converts: bool = False
     asks: bool = False
 
     @property
@@ -109,7 +111,7 @@ class FlatCall:
             return indices[id(value)]
 
         with (
-            symbolic_arithmetic(self.target, self.call.module, self._ask),
+            symbolic_arithmetic(self.target, self.call.module, self._ask, converted=self.converts),
             observed(
                 self.call.module,
                 above_autograd=self.above_autograd,

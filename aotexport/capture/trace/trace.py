@@ -67,7 +67,7 @@ def trace_call(
         fakes: a fake world for the trace alone.
         grad: whether grad mode is on.
     """
-    flat = _flat_call(call, state, target, fakes, grad=grad)
+    flat = _flat_call(call, state, target, fakes, grad=grad, converts=strategy.converts)
     environment, calls, order = fakes.mode.shape_env, TracedCalls(), list[torch.fx.Node]()
     assert environment is not None
     following = flat.values.followed(environment) if strategy.follows_values else contextlib.nullcontext()
@@ -86,15 +86,16 @@ def trace_call(
     )
 
 
-def _flat_call(call: ExampleCall, state: State, target: Any, fakes: FakeInputs, *, grad: bool) -> FlatCall:
+def _flat_call(
+    call: ExampleCall, state: State, target: Any, fakes: FakeInputs, *, grad: bool, converts: bool
+) -> FlatCall:
     entries = {id(entry.tensor): index for index, entry in enumerate(state.entries)}
     shared = {index: entries[id(t)] for index, t in enumerate(call.tensors) if id(t) in entries}
     own = [tensor for index, tensor in enumerate(call.tensors) if index not in shared]
     values = ExampleValues([*(entry.tensor for entry in state.entries), *own])
     outside = reached_tensors((call.callable, call.module))
-    return FlatCall(
-        call, target, State(list(state.entries), reshaped=state.reshaped), shared, values, grad, fakes, outside
-    )
+    known = State(list(state.entries), reshaped=state.reshaped)
+    return FlatCall(call, target, known, shared, values, grad, fakes, outside, converts=converts)
 
 
 def trace_graph(flat: FlatCall, calls: TracedCalls) -> torch.fx.GraphModule:
