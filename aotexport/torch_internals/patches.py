@@ -9,6 +9,7 @@ from typing import Any
 
 import sympy
 import torch
+from torch import _debug_has_internal_overlap as internal_overlap  # type: ignore[attr-defined]
 from torch._decomp import decompositions
 from torch._guards import SLoc
 
@@ -242,10 +243,29 @@ def general_sizes_kept(assumed: Callable[[Any], None]) -> Iterator[None]:
             return default
         return known
 
+    reason = "Take torch's general path where it is right for all sizes"
     with patched(
-        Patch(symbolic_shapes, "_guard_or", general, "Take torch's general path where it is right for all sizes")
+        Patch(symbolic_shapes, "_guard_or", general, reason),
+        Patch(torch, "_debug_has_internal_overlap", _overlap(internal_overlap), reason),
     ):
         yield
+
+
+def _is(size: Any, value: int) -> bool:
+    return isinstance(size, int) and size == value
+
+
+def _overlap(original: Callable[[torch.Tensor], int]) -> Callable[[torch.Tensor], int]:
+    """Return whether elements share memory (1), as writes ask, or may (2), without asking whether they are dense."""
+
+    def overlap(tensor: torch.Tensor) -> int:
+        sizes = (*tensor.shape, *tensor.stride())
+        if all(isinstance(size, int) for size in sizes):
+            return original(tensor)
+        expanded = [size for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if _is(stride, 0)]
+        return 2 if all(_is(size, 1) for size in expanded) else 1
+
+    return overlap
 
 
 def sizes_of_any_value() -> contextlib.AbstractContextManager[Any]:

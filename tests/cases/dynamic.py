@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 
 import torch
@@ -14,6 +15,7 @@ from tests.cases.mutations import leaf
 BATCH = Dim("batch", min=1, max=64)
 LENGTH = Dim("length", min=2, max=32)
 HALF = Dim("half", min=1, max=16)
+LOGGER = logging.getLogger(__name__)
 
 
 @case(lambda: (leaf(4, 3),), dynamic_shapes=({0: BATCH},))
@@ -141,6 +143,23 @@ def sizes_converted_by_python(x):
     padded = x.new_zeros(rows, columns, dtype=float)
     padded[: x.shape[0]].copy_(x)
     return padded.float() / float(columns), x[:, int(columns * -0.5) :]
+
+
+@case(lambda: (leaf(4, 6),), dynamic_shapes=({0: BATCH, 1: LENGTH},))
+def sizes_in_messages(x):
+    torch._assert(x.dim() == 2, f"expected two axes, got {tuple(x.shape)}")
+    torch._assert(x.shape[1] > 1, "expected more than one column, got " + str(x.shape[1]))
+    LOGGER.debug(f"{x.shape[0]} rows")
+    rows = -(-x.shape[0] // 4) * 4
+    padded = x.new_zeros(rows, 2 * x.shape[1])
+    padded[: x.shape[0], : x.shape[1]].copy_(x)
+    return padded * 2
+
+
+@case(lambda: (leaf(2, 1, 4, 4), leaf(2, 2, 3)), dynamic_shapes=({0: BATCH}, {0: BATCH}))
+def sampled_where_a_grid_says(x, theta):
+    grid = nn.functional.affine_grid(theta, x.shape, align_corners=False)
+    return nn.functional.grid_sample(x, grid, align_corners=False)
 
 
 @case(lambda: (leaf(4, 6), leaf(6, 6)), dynamic_shapes=({0: BATCH}, {0: LENGTH}))

@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from aotexport.capture.effects.conversions import calls_replaced
+from aotexport.capture.effects.texts import is_message
 from aotexport.model.source_lines import is_user_file
 from aotexport.model.tensor_kinds import class_of
 from aotexport.process.patches import Patch, caller, in_this_thread, patched
@@ -138,6 +139,8 @@ def _attributes() -> Iterator[Patch]:
     yield Patch(math, "log", _logarithm(math.log), _REASON)
     yield Patch(torch, "tensor", _tensor(torch.tensor), _REASON)
     yield Patch(torch, "linspace", _linspace(torch.linspace), _REASON)
+    # `affine_grid` asks for the least size.
+    yield Patch(vars(torch.nn.functional), "min", in_this_thread(_BUILTINS["min"], min), _REASON)
     for name in ("__repr__", "__format__"):
         yield Patch(torch.SymInt, name, _text(name), "Hold calls to a size that the model's code makes text of")
 
@@ -218,8 +221,9 @@ def _text(name: str) -> Callable[..., str]:
     original = getattr(torch.SymInt, name)
 
     def text(self: torch.SymInt, *spec: str) -> str:
-        """Hold calls to the example's value where the model's code makes text of a number; the text may be a key."""
-        if is_user_file(caller().f_code.co_filename):
+        """Hold calls to the example's value where the model's code makes text of a number that may be a key."""
+        frame = caller()
+        if is_user_file(frame.f_code.co_filename) and not is_message(frame):
             return getattr(builtins.int, name)(int(self), *spec)
         return original(self, *spec)
 

@@ -34,7 +34,7 @@ def nested(value, depth=2):
 
 def other_uses(value):
     same = SimpleNamespace(int=value, float=value)
-    return same.int, same.float, [*map(int, ("1", True))], type(value) is int, int("f", 16), float()
+    return same.int, same.float, [*map(int, ("1", True))], type(value) is int, int("f", 16)
 
 
 @functools.lru_cache
