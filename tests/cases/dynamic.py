@@ -190,3 +190,26 @@ def loss_of_labels_without_blanks(logits, labels):
 @case(lambda: torch.linspace(-1, 1, 40).reshape(10, 4).split(5), dynamic_shapes=({0: Dim.DYNAMIC}, {0: Dim.DYNAMIC}))
 def parts_of_one_tensor(x, y):
     return x * y, y[1:]
+
+
+@case(lambda: (leaf(4, 6), torch.rand(6) + 0.1), dynamic_shapes=({0: BATCH}, None))
+def fake_quantised(x, scale):
+    point = torch.zeros(6, dtype=torch.int32)
+    per_channel = torch.fake_quantize_per_channel_affine(x, scale, point, 1, -8, 7)
+    per_tensor = torch.fake_quantize_per_tensor_affine(x.t(), scale[0], point[0], -8, 7)
+    return per_channel, per_tensor, torch.fake_quantize_per_tensor_affine(x, 0.1, 1, 0, 15)
+
+
+@case(lambda: ((torch.rand(4, 6) + 0.5).requires_grad_(),), dynamic_shapes=({0: BATCH},))
+def drawn_per_row(x):
+    drawn = torch.distributions.Dirichlet(x, validate_args=False).rsample()
+    return (
+        drawn,
+        torch.distributions.Gamma(x, x, validate_args=False).rsample(),
+        torch.binomial(x.detach().ceil(), drawn.detach()),
+    )
+
+
+@case(lambda: (leaf(4, 6), torch.arange(4), torch.arange(6).repeat(4, 1)), dynamic_shapes=({0: BATCH},) * 3)
+def losses_of_margins(x, target, targets):
+    return nn.functional.multi_margin_loss(x, target), nn.functional.multilabel_margin_loss(x, targets)

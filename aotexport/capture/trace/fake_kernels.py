@@ -78,14 +78,34 @@ def _row_by_row(tensor: torch.Tensor, *others: Any, **options: Any) -> torch.Ten
     return torch.empty_like(tensor, memory_format=torch.contiguous_format)
 
 
+def _quantised(tensor: torch.Tensor, *others: Any, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return quantised values, and where they are in range, in the argument's layout."""
+    return torch.empty_like(tensor), torch.empty_like(tensor, dtype=torch.bool)
+
+
+def _gradient_row_by_row(gradient: torch.Tensor, tensor: torch.Tensor, *others: Any, **options: Any) -> torch.Tensor:
+    """Return a contiguous gradient of the second argument."""
+    return _row_by_row(tensor)
+
+
 FAKE_KERNELS: dict[Any, Callable[..., Any]] = {
     aten._ctc_loss.default: _ctc_loss,
     aten._ctc_loss.Tensor: _ctc_loss,
     aten._ctc_loss_backward.default: _ctc_loss_backward,
     aten._ctc_loss_backward.Tensor: _ctc_loss_backward,
     aten._grouped_mm.default: _grouped_mm,
+    aten._dirichlet_grad.default: _row_by_row,
+    aten._sample_dirichlet.default: _row_by_row,
     aten._standard_gamma.default: _row_by_row,
+    aten._standard_gamma_grad.default: _row_by_row,
+    aten.binomial.default: _row_by_row,
+    aten.fractional_max_pool3d_backward.default: _gradient_row_by_row,
+    aten.multi_margin_loss_backward.default: _gradient_row_by_row,
+    aten.multilabel_margin_loss_backward.default: _gradient_row_by_row,
     aten._pack_padded_sequence.default: pack,
+    aten._fake_quantize_per_tensor_affine_cachemask_tensor_qparams.default: _quantised,
+    aten.fake_quantize_per_channel_affine_cachemask.default: _quantised,
+    aten.fake_quantize_per_tensor_affine_cachemask.default: _quantised,
     aten.linalg_lstsq.default: _lstsq,
     aten.rrelu_with_noise.default: _row_by_row,
 }
