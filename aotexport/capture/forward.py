@@ -78,7 +78,7 @@ def _by_first_strategy(call: ExampleCall, state: State, grad: bool) -> ForwardCa
             check_not_fixed(captured, call.paths)
             if not captured.function.asks:
                 return captured
-            narrow = narrow or captured
+            narrow = captured
         except SizeFixed as error:
             fixed = fixed or error
         except (ExportFailed, ModelFileInvalid) as failure:

@@ -82,8 +82,6 @@ def _load_constant(index: int, nbytes: int) -> bytes:
 def _keeping(type_: type[int] | type[float]) -> Callable[..., Any]:
     def convert(*args: Any) -> Any:
         value = args[0] if len(args) == 1 else None
-        if isinstance(value, torch.Tensor) and value.numel() == 1:
-            value = value.item()
         if isinstance(value, torch.SymInt):
             return value if type_ is int else torch.sym_float(value)
         if isinstance(value, torch.SymFloat):

@@ -163,4 +163,13 @@ STRATEGIES = (
     Strategy("dynamo", _exported(strict=True), reads_code=True),
     Strategy("dynamo with custom functions", _with_functions),
     Strategy("example's path", _direct, follows_values=True, takes_arrays=True, runs_own_code=True),
+    Strategy(
+        "example's path, conversions",
+        _direct,
+        follows_values=True,
+        takes_arrays=True,
+        runs_own_code=True,
+        reads_code=True,
+        converts=True,
+    ),
 )
