@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
@@ -171,6 +172,30 @@ def test_float_taken_from_values_is_refused_with_the_line(tmp_path):
         "would hold for calls with that very value alone. Keep it a tensor, or use what `Tensor.item()` returns in "
         "tensor operators alone"
     )
+
+
+def test_whole_float_taken_from_values_is_checked(tmp_path):
+    def scaled(x):
+        return x * 2 ** float(x.max().log2().round()) if x.sum() > 0 else x
+
+    module = exported(tmp_path, scaled, torch.tensor([1.0, 4.0]))
+    near = torch.tensor([0.5, 4.5])
+    assert torch.equal(module(near), scaled(near))
+    with pytest.raises(aotexport_runtime.CheckFailed) as caught:
+        module(torch.tensor([0.5, 9.0]))
+    assert str(caught.value) == f"{line(scaled, 1)}{PATH}`value` to be 2, with 2 in the example call. The call has 3.0"
+
+
+def test_code_that_branches_on_values_and_converts_sizes_serves_every_size(tmp_path):
+    def padded(x):
+        rows = int(math.ceil(float(x.shape[0]) / 4) * 4)
+        y = x.new_zeros(rows, 2)
+        y[: x.shape[0]].copy_(x)
+        return y if x.sum() > 0 else x
+
+    module = exported(tmp_path, padded, torch.ones(3, 2), dynamic_shapes=({0: Dim("rows", min=2, max=50)},))
+    for rows in (2, 6, 8, 41):
+        assert torch.equal(module(torch.ones(rows, 2)), padded(torch.ones(rows, 2)))
 
 
 def test_path_that_changes_when_the_example_is_called_again_is_refused(tmp_path):

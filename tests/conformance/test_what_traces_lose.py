@@ -19,7 +19,7 @@ class AsksForSize(nn.Module):
         self.register_buffer("seen", torch.zeros(5))
 
     def forward(self, x):
-        rows = int(x.shape[0])
+        rows, _ = map(int, x.shape)
         hidden = self.linear(x)
         return self.further(hidden * hidden.reshape(rows * 5)[: rows * 2].sum())
 

@@ -120,7 +120,7 @@ class ExampleValues:
         sizes = {symbol: self._sizes[symbol] for symbol in expression.free_symbols - numbers.keys()}
         message, stack = _message(expression, value, {**numbers, **sizes}), _user_stack()
         add_check(self._tracer.graph, expression, value, message, stack)
-        answer = f"{_question(expression, {**numbers, **sizes})} is {value}"
+        answer = f"{_question(expression, {**numbers, **sizes})} is {_shown(value)}"
         self.decisions.append(Decision(answer, _is_number(expression, value), stack))
 
 
@@ -150,6 +150,10 @@ def _is_number(expression: Any, value: Any) -> bool:
     return not value.is_Boolean or (is_equal and not is_condition and value == sympy.true)
 
 
+def _shown(value: Any) -> str:
+    return f"{float(value):.6g}" if value.is_Float else str(value)
+
+
 def _message(expression: Any, value: Any, numbers: dict[Any, Any]) -> str:
     """Return the error message for a call that takes another path.
 
@@ -159,8 +163,8 @@ def _message(expression: Any, value: Any, numbers: dict[Any, Any]) -> str:
         numbers: its symbols, with their values in the example call.
     """
     question = _question(expression, numbers)
-    seen = ", ".join(str(number) if number.is_Integer else f"{float(number):.6g}" for number in numbers.values())
-    needed = f"{question} to be {value}"
+    seen = ", ".join(map(_shown, numbers.values()))
+    needed = f"{question} to be {_shown(value)}"
     if question != _CONDITION:
         needed += f", with {seen} in the example call"
     return (
