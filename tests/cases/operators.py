@@ -162,3 +162,8 @@ class _Scaled(torch.autograd.Function):
 @case(lambda: (leaf(3, 4), torch.randn(3, 4)), keep_operators=[NAMESPACE])
 def operator_that_writes_in_a_backward(x, y):
     return _Scaled.apply(x, y).sin()
+
+
+@case(lambda: (leaf(3, 6, 8, 2), torch.rand(10) + 0.5))
+def waves_of_spectrograms(x, window):
+    return torch.istft(torch.view_as_complex(x), n_fft=10, window=window)

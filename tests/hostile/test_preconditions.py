@@ -286,6 +286,11 @@ REFUSED = [
         (torch.ones(3, 2), [5], 0, 2, 1),
         "`grad_in` must have the sizes (4, 2), not (3, 2)",
     ),
+    (
+        "unfold_backward.default",
+        (torch.ones(1, 1, 2), [3, 5], 1, 2, 1),
+        "`grad_in` must have the sizes (1, 4, 2), not (1, 1, 2)",
+    ),
     ("special_laguerre_polynomial_l.n_scalar", (ROWS, 10**9), "`n` must be at most 100000"),
     ("_ctc_loss_backward.default", (*CTC_BACKWARD, -1), "`blank` must be from 0 to below 4"),
     ("_fft_c2r.default", (torch.ones(9) + 0j, [0], 0, 5), "axis 0 is longer than `last_dim_size`"),

@@ -48,9 +48,14 @@ def fractional_pool(a: Arguments) -> None:
 
 
 def unfold_backward(a: Arguments) -> None:
-    """Check that a gradient has the sizes of the windows."""
-    image = torch.empty(list(a["input_sizes"]), device="meta")
-    sizes(a["grad_in"], image.unfold(a["dim"], a["size"], a["step"]).shape, "`grad_in`")
+    """Check that a gradient has the sizes of the windows; axes beside theirs may be of one element, for all."""
+    windows = torch.empty(list(a["input_sizes"]), device="meta").unfold(a["dim"], a["size"], a["step"])
+    grad, shape = a["grad_in"], list(windows.shape)
+    folded = (a["dim"] % max(windows.dim() - 1, 1), windows.dim() - 1)
+    for axis in range(windows.dim()) if grad.dim() == windows.dim() else ():
+        if grad.shape[axis] == 1 and axis not in folded:
+            shape[axis] = 1
+    sizes(grad, shape, "`grad_in`")
 
 
 def _of_images(source: torch.Tensor, grad: torch.Tensor, axes: int) -> None:
