@@ -18,6 +18,7 @@ from aotexport_runtime.allowed.operators import NAMESPACES
 from aotexport_runtime.bundle.directory import MANIFEST_NAME
 from aotexport_runtime.schema import CALLING_CONVENTION, FORMAT_VERSION, decode_record, encode_record
 from aotexport_runtime.schema.base import Record
+from aotexport_runtime.schema.codec import as_written
 from aotexport_runtime.schema.graph import Graph
 from aotexport_runtime.schema.manifest import (
     Ancestor,
@@ -107,7 +108,7 @@ def write_manifest(
         requirements=_requirements(programs, state),
         files=list_files(directory, known),
     )
-    needed = min_reader([manifest, *_documents(programs, vectors, directory)])
+    needed = min_reader([manifest, *map(as_written, _documents(programs, vectors, directory))])
     manifest = msgspec.structs.replace(manifest, min_reader=format_version(needed))
     (directory / MANIFEST_NAME).write_bytes(encode_record(manifest))
     return manifest

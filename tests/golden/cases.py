@@ -1116,6 +1116,16 @@ def branch_that_uses_one_operand() -> Case:
 
 
 @case
+def tables_of_branches() -> Case:
+    """A branch whose bodies have tables of their own, of other metadata and operators than the graph around them."""
+
+    def call(x: Tensor) -> Tensor:
+        return torch.cond(x.sum() > 0, lambda x: x.sin() * x.t(), lambda x: x.cos().exp(), (x,)).relu()
+
+    return Case(call, (needs_grad(2, 2),))
+
+
+@case
 def loop_that_cuts_gradients() -> Case:
     """A loop that carries a sum which requires no grad when it begins."""
 

@@ -12,6 +12,8 @@ import torch
 
 from aotexport_runtime import Limits, open_bundle
 from aotexport_runtime.schema.limits import DEFAULT
+from tests.reader.bundle import without_tables
+from tests.reader.rules import Rules
 
 FILES = {
     "manifest": "bundle.json",
@@ -47,9 +49,10 @@ class Crafted:
         self._documents: dict[str, Any] = {}
 
     def document(self, name: str) -> Any:
-        """Return a document of `FILES`, parsed; edits to it are written by `seal`."""
+        """Return a document of `FILES`, parsed, a graph without tables; edits to it are written by `seal`."""
         if name not in self._documents:
-            self._documents[name] = json.loads((self.root / FILES[name]).read_text())
+            document = json.loads((self.root / FILES[name]).read_text())
+            self._documents[name] = without_tables(document, Rules()) if "nodes" in document else document
         return self._documents[name]
 
     def put(self, name: str, path: str, value: Any) -> None:

@@ -35,7 +35,22 @@ READS = (1, 1)
 
 
 class Refused(Exception):
-    """A bundle that section 3 says not to read, or whose metadata are false (7.31)."""
+    """A bundle that section 3 says not to read, whose metadata are false (7.31), or with an index that leads nowhere."""
+
+
+def without_tables(graph: dict[str, Any], rules: Rules) -> dict[str, Any]:
+    """Return a graph, changed, with what its tables and those of its bodies hold in the place of indexes (7.32)."""
+    users = {"metas": [*graph["inputs"], *graph["nodes"]], "operators": graph["nodes"]}
+    tables = {name: graph.pop(name, []) for name in users}
+    for (name, values), field in zip(users.items(), ("meta", "op"), strict=True):
+        for value in values:
+            if isinstance(value[field], int):
+                if not 0 <= value[field] < len(tables[name]):
+                    raise Refused("index-range")
+                value[field] = tables[name][value[field]]
+    for body in graph.get("subgraphs", {}).values():
+        without_tables(body if rules("graph.tables") else {**body, **tables}, rules)
+    return graph
 
 
 class Bundle:
@@ -80,6 +95,10 @@ class Bundle:
     def json(self, path: str) -> Any:
         """Return a parsed file."""
         return json.loads(self.read(path))
+
+    def graph(self, path: str) -> dict[str, Any]:
+        """Return a parsed graph, without its tables."""
+        return without_tables(self.json(path), self.rules)
 
     def tensors(self, path: str) -> dict[str, torch.Tensor]:
         """Return the tensors of a safetensors file."""

@@ -28,9 +28,9 @@ class Replay:
         self.rules, self.form = rules, form
         folder = f"programs/{entry['program']}"
         self.program = self.bundle.json(f"{folder}/program.json")
-        self.forward = self.bundle.json(f"{folder}/{self.program['forward']['file']}")
+        self.forward = self.bundle.graph(f"{folder}/{self.program['forward']['file']}")
         record = self.program.get("functional")
-        graph = None if record is None else self.bundle.json(f"{folder}/{record['file']}")
+        graph = None if record is None else self.bundle.graph(f"{folder}/{record['file']}")
         self.functional = None if graph is None else Functional(self.program, graph, rules)
         self.vector = self.bundle.json(entry["record"])
         self.stored = self.bundle.tensors(entry["tensors"])

@@ -14,6 +14,7 @@ RULES: dict[str, str] = {
     "graph.kwargs": "7.3: keyword arguments are passed by name",
     "graph.subgraph_inputs": "7.14: a body sees its own inputs",
     "graph.dtype": "7.31: metadata have the dtype that the operator gives",
+    "graph.tables": "7.32: a body has tables of its own",
     "effect.grad_mode": "7.9: `set_grad_enabled` switches recording",
     "effect.autocast": "7.9: `enter_autocast` begins a region of mixed precision",
     "body.cond": "7.14: `cond` runs the branch of its predicate",

@@ -62,6 +62,7 @@ NOTICED = {
     "call.rebind": "rebound_buffer",
     "graph.kwargs": "arguments",
     "graph.subgraph_inputs": "branches",
+    "graph.tables": "tables_of_branches",
     "effect.grad_mode": "regions",
     "effect.autocast": "regions",
     "body.cond": "branches",

@@ -76,14 +76,15 @@ def test_record_through_json_is_equal_and_gives_the_same_bytes(record, indent):
 
 def test_bytes_of_a_record_are_canonical():
     assert encode_record(GRAPH, indent=False).decode() == (
-        '{"inputs":[{"meta":{"dtype":"float32","kind":"tensor","shape":[2,"s0"],'
-        '"stride":[{"args":["s0",1],"op":"add"},1]},"name":"x"}],'
+        '{"inputs":[{"meta":0,"name":"x"}],'
+        '"metas":[{"dtype":"float32","kind":"tensor","shape":[2,"s0"],"stride":[{"args":["s0",1],"op":"add"},1]},'
+        '{"items":[{"dtype":"float32","kind":"tensor","shape":[2,"s0"],'
+        '"stride":[{"args":["s0",1],"op":"add"},1]},{"kind":"size"}],"kind":"sequence"}],'
         '"nodes":[{"args":["x",[0,1],true,0.5,null,[["x",{"kind":"string","value":"x"}]]],'
         '"kwargs":{"dtype":{"kind":"dtype","value":"float64"},"other":{"kind":"size","value":"s0"},'
         '"slice":{"kind":"slice","start":"n","step":2}},'
-        '"meta":{"items":[{"dtype":"float32","kind":"tensor","shape":[2,"s0"],'
-        '"stride":[{"args":["s0",1],"op":"add"},1]},{"kind":"size"}],"kind":"sequence"},'
-        '"name":"sum","op":"aten::sum.dim_IntList","source":0}],"outputs":["sum",null,3]}\n'
+        '"meta":1,"name":"sum","op":0,"source":0}],'
+        '"operators":["aten::sum.dim_IntList"],"outputs":["sum",null,3]}\n'
     )
 
 

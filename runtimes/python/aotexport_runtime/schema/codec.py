@@ -15,7 +15,9 @@ import msgspec
 from aotexport_runtime.errors import BundleInvalid, Place
 from aotexport_runtime.schema.base import Record
 from aotexport_runtime.schema.faults import MAX_MESSAGE, twice, untagged
+from aotexport_runtime.schema.graph import Graph
 from aotexport_runtime.schema.limits import DEFAULT, Limits
+from aotexport_runtime.schema.tables import resolve_tables, share_in_tables
 from aotexport_runtime.schema.versions import FORMAT_VERSION, Version, pending
 
 T = TypeVar("T", bound=Record)
@@ -23,10 +25,17 @@ T = TypeVar("T", bound=Record)
 
 def encode_record(record: Record, *, indent: bool = True) -> bytes:
     """Return the canonical JSON of `record`, ending in a newline."""
-    # Defaults are left out by identity, which decoding gives to all that equal them.
-    read = msgspec.json.decode(msgspec.json.encode(record), type=type(record))
-    data = msgspec.json.encode(read, order="sorted")
+    data = msgspec.json.encode(as_written(record), order="sorted")
     return (msgspec.json.format(data, indent=2) if indent else data) + b"\n"
+
+
+def as_written(record: T) -> T:
+    """Return a copy of `record` as files have it: a graph with tables, and each default as the default itself."""
+    # Defaults are left out by identity, which decoding gives to all that equal them.
+    copy = msgspec.json.decode(msgspec.json.encode(record), type=type(record))
+    if isinstance(copy, Graph):
+        share_in_tables(copy)
+    return copy
 
 
 def decode_record(
@@ -42,7 +51,8 @@ def decode_record(
         limits: how large the document may be.
 
     Raises:
-        BundleInvalid: not JSON, nested too deep, a key twice in one object, or not such a record, with the JSON path.
+        BundleInvalid: not JSON, nested too deep, a key twice in one object, not such a record, or an index into a
+            table of a graph that is out of range, with the JSON path.
     """
     check_size_of(data, where, limits)
     try:
@@ -61,6 +71,8 @@ def decode_record(
         # Other fields of the name have no default, and keys of maps stay.
         if compact.count(_TAG) != msgspec.json.encode(record).count(_TAG):
             raise _untagged(document, type_, where)
+        if isinstance(record, Graph):
+            resolve_tables(record, Place(where), limits)
         return record
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise refused(error, where) from None

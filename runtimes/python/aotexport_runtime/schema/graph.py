@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, TypeAlias
+
 from aotexport_runtime.schema.base import Record
 from aotexport_runtime.schema.bounded import Count, OperatorName
 from aotexport_runtime.schema.subclasses import Subclass
 from aotexport_runtime.schema.trees import Tree
 from aotexport_runtime.schema.values import Argument, ValueMeta
+
+if TYPE_CHECKING:
+    SharedMeta: TypeAlias = ValueMeta
+    SharedOperator: TypeAlias = OperatorName
+else:
+    # Indexes stand in files alone: `tables.py`.
+    SharedMeta = ValueMeta | Count
+    SharedOperator = OperatorName | Count
 
 
 class SourceLine(Record, kw_only=True):
@@ -28,11 +38,11 @@ class GraphInput(Record, kw_only=True):
 
     Attributes:
         name: name of the value; unique in its graph. Inputs are bound by position, never by name.
-        meta: its metadata at capture.
+        meta: its metadata at capture, or their index in `Graph.metas`.
     """
 
     name: str
-    meta: ValueMeta
+    meta: SharedMeta
 
 
 class Node(Record, kw_only=True):
@@ -40,19 +50,20 @@ class Node(Record, kw_only=True):
 
     Attributes:
         name: name of the result; unique in its graph.
-        op: full operator name with overload (`aten::addmm.default`), or a `python::` builtin.
+        op: full operator name with overload (`aten::addmm.default`), or a `python::` builtin, or its index in
+            `Graph.operators`.
         args: positional arguments, in the order of the operator's schema.
         kwargs: keyword arguments.
-        meta: metadata of the result.
+        meta: metadata of the result, or their index in `Graph.metas`.
         source: index into `Graph.sources`; None: unknown or stripped.
         module: index into `Graph.modules`; None: outside of every module.
     """
 
     name: str
-    op: OperatorName
+    op: SharedOperator
     args: list[Argument] = []
     kwargs: dict[str, Argument] = {}
-    meta: ValueMeta
+    meta: SharedMeta
     source: Count | None = None
     module: Count | None = None
 
@@ -93,6 +104,8 @@ class Graph(Record, kw_only=True):
         subgraphs: bodies of higher-order operators; their inputs are their only names.
         sources: table of source lines.
         modules: table of module paths (FQNs of the user's submodules).
+        metas: table of metadata that inputs and nodes share.
+        operators: table of operator names that nodes share.
         subclasses: table of the structures that `subclass::wrap` gives to plain tensors.
         calls: of a forward graph: calls of submodules, in the order in which they began, nested ones after those that
             they are in. Readers may ignore them.
@@ -105,5 +118,7 @@ class Graph(Record, kw_only=True):
     subgraphs: dict[str, Graph] = {}
     sources: tuple[SourceLine, ...] = ()
     modules: tuple[str, ...] = ()
+    metas: tuple[ValueMeta, ...] = ()
+    operators: tuple[OperatorName, ...] = ()
     subclasses: tuple[Subclass, ...] = ()
     calls: tuple[ModuleCall, ...] = ()

@@ -36,6 +36,8 @@ FEATURES: dict[str, Version] = {
     "Manifest.operator_set": (1, 1),
     "Manifest.extensions": (1, 1),
     "Manifest.must_understand": (1, 1),
+    "Graph.metas": (1, 1),
+    "Graph.operators": (1, 1),
 }
 """Fields newer than 1.0, with the format version that brought them; `min_reader` is computed from it."""
 
@@ -90,7 +92,7 @@ def min_reader(records: Iterable[Any]) -> Version:
     """Return the oldest format version whose readers understand a bundle of these documents.
 
     Args:
-        records: every document of the bundle, decoded; a field at its default is not used.
+        records: every document of the bundle, as files have it (`as_written`); a field at its default is not used.
     """
     return max((version for record in records for version in _used(record)), default=(1, 0))
 
