@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema
+import msgspec
 import pytest
 
 import aotexport_runtime
@@ -30,6 +31,8 @@ from tests.golden.arms import all_arms, arms_of
 from tests.golden.cases import CASES, TYPES
 from tests.golden.regenerate import regenerate, text_of
 from tests.golden.uncovered import UNCOVERED
+from tests.reader.bundle import without_tables
+from tests.reader.rules import Rules
 
 HERE = Path(__file__).parent
 GOLDENS = sorted(path.parent for path in HERE.glob("v*/*/bundle"))
@@ -109,12 +112,19 @@ def test_golden_run_by_onnx_runtime_gives_what_eager_gave(golden):
 
 @each_golden
 def test_golden_written_again_has_the_same_bytes(golden):
-    written = {
-        path: encode_record(decode_record(path.read_bytes(), type_, where=path.name), indent=type_ not in COMPACT)
-        for path, type_ in documents(golden)
-    }
+    for path, type_ in documents(golden):
+        data = path.read_bytes()
+        written = again(data, type_)
+        if golden.parent.name == "v1.0" and type_ is Graph:
+            # Format 1.0 has no tables.
+            whole = without_tables(json.loads(written), Rules())
+            assert json.dumps(whole, sort_keys=True) == json.dumps(json.loads(data), sort_keys=True)
+            data = again(written, Graph)
+        assert written == data, path.name
 
-    assert {path.name for path, data in written.items() if data != path.read_bytes()} == set()
+
+def again(data: bytes, type_: type) -> bytes:
+    return encode_record(decode_record(data, type_, where="x"), indent=type_ not in COMPACT)
 
 
 def in_full(value: Any) -> Any:
@@ -133,9 +143,7 @@ def test_golden_with_its_defaults_written_out_is_written_again_to_the_same_bytes
     for path, type_ in documents(golden):
         record = decode_record(path.read_bytes(), type_, where=path.name)
         full = json.dumps(in_full(record)).encode()
-        assert (
-            encode_record(decode_record(full, type_, where=path.name), indent=type_ not in COMPACT) == path.read_bytes()
-        )
+        assert again(full, type_) == again(path.read_bytes(), type_)
 
 
 @each_golden
@@ -167,7 +175,7 @@ def test_goldens_are_the_cases():
 
 def test_goldens_cover_every_arm_but_those_with_a_reason():
     files = [file for golden in GOLDENS for file in documents(golden)]
-    records = [decode_record(path.read_bytes(), type_, where=path.name) for path, type_ in files]
+    records = [msgspec.json.decode(path.read_bytes(), type=type_) for path, type_ in files]
     seen = set().union(*map(arms_of, records))
 
     assert all_arms() - seen == set(UNCOVERED)

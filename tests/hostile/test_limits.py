@@ -244,6 +244,15 @@ print(time.process_time() - began, resource.getrusage(resource.RUSAGE_SELF).ru_m
 """
 
 
+@pytest.mark.parametrize("limits", [Limits(json_containers=100_000), Limits(json_nbytes=1_000_000)])
+def test_small_file_that_uses_a_large_entry_of_a_table_often_is_refused(crafted: Crafted, limits: Limits):
+    crafted.put("forward", "metas", [{"kind": "sequence", "items": [tensor()] * 1000}])
+    for index in range(100):
+        crafted.node("forward", name=f"n{index}", op="aten::relu.default", args=["linear"], meta=0)
+    message = "with what its tables hold in the place of indexes it is larger than what is read of a file"
+    assert refusal(crafted, limits) == f"{WHERE}: {message}"
+
+
 def test_80_mb_of_nested_lists_are_refused_in_little_memory(crafted: Crafted, tmp_path: Path):
     lists = b",".join([b"[[[]]]"] * (80_000_000 // 7))
     crafted.write(WHERE, b'{"inputs": [], "nodes": [], "outputs": [' + lists + b"]}")

@@ -148,6 +148,12 @@ def test_bundle_that_needs_another_reader_is_refused(name, tmp_path):
     assert str(caught.value) == CASES[name]["code"]
 
 
+@pytest.mark.parametrize("name", [name for name in CASES if "_index_" in name])
+def test_index_that_leads_nowhere_is_refused(name, tmp_path):
+    with pytest.raises(Refused, match=CASES[name]["code"]):
+        list(replays(edited_bundle(CASES[name], tmp_path / name), "forward", Rules()))
+
+
 def is_noticed(root: Path, rule: str) -> bool:
     """Return whether a recorded call of a bundle fails without a rule."""
     for form in FORMS:

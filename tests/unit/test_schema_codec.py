@@ -10,6 +10,7 @@ import pytest
 from aotexport_runtime.engines.codegen import Environment, constant_value
 from aotexport_runtime.errors import BundleInvalid
 from aotexport_runtime.schema import Graph, GraphInput, Manifest, Node, Program, decode_record, encode_record
+from aotexport_runtime.schema.codec import as_written
 from aotexport_runtime.schema.manifest import Producer, ProgramEntry
 from aotexport_runtime.schema.program import ForwardGraph
 from aotexport_runtime.schema.sizes import SizeExpression
@@ -25,6 +26,7 @@ from aotexport_runtime.schema.values import (
     StringArgument,
     TensorMeta,
 )
+from aotexport_runtime.schema.versions import min_reader
 from aotexport_runtime.values.constants import encode_constant
 
 TENSOR = TensorMeta(dtype="float32", shape=(2, "s0"), stride=(SizeExpression(op="add", args=("s0", 1)), 1))
@@ -134,6 +136,39 @@ def test_decode_of_what_is_no_record_names_the_json_path(node, reason):
 
 def test_decode_of_the_valid_node_succeeds():
     assert decode_record(graph_with(VALID_NODE), Graph, where="x").nodes[0].args == ["x"]
+
+
+# --- tables -----------------------------------------------------------------------------------------------
+
+
+def test_tables_have_each_entry_once_in_the_order_of_first_use():
+    first, second = SizeMeta(), SizeMeta(value=2)
+    nodes = [Node(name=op, op=f"aten::{op}", meta=meta) for op, meta in (("b", second), ("a", first), ("b.c", second))]
+    graph = Graph(inputs=(GraphInput(name="x", meta=first),), nodes=(*nodes, nodes[0]), outputs=[])
+
+    written = as_written(graph)
+
+    assert (written.metas, written.operators) == ((first, second), ("aten::b", "aten::a", "aten::b.c"))
+    assert [(node.meta, node.op) for node in written.nodes] == [(1, 0), (0, 1), (1, 2), (1, 0)]
+    assert graph == Graph(inputs=graph.inputs, nodes=(*nodes, nodes[0]), outputs=[])
+    assert (nodes[0].op, nodes[0].meta, min_reader([written])) == ("aten::b", second, (1, 1))
+
+
+def test_table_does_not_take_an_integer_for_a_float_that_is_equal():
+    metas = [SizeMeta(value=SizeExpression(op="mul", args=("s0", factor))) for factor in (1, 1.0)]
+    graph = Graph(
+        inputs=tuple(GraphInput(name=str(i), meta=meta) for i, meta in enumerate(metas)), nodes=(), outputs=[]
+    )
+
+    assert repr(decode_record(encode_record(graph), Graph, where="x")) == repr(graph)
+
+
+def test_index_beyond_a_table_is_refused_at_its_path():
+    with pytest.raises(BundleInvalid) as caught:
+        decode_record(graph_with(VALID_NODE.replace(b'{"kind":"nothing"}', b"0")), Graph, where="x")
+
+    assert (str(caught.value), caught.value.code) == ("x: index 0 into `metas` is out of range(0)", "index-range")
+    assert caught.value.path == "$.nodes[0].meta"
 
 
 # --- floats -----------------------------------------------------------------------------------------------
