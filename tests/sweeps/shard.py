@@ -20,10 +20,10 @@ SWEEPS = {
     "module_db": ("modules", 4),
     "bodies": ("bodies", 1),
     "programs": ("programs", 1),
-    "zoo": ("zoo", 24),
+    "zoo": ("zoo", 48),
     "detection": ("detection", 4),
     "libraries": ("libraries", 24),
-    "torch_export": ("torch_export", 24),
+    "torch_export": ("torch_export", 48),
 }
 """Per sweep the module of this package with its `items()` and `EXCLUDED`, and the number of shards."""
 
