@@ -35,6 +35,6 @@ def _samples(name: str, dynamic: bool) -> Iterator[Sample]:
     config.use_cache = False
     module = getattr(transformers, f"AutoModel{model.auto}").from_config(config).float()
     inputs = model.inputs()
-    shapes = {key: {0: BATCH_DIM} for key, value in inputs.items() if isinstance(value, torch.Tensor)}
+    shapes = {key: {0: BATCH_DIM} if isinstance(value, torch.Tensor) else None for key, value in inputs.items()}
     options = {"dynamic_shapes": shapes} if dynamic else {}
     yield Sample(module, (), inputs, options)
