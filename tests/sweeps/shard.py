@@ -23,7 +23,7 @@ SWEEPS = {
     "zoo": ("zoo", 48),
     "detection": ("detection", 4),
     "libraries": ("libraries", 24),
-    "torch_export": ("torch_export", 24),
+    "torch_export": ("torch_export", 48),
 }
 """Per sweep the module of this package with its `items()` and `EXCLUDED`, and the number of shards."""
 

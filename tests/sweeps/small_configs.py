@@ -95,17 +95,18 @@ TYPES: tuple[tuple[Model, str], ...] = (
     (
         Model(CAUSAL, causal),
         """
-        afmoe apertus apertus1p5_text arcee aria_text axk1 axk2 beam bert-generation big_bird
+        afmoe apertus apertus1p5_text arcee aria_text axk1 axk2 bailing_hybrid beam bert-generation big_bird
         bigbird_pegasus biogpt bitnet blenderbot camembert cohere2 cohere2_moe cpmant ctrl cwm data2vec-text
-        deepseek_v4 diffllama doge dory dots1 ernie ernie4_5 ernie4_5_moe exaone exaone4 exaone_moe
-        flex_olmo flint glm glm4 glm4_moe gpt-sw3 gpt_neox_japanese granite_swa granitemoe_swa
-        granitemoehybrid granitemoeshared helium hrm_text hunyuan_v1_dense hunyuan_v1_moe hy_v3 hy_v4
-        hyperclovax inkling_text internlm3 iquestcoder jais2 jetmoe kolibri1 laguna lara_mini lfm3
-        llama4_text megatron-bert mellum mimo_v2_flash minimax minimax_m2 minimax_m3_vl_text ministral
-        ministral3 modernbert-decoder moshi mvp nanochat nemotron nemotron_h olmo olmo3 olmo_hybrid
-        openai-gpt persimmon phimoe plbart qwen3_5_moe_text qwen3_5_text qwen3_next rembert
-        roberta-prelayernorm sarvam_moe seed_oss solar_open starcoder2 trocr vaultgemma xglm xlm xlm-roberta
-        xlm-roberta-xl
+        deepseek_v2 deepseek_v3 deepseek_v32 deepseek_v4 diffllama doge dory dots1 ernie ernie4_5
+        ernie4_5_moe exaone exaone4 exaone_moe flex_olmo flint glm glm4 glm4_moe glm4_moe_lite glm_moe_dsa
+        gpt-sw3 gpt_neox_japanese granite_swa granitemoe_swa granitemoehybrid granitemoeshared helium
+        hrm_text hunyuan_v1_dense hunyuan_v1_moe hy_v3 hy_v4 hyperclovax inkling_text internlm3 iquestcoder
+        jais2 jetmoe kimi_linear kolibri1 laguna lara_mini lfm3 llama4_text longcat_flash megatron-bert
+        mellum mimo_v2_flash minicpm3 minimax minimax_m2 minimax_m3_vl_text ministral ministral3
+        modernbert-decoder moshi mvp nanochat nemotron nemotron_h olmo olmo3 olmo_hybrid openai-gpt
+        persimmon phimoe plbart qwen3_5_moe_text qwen3_5_text qwen3_next rembert roberta-prelayernorm
+        sarvam_mla sarvam_moe seed_oss solar_open starcoder2 trocr vaultgemma xglm xlm xlm-roberta
+        xlm-roberta-xl xlstm youtu
         """,
     ),
     (

@@ -1,7 +1,7 @@
-"""The models of `libraries` by a peer: `torch.export` with the same dynamic axes, compared with eager.
+"""The models of `libraries` and of the zoo by a peer: `torch.export` with the same dynamic axes, compared with eager.
 
 The peer's graph is asked for outputs, and in training for gradients, of the example call; with dynamic axes also of a
-call that is one smaller along each. Equal means the same numbers within `torch.testing`'s tolerances.
+call that is one smaller along each. Equal means the same numbers within `TOLERANCE` of the largest of a tensor.
 """
 
 from __future__ import annotations
@@ -15,12 +15,23 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves  # noqa: TID251
 
-from tests.sweeps.libraries import EXCLUDED, items
+from tests.sweeps import libraries, zoo
 from tests.sweeps.run import stable
-from tests.sweeps.sample import Sample
+from tests.sweeps.sample import Items, Sample
 from tests.sweeps.table import EQUAL, REFUSED, WRONG, Outcome
 
-__all__ = ["EXCLUDED", "items", "run"]
+ZOO = "transformers/"
+"""What the names of the zoo's models begin with here."""
+
+TOLERANCE = 1e-4
+"""What a number may be off, as a share of the largest of its tensor. Gradients of these models round that much less."""
+
+EXCLUDED = libraries.EXCLUDED | {ZOO + item: reason for item, reason in zoo.EXCLUDED.items()}
+
+
+def items() -> Items:
+    """Return the models, by library, name and whether the sizes are dynamic."""
+    return libraries.items() | {ZOO + item: make for item, make in zoo.items().items()}
 
 
 def run(samples: Iterable[tuple[str, Sample]], directory: Path) -> dict[str, list[Outcome]]:
@@ -47,9 +58,11 @@ def _outcome(sample: Sample) -> Outcome:
                 return Outcome(REFUSED, f"{mode}: {type(error).__name__}: {stable(str(error))}")
             for kwargs in calls:
                 try:
-                    torch.testing.assert_close(
-                        _results(program, kwargs, training), _results(twin, kwargs, training), equal_nan=True
-                    )
+                    for found, eager in zip(
+                        _results(program, kwargs, training), _results(twin, kwargs, training), strict=True
+                    ):
+                        largest = eager.abs().max().item() if eager.is_floating_point() and eager.numel() else 0
+                        torch.testing.assert_close(found, eager, rtol=0, atol=TOLERANCE * largest, equal_nan=True)
                 except Exception as error:
                     return Outcome(WRONG, f"{mode}: {type(error).__name__}: {stable(str(error))}")
     return Outcome(EQUAL)
