@@ -13,7 +13,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from aotexport.capture.effects import array_conversions, control_flow, distributed, grad_mode, queries, recurrence
+from aotexport.capture.effects import (
+    array_conversions,
+    control_flow,
+    distributed,
+    grad_mode,
+    pasted_masks,
+    queries,
+    recurrence,
+)
 from aotexport.capture.effects.autograd_functions import function_of_subgraphs, record_application
 from aotexport.capture.effects.hooks import REGISTER_HOOK, record_hook
 from aotexport.capture.effects.queries import is_models_code, refused
@@ -69,6 +77,7 @@ def patches(effects: Effects) -> list[Patch]:
         *_unheld_kinds(),
         _saved_tensors(effects),
         *recurrence.patches(),
+        *pasted_masks.patches(),
         *marks_inlined(),
         Patch(Print, "__call__", functools.partialmethod(_print, effects), "Note that the model prints"),
     ]

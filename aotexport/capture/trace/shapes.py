@@ -18,6 +18,7 @@ from aotexport.capture.trace.forward_capture import ForwardCapture
 from aotexport.errors import ExportFailed
 from aotexport.model.call import ExampleCall
 from aotexport.torch_internals.calls import is_dimension, is_required_dimension
+from aotexport.values.polynomials import holds_always
 from aotexport.values.sizes import encode_size
 from aotexport_runtime.schema.sizes import Dimension, SizeExpression
 
@@ -202,6 +203,8 @@ def _encoded(expressions: Iterable[Any], known: tuple[Dimension, ...]) -> tuple[
     encoded: dict[SizeExpression, None] = {}
     for expression in expressions:
         if expression in (sympy.true, True) or {symbol.name for symbol in expression.free_symbols} - symbols:
+            continue
+        if holds_always(expression):
             continue
         record = encode_size(expression, or_none=True)
         if record is None:
