@@ -57,19 +57,23 @@ def holds_always(condition: Any) -> bool:
     """
     if isinstance(condition, sympy.Or | sympy.And):
         return (any if isinstance(condition, sympy.Or) else all)(map(holds_always, condition.args))
-    if not isinstance(condition, sympy.Eq) or condition.has(sympy.Float):
+    if not isinstance(condition, sympy.Eq):
         return False
     unknowns: Unknowns = {}
     left, right = condition.args
     if right == 0 and type(left).__name__ in ("Mod", "PythonMod"):
         dividend, divisor = (polynomial(arg, unknowns) for arg in left.args)
         return _integers(dividend, divisor) and _divides(divisor, dividend)
-    difference = polynomial(left, unknowns) - polynomial(right, unknowns)
-    return _integers(difference) and sympy.expand(difference) == 0
+    left, right = (polynomial(side, unknowns) for side in (left, right))
+    return _integers(left, right) and sympy.expand(left - right) == 0
 
 
 def _integers(*expressions: Any) -> bool:
-    return all(symbol.is_integer for expression in expressions for symbol in expression.free_symbols)
+    """Tell whether all unknowns are integers, and no coefficient is a floating-point number."""
+    return all(
+        not expression.has(sympy.Float) and all(symbol.is_integer for symbol in expression.free_symbols)
+        for expression in expressions
+    )
 
 
 def _divides(divisor: Any, dividend: Any) -> bool:

@@ -40,4 +40,4 @@ def _samples(model: Model, dynamic: bool) -> Iterator[Sample]:
     torch.manual_seed(0)
     make, inputs = model
     module, call = make.make(), inputs()
-    yield Sample(module, (), call.kwargs, {"dynamic_shapes": call.shapes} if dynamic else {})
+    yield Sample(module, (), call.kwargs, call.options | ({"dynamic_shapes": call.shapes} if dynamic else {}))

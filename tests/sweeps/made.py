@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pkgutil
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -29,10 +29,17 @@ class Made:
 
 @dataclass(frozen=True)
 class Call:
-    """Arguments of a model, by name, with the dynamic axes of each."""
+    """Arguments of a model, by name, with the dynamic axes of each.
+
+    Attributes:
+        kwargs: the arguments.
+        shapes: their dynamic axes.
+        options: further arguments of `aotexport.export`.
+    """
 
     kwargs: dict[str, Any]
     shapes: dict[str, Any]
+    options: dict[str, Any] = field(default_factory=dict)
 
 
 Model = tuple[Made, Callable[[], Call]]

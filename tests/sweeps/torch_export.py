@@ -49,8 +49,9 @@ def _outcome(sample: Sample) -> Outcome:
     calls = [sample.kwargs] + ([_smaller(sample.kwargs, shapes)] if shapes else [])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for training in (True, False):
-            mode, module = "train" if training else "infer", sample.function.train(training)
+        for mode in sample.options.get("programs", ("train", "infer")):
+            training = mode == "train"
+            module = sample.function.train(training)
             twin = copy.deepcopy(module)
             try:
                 program = torch.export.export(module, (), sample.kwargs, dynamic_shapes=shapes, strict=False).module()

@@ -5,7 +5,10 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from tests.sweeps.made import Model, images, made, the
+import torch
+from torch.export import Dim
+
+from tests.sweeps.made import Call, Model, images, made, the
 
 
 def _timm(name: str, /, **options: Any) -> Model:
@@ -108,6 +111,45 @@ TORCHVISION = {
         "RegNet", made("torchvision.models.regnet.BlockParams", [1, 1], [8, 16], [8, 8], [1.0, 1.0], [2, 2], 0.25)
     ),
     "deeplab_v3": _deeplab(),
+}
+
+
+class OneImage(torch.nn.Module):
+    """A detector of torchvision that takes one image: `[3, height, width]`."""
+
+    def __init__(self, detector: torch.nn.Module) -> None:
+        """Hold the detector."""
+        super().__init__()
+        self.detector = detector
+
+    def forward(self, image: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Return boxes, labels and scores, and masks or keypoints."""
+        return self.detector([image])[0]
+
+
+def _image() -> Call:
+    shapes = {"image": {axis + 1: Dim(name, min=64, max=640) for axis, name in enumerate(("height", "width"))}}
+    return Call({"image": torch.rand(3, 120, 150)}, shapes, {"programs": ["infer"]})
+
+
+def _detector(name: str, /, **options: Any) -> Model:
+    options |= {"weights": None, "weights_backbone": None, "num_classes": 4}
+    return made("tests.sweeps.vision_models.OneImage", made(f"torchvision.models.detection.{name}", **options)), _image
+
+
+# Random weights score no object above the thresholds of trained ones.
+RESIZED = {"min_size": 96, "max_size": 160}
+ONE_STAGE = {"score_thresh": 0.0, "detections_per_img": 10, "topk_candidates": 20}
+TWO_STAGES = {"box_score_thresh": 0.0, "box_detections_per_img": 10, "rpn_post_nms_top_n_test": 40} | RESIZED
+TORCHVISION |= {
+    "faster_rcnn": _detector("fasterrcnn_resnet50_fpn", **TWO_STAGES),
+    "faster_rcnn_v2": _detector("fasterrcnn_resnet50_fpn_v2", **TWO_STAGES),
+    "fcos": _detector("fcos_resnet50_fpn", **ONE_STAGE, **RESIZED),
+    "keypoint_rcnn": _detector("keypointrcnn_resnet50_fpn", **TWO_STAGES),
+    "mask_rcnn": _detector("maskrcnn_resnet50_fpn", **TWO_STAGES),
+    "retinanet": _detector("retinanet_resnet50_fpn", **ONE_STAGE, **RESIZED),
+    "ssd": _detector("ssd300_vgg16", **ONE_STAGE),
+    "ssdlite": _detector("ssdlite320_mobilenet_v3_large", **ONE_STAGE),
 }
 
 DECODER = {"decoder_channels": (32, 16, 16, 8, 8)}

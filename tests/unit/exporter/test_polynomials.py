@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 import sympy
-from torch.utils._sympy.functions import FloorDiv, Max, Mod
+from torch.utils._sympy.functions import FloorDiv, Max, Mod, ToFloat, TruncToInt
 
 from aotexport.process.patches import patched
 from aotexport.values.polynomials import holds_always, polynomial, quick_simplification
 
 A, B = sympy.symbols("a b", integer=True, positive=True)
 HALF = FloorDiv(A + 1, 2)
+SCALED = TruncToInt(0.5 * ToFloat(A))
 REAL = sympy.Symbol("zf0", real=True)
 
 
@@ -23,6 +24,7 @@ def equal(left, right):
     [
         equal(A * (B + 1), A * B + A),
         equal(HALF * (B + 1), HALF * B + HALF),
+        equal(SCALED * (B + 1), SCALED * B + SCALED),
         equal(Mod(4 * HALF * B + 8 * HALF, HALF, evaluate=False), 0),
         equal(Mod(4 * A, A, evaluate=False), 0),
         sympy.Or(equal(A, 1), equal(Max(A, B) * 2, Max(A, B) + Max(A, B)), evaluate=False),
