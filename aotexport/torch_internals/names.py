@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -100,10 +102,18 @@ def tensor_of_numbers(data: Any, **options: Any) -> torch.Tensor:
 
 
 def custom_operator_module(name: str) -> str | None:
-    """Return the Python module that registered the custom operator `namespace::base.overload`, if torch knows it."""
+    """Return the Python module that registered the custom operator `namespace::base.overload`, if that is known.
+
+    Operators of a compiled library count as registered by the package of their namespace's name that holds the library.
+    """
     definition = OPDEFS.get(name.partition(".")[0])
     if definition is None:
-        return None
+        namespace = name.partition("::")[0]
+        folders = getattr(sys.modules.get(namespace), "__path__", ())
+        inside = any(
+            Path(library).is_relative_to(folder) for library in torch.ops.loaded_libraries for folder in folders
+        )
+        return namespace if inside else None
     function = definition._init_fn
     if function.__module__ == "torch._library.triton":
         # `triton_op` wraps the function, which is also the fake kernel.

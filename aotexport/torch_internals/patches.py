@@ -15,10 +15,17 @@ from torch._guards import SLoc
 
 # Operators whose result sizes fake kernels do not know.
 from torch._library.fake_impl import FakeImplCtx, set_ctx_getter
+from torch._prims_common import (
+    extract_shape_from_varargs,
+    infer_size,
+    is_contiguous_or_false,
+    make_contiguous_strides_for,
+)
 from torch._subclasses.fake_impls import op_implementations_checks
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental import _config as shape_config
-from torch.fx.experimental import symbolic_shapes
+from torch.fx.experimental import proxy_tensor, symbolic_shapes
+from torch.fx.experimental.sym_node import SymNode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from aotexport.process.patches import Patch, patched
@@ -247,8 +254,51 @@ def general_sizes_kept(assumed: Callable[[Any], None]) -> Iterator[None]:
     with patched(
         Patch(symbolic_shapes, "_guard_or", general, reason),
         Patch(torch, "_debug_has_internal_overlap", _overlap(internal_overlap), reason),
+        *_views_of_any_size(general),
     ):
         yield
+
+
+_RESHAPES = (torch.ops.aten.reshape.default, torch.ops.aten.flatten.using_ints)
+
+
+def _views_of_any_size(general: Callable[[Any, bool], bool]) -> list[Patch]:
+    """Return patches that let views and reshapes take sizes as if none were 1: their values are right for all sizes.
+
+    Source: torch 2.13, `torch/_refs/__init__.py`, `_reshape_view_helper`; `aten/src/ATen/TensorUtils.cpp`,
+    `computeStride`.
+
+    Args:
+        general: answers a condition with its default, see `general_sizes_kept`.
+    """
+    view, call, guard = torch._refs._reshape_view_helper, proxy_tensor.proxy_call, SymNode.guard_bool
+    viewing = 0
+
+    def guard_bool(node: Any, file: str, line: int) -> bool:
+        if viewing and isinstance(node.expr, sympy.Eq | sympy.Ne) and 1 in node.expr.args:
+            return general(torch.SymBool(node), isinstance(node.expr, sympy.Ne))
+        return guard(node, file, line)
+
+    def proxy_call(mode: Any, func: Any, *args: Any) -> Any:
+        nonlocal viewing
+        viewing += func in _RESHAPES
+        try:
+            return call(mode, func, *args)
+        finally:
+            viewing -= func in _RESHAPES
+
+    def reshape_view_helper(tensor: torch.Tensor, *shape: Any, allow_copy: bool) -> torch.Tensor:
+        if is_contiguous_or_false(tensor):
+            sizes = infer_size(extract_shape_from_varargs(shape, validate=False), tensor.numel())
+            return tensor.as_strided(sizes, make_contiguous_strides_for(sizes))
+        return view(tensor, *shape, allow_copy=allow_copy)
+
+    reason = "Hold no sizes of views to other numbers than 1"
+    return [
+        Patch(SymNode, "guard_bool", guard_bool, reason),
+        Patch(proxy_tensor, "proxy_call", proxy_call, reason),
+        Patch(torch._refs, "_reshape_view_helper", reshape_view_helper, reason),
+    ]
 
 
 def _is(size: Any, value: int) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import subprocess
 import sys
 
@@ -134,3 +135,18 @@ def test_operator_for_triton_names_its_module():
     from aotexport.torch_internals.names import custom_operator_module
 
     assert custom_operator_module("aotexport_drift::tripled.default") == __name__
+
+
+def test_operators_of_a_compiled_library_name_the_package_that_holds_it(tmp_path, monkeypatch):
+    from aotexport.torch_internals.names import custom_operator_module
+
+    package = tmp_path / "aotexport_native"
+    package.mkdir()
+    (package / "library.c").write_text("int nothing;")
+    subprocess.run(["cc", "-shared", "-o", package / "library.so", package / "library.c"], check=True)
+    (package / "__init__.py").write_text("import torch\n\ntorch.ops.load_library(__path__[0] + '/library.so')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert custom_operator_module("aotexport_native::halve.default") is None
+    importlib.import_module("aotexport_native")
+    assert custom_operator_module("aotexport_native::halve.default") == "aotexport_native"
+    assert custom_operator_module("aotexport_other::halve.default") is None
