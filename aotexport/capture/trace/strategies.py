@@ -32,6 +32,7 @@ from aotexport.torch_internals.applications import applied_functions
 from aotexport.torch_internals.calls import tree_map
 from aotexport.torch_internals.names import AutogradFunctionApply, export_to_torch_operators
 from aotexport.torch_internals.patches import forward_mode_rules_hidden
+from aotexport.values.polynomials import quick_simplification
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ def _exported(strict: bool) -> Callable[[ExampleCall], nn.Module]:
         module = call.callable if isinstance(call.callable, nn.Module) else _FunctionModule(call)
         shapes = _dynamic_shapes(call)
         arithmetic = contextlib.nullcontext() if strict else symbolic_arithmetic(call.callable, call.module)
-        with _silent(), _without_functions(), _without_hooks(), arithmetic:
+        with _silent(), _without_functions(), _without_hooks(), arithmetic, patched(quick_simplification()):
             program = torch.export.export(module, call.args, call.kwargs, dynamic_shapes=shapes, strict=strict)
         # Guards of the export on dynamic sizes become guards of the trace that follows.
         return program.module(check_guards=shapes is not None)
@@ -82,7 +83,7 @@ def _exported(strict: bool) -> Callable[[ExampleCall], nn.Module]:
 def _with_functions(call: ExampleCall) -> nn.Module:
     module = call.callable if isinstance(call.callable, nn.Module) else _FunctionModule(call)
     # Dynamo takes no function with a rule of forward-mode AD, which a bundle does not hold anyway.
-    with _silent(), _without_hooks(), forward_mode_rules_hidden():
+    with _silent(), _without_hooks(), forward_mode_rules_hidden(), patched(quick_simplification()):
         return export_to_torch_operators(module, call.args, call.kwargs, dynamic_shapes=_dynamic_shapes(call))
 
 
