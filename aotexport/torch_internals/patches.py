@@ -191,6 +191,30 @@ def fake_kernels(kernels: Mapping[Any, Callable[..., Any]]) -> Iterator[None]:
         op_implementations_checks.remove((takes, run))
 
 
+def sizes_from_zero() -> Patch:
+    """Return a patch that lets fake kernels make results with no or one element by torch's old name for sizes of data.
+
+    `create_unbacked_symint` has a minimum of 2, so that `nms` of torchvision would refuse images with one object.
+    """
+
+    def create_unbacked_symint(context: FakeImplCtx, *, min: int = 0, max: int | None = None) -> torch.SymInt:
+        return context.new_dynamic_size(min=min, max=max)
+
+    return Patch(FakeImplCtx, "create_unbacked_symint", create_unbacked_symint, "Let results have 0 or 1 elements")
+
+
+@contextlib.contextmanager
+def constants_in_branches() -> Iterator[None]:
+    """Let numbers that branches and loops use be constants, also where code of one place uses other numbers later.
+
+    Source: torch 2.13, `torch/_dynamo/variables/builder.py`, `wrap_symfloat`, `wrap_symint`.
+    """
+    from torch._dynamo import config
+
+    with config.patch(specialize_float=True, specialize_int=True):
+        yield
+
+
 @contextlib.contextmanager
 def average_in_tensors() -> Iterator[None]:
     """Keep the factor 1 / calls of batch normalization with a cumulative average (`momentum=None`) a tensor."""

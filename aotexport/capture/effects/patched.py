@@ -16,9 +16,9 @@ from torch import nn
 from aotexport.capture.effects import (
     array_conversions,
     control_flow,
+    detection,
     distributed,
     grad_mode,
-    pasted_masks,
     queries,
     recurrence,
 )
@@ -77,7 +77,7 @@ def patches(effects: Effects) -> list[Patch]:
         *_unheld_kinds(),
         _saved_tensors(effects),
         *recurrence.patches(),
-        *pasted_masks.patches(),
+        *detection.patches(),
         *marks_inlined(),
         Patch(Print, "__call__", functools.partialmethod(_print, effects), "Note that the model prints"),
     ]

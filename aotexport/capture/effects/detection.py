@@ -1,0 +1,117 @@
+"""Functions of torchvision's detectors that loop or branch on data, in a form that serves any number of boxes.
+
+Source: torchvision 0.28, `torchvision/ops/boxes.py`, `batched_nms`; `torchvision/models/detection/roi_heads.py`,
+`paste_masks_in_image`.
+"""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+
+import torch
+from torch.nn import functional
+
+from aotexport.process.patches import Patch
+
+_CALLERS = {
+    "batched_nms": "torchvision.ops.boxes",
+    "paste_masks_in_image": "torchvision.models.detection.transform",
+}
+"""Where detectors find each function."""
+
+_FEW = {"cpu": 4000}
+"""Numbers in boxes, by device, up to which torchvision suppresses the boxes of all classes at once."""
+_FEW_ELSEWHERE = 100_000
+
+
+def patches() -> list[Patch]:
+    """Return the patches of the functions whose modules are loaded."""
+    return [
+        Patch(module, name, globals()[name], "Serve any number of boxes")
+        for name, path in _CALLERS.items()
+        if (module := sys.modules.get(path)) is not None
+    ]
+
+
+def batched_nms(boxes: torch.Tensor, scores: torch.Tensor, idxs: torch.Tensor, iou_threshold: float) -> torch.Tensor:
+    """Return which boxes no better box of their class overlaps, the best first.
+
+    Args:
+        boxes: left, top, right and bottom, `[boxes, 4]`.
+        scores: `[boxes]`.
+        idxs: classes, `[boxes]`.
+        iou_threshold: share of two boxes' area that they may have in common.
+    """
+    suppress = partial(torch.ops.torchvision.nms, iou_threshold=iou_threshold)
+
+    def at_once(boxes: torch.Tensor, scores: torch.Tensor, idxs: torch.Tensor) -> torch.Tensor:
+        # Each class gets a region of its own. Without boxes there is no largest coordinate.
+        largest = torch.cat([boxes.flatten(), boxes.new_full((1,), -torch.inf)]).max()
+        offsets = idxs.to(boxes) * (largest + torch.tensor(1).to(boxes))
+        return _mask(scores).index_fill(0, suppress(boxes + offsets[:, None], scores), True)
+
+    def by_class(boxes: torch.Tensor, scores: torch.Tensor, idxs: torch.Tensor) -> torch.Tensor:
+        count = torch.cat([idxs, idxs.new_full((1,), -1)]).max() + 1
+
+        def one(index: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            own = torch.where(idxs == index)[0]
+            return index + 1, mask.index_fill(0, own[suppress(boxes[own], scores[own])], True)
+
+        return torch.while_loop(lambda index, _: index < count, one, (torch.zeros_like(count), _mask(scores)))[1]
+
+    few = boxes.numel() <= _FEW.get(boxes.device.type, _FEW_ELSEWHERE)
+    kept = torch.where(torch.cond(few, at_once, by_class, (boxes, scores, idxs)))[0]
+    return kept[scores[kept].sort(stable=True, descending=True)[1]]
+
+
+def _mask(scores: torch.Tensor) -> torch.Tensor:
+    return torch.zeros_like(scores, dtype=torch.bool)
+
+
+def paste_masks_in_image(
+    masks: torch.Tensor, boxes: torch.Tensor, img_shape: tuple[int, int], padding: int = 1
+) -> torch.Tensor:
+    """Resize masks to their boxes and paste each into an image of zeros.
+
+    Args:
+        masks: probabilities, `[boxes, 1, side, side]`.
+        boxes: left, top, right and bottom in pixels, `[boxes, 4]`.
+        img_shape: height and width of the image.
+        padding: pixels of zeros around each mask; the box grows by the same share.
+
+    Returns:
+        `[boxes, 1, height, width]`.
+    """
+    height, width = img_shape
+    side = masks.shape[-1]
+    masks = functional.pad(masks, (padding,) * 4)
+    halves = (boxes[:, 2:] - boxes[:, :2]) * 0.5 * ((side + 2 * padding) / side)
+    centers = (boxes[:, 2:] + boxes[:, :2]) * 0.5
+    first, last = (centers - halves).to(torch.int64), (centers + halves).to(torch.int64)
+    rows = _interpolation(masks, first[:, 1], last[:, 1], height)
+    columns = _interpolation(masks, first[:, 0], last[:, 0], width)
+    return (rows @ masks[:, 0] @ columns.mT)[:, None]
+
+
+def _interpolation(masks: torch.Tensor, first: torch.Tensor, last: torch.Tensor, length: int) -> torch.Tensor:
+    """Return what each pixel of the mask adds to each of the image along one axis.
+
+    Args:
+        masks: `[boxes, 1, side, side]`.
+        first: first pixel of each box, `[boxes]`.
+        last: its last pixel, `[boxes]`.
+        length: pixels of the image.
+
+    Returns:
+        Weights of bilinear interpolation, zeros outside of the box, `[boxes, length, side]`.
+    """
+    side = masks.shape[-1]
+    size = (last - first + 1).clamp(min=1)[:, None]
+    pixels = torch.arange(length, device=masks.device) - first[:, None]
+    # Source: torch 2.13, `aten/src/ATen/native/UpSample.h`, `area_pixel_compute_source_index`.
+    source = ((side / size.to(masks.dtype)) * (pixels.to(masks.dtype) + 0.5) - 0.5).clamp(min=0)
+    # The last pixel stands for those after it.
+    distance = source.clamp(max=side - 1)[:, :, None] - torch.arange(side, device=masks.device).to(masks.dtype)
+    within = (pixels >= 0) & (pixels < size)
+    return (1 - distance.abs()).clamp(min=0) * within[:, :, None].to(masks.dtype)

@@ -1,0 +1,135 @@
+"""Functions of detectors for any number of boxes, beside loops over the boxes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn import functional
+
+import aotexport
+import aotexport_runtime
+from aotexport.capture.effects.detection import batched_nms, paste_masks_in_image
+
+# Torchvision calls it.
+pytestmark = pytest.mark.filterwarnings("ignore:`create_unbacked_symint` is deprecated:FutureWarning")
+
+HEIGHT, WIDTH, SIDE = 40, 60, 7
+BOXES = {
+    "within": [[10.2, 5.7, 30.9, 20.1], [0.0, 0.0, 60.0, 40.0]],
+    "at the edge": [[50.0, 30.0, 60.0, 40.0], [0.0, 0.0, 3.5, 2.5]],
+    "of no size": [[20.0, 20.0, 20.0, 20.0], [0.0, 5.0, 0.0, 30.0]],
+    "larger than its mask": [[5.0, 5.0, 55.0, 38.0]],
+    "none": [],
+}
+
+
+def one_by_one(masks, boxes):
+    """Paste one mask after the other by slices: torchvision 0.28's result."""
+    masks = functional.pad(masks, (1, 1, 1, 1))
+    scale = (SIDE + 2) / SIDE
+    images = []
+    for mask, (left, top, right, bottom) in zip(masks, boxes.tolist(), strict=True):
+        half_width, half_height = (right - left) * 0.5 * scale, (bottom - top) * 0.5 * scale
+        x, y = (left + right) * 0.5, (top + bottom) * 0.5
+        ends = x - half_width, y - half_height, x + half_width, y + half_height
+        left, top, right, bottom = (int(end) for end in ends)
+        size = max(bottom - top + 1, 1), max(right - left + 1, 1)
+        resized = functional.interpolate(mask[None], size=size, mode="bilinear", align_corners=False)[0, 0]
+        rows = slice(max(top, 0), min(bottom + 1, HEIGHT))
+        columns = slice(max(left, 0), min(right + 1, WIDTH))
+        image = torch.zeros(HEIGHT, WIDTH, dtype=masks.dtype)
+        image[rows, columns] = resized[rows.start - top : rows.stop - top, columns.start - left : columns.stop - left]
+        images.append(image)
+    return torch.stack(images)[:, None] if images else masks.new_empty(0, 1, HEIGHT, WIDTH)
+
+
+@pytest.mark.parametrize("boxes", BOXES.values(), ids=BOXES)
+def test_masks_and_gradients_are_those_of_a_loop(boxes):
+    boxes = torch.tensor(boxes, dtype=torch.float64).reshape(-1, 4)
+    masks = torch.rand(len(boxes), 1, SIDE, SIDE, dtype=torch.float64, requires_grad=True)
+    pasted, expected = paste_masks_in_image(masks, boxes, (HEIGHT, WIDTH)), one_by_one(masks, boxes)
+    torch.testing.assert_close(pasted, expected)
+    if len(boxes):
+        found, eager = (torch.autograd.grad(image.square().sum(), masks) for image in (pasted, expected))
+        torch.testing.assert_close(found, eager)
+
+
+def overlap(box, others):
+    """Return the share of the area that a box has in common with each of others."""
+    corners = torch.minimum(box[2:], others[:, 2:]) - torch.maximum(box[:2], others[:, :2])
+    common = corners.clamp(min=0).prod(1)
+    return common / ((box[2:] - box[:2]).prod() + (others[:, 2:] - others[:, :2]).prod(1) - common)
+
+
+def nms(boxes, scores, iou_threshold):
+    """Keep the best box, drop what overlaps it, and so on."""
+    order, kept = scores.sort(stable=True, descending=True)[1], []
+    while len(order):
+        kept.append(order[0])
+        order = order[1:][overlap(boxes[order[0]], boxes[order[1:]]) <= iou_threshold]
+    return torch.stack(kept) if kept else torch.empty(0, dtype=torch.int64)
+
+
+@pytest.fixture(scope="module")
+def suppression():
+    """Have `torchvision::nms`, as torchvision declares it, where torchvision is not loaded."""
+    if hasattr(torch.ops.torchvision, "nms"):
+        yield
+        return
+    with torch.library._scoped_library("torchvision", "FRAGMENT") as library:
+        library.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+        library.impl("nms", nms, "CPU")
+
+        @torch.library.register_fake("torchvision::nms", lib=library)
+        def kept(dets, scores, iou_threshold):
+            return dets.new_empty(torch.library.get_ctx().create_unbacked_symint(), dtype=torch.int64)
+
+        yield
+
+
+def crowd(count):
+    """Return overlapping boxes, their scores and classes."""
+    generator = torch.Generator().manual_seed(count)
+    corners = torch.rand(count, 2, generator=generator) * 300
+    boxes = torch.cat([corners, corners + torch.rand(count, 2, generator=generator) * 80], 1)
+    return boxes, torch.rand(count, generator=generator), torch.randint(0, 7, (count,), generator=generator)
+
+
+def best(boxes, scores, classes):
+    """Return the boxes that no better one of their class overlaps, the best first."""
+    kept = [torch.where(classes == own)[0][nms(boxes[classes == own], scores[classes == own], 0.5)] for own in range(7)]
+    kept = torch.cat(kept).sort()[0]
+    return kept[scores[kept].sort(stable=True, descending=True)[1]]
+
+
+@pytest.mark.usefixtures("suppression")
+@pytest.mark.parametrize("count", [0, 1, 2, 300, 1000, 1001])
+def test_boxes_of_each_class_are_suppressed_apart(count):
+    boxes, scores, classes = crowd(count)
+    assert torch.equal(batched_nms(boxes, scores, classes, 0.5), best(boxes, scores, classes))
+
+
+class Detector(torch.nn.Module):
+    """Suppresses the boxes with a score: how many, only the data know."""
+
+    def forward(self, boxes, scores, classes):
+        kept = torch.where(scores > 0.3)[0]
+        boxes, scores, classes = boxes[kept], scores[kept], classes[kept]
+        kept = batched_nms(boxes, scores, classes, 0.5)
+        best = batched_nms(boxes[kept], scores[kept], torch.zeros_like(classes[kept]), 0.7)
+        return boxes[kept][best], classes[kept][best]
+
+
+@pytest.mark.usefixtures("suppression")
+def test_loaded_detector_serves_any_number_of_boxes(tmp_path):
+    count = torch.export.Dim("count", min=1, max=5000)
+    aotexport.export(
+        Detector(), crowd(50), output=tmp_path / "bundle", dynamic_shapes=({0: count},) * 3, programs=["infer"]
+    )
+    loaded = aotexport_runtime.load(tmp_path / "bundle", operator_namespaces=["torchvision"])
+    for boxes, scores, classes in map(crowd, (50, 1, 1600)):
+        assert all(map(torch.equal, loaded(boxes, scores, classes), Detector()(boxes, scores, classes)))
+    boxes, scores, classes = crowd(20)
+    assert [len(found) for found in loaded(boxes, scores * 0, classes)] == [0, 0]
+    few = torch.where(torch.arange(20) == 3, scores + 1, scores * 0)
+    assert [len(found) for found in loaded(boxes, few, classes)] == [1, 1]
