@@ -10,6 +10,7 @@ from typing import Any
 import sympy
 import torch
 from torch import _debug_has_internal_overlap as internal_overlap  # type: ignore[attr-defined]
+from torch import _refs
 from torch._decomp import decompositions
 from torch._guards import SLoc
 
@@ -295,7 +296,7 @@ def _views_of_any_size(general: Callable[[Any, bool], bool]) -> list[Patch]:
     Args:
         general: answers a condition with its default, see `general_sizes_kept`.
     """
-    view, call, guard = torch._refs._reshape_view_helper, proxy_tensor.proxy_call, SymNode.guard_bool
+    view, call, guard = _refs._reshape_view_helper, proxy_tensor.proxy_call, SymNode.guard_bool
     viewing = 0
 
     def guard_bool(node: Any, file: str, line: int) -> bool:
@@ -321,7 +322,7 @@ def _views_of_any_size(general: Callable[[Any, bool], bool]) -> list[Patch]:
     return [
         Patch(SymNode, "guard_bool", guard_bool, reason),
         Patch(proxy_tensor, "proxy_call", proxy_call, reason),
-        Patch(torch._refs, "_reshape_view_helper", reshape_view_helper, reason),
+        Patch(_refs, "_reshape_view_helper", reshape_view_helper, reason),
     ]
 
 

@@ -146,6 +146,14 @@ def sizes_converted_by_python(x):
 
 
 @case(lambda: (leaf(4, 6),), dynamic_shapes=({0: BATCH, 1: LENGTH},))
+def tensors_of_sizes(x):
+    rows, columns = x.shape
+    shapes = torch.as_tensor([(rows, columns), (1, 2)], dtype=torch.int32, device=x.device)
+    halves = torch.asarray([rows / 2]), x.new_tensor([columns]), x.new_tensor([[rows]], dtype=torch.int64)
+    return x * shapes.prod(), torch.as_tensor(x.shape), *halves
+
+
+@case(lambda: (leaf(4, 6),), dynamic_shapes=({0: BATCH, 1: LENGTH},))
 def sizes_in_messages(x):
     torch._assert(x.dim() == 2, f"expected two axes, got {tuple(x.shape)}")
     torch._assert(x.shape[1] > 1, "expected more than one column, got " + str(x.shape[1]))

@@ -137,7 +137,9 @@ def _attributes() -> Iterator[Patch]:
         yield Patch(math, name, _one_of(getattr(math, name), symbolic), _REASON)
     yield Patch(math, "pow", _power(math.pow), _REASON)
     yield Patch(math, "log", _logarithm(math.log), _REASON)
-    yield Patch(torch, "tensor", _tensor(torch.tensor), _REASON)
+    for name in ("tensor", "as_tensor", "asarray"):
+        yield Patch(torch, name, _tensor(getattr(torch, name)), _REASON)
+    yield Patch(torch.Tensor, "new_tensor", _new_tensor(torch.Tensor.new_tensor), _REASON)
     yield Patch(torch, "linspace", _linspace(torch.linspace), _REASON)
     # `affine_grid` asks for the least size.
     yield Patch(vars(torch.nn.functional), "min", in_this_thread(_BUILTINS["min"], min), _REASON)
@@ -154,10 +156,23 @@ def _one_of(original: Callable[[Any], Any], symbolic: Callable[[Any], Any]) -> C
 
 
 def _tensor(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
     def tensor(data: Any, **options: Any) -> Any:
-        return tensor_of_numbers(data, **options) if _holds_symbol(data) else original(data, **options)
+        if not _holds_symbol(data):
+            return original(data, **options)
+        return tensor_of_numbers(data, **{name: value for name, value in options.items() if name != "copy"})
 
     return tensor
+
+
+def _new_tensor(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def new_tensor(self: torch.Tensor, data: Any, **options: Any) -> Any:
+        if not _holds_symbol(data):
+            return original(self, data, **options)
+        return tensor_of_numbers(data, **{"dtype": self.dtype, "device": self.device} | options)
+
+    return new_tensor
 
 
 def _power(original: Callable[..., float]) -> Callable[..., Any]:
