@@ -262,15 +262,17 @@ def general_sizes_kept(assumed: Callable[[Any], None]) -> Iterator[None]:
             right without it; the layouts and aliases of a trace may differ.
     """
     original = symbolic_shapes._guard_or
+    reshapes = _Reshapes()
 
     def general(condition: Any, default: bool) -> bool:
         if not isinstance(condition, torch.SymBool) or not condition.node.has_hint():
             return original(condition, default)
-        if bool(condition.node.hint) is not default and not _asks_for_zero_or_one(condition.node.expr):
+        expression = condition.node.expr
+        free = reshapes.running or _asks_for_zero_or_one(expression)
+        if bool(condition.node.hint) is not default and not free:
             return original(condition, default)
         known = symbolic_shapes._static_eval_sym_bool(condition)
         if known is None:
-            expression = condition.node.expr
             assumed(expression if default else sympy.Not(expression))
             return default
         return known
@@ -279,51 +281,61 @@ def general_sizes_kept(assumed: Callable[[Any], None]) -> Iterator[None]:
     with patched(
         Patch(symbolic_shapes, "_guard_or", general, reason),
         Patch(torch, "_debug_has_internal_overlap", _overlap(internal_overlap), reason),
-        *_views_of_any_size(general),
+        *reshapes.patches(general),
     ):
         yield
 
 
-_RESHAPES = (torch.ops.aten.reshape.default, torch.ops.aten.flatten.using_ints)
-
-
-def _views_of_any_size(general: Callable[[Any, bool], bool]) -> list[Patch]:
-    """Return patches that let views and reshapes take sizes as if none were 1: their values are right for all sizes.
+class _Reshapes:
+    """Lets reshapes copy where not all sizes let them be views, and views of contiguous tensors ask for no sizes.
 
     Source: torch 2.13, `torch/_refs/__init__.py`, `_reshape_view_helper`; `aten/src/ATen/TensorUtils.cpp`,
     `computeStride`.
-
-    Args:
-        general: answers a condition with its default, see `general_sizes_kept`.
     """
-    view, call, guard = _refs._reshape_view_helper, proxy_tensor.proxy_call, SymNode.guard_bool
-    viewing = 0
 
-    def guard_bool(node: Any, file: str, line: int) -> bool:
-        if viewing and isinstance(node.expr, sympy.Eq | sympy.Ne) and 1 in node.expr.args:
-            return general(torch.SymBool(node), isinstance(node.expr, sympy.Ne))
-        return guard(node, file, line)
+    OPERATORS = (torch.ops.aten.reshape.default, torch.ops.aten.flatten.using_ints)
 
-    def proxy_call(mode: Any, func: Any, *args: Any) -> Any:
-        nonlocal viewing
-        viewing += func in _RESHAPES
+    def __init__(self) -> None:
+        self.running = 0
+
+    def patches(self, general: Callable[[Any, bool], bool]) -> list[Patch]:
+        """Return the patches.
+
+        Args:
+            general: answers a condition with its default, see `general_sizes_kept`.
+        """
+        view, call, guard = _refs._reshape_view_helper, proxy_tensor.proxy_call, SymNode.guard_bool
+
+        def guard_bool(node: Any, file: str, line: int) -> bool:
+            if self.running and isinstance(node.expr, sympy.Eq | sympy.Ne) and 1 in node.expr.args:
+                return general(torch.SymBool(node), isinstance(node.expr, sympy.Ne))
+            return guard(node, file, line)
+
+        def proxy_call(mode: Any, func: Any, *args: Any) -> Any:
+            with self._set(self.running + (func in self.OPERATORS)):
+                return call(mode, func, *args)
+
+        def reshape_view_helper(tensor: torch.Tensor, *shape: Any, allow_copy: bool) -> torch.Tensor:
+            with self._set(0):
+                if is_contiguous_or_false(tensor):
+                    sizes = infer_size(extract_shape_from_varargs(shape, validate=False), tensor.numel())
+                    return tensor.as_strided(sizes, make_contiguous_strides_for(sizes))
+                return view(tensor, *shape, allow_copy=allow_copy)
+
+        reason = "Hold no sizes of reshapes to other numbers than 1"
+        return [
+            Patch(SymNode, "guard_bool", guard_bool, reason),
+            Patch(proxy_tensor, "proxy_call", proxy_call, reason),
+            Patch(_refs, "_reshape_view_helper", reshape_view_helper, reason),
+        ]
+
+    @contextlib.contextmanager
+    def _set(self, running: int) -> Iterator[None]:
+        before, self.running = self.running, running
         try:
-            return call(mode, func, *args)
+            yield
         finally:
-            viewing -= func in _RESHAPES
-
-    def reshape_view_helper(tensor: torch.Tensor, *shape: Any, allow_copy: bool) -> torch.Tensor:
-        if is_contiguous_or_false(tensor):
-            sizes = infer_size(extract_shape_from_varargs(shape, validate=False), tensor.numel())
-            return tensor.as_strided(sizes, make_contiguous_strides_for(sizes))
-        return view(tensor, *shape, allow_copy=allow_copy)
-
-    reason = "Hold no sizes of views to other numbers than 1"
-    return [
-        Patch(SymNode, "guard_bool", guard_bool, reason),
-        Patch(proxy_tensor, "proxy_call", proxy_call, reason),
-        Patch(_refs, "_reshape_view_helper", reshape_view_helper, reason),
-    ]
+            self.running = before
 
 
 def _is(size: Any, value: int) -> bool:

@@ -16,7 +16,7 @@ Unknowns = dict[sympy.Basic, sympy.Symbol]
 
 
 def polynomial(expression: Any, unknowns: Unknowns) -> Any:
-    """Return an expression with unknowns in place of what is neither a sum, nor a product, nor a power.
+    """Return an expression with unknowns in place of what is neither a sum, a product, a power, nor divides evenly.
 
     Args:
         expression: of sizes.
@@ -27,6 +27,10 @@ def polynomial(expression: Any, unknowns: Unknowns) -> Any:
     power = isinstance(expression, sympy.Pow) and expression.args[1].is_Integer
     if power or isinstance(expression, sympy.Add | sympy.Mul):
         return expression.func(*(polynomial(arg, unknowns) for arg in expression.args))
+    if expression not in unknowns and type(expression).__name__ == "FloorDiv":
+        quotient = _quotient(*(polynomial(arg, unknowns) for arg in expression.args))
+        if quotient is not None:
+            return quotient
     if expression not in unknowns:
         unknowns[expression] = sympy.Symbol(f"_{len(unknowns)}", integer=expression.is_integer)
     return unknowns[expression]
@@ -63,7 +67,7 @@ def holds_always(condition: Any) -> bool:
     left, right = condition.args
     if right == 0 and type(left).__name__ in ("Mod", "PythonMod"):
         dividend, divisor = (polynomial(arg, unknowns) for arg in left.args)
-        return _integers(dividend, divisor) and _divides(divisor, dividend)
+        return _quotient(dividend, divisor) is not None
     left, right = (polynomial(side, unknowns) for side in (left, right))
     return _integers(left, right) and sympy.expand(left - right) == 0
 
@@ -76,13 +80,13 @@ def _integers(*expressions: Any) -> bool:
     )
 
 
-def _divides(divisor: Any, dividend: Any) -> bool:
-    """Tell whether a polynomial is a multiple of another, with integer coefficients."""
+def _quotient(dividend: Any, divisor: Any) -> Any | None:
+    """Return what a polynomial of integers is a multiple of another by, with integer coefficients; None: it is not."""
     symbols = sorted(divisor.free_symbols | dividend.free_symbols, key=str)
-    if not symbols:
-        return False
+    if not symbols or not _integers(dividend, divisor):
+        return None
     try:
-        _, rest = sympy.div(dividend, divisor, *symbols, domain="ZZ")
+        quotient, rest = sympy.div(dividend, divisor, *symbols, domain="ZZ")
     except sympy.PolynomialError:
-        return False
-    return bool(rest == 0)
+        return None
+    return quotient if rest == 0 else None

@@ -49,7 +49,7 @@ def batched_nms(boxes: torch.Tensor, scores: torch.Tensor, idxs: torch.Tensor, i
         # Each class gets a region of its own. Without boxes there is no largest coordinate.
         largest = torch.cat([boxes.flatten(), boxes.new_full((1,), -torch.inf)]).max()
         offsets = idxs.to(boxes) * (largest + torch.tensor(1).to(boxes))
-        return _mask(scores).index_fill(0, suppress(boxes + offsets[:, None], scores), True)
+        return _places(suppress(boxes + offsets[:, None], scores), idxs)
 
     def by_class(boxes: torch.Tensor, scores: torch.Tensor, idxs: torch.Tensor) -> torch.Tensor:
         count = torch.cat([idxs, idxs.new_full((1,), -1)]).max() + 1
@@ -58,15 +58,19 @@ def batched_nms(boxes: torch.Tensor, scores: torch.Tensor, idxs: torch.Tensor, i
             own = torch.where(idxs == index)[0]
             return index + 1, mask.index_fill(0, own[suppress(boxes[own], scores[own])], True)
 
-        return torch.while_loop(lambda index, _: index < count, one, (torch.zeros_like(count), _mask(scores)))[1]
+        start = torch.zeros_like(count), torch.zeros_like(scores, dtype=torch.bool)
+        kept = torch.where(torch.while_loop(lambda index, _: index < count, one, start)[1])[0]
+        return _places(kept[scores[kept].sort(descending=True)[1]], idxs)
 
     few = boxes.numel() <= _FEW.get(boxes.device.type, _FEW_ELSEWHERE)
-    kept = torch.where(torch.cond(few, at_once, by_class, (boxes, scores, idxs)))[0]
-    return kept[scores[kept].sort(stable=True, descending=True)[1]]
+    places = torch.cond(few, at_once, by_class, (boxes, scores, idxs))
+    kept = torch.where(places >= 0)[0]
+    return kept[places[kept].argsort()]
 
 
-def _mask(scores: torch.Tensor) -> torch.Tensor:
-    return torch.zeros_like(scores, dtype=torch.bool)
+def _places(order: torch.Tensor, boxes: torch.Tensor) -> torch.Tensor:
+    """Return the place of each box in an order of some of them, -1 for others: branches return tensors of one size."""
+    return torch.full_like(boxes, -1).index_copy(0, order, torch.arange(len(order), device=order.device))
 
 
 def paste_masks_in_image(
