@@ -130,15 +130,29 @@ def convolution_choice_unguarded(fake_mode: FakeTensorMode) -> Iterator[None]:
     The graph keeps the operator, which chooses anew at every call, so a guard such as `batch < 16` would be needless.
     """
     choose: Any = torch._C._select_conv_backend
+    layout: Any = torch._C._conv_determine_backend_memory_format  # type: ignore[attr-defined]
     environment = fake_mode.shape_env
 
     def unguarded(*args: Any, **kwargs: Any) -> Any:
         with environment.suppress_guards() if environment is not None else contextlib.nullcontext():
             return choose(*args, **kwargs)
 
+    def general(image: torch.Tensor, weight: torch.Tensor, kernel: Any) -> Any:
+        # An image of one pixel may have any layout: the result is laid out as its shape says.
+        return None if all(map(_is_row_major, (image, weight))) else layout(image, weight, kernel)
+
     reason = "Hold no sizes to those for which torch picks the same kernel of a convolution"
-    with patched(Patch(torch._C, "_select_conv_backend", unguarded, reason)):
+    with patched(
+        Patch(torch._C, "_select_conv_backend", unguarded, reason),
+        Patch(torch._C, "_conv_determine_backend_memory_format", general, reason),
+    ):
         yield
+
+
+def _is_row_major(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor is contiguous whatever its sizes are."""
+    steps = zip(tensor.stride(), make_contiguous_strides_for(tensor.shape), strict=True)
+    return all(symbolic_shapes.statically_known_true(step == expected) for step, expected in steps)
 
 
 @contextlib.contextmanager

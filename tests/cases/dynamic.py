@@ -153,6 +153,20 @@ def tensors_of_sizes(x):
     return x * shapes.prod(), torch.as_tensor(x.shape), *halves
 
 
+@case(
+    lambda: (leaf(1, 8, 2, 2), leaf(8, 8, 3, 3), leaf(2, 8, 3, 3)),
+    dynamic_shapes=({2: Dim("height", min=1, max=20), 3: Dim("width", min=1, max=20)}, None, None),
+    forward_only="works only for the example's size",
+)
+def maps_of_one_pixel(x, weight, head):
+    """Flatten a map that has one pixel in the example, as detectors do."""
+    halved = nn.functional.conv2d(x, weight, stride=2, padding=1)
+    scores = nn.functional.conv2d(halved.relu(), head, padding=1)
+    height, width = scores.shape[2:]
+    rows = scores.view(1, 2, 1, height, width).permute(0, 3, 4, 1, 2).reshape(1, -1, 1)
+    return rows.flatten().sigmoid(), rows.split(height * width, dim=1)[0] * 2
+
+
 @case(lambda: (leaf(4, 6),), dynamic_shapes=({0: BATCH, 1: LENGTH},))
 def sizes_in_messages(x):
     torch._assert(x.dim() == 2, f"expected two axes, got {tuple(x.shape)}")
