@@ -157,20 +157,20 @@ def _one_of(original: Callable[[Any], Any], symbolic: Callable[[Any], Any]) -> C
 
 def _tensor(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
-    def tensor(data: Any, **options: Any) -> Any:
+    def tensor(*data: Any, **options: Any) -> Any:
         if not _holds_symbol(data):
-            return original(data, **options)
-        return tensor_of_numbers(data, **{name: value for name, value in options.items() if name != "copy"})
+            return original(*data, **options)
+        return tensor_of_numbers(*data, **{name: value for name, value in options.items() if name != "copy"})
 
     return tensor
 
 
 def _new_tensor(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
-    def new_tensor(self: torch.Tensor, data: Any, **options: Any) -> Any:
+    def new_tensor(self: torch.Tensor, *data: Any, **options: Any) -> Any:
         if not _holds_symbol(data):
-            return original(self, data, **options)
-        return tensor_of_numbers(data, **{"dtype": self.dtype, "device": self.device} | options)
+            return original(self, *data, **options)
+        return tensor_of_numbers(*data, **{"dtype": self.dtype, "device": self.device} | options)
 
     return new_tensor
 
