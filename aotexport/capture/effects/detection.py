@@ -1,7 +1,7 @@
 """Functions of torchvision's detectors that loop or branch on data, in a form that serves any number of boxes.
 
 Source: torchvision 0.28, `torchvision/ops/boxes.py`, `batched_nms`; `torchvision/models/detection/roi_heads.py`,
-`paste_masks_in_image`.
+`heatmaps_to_keypoints`, `paste_masks_in_image`.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from aotexport.process.patches import Patch
 
 _CALLERS = {
     "batched_nms": "torchvision.ops.boxes",
+    "heatmaps_to_keypoints": "torchvision.models.detection.roi_heads",
     "paste_masks_in_image": "torchvision.models.detection.transform",
 }
 """Where detectors find each function."""
@@ -71,6 +72,46 @@ def batched_nms(boxes: torch.Tensor, scores: torch.Tensor, idxs: torch.Tensor, i
 def _places(order: torch.Tensor, boxes: torch.Tensor) -> torch.Tensor:
     """Return the place of each box in an order of some of them, -1 for others: branches return tensors of one size."""
     return torch.full_like(boxes, -1).index_copy(0, order, torch.arange(len(order), device=order.device))
+
+
+def heatmaps_to_keypoints(maps: torch.Tensor, rois: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return where each heatmap, resized to its box, is the greatest.
+
+    Args:
+        maps: `[boxes, keypoints, side, side]`.
+        rois: left, top, right and bottom in pixels, `[boxes, 4]`.
+
+    Returns:
+        x, y and 1, `[boxes, keypoints, 3]`; the greatest values, `[boxes, keypoints]`.
+    """
+    count = maps.shape[1]
+    sizes = (rois[:, 2:] - rois[:, :2]).clamp(min=1)
+    whole = sizes.ceil()
+
+    def one(
+        index: torch.Tensor, places: torch.Tensor, scores: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        row = index[None]
+        width, height = whole[row][0].to(torch.int64).tolist()
+        resized = functional.interpolate(
+            maps[row][0][:, None], size=(height, width), mode="bicubic", align_corners=False
+        )[:, 0]
+        best = resized.reshape(count, -1).argmax(dim=1)
+        x = best % width
+        y = torch.div(best - x, width, rounding_mode="floor")
+        pixel, corner = sizes[row][0] / whole[row][0], rois[row][0]
+        place = [(x.float() + 0.5) * pixel[0] + corner[0], (y.float() + 0.5) * pixel[1] + corner[1]]
+        score = resized[torch.arange(count, device=maps.device), y, x]
+        place = torch.stack([*place, torch.ones_like(place[0])])[None]
+        return index + 1, places.index_copy(0, row, place), scores.index_copy(0, row, score[None])
+
+    start = (
+        torch.zeros((), dtype=torch.int64, device=maps.device),
+        torch.zeros(len(rois), 3, count, device=maps.device),
+        torch.zeros(len(rois), count, device=maps.device),
+    )
+    _, places, scores = torch.while_loop(lambda index, *_: index < len(rois), one, start)
+    return places.permute(0, 2, 1), scores
 
 
 def paste_masks_in_image(

@@ -8,7 +8,7 @@ from torch.nn import functional
 
 import aotexport
 import aotexport_runtime
-from aotexport.capture.effects.detection import batched_nms, paste_masks_in_image
+from aotexport.capture.effects.detection import batched_nms, heatmaps_to_keypoints, paste_masks_in_image
 
 # Torchvision calls it.
 pytestmark = pytest.mark.filterwarnings("ignore:`create_unbacked_symint` is deprecated:FutureWarning")
@@ -135,3 +135,44 @@ def test_loaded_detector_serves_any_number_of_boxes(tmp_path):
     assert [len(found) for found in loaded(boxes, scores * 0, classes)] == [0, 0]
     few = torch.where(torch.arange(20) == 3, scores + 1, scores * 0)
     assert [len(found) for found in loaded(boxes, few, classes)] == [1, 1]
+
+
+def best_places(maps, boxes):
+    """Return where each resized map is the greatest, one box after the other: torchvision 0.28's result."""
+    places, scores = torch.zeros(len(boxes), maps.shape[1], 3), torch.zeros(len(boxes), maps.shape[1])
+    for index, (left, top, right, bottom) in enumerate(boxes):
+        width, height = (right - left).clamp(min=1), (bottom - top).clamp(min=1)
+        size = int(height.ceil()), int(width.ceil())
+        resized = functional.interpolate(maps[index][:, None], size=size, mode="bicubic", align_corners=False)[:, 0]
+        for keypoint, image in enumerate(resized):
+            best = int(image.argmax())
+            x = (best % size[1] + 0.5) * (width / size[1]) + left
+            y = (best // size[1] + 0.5) * (height / size[0]) + top
+            places[index, keypoint] = torch.stack([x, y, torch.ones(())])
+            scores[index, keypoint] = image.flatten()[best]
+    return places, scores
+
+
+class Keypoints(torch.nn.Module):
+    """Finds keypoints in the boxes with a score."""
+
+    def forward(self, maps, boxes, scores):
+        kept = torch.where(scores > 0.5)[0]
+        return heatmaps_to_keypoints(maps[kept], boxes[kept])
+
+
+def test_loaded_keypoints_are_those_of_a_loop_for_any_number_of_boxes(tmp_path):
+    def example(count):
+        boxes, scores, _ = crowd(count)
+        return torch.randn(count, 3, SIDE, SIDE), boxes, scores
+
+    count = torch.export.Dim("count", min=1, max=100)
+    aotexport.export(
+        Keypoints(), example(6), output=tmp_path / "bundle", dynamic_shapes=({0: count},) * 3, programs=["infer"]
+    )
+    loaded = aotexport_runtime.load(tmp_path / "bundle")
+    for maps, boxes, scores in map(example, (6, 15)):
+        kept = scores > 0.5
+        torch.testing.assert_close(loaded(maps, boxes, scores), best_places(maps[kept], boxes[kept]))
+    maps, boxes, scores = example(4)
+    assert [found.shape for found in loaded(maps, boxes, scores * 0)] == [(0, 3, 3), (0, 3)]
