@@ -279,7 +279,7 @@ def general_sizes_kept(assumed: Callable[[Any], None]) -> Iterator[None]:
     reshapes = _Reshapes()
 
     def general(condition: Any, default: bool) -> bool:
-        if not isinstance(condition, torch.SymBool) or not condition.node.has_hint():
+        if reshapes.squeezes or not isinstance(condition, torch.SymBool) or not condition.node.has_hint():
             return original(condition, default)
         expression = condition.node.expr
         free = reshapes.running or _asks_for_zero_or_one(expression)
@@ -310,7 +310,7 @@ class _Reshapes:
     OPERATORS = (torch.ops.aten.reshape.default, torch.ops.aten.flatten.using_ints)
 
     def __init__(self) -> None:
-        self.running = 0
+        self.running = self.squeezes = False
 
     def patches(self, general: Callable[[Any, bool], bool]) -> list[Patch]:
         """Return the patches.
@@ -319,6 +319,7 @@ class _Reshapes:
             general: answers a condition with its default, see `general_sizes_kept`.
         """
         view, call, guard = _refs._reshape_view_helper, proxy_tensor.proxy_call, SymNode.guard_bool
+        drop, views = _refs.squeeze, False
 
         def guard_bool(node: Any, file: str, line: int) -> bool:
             if self.running and isinstance(node.expr, sympy.Eq | sympy.Ne) and 1 in node.expr.args:
@@ -326,30 +327,47 @@ class _Reshapes:
             return guard(node, file, line)
 
         def proxy_call(mode: Any, func: Any, *args: Any) -> Any:
-            with self._set(self.running + (func in self.OPERATORS)):
+            with self._set(running=self.running or func in self.OPERATORS):
                 return call(mode, func, *args)
 
         def reshape_view_helper(tensor: torch.Tensor, *shape: Any, allow_copy: bool) -> torch.Tensor:
-            with self._set(0):
+            nonlocal views
+            with self._set(running=False):
                 if is_contiguous_or_false(tensor):
                     sizes = infer_size(extract_shape_from_varargs(shape, validate=False), tensor.numel())
                     return tensor.as_strided(sizes, make_contiguous_strides_for(sizes))
-                return view(tensor, *shape, allow_copy=allow_copy)
+                views = True
+                try:
+                    return view(tensor, *shape, allow_copy=allow_copy)
+                finally:
+                    views = False
+
+        def squeeze(tensor: torch.Tensor, dim: Any = None) -> torch.Tensor:
+            found = drop(tensor, dim)
+            if not views or found.ndim < tensor.ndim:
+                return found
+            # Torch tries again until the axis is gone.
+            with self._set(squeezes=True):
+                return drop(tensor, dim)
 
         reason = "Hold no sizes of reshapes to other numbers than 1"
         return [
             Patch(SymNode, "guard_bool", guard_bool, reason),
             Patch(proxy_tensor, "proxy_call", proxy_call, reason),
             Patch(_refs, "_reshape_view_helper", reshape_view_helper, reason),
+            Patch(
+                _refs, "squeeze", squeeze, "Hold a size to 1 where a view drops its axis, which torch retries for ever"
+            ),
         ]
 
     @contextlib.contextmanager
-    def _set(self, running: int) -> Iterator[None]:
-        before, self.running = self.running, running
+    def _set(self, **values: bool) -> Iterator[None]:
+        before = dict(vars(self))
+        vars(self).update(values)
         try:
             yield
         finally:
-            self.running = before
+            vars(self).update(before)
 
 
 def _is(size: Any, value: int) -> bool:
