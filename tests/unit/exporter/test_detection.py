@@ -97,10 +97,10 @@ def crowd(count):
     return boxes, scores, torch.randint(0, 7, (count,), generator=generator)
 
 
-def best(boxes, scores, classes):
+def best(boxes, scores, classes, threshold=0.5):
     """Return the boxes that no better one of their class overlaps, the best first."""
-    kept = [torch.where(classes == own)[0][nms(boxes[classes == own], scores[classes == own], 0.5)] for own in range(7)]
-    kept = torch.cat(kept).sort()[0]
+    of_class = [torch.where(classes == own)[0] for own in range(7)]
+    kept = torch.cat([own[nms(boxes[own], scores[own], threshold)] for own in of_class]).sort()[0]
     return kept[scores[kept].sort(stable=len(boxes) <= 1000, descending=True)[1]]
 
 
@@ -114,12 +114,16 @@ def test_boxes_of_each_class_are_suppressed_apart(count):
 class Detector(torch.nn.Module):
     """Suppresses the boxes with a score: how many, only the data know."""
 
+    def __init__(self, suppress=batched_nms):
+        super().__init__()
+        self.suppress = suppress
+
     def forward(self, boxes, scores, classes):
         kept = torch.where(scores > 0.3)[0]
         boxes, scores, classes = boxes[kept], scores[kept], classes[kept]
-        kept = batched_nms(boxes, scores, classes, 0.5)
-        best = batched_nms(boxes[kept], scores[kept], torch.zeros_like(classes[kept]), 0.7)
-        return boxes[kept][best], classes[kept][best]
+        kept = self.suppress(boxes, scores, classes, 0.5)
+        among_all = self.suppress(boxes[kept], scores[kept], torch.zeros_like(classes[kept]), 0.3)
+        return boxes[kept][among_all], classes[kept][among_all]
 
 
 @pytest.mark.usefixtures("suppression")
@@ -128,9 +132,9 @@ def test_loaded_detector_serves_any_number_of_boxes(tmp_path):
     aotexport.export(
         Detector(), crowd(50), output=tmp_path / "bundle", dynamic_shapes=({0: count},) * 3, programs=["infer"]
     )
-    loaded = aotexport_runtime.load(tmp_path / "bundle", operator_namespaces=["torchvision"])
+    loaded, eager = aotexport_runtime.load(tmp_path / "bundle", operator_namespaces=["torchvision"]), Detector(best)
     for boxes, scores, classes in map(crowd, (50, 1, 1600)):
-        assert all(map(torch.equal, loaded(boxes, scores, classes), Detector()(boxes, scores, classes)))
+        assert all(map(torch.equal, loaded(boxes, scores, classes), eager(boxes, scores, classes)))
     boxes, scores, classes = crowd(20)
     assert [len(found) for found in loaded(boxes, scores * 0, classes)] == [0, 0]
     few = torch.where(torch.arange(20) == 3, scores + 1, scores * 0)

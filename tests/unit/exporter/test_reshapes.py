@@ -22,7 +22,7 @@ def rounded(environment, name):
     source = ConstantSource(name)
     symbol = environment.create_symbol(2, source=source, dynamic_dim=DimDynamic.DYNAMIC)
     size = environment.create_symintnode(symbol, hint=2, source=source)
-    return (torch.sym_int(torch.sym_float(size) * 0.5) - 1) // 128 + 1
+    return (torch.sym_max(torch.sym_int(torch.sym_float(size) * 0.5), 1) - 1) // 128 + 1
 
 
 def test_view_that_needs_a_size_of_one_drops_its_axis_once(environment, monkeypatch):
