@@ -73,7 +73,7 @@ def _memory(spec: dict[str, Any]) -> dict[str, Any]:
 
 
 def _job(spec: dict[str, Any]) -> Any:
-    from benchmarks.actions import Job
+    from benchmarks.job import Job
     from benchmarks.models import MODELS
     from benchmarks.systems import SYSTEMS
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.models import call
 
 if TYPE_CHECKING:
-    from benchmarks.actions import Job
+    from benchmarks.job import Job
 
 _TIMEOUT = timedelta(minutes=10)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.systems.eager import EAGER
 
 if TYPE_CHECKING:
-    from benchmarks.actions import Job
+    from benchmarks.job import Job
 
 _RANK, _ALPHA = 8, 16
 

@@ -19,7 +19,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.actions import ACTIONS, Action, Job
+from benchmarks.actions import ACTIONS, Action
+from benchmarks.job import Job
 from benchmarks.meters import allocated_nbytes, cpu_s, peak_nbytes, wall_s
 from benchmarks.models import MODELS
 from benchmarks.sharing import SharedStep, join

@@ -27,7 +27,7 @@ from aotexport.capture.trace.trace import Trace, trace_graph
 from aotexport.eager.reshaped_state import only_prepares
 from aotexport.errors import ExportFailed
 from aotexport.model.refusals import attempt
-from aotexport.torch_internals.patches import zero_and_one_symbolic
+from aotexport.torch_internals.general_sizes import zero_and_one_symbolic
 from aotexport.torch_internals.tracing import stamped
 
 _MARKS = (enter_checkpoint, exit_checkpoint)

@@ -30,8 +30,9 @@ from aotexport.model.call import ExampleCall
 from aotexport.process.patches import Patch, patched
 from aotexport.torch_internals.applications import applied_functions
 from aotexport.torch_internals.calls import tree_map
+from aotexport.torch_internals.general_sizes import sizes_from_zero
 from aotexport.torch_internals.names import AutogradFunctionApply, export_to_torch_operators
-from aotexport.torch_internals.patches import forward_mode_rules_hidden, sizes_from_zero
+from aotexport.torch_internals.patches import forward_mode_rules_hidden
 from aotexport.values.polynomials import quick_simplification
 
 

@@ -15,9 +15,9 @@ from aotexport.lower.onnx.provenance import provenance
 from aotexport.lower.onnx.rebuild import Rebuilt
 from aotexport.model.refusals import attempt
 from aotexport.process.quiet import quiet
+from aotexport.torch_internals.general_sizes import sizes_of_any_value
 from aotexport.torch_internals.names import OpOverload
 from aotexport.torch_internals.onnx_translations import translations_read_once
-from aotexport.torch_internals.patches import sizes_of_any_value
 from aotexport_runtime.errors import first_line
 from aotexport_runtime.schema.program import ArgumentInput, Program, StateInput
 from aotexport_runtime.schema.sizes import Size, SizeExpression

@@ -9,7 +9,7 @@ from torch._dynamo.source import ConstantSource  # noqa: TID251
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: TID251
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv  # noqa: TID251
 
-from aotexport.torch_internals.patches import general_sizes_kept
+from aotexport.torch_internals.general_sizes import general_sizes_kept
 
 
 @pytest.fixture
