@@ -82,7 +82,7 @@ def general_sizes_kept(assumed: Callable[[Any], None]) -> Iterator[None]:
     reshapes = _Reshapes()
 
     def general(condition: Any, default: bool) -> bool:
-        if reshapes.squeezes or not isinstance(condition, torch.SymBool) or not condition.node.has_hint():
+        if reshapes.squeezing or not isinstance(condition, torch.SymBool) or not condition.node.has_hint():
             return original(condition, default)
         expression = condition.node.expr
         free = reshapes.running or _asks_for_zero_or_one(expression)
@@ -106,6 +106,11 @@ def general_sizes_kept(assumed: Callable[[Any], None]) -> Iterator[None]:
 class _Reshapes:
     """Lets reshapes copy where not all sizes let them be views, and views of contiguous tensors ask for no sizes.
 
+    Attributes:
+        running: whether a reshape runs, which may copy.
+        viewing: whether a view is made.
+        squeezing: whether an axis must go for it, so that its size is held to 1.
+
     Source: torch 2.13, `torch/_refs/__init__.py`, `_reshape_view_helper`; `aten/src/ATen/TensorUtils.cpp`,
     `computeStride`.
     """
@@ -113,7 +118,7 @@ class _Reshapes:
     OPERATORS = (torch.ops.aten.reshape.default, torch.ops.aten.flatten.using_ints)
 
     def __init__(self) -> None:
-        self.running = self.squeezes = False
+        self.running = self.viewing = self.squeezing = False
 
     def patches(self, general: Callable[[Any, bool], bool]) -> list[Patch]:
         """Return the patches.
@@ -122,7 +127,7 @@ class _Reshapes:
             general: answers a condition with its default, see `general_sizes_kept`.
         """
         view, call, guard = _refs._reshape_view_helper, proxy_tensor.proxy_call, SymNode.guard_bool
-        drop, views = _refs.squeeze, False
+        drop = _refs.squeeze
 
         def guard_bool(node: Any, file: str, line: int) -> bool:
             if self.running and isinstance(node.expr, sympy.Eq | sympy.Ne) and 1 in node.expr.args:
@@ -134,23 +139,18 @@ class _Reshapes:
                 return call(mode, func, *args)
 
         def reshape_view_helper(tensor: torch.Tensor, *shape: Any, allow_copy: bool) -> torch.Tensor:
-            nonlocal views
-            with self._set(running=False):
-                if is_contiguous_or_false(tensor):
-                    sizes = infer_size(extract_shape_from_varargs(shape, validate=False), tensor.numel())
-                    return tensor.as_strided(sizes, make_contiguous_strides_for(sizes))
-                views = True
-                try:
+            with self._set(running=False, viewing=True):
+                if not is_contiguous_or_false(tensor):
                     return view(tensor, *shape, allow_copy=allow_copy)
-                finally:
-                    views = False
+                sizes = infer_size(extract_shape_from_varargs(shape, validate=False), tensor.numel())
+                return tensor.as_strided(sizes, make_contiguous_strides_for(sizes))
 
         def squeeze(tensor: torch.Tensor, dim: Any = None) -> torch.Tensor:
             found = drop(tensor, dim)
-            if not views or found.ndim < tensor.ndim:
+            if not self.viewing or found.ndim < tensor.ndim:
                 return found
             # Torch tries again until the axis is gone.
-            with self._set(squeezes=True):
+            with self._set(squeezing=True):
                 return drop(tensor, dim)
 
         reason = "Hold no sizes of reshapes to other numbers than 1"
@@ -171,6 +171,16 @@ class _Reshapes:
             yield
         finally:
             vars(self).update(before)
+
+
+def is_row_major(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor is known to be laid out row by row without gaps."""
+    expected: Any = 1
+    for size, step in zip(reversed(tensor.shape), reversed(tensor.stride()), strict=True):
+        if not symbolic_shapes.statically_known_true(step == expected):
+            return False
+        expected = expected * size
+    return True
 
 
 def _is(size: Any, value: int) -> bool:

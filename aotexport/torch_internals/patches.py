@@ -12,12 +12,11 @@ from torch._decomp import decompositions
 
 # Operators whose result sizes fake kernels do not know.
 from torch._library.fake_impl import FakeImplCtx, set_ctx_getter
-from torch._prims_common import make_contiguous_strides_for
 from torch._subclasses.fake_impls import op_implementations_checks
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx.experimental import symbolic_shapes
 
 from aotexport.process.patches import Patch, patched
+from aotexport.torch_internals.general_sizes import is_row_major
 
 _as_in_eager: ContextVar[bool] = ContextVar("_as_in_eager", default=False)
 
@@ -98,7 +97,7 @@ def convolution_choice_unguarded(fake_mode: FakeTensorMode) -> Iterator[None]:
 
     def general(image: torch.Tensor, weight: torch.Tensor, kernel: Any) -> Any:
         # An image of one pixel may have any layout: the result is laid out as its shape says.
-        return None if all(map(_is_row_major, (image, weight))) else layout(image, weight, kernel)
+        return None if all(map(is_row_major, (image, weight))) else layout(image, weight, kernel)
 
     reason = "Hold no sizes to those for which torch picks the same kernel of a convolution"
     with patched(
@@ -106,12 +105,6 @@ def convolution_choice_unguarded(fake_mode: FakeTensorMode) -> Iterator[None]:
         Patch(torch._C, "_conv_determine_backend_memory_format", general, reason),
     ):
         yield
-
-
-def _is_row_major(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor is contiguous whatever its sizes are."""
-    steps = zip(tensor.stride(), make_contiguous_strides_for(tensor.shape), strict=True)
-    return all(symbolic_shapes.statically_known_true(step == expected) for step, expected in steps)
 
 
 @contextlib.contextmanager
@@ -167,13 +160,13 @@ def fake_kernels(kernels: Mapping[Any, Callable[..., Any]]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def constants_in_branches() -> Iterator[None]:
-    """Let numbers that branches and loops use be constants, also where code of one place uses other numbers later.
+    """Let floats that branches and loops use be constants, also where the same code runs with another one later.
 
-    Source: torch 2.13, `torch/_dynamo/variables/builder.py`, `wrap_symfloat`, `wrap_symint`.
+    Source: torch 2.13, `torch/_dynamo/variables/builder.py`, `wrap_symfloat`.
     """
     from torch._dynamo import config
 
-    with config.patch(specialize_float=True, specialize_int=True):
+    with config.patch(specialize_float=True):
         yield
 
 

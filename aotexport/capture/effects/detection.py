@@ -14,24 +14,22 @@ from torch.nn import functional
 
 from aotexport.process.patches import Patch
 
-_CALLERS = {
-    "batched_nms": "torchvision.ops.boxes",
-    "heatmaps_to_keypoints": "torchvision.models.detection.roi_heads",
-    "paste_masks_in_image": "torchvision.models.detection.transform",
-}
-"""Where detectors find each function."""
-
 _FEW = {"cpu": 4000}
 """Numbers in boxes, by device, up to which torchvision suppresses the boxes of all classes at once."""
 _FEW_ELSEWHERE = 100_000
 
 
 def patches() -> list[Patch]:
-    """Return the patches of the functions whose modules are loaded."""
+    """Return the patches of the functions, where detectors find them, whose modules are loaded."""
+    replacements = {
+        "torchvision.ops.boxes": batched_nms,
+        "torchvision.models.detection.roi_heads": heatmaps_to_keypoints,
+        "torchvision.models.detection.transform": paste_masks_in_image,
+    }
     return [
-        Patch(module, name, globals()[name], "Serve any number of boxes")
-        for name, path in _CALLERS.items()
-        if (module := sys.modules.get(path)) is not None
+        Patch(sys.modules[path], function.__name__, function, "Serve any number of boxes")
+        for path, function in replacements.items()
+        if path in sys.modules
     ]
 
 
@@ -71,7 +69,7 @@ def batched_nms(boxes: torch.Tensor, scores: torch.Tensor, idxs: torch.Tensor, i
 
 def _places(order: torch.Tensor, boxes: torch.Tensor) -> torch.Tensor:
     """Return the place of each box in an order of some of them, -1 for others: branches return tensors of one size."""
-    return torch.full_like(boxes, -1).index_copy(0, order, torch.arange(len(order), device=order.device))
+    return torch.full_like(boxes, -1).index_copy(0, order, torch.arange(order.shape[0], device=order.device))
 
 
 def heatmaps_to_keypoints(maps: torch.Tensor, rois: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -107,10 +105,10 @@ def heatmaps_to_keypoints(maps: torch.Tensor, rois: torch.Tensor) -> tuple[torch
 
     start = (
         torch.zeros((), dtype=torch.int64, device=maps.device),
-        torch.zeros(len(rois), 3, count, device=maps.device),
-        torch.zeros(len(rois), count, device=maps.device),
+        torch.zeros(rois.shape[0], 3, count, device=maps.device),
+        torch.zeros(rois.shape[0], count, device=maps.device),
     )
-    _, places, scores = torch.while_loop(lambda index, *_: index < len(rois), one, start)
+    _, places, scores = torch.while_loop(lambda index, *_: index < rois.shape[0], one, start)
     return places.permute(0, 2, 1), scores
 
 

@@ -17,7 +17,6 @@ from aotexport.capture.functional.hidden_aliases import written_hidden_alias
 from aotexport.capture.functional.mistaken_layouts import mistaken_layout
 from aotexport.capture.functional.mutating_operators import nest_mutating_calls
 from aotexport.capture.functional.overlapping_views import contiguous_tangents
-from aotexport.capture.functional.random_layouts import is_row_major
 from aotexport.capture.functional.recomputed import recompute_checkpoints
 from aotexport.capture.functional.resized_outputs import resizes_input
 from aotexport.capture.functional.retrace import Analysis, Retrace, hidden_values
@@ -32,6 +31,7 @@ from aotexport.model.refusals import attempt
 from aotexport.model.source_lines import described
 from aotexport.torch_internals.checks import insert_data_dependent_checks, unchecked_assumption
 from aotexport.torch_internals.functional import FunctionalCapture, capture_functional
+from aotexport.torch_internals.general_sizes import is_row_major
 from aotexport.torch_internals.launches import DeviceModel, triton_target
 from aotexport.torch_internals.patches import dropout_between_layers, onednn_disabled
 from aotexport.torch_internals.tracing import current_tracer, node_meta_preserved

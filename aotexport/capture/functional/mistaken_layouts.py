@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch.fx.node import map_arg
 
-from aotexport.capture.functional.random_layouts import is_row_major
 from aotexport.torch_internals.calls import tree_map
+from aotexport.torch_internals.general_sizes import is_row_major
 from aotexport.torch_internals.names import OpOverload
 
 _TAKEN_APART = frozenset(

@@ -12,8 +12,6 @@ from typing import Any
 
 import torch
 
-from aotexport.torch_internals.names import statically_known_true
-
 aten = torch.ops.aten
 
 _SLOPE = 1.7580993408473766
@@ -47,13 +45,3 @@ DRAWN_IN_MEMORY: dict[Any, Callable[..., torch.Tensor]] = {
 
 MADE_CONTIGUOUS = (aten.rrelu.default, aten.rrelu_with_noise.default)
 """Operators whose results are contiguous in eager, and laid out as the argument in their functional forms."""
-
-
-def is_row_major(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor is known to be laid out row by row without gaps."""
-    expected: Any = 1
-    for size, step in zip(reversed(tensor.shape), reversed(tensor.stride()), strict=True):
-        if not statically_known_true(step == expected):
-            return False
-        expected = expected * size
-    return True

@@ -10,11 +10,12 @@ from typing import Any
 import torch
 
 from aotexport.capture.functional.overlapping_views import OverlappingView, asks_for_size
-from aotexport.capture.functional.random_layouts import DRAWN_IN_MEMORY, MADE_CONTIGUOUS, is_row_major
+from aotexport.capture.functional.random_layouts import DRAWN_IN_MEMORY, MADE_CONTIGUOUS
 from aotexport.capture.functional.shared_casts import Cast
 from aotexport.capture.trace.forward_capture import ForwardCapture
 from aotexport.torch_internals.calls import FakeTensor, tree_leaves
 from aotexport.torch_internals.checks import knows_data_dependent_numbers
+from aotexport.torch_internals.general_sizes import is_row_major
 from aotexport.torch_internals.names import OpOverload
 from aotexport.torch_internals.tracing import REQUIRES_GRAD
 

@@ -24,16 +24,14 @@ import torch
 from torch import nn
 
 from aotexport.capture.effects.arithmetic import symbolic_arithmetic
-from aotexport.capture.trace.fakes import integer_hint
+from aotexport.capture.trace.fakes import integer_hint, sizes_of_data
 from aotexport.errors import ExportFailed
 from aotexport.model.call import ExampleCall
 from aotexport.process.patches import Patch, patched
 from aotexport.torch_internals.applications import applied_functions
 from aotexport.torch_internals.calls import tree_map
-from aotexport.torch_internals.general_sizes import sizes_from_zero
 from aotexport.torch_internals.names import AutogradFunctionApply, export_to_torch_operators
 from aotexport.torch_internals.patches import forward_mode_rules_hidden
-from aotexport.values.polynomials import quick_simplification
 
 
 @dataclass(frozen=True)
@@ -73,7 +71,7 @@ def _exported(strict: bool) -> Callable[[ExampleCall], nn.Module]:
         module = call.callable if isinstance(call.callable, nn.Module) else _FunctionModule(call)
         shapes = _dynamic_shapes(call)
         arithmetic = contextlib.nullcontext() if strict else symbolic_arithmetic(call.callable, call.module)
-        with _silent(), _without_functions(), _without_hooks(), arithmetic, _any_size():
+        with _silent(), _without_functions(), _without_hooks(), arithmetic, sizes_of_data():
             program = torch.export.export(module, call.args, call.kwargs, dynamic_shapes=shapes, strict=strict)
         # Guards of the export on dynamic sizes become guards of the trace that follows.
         return program.module(check_guards=shapes is not None)
@@ -84,7 +82,7 @@ def _exported(strict: bool) -> Callable[[ExampleCall], nn.Module]:
 def _with_functions(call: ExampleCall) -> nn.Module:
     module = call.callable if isinstance(call.callable, nn.Module) else _FunctionModule(call)
     # Dynamo takes no function with a rule of forward-mode AD, which a bundle does not hold anyway.
-    with _silent(), _without_hooks(), forward_mode_rules_hidden(), _any_size():
+    with _silent(), _without_hooks(), forward_mode_rules_hidden(), sizes_of_data():
         return export_to_torch_operators(module, call.args, call.kwargs, dynamic_shapes=_dynamic_shapes(call))
 
 
@@ -98,11 +96,6 @@ def _silent() -> Iterator[None]:
             yield
     finally:
         logging.disable(disabled)
-
-
-def _any_size() -> contextlib.AbstractContextManager[None]:
-    """Let torch assume little about sizes of data, and simplify those of inputs quickly."""
-    return patched(quick_simplification(), sizes_from_zero())
 
 
 @contextlib.contextmanager
