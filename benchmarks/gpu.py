@@ -20,6 +20,7 @@ import torch
 from aotexport_runtime import CudaRuntime, load
 from aotexport_runtime.engines.cuda import engine
 from aotexport_runtime.engines.cuda.tuning import device_time
+from tests.gpu.light import fill
 from tests.gpu.models import LARGE, SMALL, make
 
 WARM_UPS, REPETITIONS = 10, 30
@@ -176,6 +177,8 @@ def main() -> None:
             from tests.gpu.build import build
 
             build(bundles, options.models)
+        for model in options.models:
+            fill(bundles / model)
         name = torch.cuda.get_device_name() if options.device == "cuda" else "CPU"
         print(f"{name}, torch {torch.__version__}\n")
         for line in speeds(options.models, bundles, options.device):

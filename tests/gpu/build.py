@@ -1,4 +1,7 @@
-"""`python -m tests.gpu.build DIRECTORY [MODEL ...]`: export the models for machines that cannot."""
+"""`python -m tests.gpu.build DIRECTORY [MODEL ...]`: export the models for machines that cannot.
+
+Large ones are written without weights, which the benchmark makes again.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import aotexport
+from tests.gpu.light import make_light
 from tests.gpu.models import LARGE, SMALL, make
 
 
@@ -18,5 +22,13 @@ def build(directory: Path, names: Iterable[str], target: str = "cuda") -> None:
             aotexport.export(model, args, output=directory / name, targets=(target,), verify=False)
 
 
+def main(directory: Path, names: Iterable[str]) -> None:
+    """Write the bundles, the large ones light."""
+    for name in names:
+        build(directory, [name])
+        if name in LARGE:
+            make_light(directory / name)
+
+
 if __name__ == "__main__":
-    build(Path(sys.argv[1]), sys.argv[2:] or [*SMALL, *LARGE])
+    main(Path(sys.argv[1]), sys.argv[2:] or [*SMALL, *LARGE])
