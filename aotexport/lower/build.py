@@ -43,6 +43,21 @@ def with_lowered(
     return dataclasses.replace(program, lowered={CUDA: lowered})
 
 
+def with_results_apart(program: EncodedProgram) -> EncodedProgram:
+    """Return a program whose kernels share memory with inputs only where its functional graph does."""
+    functional = program.record.functional
+    if CUDA not in program.lowered or functional is None:
+        return program
+    from aotexport.lower.cuda.sharing import unshared
+
+    lowered = program.lowered[CUDA]
+    file = lowered.record.forward
+    graph = unshared(lowered.graphs[file], program.graphs[functional.file], functional)
+    return dataclasses.replace(
+        program, lowered={CUDA: dataclasses.replace(lowered, graphs={**lowered.graphs, file: graph})}
+    )
+
+
 def _noted(program: EncodedProgram, reason: str) -> EncodedProgram:
     note = f"program {program.record.name} has no kernels: {reason}"
     return dataclasses.replace(program, notes=(*program.notes, note))

@@ -68,7 +68,7 @@ def recipe(name: str, model: nn.Module) -> Recipe:
     ids = torch.arange(1, 1 + _BATCH * _PROMPT).reshape(_BATCH, _PROMPT) % 8
     mask = torch.ones_like(ids)
     mask[0, 0] = 0
-    tokens = ids[:, :1]
+    tokens = ids[:, :1].contiguous()
     first = (ids, mask, tokens) if name == "seq2seq" else (ids, mask)
     with torch.no_grad():
         _, cache = made.prefill(*first)

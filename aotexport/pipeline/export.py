@@ -23,7 +23,7 @@ from aotexport.pipeline.options import ExportOptions
 from aotexport.pipeline.record import record_calls, write_calls
 from aotexport.pipeline.report import complete_notes, report_of
 from aotexport.pipeline.targets import compile_kernels, compile_libraries
-from aotexport.pipeline.verify import verify_graphs, verify_libraries
+from aotexport.pipeline.verify import check_kernels, verify_graphs, verify_libraries
 from aotexport.pipeline.write import write_bundle, write_weights
 from aotexport.process.clock import Clock, Progress
 from aotexport.process.deep_stack import deep_stack
@@ -166,6 +166,7 @@ def export_as(
                 draft = verify_libraries(draft, directory, eager, clock)
                 draft = complete_notes(draft)
                 manifest = write_bundle(draft, directory)
+                check_kernels(draft, directory)
                 if options.onnx is not None:
                     manifest, found = add_onnx(
                         directory, options.onnx, verify=bool(options.verify), progress=clock.stage

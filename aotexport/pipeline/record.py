@@ -7,6 +7,7 @@ from pathlib import Path
 
 from aotexport.eager.failing_example import refuse_failing_example
 from aotexport.encode.program import EncodedProgram
+from aotexport.lower.build import with_results_apart
 from aotexport.model.programs import ProgramSpec
 from aotexport.model.state import State
 from aotexport.pipeline.bundle_draft import BundleDraft
@@ -34,7 +35,7 @@ def record_calls(draft: BundleDraft, directory: Path, clock: Clock) -> BundleDra
         for done, (spec, program) in enumerate(zip(draft.specs, draft.programs, strict=True)):
             clock.count(done, len(draft.specs))
             program, recorded = _recorded(spec, draft.state, program, draft.options.verification)
-            programs.append(program)
+            programs.append(with_results_apart(program))
             vectors += recorded
     give_back_freed_memory()
     return replace(draft, programs=tuple(programs), vectors=tuple(vectors))

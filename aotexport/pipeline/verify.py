@@ -7,6 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from aotexport.encode.program import EncodedProgram
+from aotexport.lower.build import CUDA
+from aotexport.model.refusals import internal_error
 from aotexport.pipeline.bundle_draft import BundleDraft
 from aotexport.pipeline.write import write_bundle
 from aotexport.process.clock import Clock
@@ -15,6 +17,8 @@ from aotexport.vectors.record import without_vectors
 from aotexport.vectors.small_sizes import beyond_ranges
 from aotexport.verify.bundles import verify_bundle, verify_targets
 from aotexport.verify.fresh import FreshProcess
+from aotexport_runtime.bundle.read import open_bundle
+from aotexport_runtime.errors import BundleInvalid
 from aotexport_runtime.schema.manifest import Manifest
 
 
@@ -58,6 +62,24 @@ def verify_libraries(draft: BundleDraft, directory: Path, eager: EagerErrors, cl
     programs, found = verify_targets(directory, draft.programs, levels, rewrite, eager)
     comparisons = (*draft.comparisons, *found)
     return replace(draft, programs=tuple(programs), comparisons=comparisons, judged=dict(eager.notes))
+
+
+def check_kernels(draft: BundleDraft, directory: Path) -> None:
+    """Read the graphs that launch kernels as a machine with a GPU reads them: nothing here runs them.
+
+    Raises:
+        InternalError: a loader would refuse them.
+    """
+    if not draft.options.targets.cuda:
+        return
+    bundle = open_bundle(directory, check_digests=False)
+    try:
+        for name in bundle.program_names:
+            if bundle.has_target(CUDA, name):
+                for backward in (False, True)[: 1 if bundle.lowered(CUDA, name).backward is None else 2]:
+                    bundle.lowered_graph(CUDA, name, backward=backward)
+    except BundleInvalid as error:
+        raise internal_error("lower to kernels", error) from error
 
 
 def _rewrite(draft: BundleDraft, directory: Path) -> Callable[[Sequence[EncodedProgram]], Manifest]:

@@ -35,7 +35,7 @@ from torch._inductor.codegen.common import FileBackedGraphModule
 from torch._inductor.codegen.wrapper import KernelCallLine, KernelDefinitionLine, SymbolicCallArg, WrapperLine
 from torch._inductor.codegen.wrapper_fxir import FxConverter, WrapperFxCodegen
 from torch._inductor.decomposition import select_decomp_table
-from torch._inductor.ir import IRNode
+from torch._inductor.ir import IRNode, NonOwningLayout
 from torch._inductor.runtime.hints import DeviceProperties
 from torch._inductor.runtime.triton_helpers import get_constexprs
 from torch._inductor.runtime.triton_heuristics import CachingAutotuner, GridExpr
@@ -61,6 +61,7 @@ __all__ = [
     "IRNode",
     "KernelCallLine",
     "KernelDefinitionLine",
+    "NonOwningLayout",
     "SymbolicCallArg",
     "WrapperFxCodegen",
     "WrapperLine",

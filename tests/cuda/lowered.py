@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,7 @@ from aotexport.capture.forward import capture_forward
 from aotexport.capture.functional.capture import Refused, capture_functional_graph
 from aotexport.capture.trace.python_operators import operators_kept
 from aotexport.encode.program import encode_program, with_functional
+from aotexport.lower.build import CUDA, with_results_apart
 from aotexport.lower.cuda.program import CudaProgram, lower_program
 from aotexport.model.mode import in_mode
 from aotexport.model.programs import Example, choose_programs
@@ -29,7 +31,8 @@ def lowered(
         functional = capture_functional_graph(forward, grad=spec.grad)
     assert not isinstance(functional, Refused)
     encoded = with_functional(encoded, forward, functional, root=None, strip=True)
-    return lower_program(encoded.record, forward, functional)
+    program = dataclasses.replace(encoded, lowered={CUDA: lower_program(encoded.record, forward, functional)})
+    return with_results_apart(program).lowered[CUDA]
 
 
 def operators(program: CudaProgram, file: str = "forward.json") -> list[str]:

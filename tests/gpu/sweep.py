@@ -26,9 +26,12 @@ LOST = ("CUDA error", "cudaError", "CUDA_ERROR_ILLEGAL", "CUDA_ERROR_LAUNCH", "C
 def work(device: str) -> None:
     """Run `target bundle` per line of the input; print one JSON line per bundle."""
     import torch
+    from torch.testing._internal.two_tensor import TwoTensor
 
     from aotexport_runtime.commands.self_test import describe_failures, run_vectors
+    from tests.scaled import Block, FastInt8, Recipe, Rounding, ScaledInt8
 
+    types = (Block, FastInt8, Recipe, Rounding, ScaledInt8, TwoTensor)
     torch.set_num_threads(1)
     torch.backends.cudnn.allow_tf32 = False
     for name in MODULES:
@@ -43,7 +46,14 @@ def work(device: str) -> None:
         lines.clear()
         try:
             trust = "native" if target == "cuda" else "data"
-            results = run_vectors(path, device=device, target=target, trust=trust, operator_namespaces=NAMESPACES)
+            results = run_vectors(
+                path,
+                device=device,
+                target=target,
+                trust=trust,
+                operator_namespaces=NAMESPACES,
+                tensor_types=types,
+            )
             lines += [text.strip() for result in results for text in describe_failures(result)]
             calls = len(results)
         except Exception as error:

@@ -200,6 +200,8 @@ SIZED = [
     ("aten::eye.default", [1 << 20], 4 << 40),
     ("aten::arange.default", [1 << 40], 4 << 40),
     ("aten::new_zeros.default", ["linear", [1 << 40]], 4 << 40),
+    ("aten::randint.default", [9, [1 << 40]], 4 << 40),
+    ("aten::randint.low", [-(1 << 62), 1 << 62, [1 << 40]], 4 << 40),
 ]
 
 
@@ -208,6 +210,11 @@ def test_memory_of_literal_sizes_beyond_the_limit_is_refused(crafted: Crafted, o
     crafted.node("forward", op=op, args=args, meta=tensor())
     message = f"`{op}` takes the graph's memory to {nbytes} bytes; at most 1073741824 are given"
     assert refusal(crafted, Limits(allocation_nbytes=1 << 30)) == f"{WHERE}: {message}"
+
+
+def test_bounds_of_random_integers_are_no_sizes(crafted: Crafted):
+    crafted.node("forward", op="aten::randint.low", args=[-(1 << 62), 1 << 62, [1]], meta=tensor(1))
+    crafted.read(Limits(allocation_nbytes=4096))
 
 
 def test_memory_that_is_alive_at_once_counts_and_freed_memory_does_not(crafted: Crafted):

@@ -14,7 +14,6 @@ from aotexport.lower.cuda.encode import encode_lowered, tensors_among
 from aotexport.lower.cuda.lowering import LoweredGraphs, lower
 from aotexport.lower.cuda.recapture import captured_for_gpu
 from aotexport.lower.cuda.retarget import CannotLower
-from aotexport.lower.cuda.sharing import unshared
 from aotexport.lower.cuda.sources import KernelSource, joined
 from aotexport.torch_internals.functional import FunctionalCapture, tangent_descriptor
 from aotexport.torch_internals.names import OpOverload, has_sizes_of_data
@@ -117,7 +116,7 @@ def _encoded(
     inputs = dict(zip(lowered.forward.inputs, names, strict=True))
     kernels = joined(lowered.kernels)
     if lowered.backward is None:
-        graph = unshared(encode_lowered(lowered.forward, inputs, list(range(returned)), namespaces), convention)
+        graph = encode_lowered(lowered.forward, inputs, list(range(returned)), namespaces)
         record = LoweredProgram(forward=FORWARD_FILE, guards=guards)
         return CudaProgram(record, {FORWARD_FILE: graph}, tuple(kernels.values()))
     taken = list(tensors_among(lowered.backward))
@@ -127,7 +126,6 @@ def _encoded(
     forward_graph = encode_lowered(
         lowered.forward, inputs, [*range(returned), *(positions[name] for name in saved)], namespaces
     )
-    forward_graph = unshared(forward_graph, convention)
     backward_inputs = {name: f"saved:{index}" for index, name in enumerate(saved)}
     backward_inputs |= {name: f"tangent:{index}" for index, name in enumerate(tangents)}
     assert convention.gradients is not None

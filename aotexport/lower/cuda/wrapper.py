@@ -24,6 +24,7 @@ from aotexport.torch_internals.inductor import (
     IRNode,
     KernelCallLine,
     KernelDefinitionLine,
+    NonOwningLayout,
     SymbolicCallArg,
     WrapperFxCodegen,
     WrapperLine,
@@ -136,6 +137,17 @@ class _Converter(FxConverter):
         """Skip calls that define no sizes: checks have no result, and so no node."""
         if line.unbacked_bindings:
             super()._generate_unbacked_symbol_defs(line)
+
+    def _generate_reinterpret_helper(self, input_buffer: Any, result_buffer: Any, layout: Any) -> None:
+        """Add the view of another dtype that the compiler's own conversion leaves out."""
+        super()._generate_reinterpret_helper(input_buffer, result_buffer, layout)
+        dtype = layout.view.layout.dtype if isinstance(layout, NonOwningLayout) else layout.dtype
+        if dtype != input_buffer.get_dtype():
+            name = result_buffer.get_name()
+            same = self.buffer_to_node[name]
+            node = self.gm.graph.call_function(torch.ops.aten.view.dtype, (same, dtype))
+            node.meta["val"] = same.meta["val"].view(dtype)
+            self.buffer_to_node[name] = node
 
     def _generate_sym_node(self, s: Any) -> Any:
         if s is None or isinstance(s, bool | float | str | torch.fx.Node):

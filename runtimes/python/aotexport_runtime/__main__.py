@@ -152,7 +152,8 @@ def _selftest(options: Any) -> int:
         worst = max((d.error for d in result.differences), default=0.0)
         verdict = "ok" if result.agrees else "FAILED"
         outcome = f"{result.program}/{result.vector} ({result.target}): {verdict}, relative error {worst:.1e}"
-        print(f"{path}: {outcome}" + (f", {words(result.ran)} on {result.device}" if result.ran else ""))
+        outcome += f", {words(result.ran)} on {result.device}" if result.ran else ""
+        print(f"{path}: {outcome}" + (f"; values not compared: {result.left_out}" if result.left_out else ""))
         for line in describe_failures(result):
             print(printable(line))
     if not results:

@@ -16,8 +16,9 @@ from aotexport_runtime.validate.arguments import references
 
 _SIZES_AT = {
     **dict.fromkeys(("empty", "empty_permuted", "empty_strided", "eye", "full", "linspace", "logspace"), 0),
-    **dict.fromkeys(("ones", "rand", "randn", "randint", "randperm", "tril_indices", "triu_indices", "zeros"), 0),
-    **dict.fromkeys(("new_empty", "new_empty_strided", "new_full", "new_ones", "new_zeros", "repeat", "resize_"), 1),
+    **dict.fromkeys(("ones", "rand", "randn", "randperm", "tril_indices", "triu_indices", "zeros"), 0),
+    **dict.fromkeys(("new_empty", "new_empty_strided", "new_full", "new_ones", "new_zeros", "randint"), 1),
+    **dict.fromkeys(("repeat", "resize_"), 1),
 }
 """Operators that make a tensor of sizes that are arguments, with the position of the first of these."""
 
@@ -97,6 +98,8 @@ def _asked_nbytes(node: Node) -> int:
         bounds = [number for number in _literals(node.args[:2]) if number]
         return 4 * int(max(map(abs, bounds), default=0))
     first = _STEPS_AT.get(base, _SIZES_AT[base])
+    if base == "randint" and ".low" in node.op:
+        first = 2
     sizes = node.args[first] if len(node.args) > first else None
     numbers = list(_literals(sizes if isinstance(sizes, list) else node.args[first : first + 2]))
     if base == "eye" and len(numbers) == 1:

@@ -55,6 +55,13 @@ _TAKEN: dict[str, tuple[type, ...]] = {
 
 _WHOLE = ("int", "SymInt", "bool", "SymBool")
 
+_UNDEFINED = {
+    "aten::_scaled_dot_product_cudnn_attention_backward.default": ("attn_bias", "cum_seq_q", "cum_seq_k"),
+    "aten::_scaled_dot_product_efficient_attention_backward.default": ("attn_bias",),
+    "aten::_scaled_dot_product_flash_attention_backward.default": ("cum_seq_q", "cum_seq_k"),
+}
+"""Arguments of type `Tensor` that torch's own backward passes leave undefined (torch 2.13, `derivatives.yaml`)."""
+
 
 def typed_call(node: Node, values: Values) -> tuple[Hashable, ...]:
     """Return all that `check_types` asks of a call, which is equal for calls that it treats alike."""
@@ -120,7 +127,7 @@ def _check_arguments(node: Node, signature: Signature, values: Values, here: Pla
             code="operator-arguments",
         )
     for index, (parameter, argument) in enumerate(zip(positional, node.args, strict=False)):
-        if not _takes(parameter.type, argument, values):
+        if not _takes(parameter.type, argument, values) and not _is_undefined(node, parameter, argument, values):
             raise _wrong_type(node, parameter, here.at("args", index))
     rest = {each.name: each for each in (*positional[len(node.args) :], *signature.keyword_only)}
     for keyword, argument in node.kwargs.items():
@@ -137,6 +144,12 @@ def _check_arguments(node: Node, signature: Signature, values: Values, here: Pla
         raise BundleInvalid(
             f"operator `{node.op}` lacks its argument `{lacking}`", where=here, code="operator-arguments"
         )
+
+
+def _is_undefined(node: Node, parameter: Parameter, argument: Argument, values: Values) -> bool:
+    """Return whether an argument is nothing where an operator takes nothing for a tensor."""
+    is_nothing = argument is None or (isinstance(argument, str) and isinstance(values[argument], NothingMeta))
+    return is_nothing and parameter.name in _UNDEFINED.get(node.op, ())
 
 
 def _wrong_type(node: Node, parameter: Parameter, here: Place) -> BundleInvalid:

@@ -141,9 +141,14 @@ def _observed(
             tangents.append(layout(tangent)(drawn, symbols))
         found = lowered.backward([*results[returns:], *tangents], symbols)
         values |= {f"gradient of input {index}": value for index, value in enumerate(found)}
-    tensors = {name: value for name, value in values.items() if isinstance(value, torch.Tensor)}
+    tensors = {name: _real(value) for name, value in values.items() if isinstance(value, torch.Tensor)}
     facts = {name: _described(value) for name, value in values.items()}
     return Observation(facts, tensors)
+
+
+def _real(value: torch.Tensor) -> torch.Tensor:
+    """Return complex numbers as pairs, whose errors can be measured."""
+    return torch.view_as_real(value.resolve_conj()) if value.is_complex() else value
 
 
 def _described(value: Any) -> str:
