@@ -44,6 +44,7 @@ class Generator:
         recipe = aotexport.recipe("seq2seq" if self.is_seq2seq else "causal-lm", self.model)
         aotexport.export(recipe.model, (), programs=recipe.programs, output=path, verify=False)
         self.module = aotexport_runtime.load(path).eval()
+        self.start = PAD if self.is_seq2seq else None
 
     def __call__(self, *args, eos=EOS, **options):
         start = {"start": PAD} if self.is_seq2seq else {}
@@ -146,6 +147,12 @@ def test_arguments_out_of_range_are_told_in_whole(generator):
         "the bundle has no programs `prefill` and `decode`; export the model by `aotexport --recipe causal-lm` or "
         "`--recipe seq2seq`"
     )
+
+
+def test_functional_graph_serves_the_tokens_that_generation_brings(generator):
+    module = generator.module.twin(target="portable").eval()
+    aotexport_runtime.generate(module, PROMPTS, attention_mask=MASK, max_new_tokens=4, start=generator.start)
+    assert [(run.passes, run.engine) for run in module.explain_program("decode").has_run] == [("forward", "portable")]
 
 
 def test_recipe_of_another_kind_of_model_is_refused():

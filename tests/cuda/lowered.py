@@ -17,22 +17,30 @@ from aotexport.lower.cuda.program import CudaProgram, lower_program
 from aotexport.model.mode import in_mode
 from aotexport.model.programs import Example, choose_programs
 from aotexport.model.state import collect_state
+from aotexport_runtime.schema.limits import DEFAULT
+from aotexport_runtime.validate.graph import check_graph
+
+NAMESPACE = "aotexport_cases"
 
 
 def lowered(
     target: nn.Module | Callable[..., Any], *args: Any, program: str = "infer", dynamic_shapes: Any = None
 ) -> CudaProgram:
-    """Return `target`, called with `args`, as it is lowered."""
+    """Return `target`, called with `args`, as it is lowered, its graphs checked as at load."""
     spec = choose_programs(target, Example(args, {}, dynamic_shapes), program)[0]
     state = collect_state(spec.call.module)
-    with in_mode(spec.call.module, spec.mode), operators_kept(["aotexport_cases"]):
+    with in_mode(spec.call.module, spec.mode), operators_kept([NAMESPACE]):
         forward = capture_forward(spec.call, state)
         encoded = encode_program(spec, forward, root=None, strip=True)
         functional = capture_functional_graph(forward, grad=spec.grad)
     assert not isinstance(functional, Refused)
     encoded = with_functional(encoded, forward, functional, root=None, strip=True)
     program = dataclasses.replace(encoded, lowered={CUDA: lower_program(encoded.record, forward, functional)})
-    return with_results_apart(program).lowered[CUDA]
+    found = with_results_apart(program).lowered[CUDA]
+    symbols = {dimension.symbol for dimension in encoded.record.dimensions}
+    for file, graph in found.graphs.items():
+        check_graph(graph, symbols, {"kernel", NAMESPACE}, where=file, limits=DEFAULT, has_signatures=False)
+    return found
 
 
 def operators(program: CudaProgram, file: str = "forward.json") -> list[str]:

@@ -9,10 +9,18 @@ from torch.nn import functional
 
 from aotexport.lower.cuda.grids import parse
 from aotexport.lower.cuda.retarget import CannotLower
+from aotexport.lower.cuda.sharing import unshared
+from aotexport_runtime.schema.graph import Graph, GraphInput, Node
+from aotexport_runtime.schema.program import FreshOutput, FunctionalGraph
 from aotexport_runtime.schema.sizes import SizeExpression
-from aotexport_runtime.schema.values import SizeArgument
+from aotexport_runtime.schema.values import SizeArgument, TensorMeta
+from tests.cases.functions import Views
 from tests.cases.operators import cubed, scale_
 from tests.cuda.lowered import launches, lowered, operators
+
+
+def tensor_meta(shape, stride):
+    return TensorMeta(dtype="float32", shape=shape, stride=stride, device="cuda")
 
 
 def test_pointwise_chain_becomes_one_kernel():
@@ -92,8 +100,58 @@ def test_input_that_the_call_changes_is_saved_as_it_was_before():
     graph = lowered(changing, torch.randn(3, 4), torch.randn(3, 4, requires_grad=True), program="train").graphs[
         "forward.json"
     ]
-    assert "aten::clone.default" in [node.op for node in graph.nodes]
+    assert "aten::copy_.default" in [node.op for node in graph.nodes]
     assert not {value.name for value in graph.inputs} & set(map(str, graph.outputs))
+
+
+def test_part_of_an_input_that_the_call_changes_is_saved_with_its_gaps():
+    def changing(x, w):
+        result = x.clone()[:, ::2] * w
+        x.add_(1)
+        return result
+
+    program = lowered(changing, torch.randn(4, 6), torch.randn(4, 3, requires_grad=True), program="train")
+    nodes = {node.name: node for node in program.graphs["forward.json"].nodes}
+    saved = nodes[program.graphs["forward.json"].outputs[-1]]
+    place = nodes[saved.args[0]]
+    assert (place.op, place.args) == ("aten::empty_strided.default", [[4, 3], [6, 2]])
+    assert program.graphs["backward.json"].inputs[0].meta.stride == (6, 2)
+
+
+@pytest.mark.parametrize(
+    ("function", "program"),
+    [
+        (lambda x: x.split(2), "train"),
+        (lambda x: Views.apply(x), "train"),
+        (lambda x: (x.as_strided_((2, 3), (4, 1)) * 2, x)[0], "infer"),
+    ],
+    ids=["several views", "custom function", "metadata"],
+)
+def test_result_that_shares_memory_with_an_input_in_the_functional_graph_is_not_copied(function, program):
+    found = lowered(function, torch.randn(3, 4, requires_grad=program == "train"), program=program)
+    assert not {"aten::clone.default", "aten::copy_.default"}.intersection(operators(found))
+
+
+def test_copy_repeats_elements_as_the_value_does():
+    row, rows = tensor_meta((1, 6), (6, 1)), tensor_meta((4, 6), (0, 1))
+    expanded = Node(name="expanded", op="aten::as_strided.default", args=["x", [4, 6], [0, 1]], meta=rows)
+    graph = Graph(inputs=(GraphInput(name="x", meta=row),), nodes=(expanded,), outputs=["expanded"])
+    own = Node(name="own", op="aten::clone.default", args=["x"], meta=rows)
+    functional = Graph(inputs=graph.inputs, nodes=(own,), outputs=["own"])
+
+    copied = unshared(graph, functional, FunctionalGraph(file="inference.json", outputs=(FreshOutput(),)))
+
+    operators = ["empty_strided.default", "as_strided.default", "copy_.default", "as_strided.default"]
+    assert [node.op.removeprefix("aten::") for node in copied.nodes[1:]] == operators
+    assert copied.nodes[1].args == [[1, 6], [0, 1]]
+    assert copied.nodes[-1].meta == rows
+
+
+def test_view_of_another_dtype_is_a_view_of_that_dtype():
+    graph = lowered(lambda x: x.view(torch.int32), torch.randn(3, 4)).graphs["forward.json"]
+    metas = {node.name: node.meta for node in graph.nodes}
+    assert metas[graph.outputs[0]].dtype == "int32"
+    assert graph.nodes[-1].op == "aten::view.dtype"
 
 
 def test_outputs_keep_the_layout_of_eager():

@@ -6,13 +6,14 @@ inputs.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
-import msgspec
+from msgspec.structs import replace
 
 from aotexport_runtime.allowed.operators import VIEWS
 from aotexport_runtime.schema.graph import Graph, Node
 from aotexport_runtime.schema.program import FreshOutput, FunctionalGraph
+from aotexport_runtime.schema.sizes import SizeExpression
 from aotexport_runtime.schema.values import Argument, DeviceArgument, DTypeArgument, SizeArgument, TensorMeta
 
 _SHARING = VIEWS | {"chunk", "contiguous", "getitem", "split", "split_with_sizes", "unbind"}
@@ -50,7 +51,7 @@ def unshared(graph: Graph, functional: Graph, convention: FunctionalGraph) -> Gr
                 nodes += _copy(graph, output, index)
                 output = nodes[-1].name
         outputs.append(output)
-    return msgspec.structs.replace(graph, nodes=tuple(nodes), outputs=outputs)
+    return replace(graph, nodes=tuple(nodes), outputs=outputs)
 
 
 def _is_own(index: int, convention: FunctionalGraph) -> bool:
@@ -70,33 +71,22 @@ def _bases(graph: Graph) -> Mapping[str, int]:
 
 
 def _copy(graph: Graph, name: str, index: int) -> Iterator[Node]:
-    """Yield the nodes of a copy laid out as the value is, gaps in its memory included."""
+    """Yield the nodes of a copy with the strides of the value, also where these leave gaps or repeat elements."""
     meta = next(value.meta for value in (*graph.inputs, *graph.nodes) if value.name == name)
     assert isinstance(meta, TensorMeta)
-    copied = f"{name}:own:{index}"
-    if not _has_gaps(meta):
-        yield Node(name=copied, op="aten::clone.default", args=[name], meta=meta)
-        return
-    place = f"{copied}:place"
-    layout: list[Argument] = [
-        [size if isinstance(size, int) else SizeArgument(value=size) for size in sizes]
-        for sizes in (meta.shape, meta.stride)
-    ]
+    copied, place, stride = f"{name}:own:{index}", f"{name}:place:{index}", _sizes(meta.stride)
+    once = replace(meta, shape=tuple([1 if step == 0 else n for n, step in zip(meta.shape, meta.stride, strict=True)]))
     kwargs: dict[str, Argument] = {"dtype": DTypeArgument(value=meta.dtype), "device": DeviceArgument(type="cuda")}
-    yield Node(name=place, op="aten::empty_strided.default", args=layout, kwargs=kwargs, meta=meta)
-    yield Node(name=copied, op="aten::copy_.default", args=[place, name], meta=meta)
+    sizes = [_sizes(once.shape), stride]
+    yield Node(name=place, op="aten::empty_strided.default", args=[*sizes], kwargs=kwargs, meta=once)
+    if once == meta:
+        yield Node(name=copied, op="aten::copy_.default", args=[place, name], meta=meta)
+        return
+    first, written = f"{name}:first:{index}", f"{name}:written:{index}"
+    yield Node(name=first, op="aten::as_strided.default", args=[name, *sizes], meta=once)
+    yield Node(name=written, op="aten::copy_.default", args=[place, first], meta=once)
+    yield Node(name=copied, op="aten::as_strided.default", args=[written, _sizes(meta.shape), stride], meta=meta)
 
 
-def _has_gaps(meta: TensorMeta) -> bool:
-    """Return whether a value of known sizes does not fill its memory, so that `clone` would lay it out otherwise."""
-    steps = sorted((step, size) for step, size in zip(meta.stride, meta.shape, strict=True) if _is_wide(step, size))
-    expected = 1
-    for step, size in steps:
-        if step != expected:
-            return step > expected
-        expected *= size
-    return False
-
-
-def _is_wide(step: object, size: object) -> bool:
-    return isinstance(step, int) and isinstance(size, int) and size > 1
+def _sizes(sizes: Iterable[int | SizeExpression | str]) -> list[Argument]:
+    return [size if isinstance(size, int) else SizeArgument(value=size) for size in sizes]

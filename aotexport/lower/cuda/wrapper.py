@@ -141,7 +141,8 @@ class _Converter(FxConverter):
     def _generate_reinterpret_helper(self, input_buffer: Any, result_buffer: Any, layout: Any) -> None:
         """Add the view of another dtype that the compiler's own conversion leaves out."""
         super()._generate_reinterpret_helper(input_buffer, result_buffer, layout)
-        dtype = layout.view.layout.dtype if isinstance(layout, NonOwningLayout) else layout.dtype
+        view: Any = layout.view if isinstance(layout, NonOwningLayout) else None
+        dtype = layout.dtype if view is None else view.layout.dtype
         if dtype != input_buffer.get_dtype():
             name = result_buffer.get_name()
             same = self.buffer_to_node[name]

@@ -210,7 +210,7 @@ def run_vector(
         # second collection finds the objects that nodes of autograd refer to.
         for _ in range(2):
             gc.collect()
-    expected, left_out = own or expected, _other_draws(path, vector.program, engines.device)
+    expected, left_out = own or expected, why_values_differ(path, vector.program, engines.device)
     if left_out:
         expected = dataclasses.replace(expected, values={})
     errors = {} if loss else vector.eager_errors
@@ -219,7 +219,7 @@ def run_vector(
     return VectorResult(vector.program, name, target, differences, device=engines.device, ran=ran, left_out=left_out)
 
 
-def _other_draws(path: str | os.PathLike[str] | Bundle, name: str, device: str) -> str:
+def why_values_differ(path: str | os.PathLike[str] | Bundle, name: str, device: str) -> str:
     """Return why the values of a program are others than recorded ones, by its random numbers; empty: they are not."""
     bundle = path if isinstance(path, Bundle) else open_bundle(path, check_digests=False)
     program = bundle.program(name)

@@ -1,0 +1,34 @@
+"""The zoo of semantics on interpreted kernels: mutations, aliases and layouts are what eager recorded."""
+
+from __future__ import annotations
+
+import pytest
+
+import aotexport
+from aotexport.lower.cuda import compile as compilation
+from aotexport.verify.comparison import failures
+from aotexport.verify.interpret.run import interpret
+from aotexport_runtime.bundle.read import open_bundle
+from tests.cases import Case, all_cases
+
+QUICK = "metadata_there_and_back"
+"""The others' rules have tests of their own in `tests/cuda/test_lowering.py`."""
+EVERY = [
+    pytest.param(case, id=case.name, marks=() if case.name == QUICK else pytest.mark.slow)
+    for case in all_cases()
+    if not case.forward_only
+]
+
+
+@pytest.mark.parametrize("case", EVERY)
+def test_case_on_interpreted_kernels_equals_eager(case: Case, tmp_path, monkeypatch):
+    monkeypatch.setattr(compilation, "compile_kernels", lambda *args, **kwargs: compilation.Compiled({}, {}))
+    target, args, kwargs = case.make()
+    options = {**case.options, "targets": ("cuda",), "verify": False}
+    report = aotexport.export(target, args, kwargs, output=tmp_path / "bundle", **options)
+    if not any(program.lowered for program in report.programs) and case.name != QUICK:
+        pytest.skip("no program has kernels")
+
+    found = interpret(open_bundle(tmp_path / "bundle"), 0)
+
+    assert [line for result in found.results if not result["agrees"] for line in failures([result])] == []

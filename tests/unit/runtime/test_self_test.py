@@ -1,0 +1,31 @@
+"""What the self-test compares where a program runs on another kind of device than it was recorded on."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import aotexport
+from aotexport_runtime.commands.self_test import why_values_differ
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory):
+    path = tmp_path_factory.mktemp("draws") / "bundle"
+    model = nn.Sequential(nn.Linear(3, 3), nn.Dropout())
+    aotexport.export(model, (torch.randn(2, 3),), output=path, verify=False)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("program", "device", "reason"),
+    [
+        ("train", "cuda:0", "it draws random numbers, others on cuda than on cpu"),
+        ("train", "cpu", ""),
+        ("train", "", ""),
+        ("infer", "cuda:0", ""),
+    ],
+)
+def test_values_of_draws_are_compared_on_the_kind_of_device_that_recorded_them(bundle, program, device, reason):
+    assert why_values_differ(bundle, program, device) == reason
