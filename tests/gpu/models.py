@@ -78,6 +78,11 @@ def transformer(
     return Transformer(width, heads, layers, length, words), (tokens[0], tokens[1])
 
 
+def in_bfloat16(made: Model) -> Model:
+    model, args = made
+    return model.bfloat16(), args
+
+
 SMALL: dict[str, Callable[[], Model]] = {
     "perceptron": perceptron,
     "convolutions": convolutions,
@@ -87,6 +92,8 @@ SMALL: dict[str, Callable[[], Model]] = {
 LARGE: dict[str, Callable[[], Model]] = {
     "perceptron-large": lambda: perceptron(8192, 4096),
     "transformer-large": lambda: transformer(8, 512, 768, 12, 4, 8192),
+    "transformer-bfloat16": lambda: in_bfloat16(transformer(8, 512, 768, 12, 4, 8192)),
+    "transformer-one": lambda: transformer(1, 64, 256, 4, 8, 1024),
 }
 
 

@@ -197,6 +197,11 @@ class _Encoder:
         """Encode a view of memory relative to its base: an input may begin anywhere in its storage."""
         base, size, stride, offset = node.args
         assert isinstance(base, torch.fx.Node)
+        if _is_allocated(base):
+            self._add(
+                node, "aten::as_strided.default", [self._argument(value) for value in (base, size, stride, offset)], {}
+            )
+            return
         offset = offset.meta["val"] if isinstance(offset, torch.fx.Node) else offset
         distance: Any = offset - base.meta["val"].storage_offset()
         name = self.names[base]
@@ -231,6 +236,13 @@ class _Encoder:
         if isinstance(value, str):
             return DeviceArgument(type="cuda") if value == "cuda" else StringArgument(value=value)
         return encode_argument(value, self.names, "a lowered graph")
+
+
+def _is_allocated(node: torch.fx.Node) -> bool:
+    """Return whether the memory of a value is the graph's own, and begins at offset 0."""
+    while node.target is torch.as_strided and isinstance(node.args[0], torch.fx.Node):
+        node = node.args[0]
+    return node.target is torch.empty_strided
 
 
 def replaced(meta: ValueMeta, **changes: Any) -> Any:

@@ -83,6 +83,7 @@ class Environment:
         matmul: which library computes matmuls; `torch`: the one that torch's operators call.
         submodules: function that calls each submodule that changed, by name of the node.
         limits: the most that a call may ask for.
+        unguarded: whether operators run without their preconditions: beside native code, which the caller trusts.
     """
 
     namespaces: frozenset[str] = frozenset()
@@ -94,6 +95,7 @@ class Environment:
     matmul: Mode = "torch"
     submodules: Mapping[str, Callable[..., Any]] = field(default_factory=dict[str, Callable[..., Any]])
     limits: Limits = DEFAULT
+    unguarded: bool = False
 
     def place(self, device_type: str) -> torch.device:
         """Return the device for a device class of the capture."""
@@ -149,10 +151,13 @@ class _FunctionSource:
         if node.op.startswith(KERNEL):
             return self.object("k", self.environment.kernels[node.op.removeprefix(KERNEL)])
         if node.op not in self.operators:
-            resolved = ops.resolve(node.op, self.graph.schemas.get(node.op), self.environment.namespaces)
+            unguarded = self.environment.unguarded
+            found = ops.overload if unguarded else ops.resolve
+            resolved = found(node.op, self.graph.schemas.get(node.op), self.environment.namespaces)
             self.operators[node.op] = resolved
             replacement = self.environment.replacement(node.op)
-            self.functions[node.op] = self.object("f", replacement or ops.direct(node.op) or resolved)
+            direct = ops.direct(node.op, unguarded=unguarded)
+            self.functions[node.op] = self.object("f", replacement or direct or resolved)
         operator = self.operators[node.op]
         ops.check_call(node.op, operator, node.args, node.kwargs)
         declared = getattr(operator, "_schema", None)
@@ -162,7 +167,7 @@ class _FunctionSource:
             name = self.object("p", None)
             self.replacements[node.name].install(self.objects, name)
             return name
-        if are_indices_proven(self.graph, node):
+        if not self.environment.unguarded and are_indices_proven(self.graph, node):
             schema = self.graph.schemas.get(node.op)
             return self.object("f", ops.resolve(node.op, schema, self.environment.namespaces, proven=True))
         if isinstance(node.meta, SequenceMeta) and declared is not None and len(declared.returns) == 1:

@@ -114,7 +114,7 @@ def lowered_graphs(
         kernels: launcher of each kernel, by name.
     """
     record = bundle.lowered(target, program.name)
-    environment = dataclasses.replace(environment, kernels=kernels)
+    environment = dataclasses.replace(environment, kernels=kernels, unguarded=True)
 
     def compiled(backward: bool) -> Function:
         graph = bundle.lowered_graph(target, program.name, backward=backward)

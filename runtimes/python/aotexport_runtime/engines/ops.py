@@ -129,13 +129,23 @@ _DIRECT = frozenset(
 )
 """Operators that functions of torch call with the same arguments, at half the cost of a call by schema."""
 
+_DIRECT_UNGUARDED = frozenset(
+    f"aten::{name}" for name in ("addmm.out", "as_strided.default", "bmm.out", "empty_strided.default", "mm.out")
+)
+"""The same of operators that have preconditions."""
+
 _BUILT_IN = (BuiltinFunctionType, MethodDescriptorType)
 
 
 @cache
-def direct(name: str) -> Callable[..., Any] | None:
-    """Return the function or tensor method of torch that calls operator `name`; None: there is none."""
-    if name not in _DIRECT:
+def direct(name: str, *, unguarded: bool = False) -> Callable[..., Any] | None:
+    """Return the function or tensor method of torch that calls operator `name`; None: there is none.
+
+    Args:
+        name: full operator name.
+        unguarded: whether that of an operator with preconditions is wanted, too.
+    """
+    if name not in _DIRECT and not (unguarded and name in _DIRECT_UNGUARDED):
         return None
     base = name.removeprefix("aten::").partition(".")[0]
     found = (getattr(owner, base, None) for owner in (torch, torch.Tensor, torch.nn.functional))

@@ -33,6 +33,16 @@ from aotexport_runtime.validate.subclasses import taken_apart
 log = logging.getLogger("aotexport_runtime")
 
 
+class LaunchStream(threading.local):
+    """The stream that this thread launches on: torch is asked once per pass, not per launch.
+
+    Attributes:
+        handle: of the stream.
+    """
+
+    handle = 0
+
+
 class CudaEngine:
     """Returns lowered programs for CUDA devices; one per loaded bundle."""
 
@@ -86,14 +96,16 @@ class CudaEngine:
         architecture, choices = chosen
         driver, modules = self._load(bundle)
         tuner = self._tuner(driver, properties.name)
+        stream = LaunchStream()
         launches = {
-            kernel.name: _launch(kernel, choices[kernel.name], modules, driver, device, tuner) for kernel in kernels
+            kernel.name: _launch(kernel, choices[kernel.name], modules, driver, device, stream, tuner)
+            for kernel in kernels
         }
         fitting = architectures_for(available, capability)
         passed = fitting[: fitting.index(architecture)]
         why = f"; not for {', '.join(passed)}, which some kernel lacks or is too large for" if passed else ""
         log.info("program %s runs on %d kernels for %s%s", program.name, len(kernels), architecture, why)
-        return on_device(lowered_graphs(bundle, TARGET, program, environment, launches), driver, device)
+        return on_device(lowered_graphs(bundle, TARGET, program, environment, launches), driver, device, stream)
 
     def _load(self, bundle: Bundle) -> tuple[Driver, Modules]:
         with self._lock:
@@ -121,22 +133,24 @@ def _launch(
     modules: Modules,
     driver: Driver,
     device: torch.device,
+    stream: LaunchStream,
     tuner: Tuner | None,
 ) -> Callable[..., None]:
-    def stream() -> int:
-        return torch.cuda.current_stream(device).cuda_stream
+    def handle() -> int:
+        return stream.handle
 
-    launchers = [Launcher(kernel, candidate, binary, modules, driver, device, stream) for candidate, binary in choices]
+    launchers = [Launcher(kernel, candidate, binary, modules, driver, device, handle) for candidate, binary in choices]
     return launchers[0] if tuner is None or len(launchers) == 1 else TunedKernel(launchers, tuner)
 
 
-def on_device(lowered: Lowered, driver: Driver, device: torch.device) -> Lowered:
-    """Return `lowered` such that its device and the device's context are current to the thread that runs it."""
+def on_device(lowered: Lowered, driver: Driver, device: torch.device, stream: LaunchStream) -> Lowered:
+    """Return `lowered` such that the thread that runs it is on its device, in its context, on torch's stream."""
 
     def there(function: Function) -> Function:
         def run(args: list[Any], symbols: dict[str, int]) -> tuple[Any, ...]:
             with torch.cuda.device(device):
                 driver.enter(device.index)
+                stream.handle = torch.cuda.current_stream(device).cuda_stream
                 return function(args, symbols)
 
         return run
