@@ -12,18 +12,33 @@ import torch
 
 from aotexport.model.call import ExampleCall
 from aotexport.values.subclasses import encode_subclass
+from aotexport_runtime.bundle.generated import generated_floats
 from aotexport_runtime.schema.program import ArgumentInput, Program, SizeInput, StateInput
 from aotexport_runtime.schema.sizes import Dimension
 from aotexport_runtime.schema.vectors import VectorInput, VectorPart
+from aotexport_runtime.validate.bounds import span_end
+from aotexport_runtime.validate.vector import GENERATED
+from aotexport_runtime.values import dtypes
 from aotexport_runtime.values.sizes import UNDEFINED, evaluate
 from aotexport_runtime.values.subclasses import parts
 
+EXAMPLE = "example"
+"""Name of the call with the user's own arguments."""
 OTHER_SIZES = "other-sizes"
 """Name of the call with other values, in which each dynamic dimension has a size of its own."""
+OTHER_VALUES = "random"
+"""Name of the call with other values of the example's sizes."""
 _MAX_NUMEL = 1 << 26
 _MAX_INTEGER = 1 << 12
 _DRAWN_CALLS = 8
 _MAX_DRAWN_SIZE = 64
+
+
+_LEAST_GENERATED = 1 << 12
+"""Least elements of a span that is generated."""
+_QUANTILES = 33
+_DISTINCT = 1 << 10
+"""Floats of 16 bits have few values; more than half as many distinct ones show that a span is no mask."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +48,35 @@ class RecordedArguments:
     name: str
     specs: tuple[VectorInput, ...]
     stored: dict[str, torch.Tensor]
+
+    def generated(self, program: Program, seed: int) -> RecordedArguments:
+        """Return the arguments with others like them for large spans of floats, which a reader can make from a seed.
+
+        Args:
+            program: whose arguments they are.
+            seed: of the recorded call.
+        """
+        keys = [part.key for spec in self.specs for part in (spec, *spec.parts)]
+        specs, stored = list(self.specs), dict(self.stored)
+        for place, spec in enumerate(self.specs):
+            if keys.count(spec.key) == 1 and (span := stored.get(spec.key)) is not None and _is_continuous(spec, span):
+                ordered = span.sort().values
+                at = torch.linspace(0, len(span) - 1, _QUANTILES, dtype=torch.float64).round().to(torch.int64)
+                quantiles = tuple(ordered[at].to(torch.float64).tolist())
+                specs[place] = msgspec.structs.replace(spec, quantiles=quantiles)
+                dtype = dtypes.name_of(span.dtype)
+                made = generated_floats(seed, place, len(span), quantiles, dtype)
+                stored[spec.key] = torch.from_numpy(made).to(span.dtype)
+        return replace(self, specs=tuple(specs), stored=stored)
+
+
+def _is_continuous(spec: VectorInput, span: torch.Tensor) -> bool:
+    """Return whether a span is an argument alone, large, and of floats that mostly differ: no mask, no one-hot rows."""
+    if spec.is_complex or spec.subclass is not None or dtypes.name_of(span.dtype) not in GENERATED:
+        return False
+    if len(span) < _LEAST_GENERATED or len(span) != span_end(spec.shape, spec.stride, spec.offset):
+        return False
+    return bool(span.isfinite().all()) and 2 * len(span.unique()) > min(len(span), _DISTINCT)
 
 
 def example_arguments(call: ExampleCall, program: Program) -> RecordedArguments:
@@ -55,7 +99,7 @@ def example_arguments(call: ExampleCall, program: Program) -> RecordedArguments:
             specs.append(VectorInput(**flags, **own[0]))
         else:
             specs.append(VectorInput(**flags, subclass=subclass, parts=tuple(VectorPart(**span) for span in own)))
-    return RecordedArguments("example", tuple(specs), stored)
+    return RecordedArguments(EXAMPLE, tuple(specs), stored)
 
 
 def _span(tensor: torch.Tensor, stored: dict[str, torch.Tensor], keys: dict[int, str]) -> dict[str, Any]:
@@ -82,7 +126,7 @@ def _whole_storage(tensor: torch.Tensor) -> torch.Tensor:
 def random_arguments(example: RecordedArguments, generator: torch.Generator) -> RecordedArguments:
     """Return other values of the example's kind and sizes."""
     stored = {key: _shuffled(tensor, generator) for key, tensor in example.stored.items()}
-    return RecordedArguments("random", example.specs, stored)
+    return RecordedArguments(OTHER_VALUES, example.specs, stored)
 
 
 def _shuffled(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:

@@ -126,6 +126,10 @@ def _described(module: nn.Module, name: str, examples: dict[str, Example]) -> Pr
 # --- the example of a program ---------------------------------------------------------------------------------
 
 
+_LIKE_THE_EXAMPLE = ("example", "random", "other-sizes")
+"""Recorded calls to capture again with: the first one that there is."""
+
+
 def _example(module: BundleModule, name: str) -> Example:
     bundle, program = module.bundle, module.bundle.program(name)
     if program.autocast is not None:
@@ -134,10 +138,11 @@ def _example(module: BundleModule, name: str) -> Example:
             f'`with torch.autocast("cpu", dtype=torch.{program.autocast}): aotexport.export(module, ...)`'
         )
     recorded = bundle.original if isinstance(bundle, CastBundle) else bundle
-    entry = next((e for e in recorded.manifest.testvectors if (e.program, e.name) == (name, "example")), None)
+    entries = {entry.name: entry for entry in recorded.manifest.testvectors if entry.program == name}
+    entry = next((entries[each] for each in _LIKE_THE_EXAMPLE if each in entries), None)
     if entry is None:
         raise ModelFileInvalid(
-            f"program `{name}` of `{bundle.root}` has no recorded call `example` to capture again. Pass example inputs "
+            f"program `{name}` of `{bundle.root}` has no recorded call to capture again. Pass example inputs "
             "to an export of the loaded module, `aotexport.export(module, args, output=...)`"
         )
     vector, stored = read_vector(recorded, entry)

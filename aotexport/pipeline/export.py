@@ -172,6 +172,7 @@ def export_as(
                         directory, options.onnx, verify=bool(options.verify), progress=clock.stage
                     )
                     draft = replace(draft, comparisons=(*draft.comparisons, *found))
-                if thin_vectors(directory, manifest):
-                    manifest = list_again(directory, manifest)
+                thinned = thin_vectors(directory, manifest)
+                if thinned is not manifest:
+                    manifest = list_again(directory, thinned)
     return report_of(draft, manifest, clock.finish())

@@ -6,11 +6,13 @@ import contextlib
 from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
 
 from aotexport.eager.recorded_arguments import (
+    EXAMPLE,
     OTHER_SIZES,
     RecordedArguments,
     beginning_at,
@@ -31,6 +33,7 @@ from aotexport_runtime.schema import encode_record
 from aotexport_runtime.schema.manifest import VectorEntry, Verification
 from aotexport_runtime.schema.program import Program, SizeInput
 from aotexport_runtime.schema.vectors import Vector as VectorRecord
+from aotexport_runtime.schema.vectors import VectorInput
 from aotexport_runtime.values.observe import SAMPLE
 
 
@@ -82,12 +85,17 @@ def record_vectors(
                 small.clear()
                 program = beginning_at(program, dimension.symbol, size + 1)
         vectors += small
+    known = {_sizes(vector.record.inputs) for vector in vectors[1:]}
     further = _further_arguments(program, example, others, generator, verification)
-    vectors += _accepted(call, state, program, further)
+    vectors += _accepted(call, state, program, [each for each in further if _sizes(each.specs) not in known])
     # Where they are of other sizes too, other values cost no call of the example's.
     if verification == "full" or (verification != "fast" and vectors[-1].name != OTHER_SIZES):
         vectors += _accepted(call, state, program, [others])
     return program, vectors
+
+
+def _sizes(inputs: Iterable[VectorInput]) -> tuple[Any, ...]:
+    return tuple([spec.shape if spec.value is None else spec.value for spec in inputs])
 
 
 def _accepted(
@@ -122,6 +130,8 @@ def _record(call: ExampleCall, state: State, program: Program, arguments: Record
             attempt(f"recorded call `{arguments.name}`"),
             eager_run(call, state, program.mode, as_traced=True),
         ):
+            if arguments.name != EXAMPLE:
+                arguments = arguments.generated(program, SEED)
             seen = observe_eager(call, state, program, arguments)
     except AttemptFailed as refusal:
         raise ExportFailed(f"the model fails on its {arguments.name} inputs: {refusal}") from refusal.error
@@ -148,7 +158,9 @@ def write_vectors(vectors: Iterable[RecordedCall], directory: Path) -> tuple[Vec
     for vector in vectors:
         stem = record_path(directory, vector).stem
         (folder / f"{stem}.json").write_bytes(encode_record(vector.record))
-        save_file({key: _storable(t) for key, t in vector.tensors.items()}, folder / f"{stem}.safetensors")
+        generated = {spec.key for spec in vector.record.inputs if spec.quantiles}
+        tensors = {key: _storable(tensor) for key, tensor in vector.tensors.items() if key not in generated}
+        save_file(tensors, folder / f"{stem}.safetensors")
         entries.append(
             VectorEntry(
                 program=vector.record.program,

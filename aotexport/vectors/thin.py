@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
 import torch
 from safetensors.torch import load_file, save_file
 
+from aotexport.eager.recorded_arguments import EXAMPLE, OTHER_SIZES, OTHER_VALUES
 from aotexport_runtime.schema import decode_record, encode_record
 from aotexport_runtime.schema.manifest import Manifest, VectorEntry
 from aotexport_runtime.schema.vectors import Vector
@@ -22,17 +24,18 @@ _HEADER_NBYTES = 80
 Call = tuple[Vector, dict[str, torch.Tensor]]
 
 
-def thin_vectors(directory: Path, manifest: Manifest) -> bool:
+def thin_vectors(directory: Path, manifest: Manifest) -> Manifest:
     """Rewrite recorded calls with fewer elements of each value, until all take a tenth of the weights, or 256 kB.
 
-    At least 32 elements of a value are kept, and its norms. Arguments are kept whole.
+    At least 32 elements of a value are kept, and its norms. Arguments are kept whole; where they are what takes more,
+    calls with the user's own arguments are left out if the program has a call with other values of no special sizes.
 
     Args:
         directory: the bundle.
         manifest: its manifest.
 
     Returns:
-        Whether files have changed.
+        The manifest with the calls that are left; the same object if no file has changed.
     """
     calls = {entry: _read(directory, entry) for entry in manifest.testvectors}
     weights = {place.file for tensor in manifest.state for place in (tensor, *tensor.parts)}
@@ -41,10 +44,29 @@ def thin_vectors(directory: Path, manifest: Manifest) -> bool:
     while sample > _LEAST_SAMPLE and sum(map(_nbytes, calls.values())) > most:
         sample //= 2
         calls = {entry: _thinned(*call, sample) for entry, call in calls.items()}
+    left_out = _left_out(calls, sum(map(_nbytes, calls.values())) - most)
+    for entry in left_out:
+        (directory / entry.record).unlink()
+        (directory / entry.tensors).unlink()
+        del calls[entry]
     for entry, (vector, stored) in calls.items() if sample < SAMPLE else ():
         (directory / entry.record).write_bytes(encode_record(vector))
         save_file(stored, directory / entry.tensors)
-    return sample < SAMPLE
+    if sample == SAMPLE and not left_out:
+        return manifest
+    return msgspec.structs.replace(manifest, testvectors=tuple(calls))
+
+
+def _left_out(calls: Mapping[VectorEntry, Call], excess: int) -> list[VectorEntry]:
+    """Return the calls to leave out so that the others take `excess` bytes less, the largest first."""
+    like = {entry.program for entry in calls if entry.name in (OTHER_SIZES, OTHER_VALUES)}
+    own = [entry for entry in calls if entry.name == EXAMPLE and entry.program in like]
+    found: list[VectorEntry] = []
+    for entry in sorted(own, key=lambda entry: -_nbytes(calls[entry])):
+        if excess > 0:
+            found.append(entry)
+            excess -= _nbytes(calls[entry])
+    return found
 
 
 def _read(directory: Path, entry: VectorEntry) -> Call:

@@ -132,8 +132,8 @@ def _names(state: tuple[StateTensor, ...]) -> set[str]:
 
 def list_again(directory: Path, manifest: Manifest) -> Manifest:
     """Rewrite the manifest of a bundle whose recorded calls have changed; return it."""
-    changed = {name for entry in manifest.testvectors for name in (entry.record, entry.tensors)}
-    files = list_files(directory, [entry for entry in manifest.files if entry.path not in changed])
+    known = [entry for entry in manifest.files if not entry.path.startswith("testvectors/")]
+    files = list_files(directory, known)
     manifest = msgspec.structs.replace(manifest, files=files)
     (directory / MANIFEST_NAME).write_bytes(encode_record(manifest))
     return manifest

@@ -1154,3 +1154,9 @@ def view_of_returned_view() -> Case:
         return flat, flat[1:4], turned, turned[0]
 
     return Case(call, (non_leaf(2, 3),))
+
+
+@case
+def generated_arguments() -> Case:
+    """An argument that is large enough for recorded calls to make its floats instead of storing them."""
+    return Case(Built(lambda self, x: (x * self.w).sum(0), w=weight(4)), (ramp(1024, 4),), programs=("infer",))

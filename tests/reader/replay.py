@@ -14,9 +14,11 @@ from tests.reader.bundle import Bundle
 from tests.reader.functional import Functional
 from tests.reader.interpret import Interpreter, Unread
 from tests.reader.rules import Rules
-from tests.reader.values import size
+from tests.reader.values import dtype, size
 
 TOLERANCES = {torch.float64: 1e-7, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 4e-2}
+
+_WORD = 2**64 - 1
 
 
 class Replay:
@@ -118,7 +120,7 @@ class Replay:
         specs = self.vector["inputs"]
         for spec in specs:
             if spec.get("key") and spec["key"] not in spans:
-                span = self.stored[spec["key"]].clone()
+                span = self._made(spec) if spec.get("quantiles") else self.stored[spec["key"]].clone()
                 spans[spec["key"]] = torch.view_as_complex(span) if spec.get("is_complex") else span
         for spec in specs:
             key = spec.get("key", "")
@@ -135,6 +137,27 @@ class Replay:
             values.append(value)
             leaves.append(leaf)
         return values, leaves
+
+    def _made(self, spec: dict[str, Any]) -> torch.Tensor:
+        """Return the span of an argument by 11.11."""
+        place = next(i for i, each in enumerate(self.vector["inputs"]) if each is spec)
+        taken = [each for each in self.program["inputs"] if each["kind"] != "state"]
+        name = taken[place]["meta"]["dtype"]
+        offset, shape, stride = spec.get("offset", 0), spec.get("shape", []), spec.get("stride", [])
+        last = offset + sum((n - 1) * step for n, step in zip(shape, stride, strict=True))
+        count = 0 if 0 in shape else last + 1
+        if not self.rules("vector.generated"):
+            return torch.zeros(count, dtype=dtype(name))
+        made = torch.empty(count, dtype=torch.float64)
+        quantiles = spec["quantiles"]
+        for element in range(count):
+            z = ((place << 40) + element + 1) * 0x9E3779B97F4A7C15 + self.vector["seed"] & _WORD
+            z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9 & _WORD
+            z = (z ^ z >> 27) * 0x94D049BB133111EB & _WORD
+            p = ((z ^ z >> 31) >> 11) / 2**53 * (len(quantiles) - 1)
+            k = int(p)
+            made[element] = quantiles[k] + (p - k) * (quantiles[k + 1] - quantiles[k])
+        return made if name == "float64" else made.to(torch.float32).to(dtype(name))
 
     def _argument(self, spec: dict[str, Any], spans: dict[str, Any], roots: dict[str, Any]) -> tuple[Any, Any]:
         if spec.get("value") is not None:

@@ -38,6 +38,7 @@ RULES: dict[str, str] = {
     "gradient.checks": "10.20: backward raises where a tensor that eager reads was changed",
     "gradient.detached": "10.5: inputs whose producers autograd must not visit",
     "gradient.dtype": "10.18: a tangent is converted to the dtype of its metadata",
+    "vector.generated": "11.11: floats of an argument are made by a generator",
     "random.order": "7.13: random nodes run also where nothing uses them",
 }
 """Name of each rule, as `schemas/README.md` has it, with its number there and what it says."""

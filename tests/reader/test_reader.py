@@ -78,6 +78,7 @@ NOTICED = {
     "gradient.nondifferentiable": "input_data_mutated",
     "gradient.undefined": "inputs_changed_under_no_grad",
     "random.order": "unused_draws",
+    "vector.generated": "generated_arguments",
 }
 """A golden that notices each rule."""
 

@@ -13,6 +13,7 @@ from typing import Any, Literal, TypedDict, Unpack
 import msgspec
 import torch
 
+from aotexport_runtime.bundle.generated import generated_inputs
 from aotexport_runtime.bundle.read import Bundle, open_bundle
 from aotexport_runtime.bundle.weights import read_tensors
 from aotexport_runtime.call.engines import EngineRun, words
@@ -262,6 +263,8 @@ def read_vector(bundle: Bundle, entry: VectorEntry) -> tuple[Vector, dict[str, t
     vector = bundle.record(entry.record, Vector)
     check_vector(vector, bundle.program(entry.program), where=entry.record)
     stored = read_tensors(bundle.file(entry.tensors), where=entry.tensors)
+    for spec, dtype, made in generated_inputs(vector, bundle.program(entry.program)):
+        stored[spec.key] = torch.from_numpy(made).to(dtypes.dtype(dtype))
     for spec in vector.inputs:
         for part in spans(spec):
             if span_end(part.shape, part.stride, part.offset) > _numel(stored, part.key):

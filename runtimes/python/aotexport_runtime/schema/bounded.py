@@ -8,6 +8,7 @@ from typing import Annotated
 MAX_AXES = 64
 MAX_TEXT = 1000
 MAX_TERMS = 500
+MAX_QUANTILES = 65
 INT64_MAX = (1 << 63) - 1
 
 

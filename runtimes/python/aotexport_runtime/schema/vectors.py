@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from aotexport_runtime.schema.base import Record
-from aotexport_runtime.schema.bounded import Axes, Count, Line, PlainName, Positive
+from aotexport_runtime.schema.bounded import MAX_QUANTILES, Axes, Bounds, Count, Line, PlainName, Positive
 from aotexport_runtime.schema.subclasses import Subclass
 
 
@@ -40,6 +42,8 @@ class VectorInput(Record, kw_only=True):
         value: of a dynamic integer: its value; `key` is then empty.
         subclass: structure of a tensor of a wrapper subclass; `key` is then empty.
         parts: the plain tensors that a tensor subclass is made of.
+        quantiles: of a tensor of floats whose span is made by the generator of 11.11 instead of stored: values at equal
+            steps of probability, the least first; else empty.
     """
 
     path: Line
@@ -53,6 +57,7 @@ class VectorInput(Record, kw_only=True):
     value: int | None = None
     subclass: Subclass | None = None
     parts: tuple[VectorPart, ...] = ()
+    quantiles: Annotated[tuple[float, ...], Bounds(maxItems=MAX_QUANTILES)] = ()
 
 
 class Vector(Record, kw_only=True):

@@ -14,6 +14,7 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load
 
+from aotexport_runtime.bundle.generated import generated_inputs
 from aotexport_runtime.bundle.read import Bundle
 from aotexport_runtime.errors import BundleInvalid, NotSupported, SelfTestFailed
 from aotexport_runtime.schema.manifest import VectorEntry
@@ -67,6 +68,10 @@ def read_call(bundle: Bundle, entry: VectorEntry) -> RecordedCall:
         raise BundleInvalid(f"not a safetensors file: {error}", where=entry.tensors, code="vector-malformed") from None
     except KeyError as error:
         raise NotSupported(f"recorded call `{entry.name}` has values of {error}, which numpy lacks") from None
+    for spec, dtype, made in generated_inputs(vector, bundle.program(entry.program)):
+        if dtype == "bfloat16":
+            raise NotSupported(f"recorded call `{entry.name}` has values of bfloat16, which numpy lacks")
+        arrays[spec.key] = made.astype(dtype)
     values: Values = []
     for spec in vector.inputs:
         count = arrays[spec.key].size if spec.key in arrays else 0

@@ -5,13 +5,18 @@ from __future__ import annotations
 import math
 
 from aotexport_runtime.errors import BundleInvalid, Place
-from aotexport_runtime.schema.program import Program, StateInput
+from aotexport_runtime.schema.bounded import MAX_QUANTILES
+from aotexport_runtime.schema.program import ArgumentInput, Program, SizeInput, StateInput
 from aotexport_runtime.schema.vectors import Vector, VectorInput
-from aotexport_runtime.validate.bounds import check_index, check_span, check_text, check_unique
+from aotexport_runtime.validate.bounds import check_index, check_span, check_text, check_unique, span_end
 from aotexport_runtime.validate.subclasses import check_subclass, count_parts
 from aotexport_runtime.values.sizes import INT64_MAX
 
 MAX_CALLS = 100
+MAX_GENERATED = 1 << 28
+"""Most elements of an argument that is generated."""
+GENERATED = ("bfloat16", "float16", "float32", "float64")
+"""Dtypes of arguments that are generated."""
 
 
 def check_vector(vector: Vector, program: Program, *, where: str) -> None:
@@ -35,15 +40,20 @@ def check_vector(vector: Vector, program: Program, *, where: str) -> None:
             raise BundleInvalid(
                 f"it keeps {vector.sample} elements of a value; at least 1 must be", where=here, code="vector-malformed"
             )
-    expected = sum(not isinstance(spec, StateInput) for spec in program.inputs)
+    arguments = [spec for spec in program.inputs if not isinstance(spec, StateInput)]
     with where.at("inputs") as here:
-        if len(vector.inputs) != expected:
+        if len(vector.inputs) != len(arguments):
             raise BundleInvalid(
-                f"{len(vector.inputs)} arguments; the program takes {expected}", where=here, code="vector-malformed"
+                f"{len(vector.inputs)} arguments; the program takes {len(arguments)}",
+                where=here,
+                code="vector-malformed",
             )
-    for index, spec in enumerate(vector.inputs):
+    keys = [part.key for spec in vector.inputs for part in (spec, *spec.parts)]
+    for index, (spec, argument) in enumerate(zip(vector.inputs, arguments, strict=False)):
         with where.at("inputs", index) as here:
             _check_input(spec, here)
+            if spec.quantiles:
+                _check_generated(spec, argument, keys.count(spec.key), here)
     with where.at("values") as here:
         check_unique(vector.values, "value", here)
     for name, error in vector.eager_errors.items():
@@ -64,6 +74,24 @@ def _check_input(spec: VectorInput, where: str) -> None:
         )
     for part in spec.parts:
         check_span(part.shape, part.stride, part.offset, f"argument {spec.path!r}", where)
+
+
+def _check_generated(spec: VectorInput, argument: ArgumentInput | SizeInput, users: int, where: str) -> None:
+    is_plain = spec.value is None and spec.subclass is None and not spec.is_complex and bool(spec.key) and users == 1
+    is_float = isinstance(argument, ArgumentInput) and argument.meta.dtype in GENERATED
+    if not (is_plain and is_float and 2 <= len(spec.quantiles) <= MAX_QUANTILES):
+        raise BundleInvalid(
+            f"argument {spec.path!r} is generated: it must be a tensor of floats with a span of its own, by 2 to "
+            f"{MAX_QUANTILES} quantiles",
+            where=where,
+            code="vector-malformed",
+        )
+    if span_end(spec.shape, spec.stride, spec.offset) > MAX_GENERATED:
+        raise BundleInvalid(
+            f"argument {spec.path!r} is generated, with more than {MAX_GENERATED} elements",
+            where=where,
+            code="vector-malformed",
+        )
 
 
 def _check_error(name: str, error: float, vector: Vector, where: str) -> None:
