@@ -127,3 +127,45 @@ def test_large_products_decide_by_the_library_that_computes_them(tmp_path, produ
     assert reason in str(found)
     inspected = describe(loaded.bundle, program="train")
     assert "under target auto the functional graph runs: oneDNN may be faster for 128x160 by 160x192" in inspected
+
+
+class Counting(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(2, 2)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x):
+        self.calls.add_(1)
+        return self.layer(x)
+
+
+@pytest.fixture
+def counting(tmp_path):
+    batch = torch.export.Dim("batch", max=8)
+    aotexport.export(Counting(), (torch.ones(2, 2),), dynamic_shapes=({0: batch},), output=tmp_path / "b", verify=False)
+    return aotexport_runtime.load(tmp_path / "b")
+
+
+class Other(torch.Tensor):
+    """Goes the general way of a call."""
+
+
+def test_error_of_a_callers_hook_is_the_callers_and_the_call_is_made_once(counting):
+    seen = []
+
+    def hook(module, args, result):
+        seen.append(result)
+        raise ValueError("of the caller")
+
+    counting.layer.register_forward_hook(hook)
+    with pytest.raises(ValueError, match="of the caller") as caught:
+        counting(torch.ones(3, 2).as_subclass(Other))
+    assert (len(seen), caught.value.__context__) == (1, None)
+
+
+def test_refusal_of_a_size_is_told_once(counting):
+    with pytest.raises(aotexport_runtime.CallInvalid, match=r"size 0: `batch` is 9, outside \[") as caught:
+        counting(torch.ones(9, 2))
+    assert caught.value.__context__ is None
+    assert counting.calls == 0

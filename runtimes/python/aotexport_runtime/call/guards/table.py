@@ -21,18 +21,25 @@ def quick_lines(source: GuardSource, rows: Sequence[Row], turn_away: str) -> lis
         rows: the rows.
         turn_away: the statement for other calls, and for those that only `GuardTable.violations` admits.
     """
-    lines: list[str] = []
+    lines: list[tuple[str, bool]] = []
     for rule, subject, _ in sorted(rows, key=lambda row: COSTS.index(row.rule.cost)):
-        lines += rule.prepare(source, subject) if rule.prepare is not None else []
+        lines += [(line, False) for line in (rule.prepare(source, subject) if rule.prepare is not None else ())]
         predicate = (rule.quick or rule.holds)(source, subject)
         if predicate is None:
             return None
         if predicate != "True":
-            lines.append(f"if not ({predicate}): {turn_away}")
+            lines.append((f"if not ({predicate}): ", True))
     if not source.symbols:
-        return lines
-    undefined = source.constant(sizes.UNDEFINED)
-    return ["try:", *(f"    {line}" for line in lines), f"except {undefined}: {turn_away}"]
+        return [f"{line}{turn_away}" if turns_away else line for line, turns_away in lines]
+    # What is turned away to may run code of the caller, whose errors are none of the predicates': it is outside.
+    return [
+        "for fits in (False,):",
+        "    try:",
+        *(f"        {line}{'break' if turns_away else ''}" for line, turns_away in lines),
+        f"    except {source.constant(sizes.UNDEFINED)}: break",
+        "    fits = True",
+        f"if not fits: {turn_away}",
+    ]
 
 
 class GuardTable:
