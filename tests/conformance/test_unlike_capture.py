@@ -740,6 +740,30 @@ def conjugates(z):
     return z * 2, z.conj(), z.real
 
 
+@pytest.mark.parametrize(
+    ("function", "served"),
+    [
+        (lambda x: x * (2 if x.is_leaf else 3), False),
+        (lambda x: x * (2 if x.grad_fn is None else 3), False),
+        (lambda x: x * (2 if x.requires_grad else 3), True),
+    ],
+    ids=["is_leaf", "grad_fn", "requires_grad"],
+)
+def test_argument_with_a_history_is_refused_where_python_read_that_it_had_none(load, function, served):
+    module = load(function, leaf(4))
+
+    if served:
+        x = leaf(4) * 1
+        assert torch.equal(module(x), function(x))
+        return
+    with pytest.raises(CallInvalid) as caught:
+        module(leaf(4) * 1)
+    assert str(caught.value) == (
+        "the call does not fit program `train`:\n"
+        "  - `x`: expected is_leaf=True, as at capture, since the model's code reads it; got False"
+    )
+
+
 def test_conjugated_argument_is_served(load):
     z = torch.randn(4, dtype=torch.complex64)
     module = load(conjugates, z)

@@ -1160,3 +1160,9 @@ def view_of_returned_view() -> Case:
 def generated_arguments() -> Case:
     """An argument that is large enough for recorded calls to make its floats instead of storing them."""
     return Case(Built(lambda self, x: (x * self.w).sum(0), w=weight(4)), (ramp(1024, 4),), programs=("infer",))
+
+
+@case
+def code_that_reads_is_leaf() -> Case:
+    """A branch on whether an argument is a leaf."""
+    return Case(lambda x: x * (2 if x.is_leaf else 3), (needs_grad(3),))

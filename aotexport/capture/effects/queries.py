@@ -168,6 +168,7 @@ def _node(effects: Effects, original: Any, self: torch.Tensor) -> Any:
     node = original.__get__(self)
     if not _is_models_own(self, caller()):
         return node
+    effects.reads.add("is_leaf")
     return _Node(node) if _reads_history(self, effects) and node is not None else None
 
 
@@ -186,8 +187,11 @@ def _watched_property(name: str, effects: Effects) -> Any:
     original = getattr(torch.Tensor, name)
 
     def read(self: torch.Tensor) -> Any:
-        if _is_models_own(self, caller()) and not _reads_history(self, effects):
-            return name == "is_leaf"
+        if _is_models_own(self, caller()):
+            if name == "is_leaf":
+                effects.reads.add("is_leaf")
+            if not _reads_history(self, effects):
+                return name == "is_leaf"
         return original.__get__(self)
 
     return property(read, original.__set__ if hasattr(original, "__set__") else None)

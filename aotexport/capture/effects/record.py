@@ -17,7 +17,7 @@ from aotexport.torch_internals.subclasses import within_subclass
 from aotexport.torch_internals.subgraphs import CheckpointFunction
 from aotexport.torch_internals.tracing import current_tracer, traces_above_autograd
 
-Read = Literal["layout", "requires_grad", "grad_mode", "inference_mode", "identity", "autocast"]
+Read = Literal["layout", "requires_grad", "is_leaf", "grad_mode", "inference_mode", "identity", "autocast"]
 """Facts beside values that Python code, or torch on its behalf, depends on; see `Program.fixed`."""
 
 

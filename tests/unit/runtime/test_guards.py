@@ -69,6 +69,14 @@ OTHER_LAYOUT = (
     "`x`: expected strides (3, 1) and storage offset 3, as at capture, since the model's code reads the layout of "
     "tensors; got "
 )
+WITH_GRAD = TensorMeta(dtype="float32", shape=(3,), stride=(1,), device="cpu", requires_grad=True)
+LEAF, HISTORY = (
+    msgspec.structs.replace(
+        program(ArgumentInput(path="x", meta=WITH_GRAD, is_leaf=is_leaf)), fixed=("requires_grad", "is_leaf")
+    )
+    for is_leaf in (True, False)
+)
+OTHER_LEAF = "as at capture, since the model's code reads it; got"
 IDS = torch.zeros(4, dtype=torch.int64)
 
 
@@ -83,6 +91,8 @@ IDS = torch.zeros(4, dtype=torch.int64)
         (COUNT, (torch.zeros(3), 3), {"b": 3}),
         (RATIO, (torch.zeros(5), torch.zeros(4)), {"b": 5}),
         (LAID_OUT, (torch.zeros(9)[3:].view(2, 3),), {}),
+        (LEAF, (torch.zeros(3, requires_grad=True),), {}),
+        (HISTORY, (torch.zeros(3, requires_grad=True) * 1,), {}),
     ],
 )
 def test_call_that_fits_binds_the_symbols(record, leaves, symbols):
@@ -103,6 +113,13 @@ VIOLATIONS = {
     "strides": (LAID_OUT, (torch.zeros(9)[3:].view(3, 2).t(),), [f"{OTHER_LAYOUT}(1, 2) and 3"]),
     "offset_below": (LAID_OUT, (torch.zeros(2, 3),), [f"{OTHER_LAYOUT}(3, 1) and 0"]),
     "offset_above": (LAID_OUT, (torch.zeros(12)[6:].view(2, 3),), [f"{OTHER_LAYOUT}(3, 1) and 6"]),
+    "no_leaf": (
+        LEAF,
+        (torch.zeros(3, requires_grad=True) * 1,),
+        [f"`x`: expected is_leaf=True, {OTHER_LEAF} False"],
+    ),
+    "leaf": (HISTORY, (torch.zeros(3, requires_grad=True),), [f"`x`: expected is_leaf=False, {OTHER_LEAF} True"]),
+    "no_requires_grad": (HISTORY, (torch.zeros(3),), [f"`x`: expected requires_grad=True, {OTHER_LEAF} False"]),
     "several": (
         STATIC,
         (torch.zeros(5), IDS.int()),

@@ -328,8 +328,8 @@ class Program(Record, kw_only=True):
         guards: truths over the symbols that a call must satisfy.
         fixed: facts that the module's Python code read and may have branched on, or that gradients through its loops
             (`while_loop`) depend on; they must be as at capture in every call.
-            `layout`: strides, storage offset, contiguity of tensors; `requires_grad`: also `is_leaf`, `grad_fn`;
-            `grad_mode`: whether gradients are enabled, as `grad` tells; `inference_mode`: that it is off, since it
+            `layout`: strides, storage offset, contiguity of tensors; `requires_grad`; `is_leaf`: also `grad_fn`
+            (format 1.0 says `requires_grad` of both); `grad_mode`: whether gradients are enabled, as `grad` tells; `inference_mode`: that it is off, since it
             records nothing for gradients that the model takes; `identity`: that arguments are different
             tensors: the model takes gradients with regard to each, or asks whether they are one object;
             `autocast`: that of the caller, as `autocast` tells: the code asks for dtypes, or takes gradients.
@@ -355,7 +355,9 @@ class Program(Record, kw_only=True):
     container_changes: tuple[ContainerChange, ...] = ()
     dimensions: tuple[Dimension, ...] = ()
     guards: tuple[SizeExpression, ...] = ()
-    fixed: tuple[Literal["layout", "requires_grad", "grad_mode", "inference_mode", "identity", "autocast"], ...] = ()
+    fixed: tuple[
+        Literal["layout", "requires_grad", "is_leaf", "grad_mode", "inference_mode", "identity", "autocast"], ...
+    ] = ()
     autocast: Literal["bfloat16", "float16"] | None = None
     differentiated: tuple[Count, ...] = ()
     forward: ForwardGraph

@@ -30,7 +30,7 @@ def _distinct_arguments(facts: ArgumentFacts) -> list[Argument]:
 
 
 def _read_in_python(facts: ArgumentFacts) -> list[Argument]:
-    return arguments(facts) if {"layout", "requires_grad"} & set(facts.program.fixed) else []
+    return arguments(facts) if {"layout", "requires_grad", "is_leaf"} & set(facts.program.fixed) else []
 
 
 def _is_static(argument: Argument) -> bool:
@@ -75,6 +75,11 @@ def _other_layout(argument: Argument, call: Call) -> str:
 def _requires_grad(_: GuardSource, argument: Argument) -> str:
     fixed = "requires_grad" in argument.facts.program.fixed
     return f"{argument.variable}.requires_grad is {argument.spec.meta.requires_grad}" if fixed else "True"
+
+
+def _is_leaf(_: GuardSource, argument: Argument) -> str:
+    fixed = "is_leaf" in argument.facts.program.fixed
+    return f"{argument.variable}.is_leaf is {argument.spec.is_leaf}" if fixed else "True"
 
 
 def _autograd_only(holds: Callable[[GuardSource, Argument], str]) -> Callable[[GuardSource, Argument], str | None]:
@@ -284,6 +289,19 @@ ARGUMENTS: tuple[GuardRule[ArgumentFacts, Any], ...] = (
         message=lambda a, call: (
             f"`{a.spec.path}`: expected requires_grad={a.spec.meta.requires_grad}, as at capture, since the model's "
             f"code reads it; got {call.inputs[a.index].requires_grad}"
+        ),
+        ends=("subject",),
+    ),
+    GuardRule(
+        name="fixed is_leaf",
+        cost="tensor",
+        of=_read_in_python,
+        holds=_is_leaf,
+        quick=_autograd_only(_is_leaf),
+        needs=("symbols",),
+        message=lambda a, call: (
+            f"`{a.spec.path}`: expected is_leaf={a.spec.is_leaf}, as at capture, since the model's code reads it; got "
+            f"{call.inputs[a.index].is_leaf}"
         ),
     ),
 )
