@@ -828,3 +828,61 @@ def test_bundle_without_calls_of_submodules_refuses_other_modules(tmp_path):
         "was exported with `--strip`, by an older exporter, or not by a direct trace. Change the model, and export it "
         "again"
     )
+
+
+class Passing(nn.Module):
+    """Returns what it gets, by an operator that has nothing to do."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, x):
+        return self.function(x)
+
+
+class Residual(nn.Module):
+    def __init__(self, function, after, residual):
+        super().__init__()
+        self.passing, self.linear = Passing(function), nn.Linear(4, 4)
+        self.after, self.residual = after, residual
+
+    def forward(self, x):
+        result = self.linear(self.after(self.passing(x)))
+        return result + x if self.residual else result
+
+
+class TenTimes(nn.Module):
+    def forward(self, x):
+        return x * 10
+
+
+IDLE = {
+    "float": lambda x: x.float(),
+    "to": lambda x: x.to(x),
+    "type_as": lambda x: x.type_as(x),
+    "positive": lambda x: +x,
+    "real": torch.real,
+    "flatten": lambda x: x.flatten(1),
+    "resolve_conj": lambda x: x.resolve_conj(),
+    "broadcast_tensors": lambda x: torch.broadcast_tensors(x)[0],
+    "contiguous": lambda x: x.contiguous(),
+    "same": lambda x: x,
+}
+
+
+@pytest.mark.parametrize("residual", [True, False], ids=["residual", "chain"])
+@pytest.mark.parametrize(
+    ("function", "after"), [*((name, "same") for name in IDLE), ("float", "float"), ("same", "float")]
+)
+def test_module_that_returned_what_it_got_is_replaced_as_in_eager_or_refused(function, after, residual, tmp_path):
+    model, x = Residual(IDLE[function], IDLE[after], residual).eval(), torch.randn(2, 4)
+    aotexport.export(model, (x,), output=tmp_path / "bundle", programs="infer", verify=False)
+    loaded = load(tmp_path / "bundle").eval()
+    model.passing = loaded.passing = TenTimes()
+    if residual and function != "contiguous":
+        with pytest.raises(NotSupported, match="passing"):
+            loaded(x)
+        return
+    with torch.no_grad():
+        assert torch.equal(loaded(x), model(x))

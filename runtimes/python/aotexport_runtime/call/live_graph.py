@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 from torch import nn
 
+from aotexport_runtime.call.returned_operands import returned_operand, writes_in_place
 from aotexport_runtime.call.submodule_call import Need, Part, Result, SubmoduleCall, leaves_of, operands, without_values
 from aotexport_runtime.engines.codegen import CALL_SUBMODULE, Environment
 from aotexport_runtime.errors import NotSupported
@@ -279,15 +280,16 @@ class _Outline:
             if not later:
                 continue
             made_inside = self._made.get(value, -1) in inside
-            same_as = self._changed_in_place(value, inside) if made_inside else value
+            same_as = self._tensor_outside(value, inside) if made_inside else value
+            told_apart = len(self._later(value, call.end)) < 2
             results.append(
                 Result(
                     name=value if made_inside else f"{value} of {CALL_SUBMODULE} {len(self._callables)}",
                     leaf=i,
                     meta=self._metas[value],
                     needs=self._needs(value, later),
-                    # Users of the result and users of the tensor that it was made of in place cannot be told apart.
-                    must_be=same_as if same_as is not None and len(later) > 1 else None,
+                    # Users of the result and users of the tensor that it is cannot be told apart.
+                    must_be=None if told_apart else same_as,
                 )
             )
             if not made_inside:
@@ -310,25 +312,37 @@ class _Outline:
                 needs.add("rank" if node.op in _REDUCTIONS else "shape")
         return next(need for need in ("shape", "rank", "nothing") if need in needs)
 
-    def _changed_in_place(self, value: str, inside: range) -> str | None:
-        """Return the outside value that `value` is, changed in place; None: `value` is a tensor of its own."""
+    def _tensor_outside(self, value: str, inside: range) -> str | None:
+        """Return the outside value whose tensor `value` is, changed in place or not; None: it is one of its own."""
         while self._made.get(value, -1) in inside:
-            node = self._graph.nodes[self._made[value]]
-            if not _writes_in_place(node.op) or not node.args or not isinstance(node.args[0], str):
+            operand = self._operand(self._graph.nodes[self._made[value]])
+            if operand is None:
                 return None
-            value = node.args[0]
+            value = operand
         return value
+
+    def _made_by(self, value: str) -> Node | None:
+        return self._graph.nodes[self._made[value]] if value in self._made else None
+
+    def _operand(self, node: Node) -> str | None:
+        return returned_operand(node, self._made_by, self._metas)
+
+    def _later(self, value: str, end: int) -> set[int]:
+        """Return the nodes from `end` on that use the tensor `value`, also by the names that nodes give it anew."""
+        found: set[int] = set()
+        for use in self._uses.get(value, ()):
+            node = self._graph.nodes[use] if end <= use < len(self._graph.nodes) else None
+            if node is not None and not writes_in_place(node.op) and self._operand(node) == value:
+                found |= self._later(node.name, end)
+            elif use >= end:
+                found.add(use)
+        return found
 
     def _refused(self, change: SubmoduleChange, reason: str) -> CannotFollow:
         return CannotFollow(
             change.path,
             f"`{change.path}` {change.how}, and no call can follow: {reason}. Change the model, and export it again",
         )
-
-
-def _writes_in_place(op: str) -> bool:
-    """Return whether an operator changes its first argument, and returns it."""
-    return op.startswith("aten::") and op.partition(".")[0].endswith("_")
 
 
 def graph_of_calls(

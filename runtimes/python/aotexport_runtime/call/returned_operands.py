@@ -1,0 +1,45 @@
+"""Which operators return an operand itself: a trace knows that tensor by the name of their result from then on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from aotexport_runtime.schema.graph import Node
+from aotexport_runtime.schema.values import ValueMeta
+
+_WITH_NOTHING_TO_DO = frozenset(
+    (
+        *("atleast_1d", "atleast_2d", "atleast_3d", "conj", "conj_physical", "flatten", "lift", "lift_fresh"),
+        *("positive", "real", "resolve_conj", "resolve_neg", "sum_to_size", "to", "type_as"),
+    )
+)
+"""Base names of operators that return their first operand where they have nothing to do, as the metadata show."""
+
+_OF_SEVERAL = ("aten::atleast_1d.Sequence", "aten::atleast_2d.Sequence", "aten::broadcast_tensors.default")
+"""The same of a list of tensors."""
+
+
+def writes_in_place(op: str) -> bool:
+    """Return whether an operator changes its first argument, and returns it."""
+    return op.startswith("aten::") and op.partition(".")[0].endswith("_")
+
+
+def returned_operand(node: Node, made_by: Callable[[str], Node | None], metas: Mapping[str, ValueMeta]) -> str | None:
+    """Return the operand that is the result of a node; None: none is.
+
+    Args:
+        node: any node.
+        made_by: returns the node that makes a value; None: it is an input.
+        metas: metadata of every value.
+    """
+    operand: Any = node.args[0] if node.args else None
+    if writes_in_place(node.op):
+        return operand if isinstance(operand, str) else None
+    if node.op == "python::getitem" and isinstance(operand, str):
+        several, place = made_by(operand), node.args[1]
+        items: Any = several.args[0] if several is not None and several.op in _OF_SEVERAL else None
+        operand = items[place] if isinstance(items, list) and isinstance(place, int) else None
+    elif node.op.removeprefix("aten::").partition(".")[0] not in _WITH_NOTHING_TO_DO:
+        return None
+    return operand if isinstance(operand, str) and metas[operand] == metas[node.name] else None
