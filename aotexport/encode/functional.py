@@ -55,7 +55,7 @@ FIELDS: dict[str, str] = {
     "traced_tangent_metas": "derived: set only when torch makes the metadata serialisable",
     "num_symints_saved_for_bw": "derived: from `Partition.saved` and the values' metadata",
     "num_tensors_saved_with_no_vc_check": "encoded: `Partition.unchecked`",
-    "num_opaque_objects_saved_for_bw": "refused unless none",
+    "num_opaque_objects_saved_for_bw": "derived: nothing, torch sets it after its own cut",
     "saved_tensor_is_graph_input": "derived: from `Partition.saved` (from torch 2.14)",
     "grad_enabled_mutation": "encoded: `grad_mode`",
     "deterministic": "encoded: `deterministic`",

@@ -194,14 +194,13 @@ def test_profile_of_an_export_that_fails_ends_with_the_stage_that_failed(run: Ru
 
 
 VERIFIED_CALLS = {
-    "--no-verify": ("none", {"example", "batch-is-0", "batch-is-1", "least-sizes", "other-sizes"}),
+    "--no-verify": ("none", {"example", "batch-is-0", "batch-is-1", "other-sizes"}),
     "--fast": ("fast", {"example", "batch-is-0", "batch-is-1", "other-sizes"}),
     "--verify=fast": ("fast", {"example", "batch-is-0", "batch-is-1", "other-sizes"}),
-    "--verify=standard": ("standard", {"example", "batch-is-0", "batch-is-1", "least-sizes", "other-sizes"}),
+    "--verify=standard": ("standard", {"example", "batch-is-0", "batch-is-1", "other-sizes"}),
     "--verify=full": (
         "full",
-        {"example", "random", "batch-is-0", "batch-is-1", "least-sizes", "other-sizes"}
-        | {f"drawn-{call}" for call in range(1, 9)},
+        {"example", "random", "batch-is-0", "batch-is-1", "other-sizes"} | {f"drawn-{call}" for call in range(1, 9)},
     ),
 }
 

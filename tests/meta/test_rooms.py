@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from pathlib import Path
 
@@ -32,3 +33,10 @@ def test_make_runs_the_tests_of_a_room():
 
 def test_make_refuses_another_room():
     assert f"no room `attic`; there are {' '.join(ROOMS)}.  Stop." in printed_by_make("ROOM=attic").stderr
+
+
+def test_every_decision_is_listed_once():
+    folder = ROOT / "docs/decisions"
+    listed = re.findall(r"^- \[(\d{4})\]\((\S+?)\): ", (folder / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert sorted(name for _, name in listed) == sorted(path.name for path in folder.glob("0*.md"))
+    assert all(name.startswith(number) for number, name in listed)

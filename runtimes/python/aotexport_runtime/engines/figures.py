@@ -15,17 +15,17 @@ from aotexport_runtime.schema.graph import Graph
 from aotexport_runtime.schema.sizes import Size
 from aotexport_runtime.schema.values import SequenceMeta, TensorMeta, ValueMeta
 
-FEW_OPERATORS = 3
+LIBRARY_LOSES_UP_TO_OPERATORS = 3
 """Most operators of a forward graph on small tensors that run faster by calls than by entering a library."""
 
-SMALL_ELEMENTS = 1 << 14
+LIBRARY_LOSES_UP_TO_ELEMENTS = 1 << 14
 """Most elements of a tensor for which calling an operator costs more than its arithmetic."""
 
 FUSED_PER_MATMUL = 1.5
 """Least operators to fuse, per matmul, for which libraries win by fusing alone: BERT has 0.9 of them, and loses; GPT-2
 has 2.6, ResNet 2.1."""
 
-MANY_OPERATORS = 64
+CHAIN_GAINS_FROM_OPERATORS = 64
 """Most operators of a functional graph that does not make up for its fixed cost."""
 
 ELEMENT_WISE_PART = 0.75
@@ -67,7 +67,7 @@ def sizes_of(matmul: Matmul) -> tuple[int, int, int]:
 def is_element_wise(forward: Graph, functional: Graph) -> bool:
     """Return whether a program is a long chain of element-wise operators, which autograd nodes between would slow."""
     element_wise = sum(node.op in _ELEMENT_WISE for node in forward.nodes)
-    return len(functional.nodes) > MANY_OPERATORS and element_wise >= ELEMENT_WISE_PART * len(forward.nodes)
+    return len(functional.nodes) > CHAIN_GAINS_FROM_OPERATORS and element_wise >= ELEMENT_WISE_PART * len(forward.nodes)
 
 
 def libraries_win(forward: Graph, functional: Graph) -> bool:
@@ -75,7 +75,7 @@ def libraries_win(forward: Graph, functional: Graph) -> bool:
     if is_element_wise(forward, functional):
         return True
     if _is_small(forward):
-        return len(forward.nodes) > FEW_OPERATORS
+        return len(forward.nodes) > LIBRARY_LOSES_UP_TO_OPERATORS
     operators = [node.op for node in forward.nodes]
     fused = sum(op in _ELEMENT_WISE or op in _FUSED_NORMS for op in operators)
     matmuls = sum(op.removeprefix("aten::").partition(".")[0] in _MATMULS for op in operators)
@@ -85,7 +85,7 @@ def libraries_win(forward: Graph, functional: Graph) -> bool:
 def _is_small(graph: Graph) -> bool:
     """Return whether calling operators takes most of a step, since all tensors are small."""
     metas = (value.meta for value in (*graph.inputs, *graph.nodes))
-    return not graph.subgraphs and all(_elements(meta) <= SMALL_ELEMENTS for meta in _tensors(metas))
+    return not graph.subgraphs and all(_elements(meta) <= LIBRARY_LOSES_UP_TO_ELEMENTS for meta in _tensors(metas))
 
 
 def _tensors(metas: Iterable[ValueMeta]) -> Iterable[TensorMeta]:

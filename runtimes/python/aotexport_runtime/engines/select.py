@@ -67,11 +67,11 @@ _Facts = TypeVar("_Facts")
 
 
 class EngineRule(NamedTuple, Generic[_Facts]):
-    """A rule that rules engines out.
+    """A rule that rules engines out (`TARGET_RULES`, `PROGRAM_RULES`), or one that chooses (`GRAPH_PREFERENCES`).
 
     Attributes:
-        engines: names of the engines; `cpu` stands for every compiled target.
-        holds: returns whether it rules them out, given the facts.
+        engines: names of the engines ruled out, `cpu` for every compiled target; or the name of the engine chosen.
+        holds: returns whether it does, given the facts.
         reason: why, in words; `{0.x}` is attribute `x` of the facts.
     """
 
@@ -100,7 +100,7 @@ TARGET_RULES: tuple[EngineRule[TargetOfBundle], ...] = (
 )
 """Which native code of a bundle may run: the caller wants it, and this machine can run it."""
 
-GRAPH_RULES: tuple[EngineRule[EngineOfProgram], ...] = (
+GRAPH_PREFERENCES: tuple[EngineRule[EngineOfProgram], ...] = (
     EngineRule(
         "portable", lambda its: not its.program.forward.differentiable, "the forward graph is not differentiable"
     ),
@@ -224,7 +224,7 @@ def select_engine(
         )
         _decide(candidate, PROGRAM_RULES, serving, why_not)
         if engine == PORTABLE and PORTABLE in serving and candidate.is_left_to_figures:
-            rule = next(rule for rule in GRAPH_RULES if rule.holds(candidate))
+            rule = next(rule for rule in GRAPH_PREFERENCES if rule.holds(candidate))
             if rule.engines == PORTABLE:
                 because = rule.reason.format(candidate)
             else:

@@ -22,9 +22,11 @@ Cost = Literal["mode", "tensor", "sizes", "memory"]
 
 COSTS: tuple[Cost, ...] = ("mode", "tensor", "sizes", "memory")
 
-Gate = Literal["subject", "ranks", "symbols"]
-"""A precondition of a row: `subject`: earlier rows of its subject hold; `ranks`: all tensors have their ranks;
-`symbols`: every symbol has a value."""
+Gate = Literal["ranks", "symbols"]
+"""A precondition of a row: `ranks`: all tensors have their ranks; `symbols`: every symbol has a value."""
+
+Ended = Literal["subject", Gate]
+"""What a violated row ends: a gate, or the later rows of its subject."""
 
 
 def input_name(index: int) -> str:
@@ -124,7 +126,7 @@ class GuardRule(Generic[Facts, Subject]):
     stricter: bool = False
     prepare: Callable[[GuardSource, Subject], list[str]] | None = None
     needs: tuple[Gate, ...] = ()
-    ends: tuple[Gate, ...] = ()
+    ends: tuple[Ended, ...] = ()
     error: type[AotExportError] = CallInvalid
 
 
