@@ -193,7 +193,7 @@ def main(argv: list[str] | None = None) -> int:
     """Print or check the changes; return the exit code: 1 when `--check` finds any."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--check", action="store_true", help="compare the checked-in lock with the code")
-    parser.add_argument("locks", nargs="*", type=Path, help="old and new lock; default: checked in, and the code's")
+    parser.add_argument("locks", nargs="*", type=Path, help="old and new lock; default: last release, the code's")
     options = parser.parse_args(argv)
     if options.check:
         locked = read_lock(LOCK)
@@ -202,7 +202,7 @@ def main(argv: list[str] | None = None) -> int:
         return 1 if wrong else 0
     if len(options.locks) not in (0, 2):
         parser.error("give two locks, or none")
-    old = read_lock(options.locks[0] if options.locks else LOCK)
+    old = read_lock(options.locks[0]) if options.locks else (released_locks() or [read_lock(LOCK)])[-1]
     if old is None:
         parser.error("there is no lock to compare with")
     new = read_lock(options.locks[1]) if options.locks else lock_of_records(old)
