@@ -17,6 +17,7 @@ from aotexport_runtime.schema.values import SizeArgument, TensorMeta
 from tests.cases.functions import Views
 from tests.cases.operators import cubed, scale_
 from tests.cuda.lowered import launches, lowered, operators
+from tests.gpu.models import Block
 
 
 def tensor_meta(shape, stride):
@@ -130,6 +131,13 @@ def test_part_of_an_input_that_the_call_changes_is_saved_with_its_gaps():
 def test_result_that_shares_memory_with_an_input_in_the_functional_graph_is_not_copied(function, program):
     found = lowered(function, torch.randn(3, 4, requires_grad=program == "train"), program=program)
     assert not {"aten::clone.default", "aten::copy_.default"}.intersection(operators(found))
+
+
+def test_view_of_memory_of_the_graph_itself_is_one_operator():
+    found = lowered(Block(32, 2), torch.randn(2, 16, 32))
+    offsets = [node.args[3] for node in found.graphs["forward.json"].nodes if len(node.args) == 4]
+    assert {32, 64} <= set(offsets)
+    assert "aten::slice.Tensor" not in operators(found)
 
 
 def test_copy_repeats_elements_as_the_value_does():
