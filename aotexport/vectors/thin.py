@@ -21,6 +21,9 @@ _LEAST_SAMPLE = 32
 _HEADER_NBYTES = 80
 """Bytes of a tensor's entry in the header of its file, about."""
 
+_USUAL = (EXAMPLE, OTHER_VALUES, OTHER_SIZES)
+"""Calls of no special sizes."""
+
 Call = tuple[Vector, dict[str, torch.Tensor]]
 
 
@@ -54,19 +57,28 @@ def thin_vectors(directory: Path, manifest: Manifest) -> Manifest:
         save_file(stored, directory / entry.tensors)
     if sample == SAMPLE and not left_out:
         return manifest
-    return msgspec.structs.replace(manifest, testvectors=tuple(calls))
+    # What needs one call of a program takes the first.
+    places = {entry.program: place for place, entry in reversed(list(enumerate(calls)))}
+    ordered = sorted(calls, key=lambda entry: (places[entry.program], entry.name not in _USUAL))
+    return msgspec.structs.replace(manifest, testvectors=tuple(ordered))
 
 
 def _left_out(calls: Mapping[VectorEntry, Call], excess: int) -> list[VectorEntry]:
     """Return the calls to leave out so that the others take `excess` bytes less, the largest first."""
-    like = {entry.program for entry in calls if entry.name in (OTHER_SIZES, OTHER_VALUES)}
-    own = [entry for entry in calls if entry.name == EXAMPLE and entry.program in like]
+    like = {entry.program for entry in calls if entry.name in _USUAL[1:]}
+    own = [entry for entry in calls if entry.name == EXAMPLE and entry.program in like and not _shares(calls[entry])]
     found: list[VectorEntry] = []
     for entry in sorted(own, key=lambda entry: -_nbytes(calls[entry])):
         if excess > 0:
             found.append(entry)
             excess -= _nbytes(calls[entry])
     return found
+
+
+def _shares(call: Call) -> bool:
+    """Return whether arguments of a call share memory, which calls of other sizes do not show."""
+    keys = [part.key for spec in call[0].inputs for part in (spec, *spec.parts) if part.key]
+    return len(set(keys)) < len(keys)
 
 
 def _read(directory: Path, entry: VectorEntry) -> Call:

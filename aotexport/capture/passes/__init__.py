@@ -6,8 +6,9 @@ new one gets a file, a place in `order.py`, and a test on a small graph as text
 
 What a pass keeps, beside the values:
 
-- conversions of dtypes, also those with nothing to do: a bundle may be loaded in another dtype, or called under autocast;
+- conversions of dtypes, also those with nothing to do: a bundle may be loaded in another dtype, or called under
+  autocast;
 - which result is the very tensor of an input, of state or of another result, and what is written in place;
-- the nodes that submodules take and return: the trace refers to them, and a submodule whose node is gone cannot be replaced
-  in a loaded module.
+- the nodes that submodules take and return: the trace refers to them, and a submodule whose node is gone cannot be
+  replaced in a loaded module.
 """
