@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 import aotexport
+import aotexport_runtime
 from aotexport.vectors import thin
 from aotexport_runtime.bundle.read import open_bundle
 from aotexport_runtime.commands.self_test import read_vector, selftest
@@ -80,6 +81,14 @@ def test_bundle_without_its_example_is_captured_again(tmp_path):
     exported(tmp_path / "bundle", 128, verify=False)
     aotexport.derive(tmp_path / "bundle", output=tmp_path / "again", programs="infer", verify=False)
     assert selftest(tmp_path / "again")
+
+
+def test_saved_bundle_makes_them_as_well(small, tmp_path):
+    aotexport_runtime.save(aotexport_runtime.load(small.root), tmp_path / "saved")
+    entry, _, stored = recorded(open_bundle(tmp_path / "saved"), "other-sizes")
+    assert "input0" in stored
+    assert (tmp_path / "saved" / entry.tensors).stat().st_size == small.file(entry.tensors).stat().st_size
+    assert selftest(tmp_path / "saved")
 
 
 def test_example_whose_arguments_share_memory_is_kept(tmp_path):

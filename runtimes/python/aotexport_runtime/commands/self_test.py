@@ -310,6 +310,7 @@ def record_again(
     inputs = {
         part.key: torch.view_as_real(stored[part.key]) if part.is_complex else stored[part.key]
         for spec in vector.inputs
+        if not spec.quantiles
         for part in spans(spec)
     }
     record = msgspec.structs.replace(vector, facts=seen.facts, values=tuple(seen.values))
