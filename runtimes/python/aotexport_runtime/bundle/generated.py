@@ -50,7 +50,8 @@ def generated_floats(seed: int, place: int, count: int, quantiles: Sequence[floa
         numbers = np.arange(start + 1, stop + 1, dtype=np.uint64) + np.uint64(place << _OF_ARGUMENT)
         places = _uniform(numbers * _STEP + np.uint64(seed)) * (len(steps) - 1)
         below = places.astype(np.int64)
-        made[start:stop] = steps[below] + (places - below) * (steps[below + 1] - steps[below])
+        with np.errstate(over="ignore", invalid="ignore"):  # Quantiles of a hostile bundle may be the greatest floats.
+            made[start:stop] = steps[below] + (places - below) * (steps[below + 1] - steps[below])
     return made
 
 
