@@ -327,9 +327,40 @@ def softmax_of_a_function(x):
     return SoftmaxInFloat32.apply(x @ x)
 
 
+def test_region_without_a_dtype_is_that_of_the_autocast_around_the_call(load):
+    def product(x):
+        with torch.autocast("cpu"):
+            return x @ x
+
+    module = load(product, torch.randn(4, 4))
+    with torch.autocast("cpu", torch.float16), pytest.raises(CallInvalid, match="autocast: expected none"):
+        module(torch.randn(4, 4))
+
+
+def to_a_product(x):
+    return x.to(x @ x) + 1
+
+
+def numbers_beside_a_product(x):
+    return (x @ x).new_tensor([0.1, 0.2, 0.3, 0.4])
+
+
+def promoted_with_a_product(x):
+    return x.to(torch.result_type(x @ x, x @ x))
+
+
+def type_of_a_product(x):
+    return x.type((x @ x).type())
+
+
+def bytes_of_a_product(x):
+    return x * ((x @ x).element_size() + (x @ x).itemsize + (x @ x).nbytes)
+
+
 @pytest.mark.parametrize(
     "function",
     [
+        *(to_a_product, numbers_beside_a_product, promoted_with_a_product, type_of_a_product, bytes_of_a_product),
         softmax_in_float32,
         # Torch reads gradients of the tensors that branches use.
         pytest.param(

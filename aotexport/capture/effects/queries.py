@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -23,6 +24,8 @@ _LAYERS = str(Path(nn.__file__).parent)
 
 _AUTOCAST = str(Path(torch.amp.__file__).parent)
 """Autocast regions and custom autograd functions (`torch.amp.custom_fwd`) query autocast from here."""
+
+_ARITHMETIC = str(Path(__file__).with_name("arithmetic.py"))
 
 
 def patches(effects: Effects) -> list[Patch]:
@@ -123,12 +126,30 @@ def _watched_method(name: str, effects: Effects) -> Any:
 
 def _dtypes(effects: Effects) -> list[Patch]:
     """Patch dtype and autocast queries to record that the model reads them."""
-    original: Any = torch.Tensor.dtype
 
-    def read(self: torch.Tensor) -> torch.dtype:
-        if not isinstance(self, nn.Parameter) and is_models_code(caller().f_code.co_filename):
-            effects.dtypes_read.add(node_of(self))
-        return original.__get__(self)
+    def note(value: Any, reader: FrameType) -> None:
+        is_computed = isinstance(value, torch.Tensor) and not isinstance(value, nn.Parameter)
+        if is_computed and is_models_code(reader.f_code.co_filename):
+            effects.dtypes_read.add(node_of(value))
+
+    def watched(original: Any) -> property:
+        def read(self: torch.Tensor) -> Any:
+            note(self, caller())
+            return original.__get__(self)
+
+        return property(read)
+
+    def reading(function: Any, read: Callable[..., Iterable[Any]]) -> Any:
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            reader = caller()
+            if reader.f_code.co_filename == _ARITHMETIC and reader.f_back is not None:
+                reader = reader.f_back  # It stands around the same function.
+            for value in read(*args, **kwargs):
+                note(value, reader)
+            return function(*args, **kwargs)
+
+        return call
 
     def noting(function: Any) -> Any:
         @functools.wraps(function)
@@ -142,7 +163,22 @@ def _dtypes(effects: Effects) -> list[Patch]:
     asked = ("is_autocast_enabled", "get_autocast_dtype", "is_autocast_cpu_enabled", "get_autocast_cpu_dtype")
     reason = "Record that the model reads dtypes"
     queries = [Patch(torch, name, noting(getattr(torch, name)), reason) for name in asked]
-    return [Patch(torch.Tensor, "dtype", property(read), reason), *queries]
+    tensor, everything = torch.Tensor, lambda *args: args
+    return [
+        *[Patch(tensor, name, watched(getattr(tensor, name)), reason) for name in ("dtype", "itemsize", "nbytes")],
+        Patch(tensor, "element_size", reading(tensor.element_size, everything), reason),
+        # Another tensor's dtype, and the text of its own.
+        Patch(tensor, "to", reading(tensor.to, lambda self, *to, other=None, **_: (*to[:1], other)), reason),
+        Patch(tensor, "type", reading(tensor.type, lambda self, *to, **named: () if to or named else (self,)), reason),
+        Patch(
+            tensor,
+            "new_tensor",
+            reading(tensor.new_tensor, lambda self, *data, dtype=None, **_: [self][: not dtype]),
+            reason,
+        ),
+        Patch(torch, "result_type", reading(torch.result_type, everything), reason),
+        *queries,
+    ]
 
 
 class _Node:

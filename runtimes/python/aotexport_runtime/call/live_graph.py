@@ -11,6 +11,7 @@ submodule that only got hooks, or whose weights are now computed, runs the nodes
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,10 +25,12 @@ from aotexport_runtime.engines.codegen import CALL_SUBMODULE, Environment
 from aotexport_runtime.errors import NotSupported
 from aotexport_runtime.schema.graph import Graph, ModuleCall, Node
 from aotexport_runtime.schema.program import Program, StateInput
+from aotexport_runtime.schema.trees import Leaf
 from aotexport_runtime.schema.values import Argument, SequenceMeta, ValueMeta
 from aotexport_runtime.submodules.changes import SubmoduleChange
 from aotexport_runtime.submodules.places import is_below, module_at
 from aotexport_runtime.validate import references
+from aotexport_runtime.values.trees import leaves
 
 UNUSED = "nothing uses a part of what it takes or returns, which the graph does not hold"
 """Why calls of a submodule cannot be followed that the graph lacks values of."""
@@ -105,12 +108,17 @@ def live_graph(
         for value, spec in zip(graph.inputs, program.inputs, strict=True)
         if isinstance(spec, StateInput)
     }
-    outline = _Outline(graph, followed, state, environment)
+    outline = _Outline(graph, followed, state, environment, _returned_leaves(program))
     nodes = outline.nodes(0, len(graph.nodes), None)
     outputs = [outline.renamed(output) for output in graph.outputs]
     live = msgspec.structs.replace(graph, nodes=tuple(nodes), outputs=outputs, calls=())
     reasons = tuple(f"`{change.path}` {change.how}" for change in followed.values())
     return whole_graph(live, outline.environment, reasons)
+
+
+def _returned_leaves(program: Program) -> Counter[int]:
+    """Return how often the caller gets each output: one tensor may be several leaves of a result."""
+    return Counter(leaf.index for _, leaf in leaves(program.output_tree) if isinstance(leaf, Leaf))
 
 
 def whole_graph(graph: Graph, environment: Environment, reasons: tuple[str, ...] = ()) -> LiveGraph:
@@ -159,6 +167,7 @@ class _Outline:
         changes: Mapping[str, SubmoduleChange],
         state: Mapping[str, Sequence[str]],
         environment: Environment,
+        returned: Mapping[int, int],
     ) -> None:
         self._graph = graph
         self._changes = changes
@@ -178,9 +187,9 @@ class _Outline:
         for index, node in enumerate(graph.nodes):
             for name in operands(node):
                 self._uses.setdefault(name, []).append(index)
-        for output in graph.outputs:
+        for index, output in enumerate(graph.outputs):
             for name in references(output):
-                self._uses.setdefault(name, []).append(len(graph.nodes))
+                self._uses.setdefault(name, []).extend([len(graph.nodes)] * max(returned.get(index, 1), 1))
 
     def renamed(self, argument: Argument) -> Argument:
         """Return an argument with the current names of values."""
@@ -281,7 +290,7 @@ class _Outline:
                 continue
             made_inside = self._made.get(value, -1) in inside
             same_as = self._tensor_outside(value, inside) if made_inside else value
-            told_apart = len(self._later(value, call.end)) < 2
+            told_apart = self._later(value, call.end) < 2
             results.append(
                 Result(
                     name=value if made_inside else f"{value} of {CALL_SUBMODULE} {len(self._callables)}",
@@ -327,16 +336,16 @@ class _Outline:
     def _operand(self, node: Node) -> str | None:
         return returned_operand(node, self._made_by, self._metas)
 
-    def _later(self, value: str, end: int) -> set[int]:
-        """Return the nodes from `end` on that use the tensor `value`, also by the names that nodes give it anew."""
-        found: set[int] = set()
+    def _later(self, value: str, end: int) -> int:
+        """Return how often nodes from `end` on take the tensor `value`, also by the names that nodes give it anew."""
+        count = 0
         for use in self._uses.get(value, ()):
             node = self._graph.nodes[use] if end <= use < len(self._graph.nodes) else None
             if node is not None and not writes_in_place(node.op) and self._operand(node) == value:
-                found |= self._later(node.name, end)
-            elif use >= end:
-                found.add(use)
-        return found
+                count += self._later(node.name, end)
+            else:
+                count += use >= end
+        return count
 
     def _refused(self, change: SubmoduleChange, reason: str) -> CannotFollow:
         return CannotFollow(
