@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+from collections import OrderedDict
 from collections.abc import Callable
 
 import pytest
@@ -935,3 +936,75 @@ def test_module_whose_argument_and_result_cannot_be_told_apart_is_not_replaced(m
 
     with pytest.raises(NotSupported, match="`passed` was replaced by a `TenTimes`"):
         replace_and_call()
+
+
+ORDERED = {"a": nn.Linear(4, 4), "act": nn.ReLU(), "b": nn.Linear(4, 4)}
+
+
+class Around(nn.Module):
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x):
+        for module in self.inner.values() if isinstance(self.inner, nn.ModuleDict) else [self.inner]:
+            x = module(x)
+        return x
+
+
+def added_last(modules):
+    act = modules["act"] if isinstance(modules, nn.ModuleDict) else modules.act
+    del modules._modules["act"]
+    modules.add_module("act", act)
+
+
+@pytest.mark.parametrize("kind", ["sequential", "dict", "whole"])
+def test_modules_in_another_order_run_in_it_or_are_refused(kind, tmp_path):
+    whole = nn.Sequential(OrderedDict(ORDERED))
+    model = {"sequential": Around(whole), "dict": Around(nn.ModuleDict(ORDERED)), "whole": whole}[kind].eval()
+    x = torch.randn(2, 4)
+    aotexport.export(model, (x,), output=tmp_path / "bundle", programs="infer", verify=False)
+    loaded = load(tmp_path / "bundle").eval()
+    added_last(loaded if kind == "whole" else loaded.inner)
+    if kind == "sequential":
+        added_last(model.inner)
+        assert torch.equal(loaded(x), model(x))
+        return
+    with pytest.raises(NotSupported, match="its submodules in another order"):
+        loaded(x)
+
+
+class Noise(nn.Module):
+    """A parametrization that draws random numbers."""
+
+    def forward(self, weight):
+        return weight + torch.randn_like(weight)
+
+
+class Product(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4, 4))
+
+    def forward(self, x):
+        return x @ self.weight
+
+
+@pytest.mark.parametrize(
+    "parametrized",
+    [
+        lambda module: parametrize.register_parametrization(module, "weight", Noise()),
+        lambda module: parametrizations.spectral_norm(module, "weight", n_power_iterations=1),
+    ],
+    ids=["draws", "power iterations"],
+)
+def test_parametrization_is_computed_once_a_call(parametrized, tmp_path):
+    model, x = Product(), torch.randn(3, 4)
+    aotexport.export(model, (x,), output=tmp_path / "bundle", programs="infer", verify=False)
+    found = []
+    for module in (model, load(tmp_path / "bundle")):
+        torch.manual_seed(0)
+        parametrized(module)
+        with torch.no_grad():
+            found.append((module(x), module(x), torch.rand(1), *module.buffers()))
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))

@@ -80,6 +80,8 @@ def _change(module: LoadedSubmodule, origin: Origin, mode: bool) -> SubmoduleCha
         return SubmoduleChange(path, module, how, runs_part=runs_part, computes_state=computed)
     if isinstance(module, nn.Sequential) and module._modules.keys() != origin.submodules.keys():
         return SubmoduleChange(path, module, "has other submodules", needs_call=True)
+    if isinstance(module, nn.Sequential | nn.ModuleDict) and [*module._modules] != [*origin.submodules]:
+        return SubmoduleChange(path, module, "has its submodules in another order", needs_call=True)
     reshaped, attribute = module.reshaped(), module.attributes_changed()
     if reshaped is not None:
         return SubmoduleChange(
@@ -127,6 +129,10 @@ def changes_of(whole: nn.Module, origin: Origin, manifest: Manifest) -> list[Sub
         NotSupported: one was changed in a way that no call can follow.
     """
     check_nothing_added(whole, origin)
+    if isinstance(whole, nn.Sequential) and [name for name in whole._modules if name in origin.submodules] != [
+        name for name in origin.submodules if name in whole._modules
+    ]:
+        raise NotSupported(f"the module has its submodules in another order, in which no call would run them. {WRAP}")
     found = _without_twins(whole, manifest, changes_below(whole, origin, whole.training))
     return [*found, *_with_ties(whole, manifest, found)]
 

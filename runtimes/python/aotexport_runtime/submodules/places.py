@@ -53,4 +53,6 @@ def slot_of(whole: nn.Module, name: str) -> StateSlot | None:
     for table in (owner._parameters, owner._buffers):
         if leaf in table:
             return table, leaf
-    return (Computed(owner), leaf) if hasattr(owner, leaf) else None
+    # Without asking for the tensor: a parametrization may draw random numbers, or count how often it computes one.
+    is_there = leaf in owner.__dict__ or hasattr(type(owner), leaf)
+    return (Computed(owner), leaf) if is_there else None

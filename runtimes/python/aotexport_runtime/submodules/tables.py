@@ -91,8 +91,7 @@ def kind_in(owner: Mapping[str, Any], tensor: torch.Tensor) -> TensorKind:
 
 def former_kind(table: Mapping[str, Any], name: str) -> TensorKind | None:
     """Return the kind of a loaded tensor that was replaced by one of another kind; None: it was not."""
-    tensor = table.get(name)
-    if tensor is None or not isinstance(table, ModuleTable) or name in table.left:
+    if not isinstance(table, ModuleTable) or name in table.left or (tensor := table.get(name)) is None:
         return None
     loaded = table.loaded.get(name)
     return None if loaded == kind_in(table.owner, tensor) else loaded
