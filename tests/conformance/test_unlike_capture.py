@@ -795,6 +795,34 @@ def test_argument_with_a_history_is_refused_where_python_read_that_it_had_none(l
     )
 
 
+@pytest.mark.parametrize("asks", [lambda x: torch.is_inference_mode_enabled(), lambda x: x.is_inference()])
+def test_call_in_inference_mode_is_refused_where_the_code_asks_for_it(load, asks):
+    module = load(lambda x: x * 2 if asks(x) else x * 3, torch.ones(3))
+    assert torch.equal(module(torch.ones(3)), torch.full((3,), 3.0))
+    with torch.inference_mode(), pytest.raises(CallInvalid, match="asks whether it is on"):
+        module(torch.ones(3))
+
+
+FACTORS = {1: 2.0, 64: 3.0}
+
+
+class LooksUpASize(torch.nn.Module):
+    """Looks a size up in a dict, which Dynamo alone follows, and branches on another."""
+
+    table = FACTORS
+
+    def forward(self, x):
+        factor = self.table.get(x.shape[1], 2.0)
+        return x * factor if x.shape[0] > 3 else x * 5
+
+
+def test_size_of_one_that_dynamo_takes_for_a_constant_is_not_captured_as_dynamic(tmp_path):
+    either = torch.export.Dim.DYNAMIC
+    model, args, shapes = LooksUpASize(), (torch.ones(5, 1),), ({0: either, 1: either},)
+    with pytest.raises(aotexport.ExportFailed, match="a size declared dynamic is 0 or 1 in the example"):
+        aotexport.export(model, args, output=tmp_path / "b", dynamic_shapes=shapes, verify=False)
+
+
 def test_conjugated_argument_is_served(load):
     z = torch.randn(4, dtype=torch.complex64)
     module = load(conjugates, z)

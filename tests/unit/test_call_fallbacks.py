@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
 import aotexport
 import aotexport_runtime
@@ -169,3 +170,25 @@ def test_refusal_of_a_size_is_told_once(counting):
         counting(torch.ones(9, 2))
     assert caught.value.__context__ is None
     assert counting.calls == 0
+
+
+class Normed(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear, self.norm = torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4)
+
+    def forward(self, x):
+        return self.norm(self.linear(x))
+
+
+@pytest.mark.parametrize("target", ["portable", "autograd"])
+def test_checkpoint_that_ends_its_second_run_early_changes_buffers_as_in_eager(target, tmp_path):
+    x = torch.randn(8, 4, requires_grad=True)
+    aotexport.export(Normed(), (x,), output=tmp_path / "bundle", verify=False)
+    found = []
+    for module in (Normed(), aotexport_runtime.load(tmp_path / "bundle", target=target)):
+        checkpoint(module.train(), x, use_reentrant=False).sum().backward()
+        found.append([buffer.clone() for buffer in module.buffers()])
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+    assert found[0][-1] == 2

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -34,6 +34,7 @@ def patches(effects: Effects) -> list[Patch]:
     return [
         *_layouts(effects),
         *_dtypes(effects),
+        *_inference_mode(effects),
         Patch(torch.Tensor, "grad_fn", nodes, "Record that the model reads nodes of autograd"),
         Patch(torch.Tensor, "grad", _refused_gradients(), "Refuse reads and changes of accumulated gradients"),
         Patch(
@@ -103,7 +104,7 @@ def _layouts(effects: Effects) -> list[Patch]:
     return [
         *[
             Patch(torch.Tensor, name, _watched_method(name, effects), layout)
-            for name in ("stride", "storage_offset", "is_contiguous")
+            for name in ("stride", "storage_offset", "is_contiguous", "dim_order")
         ],
         *[
             Patch(torch.Tensor, name, _watched_property(name, effects), history)
@@ -179,6 +180,22 @@ def _dtypes(effects: Effects) -> list[Patch]:
         Patch(torch, "result_type", reading(torch.result_type, everything), reason),
         *queries,
     ]
+
+
+def _inference_mode(effects: Effects) -> Iterator[Patch]:
+    """Yield patches that record that the model asks whether inference mode is on."""
+
+    def noting(function: Any) -> Any:
+        @functools.wraps(function)
+        def call(*args: Any) -> Any:
+            if is_user_file(caller().f_code.co_filename):
+                effects.reads.add("inference_mode")
+            return function(*args)
+
+        return call
+
+    for owner, name in ((torch, "is_inference_mode_enabled"), (torch, "is_inference"), (torch.Tensor, "is_inference")):
+        yield Patch(owner, name, noting(getattr(owner, name)), "Record that the model asks for inference mode")
 
 
 class _Node:

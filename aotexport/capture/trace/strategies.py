@@ -80,6 +80,10 @@ def _exported(strict: bool) -> Callable[[ExampleCall], nn.Module]:
 
 
 def _with_functions(call: ExampleCall) -> nn.Module:
+    for leaf, axes in zip(call.tensors, call.axes, strict=True):
+        # Dynamo takes such a size for a constant, and this way to call it gives no guard.
+        if isinstance(leaf, torch.Tensor) and any(leaf.shape[axis] < 2 for axis in axes or ()):
+            raise ExportFailed("a size declared dynamic is 0 or 1 in the example. Pass an example of other sizes")
     module = call.callable if isinstance(call.callable, nn.Module) else _FunctionModule(call)
     # Dynamo takes no function with a rule of forward-mode AD, which a bundle does not hold anyway.
     with _silent(), _without_hooks(), forward_mode_rules_hidden(), sizes_of_data():

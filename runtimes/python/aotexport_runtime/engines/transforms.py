@@ -15,6 +15,8 @@ _is_batched = getattr(_functorch, "is_legacy_batchedtensor", None)
 _is_dead = getattr(_functorch, "is_dead_tensor_wrapper", None)
 _is_tracing = torch.jit.is_tracing  # pyright: ignore[reportPrivateImportUsage] (documented)
 _peek = getattr(_functorch, "peek_interpreter_stack", None)
+_autograd = getattr(torch._C, "_autograd", None)  # noqa: TID251 (see above) # pyright: ignore[reportPrivateUsage]
+_hooks_of_saved_tensors = getattr(_autograd, "_top_saved_tensors_default_hooks", None)
 
 
 def active() -> bool:
@@ -36,3 +38,8 @@ def batched(tensor: torch.Tensor) -> bool:
 def may_be_dead(tensor: torch.Tensor) -> bool:
     """Return whether `tensor` may be a wrapper that a function transform left behind."""
     return _is_dead is None or bool(_is_dead(tensor))
+
+
+def packs_saved_tensors() -> bool:
+    """Return whether hooks take what autograd saves, as within `torch.utils.checkpoint` and `save_on_cpu`."""
+    return _hooks_of_saved_tensors is not None and _hooks_of_saved_tensors(True) is not None

@@ -330,9 +330,9 @@ class Program(Record, kw_only=True):
             (`while_loop`) depend on; they must be as at capture in every call.
             `layout`: strides, storage offset, contiguity of tensors; `requires_grad`; `is_leaf`: also `grad_fn`
             (format 1.0 says `requires_grad` of both); `grad_mode`: whether gradients are enabled, as `grad` tells;
-            `inference_mode`: that it is off, since it records nothing for gradients that the model takes; `identity`:
-            that arguments are different tensors: the model takes gradients with regard to each, or asks whether they
-            are one object;
+            `inference_mode`: that it is off, since it records nothing for gradients that the model takes, or the code
+            asks for it; `identity`: that arguments are different tensors: the model takes gradients with regard to
+            each, or asks whether they are one object;
             `autocast`: that of the caller, as `autocast` tells: the code asks for dtypes, or takes gradients.
         autocast: the dtype of the autocast that surrounded the call at capture, which is no part of the graph; None:
             none did. The recorded calls run under it.

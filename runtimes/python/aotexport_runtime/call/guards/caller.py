@@ -174,7 +174,8 @@ MODES: tuple[GuardRule[Caller, Any], ...] = (
         of=_fixing("inference_mode"),
         holds=lambda source, caller: f"not {source.ask(torch.is_inference_mode_enabled)}",
         message=lambda caller, call: (
-            "gradients: torch.inference_mode() records nothing for the gradients that the model itself takes; use "
+            "gradients: torch.inference_mode() records nothing for the gradients that the model itself takes, or the "
+            "model's code asks whether it is on; use "
             "torch.no_grad()"
         ),
     ),

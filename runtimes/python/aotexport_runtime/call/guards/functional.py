@@ -103,6 +103,10 @@ def _joint(graph: Functional) -> list[Functional]:
     return [graph] if graph.is_joint else []
 
 
+def _changing(graph: Functional) -> list[Functional]:
+    return [graph] if graph.is_joint and graph.mutated else []
+
+
 def _inference(graph: Functional) -> list[Functional]:
     return [] if graph.is_joint else [graph]
 
@@ -227,6 +231,14 @@ CALLER: tuple[GuardRule[Functional, Any], ...] = (
         of=_joint,
         holds=lambda source, graph: _some_require_grad(graph.tensors),
         message=lambda graph, call: "no gradients are recorded",
+    ),
+    GuardRule(
+        # A checkpoint ends its second run where the last tensor is saved: with all changes that eager makes before.
+        name="packed",
+        cost="mode",
+        of=_changing,
+        holds=lambda source, graph: f"not {source.ask(transforms.packs_saved_tensors)}",
+        message=lambda graph, call: "hooks on saved tensors (a checkpoint), which may end the call before its changes",
     ),
     GuardRule(
         name="records nothing",
