@@ -40,6 +40,10 @@ def may_be_dead(tensor: torch.Tensor) -> bool:
     return _is_dead is None or bool(_is_dead(tensor))
 
 
-def packs_saved_tensors() -> bool:
-    """Return whether hooks take what autograd saves, as within `torch.utils.checkpoint` and `save_on_cpu`."""
-    return _hooks_of_saved_tensors is not None and _hooks_of_saved_tensors(True) is not None
+def checkpointed() -> bool:
+    """Return whether a checkpoint that does not enter autograd again surrounds a call: it ends the second run early.
+
+    Source: torch 2.13, `utils/checkpoint.py`, whose hooks take what autograd saves.
+    """
+    hooks = None if _hooks_of_saved_tensors is None else _hooks_of_saved_tensors(True)
+    return hooks is not None and getattr(hooks[0], "__module__", "") == "torch.utils.checkpoint"

@@ -234,11 +234,11 @@ CALLER: tuple[GuardRule[Functional, Any], ...] = (
     ),
     GuardRule(
         # A checkpoint ends its second run where the last tensor is saved: with all changes that eager makes before.
-        name="packed",
+        name="checkpoint",
         cost="mode",
         of=_changing,
-        holds=lambda source, graph: f"not {source.ask(transforms.packs_saved_tensors)}",
-        message=lambda graph, call: "hooks on saved tensors (a checkpoint), which may end the call before its changes",
+        holds=lambda source, graph: f"not {source.ask(transforms.checkpointed)}",
+        message=lambda graph, call: "a checkpoint, which may end the call before its changes",
     ),
     GuardRule(
         name="records nothing",
