@@ -327,16 +327,6 @@ def softmax_of_a_function(x):
     return SoftmaxInFloat32.apply(x @ x)
 
 
-def test_region_without_a_dtype_is_that_of_the_autocast_around_the_call(load):
-    def product(x):
-        with torch.autocast("cpu"):
-            return x @ x
-
-    module = load(product, torch.randn(4, 4))
-    with torch.autocast("cpu", torch.float16), pytest.raises(CallInvalid, match="autocast: expected none"):
-        module(torch.randn(4, 4))
-
-
 def to_a_product(x):
     return x.to(x @ x) + 1
 

@@ -6,9 +6,8 @@ Model code that reads dtypes may go another way under autocast. It does not wher
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
-from functools import partial
 from typing import Any
 
 import torch
@@ -24,16 +23,9 @@ def example_autocast(call: ExampleCall) -> Any:
     return autocast_dtype(_device_type(call))
 
 
-def other_autocasts(call: ExampleCall, *, asked: bool) -> list[Callable[[], AbstractContextManager[Any]]]:
-    """Return contexts with autocast, or one without if the capture is under autocast.
-
-    Args:
-        call: the example call.
-        asked: whether the model's code asks for the state of autocast, and may see each dtype of it.
-    """
-    dtypes = ("bfloat16", "float16") if asked else ("bfloat16",)
-    others: tuple[str | None, ...] = dtypes if example_autocast(call) is None else (None,)
-    return [partial(under_autocast, _device_type(call), dtype) for dtype in others]
+def other_autocast(call: ExampleCall) -> AbstractContextManager[Any]:
+    """Return a context with autocast, or without if the capture is under autocast."""
+    return under_autocast(_device_type(call), "bfloat16" if example_autocast(call) is None else None)
 
 
 def _device_type(call: ExampleCall) -> str:

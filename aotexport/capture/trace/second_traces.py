@@ -18,7 +18,7 @@ from aotexport.capture.effects.hooks import apply_hook
 from aotexport.capture.effects.identity import asks_identity
 from aotexport.capture.effects.module_calls import TracedCalls
 from aotexport.capture.effects.record import Read
-from aotexport.capture.trace.autocast import leaves_dtypes_alone, other_autocasts
+from aotexport.capture.trace.autocast import leaves_dtypes_alone, other_autocast
 from aotexport.capture.trace.fakes import FakeInputs, fake_inputs
 from aotexport.capture.trace.flat_call import FlatCall
 from aotexport.capture.trace.key_order import other_orders
@@ -141,18 +141,14 @@ def _same_under_other_autocast(trace: Trace) -> bool:
     """Return whether the model does the same with autocast, or without if the capture is under autocast."""
     if trace.strategy.follows_values:
         return False
-    call = trace.function.call
-    for other in other_autocasts(call, asked=trace.function.effects.asks_autocast):
-        with other():
-            try:
-                with attempt("trace under another autocast"):
-                    target = trace.strategy.prepare(call)
-            except ExportFailed:
-                # A failed capture is not the same.
-                return False
-            if _again(trace, target=target) is None:
-                return False
-    return True
+    with other_autocast(trace.function.call):
+        try:
+            with attempt("trace under another autocast"):
+                target = trace.strategy.prepare(trace.function.call)
+        except ExportFailed:
+            # A failed capture is not the same.
+            return False
+        return _again(trace, target=target) is not None
 
 
 def _again(
