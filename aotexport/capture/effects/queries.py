@@ -26,6 +26,7 @@ _AUTOCAST = str(Path(torch.amp.__file__).parent)
 """Autocast regions and custom autograd functions (`torch.amp.custom_fwd`) query autocast from here."""
 
 _ARITHMETIC = str(Path(__file__).with_name("arithmetic.py"))
+"""Patches there may call those here: for the code that called them."""
 
 
 def patches(effects: Effects) -> list[Patch]:
@@ -145,7 +146,7 @@ def _dtypes(effects: Effects) -> list[Patch]:
         def call(*args: Any, **kwargs: Any) -> Any:
             reader = caller()
             if reader.f_code.co_filename == _ARITHMETIC and reader.f_back is not None:
-                reader = reader.f_back  # It stands around the same function.
+                reader = reader.f_back
             for value in read(*args, **kwargs):
                 note(value, reader)
             return function(*args, **kwargs)
@@ -174,7 +175,7 @@ def _dtypes(effects: Effects) -> list[Patch]:
         Patch(
             tensor,
             "new_tensor",
-            reading(tensor.new_tensor, lambda self, *data, dtype=None, **_: [self][: not dtype]),
+            reading(tensor.new_tensor, lambda self, *data, dtype=None, **_: () if dtype else (self,)),
             reason,
         ),
         Patch(torch, "result_type", reading(torch.result_type, everything), reason),

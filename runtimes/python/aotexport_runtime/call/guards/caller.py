@@ -175,8 +175,7 @@ MODES: tuple[GuardRule[Caller, Any], ...] = (
         holds=lambda source, caller: f"not {source.ask(torch.is_inference_mode_enabled)}",
         message=lambda caller, call: (
             "gradients: torch.inference_mode() records nothing for the gradients that the model itself takes, or the "
-            "model's code asks whether it is on; use "
-            "torch.no_grad()"
+            "model's code asks whether it is on; use torch.no_grad()"
         ),
     ),
     GuardRule(
