@@ -6,7 +6,7 @@ import contextlib
 import functools
 import gc
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -43,10 +43,14 @@ class SavedTensors:
         gc.collect(1)  # What the call made is young; looking at all of Python takes longer than an export.
         return {packed.address for packed in self._saved}
 
-    def behind(self, roots: Sequence[Sequence[torch.Tensor]]) -> list[set[int]]:
+    def behind(self, roots: Sequence[Sequence[torch.Tensor]], left: Iterable[torch.Tensor]) -> list[set[int]]:
         """Return, per list of roots, the addresses that a backward pass from them reads.
 
         Saved tensors that no node shows (those of views that were written to, and of operators in C++) count for all.
+
+        Args:
+            roots: tensors that a backward pass begins at.
+            left: all tensors that the call left, whose nodes show saved tensors, too.
         """
         bits: dict[Any, int] = {}
         found: list[set[int]] = [set() for _ in roots]
@@ -66,6 +70,9 @@ class SavedTensors:
             for index, addresses in enumerate(found):
                 if own >> index & 1:
                     addresses |= read
+        bases = [tensor if tensor._base is None else tensor._base for tensor in left]
+        for node in _in_order([tensor.grad_fn for tensor in bases]):
+            shown |= _read_by(node)
         hidden = self.addresses() - shown
         return [addresses | hidden for addresses in found]
 

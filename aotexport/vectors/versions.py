@@ -87,7 +87,8 @@ def _watch(
         seen.rises[index] = tensor._version - before[index]
     if saved is not None and functional.gradients is not None:
         outputs = _outputs(program, left)
-        read = saved.behind([_roots(t, functional, inputs, outputs) for t in functional.gradients.tangents])
+        roots = [_roots(t, functional, inputs, outputs) for t in functional.gradients.tangents]
+        read = saved.behind(roots, [value for value in outputs.values() if _is_plain(value)])
         seen.saved = {
             which: {index for index, addresses in enumerate(read) if address in addresses}
             for which, address in _visible(plain, outputs)

@@ -164,7 +164,22 @@ class AsksEach(Asks):
         return True in [x is other for other in (y,)]
 
 
-@pytest.mark.parametrize("kind", [Asks, AsksEach])
+class AsksItem(Asks):
+    def doubles(self, x, y):
+        return {"x": x}["x"] is (x, y)[1]
+
+
+class AsksNumber(Asks):
+    def doubles(self, x, y):
+        return id(x) == id(y)
+
+
+class AsksSet(Asks):
+    def doubles(self, x, y):
+        return len({x, y}) == 1
+
+
+@pytest.mark.parametrize("kind", [Asks, AsksEach, AsksItem, AsksNumber, AsksSet])
 def test_call_with_one_tensor_twice_is_refused_where_code_asks_and_no_variant_was_captured_so(tmp_path, kind):
     x = torch.randn(3)
     aotexport.export(kind(), (x, x + 1), output=tmp_path / "asks", verify=False)

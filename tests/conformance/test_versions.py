@@ -131,6 +131,23 @@ def test_backward_does_not_mind_changes_of_what_only_unused_results_needed(load)
         assert torch.equal(x.grad, torch.tensor([3.0, 2.0, 1.0]))
 
 
+def test_backward_does_not_mind_changes_of_what_only_a_view_without_history_needs(load):
+    def function(x, y):
+        product = x * y
+        with torch.no_grad():
+            hidden = product.view(-1)
+        return hidden, x * 3
+
+    module = load(function, leaf(3), leaf(3))
+    for callable_ in (function, module):
+        x, y = leaf(3), leaf(3)
+        _, tripled = callable_(x, y)
+        with torch.no_grad():
+            x.zero_(), y.zero_()
+        tripled.sum().backward()
+        assert torch.equal(x.grad, torch.full((3,), 3.0))
+
+
 def doubled_and_its_exponential(x, y):
     first = x * 2
     second = first.exp()

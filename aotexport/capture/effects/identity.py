@@ -1,4 +1,4 @@
-"""Find code that asks whether two of its variables are one object (`x is y`), which tracing does not see."""
+"""Find code that asks whether two values are one object (`x is y`), which tracing does not see."""
 
 from __future__ import annotations
 
@@ -11,11 +11,14 @@ from torch import nn
 
 from aotexport.capture.effects.own_code import own_code
 
-_VARIABLE = ("LOAD_FAST", "LOAD_DEREF")
+_ASKS = ("IS_OP", "BUILD_SET")
+_ATTRIBUTE = ("LOAD_ATTR", "LOAD_METHOD")
+_NAMED_IN_CODE = ("LOAD_CONST", "LOAD_GLOBAL", "LOAD_NAME")
 
 
 def asks_identity(target: nn.Module | Callable[..., Any], module: nn.Module | None) -> bool:
-    """Return whether the model's own code, found by following names, compares variables by `is`.
+    """Return whether the model's own code, found by following names, compares values by `is`, takes their `id`,
+    or makes a set of them.
 
     Args:
         target: the traced callable.
@@ -25,13 +28,13 @@ def asks_identity(target: nn.Module | Callable[..., Any], module: nn.Module | No
 
 
 def _compares(code: CodeType) -> bool:
-    names = [instruction.opname for instruction in dis.get_instructions(code)]
-    return any(
-        # Newer Pythons load two variables, or store one and load another, by one instruction.
-        last == "IS_OP" and second.startswith(_VARIABLE) and (second.count("LOAD_") == 2 or _loads_variable(first))
-        for first, second, last in zip(names, names[1:], names[2:], strict=False)
-    )
-
-
-def _loads_variable(instruction: str) -> bool:
-    return any(variable in instruction for variable in _VARIABLE)
+    """Return whether `code` asks of something that is no constant, global or attribute of one."""
+    if "id" in code.co_names:
+        return True
+    root = ""
+    for instruction in dis.get_instructions(code):
+        if instruction.opname in _ASKS and root not in _NAMED_IN_CODE:
+            return True
+        if instruction.opname not in _ATTRIBUTE:
+            root = instruction.opname
+    return False

@@ -8,7 +8,7 @@ from __future__ import annotations
 CODES: dict[str, str] = {
     "bundle-invalid": "what no other code says",
     "bundle-missing": "no directory with a `bundle.json`",
-    "json-malformed": "no JSON in UTF-8; a number beyond its type; half of a surrogate pair",
+    "json-malformed": "no JSON in UTF-8; a number beyond a double; half of a surrogate pair",
     "json-key-twice": "an object that has the same key twice",
     "json-record": "an unknown field, a missing one, or a value that its type does not have",
     "json-limit": "a file beyond the limits of 2.7",
@@ -35,16 +35,17 @@ CODES: dict[str, str] = {
     "name-malformed": (
         "a name of a program, target, recorded call, graph file or library that is not 1 to 64 letters, digits "
         "and `_.-` beginning with a letter or digit; a parameter, field, namespace or part of a module's name "
-        "that is no identifier; a method that is none, or begins with `__`; a class that is not "
-        "`module:qualified.name`; a name of state or of a submodule with an empty part; an extension not named as "
-        "3.4 says"
+        "that is no identifier (of Python, and no keyword); a method that is none, or begins with `__`; a class that "
+        "is not `module:qualified.name`; a name of state or of a submodule with an empty part; an extension not "
+        "named as 3.4 says"
     ),
     "text-malformed": (
         "a name, path or reason of more than 1000 characters, or with one that is not printable; a digest that is "
         "not 64 lower-case hexadecimal digits"
     ),
     "index-range": (
-        "an index or a count out of its range: `Vector.calls` is at most 100; `Ancestor.child` is before its record"
+        "an index or a count out of its range, where no other code names it: `Vector.calls` is at most 100; "
+        "`Ancestor.child` is before its record"
     ),
     "reference-missing": (
         "a program, state tensor, subgraph, kernel, container, extension or value of a library that is not there; "
@@ -60,9 +61,7 @@ CODES: dict[str, str] = {
         "of an integer to a power that is not written as 0 to 64, whose value is no integer or may have more than "
         "1024 bits, or of more than 500 terms"
     ),
-    "number-limit": (
-        "an integer of more than 64 bits, in a size or dimension of a magnitude beyond 63; a float that is not finite"
-    ),
+    "number-limit": ("an integer of more than 64 bits, in a size or dimension of a magnitude beyond 63"),
     "tensor-layout": (
         "sizes and strides that are not as many; more than 64 axes; a negative size, stride or offset; sizes, "
         "strides, or elements of a stored tensor beyond 63 bits; a `whole` tensor that is not contiguous, or has "
@@ -84,9 +83,10 @@ CODES: dict[str, str] = {
     "program-malformed": (
         "a bundle without programs; a program of another name than its place; a dimension that is read from the "
         "state, or with factor 0; `outputs` or `of_inputs` that are not as many as the program's outputs or inputs; "
-        "gradients without a partition; a tangent without a layout of its rank, of an alias, or of another dtype or "
-        "number of axes than its value; a size where an index names a tensor, or an alias where one names a base; two "
-        "parameters for further arguments of one kind; a change that its container does not take"
+        "gradients without a partition; a tangent without a layout, with a `stride` or `memory_format` of another "
+        "rank, of an alias, or of another dtype or number of axes than its value; a size where an index names a "
+        "tensor, or an alias where one names a base; two parameters for further arguments of one kind; a change that "
+        "its container does not take"
     ),
     "graph-interface": (
         "a graph whose inputs or outputs are not as many as sections 9, 10 and 15 say; an input of another dtype "
@@ -121,11 +121,11 @@ CODES: dict[str, str] = {
         "condition, that is no truth value and no tensor of one element; an operand that an operator of the tables of "
         "section 7 does not take: an item of what is no sequence, items by a step of 0, a tensor for a number, an "
         "exponent of an integer that is not written as -64 to 64, a shift to the left that is not written as 0 to 64, "
-        "numbers that may have more than 1024 bits"
+        "numbers that may have more than 1024 bits, if floats and what no builtin gives have 64"
     ),
     "argument-type": "an argument of another type than the operator takes (7.28)",
     "result-type": (
-        "metadata of another type than the operator returns (7.28 to 7.30); an output of a graph of another dtype "
+        "metadata of another type than the operator returns (7.28 to 7.31); an output of a graph of another dtype "
         "or number of axes than `Program.outputs`, or than the input that it is the new value (unless "
         "`metadata` or `storage`) or the gradient of"
     ),
@@ -135,8 +135,9 @@ CODES: dict[str, str] = {
         "nodes, or lack their structures without a reason"
     ),
     "vector-malformed": (
-        "a recorded call of another program, with another number of arguments, a `sample` below 1, or an error of "
-        "what is no value"
+        "a recorded call of another program, with another number of arguments, a `sample` below 1, `quantiles` "
+        "of what is no tensor of floats with a span of its own, fewer than 2 or more than 65, or an error of what is "
+        "no value"
     ),
     "target-malformed": (
         "a record of another target than its place; a lowered or compiled program without a functional graph, "
