@@ -10,11 +10,23 @@ import sys
 import types
 import typing
 from collections.abc import Iterator
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
-from aotexport_runtime.schema import compiled, graph, kernels, manifest, program, sizes, targets, trees, values, vectors
+from aotexport_runtime.schema import (
+    bounded,
+    compiled,
+    graph,
+    kernels,
+    manifest,
+    program,
+    sizes,
+    targets,
+    trees,
+    values,
+    vectors,
+)
 from aotexport_runtime.schema.base import Record
 
 DOCUMENTS: dict[str, type[Record]] = {
@@ -64,6 +76,11 @@ NAMED_TYPES: dict[str, tuple[Any, str]] = {
 }
 """Types that several fields share, widest first, with a description."""
 
+BOUNDED: dict[Any, str] = {
+    type_: name for name, type_ in vars(bounded).items() if typing.get_origin(type_) is Annotated
+}
+"""Names of the numbers and text with bounds."""
+
 Union = list[Any]
 _PLAIN: dict[Any, str] = {Any: "any", bool: "bool", int: "int", float: "float", str: "string", types.NoneType: "null"}
 
@@ -91,9 +108,9 @@ def by_module() -> dict[str, list[type[Record]]]:
     return chapters
 
 
-def hints(record: type[Record]) -> dict[str, Any]:
-    """Return the type of each field of `record`, in order."""
-    resolved = typing.get_type_hints(record)
+def hints(record: type[Record], *, bounds: bool = False) -> dict[str, Any]:
+    """Return the type of each field of `record`, in order; with bounds, or without."""
+    resolved = typing.get_type_hints(record, include_extras=bounds)
     return {name: resolved[name] for name in record.__struct_fields__}
 
 
@@ -135,6 +152,8 @@ def _arm(arm: Any) -> Any:
     origin, arguments = typing.get_origin(arm), typing.get_args(arm)
     if arm in _PLAIN:
         return _PLAIN[arm]
+    if origin is Annotated:
+        return BOUNDED.get(arm) or _counted(_arm(arguments[0]), arguments[1])
     if origin is typing.Literal:
         return f'"{arguments[0]}"'
     if origin in (tuple, list):
@@ -142,6 +161,12 @@ def _arm(arm: Any) -> Any:
     if origin is dict:
         return {"map": union_of(arguments[1])}
     return arm.__name__
+
+
+def _counted(array: dict[str, Union], bounds: bounded.Bounds) -> dict[str, Union]:
+    """Return an array with how many items it has: `array(1 or more)`."""
+    least, most = bounds.minItems or 0, bounds.maxItems
+    return {f"array({least} or more)" if most is None else f"array({least} to {most})": array["array"]}
 
 
 def spelled(union: Union) -> str:

@@ -3,9 +3,20 @@
 from __future__ import annotations
 
 import json
+import typing
 from typing import Any
 
-from catalogue import CHAPTERS, NAMED_TYPES, attribute_docs, by_module, spelled, summary_of, union_of
+from catalogue import (
+    BOUNDED,
+    CHAPTERS,
+    NAMED_TYPES,
+    attribute_docs,
+    by_module,
+    hints,
+    spelled,
+    summary_of,
+    union_of,
+)
 from lock import Entry, Lock
 
 from aotexport_runtime.schema.base import Record
@@ -36,6 +47,9 @@ def fields_page(lock: Lock) -> str:
         parts += [f"## {CHAPTERS[module]}\n", *(_record(record, entries) for record in found)]
     rows = [f"| `{name}` | {NAMED_TYPES[name][1]} | {_arms(name)} |" for name in sorted(NAMED_TYPES)]
     parts.append("\n".join(["## Types that fields share\n", "| type | is | one of |", "|---|---|---|", *rows]) + "\n")
+    rows = [_bounds(name, type_) for type_, name in BOUNDED.items()]
+    head = ["## Numbers and text with bounds\n", "| type | is | bounds |", "|---|---|---|"]
+    parts.append("\n".join([*head, *rows]) + "\n")
     return "\n".join(parts)
 
 
@@ -51,13 +65,15 @@ def _record(record: type[Record], entries: dict[str, Entry]) -> str:
     lines = [f"### {name}", "", f"{summary_of(record)}{tagged}{_since(entries[name], ' Since {}.')}", ""]
     if record.__struct_fields__:
         lines += ["| field | type | default | meaning |", "|---|---|---|---|"]
-        lines += [_row(field, entries[f"{name}.{field}"], docs[field]) for field in record.__struct_fields__] + [""]
+        types = hints(record, bounds=True)
+        lines += [_row(each, types[each], entries[f"{name}.{each}"], docs[each]) for each in types] + [""]
     return "\n".join(lines)
 
 
-def _row(field: str, entry: Entry, meaning: str) -> str:
+def _row(field: str, hint: Any, entry: Entry, meaning: str) -> str:
     default = f"`{json.dumps(entry['default'])}`" if "default" in entry else ""
-    cells = [f"`{field}`", _type(entry["type"]), default, _since(entry, "Since {}: ") + meaning.replace("|", "\\|")]
+    type_ = _type(union_of(hint))
+    cells = [f"`{field}`", type_, default, _since(entry, "Since {}: ") + meaning.replace("|", "\\|")]
     return f"| {' | '.join(cells)} |"
 
 
@@ -67,6 +83,13 @@ def _since(entry: Entry, text: str) -> str:
 
 def _type(union: list[Any]) -> str:
     return spelled(union).replace(" | ", " or ").replace("<", "&lt;")
+
+
+def _bounds(name: str, hint: Any) -> str:
+    inner, bounds = typing.get_args(hint)
+    said = {keyword: value for keyword, value in vars(bounds).items() if value is not None}
+    texts = [f"{keyword} `{value}`".replace("|", "\\|") for keyword, value in said.items()]
+    return f"| `{name}` | {_type(union_of(inner))} | {', '.join(texts)} |"
 
 
 def _arms(name: str) -> str:

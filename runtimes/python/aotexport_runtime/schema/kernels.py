@@ -88,7 +88,7 @@ class KernelCandidate(Record, kw_only=True):
         constants: parameters of the source that are fixed.
         num_warps: warps of 32 threads per block.
         num_stages: depth of software pipelines.
-        grid: blocks per axis, over the arguments of the launch that are integers.
+        grid: blocks per axis, of three, over the arguments of the launch that are integers.
         cooperative: whether all blocks must run at once.
         binaries: compiled code, at most one per architecture.
     """
