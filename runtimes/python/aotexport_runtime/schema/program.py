@@ -230,7 +230,7 @@ class FunctionalGraph(Record, kw_only=True):
     Indices and lists per input count these.
 
     Graph outputs, in order: one per `mutations`, one per `outputs`, `intermediate_bases` bases, then, of a joint
-    graph, the gradients.
+    graph, the gradients that `Gradients.of_inputs` refers to.
 
     Attributes:
         file: graph file, relative to the program's directory.
