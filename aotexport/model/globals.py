@@ -1,4 +1,4 @@
-"""Restore state outside of the model after a call: globals of its code, memos, generators other than torch's.
+"""Restore state outside of the model after a call: globals, classes and cells of its code, memos, generators.
 
 Tracing sees none of it. Tensors that a call stores there for later calls (tables of positions, say) belong to the trace
 and are dropped with it. Numbers that the next call would find changed are refused.
@@ -12,37 +12,47 @@ import gc
 import random
 import sys
 from collections.abc import Callable, Iterator
+from types import CellType, FunctionType, ModuleType
 from typing import Any
 
+import torch
 from torch import nn
 
 from aotexport.errors import ExportFailed
-from aotexport.model.containers import Snapshot, snapshot
+from aotexport.model.containers import ItemChange, is_user_class, snapshot
 from aotexport.model.source_lines import is_user_file
 from aotexport.torch_internals.calls import FakeTensor
 
 _MISSING = object()
+_Owner = ModuleType | type
+"""What has attributes that code reads by name: a module of Python, or a class."""
 
 
 @contextlib.contextmanager
-def globals_restored(target: Any, module: nn.Module | None) -> Iterator[None]:
-    """Undo the changes of the block in globals of the model's code, and in memos there.
+def globals_restored(target: Any, module: nn.Module | None) -> Iterator[list[str]]:
+    """Undo the changes of the block in globals and classes of the model's code, and in memos there.
 
     Args:
         target: the traced callable.
         module: the model; None: a function.
 
+    Yields:
+        a list that has, after the block, the names under which it stored tensors.
+
     Raises:
-        ExportFailed: the block changed a number in a global, or drew from a generator that a bundle does not have.
+        ExportFailed: the block changed a number in a global or class, or drew from a generator that a bundle does not
+            have.
     """
-    tables = _globals(target, module)
-    put_back = _to_put_back(tables)
+    owners = _owners(target, module)
+    put_back = _to_put_back(owners, target)
     generators = _other_generators()
+    stored: list[str] = []
     try:
-        yield
+        yield stored
     finally:
-        counted = put_back()
-        _forget_fakes(tables, module)
+        changes = put_back()
+        _forget_fakes(owners, module)
+    counted = [change.path for change in changes if _is_number(change.old) and not _is_same(change)]
     if counted:
         raise ExportFailed(
             f"the call changes the global `{counted[0]}`, and a bundle has no Python state. Keep it as a buffer "
@@ -54,49 +64,78 @@ def globals_restored(target: Any, module: nn.Module | None) -> Iterator[None]:
             f"the call draws from {drawn[0]}, and a bundle draws from torch's default generator alone. Draw by torch "
             "(`torch.rand`), or outside of the model, and pass the numbers"
         )
+    stored += [change.path for change in changes if isinstance(change.new, torch.Tensor)]
 
 
 def globals_to_put_back(target: Any, module: nn.Module | None) -> Callable[[], object]:
-    """Return a function that puts globals of the model's code back as they are now; see `globals_restored`."""
-    return _to_put_back(_globals(target, module))
+    """Return a function that puts globals and classes of the model's code back as they are now.
+
+    See `globals_restored`.
+    """
+    return _to_put_back(_owners(target, module), target)
 
 
-def _to_put_back(tables: list[dict[str, Any]]) -> Callable[[], list[str]]:
-    """Return a function that puts globals back as they are now, and returns the names of changed numbers."""
-    before = [(table, dict(table)) for table in tables]
-    containers = [found for table in tables for name, value in table.items() if (found := snapshot(value, name))]
+def _to_put_back(owners: list[_Owner], target: Any) -> Callable[[], list[ItemChange]]:
+    """Return a function that puts back what is in globals, classes and cells as it is now, and returns the changes."""
+    before = [(owner, dict(vars(owner))) for owner in owners]
+    cells = list(_cells(owners, target))
+    named = [(_said(owner, name), value) for owner, table in before for name, value in table.items()]
+    named += [(name, value) for name, _, value in cells]
+    containers = [found for name, value in named if (found := snapshot(value, name))]
 
-    def put_back() -> list[str]:
-        counted = [name for table, old in before for name in _restore(table, old)]
-        return counted + [path for container in containers for path in _restore_items(container)]
+    def put_back() -> list[ItemChange]:
+        changes = [change for owner, old in before for change in _restore(owner, old)]
+        for name, cell, old in cells:
+            if cell.cell_contents is not old:
+                changes.append(ItemChange(name, old, cell.cell_contents))
+                cell.cell_contents = old
+        for container in containers:
+            changes += container.changes()
+            container.restore()
+        return changes
 
     return put_back
 
 
-def _globals(target: Any, module: nn.Module | None) -> list[dict[str, Any]]:
-    """Return the globals of the user's files that define the model's classes, or the function."""
-    owners = {type(child).__module__ for child in module.modules()} if module is not None else set()
-    owners.add(getattr(target, "__module__", None) or type(target).__module__)
-    found = [sys.modules[name] for name in sorted(owners) if name in sys.modules]
-    return [vars(owner) for owner in found if is_user_file(getattr(owner, "__file__", None) or "<built-in>")]
+def _owners(target: Any, module: nn.Module | None) -> list[_Owner]:
+    """Return the modules of Python of the user's files that define the model's classes, or the function; and these."""
+    classes = {base for child in module.modules() for base in type(child).__mro__} if module is not None else set()
+    names = {type(child).__module__ for child in module.modules()} if module is not None else set()
+    names.add(getattr(target, "__module__", None) or type(target).__module__)
+    found = [sys.modules[name] for name in sorted(names) if name in sys.modules]
+    files = [owner for owner in found if is_user_file(getattr(owner, "__file__", None) or "<built-in>")]
+    return [*files, *filter(is_user_class, classes)]
 
 
-def _restore(table: dict[str, Any], old: dict[str, Any]) -> list[str]:
-    """Restore the values of globals; return the names of changed numbers."""
-    changed = [name for name in {**old, **table} if table.get(name, _MISSING) is not old.get(name, _MISSING)]
-    counted = [name for name in changed if _is_number(old.get(name)) and table.get(name) != old[name]]
-    for name in changed:
-        if name in old:
-            table[name] = old[name]
-        else:
-            del table[name]
-    return counted
+def _said(owner: _Owner, name: str) -> str:
+    """Return the name of a global, or of an attribute of a class, as the user knows it."""
+    return f"{owner.__name__}.{name}" if isinstance(owner, type) else name
 
 
-def _restore_items(container: Snapshot) -> list[str]:
-    counted = [change.path for change in container.changes() if _is_number(change.old)]
-    container.restore()
-    return counted
+def _cells(owners: list[_Owner], target: Any) -> Iterator[tuple[str, CellType, Any]]:
+    """Yield the variables of outer functions that the code of methods, or of the function, can change; with values."""
+    functions = [value for owner in owners if isinstance(owner, type) for value in vars(owner).values()]
+    for function in (*functions, target):
+        if isinstance(function, FunctionType):
+            for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+                with contextlib.suppress(ValueError):  # It has no value yet.
+                    yield name, cell, cell.cell_contents
+
+
+def _restore(owner: _Owner, old: dict[str, Any]) -> Iterator[ItemChange]:
+    """Restore attributes, and yield the changes; a class that had none of a name has inherited it."""
+    now = dict(vars(owner))
+    for name in {**old, **now}:
+        if now.get(name, _MISSING) is not old.get(name, _MISSING):
+            if name in old:
+                setattr(owner, name, old[name])
+            else:
+                delattr(owner, name)
+            yield ItemChange(_said(owner, name), getattr(owner, name, None), now.get(name))
+
+
+def _is_same(change: ItemChange) -> bool:
+    return _is_number(change.new) and change.new == change.old
 
 
 def _is_number(value: Any) -> bool:
@@ -113,12 +152,12 @@ def _other_generators() -> dict[str, Any]:
     return states
 
 
-def _forget_fakes(tables: list[dict[str, Any]], module: nn.Module | None) -> None:
+def _forget_fakes(owners: list[_Owner], module: nn.Module | None) -> None:
     """Empty the memos (`functools.lru_cache`) that hold tensors of a trace, which have no values."""
     classes = {base for child in module.modules() for base in type(child).__mro__} if module is not None else set()
-    classes |= {value for table in tables for value in table.values() if isinstance(value, type)}
-    for table in (*tables, *map(vars, classes)):
-        for value in table.values():
+    classes |= {value for owner in owners for value in vars(owner).values() if isinstance(value, type)}
+    for owner in {*owners, *classes}:
+        for value in vars(owner).values():
             memo = getattr(value, "__func__", value)
             if isinstance(memo, functools._lru_cache_wrapper) and _holds_fake(gc.get_referents(memo), depth=4):
                 memo.cache_clear()

@@ -1255,9 +1255,53 @@ def test_tensors_that_code_remembers_are_those_of_the_graph(load):
     assert remembered(4).tolist() == [0, 1, 2, 3]
 
 
+def test_tensors_that_a_call_stores_outside_of_the_module_are_told_and_the_places_left_alone(load, tmp_path):
+    last = []
+
+    class Logging(nn.Module):
+        means = []
+
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(3, 3)
+            self.linear.register_forward_hook(lambda module, args, result: _TABLES.update(result=result.detach()))
+
+        def forward(self, x):
+            self.means.append(x.mean())
+            last.append(x)
+            return self.linear(x)
+
+    load(Logging(), torch.ones(3))
+    notes = [note.text for note in aotexport_runtime.open_bundle(tmp_path / "bundle").program("infer").notes]
+    assert (_TABLES.get("result"), Logging.means, last) == (None, [], [])
+    assert {note for note in notes if "outside of the module" in note} == {
+        f"the call stores a tensor in `{name}`, outside of the module; a call of the bundle does not"
+        for name in ("_TABLES['result']", "Logging.means[0]", "last[0]")
+    }
+
+
 def counting(x):
     _COUNT["calls"] += 1
     return x * _COUNT["calls"]
+
+
+class Counting(nn.Module):
+    calls = 0
+
+    def forward(self, x):
+        Counting.calls += 1
+        return x * Counting.calls
+
+
+def counter():
+    calls = 0
+
+    def count(x):
+        nonlocal calls
+        calls += 1
+        return x * calls
+
+    return count
 
 
 def by_chance(x):
@@ -1272,6 +1316,8 @@ def by_numpy(x):
     ("function", "reason"),
     [
         (counting, "the call changes the global `_COUNT['calls']`, and a bundle has no Python state"),
+        (Counting(), "the call changes the global `Counting.calls`, and a bundle has no Python state"),
+        (counter(), "the call changes the global `calls`, and a bundle has no Python state"),
         (by_chance, "the call draws from Python's `random`, and a bundle draws from torch's default generator alone"),
         (by_numpy, "the call draws from NumPy's `random`, and a bundle draws from torch's default generator alone"),
         (lambda x: x * torch.initial_seed(), "the model calls `torch.initial_seed`, which a bundle cannot hold"),

@@ -17,8 +17,7 @@ _NAMED_IN_CODE = ("LOAD_CONST", "LOAD_GLOBAL", "LOAD_NAME")
 
 
 def asks_identity(target: nn.Module | Callable[..., Any], module: nn.Module | None) -> bool:
-    """Return whether the model's own code, found by following names, compares values by `is`, takes their `id`,
-    or makes a set of them.
+    """Return whether the model's own code asks: it has `is`, `id` or a set, of values that it computes.
 
     Args:
         target: the traced callable.

@@ -118,11 +118,15 @@ class FlatCall:
                 grad=self.grad,
             ) as self.effects,
             swapped(self.state, list(tensors[:count]), self.target) as replaced,
-            globals_restored(self.target, self.call.module),
+            globals_restored(self.target, self.call.module) as stored,
             outside,
         ):
             before = containers(self.call, args, kwargs)
             result = self.target(*args, **kwargs)
+        self.effects.notes += [
+            f"the call stores a tensor in `{name}`, outside of the module; a call of the bundle does not"
+            for name in stored
+        ]
         ids = {id(tensor) for tensor in self.effects.differentiated}
         self.differentiated = {index for index, tensor in enumerate(tensors) if id(tensor) in ids}
         self.recorded = [
