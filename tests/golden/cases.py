@@ -1126,6 +1126,29 @@ def tables_of_branches() -> Case:
 
 
 @case
+def rows_that_use_some_operands() -> Case:
+    """A scan and a map, whose results and operands all get gradients, and a carried value that begins without."""
+
+    def call(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        total, products = scan(lambda c, t: (c * x + y * 0, c * t), torch.ones(2), torch.ones(3, 2), dim=0)
+        rows, others = map_over(lambda t, x, y: (t * x, t + 1), torch.ones(3, 2), x, y)
+        return total.detach(), products, rows, others
+
+    return Case(call, (needs_grad(2), needs_grad(2)))
+
+
+@case
+def loop_without_a_step() -> Case:
+    """A loop that ends at once, with the gradients of one step, and operands that it does not use."""
+
+    def call(x: Tensor, y: Tensor, z: Tensor) -> tuple[Tensor, ...]:
+        start = (torch.tensor(3), x, y)
+        return while_loop(lambda i, a, b: i < 3, lambda i, a, b: (i + 1, a * z, b.detach() + 0), start)
+
+    return Case(call, (needs_grad(2), needs_grad(2), needs_grad(2)))
+
+
+@case
 def loop_that_cuts_gradients() -> Case:
     """A loop that carries a sum which requires no grad when it begins."""
 

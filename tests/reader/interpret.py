@@ -130,7 +130,10 @@ class Interpreter:
 
     def cond(self, predicate: Any, a: str, b: str, operands: list[Any]) -> list[Any]:
         taken = bool(predicate) if self.rules("body.cond") else not predicate
-        found = self.body(a if taken else b, operands)
+        return self._reaching(self.body(a if taken else b, operands), operands)
+
+    def _reaching(self, found: list[Any], operands: Sequence[Any]) -> list[Any]:
+        """Return the results with zeros added as gradients of all operands."""
         if not (torch.is_grad_enabled() and self.rules("body.cond_zeros")):
             return found
         zeros = [(each * 0).sum() for each in operands if isinstance(each, torch.Tensor) and each.requires_grad]
@@ -138,10 +141,21 @@ class Interpreter:
         return [each + sum(zeros) if zeros and ok else each for each, ok in zip(found, is_float, strict=True)]
 
     def while_loop(self, condition: str, b: str, carried: list[Any], additional: list[Any]) -> list[Any]:
-        return [each[-1] for each in self._steps(condition, b, carried, additional)]
+        found = [each[-1] for each in self._steps(condition, b, carried, additional)]
+        if all(value is each for value, each in zip(found, carried, strict=True)):
+            found = self._without_a_step(b, carried, additional)
+        return self._reaching(found, [*carried, *additional])
+
+    def _without_a_step(self, b: str, carried: list[Any], additional: list[Any]) -> list[Any]:
+        """Return copies of the carried values, with the gradients of one step."""
+        copies = [each.detach().clone() if isinstance(each, torch.Tensor) else each for each in carried]
+        if not (torch.is_grad_enabled() and self.rules("body.loop_gradients")):
+            return copies
+        pairs = zip(copies, self.body(b, [*carried, *additional]), strict=True)
+        return [copy + (after - after.detach()) if _has_history(after) else copy for copy, after in pairs]
 
     def while_loop_stack_output(self, condition: str, b: str, carried: list[Any], additional: list[Any]) -> list[Any]:
-        return [torch.stack(each[1:]) for each in self._steps(condition, b, carried, additional)]
+        return [torch.stack(each[1:] or each) for each in self._steps(condition, b, carried, additional)]
 
     def _steps(self, condition: str, b: str, carried: list[Any], additional: list[Any]) -> list[list[Any]]:
         history = [[each] for each in carried]
@@ -163,12 +177,13 @@ class Interpreter:
         ]
 
     def scan(self, b: str, carried: list[Any], xs: list[Any], additional: list[Any]) -> list[Any]:
-        collected: list[list[Any]] = []
+        begin, collected = carried, list[list[Any]]()
         for step in self._slices(xs):
             found = self.body(b, [*carried, *(x[step] for x in xs), *additional])
             carried, y = found[: len(carried)], found[len(carried) :]
             collected.append(y)
-        return [*carried, *(torch.stack(each) for each in zip(*collected, strict=True))]
+        found = [*carried, *(torch.stack(each) for each in zip(*collected, strict=True))]
+        return self._reaching(found, [*begin, *xs, *additional])
 
     def _slices(self, xs: list[Any]) -> range:
         counts = {each.shape[0] for each in xs}
@@ -178,7 +193,7 @@ class Interpreter:
 
     def map_impl(self, b: str, xs: list[Any], additional: list[Any]) -> list[Any]:
         found = [self.body(b, [*(x[step] for x in xs), *additional]) for step in self._slices(xs)]
-        return [torch.stack(each) for each in zip(*found, strict=True)]
+        return self._reaching([torch.stack(each) for each in zip(*found, strict=True)], [*xs, *additional])
 
     def invoke_subgraph(self, b: str, operands: list[Any]) -> list[Any]:
         return self.body(b, operands)
@@ -222,6 +237,10 @@ class _Function(torch.autograd.Function):
             raise RuntimeError("the function fails for these gradients")
         found = ctx.own.body(body, [*passed, *ctx.saved_tensors, *ctx.kept, *ctx.additional])
         return (None, None, None, None, None, *found)
+
+
+def _has_history(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.requires_grad
 
 
 def is_random(node: dict[str, Any]) -> bool:

@@ -227,7 +227,7 @@ def _differentiated_once(values: tuple[Any, ...], step: Callable[[], Sequence[An
     return tuple(
         _ValueOf.apply(value, result)
         if _requires_grad(result)
-        else value.clone()
+        else value.detach().clone()
         if isinstance(value, torch.Tensor)
         else value
         for value, result in zip(values, after, strict=True)

@@ -56,13 +56,13 @@ def kinds() -> dict[str, str]:
 @lru_cache(maxsize=4096)
 def rule_of(op: str, schema: str) -> Rule | None:
     """Return the rule of an `aten` operator; None: there is none."""
-    base, _, overload = op.removeprefix("aten::").partition(".")
+    base = op.removeprefix("aten::").partition(".")[0]
     signature = signature_of(schema)
-    if signature is None or not op.startswith("aten::") or "out" in overload or not signature.returns:
+    if signature is None or not op.startswith("aten::") or _writes_by_keyword(schema) or not signature.returns:
         return None
     parameters = (*signature.positional, *signature.keyword_only)
     gives = next((p for p in parameters if p.name in ("dtype", "input_dtype", "out_dtype")), None)
-    if gives is not None and "norm" in base:
+    if gives is not None and ("norm" in base or "powsum" in base):
         return None
     kind = kinds().get(base, "")
     if base.endswith("_") and not base.endswith("__"):
@@ -72,6 +72,12 @@ def rule_of(op: str, schema: str) -> Rule | None:
     if len(signature.returns) != {"pair": 2, "masked": 2}.get(kind, 1) and kind != "each":
         return None
     return Rule(kind, signature, gives) if kind or gives is not None else None
+
+
+def _writes_by_keyword(schema: str) -> bool:
+    """Return whether an operator writes to an argument that is given by keyword alone (`out`)."""
+    _, _, keywords = schema.partition("*, ")
+    return "!" in keywords.partition(") -> ")[0]
 
 
 def result_dtypes(node: Node, schema: str | None, values: Mapping[str, ValueMeta]) -> str | tuple[str, ...] | None:
