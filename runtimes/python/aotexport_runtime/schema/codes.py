@@ -85,8 +85,8 @@ CODES: dict[str, str] = {
         "state, or with factor 0; `outputs` or `of_inputs` that are not as many as the program's outputs or inputs; "
         "gradients without a partition; a tangent without a layout, with a `stride` or `memory_format` of another "
         "rank, of an alias, or of another dtype or number of axes than its value; a size where an index names a "
-        "tensor, or an alias where one names a base; two parameters for further arguments of one kind; a change that "
-        "its container does not take"
+        "tensor, or an alias where one names a base; two parameters for further arguments of one kind; an argument "
+        "that no parameter has; a change that its container does not take"
     ),
     "graph-interface": (
         "a graph whose inputs or outputs are not as many as sections 9, 10 and 15 say; an input of another dtype "

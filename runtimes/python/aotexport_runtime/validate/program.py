@@ -23,7 +23,7 @@ from aotexport_runtime.schema.program import (
     ViewStep,
 )
 from aotexport_runtime.schema.sizes import Dimension
-from aotexport_runtime.schema.trees import Mapping, Sequence
+from aotexport_runtime.schema.trees import Leaf, Mapping, Sequence
 from aotexport_runtime.validate.arguments import check_constant, check_meta, introduced
 from aotexport_runtime.validate.arrays import check_arrays
 from aotexport_runtime.validate.bounds import MAX_NODES, check_index, check_plain_name, check_text, check_unique
@@ -31,7 +31,7 @@ from aotexport_runtime.validate.containers import check_container_changes, check
 from aotexport_runtime.validate.graph import check_allowed
 from aotexport_runtime.validate.subclasses import check_subclass, count_parts, taken_apart
 from aotexport_runtime.values.sizes import INT64_MAX, check_size
-from aotexport_runtime.values.trees import is_identifier
+from aotexport_runtime.values.trees import is_identifier, leaves
 
 _RANKS = {"channels_last": 4, "channels_last_3d": 5}
 
@@ -82,6 +82,8 @@ def check_program(program: Program, manifest: Manifest, *, name: str, where: str
     with where:
         if where.found == faults:
             check_arrays(program, where)
+    if where.found == faults:
+        _check_passed(program, where)
     with where.at("forward", "file") as here:
         check_plain_name(program.forward.file, "graph file", here)
     if program.functional is not None and where.found == faults:
@@ -180,6 +182,18 @@ def _check_signature(program: Program, where: Place) -> None:
     for index, parameter in enumerate(program.parameters):
         with where.at("parameters", index) as here:
             _check_parameter(parameter, len(program.inputs), here)
+
+
+def _check_passed(program: Program, where: Place) -> None:
+    """Refuse an argument that no parameter has."""
+    trees = [parameter.tree for parameter in program.parameters if not parameter.optional]
+    passed = {leaf.index for tree in trees for _, leaf in leaves(tree) if isinstance(leaf, Leaf)}
+    for index, spec in enumerate(program.inputs):
+        if not isinstance(spec, StateInput) and index not in passed:
+            with where.at("inputs", index) as here:
+                raise BundleInvalid(
+                    f"no parameter has the argument `{spec.path[:80]}`", where=here, code="program-malformed"
+                )
 
 
 def _check_parameter(parameter: Parameter, inputs: int, where: str) -> None:
