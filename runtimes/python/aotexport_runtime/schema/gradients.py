@@ -67,8 +67,8 @@ class Gradients(Record, kw_only=True):
         detached_inputs: inputs whose gradient is statically undefined and whose producers and hooks autograd must not
             visit.
         checks: version checks of eager's backward that differ from those of the graph's saved values, which are
-            checked in every pass. If a call does not want every gradient, only tensors that the graph saves for it are
-            checked.
+            checked in every pass. Where an input with a gradient in `of_inputs` requires none in the call, a check is
+            left out unless its value is saved (10.19).
         saves_nothing: eager saves no tensor for backward, so that backward passes can be repeated without
             `retain_graph`.
         partitions: at least one; the first is the default.
