@@ -6,6 +6,7 @@ import contextlib
 import functools
 import gc
 import importlib
+import logging
 import platform
 import re
 
@@ -70,6 +71,16 @@ def wrappers_compiled_in_short():
     config = importlib.import_module("torch._inductor.config")
     with pytest.MonkeyPatch.context() as patch, config.patch({"aot_inductor.compile_wrapper_opt_level": "O0"}):
         patch.setenv("AOT_INDUCTOR_COMPILE_WRAPPER_OPT_LEVEL", "O0")
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_records_of_torchs_tracing():
+    """Pytest adds its handlers to every logger, and torch makes records of each step for one: a tenth of an export."""
+    traces = logging.getLogger("torch.__trace")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(traces, "addHandler", lambda handler: None)
+        traces.handlers.clear()
         yield
 
 
