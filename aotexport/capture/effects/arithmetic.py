@@ -52,10 +52,11 @@ def symbolic_arithmetic(
     """
     functions = _functions(target, module)
     namespaces = _namespaces(functions)
+    replacements = {name: in_this_thread(function, getattr(builtins, name)) for name, function in _BUILTINS.items()}
     builtin = [
-        Patch(namespace, name, in_this_thread(function, getattr(builtins, name)), _REASON)
+        Patch(namespace, name, function, _REASON)
         for namespace in namespaces
-        for name, function in _BUILTINS.items()
+        for name, function in replacements.items()
         if name not in namespace
     ]
     conversions = calls_replaced([*functions, *_defined(namespaces)]) if converted else ()
@@ -80,11 +81,25 @@ def _namespaces(functions: list[Any]) -> list[dict[str, Any]]:
     """Return the globals of the model's own modules, and of the packages that hold these."""
     own = {id(space): space for function in functions if (space := getattr(function, "__globals__", None)) is not None}
     own = {key: space for key, space in own.items() if is_user_file(space.get("__file__") or "")}
-    packages = {str(space.get("__name__", "")).partition(".")[0] for space in own.values()}
-    for name, loaded in list(sys.modules.items()):
-        if name.partition(".")[0] in packages and is_user_file(getattr(loaded, "__file__", None) or ""):
+    packages = {_package(str(space.get("__name__", ""))) for space in own.values()}
+    names = _names_by_package(len(sys.modules), next(reversed(sys.modules)))
+    for loaded in [sys.modules.get(name) for package in packages for name in names.get(package, ())]:
+        if is_user_file(getattr(loaded, "__file__", None) or ""):
             own[id(vars(loaded))] = vars(loaded)
     return list(own.values())
+
+
+@functools.lru_cache(maxsize=1)
+def _names_by_package(count: int, last: str) -> dict[str, list[str]]:
+    """Return the names of loaded modules, by package; kept until one is loaded, which then is the last of them."""
+    found: dict[str, list[str]] = {}
+    for name in list(sys.modules):
+        found.setdefault(_package(name), []).append(name)
+    return found
+
+
+def _package(name: str) -> str:
+    return name.partition(".")[0]
 
 
 def _len(value: Any) -> Any:
