@@ -28,7 +28,8 @@ class Patch:
     """A patch.
 
     Attributes:
-        owner: a class, module, function or object with the attribute, or a dict with the key.
+        owner: a class, module, function or object with the attribute, a dict with the key, or a list of dicts to put
+            it in where they lack it.
         name: of the attribute or key; inherited attributes are shadowed.
         replacement: the value to set instead.
         reason: why, as a sentence without a subject: `Record ...`, `Refuse ...`.
@@ -46,7 +47,7 @@ class Patch:
     @property
     def target(self) -> str:
         """Name of the patched object: `torch._tensor.Tensor.contiguous`."""
-        if isinstance(self.owner, MutableMapping):
+        if isinstance(self.owner, MutableMapping | list):
             return f"[{self.name}]"
         owner = self.owner if hasattr(self.owner, "__name__") else type(self.owner)
         module = "" if isinstance(owner, type(sys)) else f"{owner.__module__}."
@@ -75,7 +76,10 @@ def patched(*patches: Patch) -> Iterator[None]:
 
 def _put(patch: Patch) -> None:
     replacement = patch.replacement if patch.in_all_threads else _for_this_thread(patch)
-    if isinstance(patch.owner, MutableMapping):
+    if isinstance(patch.owner, list):
+        for table in patch.owner:
+            table.setdefault(patch.name, replacement)
+    elif isinstance(patch.owner, MutableMapping):
         patch.owner[patch.name] = replacement
     else:
         setattr(patch.owner, patch.name, replacement)
@@ -84,6 +88,9 @@ def _put(patch: Patch) -> None:
 def _put_back(patch: Patch) -> Callable[[], None]:
     """Return a function that undoes a patch; call this before patching."""
     owner, name = patch.owner, patch.name
+    if isinstance(owner, list):
+        lacking = [table for table in owner if name not in table]
+        return functools.partial(_remove, lacking, name)
     if isinstance(owner, MutableMapping):
         known, original = name in owner, owner.get(name)
         put, remove = functools.partial(owner.__setitem__, name), functools.partial(owner.pop, name)
@@ -93,6 +100,11 @@ def _put_back(patch: Patch) -> Callable[[], None]:
         put, remove = functools.partial(setattr, owner, name), functools.partial(delattr, owner, name)
 
     return functools.partial(put, original) if known else remove
+
+
+def _remove(tables: list[dict[Any, Any]], name: Any) -> None:
+    for table in tables:
+        table.pop(name, None)
 
 
 def _for_this_thread(patch: Patch) -> Any:
@@ -106,7 +118,7 @@ def _for_this_thread(patch: Patch) -> Any:
     if isinstance(replacement, staticmethod):
         return staticmethod(in_this_thread(replacement.__func__, getattr(patch.owner, patch.name)))
     binds = FunctionType if isinstance(patch.owner, type) else FunctionType | MethodType | functools.partial
-    if isinstance(patch.owner, MutableMapping) or not isinstance(replacement, binds):
+    if isinstance(patch.owner, MutableMapping | list) or not isinstance(replacement, binds):
         return replacement
     return in_this_thread(replacement, getattr(patch.owner, patch.name, None))
 

@@ -52,12 +52,9 @@ def symbolic_arithmetic(
     """
     functions = _functions(target, module)
     namespaces = _namespaces(functions)
-    replacements = {name: in_this_thread(function, getattr(builtins, name)) for name, function in _BUILTINS.items()}
     builtin = [
-        Patch(namespace, name, function, _REASON)
-        for namespace in namespaces
-        for name, function in replacements.items()
-        if name not in namespace
+        Patch(namespaces, name, in_this_thread(function, getattr(builtins, name)), _REASON)
+        for name, function in _BUILTINS.items()
     ]
     conversions = calls_replaced([*functions, *_defined(namespaces)]) if converted else ()
     with patched(*builtin, *conversions, *_attributes(), *_conversions(asked)):
