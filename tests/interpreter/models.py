@@ -304,8 +304,9 @@ def pools() -> Model:
     return Pools(), (torch.randn(2, 2, 8, 9),), {}
 
 
-QUICK = {"mlp": mlp, "of_triton": of_triton}
+QUICK = {"of_triton": of_triton}
 SLOW = {
+    "mlp": mlp,
     "attention": attention,
     "bfloat16_extrema": bfloat16_extrema,
     "masked_attention": masked_attention,
