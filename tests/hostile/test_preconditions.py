@@ -125,6 +125,11 @@ REFUSED = [
     ),
     ("_weight_norm.default", (ROWS, torch.ones(1, 1)), "`g` must be 4 numbers"),
     (
+        "native_group_norm.default",
+        (ROWS, torch.ones(3), torch.ones(3), 0, 3, 1, 1, 1e-5),
+        "`input` must have `N * C * HxW` elements",
+    ),
+    (
         "_weight_norm_interface_backward.default",
         (ROWS, ROWS, torch.ones(4, 1), torch.ones(1), 0),
         "`saved_norms` must be 4 numbers",

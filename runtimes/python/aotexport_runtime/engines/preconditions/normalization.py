@@ -48,7 +48,9 @@ def batch_norm_without_statistics(a: Arguments) -> None:
 
 
 def group_norm(a: Arguments) -> None:
-    """Check that there is memory for the numbers of each channel."""
+    """Check the size of the input, and that there is memory for the numbers of each channel."""
+    # From 2.14 torch gives memory that nobody has written for an `N` of 0.
+    require(a["input"].numel() == a["N"] * a["C"] * a["HxW"], "`input` must have `N * C * HxW` elements")
     for name in ("weight", "bias"):
         spacious(a[name], f"`{name}`")
 
