@@ -3,8 +3,9 @@
     python -m tests.golden.matrix --run .venv/bin/python .venv-torch/*/bin/python --tests .venv-torch/*/tests.xml
 
 Each interpreter of `--run` has torch, numpy, msgspec and safetensors, and runs the recorded calls of all goldens with
-this tree's runtime. The files of `--tests` are what `make test-torch` leaves: results of pytest with the versions. The
-counts of files with the same versions are added. The section of an option that is left out stays as it was.
+this tree's runtime. The files of `--tests` are what `make test-torch` leaves: results of pytest with the versions. Those
+of the same versions are added; of a test in several of them, the last result counts. The section of an option that is
+left out stays as it was.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import json
 import os
 import subprocess
 import xml.etree.ElementTree as ET
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -102,22 +104,23 @@ class Tests:
 
 
 def tests_of(paths: list[Path]) -> dict[tuple[str, ...], Tests]:
-    """Return the results in pytest's files by the versions of torch, Python and NumPy."""
-    found: dict[tuple[str, ...], Tests] = {}
+    """Return the results in pytest's files by the versions of torch, Python and NumPy; of a test, the last one."""
+    outcomes: dict[tuple[str, ...], dict[tuple[str, str], str]] = {}
     for path in paths:
         root = ET.parse(path).getroot()
         properties = {each.get("name"): each.get("value") or "" for each in root.iter("property")}
-        tests = found.setdefault(tuple(properties[name] for name in ("torch", "python", "numpy")), Tests())
+        own = outcomes.setdefault(tuple(properties[name] for name in ("torch", "python", "numpy")), {})
         for case in root.iter("testcase"):
-            module, name = case.get("classname", ""), case.get("name", "")
-            tests.modules.add(module)
-            if case.find("failure") is not None or case.find("error") is not None:
-                tests.failed.append(f"{module}.{name}")
-            elif case.find("skipped") is not None:
-                tests.skipped += 1
-            else:
-                tests.passed += 1
-    return found
+            found = {each.tag for each in case}
+            outcome = "failed" if found & {"failure", "error"} else "skipped" if "skipped" in found else "passed"
+            own[case.get("classname", ""), case.get("name", "")] = outcome
+    return {versions: _counted(own) for versions, own in outcomes.items()}
+
+
+def _counted(outcomes: dict[tuple[str, str], str]) -> Tests:
+    counts = Counter(outcomes.values())
+    failed = [f"{module}.{name}" for (module, name), outcome in outcomes.items() if outcome == "failed"]
+    return Tests({module for module, _ in outcomes}, counts["passed"], counts["skipped"], failed)
 
 
 def goldens_section(runs: list[Run]) -> str:

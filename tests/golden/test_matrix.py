@@ -17,3 +17,24 @@ def test_page_without_results_stays_as_it_is(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["matrix"])
     matrix.main()
     assert path.read_text("utf-8") == page
+
+
+RESULTS = """
+<testsuites><testsuite>
+  <properties>
+    <property name="torch" value="2.14.1"/><property name="python" value="3.11.7"/><property name="numpy" value="2.4.6"/>
+  </properties>
+  {cases}
+</testsuite></testsuites>
+"""
+
+
+def test_last_result_of_a_test_counts(tmp_path):
+    first = '<testcase classname="a" name="b"><failure/></testcase><testcase classname="a" name="c"/>'
+    for name, found in (("first", first), ("again", '<testcase classname="a" name="b"/>')):
+        (tmp_path / name).write_text(RESULTS.format(cases=found), "utf-8")
+
+    (tests,) = matrix.tests_of([tmp_path / "first"]).values()
+    assert (tests.passed, tests.failed) == (1, ["a.b"])
+    (tests,) = matrix.tests_of([tmp_path / "first", tmp_path / "again"]).values()
+    assert (tests.modules, tests.passed, tests.failed) == ({"a"}, 2, [])
