@@ -140,9 +140,6 @@ def export(
     cache = user_cache() if own_process and not no_cache and dump_passes is None else None
     expected = cache is not None and cache[0].expects_command()
     with write.running(profile, expected=expected) as (progress, fresh):
-        import torch
-
-        from aotexport.model.cast import cast
         from aotexport.model.dynamic_option import merge_dynamic
         from aotexport.model.model_file import importable
         from aotexport.model.recipes import load_recipe
@@ -163,8 +160,7 @@ def export(
         progress(f"load {model}")
         source = load_source(model, weights) if recipe is None else load_recipe(recipe, model)
         with importable(source.root):
-            if dtype is not None:
-                source = cast(source, getattr(torch, dtype))
+            source = source if dtype is None else _cast(source, dtype)
             options = replace(
                 options,
                 source_root=source.root,
@@ -175,6 +171,14 @@ def export(
             )
             summary = exported(source, options, fresh, progress, cache)
     write.show(summary, progress)
+
+
+def _cast(source: ModelSource, dtype: str) -> ModelSource:
+    import torch
+
+    from aotexport.model.cast import cast
+
+    return cast(source, getattr(torch, dtype))
 
 
 def _check_usage(onnx_is_clear: bool, weights: Path | None, recipe: str | None) -> None:

@@ -3,9 +3,9 @@
     python -m tests.golden.matrix --run .venv/bin/python .venv-torch/*/bin/python --tests .venv-torch/*/tests.xml
 
 Each interpreter of `--run` has torch, numpy, msgspec and safetensors, and runs the recorded calls of all goldens with
-this tree's runtime. The files of `--tests` are what `make test-torch` leaves: results of pytest with the versions. Those
-of the same versions are added; of a test in several of them, the last result counts. The section of an option that is
-left out stays as it was.
+this tree's runtime. The files of `--tests` are what `make test-torch` leaves: results of pytest with the versions.
+Those of the same versions are added; of a test in several of them, the last result counts. The section of an option
+that is left out stays as it was.
 """
 
 from __future__ import annotations

@@ -22,7 +22,8 @@ def test_page_without_results_stays_as_it_is(tmp_path, monkeypatch):
 RESULTS = """
 <testsuites><testsuite>
   <properties>
-    <property name="torch" value="2.14.1"/><property name="python" value="3.11.7"/><property name="numpy" value="2.4.6"/>
+    <property name="torch" value="2.14.1"/><property name="python" value="3.11.7"/>
+    <property name="numpy" value="2.4.6"/>
   </properties>
   {cases}
 </testsuite></testsuites>

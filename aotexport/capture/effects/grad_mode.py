@@ -26,6 +26,7 @@ is_grad_enabled = torch.is_grad_enabled
 _MARK = "restores_ambient_grad_mode"
 _MODE = "grad_mode"
 _running: ContextVar[dict[str, Any]] = ContextVar("_running")
+_REASON = "Mark the ends of grad-mode regions in the trace"
 
 
 @contextlib.contextmanager
@@ -69,6 +70,23 @@ def marked_regions() -> Iterator[None]:
             remember(self, mode, entered_by)
         original_init(self, mode)
 
+    entered = [Patch(region, "__enter__", enter_of(region.__enter__), _REASON) for region in regions]
+    left = [Patch(region, "__exit__", exit_of(region.__exit__), _REASON) for region in regions]
+    token = _running.set(inside)
+    try:
+        with (
+            patched(*entered, *left, *_of_graphs(inside), Patch(torch.set_grad_enabled, "__init__", init, _REASON)),
+            stamped(lambda node: node.meta.update({_MODE: inside["mode"]})),
+        ):
+            yield
+    finally:
+        _running.reset(token)
+
+
+def _of_graphs(inside: dict[str, Any]) -> Iterator[Patch]:
+    """Yield patches for graphs of loaded bundles, which restore the mode that they began in."""
+    begin_graph, restore_mode = CallersGradMode.__init__, CallersGradMode.restore
+
     def begin(self: Any) -> None:
         begin_graph(self)
         self.__dict__.update(_outer_region=inside["region"], _outer_mode=inside["mode"])
@@ -78,20 +96,8 @@ def marked_regions() -> Iterator[None]:
             restore_mode(self)
         inside.update(region=self._outer_region, mode=self._outer_mode)
 
-    begin_graph, restore_mode = CallersGradMode.__init__, CallersGradMode.restore
-    reason = "Mark the ends of grad-mode regions in the trace"
-    graphs = [Patch(CallersGradMode, "__init__", begin, reason), Patch(CallersGradMode, "restore", restore, reason)]
-    entered = [Patch(region, "__enter__", enter_of(region.__enter__), reason) for region in regions]
-    left = [Patch(region, "__exit__", exit_of(region.__exit__), reason) for region in regions]
-    token = _running.set(inside)
-    try:
-        with (
-            patched(*entered, *left, *graphs, Patch(torch.set_grad_enabled, "__init__", init, reason)),
-            stamped(lambda node: node.meta.update({_MODE: inside["mode"]})),
-        ):
-            yield
-    finally:
-        _running.reset(token)
+    yield Patch(CallersGradMode, "__init__", begin, _REASON)
+    yield Patch(CallersGradMode, "restore", restore, _REASON)
 
 
 def within_region() -> bool:
