@@ -55,8 +55,8 @@ def globals_restored(target: Any, module: nn.Module | None) -> Iterator[list[str
     counted = [change.path for change in changes if _is_number(change.old) and not _is_same(change)]
     if counted:
         raise ExportFailed(
-            f"the call changes the global `{counted[0]}`, and a bundle has no Python state. Keep it as a buffer "
-            "(`register_buffer`) and change it in place, or outside of the call"
+            f"the call changes the number `{counted[0]}`, which is in no module, and a bundle has no other Python "
+            "state. Keep it as a buffer (`register_buffer`) and change it in place, or outside of the call"
         )
     drawn = [name for name, state in _other_generators().items() if state != generators.get(name, state)]
     if drawn:

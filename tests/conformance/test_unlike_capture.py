@@ -1315,9 +1315,18 @@ def by_numpy(x):
 @pytest.mark.parametrize(
     ("function", "reason"),
     [
-        (counting, "the call changes the global `_COUNT['calls']`, and a bundle has no Python state"),
-        (Counting(), "the call changes the global `Counting.calls`, and a bundle has no Python state"),
-        (counter(), "the call changes the global `calls`, and a bundle has no Python state"),
+        (
+            counting,
+            "the call changes the number `_COUNT['calls']`, which is in no module, and a bundle has no other",
+        ),
+        (
+            Counting(),
+            "the call changes the number `Counting.calls`, which is in no module, and a bundle has no other",
+        ),
+        (
+            counter(),
+            "the call changes the number `calls`, which is in no module, and a bundle has no other",
+        ),
         (by_chance, "the call draws from Python's `random`, and a bundle draws from torch's default generator alone"),
         (by_numpy, "the call draws from NumPy's `random`, and a bundle draws from torch's default generator alone"),
         (lambda x: x * torch.initial_seed(), "the model calls `torch.initial_seed`, which a bundle cannot hold"),

@@ -61,7 +61,7 @@ CODES: dict[str, str] = {
         "of an integer to a power that is not written as 0 to 64, whose value is no integer or may have more than "
         "1024 bits, or of more than 500 terms"
     ),
-    "number-limit": ("an integer of more than 64 bits, in a size or dimension of a magnitude beyond 63"),
+    "number-limit": "an integer of more than 64 bits, in a size or dimension of a magnitude beyond 63",
     "tensor-layout": (
         "sizes and strides that are not as many; more than 64 axes; a negative size, stride or offset; sizes, "
         "strides, or elements of a stored tensor beyond 63 bits; a `whole` tensor that is not contiguous, or has "
