@@ -11,6 +11,7 @@ import functools
 import gc
 import random
 import sys
+from collections import deque
 from collections.abc import Callable, Iterator
 from types import CellType, FunctionType, ModuleType
 from typing import Any
@@ -19,11 +20,12 @@ import torch
 from torch import nn
 
 from aotexport.errors import ExportFailed
-from aotexport.model.containers import ItemChange, is_user_class, snapshot
+from aotexport.model.containers import ItemChange, Snapshot, is_user_class, snapshot
 from aotexport.model.source_lines import is_user_file
-from aotexport.torch_internals.calls import FakeTensor
+from aotexport.torch_internals.calls import FakeTensor, tree_leaves
 
 _MISSING = object()
+_CONTAINERS = (list, dict, set, deque)
 _Owner = ModuleType | type
 """What has attributes that code reads by name: a module of Python, or a class."""
 
@@ -64,7 +66,8 @@ def globals_restored(target: Any, module: nn.Module | None) -> Iterator[list[str
             f"the call draws from {drawn[0]}, and a bundle draws from torch's default generator alone. Draw by torch "
             "(`torch.rand`), or outside of the model, and pass the numbers"
         )
-    stored += [change.path for change in changes if isinstance(change.new, torch.Tensor)]
+    leaves = [(change.path, leaf) for change in changes for leaf in tree_leaves(change.new)]
+    stored += dict.fromkeys(path for path, leaf in leaves if isinstance(leaf, torch.Tensor))
 
 
 def globals_to_put_back(target: Any, module: nn.Module | None) -> Callable[[], object]:
@@ -81,7 +84,8 @@ def _to_put_back(owners: list[_Owner], target: Any) -> Callable[[], list[ItemCha
     cells = list(_cells(owners, target))
     named = [(_said(owner, name), value) for owner, table in before for name, value in table.items()]
     named += [(name, value) for name, _, value in cells]
-    containers = [found for name, value in named if (found := snapshot(value, name))]
+    seen: set[int] = set()
+    containers = [found for name, value in named for found in _snapshots(value, name, seen)]
 
     def put_back() -> list[ItemChange]:
         changes = [change for owner, old in before for change in _restore(owner, old)]
@@ -95,6 +99,17 @@ def _to_put_back(owners: list[_Owner], target: Any) -> Callable[[], list[ItemCha
         return changes
 
     return put_back
+
+
+def _snapshots(value: Any, path: str, seen: set[int]) -> Iterator[Snapshot]:
+    """Yield a snapshot of a container that is not in `seen`, and of the containers in it."""
+    found = None if id(value) in seen else snapshot(value, path)
+    if found is not None:
+        seen.add(id(value))
+        yield found
+        for key, item in list(found.items.items() if isinstance(found.items, dict) else enumerate(found.items)):
+            if isinstance(item, _CONTAINERS):
+                yield from _snapshots(item, f"{path}[{key!r}]", seen)
 
 
 def _owners(target: Any, module: nn.Module | None) -> list[_Owner]:

@@ -1256,7 +1256,7 @@ def test_tensors_that_code_remembers_are_those_of_the_graph(load):
 
 
 def test_tensors_that_a_call_stores_outside_of_the_module_are_told_and_the_places_left_alone(load, tmp_path):
-    last = []
+    last, by_name = [], {"inputs": []}
 
     class Logging(nn.Module):
         means = []
@@ -1269,14 +1269,15 @@ def test_tensors_that_a_call_stores_outside_of_the_module_are_told_and_the_place
         def forward(self, x):
             self.means.append(x.mean())
             last.append(x)
+            by_name["inputs"].append(x)
             return self.linear(x)
 
     load(Logging(), torch.ones(3))
     notes = [note.text for note in aotexport_runtime.open_bundle(tmp_path / "bundle").program("infer").notes]
-    assert (_TABLES.get("result"), Logging.means, last) == (None, [], [])
+    assert (_TABLES.get("result"), Logging.means, last, by_name) == (None, [], [], {"inputs": []})
     assert {note for note in notes if "outside of the module" in note} == {
         f"the call stores a tensor in `{name}`, outside of the module; a call of the bundle does not"
-        for name in ("_TABLES['result']", "Logging.means[0]", "last[0]")
+        for name in ("_TABLES['result']", "Logging.means[0]", "last[0]", "by_name['inputs'][0]")
     }
 
 
