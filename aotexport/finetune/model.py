@@ -88,9 +88,7 @@ def _programs(module: BundleModule, *, training: bool, names: list[str] | None) 
     """
     with torch.set_grad_enabled(training):
         base = program_of("forward", methods_of(module.bundle), training=training)
-    entries = module.bundle.manifest.programs
-    programs = [module.bundle.program(entry.name) for entry in entries if base in (entry.name, entry.variant_of)]
-    programs.sort(key=lambda program: program.name != base)
+    programs = [module.bundle.program(name) for name in module.bundle.manifest.with_variants(base)]
     interfaces = [interface_of([program]) for program in programs]
     wanted = names or [spec.name for spec in interfaces[0].inputs]
     first = next((each for each in interfaces if [spec.name for spec in each.inputs] == wanted), None)

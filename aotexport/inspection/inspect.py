@@ -19,7 +19,9 @@ from aotexport_runtime.commands.describe import (
     describe_inputs,
     describe_outputs,
     describe_preference,
+    describe_program,
     describe_refused_targets,
+    describe_subclass,
     trust_needed,
 )
 from aotexport_runtime.errors import printable
@@ -72,6 +74,8 @@ def _overview(bundle: Bundle) -> Iterator[RenderableType]:
         **{f"{role}s": str(count) for role, count in sorted(others.items())},
         "tied": "; ".join(" = ".join((entry.name, *entry.tied)) for entry in manifest.state if entry.tied),
         "custom operators of": ", ".join(manifest.requirements.operator_namespaces),
+        "classes of tensors": ", ".join(manifest.requirements.tensor_types),
+        "subclasses": "; ".join(f"{e.name} is a {describe_subclass(e.subclass)}" for e in manifest.state if e.subclass),
         "trust needed": trust_needed(bundle),
         "recorded calls": str(len(manifest.testvectors)),
         "made of": "; ".join(map(_ancestor, manifest.ancestors)),
@@ -89,9 +93,8 @@ def _overview(bundle: Bundle) -> Iterator[RenderableType]:
 
 
 def _program(bundle: Bundle, program: Program, *, graph: bool) -> Iterator[RenderableType]:
-    entry = next(entry for entry in bundle.manifest.programs if entry.name == program.name)
     yield ""
-    yield _line(f"program {program.name} ({program.mode} mode), targets: {', '.join(entry.targets)}", style="bold")
+    yield _line(describe_program(bundle, program), style="bold")
     yield _indented(_section("inputs", describe_inputs(program) or ["none"]))
     outputs = describe_outputs(program, bundle.graph(program.name, program.forward.file))
     yield _indented(_section("outputs", outputs or ["none"]))

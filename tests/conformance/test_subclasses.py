@@ -8,13 +8,17 @@ import sys
 
 import pytest
 import torch
+from rich.console import Console
 from torch import nn
 from torch.nn.utils import parametrize
 from torch.testing._internal.two_tensor import TwoTensor
 
 import aotexport
 import aotexport_runtime
+from aotexport.inspection.inspect import render
 from aotexport_runtime import CallInvalid, NotSupported
+from aotexport_runtime.bundle.read import open_bundle
+from aotexport_runtime.commands.describe import describe, describe_changes, describe_outputs
 from aotexport_runtime.values.subclasses import parts
 from tests.cases.subclasses import TYPES, two
 from tests.scaled import Block, FastInt8, Recipe, ScaledInt8
@@ -328,6 +332,33 @@ def test_tensor_of_a_kind_that_no_bundle_holds_is_refused_by_name(make, message,
         with pytest.raises(aotexport.ExportFailed) as error:
             aotexport.export(model, args, output=tmp_path / "b", verify=False)
         assert str(error.value) == message
+
+
+class Counted(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(TwoTensor(torch.randn(3), torch.randn(3)), requires_grad=False)
+        self.register_buffer("calls", torch.zeros(3))
+
+    def forward(self, x):
+        self.calls.add_(x)
+        return x * (self.weight.a if isinstance(self.weight, TwoTensor) else self.weight), x.view(-1)
+
+
+def test_both_inspections_name_inputs_after_those_of_a_subclass(tmp_path):
+    aotexport.export(Counted(), (torch.ones(3),), output=tmp_path / "b", programs="infer", verify=False)
+    bundle = open_bundle(tmp_path / "b")
+    program = bundle.program("infer")
+    assert describe_changes(program) == ["changes the values of calls"]
+    outputs = describe_outputs(program, bundle.graph("infer", program.forward.file))
+    assert outputs[1] == "output[1]: float32[3], a view of the input x"
+    console = Console(width=120)
+    with console.capture() as shown:
+        console.print(*render(bundle))
+    for text in (" ".join(shown.get().split()), " ".join(describe(bundle).split())):
+        assert "program infer (eval mode), targets: portable" in text
+        assert "weight is a TwoTensor(a, b)" in text
+        assert "classes of tensors" in text
 
 
 @pytest.mark.parametrize(

@@ -38,6 +38,7 @@ from aotexport_runtime.schema.values import (
     TensorMeta,
     ValueMeta,
 )
+from aotexport_runtime.validate.subclasses import taken_apart
 from aotexport_runtime.values.python_values import python_value
 from aotexport_runtime.values.sizes import describe as describe_size
 from aotexport_runtime.values.sizes import describe_range, type_of
@@ -98,10 +99,7 @@ def _numel(shape: tuple[int, ...]) -> int:
 
 
 def _program(bundle: Bundle, program: Program, *, graph: bool) -> list[str]:
-    entry = next(entry for entry in bundle.manifest.programs if entry.name == program.name)
-    kind = f"{program.mode} mode" + (f" of `{program.method}`" if program.method != "forward" else "")
-    kind += f", a variant of `{entry.variant_of}`" if entry.variant_of else ""
-    lines = ["", f"program {program.name} ({kind}), targets: {', '.join(entry.targets)}", "  inputs:"]
+    lines = ["", describe_program(bundle, program), "  inputs:"]
     lines += [f"    {line}" for line in describe_inputs(program)] or ["    none"]
     lines.append("  outputs:")
     lines += [f"    {line}" for line in describe_outputs(program, _forward(bundle, program))] or ["    none"]
@@ -119,6 +117,14 @@ def _program(bundle: Bundle, program: Program, *, graph: bool) -> list[str]:
     if not program.forward.differentiable:
         lines.append("  the forward graph is not differentiable: the module has custom autograd functions")
     return lines
+
+
+def describe_program(bundle: Bundle, program: Program) -> str:
+    """Return a line with the program's name, which calls reach it, and its targets."""
+    entry = next(entry for entry in bundle.manifest.programs if entry.name == program.name)
+    kind = f"{program.mode} mode" + (f" of `{program.method}`" if program.method != "forward" else "")
+    kind += f", a variant of `{entry.variant_of}`" if entry.variant_of else ""
+    return f"program {program.name} ({kind}), targets: {', '.join(entry.targets)}"
 
 
 def trust_needed(bundle: Bundle) -> str:
@@ -236,7 +242,8 @@ def _story(spec: OutputSpec, program: Program) -> str:
 
 
 def _input_name(program: Program, index: int) -> str:
-    spec = program.inputs[index]
+    """Return the name of an input of the functional graph, which takes the parts of tensor subclasses."""
+    spec = taken_apart(program).inputs[index]
     return spec.name if isinstance(spec, StateInput) else spec.path
 
 

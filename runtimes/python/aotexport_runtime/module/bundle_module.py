@@ -269,7 +269,7 @@ class BundleModule(WithAttributes):
     def _plan(self, name: str) -> Plan | Variants:
         plan = self._plans.get(name)
         if plan is None:
-            names = [name, *(each.name for each in self.bundle.manifest.programs if each.variant_of == name)]
+            names = self.bundle.manifest.with_variants(name)
             several = len(names) > 1
             plan = Variants([*map(self.bundle.program, names)], self._compose) if several else self._compose(name)
             self._plans[name] = plan

@@ -297,6 +297,10 @@ class Manifest(Record, kw_only=True):
     must_understand: tuple[ExtensionName, ...] = ()
     files: tuple[FileEntry, ...]
 
+    def with_variants(self, name: str) -> list[str]:
+        """Return the names of a program and of its variants, in order of preference."""
+        return [name, *(entry.name for entry in self.programs if entry.variant_of == name)]
+
     def __post_init__(self) -> None:
         keep_default(self, "requirements")
         keep_default(self, "operator_set")

@@ -42,7 +42,7 @@ class OnnxProgram:
             raise NotSupported("the bundle has no ONNX model of `forward`; add it with `aotexport onnx`")
         self.adapters: tuple[str, ...] = ()
         self.name = own[0]
-        self.variants = [self.name, *(e.name for e in entries if e.variant_of == self.name)]
+        self.variants = [each for each in bundle.manifest.with_variants(self.name) if each in models]
         programs = [bundle.program(name) for name in self.variants]
         changing = [
             n for n, program in zip(self.variants, programs, strict=True) if models[n].updates or program.rebinds

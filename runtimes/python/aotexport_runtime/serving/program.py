@@ -56,7 +56,7 @@ class ServedProgram:
         """
         with torch.no_grad():
             self.name = program_of("forward", methods_of(bundle), training=False)
-        self.variants = [self.name, *(e.name for e in bundle.manifest.programs if e.variant_of == self.name)]
+        self.variants = bundle.manifest.with_variants(self.name)
         programs = [bundle.program(name) for name in self.variants]
         self.interface = interface_of(programs)
         self.target = target

@@ -119,8 +119,8 @@ class OnnxModule:
     def _plan(self, name: str) -> OnnxPlan | Variants:
         plan = self._plans.get(name)
         if plan is None:
-            programs = self.bundle.manifest.programs
-            variants = [entry.name for entry in programs if entry.variant_of == name and entry.name in self._models]
-            plan = Variants([*map(self.bundle.program, [name, *variants])], self.plan) if variants else self.plan(name)
+            names = [each for each in self.bundle.manifest.with_variants(name) if each in self._models]
+            several = len(names) > 1
+            plan = Variants([*map(self.bundle.program, names)], self.plan) if several else self.plan(name)
             self._plans[name] = plan
         return plan
