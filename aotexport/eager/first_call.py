@@ -76,4 +76,4 @@ def _outcome(call: ExampleCall, state: State, mode: Mode, attribute: Attribute) 
         tree_of(run(), "output", keep, role="output")
         values += run.tensors
         values = [value.detach().clone() if isinstance(value, torch.Tensor) else value for value in values]
-        return [*values, *run.changes()], getattr(*attribute[:2])
+        return [*values, *run.snapshot.changes()], getattr(*attribute[:2])

@@ -179,22 +179,24 @@ def _differs_after(
     """Return whether the result differs from the `first` after changed calls; None: the model does not take them."""
     call, (tree, values) = spec.call, first
     for number in range(_CALLS_BEFORE):
-        changed_nothing = _watched(call, state)
         try:
             _, after = _run_for_good(change(call), state, spec)
         except ExportFailed:
             # After the first call, a change of attributes made this one fail.
             return True if number else None
-        # Further calls would do what this one did.
-        if not after and changed_nothing():
-            return False
         try:
             call = _call(call.callable, call, after) if after else call
-            (other, later), _ = _run(call, state, spec)
+            changed_nothing = _watched(call, state)
+            with attributes_restored(call.module):
+                (other, later), left = _run_for_good(call, state, spec)
+                # Further calls would find what this one did.
+                is_settled = not left and changed_nothing()
         except ExportFailed:
             return True
         if tree != other or not all(map(are_same, values, later)):
             return True
+        if is_settled:
+            return False
     return False
 
 
@@ -269,7 +271,7 @@ def _run_for_good(call: ExampleCall, state: State, spec: ProgramSpec) -> tuple[O
     with attempt("call for real"), running as run:
         tree = tree_of(run(), "output", keep, role="output")
         values = [value.detach().clone() if isinstance(value, torch.Tensor) else value for value in values]
-        values += run.changes()
+        values += run.snapshot.changes()
     return (tree, values), _detached(run.kwargs.get(ARGUMENT, {}))
 
 

@@ -14,12 +14,12 @@ import torch
 from aotexport.eager.recorded_arguments import RecordedArguments, example_arguments
 from aotexport.errors import ExportFailed
 from aotexport.model.argument_containers import check_changes, containers
-from aotexport.model.attributes import attributes_restored
+from aotexport.model.attributes import attributes_to_put_back, named_modules
 from aotexport.model.call import ExampleCall
 from aotexport.model.mode import Attribute, in_mode
 from aotexport.model.programs import Mode
 from aotexport.model.reach import reached_tensors
-from aotexport.model.restore import restored
+from aotexport.model.restore import StateSnapshot, restored
 from aotexport.model.state import State
 from aotexport.values.subclasses import CLASSES
 from aotexport_runtime.call.flat_call import flat_outputs
@@ -31,7 +31,6 @@ from aotexport_runtime.values.observe import Inputs, Observation, make_inputs, o
 from aotexport_runtime.values.subclasses import TensorTypes, is_wrapper
 
 SEED = 20240229
-CALLS = 2
 
 _KEPT_GRADIENTS_NBYTES = 64 << 20
 """Size of gradients to keep for the second call to add to."""
@@ -44,15 +43,30 @@ class Run:
     """The call of a model in a block of `eager_run`, on copies of the example's tensors.
 
     Attributes:
-        changes: returns the current values of the state, see `restored`.
+        call: the example call.
+        state: the module's state.
+        snapshot: the state as the block found it.
+        attributes: puts the module's attributes back as the block found them, in its mode; None: they are kept.
         tensors: tensors and sizes passed to the call, one per path of the example call.
         kwargs: its keyword arguments, as it left them.
     """
 
     call: ExampleCall
-    changes: Callable[[], list[Any]]
+    state: State
+    snapshot: StateSnapshot
+    attributes: Callable[[], None] | None
     tensors: list[Any] = field(default_factory=list)
     kwargs: dict[str, Any] = field(default_factory=dict)
+    _has_begun: bool = False
+
+    def begin(self) -> None:
+        """Put the model back as the block found it, for further calls that know nothing of those before."""
+        if self._has_begun:
+            self.snapshot.put_back()
+            if self.attributes is not None:
+                self.attributes()
+            self.snapshot.drop_gradients()
+        self._has_begun = True
 
     def __call__(self) -> Any:
         """Call the model; return its result."""
@@ -91,18 +105,19 @@ def eager_run(
         attributes: attributes to set, beside those of the call.
     """
     with contextlib.ExitStack() as stack:
-        if not keeps_attributes:
-            stack.enter_context(attributes_restored(call.module))
         stack.enter_context(in_mode(call.module, mode, [*call.first_call_constants, *attributes]))
+        put_back = None if keeps_attributes else attributes_to_put_back(named_modules(call.module))
+        if put_back is not None:
+            stack.callback(put_back)
         reached = reached_tensors((call.callable, call.module)) if outside else ()
-        changes = stack.enter_context(restored(state, reached))
+        snapshot = stack.enter_context(restored(state, reached))
         if as_traced:
             stack.enter_context(attention_as_traced())
         if seed is not None:
             torch.manual_seed(seed)
         if grad is not None:
             stack.enter_context(torch.set_grad_enabled(grad))
-        yield Run(call, changes)
+        yield Run(call, state, snapshot, put_back)
 
 
 def runs_without_gradients(call: ExampleCall, state: State) -> bool:
@@ -116,26 +131,22 @@ def runs_without_gradients(call: ExampleCall, state: State) -> bool:
     return True
 
 
-def watch_example(
-    call: ExampleCall, state: State, program: Program, look: Callable[[Callable[[], Any], list[Any]], T]
-) -> T:
-    """Return the result of `look` at an eager call on the example inputs; everything is restored afterwards.
+def watch_example(run: Run, program: Program, look: Callable[[Callable[[], Any], list[Any]], T]) -> T:
+    """Return the result of `look` at an eager call on the example inputs.
 
     Args:
-        call: the example call.
-        state: the module's state.
+        run: runs the model as it was traced.
         program: the program to which the call belongs.
         look: takes a function that calls the model, and its tensors and sizes, one per input of the program.
     """
-    arguments = example_arguments(call, program)
-    eager, make = _eager(call, program, arguments)
-    tensors = {entry.names[0]: entry.tensor for entry in state.entries}
-    with eager_run(call, state, program.mode, as_traced=True):
-        values = make().values
-        own = iter(values)
-        inputs = [tensors[spec.name] if isinstance(spec, StateInput) else next(own) for spec in program.inputs]
-        with torch.set_grad_enabled(program.grad):
-            return look(lambda: eager(values), inputs)
+    eager, make = _eager(run.call, program, example_arguments(run.call, program))
+    tensors = {entry.names[0]: entry.tensor for entry in run.state.entries}
+    run.begin()
+    values = make().values
+    own = iter(values)
+    inputs = [tensors[spec.name] if isinstance(spec, StateInput) else next(own) for spec in program.inputs]
+    with torch.set_grad_enabled(program.grad):
+        return look(lambda: eager(values), inputs)
 
 
 def _eager(
@@ -169,8 +180,17 @@ def dropped_gradients(state: State) -> tuple[str, ...]:
     return tuple(sorted(name for name, nbytes in zip(ordered, totals, strict=True) if nbytes > _KEPT_GRADIENTS_NBYTES))
 
 
-def observe_eager(call: ExampleCall, state: State, program: Program, arguments: RecordedArguments) -> Observation:
-    """Return everything that a caller of the model sees, in two calls with a backward pass.
+def observe_eager(
+    call: ExampleCall, state: State, program: Program, arguments: RecordedArguments, calls: int
+) -> Observation:
+    """Return everything that a caller of the model sees in some calls, each with a backward pass.
+
+    Args:
+        call: the example call.
+        state: the module's state.
+        program: the program; one without gradients has no backward passes.
+        arguments: of the calls.
+        calls: number of calls, one after the other.
 
     Raises:
         ExportFailed: the model returns tensors of a class that a bundle cannot hold, or arrays where its trace has
@@ -198,7 +218,7 @@ def observe_eager(call: ExampleCall, state: State, program: Program, arguments: 
         current_state,
         outputs,
         seed=SEED,
-        calls=CALLS,
+        calls=calls,
         backward=program.grad,
         dropped=dropped_gradients(state),
     )

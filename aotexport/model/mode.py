@@ -89,9 +89,9 @@ def refuse_modes_that_change_state(module: nn.Module | None, mode: Mode, state: 
     """
     if module is None or module.training == (mode == "train") or not _any_has_own_switches(module):
         return
-    with restored(state) as changes, in_mode(module, mode):
+    with restored(state) as snapshot, in_mode(module, mode):
         entries = [entry for entry in state.entries for _ in entry.slots]
-        for entry, change in zip(entries, changes(), strict=True):
+        for entry, change in zip(entries, snapshot.changes(), strict=True):
             if change is not UNCHANGED:
                 raise ExportFailed(
                     f"`{mode}()` of the model changes its `{entry.names[0]}`, and a bundle has one set of tensors for "

@@ -49,7 +49,9 @@ def reached(roots: Iterable[Any]) -> list[torch.Tensor | nn.Module]:
             pending += gc.get_referents(value)
             if isinstance(value, nn.Module):
                 found.append(value)
-                pending += [item for base in type(value).__mro__[:-1] for item in vars(base).values()]
+                bases = [base for base in type(value).__mro__[:-1] if id(base) not in seen]
+                seen.update((id(base), base) for base in bases)
+                pending += [item for base in bases for item in vars(base).values()]
     return found
 
 

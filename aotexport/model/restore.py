@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,44 +19,62 @@ UNCHANGED = "unchanged"
 """Marks a value that a call has left unchanged."""
 
 
+class StateSnapshot:
+    """The state of a model as it is now: data, metadata, gradients, places, the random generator and the grad mode."""
+
+    def __init__(self, state: State, outside: Iterable[torch.Tensor] = ()) -> None:
+        """Remember the state of a model, and data and metadata of further tensors that calls may change."""
+        self._state = [
+            Before.of(tensor)
+            for entry in state.entries
+            for tensor in (entry.tensor, *(parts(entry.tensor) if is_wrapper(entry.tensor) else ()))
+        ]
+        known = {id(each.tensor) for each in self._state}
+        self._others = [Before.of(tensor) for tensor in outside if id(tensor) not in known]
+        self._memory = state.snapshots if state.snapshots is not None else copied_snapshots(state)
+        aliases = [other.alias for other in self._others if other.alias is not None]
+        self._copies = [copied(span) for span in spans_of(aliases)]
+        self._slots = [(table, key, table[key]) for entry in state.entries for table, key in entry.slots]
+        self._random_state = torch.get_rng_state()
+        self._grad_mode = torch.is_grad_enabled()
+
+    def changes(self) -> list[Any]:
+        """Return the current values of the state: `UNCHANGED`, or a copy of the new value."""
+        return _changes(self._state, self._memory, self._slots)
+
+    def drop_gradients(self) -> None:
+        """Let calls accumulate gradients from nothing."""
+        for each in self._state:
+            if each.tensor.is_leaf:
+                each.tensor.grad = None
+
+    def put_back(self) -> None:
+        """Put everything back as it was."""
+        with uninterrupted():
+            torch.set_grad_enabled(self._grad_mode)
+            torch.set_rng_state(self._random_state)
+            for table, key, tensor in self._slots:
+                table[key] = tensor
+            for span in (*self._memory, *self._copies):
+                span.put_back()
+            for tensor in (*self._state, *self._others):
+                tensor.put_back()
+
+
 @contextlib.contextmanager
-def restored(state: State, outside: Iterable[torch.Tensor] = ()) -> Iterator[Callable[[], list[Any]]]:
-    """Restore the state after the block: data, metadata, gradients, places, and the random generator.
+def restored(state: State, outside: Iterable[torch.Tensor] = ()) -> Iterator[StateSnapshot]:
+    """Let calls change the state in the block, whose tensors begin without gradients; put it back after the block.
 
     Args:
         state: a model's.
-        outside: further tensors that calls may change, whose data and metadata are restored.
-
-    Yields:
-        A function that returns the current values of the state: `UNCHANGED`, or a copy of the new value.
+        outside: further tensors that calls may change, whose data and metadata are put back.
     """
-    before = [
-        Before.of(tensor)
-        for entry in state.entries
-        for tensor in (entry.tensor, *(parts(entry.tensor) if is_wrapper(entry.tensor) else ()))
-    ]
-    known = {id(each.tensor) for each in before}
-    others = [Before.of(tensor) for tensor in outside if id(tensor) not in known]
-    memory = state.snapshots if state.snapshots is not None else copied_snapshots(state)
-    copies = [copied(span) for span in spans_of(other.alias for other in others if other.alias is not None)]
-    slots = [(table, key, table[key]) for entry in state.entries for table, key in entry.slots]
-    random_state = torch.get_rng_state()
-    grad_mode = torch.is_grad_enabled()
-    for entry in state.entries:
-        if entry.tensor.is_leaf:
-            entry.tensor.grad = None
+    snapshot = StateSnapshot(state, outside)
     try:
-        yield lambda: _changes(before, memory, slots)
+        snapshot.drop_gradients()
+        yield snapshot
     finally:
-        with uninterrupted():
-            torch.set_grad_enabled(grad_mode)
-            torch.set_rng_state(random_state)
-            for table, key, tensor in slots:
-                table[key] = tensor
-            for span in (*memory, *copies):
-                span.put_back()
-            for tensor in (*before, *others):
-                tensor.put_back()
+        snapshot.put_back()
 
 
 def copied_snapshots(state: State) -> list[MemorySnapshot]:

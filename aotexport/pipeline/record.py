@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from aotexport.eager.failing_example import refuse_failing_example
+from aotexport.eager.run import eager_run
 from aotexport.encode.program import EncodedProgram
 from aotexport.lower.build import with_results_apart
 from aotexport.model.programs import ProgramSpec
@@ -51,13 +52,14 @@ def _recorded(
         )
         return replace(program, notes=(*program.notes, note)), []
     try:
-        program = with_versions(spec.call, state, program)
+        with eager_run(spec.call, state, program.record.mode, as_traced=True) as run:
+            program = with_versions(run, program)
+            record = program.record if verification == "none" else begun_at_zero(program.record, spec.call)
+            record, vectors = record_vectors(run, record, verification)
     except Exception:
         # Tracing accepts calls that kernels refuse: indices out of range, differing dtypes.
         refuse_failing_example(spec, state)
         raise
-    record = program.record if verification == "none" else begun_at_zero(program.record, spec.call)
-    record, vectors = record_vectors(spec.call, state, record, verification)
     return replace(program, record=record), vectors
 
 

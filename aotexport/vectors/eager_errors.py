@@ -237,7 +237,8 @@ def _run(
 
     watched = dataclasses.replace(call, callable=draw)
     with attention_as_traced():
-        seen = observe_eager(watched, state, program, RecordedArguments(vector.name, vector.record.inputs, stored))
+        arguments = RecordedArguments(vector.name, vector.record.inputs, stored)
+        seen = observe_eager(watched, state, program, arguments, vector.record.calls)
     return _ObservedRun(seen, tuple(drawn))
 
 

@@ -23,11 +23,9 @@ from aotexport.eager.recorded_arguments import (
     resized_arguments,
     small_arguments,
 )
-from aotexport.eager.run import CALLS, SEED, dropped_gradients, eager_run, observe_eager
+from aotexport.eager.run import SEED, Run, dropped_gradients, observe_eager
 from aotexport.errors import AttemptFailed, ExportFailed
-from aotexport.model.call import ExampleCall
 from aotexport.model.refusals import attempt
-from aotexport.model.state import State
 from aotexport.vectors.inherited import inherited_arguments
 from aotexport_runtime.schema import encode_record
 from aotexport_runtime.schema.manifest import VectorEntry, Verification
@@ -35,6 +33,9 @@ from aotexport_runtime.schema.program import Program, SizeInput
 from aotexport_runtime.schema.vectors import Vector as VectorRecord
 from aotexport_runtime.schema.vectors import VectorInput
 from aotexport_runtime.values.observe import SAMPLE
+
+_CALLS = 2
+"""Number of calls in a row, of which the later ones find what the first one left."""
 
 
 @dataclass(frozen=True)
@@ -47,13 +48,15 @@ class RecordedCall:
 
 
 def record_vectors(
-    call: ExampleCall, state: State, program: Program, verification: Verification = "standard"
+    run: Run, program: Program, verification: Verification = "standard"
 ) -> tuple[Program, list[RecordedCall]]:
     """Run the eager callable, and record everything that a caller can see.
 
+    Every recorded call is made twice, one after the other; that of the example once, where there are others of its kind
+    with other sizes: it is the one that takes time.
+
     Args:
-        call: the example call.
-        state: the module's state; left as it was.
+        run: runs the model as it was traced.
         program: the program.
         verification: `fast` leaves out other values and other integers, and all larger sizes but one of each dynamic
             axis; `full` adds calls with sizes and values that are drawn.
@@ -65,12 +68,24 @@ def record_vectors(
     Raises:
         ExportFailed: eager fails on the example itself.
     """
-    example = example_arguments(call, program)
-    vectors = [_record(call, state, program, example)]
-    if (inherited := inherited_arguments(call, program, example, verification)) is not None:
-        return program, [*vectors, *_accepted(call, state, program, inherited)]
+    example = example_arguments(run.call, program)
+    sized = any(not isinstance(program.inputs[each.input_index], SizeInput) for each in program.dimensions)
+    vectors = [_record(run, program, example, 1 if sized and verification != "full" else _CALLS)]
+    program, others = _others(run, program, example, verification)
+    if vectors[0].record.calls < _CALLS and not any(each.name == OTHER_SIZES for each in others):
+        vectors = [_record(run, program, example)]
+    return program, vectors + others
+
+
+def _others(
+    run: Run, program: Program, example: RecordedArguments, verification: Verification
+) -> tuple[Program, list[RecordedCall]]:
+    """Return the program and the recorded calls as `record_vectors` does, without the example's."""
+    if (inherited := inherited_arguments(run.call, program, example, verification)) is not None:
+        return program, list(_accepted(run, program, inherited))
     generator = torch.Generator().manual_seed(SEED)
     others = random_arguments(example, generator)
+    vectors: list[RecordedCall] = []
     for dimension in program.dimensions:
         if isinstance(program.inputs[dimension.input_index], SizeInput):
             continue
@@ -80,17 +95,17 @@ def record_vectors(
             if arguments is None:
                 continue
             try:
-                small.append(_record(call, state, program, arguments))
+                small.append(_record(run, program, arguments))
             except ExportFailed:
                 small.clear()
                 program = beginning_at(program, dimension.symbol, size + 1)
         vectors += small
-    known = {_sizes(vector.record.inputs) for vector in vectors[1:]}
+    known = {_sizes(vector.record.inputs) for vector in vectors}
     further = _further_arguments(program, example, others, generator, verification)
-    vectors += _accepted(call, state, program, [each for each in further if _sizes(each.specs) not in known])
+    vectors += _accepted(run, program, [each for each in further if _sizes(each.specs) not in known])
     # Where they are of other sizes too, other values cost no call of the example's.
-    if verification == "full" or (verification != "fast" and vectors[-1].name != OTHER_SIZES):
-        vectors += _accepted(call, state, program, [others])
+    if verification == "full" or (verification != "fast" and (not vectors or vectors[-1].name != OTHER_SIZES)):
+        vectors += _accepted(run, program, [others])
     return program, vectors
 
 
@@ -98,13 +113,11 @@ def _sizes(inputs: Iterable[VectorInput]) -> tuple[Any, ...]:
     return tuple([spec.shape if spec.value is None else spec.value for spec in inputs])
 
 
-def _accepted(
-    call: ExampleCall, state: State, program: Program, several: Iterable[RecordedArguments]
-) -> Iterator[RecordedCall]:
+def _accepted(run: Run, program: Program, several: Iterable[RecordedArguments]) -> Iterator[RecordedCall]:
     """Record calls, without those that eager refuses."""
     for arguments in several:
         with contextlib.suppress(ExportFailed):
-            yield _record(call, state, program, arguments)
+            yield _record(run, program, arguments)
 
 
 def _further_arguments(
@@ -124,24 +137,22 @@ def _further_arguments(
     yield from resized
 
 
-def _record(call: ExampleCall, state: State, program: Program, arguments: RecordedArguments) -> RecordedCall:
+def _record(run: Run, program: Program, arguments: RecordedArguments, calls: int = _CALLS) -> RecordedCall:
     try:
-        with (
-            attempt(f"recorded call `{arguments.name}`"),
-            eager_run(call, state, program.mode, as_traced=True),
-        ):
+        with attempt(f"recorded call `{arguments.name}`"):
             if arguments.name != EXAMPLE:
                 arguments = arguments.generated(program, SEED)
-            seen = observe_eager(call, state, program, arguments)
+            run.begin()
+            seen = observe_eager(run.call, run.state, program, arguments, calls)
     except AttemptFailed as refusal:
         raise ExportFailed(f"the model fails on its {arguments.name} inputs: {refusal}") from refusal.error
     values = {f"v{index}": value for index, value in enumerate(seen.values.values())}
     record = VectorRecord(
         program=program.name,
         seed=SEED,
-        calls=CALLS,
+        calls=calls,
         backward=program.grad,
-        dropped_gradients=dropped_gradients(state) if program.grad else (),
+        dropped_gradients=dropped_gradients(run.state) if program.grad else (),
         inputs=arguments.specs,
         facts=seen.facts,
         values=tuple(seen.values),

@@ -16,15 +16,14 @@ from typing import Any, Literal
 import msgspec
 import torch
 
-from aotexport.eager.run import watch_example
+from aotexport.eager.run import Run, watch_example
 from aotexport.encode.program import EncodedProgram, counts_of_parts
-from aotexport.model.call import ExampleCall
-from aotexport.model.state import State
 from aotexport.torch_internals.calls import tree_leaves
 from aotexport.torch_internals.saved_tensors import watched
 from aotexport_runtime.allowed.operators import VIEWS
 from aotexport_runtime.call.flat_call import flat_outputs
 from aotexport_runtime.call.whole_result import whole_result_tree
+from aotexport_runtime.engines.preconditions.dataflow import writes_nothing
 from aotexport_runtime.schema.gradients import Gradients, Tangent, VersionCheck
 from aotexport_runtime.schema.graph import Graph
 from aotexport_runtime.schema.program import FunctionalGraph, IntermediateAlias, Program, VersionRise
@@ -53,26 +52,30 @@ class _Seen:
     saved: dict[Visible, set[int]] | None = None
 
 
-def with_versions(call: ExampleCall, state: State, program: EncodedProgram) -> EncodedProgram:
+def with_versions(run: Run, program: EncodedProgram) -> EncodedProgram:
     """Return the program with the versions and saved tensors of a call of the eager model.
 
     Args:
-        call: the example call.
-        state: the module's state; left as it was.
+        run: runs the model as it was traced.
         program: the program with its functional graph, if it has one.
     """
     functional = program.record.functional
-    if functional is None:
+    if functional is None or (functional.gradients is None and _writes_nothing(program)):
         return program
     watch = functools.partial(_watch, program.record, functional)
     try:
-        seen = watch_example(call, state, program.record, functools.partial(watch, hooks=watched))
+        seen = watch_example(run, program.record, functools.partial(watch, hooks=watched))
     except RuntimeError:
         # Function transforms and backward passes in the model do not allow such hooks.
-        seen = watch_example(call, state, program.record, functools.partial(watch, hooks=contextlib.nullcontext))
+        seen = watch_example(run, program.record, functools.partial(watch, hooks=contextlib.nullcontext))
     graph = program.graphs[functional.file]
     functional = _counted(functional, seen, counts_of_parts(program.record), graph)
     return replace(program, record=msgspec.structs.replace(program.record, functional=functional))
+
+
+def _writes_nothing(program: EncodedProgram) -> bool:
+    """Return whether no operator of a program writes into a tensor, so that no version rises."""
+    return all(map(writes_nothing, {node.op for graph in program.graphs.values() for node in graph.nodes}))
 
 
 def _watch(

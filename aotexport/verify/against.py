@@ -12,6 +12,7 @@ import msgspec
 import torch
 
 from aotexport.eager.label_free import with_label_free
+from aotexport.eager.run import eager_run
 from aotexport.errors import VerificationFailed
 from aotexport.model.call import ExampleCall
 from aotexport.model.programs import NAMED, choose_programs
@@ -56,7 +57,9 @@ def compare_with_model(
         program = bundle.program(name)
         _check_inputs([s.path for s in program.inputs if isinstance(s, ArgumentInput)], call, name, source.name)
         forward = bundle.graph(name, program.forward.file)
-        for vector in record_vectors(call, state, program)[1]:
+        with eager_run(call, state, program.mode, as_traced=True) as eager:
+            vectors = record_vectors(eager, program)[1]
+        for vector in vectors:
 
             def run(vector: RecordedCall, target: str) -> VectorResult:
                 return run_vector(

@@ -52,7 +52,7 @@ def ran(request):
                 given = runs()
             finally:
                 assert not torch.equal(runs.tensors[0], x)
-                assert not isinstance(runs.changes()[-1], str)
+                assert not isinstance(runs.snapshot.changes()[-1], str)
         return model, x, given
 
     OUTSIDE.zero_()

@@ -89,19 +89,19 @@ def test_memory_that_a_call_writes_is_put_back_to_the_bit(make, keep):
 @pytest.mark.parametrize("make", TENSORS.values(), ids=TENSORS)
 def test_changes_of_a_call_that_writes_nothing_are_none(make, keep):
     module = Holder(*make())
-    with restored(keep(module)) as changes:
-        assert changes() == [UNCHANGED] * len(list(module.buffers()))
+    with restored(keep(module)) as snapshot:
+        assert snapshot.changes() == [UNCHANGED] * len(list(module.buffers()))
 
 
 def test_changes_of_a_call_are_copies_of_what_is_there(keep):
     module = Holder(matrix(), matrix(), matrix(), matrix(), matrix())
     kept = module.b0
-    with restored(keep(module)) as changes:
+    with restored(keep(module)) as snapshot:
         module.b0.add_(1)
         module.b1 = matrix()
         module.b2 = None
         module.b3.data = torch.ones(2)
-        found = changes()
+        found = snapshot.changes()
     assert torch.equal(found[0], matrix() + 1)
     assert found[0] is not kept
     assert found[1:3] == [UNCHANGED, None]

@@ -98,6 +98,10 @@ def min_reader(records: Iterable[Any]) -> Version:
     return max((version for record in records for version in _used(record)), default=(1, 0))
 
 
+_PLAIN = frozenset((str, int, float, bool, type(None)))
+"""Types of values that have no fields."""
+
+
 def _used(value: Any) -> Iterator[Version]:
     """Yield the version of every field in `value` that is newer than 1.0 and not at its default."""
     if isinstance(value, msgspec.Struct):
@@ -107,10 +111,12 @@ def _used(value: Any) -> Iterator[Version]:
             version = FEATURES.get(f"{record}.{field}")
             if version is not None and item != defaults[field]:
                 yield version
-            yield from _used(item)
+            if type(item) not in _PLAIN:
+                yield from _used(item)
     elif isinstance(value, list | tuple):
         for item in cast(Sequence[Any], value):
-            yield from _used(item)
+            if type(item) not in _PLAIN:
+                yield from _used(item)
     elif isinstance(value, dict):
         yield from _used(list(cast(dict[str, Any], value).values()))
 

@@ -31,10 +31,11 @@ def are_indices_proven(graph: Graph, node: Node) -> bool:
     pool = nodes.get(str(item.args[0]))
     if pool is None or pool.op != forward or pool.args[0] != node.args[1] or pool.name in graph.outputs:
         return False
-    return all(map(_writes_nothing, {each.op for each in graph.nodes}))
+    return all(map(writes_nothing, {each.op for each in graph.nodes}))
 
 
-def _writes_nothing(op: str) -> bool:
+def writes_nothing(op: str) -> bool:
+    """Return whether an operator writes into no tensor: False for one whose schema is not known."""
     namespace, _, rest = op.partition("::")
     base, _, overload = rest.partition(".")
     if namespace == "aten":
