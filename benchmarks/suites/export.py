@@ -20,6 +20,7 @@ from benchmarks.systems import SYSTEMS, System
 
 _MOST_ROUNDS = 3
 _BASELINE = "torch.export"
+_TRACES = "torch's traces"
 _COMPARED = ("portable", "ONNX Runtime", "AOTInductor")
 """Exported round by round beside the baseline; of the others, which compile, the preparation of the run is told."""
 _ONCE = "first in its process, once"
@@ -28,7 +29,8 @@ _MODELS = ("mlp", "gpt2")
 
 def _figures(run: Run) -> Iterator[Figure]:
     systems = {system.artefact: system for system in reversed(run.systems()) if system.exports}
-    compared = [SYSTEMS[_BASELINE], *(system for system in reversed(systems.values()) if system.name in _COMPARED)]
+    torchs = [SYSTEMS[name] for name in (_BASELINE, _TRACES) if name in (_BASELINE, *run.system_names)]
+    compared = [*torchs, *(system for system in reversed(systems.values()) if system.name in _COMPARED)]
     others = [system for system in reversed(systems.values()) if system.name not in _COMPARED]
     for model in run.models("export", _MODELS):
         for sizes, threads in _ways(run, model):

@@ -11,10 +11,10 @@ from benchmarks.systems.generation import COMPILED_CACHE, DYNAMIC_CACHE, GENERAT
 from benchmarks.systems.interface import Prepared, System
 from benchmarks.systems.onnx_runtime import ONNX_RUNTIME
 from benchmarks.systems.torch_compile import AOT_COMPILE, TORCH_COMPILE
-from benchmarks.systems.torch_export import EXPORTED_MODULE, TORCH_EXPORT
+from benchmarks.systems.torch_export import EXPORTED_MODULE, TORCH_EXPORT, TORCH_GRAPHS
 
 _OURS = (PORTABLE, CPU, AUTOGRAD, AUTO, ONNX)
-_PEERS = (EXPORTED_MODULE, TORCH_COMPILE, AOT_COMPILE, AOT_INDUCTOR, ONNX_RUNTIME, TORCH_EXPORT)
+_PEERS = (EXPORTED_MODULE, TORCH_COMPILE, AOT_COMPILE, AOT_INDUCTOR, ONNX_RUNTIME, TORCH_EXPORT, TORCH_GRAPHS)
 _GENERATING = (DYNAMIC_CACHE, STATIC_CACHE, COMPILED_CACHE, GENERATE)
 
 SYSTEMS: dict[str, System] = {system.name: system for system in (EAGER, *_OURS, *_PEERS, *_GENERATING)}
