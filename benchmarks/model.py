@@ -133,13 +133,13 @@ def sequence_sizes(*names: str, most: int = 512) -> Callable[[], Any]:
     return sizes
 
 
-def batch_sizes(*names: str) -> Callable[[], Any]:
-    """Return the maker of sizes: the batch of the named inputs varies."""
+def batch_sizes(*names: str, most: int = 64) -> Callable[[], Any]:
+    """Return the maker of sizes: the batch of the named inputs varies, up to `most`."""
 
     def sizes() -> Any:
         from torch.export import Dim
 
-        varying = {0: Dim("batch", min=2, max=64)}
+        varying = {0: Dim("batch", min=2, max=most)}
         return dict.fromkeys(names, varying)
 
     return sizes

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.exported_models import EXPORTED
 from benchmarks.generating_models import GENERATING
+from benchmarks.library_models import LIBRARY
 from benchmarks.model import (
     Model,
     batch_sizes,
@@ -230,7 +231,9 @@ WEIGHTS = tuple(
 )
 """Growing weights, by size."""
 
-MODELS: Mapping[str, Model] = {model.name: model for model in (*_ALL, *EXPORTED, *GENERATING, *NODES, *WEIGHTS)}
+MODELS: Mapping[str, Model] = {
+    model.name: model for model in (*_ALL, *EXPORTED, *LIBRARY, *GENERATING, *NODES, *WEIGHTS)
+}
 """Every model, by name."""
 
 __all__ = ["MODELS", "NODES", "WEIGHTS", "Model", "by_position", "call"]
