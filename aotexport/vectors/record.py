@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 from aotexport.eager.recorded_arguments import (
     EXAMPLE,
     OTHER_SIZES,
+    OTHER_VALUES,
     RecordedArguments,
     beginning_at,
     drawn_arguments,
@@ -52,8 +53,8 @@ def record_vectors(
 ) -> tuple[Program, list[RecordedCall]]:
     """Run the eager callable, and record everything that a caller can see.
 
-    Every recorded call is made twice, one after the other; that of the example once, where there are others of its kind
-    with other sizes: it is the one that takes time.
+    Every recorded call is made twice, one after the other; that of the example once, where there is another with other
+    sizes or values.
 
     Args:
         run: runs the model as it was traced.
@@ -70,9 +71,10 @@ def record_vectors(
     """
     example = example_arguments(run.call, program)
     sized = any(not isinstance(program.inputs[each.input_index], SizeInput) for each in program.dimensions)
-    vectors = [_record(run, program, example, 1 if sized and verification != "full" else _CALLS)]
+    once = verification != "full" and (sized or verification != "fast")
+    vectors = [_record(run, program, example, 1 if once else _CALLS)]
     program, others = _others(run, program, example, verification)
-    if vectors[0].record.calls < _CALLS and not any(each.name == OTHER_SIZES for each in others):
+    if once and not any(each.name in (OTHER_SIZES, OTHER_VALUES) for each in others):
         vectors = [_record(run, program, example)]
     return program, vectors + others
 

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from aotexport.capture.effects.conversions import calls_replaced
+from aotexport.capture.effects.size_conversions import calls_replaced
 from aotexport.capture.effects.texts import is_message
 from aotexport.model.source_lines import is_user_file
 from aotexport.model.tensor_kinds import class_of

@@ -2,13 +2,16 @@
 
 A pass is a function from draft to draft, decorated with the facts that it requires and guarantees (`contract.py`). A
 new one gets a file, a place in `order.py`, and a test on a small graph as text
-(`tests/unit/exporter/test_passes.py`). Passes know nothing of how the graph was traced.
+(`tests/unit/exporter/test_passes.py`). Passes know nothing of how the graph was traced. A file that `order.py` does
+not import helps passes, or the trace.
 
 What a pass keeps, beside the values:
 
-- conversions of dtypes, also those with nothing to do: a bundle may be loaded in another dtype, or called under
-  autocast;
+- casts (`aten.to.*`), also those with nothing to do: a bundle may be loaded in another dtype, or called under
+  autocast, and a submodule in a loaded module may be replaced by one that returns another dtype. Other dtypes never
+  reach integer and boolean arguments, whose dtypes are guarded, and results of a cast that names its dtype. Functional
+  graphs have no casts without anything to do: AOTAutograd leaves them out;
 - which result is the very tensor of an input, of state or of another result, and what is written in place;
-- the nodes that submodules take and return: the trace refers to them, and a submodule whose node is gone cannot be
-  replaced in a loaded module.
+- the nodes that submodules take and return (`ForwardCapture.calls`): a submodule whose node is gone cannot be replaced
+  in a loaded module. `Draft` has no list of them: a pass that removes values gets one there.
 """

@@ -13,6 +13,7 @@ from torch import nn
 import aotexport
 from aotexport.process import patches
 from aotexport.process.patches import Patch, caller, patched
+from tests.forked import run_script
 
 PACKAGE = Path(aotexport.__file__).parent
 
@@ -142,6 +143,34 @@ def test_every_patch_of_an_export_is_undone(tmp_path, interrupts, during, error)
             export(tmp_path / "b", during)
     after = originals()
     assert [target for target in before if before[target] is not after[target]] == []
+
+
+_DEVICES = """
+import gc, types
+import torch
+import aotexport
+from aotexport.process import patches
+
+class Model(torch.nn.Module):
+    def forward(self, x):
+        with torch.device("cpu"):
+            return x + torch.ones(3), torch.linspace(0, 1, 3), torch.zeros(2, dtype=x.dtype)
+
+aotexport.export(Model(), (torch.ones(2, 3),), output="bundle", verify=False)
+with torch.device("meta"):
+    made = [torch.empty(2), torch.ones(2), torch.tensor([1.0]), torch.linspace(0, 1, 3), torch.rand(2)]
+assert {tensor.device.type for tensor in made} == {"meta"}
+
+patches.seen.clear()
+gc.collect()
+(code,) = (each for each in patches.in_this_thread.__code__.co_consts if isinstance(each, types.CodeType))
+functions = [each for each in gc.get_objects() if type(each) is types.FunctionType and each.__code__ is code]
+assert functions == []
+"""
+
+
+def test_torch_keeps_no_patched_function(tmp_path):
+    assert run_script(None, cwd=tmp_path, text=_DEVICES).stderr == ""
 
 
 def test_registry_is_the_one_way_to_patch():

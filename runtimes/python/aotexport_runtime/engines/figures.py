@@ -40,7 +40,7 @@ DYNAMIC_SIZE = 64
 
 _ELEMENT_WISE = frozenset((*IN_PLACE, *IN_PLACE.values(), "aten::pow.Tensor_Scalar"))
 _FUSED_NORMS = frozenset(("aten::batch_norm.default", "aten::layer_norm.default"))
-_MATMULS = (
+_CONTRACTIONS = (
     *("linear", "mm", "addmm", "bmm", "baddbmm", "matmul", "scaled_dot_product_attention"),
     *("convolution", "conv1d", "conv2d", "conv3d"),
 )
@@ -78,7 +78,7 @@ def libraries_win(forward: Graph, functional: Graph) -> bool:
         return len(forward.nodes) > LIBRARY_LOSES_UP_TO_OPERATORS
     operators = [node.op for node in forward.nodes]
     fused = sum(op in _ELEMENT_WISE or op in _FUSED_NORMS for op in operators)
-    matmuls = sum(op.removeprefix("aten::").partition(".")[0] in _MATMULS for op in operators)
+    matmuls = sum(op.removeprefix("aten::").partition(".")[0] in _CONTRACTIONS for op in operators)
     return fused >= FUSED_PER_MATMUL * matmuls
 
 

@@ -123,8 +123,8 @@ GRAPH_PREFERENCES: tuple[EngineRule[EngineOfProgram], ...] = (
     EngineRule("portable", lambda its: its.onednn_is_faster, "oneDNN is faster here for {0.matmul_in_words}"),
     EngineRule("autograd", lambda its: True, "oneDNN is not clearly faster here for {0.matmul_in_words}"),
 )
-"""Which graph of a program is the faster one where both are right and the target is `auto`: the first rule that holds
-decides for its engine. They follow the figures of docs/decisions/0018."""
+"""Which graph of a program is the faster one where both are right and the target is `auto`. The first rule that holds
+decides, so a rule stands before those that it overrules. They follow the figures of docs/decisions/0018."""
 
 PROGRAM_RULES: tuple[EngineRule[EngineOfProgram], ...] = (
     EngineRule("cuda cpu portable", lambda its: its.changed, "{0.changed}"),

@@ -9,7 +9,7 @@ from types import FunctionType, SimpleNamespace
 import pytest
 import torch
 
-from aotexport.capture.effects.conversions import calls_replaced
+from aotexport.capture.effects.size_conversions import calls_replaced
 from aotexport.process.patches import patched
 from aotexport.torch_internals.names import ShapeEnv
 
