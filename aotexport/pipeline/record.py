@@ -55,7 +55,8 @@ def _recorded(
         with eager_run(spec.call, state, program.record.mode, as_traced=True) as run:
             program = with_versions(run, program)
             record = program.record if verification == "none" else begun_at_zero(program.record, spec.call)
-            record, vectors = record_vectors(run, record, verification)
+            checks_path = bool(checked_programs([program]))
+            record, vectors = record_vectors(run, record, verification, checks_path=checks_path)
     except Exception:
         # Tracing accepts calls that kernels refuse: indices out of range, differing dtypes.
         refuse_failing_example(spec, state)

@@ -49,18 +49,19 @@ class RecordedCall:
 
 
 def record_vectors(
-    run: Run, program: Program, verification: Verification = "standard"
+    run: Run, program: Program, verification: Verification = "standard", *, checks_path: bool = False
 ) -> tuple[Program, list[RecordedCall]]:
     """Run the eager callable, and record everything that a caller can see.
 
     Every recorded call is made twice, one after the other; that of the example once, where there is another with other
-    sizes or values.
+    sizes or values, which is sure to take the same path through the code.
 
     Args:
         run: runs the model as it was traced.
         program: the program.
         verification: `fast` leaves out other values and other integers, and all larger sizes but one of each dynamic
             axis; `full` adds calls with sizes and values that are drawn.
+        checks_path: whether the program checks that calls take the path of the example.
 
     Returns:
         The program, without the sizes 0 and 1 in its ranges if eager refuses them (a trace assumes larger ones, and has
@@ -71,7 +72,7 @@ def record_vectors(
     """
     example = example_arguments(run.call, program)
     sized = any(not isinstance(program.inputs[each.input_index], SizeInput) for each in program.dimensions)
-    once = verification != "full" and (sized or verification != "fast")
+    once = verification != "full" and (sized or verification != "fast") and not checks_path
     vectors = [_record(run, program, example, 1 if once else _CALLS)]
     program, others = _others(run, program, example, verification)
     if once and not any(each.name in (OTHER_SIZES, OTHER_VALUES) for each in others):
