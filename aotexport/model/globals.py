@@ -39,7 +39,8 @@ def globals_restored(target: Any, module: nn.Module | None) -> Iterator[list[str
         module: the model; None: a function.
 
     Yields:
-        a list that has, after the block, the names under which it stored tensors.
+        a list that has, after the block, what it stored, and where: "a tensor in `cache`". Numbers are in it where none
+        was before.
 
     Raises:
         ExportFailed: the block changed a number in a global or class, or drew from a generator that a bundle does not
@@ -67,7 +68,10 @@ def globals_restored(target: Any, module: nn.Module | None) -> Iterator[list[str
             "(`torch.rand`), or outside of the model, and pass the numbers"
         )
     leaves = [(change.path, leaf) for change in changes for leaf in tree_leaves(change.new)]
-    stored += dict.fromkeys(path for path, leaf in leaves if isinstance(leaf, torch.Tensor))
+    stored += dict.fromkeys(f"a tensor in `{path}`" for path, leaf in leaves if isinstance(leaf, torch.Tensor))
+    numbers = (int, float, torch.SymInt, torch.SymFloat)
+    first = [change.path for change in changes if change.old is None and type(change.new) in numbers]
+    stored += dict.fromkeys(f"a number in `{path}`" for path in first)
 
 
 def globals_to_put_back(target: Any, module: nn.Module | None) -> Callable[[], object]:

@@ -627,6 +627,18 @@ def test_code_that_asks_for_a_dynamic_size_is_refused_with_its_line(load, functi
     )
 
 
+def test_size_that_a_variant_fixes_is_refused_with_its_name(tmp_path):
+    def added(x, mask=None):
+        return x if mask is None else x + mask
+
+    x = torch.ones(4, 2)
+    rows = {0: torch.export.Dim("rows")}
+    with pytest.raises(aotexport.ExportFailed) as caught:
+        aotexport.export(added, (x,), output=tmp_path / "b", variants=[(x, x * 2)], dynamic_shapes={"x": rows})
+    assert "variant `infer.2` of program `infer`: " in str(caught.value)
+    assert "`x`: axis 0 was declared dynamic as `rows`, and the model works only for size 4" in str(caught.value)
+
+
 def halved(x):
     return x[: x.shape[0] // 2] * 2, x.narrow(0, 0, x.shape[0] - 1)
 
@@ -1270,14 +1282,20 @@ def test_tensors_that_a_call_stores_outside_of_the_module_are_told_and_the_place
             self.means.append(x.mean())
             last.append(x)
             by_name["inputs"].append(x)
+            Logging.size = x.shape[0]
             return self.linear(x)
 
     load(Logging(), torch.ones(3))
     notes = [note.text for note in aotexport_runtime.open_bundle(tmp_path / "bundle").program("infer").notes]
     assert (_TABLES.get("result"), Logging.means, last, by_name) == (None, [], [], {"inputs": []})
+    assert not hasattr(Logging, "size")
     assert {note for note in notes if "outside of the module" in note} == {
-        f"the call stores a tensor in `{name}`, outside of the module; a call of the bundle does not"
-        for name in ("_TABLES['result']", "Logging.means[0]", "last[0]", "by_name['inputs'][0]")
+        f"the call stores {what}, outside of the module; a call of the bundle does not"
+        for what in (
+            *(f"a tensor in `{name}`" for name in ("_TABLES['result']", "Logging.means[0]", "last[0]")),
+            "a tensor in `by_name['inputs'][0]`",
+            "a number in `Logging.size`",
+        )
     }
 
 

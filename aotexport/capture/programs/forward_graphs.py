@@ -5,6 +5,7 @@ from __future__ import annotations
 from aotexport.capture.forward import capture_forward
 from aotexport.capture.passes.dump import program_dumped
 from aotexport.capture.trace.forward_capture import ForwardCapture
+from aotexport.capture.trace.shapes import SizeFixed
 from aotexport.eager.first_call import add_first_call_constant, note
 from aotexport.eager.python_state import depends_on
 from aotexport.model.attributes import AttributeChanged, PythonStateChanged
@@ -70,6 +71,10 @@ class ForwardGraphs:
             except AttributeChanged as change:
                 if not add_first_call_constant(spec.call, self._state, spec.mode, change):
                     raise PythonStateChanged([change.name], str(change)) from change
+            except SizeFixed as error:
+                if spec.variant_of is None:
+                    raise
+                raise SizeFixed(f"variant `{spec.name}` of program `{spec.variant_of}`: {error}") from error
             else:
                 if (stored := forward.effects.stored) and depends_on(spec, self._state):
                     names = ", ".join(f"`{name}`" for name in dict.fromkeys(stored))

@@ -124,8 +124,7 @@ class FlatCall:
             before = containers(self.call, args, kwargs)
             result = self.target(*args, **kwargs)
         self.effects.notes += [
-            f"the call stores a tensor in `{name}`, outside of the module; a call of the bundle does not"
-            for name in stored
+            f"the call stores {what}, outside of the module; a call of the bundle does not" for what in stored
         ]
         ids = {id(tensor) for tensor in self.effects.differentiated}
         self.differentiated = {index for index, tensor in enumerate(tensors) if id(tensor) in ids}
