@@ -121,11 +121,11 @@ def wrong_graphs(text: str) -> list[str]:
     return found
 
 
-def noticed(bundle: Path, root: Path, file: str, text: str) -> bool:
+def noticed(bundle: Path, root: Path, file: str, text: str, target: str = "portable") -> bool:
     """Return whether the self-test tells a bundle with another graph from the original."""
     crafted = Crafted(bundle, root)
     crafted.write(file, text.encode())
-    return not all(result.agrees for result in run_vectors(crafted.seal(), target="portable"))
+    return not all(result.agrees for result in run_vectors(crafted.seal(), target=target))
 
 
 @pytest.mark.parametrize("file", ["programs/train/joint.json", "programs/infer/inference.json"])
@@ -139,6 +139,63 @@ def test_thin_calls_notice_every_wrong_graph_that_whole_ones_notice(
     )
     assert by_whole == by_least
     assert sum(by_whole) > len(graphs) / 2 > 2
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The bundle of a network with the least of recorded calls, whose arguments are made."""
+    directory = tmp_path_factory.mktemp("made") / "bundle"
+    torch.manual_seed(0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(thin, "_MOST_NBYTES", 0)
+        aotexport.export(Net(), (torch.randn(22, 3, 8, 8),), output=directory, verify=False)
+    return directory
+
+
+UNSEEN = {
+    # Which kernels may run.
+    "aten::batch_norm.default[8]",
+    # Between no dropout and dropout of nothing.
+    "aten::dropout.default[2]",
+    # Of a call that keeps its statistics, or drops nothing.
+    "infer aten::batch_norm.default[6]",
+    "infer aten::_native_batch_norm_legit_no_training.default[5]",
+    "infer aten::dropout.default[1]",
+    # The sum is given its shape by a view.
+    "aten::sum.dim_IntList[2]",
+    # The kernel knows no dropout.
+    "aten::_scaled_dot_product_flash_attention_for_cpu_backward.default[6]",
+    # Backward takes the deviations that forward has saved.
+    "aten::native_batch_norm_backward.default[8]",
+}
+"""Constants that results do not depend on, by operator and place, of the program `infer` or of both."""
+
+
+def wrong_constants(text: str, program: str) -> list[str]:
+    """Return the text of a graph with one float larger, or one truth value turned round, after another."""
+    graph, found = without_tables(json.loads(text), Rules()), list[str]()
+    for node in graph["nodes"]:
+        for place, value in enumerate(node.get("args", [])):
+            at = f"{node['op']}[{place}]"
+            if isinstance(value, bool | float) and not {at, f"{program} {at}"} & UNSEEN:
+                node["args"][place] = not value if isinstance(value, bool) else value + 0.01
+                found.append(json.dumps(graph))
+                node["args"][place] = value
+    return found
+
+
+@pytest.mark.parametrize("graph", ["train/forward", "train/joint", "infer/forward", "infer/inference"])
+def test_calls_with_made_arguments_notice_every_wrong_graph(made: Path, tmp_path: Path, graph: str) -> None:
+    records = [json.loads(path.read_text()) for path in (made / "testvectors").glob("*.json")]
+    assert [[len(spec["quantiles"]) for spec in record["inputs"]] for record in records] == [[33], [33]]
+    file, target = f"programs/{graph}.json", "autograd" if "forward" in graph else "portable"
+    text = (made / file).read_text()
+    graphs = wrong_graphs(text) + wrong_constants(text, graph.partition("/")[0])
+    assert len(graphs) > 5
+    unnoticed = [
+        number for number, wrong in enumerate(graphs) if not noticed(made, tmp_path / str(number), file, wrong, target)
+    ]
+    assert unnoticed == []
 
 
 def test_bundle_of_a_small_model_is_not_outweighed_by_its_recorded_calls(tmp_path: Path) -> None:
