@@ -76,7 +76,12 @@ def _is_continuous(spec: VectorInput, span: torch.Tensor) -> bool:
         return False
     if len(span) < _LEAST_GENERATED or len(span) != span_end(spec.shape, spec.stride, spec.offset):
         return False
-    return bool(span.isfinite().all()) and 2 * len(span.unique()) > min(len(span), _DISTINCT)
+    return bool(span.isfinite().all()) and mostly_differ(span)
+
+
+def mostly_differ(span: torch.Tensor) -> bool:
+    """Return whether a span is of many different values."""
+    return 2 * len(span.unique()) > min(len(span), _DISTINCT)
 
 
 def example_arguments(call: ExampleCall, program: Program) -> RecordedArguments:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import inf, isfinite
 from pathlib import Path
 
 import msgspec
 import torch
 from safetensors.torch import load_file, save_file
 
-from aotexport.eager.recorded_arguments import EXAMPLE, OTHER_SIZES, OTHER_VALUES
+from aotexport.eager.recorded_arguments import EXAMPLE, OTHER_SIZES, OTHER_VALUES, mostly_differ
 from aotexport_runtime.schema import decode_record, encode_record
 from aotexport_runtime.schema.manifest import Manifest, VectorEntry
-from aotexport_runtime.schema.vectors import Vector
+from aotexport_runtime.schema.vectors import Vector, VectorInput, VectorPart
 from aotexport_runtime.values.observe import NORMS, SAMPLE, halved, sampled
 
 _MOST_NBYTES = 256_000
@@ -20,6 +21,13 @@ _OF_WEIGHTS = 0.1
 _LEAST_SAMPLE = 32
 _HEADER_NBYTES = 80
 """Bytes of a tensor's entry in the header of its file, about."""
+
+_MOST_EQUAL = 1 / 16
+"""Part of an argument's floats that may be one value: more are padding, which no other call has."""
+
+_LIKE, _SMALL = 32.0, 1e-3
+"""Factor by which results of calls with other values may be larger or smaller than the example's, and the least of them
+that counts."""
 
 _USUAL = (EXAMPLE, OTHER_VALUES, OTHER_SIZES)
 """Calls of no special sizes."""
@@ -31,7 +39,8 @@ def thin_vectors(directory: Path, manifest: Manifest) -> Manifest:
     """Rewrite recorded calls with fewer elements of each value, until all take a tenth of the weights, or 256 kB.
 
     At least 32 elements of a value are kept, and its norms. Arguments are kept whole; where they are what takes more,
-    calls with the user's own arguments are left out if the program has a call with other values of no special sizes.
+    calls with the user's own arguments are left out if the program has a call with other values of no special sizes
+    that stands for them.
 
     Args:
         directory: the bundle.
@@ -65,20 +74,50 @@ def thin_vectors(directory: Path, manifest: Manifest) -> Manifest:
 
 def _left_out(calls: Mapping[VectorEntry, Call], excess: int) -> list[VectorEntry]:
     """Return the calls to leave out so that the others take `excess` bytes less, the largest first."""
-    like = {entry.program for entry in calls if entry.name in _USUAL[1:]}
-    own = [entry for entry in calls if entry.name == EXAMPLE and entry.program in like and not _shares(calls[entry])]
     found: list[VectorEntry] = []
-    for entry in sorted(own, key=lambda entry: -_nbytes(calls[entry])):
-        if excess > 0:
+    for entry in sorted((entry for entry in calls if entry.name == EXAMPLE), key=lambda entry: -_nbytes(calls[entry])):
+        others = [calls[o] for o in calls if o.program == entry.program and o.name in _USUAL[1:]]
+        if excess > 0 and not _is_special(calls[entry]) and any(_tells(other, calls[entry]) for other in others):
             found.append(entry)
             excess -= _nbytes(calls[entry])
     return found
 
 
-def _shares(call: Call) -> bool:
-    """Return whether arguments of a call share memory, which calls of other sizes do not show."""
-    keys = [part.key for spec in call[0].inputs for part in (spec, *spec.parts) if part.key]
-    return len(set(keys)) < len(keys)
+def _is_special(call: Call) -> bool:
+    """Return whether arguments of a call share memory, or are padded: others made of them are not."""
+    vector, stored = call
+    parts = [part for spec in vector.inputs for part in (spec, *spec.parts) if part.key]
+    shares = len({part.key for part in parts}) < len(parts)
+    return shares or any(not part.is_complex and _is_padded(part, stored[part.key]) for part in parts)
+
+
+def _is_padded(part: VectorInput | VectorPart, span: torch.Tensor) -> bool:
+    """Return whether floats that mostly differ have one value in many places, or in a whole row."""
+    if not span.is_floating_point() or not mostly_differ(span):
+        return False
+    tensor = span.as_strided(part.shape, part.stride, part.offset)
+    row = tensor.dim() > 1 and tensor.shape[-1] > 1 and bool((tensor == tensor[..., :1]).all(-1).any())
+    return row or int(span.unique(return_counts=True)[1].max()) > _MOST_EQUAL * len(span)
+
+
+def _tells(other: Call, example: Call) -> bool:
+    """Return whether the results of a call are about as large as the example's: numbers, and none that hide others."""
+    found, own = _sizes(other), _sizes(example)
+    return all(size / _LIKE <= found.get(name, size) <= size * _LIKE for name, size in own.items() if isfinite(size))
+
+
+def _sizes(call: Call) -> dict[str, float]:
+    """Return the greatest magnitudes of results, one of all gradients; infinite: some are not finite."""
+    vector, stored = call
+    values = {name: stored[f"v{index}"] for index, name in enumerate(vector.values)}
+    sizes = dict[str, float]()
+    for name, value in values.items():
+        if value.is_floating_point() and value.numel() and name + NORMS not in values:
+            wide = value.to(torch.float64).abs()
+            size = float(wide[-1] if name.endswith(NORMS) else wide.max()) if wide.isfinite().all() else inf
+            what = "".join(name.removesuffix(NORMS).partition("gradient of ")[:2])
+            sizes[what] = max(sizes.get(what, _SMALL), size)
+    return sizes
 
 
 def _read(directory: Path, entry: VectorEntry) -> Call:

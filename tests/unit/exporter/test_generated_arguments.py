@@ -95,3 +95,26 @@ def test_example_whose_arguments_share_memory_is_kept(tmp_path):
     x = torch.randn(300_000)
     aotexport.export(lambda a, b: a + b, (x[1:], x[:-1]), output=tmp_path / "bundle", verify=False)
     assert {"example", "random"} <= {entry.name for entry in open_bundle(tmp_path / "bundle").manifest.testvectors}
+
+
+NORMAL = torch.randn(64, 128, generator=torch.Generator().manual_seed(0))
+SHOWN = {
+    "nothing": (torch.tanh, NORMAL),
+    "a row of zeros": (
+        lambda x: torch.where(x.abs().sum(1) > 0, x.sum(1), 1.0),
+        torch.cat([NORMAL[:63], torch.zeros(1, 128)]),
+    ),
+    "ends of zeros": (lambda x: torch.where(x == 0, 1.0, x), torch.cat([NORMAL[:, :100], torch.zeros(64, 28)], 1)),
+    "positive columns": (lambda x: x[:, 64:].log(), torch.cat([NORMAL[:, :64], NORMAL[:, 64:].exp()], 1)),
+    "an order": (lambda x: (x[:, :-1] - x[:, 1:]).exp(), NORMAL.abs().cumsum(1)),
+}
+"""Programs and arguments, by what the arguments show and made ones do not."""
+
+
+@pytest.mark.parametrize("shown", SHOWN)
+def test_example_that_shows_more_than_made_arguments_is_kept(tmp_path, monkeypatch, shown):
+    monkeypatch.setattr(thin, "_MOST_NBYTES", 0)
+    function, x = SHOWN[shown]
+    aotexport.export(function, (x,), output=tmp_path / "bundle", verify=False)
+    kept = {entry.name for entry in open_bundle(tmp_path / "bundle").manifest.testvectors}
+    assert kept == ({"random"} if shown == "nothing" else {"random", "example"})
