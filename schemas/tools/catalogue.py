@@ -6,6 +6,7 @@ Types are written as unions: a sorted list of arms, each a name (`int`, `null`, 
 
 from __future__ import annotations
 
+import inspect
 import sys
 import types
 import typing
@@ -192,10 +193,11 @@ def attribute_docs(record: type[Record]) -> dict[str, str]:
     """Return what the docstring of `record` says about each field."""
     docs: dict[str, str] = {}
     name = ""
-    _, _, section = (record.__doc__ or "").partition("Attributes:\n")
+    # Python 3.13 and newer keep docstrings without their indentation.
+    _, _, section = inspect.cleandoc(record.__doc__ or "").partition("Attributes:\n")
     for line in section.splitlines():
         indent = len(line) - len(line.lstrip())
-        if indent == 8:
+        if indent == 4:
             name, _, text = line.strip().partition(": ")
             docs[name] = text
         elif name and line.strip():
