@@ -5,7 +5,7 @@
 Each interpreter of `--run` has torch, numpy, msgspec and safetensors, and runs the recorded calls of all goldens with
 this tree's runtime. The files of `--tests` are what `make test-torch` leaves: results of pytest with the versions.
 Those of the same versions are added; of a test in several of them, the last result counts. The section of an option
-that is left out stays as it was.
+that is left out stays as it was, and so do the rows of other versions without failures.
 """
 
 from __future__ import annotations
@@ -142,13 +142,16 @@ def goldens_section(runs: list[Run]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def tests_section(tests: dict[tuple[str, ...], Tests]) -> str:
-    """Return the section about tests."""
+def tests_section(tests: dict[tuple[str, ...], Tests], before: str) -> str:
+    """Return the section about tests, with the rows of `before` that are of other versions and without failures."""
     lines = [TESTS_TITLE, "", f"Of {len(TEST_FILES)} test files, those that were run, without slow tests:", ""]
     lines += ["| torch | Python | numpy | test files | passed | skipped | failed |", "|---" * 7 + "|"]
-    for versions, found in sorted(tests.items()):
+    rows = [tuple(line.strip("| ").split(" | ")) for line in before.splitlines() if line.endswith(" | 0 |")]
+    rows = [row for row in rows if row[:3] not in tests]
+    for versions, found in tests.items():
         counts = map(str, (len(found.modules), found.passed, found.skipped, len(found.failed)))
-        lines.append(f"| {' | '.join((*versions, *counts))} |")
+        rows.append((*versions, *counts))
+    lines += [f"| {' | '.join(row)} |" for row in sorted(rows)]
     for (torch, python, _), found in sorted(tests.items()):
         names = [f"- `{name}`" for name in found.failed]
         lines += ["", f"Failed under torch {torch} with Python {python}:", "", *names] if names else []
@@ -169,7 +172,8 @@ def main() -> None:
     options = parser.parse_args()
     before = PAGE.read_text("utf-8") if PAGE.exists() else ""
     goldens = goldens_section([run(python) for python in options.run]) if options.run else kept(before, GOLDENS_TITLE)
-    tests = tests_section(tests_of(options.tests)) if options.tests else kept(before, TESTS_TITLE)
+    earlier = kept(before, TESTS_TITLE)
+    tests = tests_section(tests_of(options.tests), earlier) if options.tests else earlier
     PAGE.write_text("\n".join(filter(None, (HEAD, goldens, tests))), "utf-8")
 
 

@@ -10,7 +10,7 @@ from tests.golden import matrix
 def test_page_without_results_stays_as_it_is(tmp_path, monkeypatch):
     runs = [matrix.Run("2.13.0", "3.11.7", "2.4.6", {target: {} for target in matrix.TARGETS})]
     tests = {("2.13.0", "3.11.7", "2.4.6"): matrix.Tests(modules={"tests.test_a"}, passed=2, failed=["tests.test_a.b"])}
-    page = "\n".join((matrix.HEAD, matrix.goldens_section(runs), matrix.tests_section(tests)))
+    page = "\n".join((matrix.HEAD, matrix.goldens_section(runs), matrix.tests_section(tests, "")))
     path = tmp_path / "versions.md"
     path.write_text(page, "utf-8")
     monkeypatch.setattr(matrix, "PAGE", path)
@@ -39,3 +39,14 @@ def test_last_result_of_a_test_counts(tmp_path):
     assert (tests.passed, tests.failed) == (1, ["a.b"])
     (tests,) = matrix.tests_of([tmp_path / "first", tmp_path / "again"]).values()
     assert (tests.modules, tests.passed, tests.failed) == ({"a"}, 2, [])
+
+
+def test_rows_of_other_versions_without_failures_stay():
+    of = {python: ("2.13.0", python, "2.4.6") for python in ("3.11.7", "3.12.1", "3.13.0")}
+    first = {of["3.11.7"]: matrix.Tests({"a"}, passed=2), of["3.12.1"]: matrix.Tests({"a"}, passed=1, failed=["a.b"])}
+    before = matrix.tests_section({**first, of["3.13.0"]: matrix.Tests({"a"}, passed=1)}, "")
+    after = matrix.tests_section({of["3.13.0"]: matrix.Tests({"a", "c"}, passed=3)}, before)
+    assert [line for line in after.splitlines() if line.startswith("| 2")] == [
+        "| 2.13.0 | 3.11.7 | 2.4.6 | 1 | 2 | 0 | 0 |",
+        "| 2.13.0 | 3.13.0 | 2.4.6 | 2 | 3 | 0 | 0 |",
+    ]
