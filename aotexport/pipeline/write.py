@@ -9,6 +9,7 @@ from aotexport.encode.submodules import settings_of
 from aotexport.lower.build import write_targets
 from aotexport.pipeline.bundle_draft import BundleDraft
 from aotexport.process.clock import Clock
+from aotexport.process.garbage import collected_rarely
 from aotexport.write import weights
 from aotexport.write.files import write_manifest, write_programs
 from aotexport.write.readme import write_readme
@@ -22,6 +23,7 @@ def write_weights(draft: BundleDraft, directory: Path, clock: Clock) -> BundleDr
     return replace(draft, weights=places)
 
 
+@collected_rarely()
 def write_bundle(draft: BundleDraft, directory: Path) -> Manifest:
     """Write everything but weights, recorded calls and libraries, replacing earlier files; return the manifest."""
     programs, module = draft.programs, draft.call.module

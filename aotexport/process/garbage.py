@@ -17,7 +17,7 @@ def collected_rarely() -> Iterator[None]:
     """Look for garbage less often in this block.
 
     Objects of a trace live as long as its graph, and would be searched again and again: a tenth of the time of an
-    export of thousands of operators. Fake tensors have no memory that waits to be freed.
+    export of thousands of operators. Fake tensors and records have no memory that waits to be freed.
     """
     before = gc.get_threshold()
     if before[0]:

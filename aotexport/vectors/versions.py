@@ -18,6 +18,7 @@ import torch
 
 from aotexport.eager.run import Run, watch_example
 from aotexport.encode.program import EncodedProgram, counts_of_parts
+from aotexport.process.garbage import collected_rarely
 from aotexport.torch_internals.calls import tree_leaves
 from aotexport.torch_internals.saved_tensors import watched
 from aotexport_runtime.allowed.operators import VIEWS
@@ -155,6 +156,7 @@ def _repeats(left: Any, inputs: Sequence[Any]) -> bool:
     return bool(roots)
 
 
+@collected_rarely()
 def _counted(functional: FunctionalGraph, seen: _Seen, counts: Sequence[int], graph: Graph) -> FunctionalGraph:
     """Return the calling convention with the observations; its indices count the parts of tensor subclasses."""
     firsts = [0, *accumulate(counts)]
