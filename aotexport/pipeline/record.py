@@ -8,8 +8,10 @@ from pathlib import Path
 from aotexport.eager.failing_example import refuse_failing_example
 from aotexport.eager.run import eager_run
 from aotexport.encode.program import EncodedProgram
+from aotexport.errors import ExportFailed
 from aotexport.lower.build import with_results_apart
 from aotexport.model.programs import ProgramSpec
+from aotexport.model.refusals import attempt
 from aotexport.model.state import State
 from aotexport.pipeline.bundle_draft import BundleDraft
 from aotexport.pipeline.write import write_bundle
@@ -53,11 +55,12 @@ def _recorded(
         return replace(program, notes=(*program.notes, note)), []
     try:
         with eager_run(spec.call, state, program.record.mode, as_traced=True) as run:
-            program = with_versions(run, program)
+            with attempt("versions of inputs"):
+                program = with_versions(run, program)
             record = program.record if verification == "none" else begun_at_zero(program.record, spec.call)
             checks_path = bool(checked_programs([program]))
             record, vectors = record_vectors(run, record, verification, checks_path=checks_path)
-    except Exception:
+    except ExportFailed:
         # Tracing accepts calls that kernels refuse: indices out of range, differing dtypes.
         refuse_failing_example(spec, state)
         raise
