@@ -18,7 +18,10 @@ from typing import Any
 from aotexport.verify.fresh import READY
 
 _FORK = """
-import gc, os, traceback
+import gc, multiprocessing, os, traceback
+
+# Semaphores of other methods outlive a process that ends by `os._exit`, and Python 3.14 warns of them.
+multiprocessing.set_start_method("fork")
 
 def enter(directory, environment, output, errors):
     os.chdir(directory)

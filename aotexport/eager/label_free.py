@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from aotexport.eager.run import eager_run
+from aotexport.eager.shorter_call import shorter_call
 from aotexport.errors import ExportFailed
 from aotexport.model.call import ExampleCall, example_call, signature_of
 from aotexport.model.programs import ProgramSpec
@@ -127,6 +128,10 @@ def _without(call: ExampleCall, names: Collection[str]) -> ExampleCall:
 
 
 def _results(spec: ProgramSpec, call: ExampleCall, state: State) -> Results:
+    shorter = shorter_call(call)
+    if shorter is not None:
+        with contextlib.suppress(ExportFailed):
+            return _results(spec, shorter, state)
     ranks: list[int] = []
 
     def index(value: Any, path: str) -> int | None:

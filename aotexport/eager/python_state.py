@@ -7,6 +7,7 @@ caller. If another state leads another way through the code, a variant of the pr
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import inspect
@@ -143,7 +144,7 @@ def _taking(callable_: Callable[..., Any], module: nn.Module, names: Iterable[st
 # --- states that calls leave ------------------------------------------------------------------------------
 
 
-def depends_on(spec: ProgramSpec, state: State) -> bool:
+def depends_on(spec: ProgramSpec, state: State, shorter: ExampleCall | None = None) -> bool:
     """Return whether a call gives another result, or fails, after calls with other inputs have changed attributes.
 
     Attributes that every call computes anew from the same sizes, such as tables, make no difference.
@@ -151,10 +152,20 @@ def depends_on(spec: ProgramSpec, state: State) -> bool:
     Args:
         spec: the program.
         state: the module's state; left as it was, as are the attributes.
+        shorter: a call that takes the same path through the code in less time, which tells as well that nothing
+            depends on them; None: the example alone tells.
 
     Raises:
         ExportFailed: the model fails on its example, so that this cannot be told.
     """
+    if shorter is not None:
+        with contextlib.suppress(ExportFailed):
+            if not _depends(dataclasses.replace(spec, call=shorter), state):
+                return False
+    return _depends(spec, state)
+
+
+def _depends(spec: ProgramSpec, state: State) -> bool:
     call = spec.call
     try:
         first, _ = _run(call, state, spec)

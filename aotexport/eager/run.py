@@ -131,15 +131,16 @@ def runs_without_gradients(call: ExampleCall, state: State) -> bool:
     return True
 
 
-def watch_example(run: Run, program: Program, look: Callable[[Callable[[], Any], list[Any]], T]) -> T:
-    """Return the result of `look` at an eager call on the example inputs.
+def watch_call(run: Run, program: Program, call: ExampleCall, look: Callable[[Callable[[], Any], list[Any]], T]) -> T:
+    """Return the result of `look` at an eager call.
 
     Args:
         run: runs the model as it was traced.
         program: the program to which the call belongs.
+        call: the call to make.
         look: takes a function that calls the model, and its tensors and sizes, one per input of the program.
     """
-    eager, make = _eager(run.call, program, example_arguments(run.call, program))
+    eager, make = _eager(call, program, example_arguments(call, program))
     tensors = {entry.names[0]: entry.tensor for entry in run.state.entries}
     run.begin()
     values = make().values

@@ -109,12 +109,13 @@ def _capture_all(specs: list[ProgramSpec], state: State, options: ExportOptions,
                 raise ExportFailed(f"{change}. They cannot be kept: {error}") from change
 
 
-def _capture_specs(specs: list[ProgramSpec], capture: Callable[[ProgramSpec], EncodedProgram]) -> Captured:
+def _capture_specs(specs: list[ProgramSpec], capture: Callable[..., EncodedProgram]) -> Captured:
     """Capture the programs; a variant without labels is left out if it cannot be captured."""
     captured, encoded = list[ProgramSpec](), list[EncodedProgram]()
     for spec in specs:
+        whole = next((each for each in encoded if spec.without and each.record.name == spec.variant_of), None)
         try:
-            encoded.append(capture(spec))
+            encoded.append(capture(spec, whole))
             captured.append(spec)
         except (ChangedOnFirstCall, PythonStateChanged):
             raise
@@ -130,7 +131,7 @@ def _capture_specs(specs: list[ProgramSpec], capture: Callable[[ProgramSpec], En
 def _capture_later_states(
     specs: list[ProgramSpec],
     programs: list[EncodedProgram],
-    capture: Callable[[ProgramSpec], EncodedProgram],
+    capture: Callable[..., EncodedProgram],
     state: State,
 ) -> Captured:
     """Add a variant per state of the module's attributes that calls leave, and that no program serves yet."""
@@ -142,7 +143,7 @@ def _capture_later_states(
             if any(fits(record, later.call) for record in own):
                 continue
             captured.append(replace(later, name=f"{main}.{len(own) + 1}", variant_of=main, without=()))
-            encoded.append(capture(captured[-1]))
+            encoded.append(capture(captured[-1], None))
     return captured, encoded
 
 

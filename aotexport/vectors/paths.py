@@ -1,12 +1,15 @@
-"""Leave out recorded calls of programs for one path through the code, if they take another path."""
+"""Which calls take a program's path through the code: recorded ones that do not are left out."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
 
+from aotexport.eager.python_state import fits
+from aotexport.eager.shorter_call import shorter_call
 from aotexport.encode.program import FORWARD_FILE, EncodedProgram
 from aotexport.errors import ExportFailed
+from aotexport.model.call import ExampleCall
 from aotexport.vectors.record import RecordedCall
 from aotexport_runtime.bundle.read import open_bundle
 from aotexport_runtime.commands.self_test import run_vector
@@ -21,6 +24,17 @@ def checked_programs(programs: Iterable[EncodedProgram]) -> dict[str, str]:
         for program in programs
         if any(node.op == CHECK for node in program.graphs[FORWARD_FILE].nodes)
     }
+
+
+def shorter_on_path(program: EncodedProgram, call: ExampleCall) -> ExampleCall | None:
+    """Return a call that takes the program's path in less time than the example; None: none is known.
+
+    Args:
+        program: serves the calls that take the path; one that checks values tells that only when it runs.
+        call: the example.
+    """
+    shorter = None if checked_programs([program]) else shorter_call(call)
+    return shorter if shorter is not None and fits(program.record, shorter) else None
 
 
 def on_path(

@@ -16,11 +16,12 @@ from typing import Any, Literal
 import msgspec
 import torch
 
-from aotexport.eager.run import Run, watch_example
+from aotexport.eager.run import Run, watch_call
 from aotexport.encode.program import EncodedProgram, counts_of_parts
 from aotexport.process.garbage import collected_rarely
 from aotexport.torch_internals.calls import tree_leaves
 from aotexport.torch_internals.saved_tensors import watched
+from aotexport.vectors.paths import shorter_on_path
 from aotexport_runtime.allowed.operators import VIEWS
 from aotexport_runtime.call.flat_call import flat_outputs
 from aotexport_runtime.call.whole_result import whole_result_tree
@@ -54,7 +55,7 @@ class _Seen:
 
 
 def with_versions(run: Run, program: EncodedProgram) -> EncodedProgram:
-    """Return the program with the versions and saved tensors of a call of the eager model.
+    """Return the program with the versions and saved tensors of a call of the eager model: they depend on its path.
 
     Args:
         run: runs the model as it was traced.
@@ -63,12 +64,14 @@ def with_versions(run: Run, program: EncodedProgram) -> EncodedProgram:
     functional = program.record.functional
     if functional is None or (functional.gradients is None and _writes_nothing(program)):
         return program
-    watch = functools.partial(_watch, program.record, functional)
+    call = shorter_on_path(program, run.call) or run.call
+    look = functools.partial(_watch, program.record, functional)
+    watch = functools.partial(watch_call, run, program.record, call)
     try:
-        seen = watch_example(run, program.record, functools.partial(watch, hooks=watched))
+        seen = watch(functools.partial(look, hooks=watched))
     except RuntimeError:
         # Function transforms and backward passes in the model do not allow such hooks.
-        seen = watch_example(run, program.record, functools.partial(watch, hooks=contextlib.nullcontext))
+        seen = watch(functools.partial(look, hooks=contextlib.nullcontext))
     graph = program.graphs[functional.file]
     functional = _counted(functional, seen, counts_of_parts(program.record), graph)
     return replace(program, record=msgspec.structs.replace(program.record, functional=functional))

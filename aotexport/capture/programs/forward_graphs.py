@@ -7,7 +7,6 @@ from aotexport.capture.passes.dump import program_dumped
 from aotexport.capture.trace.forward_capture import ForwardCapture
 from aotexport.capture.trace.shapes import SizeFixed
 from aotexport.eager.first_call import add_first_call_constant, note
-from aotexport.eager.python_state import depends_on
 from aotexport.model.attributes import AttributeChanged, PythonStateChanged
 from aotexport.model.call import ExampleCall
 from aotexport.model.mode import in_mode
@@ -37,7 +36,7 @@ class ForwardGraphs:
 
         Raises:
             ExportFailed: it cannot be captured; says why.
-            PythonStateChanged: the call stores values in attributes that later calls read.
+            PythonStateChanged: the call cannot be followed through the values that it stores in attributes.
             StateReshaped: the call changes the shape of state, and earlier programs do not know.
         """
         for earlier, forward in self._shared:
@@ -76,9 +75,6 @@ class ForwardGraphs:
                     raise
                 raise SizeFixed(f"variant `{spec.name}` of program `{spec.variant_of}`: {error}") from error
             else:
-                if (stored := forward.effects.stored) and depends_on(spec, self._state):
-                    names = ", ".join(f"`{name}`" for name in dict.fromkeys(stored))
-                    raise PythonStateChanged(stored, f"the call stores what later calls read in {names} of the model")
                 forward.effects.notes += note(spec.call)
                 return forward
 

@@ -6,7 +6,10 @@ import pytest
 import torch
 from torch import nn
 
+import aotexport
 from aotexport.eager.python_state import depends_on
+from aotexport.eager.shorter_call import shorter_call
+from aotexport.model.call import example_call
 from aotexport.model.programs import Example, choose_programs
 from aotexport.model.state import collect_state
 
@@ -53,3 +56,64 @@ def test_calls_are_repeated_as_long_as_they_change_something(model, depends, cal
     (spec,) = choose_programs(module, Example((torch.ones(3),), {}, None), ("infer",), ())
     assert depends_on(spec, collect_state(module)) is depends
     assert next(module.calls) == calls
+
+
+class Named(Storing):
+    def stored(self, x):
+        self.kind = "regression"
+        return self.linear(x)
+
+
+class Long(Storing):
+    def stored(self, x):
+        self.kind = "long" if x.shape[0] > 5 else "short"
+        return self.linear(x)
+
+
+class Positive(Storing):
+    def stored(self, x):
+        self.kind = "positive" if x.sum() > 0 else "other"
+        return self.linear(x)
+
+
+class Failing(Storing):
+    def stored(self, x):
+        self.kind, self.memory = "regression", (self.memory or 0) + 1
+        if len(x) < 5:
+            raise ValueError("too short")
+        return self.linear(x) * (self.memory < 3)
+
+
+@pytest.mark.parametrize(("model", "rows"), [(Named, 4), (Long, None), (Positive, None)])
+def test_shorter_call_is_made_where_it_is_known_to_take_the_path(model, rows, monkeypatch, tmp_path):
+    found = []
+
+    def spied(spec, state, shorter=None):
+        found.append(shorter and len(shorter.tensors[0]))
+        return depends_on(spec, state, shorter)
+
+    monkeypatch.setattr("aotexport.pipeline.capture_program.depends_on", spied)
+    sizes = {"x": {0: torch.export.Dim("rows", min=2 if model is Named else 6, max=64)}}
+    aotexport.export(model(), (torch.ones(9, 3),), dynamic_shapes=sizes, output=tmp_path / "b", programs=("infer",))
+    assert found == [rows]
+
+
+def test_call_that_fails_when_it_is_shorter_is_made_as_it_is():
+    module = Failing().eval()
+    sizes = {"x": {0: torch.export.Dim("rows", max=64)}}
+    (spec,) = choose_programs(module, Example((torch.ones(9, 3),), {}, sizes), ("infer",), ())
+    assert depends_on(spec, collect_state(module), shorter_call(spec.call))
+
+
+def test_shorter_call_keeps_the_order_of_axes_and_is_none_for_shared_memory():
+    rows, x = torch.export.Dim("rows", max=64), torch.randn(3, 9, requires_grad=True)
+    call = example_call(lambda x, y: x + y, (x.detach().t().requires_grad_(), torch.ones(9, 3)), None, ({0: rows},) * 2)
+    shorter = shorter_call(call)
+    assert [(leaf.shape, leaf.stride(), leaf.requires_grad) for leaf in shorter.args] == [
+        ((4, 3), (1, 4), True),
+        ((4, 3), (3, 1), False),
+    ]
+    torch.testing.assert_close(shorter.args[0], x[:, :4].t(), rtol=0, atol=0)
+    shared = torch.ones(9, 3)
+    assert shorter_call(example_call(lambda x, y: x + y, (shared, shared[:]), None, ({0: rows},) * 2)) is None
+    assert shorter_call(example_call(lambda x, y: x + y, (shared[:4], x), None, ({0: rows}, None))) is None

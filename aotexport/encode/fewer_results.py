@@ -1,0 +1,180 @@
+"""The inference graph of a call without labels, taken from that of the call with them.
+
+Where the forward graph of the one is that of the other without some results, so is its functional graph: AOTAutograd
+gives each operator of a forward graph that writes nothing the same operators, whatever else the graph computes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import Any
+
+import msgspec
+
+from aotexport.encode.program import FORWARD_FILE, EncodedProgram
+from aotexport_runtime.engines.impure import impure_nodes
+from aotexport_runtime.engines.preconditions.dataflow import writes_nothing
+from aotexport_runtime.schema.graph import Graph, GraphInput, Node
+from aotexport_runtime.schema.program import FreshOutput, FunctionalGraph, Program
+from aotexport_runtime.schema.sizes import Dimension, SizeExpression
+from aotexport_runtime.schema.values import Argument, SequenceMeta, SizeMeta, TensorMeta, ValueMeta
+from aotexport_runtime.validate import references
+
+
+def with_functional_of(whole: EncodedProgram, part: EncodedProgram) -> EncodedProgram | None:
+    """Return a program with the inference graph of another one that computes more.
+
+    Args:
+        whole: the program that computes more, with its inference graph.
+        part: the program, with its forward graph alone.
+
+    Returns:
+        The program, or None where the other's forward graph is not known to compute the same: it changes tensors, its
+        results share memory, its sizes are others, or it computes other values.
+    """
+    functional = whole.record.functional
+    symbols = _symbols(whole.record, part.record)
+    forward, own = whole.graphs[FORWARD_FILE], part.graphs[FORWARD_FILE]
+    if functional is None or symbols is None or not (_is_plain(functional) and _writes_nothing(forward)):
+        return None
+    forward = _without_casts(forward)
+    if own.subgraphs or not all(output in forward.outputs for output in own.outputs):
+        return None
+    kept = [forward.outputs.index(output) for output in own.outputs]
+    if not _is_same(_with_outputs(forward, kept, symbols), own):
+        return None
+    graph = _with_outputs(whole.graphs[functional.file], kept, symbols, [value.name for value in own.inputs])
+    if [value.name for value in graph.inputs] != [value.name for value in own.inputs]:
+        return None
+    functional = msgspec.structs.replace(functional, outputs=tuple(functional.outputs[index] for index in kept))
+    return dataclasses.replace(
+        part,
+        record=msgspec.structs.replace(part.record, functional=functional),
+        graphs={**part.graphs, functional.file: graph},
+    )
+
+
+def _is_plain(functional: FunctionalGraph) -> bool:
+    """Return whether the epilogue of an inference graph returns its results, and does nothing else."""
+    known = FunctionalGraph(file=functional.file, outputs=functional.outputs, deterministic=functional.deterministic)
+    return functional == known and all(isinstance(output, FreshOutput) for output in functional.outputs)
+
+
+def _without_casts(graph: Graph) -> Graph:
+    """Return a graph that returns tensors themselves, where it returns what a cast to their own dtype gives.
+
+    A cast in the loss gives its operand, which the trace knows by the cast's name from then on. Functional graphs have
+    no such casts.
+    """
+    metas = {node.name: node.meta for node in graph.nodes}
+    casts = {
+        node.name: node.args[0]
+        for node in graph.nodes
+        if node.op == "aten::to.dtype" and len(node.args) == 2 and metas.get(str(node.args[0])) == node.meta
+    }
+    outputs = [casts.get(output, output) if isinstance(output, str) else output for output in graph.outputs]
+    return msgspec.structs.replace(graph, outputs=outputs)
+
+
+def _writes_nothing(graph: Graph) -> bool:
+    return all(map(writes_nothing, {node.op for node in graph.nodes}))
+
+
+def _symbols(whole: Program, part: Program) -> dict[str, str] | None:
+    """Return the names of the symbols of one program in the other; None: they have other ranges, or other relations."""
+    named = {dimension.name: dimension for dimension in whole.dimensions}
+    names: dict[str, str] = {}
+    for dimension in part.dimensions:
+        same = named.get(dimension.name)
+        if same is None or _range(same) != _range(dimension):
+            return None
+        names[same.symbol] = dimension.symbol
+    return names if tuple(_renamed_size(guard, names) for guard in whole.guards) == part.guards else None
+
+
+def _range(dimension: Dimension) -> Dimension:
+    return msgspec.structs.replace(dimension, symbol="", input_index=0)
+
+
+def _is_same(graph: Graph, other: Graph) -> bool:
+    """Return whether two graphs compute the same, but for where their nodes come from."""
+    inputs = {value.name: value.meta for value in graph.inputs}
+
+    def described(node: Node) -> Node:
+        return msgspec.structs.replace(node, source=None, module=None)
+
+    return (
+        graph.outputs == other.outputs
+        and all(inputs.get(value.name, value.meta) == value.meta for value in other.inputs)
+        and inputs.keys() <= {value.name for value in other.inputs}
+        and [*map(described, graph.nodes)] == [*map(described, other.nodes)]
+    )
+
+
+def _with_outputs(
+    graph: Graph, kept: Iterable[int], symbols: Mapping[str, str], inputs: Collection[str] | None = None
+) -> Graph:
+    """Return a graph with some of its outputs, and what they need.
+
+    Args:
+        graph: the graph, which writes nothing.
+        kept: indices of the outputs.
+        symbols: other names of its symbols.
+        inputs: names of the inputs to keep, beside those that are needed; None: no others.
+    """
+    outputs = [graph.outputs[index] for index in kept]
+    needed = {*impure_nodes(graph), *_references(outputs), *(inputs or ())}
+    for node in reversed(graph.nodes):
+        if node.name in needed:
+            needed.update(_references([*node.args, *node.kwargs.values()]))
+    nodes = [node for node in graph.nodes if node.name in needed]
+    sources, modules = _used(node.source for node in nodes), _used(node.module for node in nodes)
+    return msgspec.structs.replace(
+        graph,
+        inputs=tuple(
+            GraphInput(name=value.name, meta=_renamed(value.meta, symbols))
+            for value in graph.inputs
+            if value.name in needed
+        ),
+        nodes=tuple(
+            msgspec.structs.replace(
+                node,
+                meta=_renamed(node.meta, symbols),
+                source=None if node.source is None else sources[node.source],
+                module=None if node.module is None else modules[node.module],
+            )
+            for node in nodes
+        ),
+        outputs=outputs,
+        schemas={op: schema for op, schema in graph.schemas.items() if op in {node.op for node in nodes}},
+        sources=tuple(graph.sources[index] for index in sources),
+        modules=tuple(graph.modules[index] for index in modules),
+        calls=(),
+    )
+
+
+def _references(arguments: Iterable[Argument]) -> Iterator[str]:
+    for argument in arguments:
+        yield from references(argument)
+
+
+def _used(indices: Iterable[int | None]) -> dict[int, int]:
+    """Return the new index in a table of each index that is used."""
+    found = dict.fromkeys(index for index in indices if index is not None)
+    return {old: new for new, old in enumerate(found)}
+
+
+def _renamed(meta: ValueMeta, names: Mapping[str, str]) -> ValueMeta:
+    if isinstance(meta, TensorMeta):
+        shape, stride = (tuple(_renamed_size(size, names) for size in sizes) for sizes in (meta.shape, meta.stride))
+        return msgspec.structs.replace(meta, shape=shape, stride=stride, offset=_renamed_size(meta.offset, names))
+    if isinstance(meta, SequenceMeta):
+        return msgspec.structs.replace(meta, items=tuple(_renamed(item, names) for item in meta.items))
+    return msgspec.structs.replace(meta, value=_renamed_size(meta.value, names)) if isinstance(meta, SizeMeta) else meta
+
+
+def _renamed_size(size: Any, names: Mapping[str, str]) -> Any:
+    if isinstance(size, SizeExpression):
+        return msgspec.structs.replace(size, args=tuple(_renamed_size(item, names) for item in size.args))
+    return names.get(size, size) if isinstance(size, str) else size
