@@ -21,7 +21,7 @@ _FORK = """
 import gc, multiprocessing, os, traceback
 
 # Semaphores of other methods outlive a process that ends by `os._exit`, and Python 3.14 warns of them.
-multiprocessing.set_start_method("fork")
+multiprocessing.set_start_method("fork", force=True)
 
 def enter(directory, environment, output, errors):
     os.chdir(directory)

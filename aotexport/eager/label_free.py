@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from aotexport.eager.run import eager_run
+from aotexport.eager.run import Run, eager_run
 from aotexport.eager.shorter_call import shorter_call
 from aotexport.errors import ExportFailed
 from aotexport.model.call import ExampleCall, example_call, signature_of
@@ -52,7 +52,10 @@ def with_label_free(specs: Iterable[ProgramSpec], state: State) -> tuple[list[Pr
         if spec.grad or spec.mode == "train" or spec.variant_of is not None:
             continue
         variants = [other for other in found if other.variant_of == spec.name]
-        labels = _labels(spec, state, notes.setdefault(spec.name, []))
+        if not _passed(spec.call):
+            continue
+        with eager_run(spec.call, state, spec.mode, grad=spec.grad, outside=True) as run:
+            labels = _labels(spec, run, notes.setdefault(spec.name, []))
         if not labels or any(not _passed(other.call) & set(labels) for other in variants):
             continue
         name = f"{spec.name}.{len(variants) + 2}"
@@ -62,27 +65,25 @@ def with_label_free(specs: Iterable[ProgramSpec], state: State) -> tuple[list[Pr
     return found, notes
 
 
-def _labels(spec: ProgramSpec, state: State, notes: list[str]) -> list[str]:
+def _labels(spec: ProgramSpec, run: Run, notes: list[str]) -> list[str]:
     """Return the names of the labels; add to `notes` why an argument with a label's usual name cannot be left out."""
     optional = sorted(_passed(spec.call), key=[parameter.name for parameter in spec.call.parameters].index)
-    if not optional:
-        return []
     try:
-        whole = _results(spec, spec.call, state)
+        whole = _results(run, spec.call)
     except ExportFailed:
         # The capture will report why the model does not run.
         return []
     labels, needed = list[str](), dict[str, ExportFailed]()
     for name in optional:
         try:
-            if _results(spec, _without(spec.call, [name]), state) != whole:
+            if _results(run, _without(spec.call, [name])) != whole:
                 labels.append(name)
         except ExportFailed as error:
             needed[name] = error
     for pair in itertools.combinations(needed, 2):
         # The model may need both of a pair or none, such as begin and end of an answer.
         with contextlib.suppress(ExportFailed):
-            if _results(spec, _without(spec.call, pair), state) != whole:
+            if _results(run, _without(spec.call, pair)) != whole:
                 labels += pair
     labels = [name for name in optional if name in labels]
     for name in needed:
@@ -90,7 +91,7 @@ def _labels(spec: ProgramSpec, state: State, notes: list[str]) -> list[str]:
             notes.append(f"calls of program `{spec.name}` must pass `{name}`: {_why(needed[name])}")
     if len(labels) > 1:
         try:
-            _results(spec, _without(spec.call, labels), state)
+            _results(run, _without(spec.call, labels))
         except ExportFailed as error:
             names = ", ".join(f"`{name}`" for name in labels)
             notes.append(f"calls of program `{spec.name}` must pass one of {names}: {_why(error)}")
@@ -127,11 +128,11 @@ def _without(call: ExampleCall, names: Collection[str]) -> ExampleCall:
     return example_call(call.callable, (*args, *call.args[len(args) :]), kwargs, sizes)
 
 
-def _results(spec: ProgramSpec, call: ExampleCall, state: State) -> Results:
+def _results(run: Run, call: ExampleCall) -> Results:
     shorter = shorter_call(call)
     if shorter is not None:
         with contextlib.suppress(ExportFailed):
-            return _results(spec, shorter, state)
+            return _results(run, shorter)
     ranks: list[int] = []
 
     def index(value: Any, path: str) -> int | None:
@@ -141,6 +142,5 @@ def _results(spec: ProgramSpec, call: ExampleCall, state: State) -> Results:
         return len(ranks) - 1
 
     with attempt("call without labels"):
-        with eager_run(call, state, spec.mode, grad=spec.grad, outside=True) as run:
-            value = run()
-        return tree_of(value, "output", index, role="output"), ranks
+        run.begin()
+        return tree_of(run(call), "output", index, role="output"), ranks

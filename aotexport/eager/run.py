@@ -68,14 +68,15 @@ class Run:
             self.snapshot.drop_gradients()
         self._has_begun = True
 
-    def __call__(self) -> Any:
-        """Call the model; return its result."""
+    def __call__(self, call: ExampleCall | None = None) -> Any:
+        """Call the model, as in the example or in another call of its callable; return the result."""
+        call = call or self.call
         self.tensors = [
             leaf.detach().clone().requires_grad_(leaf.requires_grad) if isinstance(leaf, torch.Tensor) else leaf
-            for leaf in self.call.tensors
+            for leaf in call.tensors
         ]
-        args, self.kwargs = self.call.rebuild(self.tensors)
-        return self.call.callable(*args, **self.kwargs)
+        args, self.kwargs = call.rebuild(self.tensors)
+        return call.callable(*args, **self.kwargs)
 
 
 @contextlib.contextmanager
@@ -109,14 +110,14 @@ def eager_run(
         put_back = None if keeps_attributes else attributes_to_put_back(named_modules(call.module))
         if put_back is not None:
             stack.callback(put_back)
+        if grad is not None:
+            stack.enter_context(torch.set_grad_enabled(grad))
         reached = reached_tensors((call.callable, call.module)) if outside else ()
         snapshot = stack.enter_context(restored(state, reached))
         if as_traced:
             stack.enter_context(attention_as_traced())
         if seed is not None:
             torch.manual_seed(seed)
-        if grad is not None:
-            stack.enter_context(torch.set_grad_enabled(grad))
         yield Run(call, state, snapshot, put_back)
 
 

@@ -11,7 +11,6 @@ from aotexport.encode.program import EncodedProgram
 from aotexport.errors import ExportFailed
 from aotexport.lower.build import with_results_apart
 from aotexport.model.programs import ProgramSpec
-from aotexport.model.refusals import attempt
 from aotexport.model.state import State
 from aotexport.pipeline.bundle_draft import BundleDraft
 from aotexport.pipeline.write import write_bundle
@@ -55,8 +54,7 @@ def _recorded(
         return replace(program, notes=(*program.notes, note)), []
     try:
         with eager_run(spec.call, state, program.record.mode, as_traced=True) as run:
-            with attempt("versions of inputs"):
-                program = with_versions(run, program)
+            program = with_versions(run, program)
             record = program.record if verification == "none" else begun_at_zero(program.record, spec.call)
             checks_path = bool(checked_programs([program]))
             record, vectors = record_vectors(run, record, verification, checks_path=checks_path)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Any, Literal
@@ -18,6 +18,9 @@ import torch
 
 from aotexport.eager.run import Run, watch_call
 from aotexport.encode.program import EncodedProgram, counts_of_parts
+from aotexport.errors import AttemptFailed
+from aotexport.model.call import ExampleCall
+from aotexport.model.refusals import attempt
 from aotexport.process.garbage import collected_rarely
 from aotexport.torch_internals.calls import tree_leaves
 from aotexport.torch_internals.saved_tensors import watched
@@ -64,17 +67,26 @@ def with_versions(run: Run, program: EncodedProgram) -> EncodedProgram:
     functional = program.record.functional
     if functional is None or (functional.gradients is None and _writes_nothing(program)):
         return program
-    call = shorter_on_path(program, run.call) or run.call
-    look = functools.partial(_watch, program.record, functional)
-    watch = functools.partial(watch_call, run, program.record, call)
-    try:
-        seen = watch(functools.partial(look, hooks=watched))
-    except RuntimeError:
-        # Function transforms and backward passes in the model do not allow such hooks.
-        seen = watch(functools.partial(look, hooks=contextlib.nullcontext))
+    seen = None
+    if (shorter := shorter_on_path(program, run.call)) is not None:
+        # Eager may refuse sizes that a trace takes.
+        with contextlib.suppress(AttemptFailed), attempt("versions of inputs"):
+            seen = _observed(run, program.record, functional, shorter)
+    if seen is None:
+        with attempt("versions of inputs"):
+            seen = _observed(run, program.record, functional, run.call)
     graph = program.graphs[functional.file]
     functional = _counted(functional, seen, counts_of_parts(program.record), graph)
     return replace(program, record=msgspec.structs.replace(program.record, functional=functional))
+
+
+def _observed(run: Run, program: Program, functional: FunctionalGraph, call: ExampleCall) -> _Seen:
+    look = functools.partial(_watch, program, functional)
+    try:
+        return watch_call(run, program, call, functools.partial(look, hooks=watched))
+    except RuntimeError:
+        # Function transforms and backward passes in the model do not allow such hooks.
+        return watch_call(run, program, call, functools.partial(look, hooks=contextlib.nullcontext))
 
 
 def _writes_nothing(program: EncodedProgram) -> bool:
@@ -191,11 +203,12 @@ def _checked(
     versioned = [name for name in partition.saved if name not in partition.unchecked]
     own = _read_for(graph, versioned, len(gradients.of_inputs))
     every = set(range(len(gradients.tangents)))
+    bases = _bases(graph)
     checks: list[VersionCheck] = []
     loose: list[str] = []
     for (of, index), tangents in sorted(saved.items()):
         value = graph.inputs[index].name if of == "input" else graph.outputs[mutations + index]
-        names = set(_bases(references(value), graph).values())
+        names = {bases.get(name, name) for name in references(value)}
         is_changed = of == "input" and index in changed
         is_saved = not names.isdisjoint(own)
         tangents = tangents.union(*(own.get(name, ()) for name in names if not is_changed))
@@ -216,7 +229,8 @@ def _read_for(graph: Graph, saved: Sequence[str], inputs: int) -> dict[str, set[
         saved: names of saved values.
         inputs: number of the graph's inputs that are no tangents.
     """
-    bases = _bases(saved, graph)
+    viewed = _bases(graph)
+    bases = {name: viewed.get(name, name) for name in saved}
     found: dict[str, set[int]] = {base: set() for base in bases.values()}
     tangents = {value.name: {index} for index, value in enumerate(graph.inputs[inputs:])}
     read = {name: {base} for name, base in bases.items()}
@@ -237,17 +251,17 @@ def _read_for(graph: Graph, saved: Sequence[str], inputs: int) -> dict[str, set[
 def _unversioned(gradients: Gradients, values: Sequence[str], graph: Graph) -> Gradients:
     """Return the gradients with the saved values of some bases excluded from torch's checks."""
     (partition,) = gradients.partitions
-    bases = _bases(partition.saved, graph)
-    unchecked = tuple(n for n in partition.saved if n in partition.unchecked or bases[n] in values)
+    bases = _bases(graph)
+    unchecked = tuple(n for n in partition.saved if n in partition.unchecked or bases.get(n, n) in values)
     partition = msgspec.structs.replace(partition, unchecked=unchecked)
     return msgspec.structs.replace(gradients, partitions=(partition,))
 
 
-def _bases(names: Iterable[str], graph: Graph) -> dict[str, str]:
-    """Return, per name, the value whose memory and version it shares: itself, or the base of a view."""
+def _bases(graph: Graph) -> dict[str, str]:
+    """Return, per view, the value whose memory and version it shares; other values share theirs with none before."""
     of: dict[str, str] = {}
     for node in graph.nodes:
         base = node.args[0] if node.args else None
         if node.op.removeprefix("aten::").partition(".")[0] in VIEWS and isinstance(base, str):
             of[node.name] = of.get(base, base)
-    return {name: of.get(name, name) for name in names}
+    return of
