@@ -1,7 +1,7 @@
 """The inference graph of a call without labels, taken from that of the call with them.
 
 Where the forward graph of the one is that of the other without some results, so is its functional graph: AOTAutograd
-gives each operator of a forward graph that writes nothing the same operators, whatever else the graph computes.
+gives each operator of a forward graph the same operators, whatever else reads its results.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from aotexport_runtime.schema.program import FreshOutput, FunctionalGraph, Progr
 from aotexport_runtime.schema.sizes import Dimension, SizeExpression
 from aotexport_runtime.schema.values import Argument, SequenceMeta, SizeMeta, TensorMeta, ValueMeta
 from aotexport_runtime.validate import references
+from aotexport_runtime.values.sizes import symbols_of
 
 
 def with_functional_of(whole: EncodedProgram, part: EncodedProgram) -> EncodedProgram | None:
@@ -30,24 +31,28 @@ def with_functional_of(whole: EncodedProgram, part: EncodedProgram) -> EncodedPr
         part: the program, with its forward graph alone.
 
     Returns:
-        The program, or None where the other's forward graph is not known to compute the same: it changes tensors, its
-        results share memory, its sizes are others, or it computes other values.
+        The program, or None where the other is not known to compute the same beside further results: it changes inputs,
+        its results share memory, its sizes are others, or it computes other values.
     """
     functional = whole.record.functional
     symbols = _symbols(whole.record, part.record)
-    forward, own = whole.graphs[FORWARD_FILE], part.graphs[FORWARD_FILE]
-    if functional is None or symbols is None or not (_is_plain(functional) and _writes_nothing(forward)):
+    if functional is None or symbols is None or not _is_plain(functional):
         return None
-    forward = _without_casts(forward)
-    if own.subgraphs or not all(output in forward.outputs for output in own.outputs):
+    own = part.graphs[FORWARD_FILE]
+    kept = _outputs_of(own, _renamed_graph(_without_casts(whole.graphs[FORWARD_FILE]), symbols))
+    if kept is None or not all(symbols_of(guard) <= symbols.keys() for guard in functional.guards):
         return None
-    kept = [forward.outputs.index(output) for output in own.outputs]
-    if not _is_same(_with_outputs(forward, kept, symbols), own):
-        return None
-    graph = _with_outputs(whole.graphs[functional.file], kept, symbols, [value.name for value in own.inputs])
+    guards = (_renamed_size(guard, symbols) for guard in functional.guards)
+    graph = _renamed_graph(whole.graphs[functional.file], symbols)
+    inputs = {value.name for value in own.inputs}
+    graph = _with_outputs(graph, [graph.outputs[index] for index in kept], inputs)
     if [value.name for value in graph.inputs] != [value.name for value in own.inputs]:
         return None
-    functional = msgspec.structs.replace(functional, outputs=tuple(functional.outputs[index] for index in kept))
+    functional = msgspec.structs.replace(
+        functional,
+        outputs=tuple(functional.outputs[index] for index in kept),
+        guards=tuple(guard for guard in guards if guard not in part.record.guards),
+    )
     return dataclasses.replace(
         part,
         record=msgspec.structs.replace(part.record, functional=functional),
@@ -57,28 +62,13 @@ def with_functional_of(whole: EncodedProgram, part: EncodedProgram) -> EncodedPr
 
 def _is_plain(functional: FunctionalGraph) -> bool:
     """Return whether the epilogue of an inference graph returns its results, and does nothing else."""
-    known = FunctionalGraph(file=functional.file, outputs=functional.outputs, deterministic=functional.deterministic)
+    known = FunctionalGraph(
+        file=functional.file,
+        outputs=functional.outputs,
+        guards=functional.guards,
+        deterministic=functional.deterministic,
+    )
     return functional == known and all(isinstance(output, FreshOutput) for output in functional.outputs)
-
-
-def _without_casts(graph: Graph) -> Graph:
-    """Return a graph that returns tensors themselves, where it returns what a cast to their own dtype gives.
-
-    A cast in the loss gives its operand, which the trace knows by the cast's name from then on. Functional graphs have
-    no such casts.
-    """
-    metas = {node.name: node.meta for node in graph.nodes}
-    casts = {
-        node.name: node.args[0]
-        for node in graph.nodes
-        if node.op == "aten::to.dtype" and len(node.args) == 2 and metas.get(str(node.args[0])) == node.meta
-    }
-    outputs = [casts.get(output, output) if isinstance(output, str) else output for output in graph.outputs]
-    return msgspec.structs.replace(graph, outputs=outputs)
-
-
-def _writes_nothing(graph: Graph) -> bool:
-    return all(map(writes_nothing, {node.op for node in graph.nodes}))
 
 
 def _symbols(whole: Program, part: Program) -> dict[str, str] | None:
@@ -97,34 +87,45 @@ def _range(dimension: Dimension) -> Dimension:
     return msgspec.structs.replace(dimension, symbol="", input_index=0)
 
 
-def _is_same(graph: Graph, other: Graph) -> bool:
-    """Return whether two graphs compute the same, but for where their nodes come from."""
-    inputs = {value.name: value.meta for value in graph.inputs}
+def _without_casts(graph: Graph) -> Graph:
+    """Return a graph that returns tensors themselves, where it returns what a cast to their own dtype gives.
+
+    A cast in the loss gives its operand, which the trace knows by the cast's name from then on. Functional graphs have
+    no such casts.
+    """
+    metas = {node.name: node.meta for node in graph.nodes}
+    casts = {
+        node.name: node.args[0]
+        for node in graph.nodes
+        if node.op == "aten::to.dtype" and len(node.args) == 2 and metas.get(str(node.args[0])) == node.meta
+    }
+    outputs = [casts.get(output, output) if isinstance(output, str) else output for output in graph.outputs]
+    return msgspec.structs.replace(graph, outputs=outputs)
+
+
+def _outputs_of(part: Graph, whole: Graph) -> list[int] | None:
+    """Return where a graph returns the outputs of another one; None: it is not that one with nodes that only read."""
+    own = {node.name for node in part.nodes}
+    more = [node for node in whole.nodes if node.name not in own]
+    inputs = {value.name: value.meta for value in whole.inputs}
 
     def described(node: Node) -> Node:
         return msgspec.structs.replace(node, source=None, module=None)
 
-    return (
-        graph.outputs == other.outputs
-        and all(inputs.get(value.name, value.meta) == value.meta for value in other.inputs)
-        and inputs.keys() <= {value.name for value in other.inputs}
-        and [*map(described, graph.nodes)] == [*map(described, other.nodes)]
+    is_same = (
+        not (whole.subgraphs or part.subgraphs)
+        and [described(node) for node in whole.nodes if node.name in own] == [*map(described, part.nodes)]
+        and all(writes_nothing(node.op) for node in more)
+        and impure_nodes(whole) <= own
+        and all(inputs.get(value.name) == value.meta for value in part.inputs)
+        and all(output in whole.outputs for output in part.outputs)
     )
+    return [whole.outputs.index(output) for output in part.outputs] if is_same else None
 
 
-def _with_outputs(
-    graph: Graph, kept: Iterable[int], symbols: Mapping[str, str], inputs: Collection[str] | None = None
-) -> Graph:
-    """Return a graph with some of its outputs, and what they need.
-
-    Args:
-        graph: the graph, which writes nothing.
-        kept: indices of the outputs.
-        symbols: other names of its symbols.
-        inputs: names of the inputs to keep, beside those that are needed; None: no others.
-    """
-    outputs = [graph.outputs[index] for index in kept]
-    needed = {*impure_nodes(graph), *_references(outputs), *(inputs or ())}
+def _with_outputs(graph: Graph, outputs: list[Argument], inputs: Collection[str]) -> Graph:
+    """Return a functional graph with some of its outputs, what they need, and some inputs though nothing needs them."""
+    needed = {*impure_nodes(graph), *_references(outputs), *inputs}
     for node in reversed(graph.nodes):
         if node.name in needed:
             needed.update(_references([*node.args, *node.kwargs.values()]))
@@ -132,15 +133,10 @@ def _with_outputs(
     sources, modules = _used(node.source for node in nodes), _used(node.module for node in nodes)
     return msgspec.structs.replace(
         graph,
-        inputs=tuple(
-            GraphInput(name=value.name, meta=_renamed(value.meta, symbols))
-            for value in graph.inputs
-            if value.name in needed
-        ),
+        inputs=tuple(value for value in graph.inputs if value.name in needed),
         nodes=tuple(
             msgspec.structs.replace(
                 node,
-                meta=_renamed(node.meta, symbols),
                 source=None if node.source is None else sources[node.source],
                 module=None if node.module is None else modules[node.module],
             )
@@ -150,7 +146,6 @@ def _with_outputs(
         schemas={op: schema for op, schema in graph.schemas.items() if op in {node.op for node in nodes}},
         sources=tuple(graph.sources[index] for index in sources),
         modules=tuple(graph.modules[index] for index in modules),
-        calls=(),
     )
 
 
@@ -163,6 +158,15 @@ def _used(indices: Iterable[int | None]) -> dict[int, int]:
     """Return the new index in a table of each index that is used."""
     found = dict.fromkeys(index for index in indices if index is not None)
     return {old: new for new, old in enumerate(found)}
+
+
+def _renamed_graph(graph: Graph, names: Mapping[str, str]) -> Graph:
+    """Return a graph with other names of its symbols."""
+    return msgspec.structs.replace(
+        graph,
+        inputs=tuple(GraphInput(name=value.name, meta=_renamed(value.meta, names)) for value in graph.inputs),
+        nodes=tuple(msgspec.structs.replace(node, meta=_renamed(node.meta, names)) for node in graph.nodes),
+    )
 
 
 def _renamed(meta: ValueMeta, names: Mapping[str, str]) -> ValueMeta:
