@@ -25,6 +25,7 @@ from aotexport.pipeline.bundle_draft import BundleDraft
 from aotexport.pipeline.capture_program import capture_program, quoted
 from aotexport.pipeline.options import ExportOptions
 from aotexport.process.clock import Clock
+from aotexport.torch_internals.shared_results import results_shared
 from aotexport_runtime.errors import first_line
 
 Captured = tuple[list[ProgramSpec], list[EncodedProgram]]
@@ -67,7 +68,8 @@ def capture_programs(specs: list[ProgramSpec], state: State, options: ExportOpti
     """
     specs, notes = with_label_free(specs, state) if options.label_free else (specs, {})
     try:
-        specs, programs = _capture_all(specs, state, options, clock)
+        with results_shared():
+            specs, programs = _capture_all(specs, state, options, clock)
     except ChangedOnFirstCall:
         # Libraries prepare their modules at the first call: after a call for real, the next leaves the model unchanged.
         with eager_run(specs[0].call, state, specs[0].mode, outside=True, keeps_attributes=True) as run:

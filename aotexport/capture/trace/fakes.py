@@ -28,6 +28,7 @@ from aotexport.torch_internals.general_sizes import (
 )
 from aotexport.torch_internals.names import int_oo, make_fake_inputs, statically_known_true
 from aotexport.torch_internals.patches import constants_in_branches
+from aotexport.torch_internals.shared_results import SharedResults
 from aotexport.torch_internals.symbolic_memo import computed_once
 from aotexport.values.polynomials import quick_simplification
 from aotexport.values.subclasses import encode_subclass
@@ -53,6 +54,7 @@ class FakeInputs:
         assumed: assumptions of traces without a guard, see `general_sizes_kept`; without repetitions.
         fixed_at: the user's line that fixed a symbol to a number, by symbol.
         larger: the values that the arguments' fakes were made of, see `fake_inputs`.
+        results: what the mode knows of the results of operators.
     """
 
     mode: FakeTensorMode
@@ -64,12 +66,16 @@ class FakeInputs:
     fixed_at: dict[Any, str] = field(default_factory=dict)
     larger: Sequence[Any] | None = None
 
+    def __post_init__(self) -> None:
+        assert self.mode.shape_env is not None
+        self.results = SharedResults(self.mode.shape_env)
+
     @contextlib.contextmanager
     def tracing(self) -> Iterator[None]:
         """Let torch assume as little as it can about sizes, and record its assumptions."""
         assert self.mode.shape_env is not None
         with (
-            general_sizes_kept(lambda condition: self.assumed.setdefault(condition)),
+            general_sizes_kept(self._assume),
             fixed_symbols(self.mode.shape_env, self._fix, user_line),
             computed_once(self.mode.shape_env),
             made_quickly(self.mode.shape_env),
@@ -92,6 +98,10 @@ class FakeInputs:
             symbol: span for symbol, span in ranges if symbol not in free or (span.lower > 0 or span.upper < int_oo)
         }
         return guards, bounded, set(self.fixed_at), set(self.assumed)
+
+    def _assume(self, condition: Any) -> None:
+        self.assumed.setdefault(condition)
+        self.results.assumptions += 1
 
     def _fix(self, symbol: Any) -> None:
         self.fixed_at.setdefault(symbol, user_line())
