@@ -68,8 +68,7 @@ def capture_programs(specs: list[ProgramSpec], state: State, options: ExportOpti
     """
     specs, notes = with_label_free(specs, state) if options.label_free else (specs, {})
     try:
-        with results_shared():
-            specs, programs = _capture_all(specs, state, options, clock)
+        specs, programs = _capture_all(specs, state, options, clock)
     except ChangedOnFirstCall:
         # Libraries prepare their modules at the first call: after a call for real, the next leaves the model unchanged.
         with eager_run(specs[0].call, state, specs[0].mode, outside=True, keeps_attributes=True) as run:
@@ -88,6 +87,7 @@ def capture_programs(specs: list[ProgramSpec], state: State, options: ExportOpti
     )
 
 
+@results_shared()
 def _capture_all(specs: list[ProgramSpec], state: State, options: ExportOptions, clock: Clock) -> Captured:
     """Capture the programs; start again with attributes as an argument if calls change more that later calls read."""
     known = len(state.entries)
