@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from aotexport.errors import OutputExists
+from aotexport.errors import ExportFailed, OutputExists
 from aotexport.lower.onnx.options import OnnxOptions, check_options
 from aotexport.lower.targets import Targets, check_targets
 from aotexport.model.programs import AnyExample, Program
@@ -18,7 +18,7 @@ from aotexport.write.weights import SHARD_NBYTES
 from aotexport_runtime.bundle.staging import why_not_written
 from aotexport_runtime.errors import ArgumentInvalid
 from aotexport_runtime.schema.manifest import Verification
-from aotexport_runtime.values.arguments import check_type, names_of, path_of
+from aotexport_runtime.values.arguments import check_type, names_of, path_of, why_unfit_interpreter
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,6 +107,8 @@ class ExportOptions:
         )
         if not isinstance(options.verify, bool) and options.verify not in ("fast", "full"):
             raise ArgumentInvalid(f"`verify` must be True, False, 'fast' or 'full', not {options.verify!r}")
+        if unfit := why_unfit_interpreter():
+            raise ExportFailed(unfit)
         if not options.allow_untested_torch:
             check_release()
         if reason := why_not_written(options.output, force=force):

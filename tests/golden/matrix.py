@@ -44,6 +44,9 @@ What differs between the releases stands in one file, `aotexport/torch_internals
 The **runtime** takes torch 2.7 and newer. A bundle names the operators that it calls, with their signatures. At load
 they are compared with the running torch's; section 7 of `schemas/README.md` lists the differences that adapters make
 up for, and any other is refused by name.
+
+Both refuse a **Python** that runs without its global interpreter lock (a free-threaded build), in one line that says how
+to run it with the lock.
 """
 
 

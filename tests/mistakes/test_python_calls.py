@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -257,6 +258,18 @@ def test_mistake_in_a_call_is_told_in_whole(
 def test_one_name_is_taken_for_a_list_of_names(here: Path) -> None:
     aotexport.export(LINEAR, (X,), output="new", targets="portable", programs="infer", verify=False)
     assert aotexport_runtime.load("new", operator_namespaces="mine").bundle.program_names == ("infer",)
+
+
+def test_python_without_its_global_lock_is_refused(
+    here: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "_is_gil_enabled", lambda: False, raising=False)
+    text = (
+        "this Python runs without its global interpreter lock, and nothing is tested without it: start it with "
+        "`-X gil=1`, or set PYTHON_GIL=1"
+    )
+    check_raises(export(), ExportFailed, text, here, capfd)
+    check_raises(load(), NotSupported, text, here, capfd)
 
 
 @pytest.mark.skipif(torch.backends.cuda.is_built(), reason="the message is that of a torch without CUDA")

@@ -18,7 +18,7 @@ from aotexport_runtime.errors import NotSupported, first_line
 from aotexport_runtime.module.freed_memory import keep_freed_memory
 from aotexport_runtime.schema.limits import DEFAULT, Limits
 from aotexport_runtime.schema.manifest import Requirements
-from aotexport_runtime.values.arguments import check_torch, check_type, names_of
+from aotexport_runtime.values.arguments import check_torch, check_type, names_of, why_unfit_interpreter
 from aotexport_runtime.values.subclasses import TensorTypes
 
 if TYPE_CHECKING:
@@ -128,9 +128,12 @@ def load(
         BundleInvalid: not a bundle, broken, tampered with, or hostile.
         BundleTooNew: written for a newer runtime.
         NotSupported: needs an operator, dtype, device or target that is not here, or torch, and it is not installed; or
-            a program holds a dtype of its own, so that `dtype` cannot be taken.
+            a program holds a dtype of its own, so that `dtype` cannot be taken; or Python runs without its global
+            interpreter lock.
     """
     _check_arguments(target, trust, memory_budget, check_digests)
+    if reason := why_unfit_interpreter():
+        raise NotSupported(reason)
     bundle = path if isinstance(path, Bundle) else open_bundle(path, check_digests=False, limits=limits or DEFAULT)
     if isinstance(path, Bundle) and limits not in (None, path.limits):
         raise NotSupported("an open bundle has its limits: give them to `open_bundle`")

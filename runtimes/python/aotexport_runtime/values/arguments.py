@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
@@ -78,3 +79,13 @@ def check_torch(feature: str) -> None:
         raise TorchMissing(
             f"{feature} needs torch, which is not installed here. Install it by `pip install 'torch>=2.7'`"
         )
+
+
+def why_unfit_interpreter() -> str | None:
+    """Return why this Python cannot run bundles: without its global lock no test has run; None: it can."""
+    if getattr(sys, "_is_gil_enabled", lambda: True)():
+        return None
+    return (
+        "this Python runs without its global interpreter lock, and nothing is tested without it: start it with "
+        "`-X gil=1`, or set PYTHON_GIL=1"
+    )
