@@ -45,7 +45,7 @@ The **runtime** takes torch 2.7 and newer. A bundle names the operators that it 
 they are compared with the running torch's; section 7 of `schemas/README.md` lists the differences that adapters make
 up for, and any other is refused by name.
 
-Both refuse a **Python** that runs without its global interpreter lock (a free-threaded build), in one line that says how
+Both refuse a **Python** that runs without its global interpreter lock (a free-threaded build), in a line that says how
 to run it with the lock.
 """
 
