@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import sympy
+import torch
 
 # Source: torch 2.13, torch/_subclasses/fake_tensor.py, `_cached_dispatch_impl`.
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
@@ -20,13 +21,14 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 @dataclass(frozen=True)
 class _Knowledge:
-    """What a shape environment knows of its symbols."""
+    """What a shape environment knows of its symbols, and the autocast that surrounds its trace."""
 
     guards: frozenset[Any]
     ranges: dict[Any, Any]
     replaced: frozenset[Any]
     divisible: frozenset[Any]
     assertions: int
+    autocast: tuple[Any, ...]
 
     @classmethod
     def of(cls, environment: ShapeEnv) -> _Knowledge:
@@ -36,6 +38,7 @@ class _Knowledge:
             frozenset(environment.replacements),
             frozenset(environment.divisible),
             environment.num_deferred_runtime_asserts,
+            tuple((torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda")),
         )
 
     def says_no_more_than(self, other: _Knowledge) -> bool:
@@ -48,7 +51,7 @@ class _Knowledge:
             other.guards <= self.guards
             and other.ranges.items() <= self.ranges.items()
             and self.replaced & other.ranges.keys() == other.replaced
-            and (self.divisible, self.assertions) == (other.divisible, other.assertions)
+            and (self.divisible, self.assertions, self.autocast) == (other.divisible, other.assertions, other.autocast)
             and all(isinstance(guard, sympy.Eq) and _names_another(guard.args, other.ranges) for guard in more)
         )
 

@@ -75,6 +75,19 @@ def test_trace_that_knows_less_or_something_else_takes_none(other, computed):
     assert bool(computed) is ("least" in other or replaced)
 
 
+def test_trace_under_autocast_takes_none(computed):
+    with results_shared():
+        mode, x, _ = world()
+        with mode:
+            x * 2
+        computed.clear()
+        with torch.autocast("cpu"):
+            mode, x, _ = world()
+            with mode:
+                x * 2
+    assert computed
+
+
 def test_results_of_one_export_are_not_those_of_another(computed):
     for _ in range(2):
         computed.clear()
