@@ -16,6 +16,7 @@ from torch import nn
 from aotexport.errors import ExportFailed
 from aotexport.model.memory_snapshots import MemorySnapshot
 from aotexport.model.tensor_kinds import why_not_held
+from aotexport.values.same_tensors import are_same
 from aotexport.values.subclasses import encode_subclass
 from aotexport_runtime.module.bundle_module import BundleModule
 
@@ -34,6 +35,7 @@ class StateEntry:
         role: see `StateTensor.role`.
         persistent: whether `state_dict` holds it.
         slots: tables of the module that hold it, with its key in each.
+        is_copied: a constant that programs only copy, so that its values alone count.
     """
 
     tensor: torch.Tensor
@@ -41,6 +43,7 @@ class StateEntry:
     role: Literal["parameter", "buffer", "constant"]
     persistent: bool = True
     slots: list[Slot] = field(default_factory=list)
+    is_copied: bool = False
 
 
 @dataclass
@@ -57,17 +60,23 @@ class State:
     snapshots: list[MemorySnapshot] | None = None
     reshaped: list[tuple[StateEntry, torch.Tensor]] = field(default_factory=list)
 
-    def add_constant(self, tensor: torch.Tensor) -> StateEntry:
-        """Return the entry of a tensor that the code closes over; made at first use."""
+    def add_constant(self, tensor: torch.Tensor, *, is_copied: bool = False) -> StateEntry:
+        """Return the entry of a tensor that the code closes over; made at first use.
+
+        Args:
+            tensor: the tensor.
+            is_copied: the program only copies it, as what `torch.tensor` makes anew in each call and each trace: a copied
+                one of the same values stands for it.
+        """
         for entry in self.entries:
-            if entry.tensor is tensor:
+            if entry.tensor is tensor or (is_copied and entry.is_copied and are_same(entry.tensor, tensor)):
                 return entry
         taken = {name for entry in self.entries for name in entry.names}
         count = sum(entry.role == "constant" for entry in self.entries)
         name = next(
             name for index in range(count, count + len(taken) + 1) if (name := f"constant.{index}") not in taken
         )
-        entry = StateEntry(tensor, [name], "constant", persistent=False)
+        entry = StateEntry(tensor, [name], "constant", persistent=False, is_copied=is_copied)
         self.entries.append(entry)
         return entry
 

@@ -17,7 +17,7 @@ from aotexport.torch_internals.calls import FakeTensor
 
 @graph_pass(requires=[Fact.SUBGRAPHS_CLOSED], guarantees=[Fact.TENSORS_ARE_INPUTS])
 def lift_constants(draft: Draft) -> Draft:
-    """Turn tensors that the graph closes over into placeholders, one per tensor.
+    """Turn tensors that the graph closes over into placeholders, one per tensor; one for equal ones that it copies.
 
     Raises:
         ExportFailed: a tensor was made where the trace did not look.
@@ -25,18 +25,20 @@ def lift_constants(draft: Draft) -> Draft:
     module, state = draft.graph, State(list(draft.state))
     bindings, inputs = list(draft.bindings), list(draft.inputs)
     placeholders = module.graph.find_nodes(op="placeholder")
-    by_tensor = {id(b.entry.tensor): node for b, node in zip(bindings, placeholders, strict=True) if b.entry}
+    by_entry = {id(b.entry): node for b, node in zip(bindings, placeholders, strict=True) if b.entry}
     for node in module.graph.find_nodes(op="get_attr"):
         tensor = getattr(module, str(node.target), None)
         if not isinstance(tensor, torch.Tensor):
             continue
         if isinstance(tensor, FakeTensor):
             raise ExportFailed("the model's own backward pass uses a tensor whose making the trace does not show")
-        if id(tensor) not in by_tensor:
+        is_copied = all(user.target is torch.ops.aten.lift_fresh_copy.default for user in node.users)
+        entry = state.add_constant(tensor, is_copied=is_copied)
+        if id(entry) not in by_entry:
             name = f"constant_{len(bindings) - len(placeholders)}"
-            by_tensor[id(tensor)] = new_placeholder(module, name, node.meta.get("val"))
-            bindings.append(Binding(entry=state.add_constant(tensor)))
+            by_entry[id(entry)] = new_placeholder(module, name, node.meta.get("val"))
+            bindings.append(Binding(entry=entry))
             inputs.append(draft.fakes.fake(tensor))
-        node.replace_all_uses_with(by_tensor[id(tensor)])
+        node.replace_all_uses_with(by_entry[id(entry)])
         module.graph.erase_node(node)
     return replace(draft, bindings=tuple(bindings), inputs=tuple(inputs), state=tuple(state.entries))
