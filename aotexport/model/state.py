@@ -65,8 +65,8 @@ class State:
 
         Args:
             tensor: the tensor.
-            is_copied: the program only copies it, as what `torch.tensor` makes anew in each call and each trace: a copied
-                one of the same values stands for it.
+            is_copied: the program only copies it, like what `torch.tensor` makes in each call: a copied one of the same
+                values stands for it.
         """
         for entry in self.entries:
             if entry.tensor is tensor or (is_copied and entry.is_copied and are_same(entry.tensor, tensor)):
