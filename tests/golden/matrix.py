@@ -5,7 +5,7 @@
 Each interpreter of `--run` has torch, numpy, msgspec and safetensors, and runs the recorded calls of all goldens with
 this tree's runtime. The files of `--tests` are what `make test-torch` leaves: results of pytest with the versions.
 Those of the same versions are added; of a test in several of them, the last result counts. The section of an option
-that is left out stays as it was, and so do the rows of other versions without failures.
+that is left out stays as it was, and so do the rows of other versions: those of tests without failures.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import subprocess
 import xml.etree.ElementTree as ET
 from collections import Counter
@@ -126,23 +127,43 @@ def _counted(outcomes: dict[tuple[str, str], str]) -> Tests:
     return Tests({module for module, _ in outcomes}, counts["passed"], counts["skipped"], failed)
 
 
-def goldens_section(runs: list[Run]) -> str:
-    """Return the section about goldens."""
-    lines = [GOLDENS_TITLE, "", f"Of {len(GOLDENS)} goldens, those that give the recorded results:", ""]
+def goldens_section(runs: list[Run], before: str = "") -> str:
+    """Return the section about goldens, with the rows and reasons of `before` that are of other versions.
+
+    Args:
+        runs: what interpreters made of the goldens.
+        before: the section as it is; of other goldens, it counts for nothing.
+    """
+    title = f"Of {len(GOLDENS)} goldens, those that give the recorded results:"
+    lines = [GOLDENS_TITLE, "", title, ""]
     lines += ["| torch | Python | numpy | " + " | ".join(f"`{target}`" for target in TARGETS) + " |", "|---" * 5 + "|"]
-    for each in runs:
-        counts = [str(len(GOLDENS) - len(each.failed[target])) for target in TARGETS]
-        lines.append(f"| {each.torch} | {each.python} | {each.numpy} | {' | '.join(counts)} |")
+    earlier = before.splitlines() if title in before else []
+    own = {(each.torch, each.python, each.numpy) for each in runs}
+    rows = [tuple(line.strip("| ").split(" | ")) for line in earlier if line.startswith("| ") and "`" not in line]
+    rows = [row for row in rows if row[:3] not in own]
     reasons: dict[str, list[str]] = {}
+    for line in earlier:
+        if found := re.fullmatch(r"- (.*) \(torch ([^()]*)\)", line):
+            kept_releases = {row[0].split("+")[0] for row in rows} & set(found[2].split(", "))
+            reasons[found[1]] = sorted(kept_releases)
     for each in runs:
+        counts = (str(len(GOLDENS) - len(each.failed[target])) for target in TARGETS)
+        rows.append((each.torch, each.python, each.numpy, *counts))
         for target in TARGETS:
             for golden, reason in each.failed[target].items():
                 text = f"`{golden}` by `{target}`: {reason.split('. ')[0]}"
                 reasons.setdefault(text, []).append(each.torch.split("+")[0])
-    if reasons:
-        releases = {reason: ", ".join(dict.fromkeys(found)) for reason, found in reasons.items()}
+    lines += [f"| {' | '.join(row)} |" for row in sorted(rows, key=lambda row: _numbers(*row[:3]))]
+    releases = {
+        reason: ", ".join(sorted(set(found), key=_numbers)) for reason, found in sorted(reasons.items()) if found
+    }
+    if releases:
         lines += ["", "Others:", "", *(f"- {reason} (torch {found})" for reason, found in releases.items())]
     return "\n".join(lines) + "\n"
+
+
+def _numbers(*versions: str) -> tuple[tuple[int, ...], ...]:
+    return tuple(tuple(map(int, re.findall(r"\d+", version))) for version in versions)
 
 
 def tests_section(tests: dict[tuple[str, ...], Tests], before: str) -> str:
@@ -174,7 +195,9 @@ def main() -> None:
     parser.add_argument("--tests", nargs="+", default=[], type=Path, metavar="FILE", help="results of tests")
     options = parser.parse_args()
     before = PAGE.read_text("utf-8") if PAGE.exists() else ""
-    goldens = goldens_section([run(python) for python in options.run]) if options.run else kept(before, GOLDENS_TITLE)
+    goldens = kept(before, GOLDENS_TITLE)
+    if options.run:
+        goldens = goldens_section([run(python) for python in options.run], goldens)
     earlier = kept(before, TESTS_TITLE)
     tests = tests_section(tests_of(options.tests), earlier) if options.tests else earlier
     PAGE.write_text("\n".join(filter(None, (HEAD, goldens, tests))), "utf-8")

@@ -19,6 +19,32 @@ def test_page_without_results_stays_as_it_is(tmp_path, monkeypatch):
     assert path.read_text("utf-8") == page
 
 
+def test_goldens_keep_the_rows_and_reasons_of_other_versions():
+    def run(torch, python, *failed):
+        return matrix.Run(
+            torch, python, "2.4.6", {target: dict.fromkeys(failed, "a reason") for target in matrix.TARGETS}
+        )
+
+    first = [run("2.9.1", "3.11.7", "one"), run("2.13.0", "3.11.7", "one", "two")]
+    again = [run("2.13.0", "3.11.7", "three"), run("2.13.0", "3.14.1")]
+    page = matrix.goldens_section(again, matrix.goldens_section(first))
+    count = len(matrix.GOLDENS)
+    assert [line for line in page.splitlines() if line.startswith("| 2")] == [
+        f"| 2.9.1 | 3.11.7 | 2.4.6 | {count - 1} | {count - 1} |",
+        f"| 2.13.0 | 3.11.7 | 2.4.6 | {count - 1} | {count - 1} |",
+        f"| 2.13.0 | 3.14.1 | 2.4.6 | {count} | {count} |",
+    ]
+    assert [line for line in page.splitlines() if line.startswith("- ")] == [
+        f"- `{golden}` by `{target}`: a reason (torch {release})"
+        for target, golden, release in (
+            ("autograd", "one", "2.9.1"),
+            ("portable", "one", "2.9.1"),
+            ("autograd", "three", "2.13.0"),
+            ("portable", "three", "2.13.0"),
+        )
+    ]
+
+
 RESULTS = """
 <testsuites><testsuite>
   <properties>
