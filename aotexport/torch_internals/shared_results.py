@@ -88,7 +88,7 @@ class SharedResults(dict[Any, Any]):
     belong to the program that is traced.
 
     Attributes:
-        assumptions: how often a trace has assumed something without a guard.
+        assumptions: how often a trace has assumed something without a guard, or taken a result that rests on that.
     """
 
     def __init__(self, environment: ShapeEnv) -> None:
@@ -117,6 +117,8 @@ class SharedResults(dict[Any, Any]):
         """Return a known result, or `default`: the mode will compute it then."""
         found = super().get(key)
         if found is not None:
+            # What is computed from a result of this trace alone is of this trace alone.
+            self.assumptions += key not in self._own
             return found
         for results in self._others:
             if (found := results.get(key)) is not None:

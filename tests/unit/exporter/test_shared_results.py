@@ -134,6 +134,32 @@ def test_result_computed_with_an_assumption_is_for_its_trace_alone(computed, mon
     assert computed
 
 
+def test_result_computed_from_one_with_an_assumption_is_for_its_trace_alone(computed, monkeypatch):
+    compute = FakeTensorMode._dispatch_impl
+    mode, x, results = None, None, None
+
+    def assuming(self, func, *args):
+        results.assumptions += func is torch.ops.aten.cos.default
+        # The fake kernel of `sin` uses `cos`, as those of many operators use others.
+        return (
+            self.dispatch(torch.ops.aten.cos.default, *args)
+            if func is torch.ops.aten.sin.default
+            else compute(self, func, *args)
+        )
+
+    with results_shared():
+        mode, x, results = world()
+        with monkeypatch.context() as patch, mode:
+            patch.setattr(FakeTensorMode, "_dispatch_impl", assuming)
+            x.cos()
+            x.sin()
+        computed.clear()
+        mode, x, results = world()
+        with mode:
+            x.sin()
+    assert "aten.sin.default" in computed
+
+
 @pytest.mark.parametrize(
     ("name", "operator", "shared"),
     [
