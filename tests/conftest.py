@@ -50,14 +50,6 @@ def forked_processes():
 
 
 @pytest.fixture(scope="session", autouse=True)
-def cache_of_its_own(tmp_path_factory):
-    """Processes of the tests keep their exports apart from the user's."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("AOTEXPORT_CACHE", str(tmp_path_factory.mktemp("cache")))
-        yield
-
-
-@pytest.fixture(scope="session", autouse=True)
 def no_wait_for_the_disk():
     """Exports of this process do not wait until their files are on the disk; `tests/writers` tests that users' do."""
     with pytest.MonkeyPatch.context() as patch:

@@ -21,7 +21,6 @@ import click
 
 import aotexport
 from aotexport.cli.bom import bom
-from aotexport.cli.cache import cache
 from aotexport.cli.derive import derive
 from aotexport.cli.diff import diff
 from aotexport.cli.export import export
@@ -31,7 +30,6 @@ from aotexport.cli.onnx import onnx
 from aotexport.cli.sign import sign, verify_signature_command
 from aotexport.cli.verify import verify
 from aotexport.errors import AotExportError, DataInvalid, InternalError, ModelFileInvalid, OutputExists
-from aotexport.process.own import is_own
 from aotexport_runtime.errors import ArgumentInvalid, printable
 
 _BUG = 3
@@ -125,7 +123,7 @@ def app() -> None:
     """Turn a PyTorch model into a portable bundle, and look at bundles."""
 
 
-for command in (export, inspect, verify, diff, derive, finetune, onnx, bom, sign, verify_signature_command, cache):
+for command in (export, inspect, verify, diff, derive, finetune, onnx, bom, sign, verify_signature_command):
     app.add_command(command)
 
 
@@ -136,7 +134,7 @@ def main() -> None:
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _interrupt)
     try:
-        app.main(prog_name="aotexport", obj=is_own())
+        app.main(prog_name="aotexport")
     except SystemExit as end:
         if end.code == _INTERRUPTED:
             # All is put back by now. Taking an interpreter with torch down takes seconds on a busy machine; what

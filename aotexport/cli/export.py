@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from aotexport.cli.kept import exported, user_cache
 from aotexport.cli.onnx import onnx_options, read_options
 from aotexport.cli.output import DTYPES
 from aotexport.cli.written import WriteOptions, write_options
@@ -97,17 +96,12 @@ Example, with this model.py:
     help="Write the forward graph of each program as text, as traced and after each pass.",
 )
 @click.option(
-    "--no-cache", is_flag=True, help="Neither write the bundle from the cache of earlier exports, nor keep it there."
-)
-@click.option(
     "--profile",
     type=click.Path(dir_okay=False, writable=True, path_type=Path),
     metavar="FILE.json",
     help="Write the time and memory of each stage, for Perfetto or chrome://tracing.",
 )
-@click.pass_obj
 def export(
-    own_process: bool | None,
     model: str,
     programs: tuple[str, ...],
     dynamic: tuple[str, ...],
@@ -124,7 +118,6 @@ def export(
     keep_operators: tuple[str, ...],
     allow_untested_torch: bool,
     dump_passes: Path | None,
-    no_cache: bool,
     profile: Path | None,
     write: WriteOptions,
 ) -> None:
@@ -137,9 +130,7 @@ def export(
     """
     _check_usage(onnx or (opset, onnx_state, translations) == (None, None, None), weights, recipe)
     verify = _verify(verification, write)
-    cache = user_cache() if own_process and not no_cache and dump_passes is None else None
-    expected = cache is not None and cache[0].expects_command()
-    with write.running(profile, expected=expected) as (progress, fresh):
+    with write.running(profile) as (progress, fresh):
         from aotexport.model.dynamic_option import merge_dynamic
         from aotexport.model.model_file import importable
         from aotexport.model.recipes import load_recipe
@@ -169,7 +160,12 @@ def export(
                 dynamic_shapes=merge_dynamic(source, dynamic),
                 keep_operators=(*source.keep_operators, *keep_operators),
             )
-            summary = exported(source, options, fresh, progress, cache)
+            progress("import torch's compiler")
+            from aotexport.cli.summary import summarize
+            from aotexport.pipeline.export import export_as
+
+            report = export_as(source.target, source.args, source.kwargs, options, fresh)
+            summary = summarize(report, verified=bool(options.verify))
     write.show(summary, progress)
 
 

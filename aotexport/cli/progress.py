@@ -67,11 +67,6 @@ class Progress:
         if self._status is not None:
             self._status.update(Text(f"{self._stopwatch.current} ({done}/{of})"))
 
-    def remark(self, sentence: str) -> None:
-        """Show a sentence about the command as a whole."""
-        if not self._quiet:
-            self._console.print(Text(sentence, style="dim"), soft_wrap=True)
-
     def _end(self, *, done: bool) -> None:
         if self._status is not None:
             self._status.stop()

@@ -52,7 +52,6 @@ def summarize(report: ExportReport, *, verified: bool) -> dict[str, Any]:
         "verified_calls": manifest.verification,
         "verification": largest_errors(report.comparisons),
         "notes": [note.as_json() for note in report.notes],
-        "from_cache": False,
     }
 
 
@@ -127,8 +126,6 @@ def print_summary(console: Console, summary: Mapping[str, Any]) -> None:
     for note in summary["notes"]:
         style = "bold yellow" if note["kind"] in LOUD else "yellow"
         console.print(printable(note["sentence"]), style=style, soft_wrap=True)
-    if summary["from_cache"]:
-        console.print("from the cache: exported before, of the same model, code and options (--no-cache exports anew)")
     seconds = summary["seconds"]
     stages = ", ".join(f"{stage} {value:.1f} s" for stage, value in seconds.items())
     memory = f"{summary['peak_memory_bytes'] / 1e9:.1f} GB of memory at most"

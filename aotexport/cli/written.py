@@ -68,16 +68,13 @@ class WriteOptions:
         return {"output": self.output, "targets": self.targets, "force": self.force, "strip": self.strip}
 
     @contextlib.contextmanager
-    def running(
-        self, profile: Path | None = None, *, expected: bool = False
-    ) -> Iterator[tuple[Progress, FreshProcess | None]]:
+    def running(self, profile: Path | None = None) -> Iterator[tuple[Progress, FreshProcess | None]]:
         """Yield the progress and the process that verifies, which imports torch while this process does.
 
-        With `--json`, standard output is for the document alone: what models print goes to standard error. Where the
-        bundle is expected in the cache, no process is started.
+        With `--json`, standard output is for the document alone: what models print goes to standard error.
         """
         elsewhere = contextlib.redirect_stdout(sys.stderr) if self.as_json else contextlib.nullcontext()
-        verifying = contextlib.nullcontext() if self.no_verify or expected else FreshProcess()
+        verifying = contextlib.nullcontext() if self.no_verify else FreshProcess()
         with elsewhere, verifying as fresh, Progress(quiet=self.quiet, profile=profile) as progress:
             progress("import torch")
             yield progress, fresh

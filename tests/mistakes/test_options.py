@@ -20,7 +20,7 @@ OPTIONS = [
         "unknown_command",
         "exprot new",
         2,
-        "`exprot` is neither a model file nor a command; the commands are export, inspect, verify, diff, derive, finetune, onnx, bom, sign, verify-signature, cache",
+        "`exprot` is neither a model file nor a command; the commands are export, inspect, verify, diff, derive, finetune, onnx, bom, sign, verify-signature",
     ),
     (
         "fast_and_full",
