@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -25,7 +26,34 @@ Example, with this model.py:
 """
 
 
-@click.command(short_help="Export a model file (the default command).", epilog=_EXAMPLE)
+_GROUPS = {
+    "Model": "recipe weights dtype label_free keep_operators",
+    "ONNX": "onnx opset onnx_state translations",
+    "Comparison with eager": "verification fast no_verify allow_untested_torch",
+    "Contents and debugging": "strip kernel_sources dump_passes profile",
+}
+
+
+class _GroupedCommand(click.Command):
+    """A command with titles for some of its options; the others come first, as `Options`."""
+
+    def __init__(self, *args: Any, groups: Mapping[str, str], **kwargs: Any) -> None:
+        """Take, by title, the names of options apart by spaces, as in `{"ONNX": "onnx opset"}`."""
+        super().__init__(*args, **kwargs)
+        self._titles = {name: title for title, names in groups.items() for name in names.split()}
+        self._order = ("Options", *groups)
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        options = [option for option in self.get_params(ctx) if isinstance(option, click.Option)]
+        for title in self._order:
+            group = [option for option in options if self._titles.get(str(option.name), "Options") == title]
+            with formatter.section(title):
+                formatter.write_dl([record for option in group if (record := option.get_help_record(ctx))])
+
+
+@click.command(
+    cls=_GroupedCommand, groups=_GROUPS, short_help="Export a model file (the default command).", epilog=_EXAMPLE
+)
 @click.argument("model")
 @write_options
 @click.option(

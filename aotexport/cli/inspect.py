@@ -21,10 +21,11 @@ Example:
 @click.argument("bundle", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.option("--program", metavar="NAME", help="Show one program.")
 @click.option("--graph", is_flag=True, help="Show the graphs, one line per operator call.")
+@click.option("--files", is_flag=True, help="Show the files, with their sizes and digests.")
 @click.option("--kernels", is_flag=True, help="Show the kernels of target cuda: what they fuse, launches, resources.")
 @click.option("--json", "as_json", is_flag=True, help="Print the records as JSON.")
-def inspect(bundle: Path, program: str | None, graph: bool, kernels: bool, as_json: bool) -> None:
-    """Show what BUNDLE is: programs, inputs, outputs with what they alias, changes, graphs, files and digests.
+def inspect(bundle: Path, program: str | None, graph: bool, files: bool, kernels: bool, as_json: bool) -> None:
+    """Show what BUNDLE is: programs, inputs, outputs with what they alias, changes, graphs, sizes.
 
     Every file is compared with its digest. Nothing of the bundle is run, and torch is not needed.
     """
@@ -36,7 +37,7 @@ def inspect(bundle: Path, program: str | None, graph: bool, kernels: bool, as_js
         print_json(summary(opened, program=program, graph=graph))
         return
     console = stdout()
-    for piece in render(opened, program=program, graph=graph):
+    for piece in render(opened, program=program, graph=graph, files=files):
         console.print(piece, soft_wrap=not console.is_terminal)
 
 

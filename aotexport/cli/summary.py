@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Iterable, Mapping
@@ -16,6 +17,7 @@ from aotexport.verify.comparison import Comparison
 from aotexport.verify.report import ExportReport
 from aotexport_runtime.bundle.notes import LOUD
 from aotexport_runtime.errors import printable
+from aotexport_runtime.schema.program import ArgumentInput, Program
 
 _SHOWN = {"output": 8, "gradient": 5, "state": 5}
 _REST = {"output": "outputs", "gradient": "gradients", "state": "buffers and inputs after the call"}
@@ -48,10 +50,21 @@ def summarize(report: ExportReport, *, verified: bool) -> dict[str, Any]:
             }
             for program in report.programs
         ],
+        "fixed": _fixed(report.programs[0].record),
         "verified": verified,
         "verified_calls": manifest.verification,
         "verification": largest_errors(report.comparisons),
         "notes": [note.as_json() for note in report.notes],
+    }
+
+
+def _fixed(program: Program) -> dict[str, list[int]]:
+    """Return the shapes of inputs that have sizes, of which no call may change one."""
+    shapes = {spec.path: spec.meta.shape for spec in program.inputs if isinstance(spec, ArgumentInput)}
+    return {
+        path: [size for size in shape if isinstance(size, int)]
+        for path, shape in shapes.items()
+        if shape and all(isinstance(size, int) for size in shape)
     }
 
 
@@ -126,12 +139,18 @@ def print_summary(console: Console, summary: Mapping[str, Any]) -> None:
     for note in summary["notes"]:
         style = "bold yellow" if note["kind"] in LOUD else "yellow"
         console.print(printable(note["sentence"]), style=style, soft_wrap=True)
-    seconds = summary["seconds"]
-    stages = ", ".join(f"{stage} {value:.1f} s" for stage, value in seconds.items())
-    memory = f"{summary['peak_memory_bytes'] / 1e9:.1f} GB of memory at most"
-    if own := summary["memory_without_files_bytes"]:
-        memory += f", {own / 1e9:.1f} GB without mapped files after a stage"
-    console.print(f"\n{sum(seconds.values()):.1f} s: {printable(stages)}; {memory}", soft_wrap=True)
+    if summary["fixed"]:
+        inputs = ", ".join(f"{path}{shape}" for path, shape in summary["fixed"].items())
+        option = json.dumps(f"{next(iter(summary['fixed']))}:0=batch")
+        console.print(
+            f"sizes are fixed as in the example: {printable(inputs)}; `--dynamic {option}` for others", soft_wrap=True
+        )
+    seconds = sum(summary["seconds"].values())
+    console.print(f"\n{seconds:.1f} s, {summary['peak_memory_bytes'] / 1e9:.1f} GB of memory at most")
+    path = printable(summary["path"])
+    console.print(
+        f"next: `aotexport inspect {path}`; in Python `aotexport_runtime.load({path!r})` is the module", soft_wrap=True
+    )
 
 
 def print_warnings(console: Console, summary: Mapping[str, Any]) -> None:
@@ -149,25 +168,27 @@ def _programs(programs: Iterable[Mapping[str, Any]]) -> Table:
     return table
 
 
-def verification_table(rows: list[dict[str, Any]]) -> Table:
-    """Return a table with the largest errors; one more row sums up the rows left out."""
-    table = Table("program", "compared with eager", "relative error", "absolute error", box=None, pad_edge=False)
-    for key in dict.fromkeys((row["program"], row["target"], row["kind"]) for row in rows):
+def verification_table(rows: list[dict[str, Any]]) -> Table | str:
+    """Return the values that differ, with their largest errors, as a table; a sentence where none does."""
+    different = [row for row in rows if row["error"]]
+    if not different:
+        return f"equal to eager in {sum(row['comparisons'] for row in rows)} comparisons"
+    compared = f"compared with eager: {len(different)} of {len(rows)} values differ"
+    table = Table("program", compared, "relative error", "absolute error", box=None, pad_edge=False)
+    for key in dict.fromkeys((row["program"], row["target"], row["kind"]) for row in different):
         program, target, kind = key
         same = sorted(
-            (row for row in rows if (row["program"], row["target"], row["kind"]) == key), key=lambda row: -row["error"]
+            (row for row in different if (row["program"], row["target"], row["kind"]) == key),
+            key=lambda row: -row["error"],
         )
-        # Buffers are mostly untouched: only those that differ at all are worth a line.
-        worth = [row for row in same if kind != "state" or row["error"]]
-        if target != "onnx":
-            worth = worth[: _SHOWN[kind]]
+        worth = same if target == "onnx" else same[: _SHOWN[kind]]
         if target not in ("portable", "autograd"):
             program = f"{program} ({printable(target)})"
         for row in worth:
             table.add_row(program, printable(row["value"]), f"{row['error']:.1e}", f"{row['absolute']:.1e}")
         rest = same[len(worth) :]
         if rest:
-            counted = f"{len(rest)} {'more ' if worth else ''}{_REST[kind]}"
             most = max(row["absolute"] for row in rest)
+            counted = f"{len(rest)} more {_REST[kind]}"
             table.add_row(program, counted, f"≤ {rest[0]['error']:.1e}", f"≤ {most:.1e}")
     return table

@@ -32,23 +32,32 @@ from aotexport_runtime.schema.program import Program
 _SHOWN_OPERATORS = 8
 
 
-def render(bundle: Bundle, *, program: str | None = None, graph: bool = False) -> Iterator[RenderableType]:
+def render(
+    bundle: Bundle, *, program: str | None = None, graph: bool = False, files: bool = False
+) -> Iterator[RenderableType]:
     """Yield the output of `inspect`, piece by piece.
 
     Args:
         bundle: an open bundle.
         program: only this program.
         graph: with the graphs, one line per operator call.
+        files: with the files and their digests.
 
     Raises:
         BundleInvalid: no such program, or a record of the bundle is invalid.
     """
     if program is None:
-        yield from _overview(bundle)
+        yield _line(f"{bundle.manifest.name} ({bundle.manifest.kind})", style="bold")
     for note in notes_of(bundle, program):
         yield _indented(_line(note.shown(), style="bold yellow" if note.kind in LOUD else "yellow"))
     for name in bundle.program_names if program is None else [program]:
         yield from _program(bundle, bundle.program(name), graph=graph)
+    if program is None:
+        yield _line("\nbundle", style="bold")
+        yield _indented(_facts(bundle))
+    if files:
+        yield _line("\nfiles", style="bold")
+        yield _indented(_files(bundle))
 
 
 def _ancestor(ancestor: Ancestor) -> str:
@@ -57,11 +66,10 @@ def _ancestor(ancestor: Ancestor) -> str:
     return f"{ancestor.name}{at}, sha256 {ancestor.sha256[:12]}{changes}"
 
 
-def _overview(bundle: Bundle) -> Iterator[RenderableType]:
+def _facts(bundle: Bundle) -> Table:
     manifest = bundle.manifest
     parameters = [entry for entry in manifest.state if entry.role == "parameter"]
     others = collections.Counter(entry.role for entry in manifest.state if entry.role != "parameter")
-    yield _line(f"{manifest.name} ({manifest.kind})", style="bold")
     facts = Table.grid(padding=(0, 2))
     elements = sum(math.prod(entry.shape) for entry in parameters)
     nbytes = sum(entry.nbytes for entry in manifest.files)
@@ -84,12 +92,15 @@ def _overview(bundle: Bundle) -> Iterator[RenderableType]:
     for name, value in rows.items():
         if value:
             facts.add_row(name, printable(value))
-    yield _indented(facts)
+    return facts
+
+
+def _files(bundle: Bundle) -> Table:
     files = Table("sha256", "bytes", "file", box=None, pad_edge=False)
     files.columns[1].justify = "right"
-    for entry in manifest.files:
+    for entry in bundle.manifest.files:
         files.add_row(entry.sha256[:12], f"{entry.nbytes:,}", printable(entry.path))
-    yield _indented(files)
+    return files
 
 
 def _program(bundle: Bundle, program: Program, *, graph: bool) -> Iterator[RenderableType]:

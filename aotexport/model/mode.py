@@ -45,6 +45,21 @@ def in_mode(module: nn.Module | None, mode: Mode, attributes: Sequence[Attribute
                 setattr(child, name, value)
 
 
+def eval_mode_note(module: nn.Module | None, mode: Mode) -> list[str]:
+    """Return a sentence that names the submodules that stay in eval mode when `module` is in train mode, if any do."""
+    if module is None or mode != "train" or not module.training:
+        return []
+    found = [name for name, child in module.named_modules() if name and not child.training]
+    outermost = [f"`{name}`" for name in found if name.rpartition(".")[0] not in found]
+    if not outermost:
+        return []
+    more = f" and {len(outermost) - 3} more" if len(outermost) > 3 else ""
+    return [
+        f"in eval mode, as the model has them: {', '.join(outermost[:3])}{more}; their dropout and batch statistics do "
+        "not train. Call `.train()` on the whole model in the model file to train all of it"
+    ]
+
+
 @contextlib.contextmanager
 def _switched(module: nn.Module, training: bool) -> Iterator[None]:
     """Switch the mode if needed; put back attributes that the user's own `train` sets."""

@@ -33,7 +33,7 @@ def is_user_file(file: str) -> bool:
     """Return whether `file` is not of torch, Triton, Python or aotexport; typed code counts as the user's."""
     if file.startswith((_TORCH, _HERE, _RUNTIME, *_TRITON, "<")):
         return file.startswith(_TYPED)
-    return not file.startswith(_STDLIB) or file.startswith(_SITE)
+    return not is_stdlib_file(file)
 
 
 def is_user_frame(frame: FrameType) -> bool:
@@ -46,6 +46,16 @@ def is_user_frame(frame: FrameType) -> bool:
     if original_line(file, frame.f_lineno) is not None:
         return True
     return is_user_file(file) and (not file.startswith(_TYPED) or ("__name__" in names and "__file__" not in names))
+
+
+def own_room(file: str) -> str:
+    """Return the package of aotexport that `file` is in; empty: it is not of aotexport."""
+    return file.removeprefix(_HERE).partition("/")[0] if file.startswith(_HERE) else ""
+
+
+def is_stdlib_file(file: str) -> bool:
+    """Return whether `file` is of Python's own library."""
+    return file.startswith((_STDLIB, "<frozen")) and not file.startswith(_SITE)
 
 
 def user_line(error: BaseException | None = None) -> str:

@@ -20,6 +20,7 @@ from aotexport.model.refusals import bugs_reported
 from aotexport.pipeline.capture import capture_programs, choose_calls
 from aotexport.pipeline.onnx import add_onnx
 from aotexport.pipeline.options import ExportOptions
+from aotexport.pipeline.output import output_noted
 from aotexport.pipeline.record import record_calls, write_calls
 from aotexport.pipeline.report import complete_notes, report_of
 from aotexport.pipeline.targets import compile_kernels, compile_libraries
@@ -151,6 +152,7 @@ def export_as(
         operators_kept(options.keep_operators),
         passes_dumped(options.dump_passes),
         deep_stack(),
+        output_noted() as outputs,
     ):
         specs, state = choose_calls(target, args, kwargs, options, clock)
         with (fresh or FreshProcess()) if options.verify else contextlib.nullcontext() as fresh:
@@ -164,7 +166,7 @@ def export_as(
                 draft = verify_graphs(draft, directory, fresh, eager, clock)
                 draft = compile_libraries(draft, directory, clock)
                 draft = verify_libraries(draft, directory, eager, clock)
-                draft = complete_notes(draft)
+                draft = complete_notes(draft, outputs())
                 manifest = write_bundle(draft, directory)
                 check_kernels(draft, directory)
                 if options.onnx is not None:

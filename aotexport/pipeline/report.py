@@ -2,24 +2,45 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from aotexport.encode.notes import Lines
+from aotexport.encode.program import EncodedProgram
 from aotexport.encode.program_notes import with_notes
+from aotexport.model.mode import eval_mode_note
+from aotexport.model.programs import ProgramSpec
 from aotexport.pipeline.bundle_draft import BundleDraft
 from aotexport.verify.report import ExportReport
 from aotexport_runtime.bundle.notes import BundleNote, listed
 from aotexport_runtime.schema.manifest import Manifest
 
 
-def complete_notes(draft: BundleDraft) -> BundleDraft:
-    """Return the draft with all notes of each program in its record."""
+def complete_notes(draft: BundleDraft, outputs: Iterable[str]) -> BundleDraft:
+    """Return the draft with all notes of each program in its record.
+
+    Args:
+        draft: as it was verified.
+        outputs: a sentence per line that prints, logs or writes to a file.
+    """
+    texts = tuple(outputs)
     lines = Lines(draft.options.source_root, draft.options.strip)
     programs = tuple(
-        with_notes(program, spec.call, draft.off_path.get(spec.name, ()), draft.judged.get(spec.name), lines)
+        with_notes(
+            _with_texts(spec, program, texts),
+            spec.call,
+            draft.off_path.get(spec.name, ()),
+            draft.judged.get(spec.name),
+            lines,
+        )
         for spec, program in zip(draft.specs, draft.programs, strict=True)
     )
     return replace(draft, programs=programs)
+
+
+def _with_texts(spec: ProgramSpec, program: EncodedProgram, texts: Iterable[str]) -> EncodedProgram:
+    in_eval = (f"program {spec.name}: {note}" for note in eval_mode_note(spec.call.module, spec.mode))
+    return replace(program, notes=(*program.notes, *in_eval, *texts))
 
 
 def report_of(draft: BundleDraft, manifest: Manifest, seconds: dict[str, float]) -> ExportReport:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import logging
 import subprocess
 import sys
 
@@ -157,6 +158,47 @@ def test_note_says_where_calls_with_other_values_were_refused_at_the_export(tmp_
         "a call with another raises CheckFailed, as a call with other values did at the export; keep it a tensor, or "
         "do outside of the model what needs it"
     )
+
+
+class Talking(torch.nn.Module):
+    """Prints, logs and writes to a file; has dropout that stays in eval mode."""
+
+    def __init__(self, file):
+        super().__init__()
+        self.file, self.drop = file, torch.nn.Sequential(torch.nn.Dropout()).eval()
+
+    def forward(self, x):
+        print("called")
+        logging.getLogger("talking").warning("called")
+        logging.getLogger("talking").debug("called")
+        with self.file.open("a") as file:
+            file.write("called\n")
+        return self.drop(x) * 2
+
+
+def test_output_of_the_model_and_submodules_in_eval_mode_are_notes(tmp_path):
+    model = Talking(tmp_path / "log")
+    report = aotexport.export(
+        model, (VALUES,), output=tmp_path / "bundle", programs=["train"], progress=lambda stage: print(stage)
+    )
+    calls = len(model.file.read_text().splitlines())
+    first = line_of(Talking, "print")
+    source = "tests/conformance/test_notes.py"
+    found = [(note.source and (note.source.file, note.source.line), note.text) for note in report.notes]
+    assert found == [
+        (
+            None,
+            "program train: in eval mode, as the model has them: `drop`; their dropout and batch statistics do not "
+            "train. Call `.train()` on the whole model in the model file to train all of it",
+        ),
+        *[
+            (
+                (source, first + line),
+                f"the model {does}, and the bundle does not; this export ran the line {calls} times",
+            )
+            for line, does in ((0, "prints"), (1, "logs"), (3, "writes to a file"))
+        ],
+    ]
 
 
 def test_note_of_several_programs_is_one(tmp_path):

@@ -7,6 +7,7 @@ import hashlib
 import io
 import itertools
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -157,7 +158,14 @@ def test_export_closes_with_a_summary_and_tells_the_stages(run: Run) -> None:
     lines = [line.split() for line in result.stdout.splitlines()]
     assert lines[0][:7] == ["bundle:", "Net", "(module),", "4", "parameters", "(14", "elements),"]
     assert ["infer", "eval", "portable", "2", "forward,"] in [line[:5] for line in lines]
-    assert ["infer", "output['logits']", "0.0e+00", "0.0e+00"] in lines
+    assert re.search(r"^equal to eager in \d+ comparisons$", result.stdout, re.MULTILINE)
+    assert 'sizes are fixed as in the example: x[8, 3]; `--dynamic "x:0=batch"` for others' in result.stdout
+    assert lines[-1][:4] == ["next:", "`aotexport", "inspect", "bundle`;"]
+
+
+def test_help_of_an_export_groups_its_options(run: Run) -> None:
+    titles = [line for line in run("export", "--help").output.splitlines() if re.fullmatch(r"[A-Z][\w ]+:", line)]
+    assert titles == ["Options:", "Model:", "ONNX:", "Comparison with eager:", "Contents and debugging:"]
 
 
 def test_quiet_export_prints_only_what_a_user_must_know(run: Run) -> None:
@@ -225,7 +233,7 @@ def test_export_of_fixed_sizes_verified_in_full_draws_other_values(run: Run) -> 
 
 
 def test_summary_names_the_target_of_each_comparison() -> None:
-    same = {"program": "infer", "vector": "example", "error": 0.0, "absolute": 0.0, "agrees": True}
+    same = {"program": "infer", "vector": "example", "error": 1e-7, "absolute": 1e-7, "agrees": True}
     compared = [Comparison(target=target, name="call 0: output", **same) for target in ("portable", "cpu-x86_64-v3")]
     console = Console(file=io.StringIO(), width=100)
     with console.capture() as printed:
@@ -631,7 +639,7 @@ def test_onnx_adds_a_model_to_a_bundle_and_shows_the_errors(run: Run, tmp_path: 
     result = run("onnx", "bundle", "--opset", "19")
     assert result.exit_code == 0, result.output
     assert "bundle/model.onnx: program infer, operator set 19, " in result.output
-    assert "infer (onnx)  output" in result.output
+    assert "equal to eager in 2 comparisons" in result.output
     assert aotexport_runtime.open_bundle("bundle").manifest.programs[0].targets == ("portable", "onnx")
 
 

@@ -14,6 +14,12 @@ SYNTAX = (
 )
 
 # (name, command line, exit code, whole message)
+SUM = """import torch
+def model(ids, types):
+    return ids + types
+example_inputs = (torch.ones(2, 5), torch.ones(2, 5))
+"""
+
 OPTIONS = [
     ("bundle_as_model", "bundle -o new", 2, "`bundle` is a bundle; write `aotexport inspect bundle`"),
     (
@@ -87,6 +93,14 @@ OPTIONS = [
         "`input`: axis 1 was declared dynamic as `width`, and the model works only for size 4. Give another example size, "
         "change the model, or leave this axis static",
     ),
+    (
+        "dynamic_and_tied",
+        "sum.py -o new --dynamic ids:0=batch",
+        1,
+        "{here}/sum.py:3: in model: `ids`: axis 0 was declared dynamic as `batch`, and the model works only for size 2. "
+        "Give another example size, change the model, or leave this axis static; if it must equal axis 0 of `types`, "
+        "which is fixed, declare that as `batch` too",
+    ),
     ("target_is_unknown", "model.py -o new --target gpu", 2, "no target `gpu`; there are portable, cpu, cuda"),
     (
         "target_is_an_option",
@@ -137,4 +151,5 @@ def test_mistake_on_the_command_line_is_told_in_whole(
     command: str, code: int, text: str, here: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (here / "model.py").write_text(LINEAR)
+    (here / "sum.py").write_text(SUM)
     check(command, code, text, here, capfd)

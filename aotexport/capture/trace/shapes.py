@@ -98,8 +98,8 @@ def check_not_fixed(forward: ForwardCapture, paths: list[str]) -> None:
         SizeFixed: names every such size, with the user's line that fixed it.
     """
     fixed: list[str] = []
-    guarded = _guarded(forward)
-    for at in _places(forward, paths):
+    guarded, places = _guarded(forward), _places(forward, paths)
+    for at in places:
         value = guarded.get(at.expression, at.expression)
         if not isinstance(value, sympy.Integer) or not is_required_dimension(at.declared):
             continue
@@ -109,10 +109,21 @@ def check_not_fixed(forward: ForwardCapture, paths: list[str]) -> None:
         noun, kind = ("value", "integer") if at.axis is None else ("size", "axis")
         fixed.append(
             f"{line}{where} was declared dynamic{name}, and the model works only for {noun} {value}. "
-            f"Give another example {noun}, change the model, or leave this {kind} static"
+            f"Give another example {noun}, change the model, or leave this {kind} static{_way_out(at, value, places)}"
         )
     if fixed:
         raise SizeFixed("\n".join(fixed))
+
+
+def _way_out(at: _Place, value: Any, places: Iterable[_Place]) -> str:
+    """Return a clause that names the axes of the same size that were not declared: the model may need them equal."""
+    same = [o for o in places if o.path != at.path and o.axis is not None and not is_dimension(o.declared)]
+    equal = [o for o in same if o.expression == value and (at.axis is None or o.axis == at.axis)]
+    if not equal:
+        return ""
+    name = getattr(at.declared, "__name__", "NAME")
+    others = " and ".join(f"axis {other.axis} of `{other.path}`" for other in equal)
+    return f"; if it must equal {others}, which is fixed, declare that as `{name}` too"
 
 
 def fixed_hints(forward: ForwardCapture, call: ExampleCall) -> list[tuple[str, int, str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -88,8 +89,15 @@ class Argument:
             wanted = value_of(expected, call.symbols)
             if shape[axis] != wanted:
                 name = "" if isinstance(expected, int) else f" ({sizes.describe(expected, names)} = {wanted})"
-                return f"got {list(shape)} at axis {axis}{name}"
+                return f"got {list(shape)} at axis {axis}{name}{self._way_out(axis)}"
         raise AssertionError("no size is wrong")
+
+    def _way_out(self, axis: int) -> str:
+        """Return how an export lets this axis vary, for a tensor whose sizes are all the example's."""
+        if not all(isinstance(size, int) for size in self.spec.meta.shape):
+            return ""
+        option = f"--dynamic {json.dumps(f'{self.spec.path}:{axis}=NAME')}"
+        return f"; its sizes are fixed as in the example, an export with {option} lets this one vary"
 
 
 @dataclass(frozen=True)
