@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
+import torch
+
+from aotexport.capture.effects.own_code import own_code
+from aotexport.capture.effects.questions import QUESTIONS, Question
 from aotexport.capture.effects.record import Read
 from aotexport.capture.effects.triton_kernels import launches_traced
 from aotexport.capture.passes.agreement import check_nothing_lost
 from aotexport.capture.passes.draft import Draft
 from aotexport.capture.passes.order import run_passes
 from aotexport.capture.trace.fakes import FakeInputs, fake_inputs
-from aotexport.capture.trace.forward_capture import Binding, ForwardCapture
+from aotexport.capture.trace.forward_capture import Answer, Binding, ForwardCapture
 from aotexport.capture.trace.larger_examples import holds_for, larger_tensors
 from aotexport.capture.trace.python_operators import custom_operators
 from aotexport.capture.trace.second_traces import dicts_read_by_key, reads_of, refuse_reshaped_state
@@ -163,9 +168,14 @@ def _draft(trace: Trace, reads: frozenset[Read]) -> Draft:
         *(Binding(entry=entry, argument=arguments.get(index)) for index, entry in enumerate(flat.state.entries)),
         *(Binding(argument=argument) for argument in flat.own),
     ]
+    answers = _answers(trace)
+    bindings = [
+        replace(b, is_differentiated=index in flat.differentiated, answers=tuple(answers.get(index, ())))
+        for index, b in enumerate(bindings)
+    ]
     return Draft(
         graph=trace.graph,
-        bindings=tuple(replace(b, is_differentiated=i in flat.differentiated) for i, b in enumerate(bindings)),
+        bindings=tuple(bindings),
         inputs=tuple(trace.inputs),
         state=tuple(flat.state.entries),
         fakes=flat.fakes,
@@ -173,3 +183,30 @@ def _draft(trace: Trace, reads: frozenset[Read]) -> Draft:
         reads=reads,
         recorded=tuple(flat.recorded),
     )
+
+
+def _answers(trace: Trace) -> dict[int, list[Answer]]:
+    """Return the answers that each input may change, by its index."""
+    required = {
+        index: fake.requires_grad
+        for index, fake in enumerate(trace.inputs)
+        if isinstance(fake, torch.Tensor) and (fake.is_floating_point() or fake.is_complex())
+    }
+    asked: list[tuple[Iterable[int], bool, bool]] = []
+    flat = trace.function
+    questions = [*flat.effects.questions.asked]
+    if not trace.strategy.runs_own_code:
+        # Code that a strategy runs is not watched.
+        codes = own_code(flat.call.callable, flat.call.module)
+        questions += [Question(None, False, False) for code in codes if not QUESTIONS.isdisjoint(code.co_names)][:1]
+    for question in questions:
+        if question.sources is not None:
+            asked.append((question.sources, question.requires_grad, question.recording))
+        else:
+            asked += [([index], requires_grad, question.recording) for index, requires_grad in required.items()]
+    found: dict[int, list[Answer]] = {}
+    for number, (sources, requires_grad, recording) in enumerate(asked):
+        for index in sources:
+            if index in required:
+                found.setdefault(index, []).append(Answer(number, requires_grad, recording))
+    return found

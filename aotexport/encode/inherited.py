@@ -5,6 +5,7 @@ What the model's code read and branched on was fixed at the first export, and th
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import msgspec
@@ -14,7 +15,7 @@ from aotexport.model.ancestry import loaded_in
 from aotexport.model.call import ExampleCall
 from aotexport_runtime.module.bundle_module import BundleModule
 from aotexport_runtime.module.cast import CastBundle
-from aotexport_runtime.schema.program import Program
+from aotexport_runtime.schema.program import InputSpec, Program, Question, SizeInput, StateInput
 
 _OF_CODE = ("branch", "number", "integer")
 """Kinds of notes on what the model's code depends on."""
@@ -35,8 +36,42 @@ def with_inherited(program: EncodedProgram, call: ExampleCall) -> EncodedProgram
             kinds = _OF_CODE if own.name != record.name else (*_OF_CODE, "other")
             # They name arguments of the whole.
             notes = () if path else tuple(note for note in own.notes if note.kind in kinds)
-            record = msgspec.structs.replace(record, fixed=fixed, notes=tuple(dict.fromkeys((*record.notes, *notes))))
+            asked = [_inherited(question, own, path, record) for question in own.questions]
+            record = msgspec.structs.replace(
+                record,
+                fixed=fixed,
+                questions=tuple(dict.fromkeys(itertools.chain(record.questions, *asked))),
+                notes=tuple(dict.fromkeys((*record.notes, *notes))),
+            )
     return replace(program, record=record)
+
+
+def _inherited(question: Question, own: Program, path: str, record: Program) -> list[Question]:
+    """Return a loaded program's question for the inputs of a program that calls it.
+
+    Args:
+        question: of the loaded program.
+        own: the loaded program.
+        path: of its module in the whole.
+        record: the program of the whole.
+    """
+    wanted = [_named(own.inputs[index], path) for index in question.inputs]
+    indices = {_named(spec, ""): index for index, spec in enumerate(record.inputs)}
+    if indices.keys() >= set(wanted):
+        return [msgspec.structs.replace(question, inputs=tuple(indices[each] for each in wanted))]
+    # What the whole computed its arguments from is not known.
+    return [
+        Question(inputs=(index,), requires_grad=spec.meta.requires_grad, recording=question.recording)
+        for index, spec in enumerate(record.inputs)
+        if not isinstance(spec, SizeInput) and spec.meta.dtype.startswith(("float", "bfloat", "complex"))
+    ]
+
+
+def _named(spec: InputSpec, path: str) -> tuple[str, str]:
+    """Return the name of a state input in the whole, or the path of an argument."""
+    if not isinstance(spec, StateInput):
+        return "", "" if path else spec.path
+    return f"{path}.{spec.name}" if path else spec.name, ""
 
 
 def without_refused(program: EncodedProgram, call: ExampleCall) -> EncodedProgram:

@@ -13,7 +13,7 @@ import torch
 
 from aotexport.capture.functional.capture import Refused
 from aotexport.capture.trace.autocast import example_autocast
-from aotexport.capture.trace.forward_capture import Binding, ForwardCapture
+from aotexport.capture.trace.forward_capture import Answer, Binding, ForwardCapture
 from aotexport.capture.trace.key_order import with_any_order
 from aotexport.capture.trace.shapes import assumptions, dimensions, guards
 from aotexport.encode.constant_gradients import constant_gradient
@@ -38,6 +38,7 @@ from aotexport_runtime.schema.program import (
     InputSpec,
     Parameter,
     Program,
+    Question,
     Rebind,
     Refusal,
     SizeInput,
@@ -141,11 +142,25 @@ def encode_program(spec: ProgramSpec, forward: ForwardCapture, *, root: Path | N
         fixed=tuple(sorted(forward.effects.reads)),
         autocast=example_autocast(call),
         differentiated=tuple(index for index, b in enumerate(forward.bindings) if b.is_differentiated),
+        questions=_questions(forward.bindings),
         forward=ForwardGraph(file=FORWARD_FILE, differentiable=not forward.effects.autograd_functions),
         notes=trace_notes(call, forward, known, root, strip=strip),
     )
     notes, lines = tuple(forward.effects.notes), size_lines(forward, root, strip=strip)
     return EncodedProgram(program, {FORWARD_FILE: graph}, notes, spec.variant_of, size_lines=lines)
+
+
+def _questions(bindings: Sequence[Binding]) -> tuple[Question, ...]:
+    """Return the questions whose answers inputs may change, each once."""
+    inputs: dict[Answer, list[int]] = {}
+    for index, binding in enumerate(bindings):
+        for answer in binding.answers:
+            inputs.setdefault(answer, []).append(index)
+    found = [
+        Question(inputs=tuple(indices), requires_grad=answer.requires_grad, recording=answer.recording)
+        for answer, indices in inputs.items()
+    ]
+    return tuple(dict.fromkeys(found))
 
 
 def with_functional(

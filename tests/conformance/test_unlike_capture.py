@@ -765,7 +765,8 @@ def test_call_with_other_gradients_is_refused_where_python_read_them(load):
         module(leaf(4), leaf(4))
     assert str(caught.value) == (
         "the call does not fit program `train`:\n"
-        "  - `x`: expected requires_grad=False, as at capture, since the model's code reads it; got True"
+        "  - `x`: expected requires_grad=False, as at capture, since the model's code reads it; got True. "
+        "Set it so, or export the model with it as it is now"
     )
 
 

@@ -105,6 +105,8 @@ FAULTS = [
     (f"{VIEW}/steps/0/item", -1, f"item of a view step is -1, out of range({2**63 - 1})"),
     ("differentiated", [4], "differentiated input is 4, out of range(4)"),
     ("differentiated", [0, 0], "differentiated input '0' occurs twice"),
+    ("questions", [{"inputs": [4], "requires_grad": True}], "input of a question is 4, out of range(4)"),
+    ("questions", [{"inputs": [0, 0], "requires_grad": True}], "input of a question '0' occurs twice"),
     # gradients
     (f"{GRADIENTS}/of_inputs", [None], "1 gradients for 4 inputs"),
     (f"{GRADIENTS}/partitions", [], "a joint graph has no partition"),

@@ -78,9 +78,8 @@ class Checkpoints:
 
         return [Patch(checkpoints, name, around, "Mark the nodes of checkpointed parts")]
 
-    def reentrant(self, function: Callable[..., Any], preserve_rng_state: bool, *args: Any) -> Any:
-        """Replace the application of `CheckpointFunction`."""
-        records = any(isinstance(arg, torch.Tensor) and arg.requires_grad for arg in args)
+    def reentrant(self, function: Callable[..., Any], preserve_rng_state: bool, *args: Any, records: bool) -> Any:
+        """Replace the application of `CheckpointFunction`; `records`: whether one of `args` requires grad."""
         if not records:
             with torch.no_grad():
                 return function(*args)

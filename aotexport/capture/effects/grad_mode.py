@@ -137,12 +137,24 @@ def recorded_in_regions(node: torch.fx.Node) -> bool:
         elif each.target is torch.ops.aten.requires_grad_.default:
             if each.args[1:] != (False,):
                 return True
-        elif each.meta.get(_MODE):
-            pending += each.all_input_nodes
-        elif (schema := getattr(each.target, "_schema", None)) is not None and schema.is_mutable:
-            # A write under `no_grad` leaves the history of what it writes to.
-            pending += each.all_input_nodes[:1]
+        else:
+            pending += history_of(each, otherwise=False)
     return False
+
+
+def history_of(node: torch.fx.Node, *, otherwise: bool = True) -> list[torch.fx.Node]:
+    """Return the operands of a node whose history its value may have.
+
+    Args:
+        node: of a trace with `marked_regions`.
+        otherwise: whether autograd records outside of the model's regions.
+    """
+    mode = node.meta.get(_MODE)
+    if otherwise if mode is None else mode:
+        return node.all_input_nodes
+    # A write under `no_grad` leaves the history of what it writes to.
+    schema = getattr(node.target, "_schema", None)
+    return node.all_input_nodes[:1] if schema is not None and schema.is_mutable else []
 
 
 def insert_regions(graph: torch.fx.Graph) -> None:

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from aotexport.capture.effects.grad_mode import recorded_in_regions
 from aotexport.capture.effects.record import Effects
 from aotexport.errors import ExportFailed
 from aotexport.model.source_lines import is_user_file, user_line
@@ -223,17 +222,7 @@ def _node(effects: Effects, original: Any, self: torch.Tensor) -> Any:
     if not _is_models_own(self, caller()):
         return node
     effects.reads.add("is_leaf")
-    return _Node(node) if _reads_history(self, effects) and node is not None else None
-
-
-def _reads_history(tensor: torch.Tensor, effects: Effects) -> bool:
-    """Record that the model's code reads whether autograd records a tensor; return whether it does in eager."""
-    effects.reads.add("requires_grad")
-    computed = node_of(tensor)
-    if not tensor.requires_grad or computed is None or computed.op == "placeholder":
-        return tensor.requires_grad
-    effects.reads.add("grad_mode")
-    return effects.grad or recorded_in_regions(computed)
+    return _Node(node) if effects.questions.ask(self) and node is not None else None
 
 
 def _watched_property(name: str, effects: Effects) -> Any:
@@ -241,10 +230,10 @@ def _watched_property(name: str, effects: Effects) -> Any:
     original = getattr(torch.Tensor, name)
 
     def read(self: torch.Tensor) -> Any:
-        if _is_models_own(self, caller()):
-            if name == "is_leaf":
+        if is_user_file(caller().f_code.co_filename) and not within_subclass():
+            if name == "is_leaf" and not isinstance(self, nn.Parameter):
                 effects.reads.add("is_leaf")
-            if not _reads_history(self, effects):
+            if not effects.questions.ask(self):
                 return name == "is_leaf"
         return original.__get__(self)
 

@@ -10,6 +10,7 @@ from torch.fx import Node
 from aotexport.capture.effects.autograd_functions import record_application
 from aotexport.capture.effects.checkpoints import Checkpoints
 from aotexport.capture.effects.materialized import apply_materializing
+from aotexport.capture.effects.questions import Questions
 from aotexport.errors import ExportFailed
 from aotexport.model.refusals import attempt
 from aotexport.model.source_lines import user_line
@@ -33,6 +34,7 @@ class Effects:
         sets_requires_grad: whether the model calls `requires_grad_`, which functional graphs cannot hold.
         grad: whether the program is for calls that record gradients.
         reads: facts that Python code read, see `Program.fixed`.
+        questions: whether values require grad, asked by the code or on its behalf.
         asks_autocast: whether Python code asked for autocast or its dtype.
         dtypes_read: nodes of the values whose dtypes Python code read, in the trace; None: of a value outside of it.
         stored: paths of attributes in which the call stores something, perhaps for later calls.
@@ -47,6 +49,7 @@ class Effects:
     sets_requires_grad: bool = False
     grad: bool = True
     reads: set[Read] = field(default_factory=set[Read])
+    questions: Questions = field(default_factory=Questions)
     asks_autocast: bool = False
     dtypes_read: set[Node | None] = field(default_factory=set[Node | None])
     stored: list[str] = field(default_factory=list)
@@ -56,7 +59,7 @@ class Effects:
     def applied(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], apply: Any) -> Any:
         """Apply a custom autograd function, recording it with its backward where possible."""
         if function is CheckpointFunction:
-            return self.checkpoints.reentrant(*args)
+            return self.checkpoints.reentrant(*args, records=self.questions.ask_for_gradients(args))
         # Higher-order and custom operators apply functions of their own; the node holds the whole operator.
         # Functions applied while the trace is paused belong to the node recorded for the pause.
         owners = ("torch._higher_order_ops", "torch._dynamo", "torch._library", "aotexport.")

@@ -11,7 +11,8 @@ from aotexport.capture.effects.attributes import attributes_kept
 from aotexport.capture.effects.autograd_functions import refuse_bound
 from aotexport.capture.effects.checkpoints import Checkpoints
 from aotexport.capture.effects.patched import patches
-from aotexport.capture.effects.record import Effects
+from aotexport.capture.effects.questions import Questions, current_questions
+from aotexport.capture.effects.record import Effects, Read
 from aotexport.process.patches import patched
 from aotexport.torch_internals.applications import applied_functions
 
@@ -31,9 +32,13 @@ def observed(module: nn.Module | None, *, above_autograd: bool = True, grad: boo
     Raises:
         ExportFailed: the model did something that tracing loses.
     """
+    reads = set[Read]()
+    questions = Questions(grad, reads)
     effects = Effects(
         above_autograd=above_autograd,
         grad=grad,
+        reads=reads,
+        questions=questions,
         checkpoints=Checkpoints(module),
     )
     tables = [vars(each) for each in module.modules()] if module is not None else []
@@ -42,4 +47,8 @@ def observed(module: nn.Module | None, *, above_autograd: bool = True, grad: boo
         applied_functions(effects.applied, refuse_bound, tables),
         patched(*patches(effects), *effects.checkpoints.patches()),
     ):
-        yield effects
+        token = current_questions.set(questions)
+        try:
+            yield effects
+        finally:
+            current_questions.reset(token)

@@ -10,10 +10,11 @@ from aotexport.capture.passes.draft import Draft
 
 @graph_pass(requires=[Fact.TENSORS_ARE_INPUTS, Fact.CODE_USED], guarantees=[Fact.STATE_USED])
 def drop_unused_state(draft: Draft) -> Draft:
-    """Erase placeholders without users, arguments excepted."""
+    """Erase placeholders without users, except arguments, and state of which the code asks whether it requires grad."""
     used: list[int] = []
     for index, node in enumerate(draft.graph.graph.find_nodes(op="placeholder")):
-        if draft.bindings[index].argument is None and not node.users:
+        binding = draft.bindings[index]
+        if binding.argument is None and not binding.answers and not node.users:
             draft.graph.graph.erase_node(node)
         else:
             used.append(index)

@@ -87,7 +87,7 @@ def _tells_nothing_apart(forward: ForwardCapture) -> bool:
     effects, environment = forward.effects, forward.fakes.mode.shape_env
     assert environment is not None
     seen = effects.reads or effects.autograd_functions or effects.takes_gradients or effects.sets_requires_grad
-    seen = seen or effects.stored or effects.notes or not effects.above_autograd
+    seen = seen or effects.stored or effects.notes or effects.questions.asked or not effects.above_autograd
     return not (forward.asks_modes or seen or environment.var_to_range) and forward.strategy.is_direct
 
 

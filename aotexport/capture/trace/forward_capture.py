@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -16,6 +16,14 @@ from aotexport_runtime.schema.program import ContainerChange
 from aotexport_runtime.schema.trees import Tree
 
 
+class Answer(NamedTuple):
+    """The answer to a question about several inputs; see `schema.program.Question`."""
+
+    number: int
+    requires_grad: bool
+    recording: bool
+
+
 @dataclass(frozen=True)
 class Binding:
     """The source of a graph input: state (`entry`), argument tensor `argument`, or both when they are one tensor.
@@ -24,11 +32,13 @@ class Binding:
         entry: the state.
         argument: index of the call's tensor.
         is_differentiated: whether the model takes gradients with regard to it.
+        answers: to the questions whose answers it may change.
     """
 
     entry: StateEntry | None = None
     argument: int | None = None
     is_differentiated: bool = False
+    answers: tuple[Answer, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -198,7 +198,8 @@ class Plan:
         """Return the inputs that the program itself reads; changed submodules read their own state."""
         if self._live is None:
             return set(range(len(self.program.inputs)))
-        return {index for index, value in enumerate(self._live.graph.inputs) if value.name in self._live.reads}
+        asked = {index for question in self.program.questions for index in question.inputs}
+        return asked | {i for i, value in enumerate(self._live.graph.inputs) if value.name in self._live.reads}
 
     def run_forward(self, inputs: list[Any], symbols: dict[str, int]) -> Any:
         """Run the forward graph under the caller's grad mode; return the outputs."""

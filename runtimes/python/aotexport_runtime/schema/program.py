@@ -308,6 +308,22 @@ class Refusal(Record, kw_only=True):
     reason: str
 
 
+class Question(Record, kw_only=True):
+    """A question whether values require grad, with the answer that the program holds for.
+
+    The model's code asks it, or a reentrant checkpoint, a loop or a custom autograd function of the model.
+
+    Attributes:
+        inputs: tensors of which one must require grad for the answer yes, and none for the answer no.
+        requires_grad: the answer.
+        recording: whether only calls that record gradients must have it.
+    """
+
+    inputs: tuple[Count, ...]
+    requires_grad: bool
+    recording: bool = False
+
+
 class Program(Record, kw_only=True):
     """One captured behaviour of the module.
 
@@ -338,6 +354,7 @@ class Program(Record, kw_only=True):
             none did. The recorded calls run under it.
         differentiated: inputs with regard to which the model itself takes gradients. Eager calls their hooks then, and
             retains their gradients, in the call: a call in which one has any is refused.
+        questions: whether inputs require grad, as far as the program depends on it.
         forward: the graph before autograd.
         functional: the joint or inference graph; None with a reason in `refusals`: the forward graph serves every call.
         refusals: functional graphs that could not be captured, or disagreed with eager execution.
@@ -361,6 +378,7 @@ class Program(Record, kw_only=True):
     ] = ()
     autocast: Literal["bfloat16", "float16"] | None = None
     differentiated: tuple[Count, ...] = ()
+    questions: tuple[Question, ...] = ()
     forward: ForwardGraph
     functional: FunctionalGraph | None = None
     refusals: tuple[Refusal, ...] = ()

@@ -38,6 +38,7 @@ FEATURES: dict[str, Version] = {
     "Manifest.must_understand": (1, 1),
     "Graph.metas": (1, 1),
     "Graph.operators": (1, 1),
+    "Program.questions": (1, 1),
     "VectorInput.quantiles": (1, 1),
 }
 """Fields newer than 1.0, with the format version that brought them; `min_reader` is computed from it."""

@@ -69,6 +69,11 @@ def check_program(program: Program, manifest: Manifest, *, name: str, where: str
         check_unique(list(program.differentiated), "differentiated input", here)
         for index in program.differentiated:
             _check_tensor_input(index, program, "differentiated input", here)
+    for number, question in enumerate(program.questions):
+        with where.at("questions", number, "inputs") as here:
+            check_unique(list(question.inputs), "input of a question", here)
+            for index in question.inputs:
+                _check_tensor_input(index, program, "input of a question", here)
     for index, meta in enumerate(program.outputs):
         with where.at("outputs", index) as here:
             if meta is not None:

@@ -13,7 +13,7 @@ from aotexport_runtime.call.inner import has_hooks
 from aotexport_runtime.engines.autocast import autocast_dtype
 from aotexport_runtime.errors import NotSupported
 from aotexport_runtime.schema.manifest import StateTensor
-from aotexport_runtime.schema.program import Program, SizeInput, StateInput
+from aotexport_runtime.schema.program import Program, Question, SizeInput, StateInput
 from aotexport_runtime.schema.trees import Leaf
 from aotexport_runtime.submodules.places import StateSlot
 from aotexport_runtime.submodules.tables import is_sharded
@@ -92,6 +92,28 @@ def _differentiated(caller: Caller) -> list[Differentiated]:
         assert not isinstance(spec, SizeInput)
         found.append(Differentiated(index, _name(caller.program, index), spec.meta.requires_grad))
     return found
+
+
+def _questions(caller: Caller) -> list[tuple[Question, list[str]]]:
+    return [(q, [_name(caller.program, index) for index in q.inputs]) for q in caller.program.questions]
+
+
+def _is_answered(source: GuardSource, asked: tuple[Question, list[str]]) -> str:
+    question, _ = asked
+    requires_grad = " or ".join(f"{input_name(index)}.requires_grad" for index in question.inputs)
+    same = f"({requires_grad or 'False'}) is {question.requires_grad}"
+    return f"{same} or not {source.ask(records_gradients)}" if question.recording else same
+
+
+def _other_answer(asked: tuple[Question, list[str]], call: Call) -> str:
+    question, names = asked
+    listed = " and ".join([*filter(None, [", ".join(f"`{name}`" for name in names[:-1])]), f"`{names[-1]}`"])
+    which = "" if len(names) == 1 else " of one of them" if question.requires_grad else " of each"
+    reader = "gradients of the model depend on it" if question.recording else "the model's code reads it"
+    return (
+        f"{listed}: expected requires_grad={question.requires_grad}{which}, as at capture, since {reader}; got "
+        f"{not question.requires_grad}. Set it so, or export the model with it as it is now"
+    )
 
 
 def _name(program: Program, index: int) -> str:
@@ -250,6 +272,13 @@ STATE: tuple[GuardRule[Caller, Any], ...] = (
             f"`{each.name}`: expected requires_grad=True, as at capture, since the model takes gradients with "
             "regard to it; got False"
         ),
+    ),
+    GuardRule(
+        name="questions",
+        cost="tensor",
+        of=_questions,
+        holds=_is_answered,
+        message=_other_answer,
     ),
     GuardRule(
         name="ties",

@@ -1,0 +1,100 @@
+"""Questions of a model's code, or of torch on its behalf, whether values require grad; and the inputs that decide.
+
+A program is fixed to the answers, unless its code does the same for each; see `Program.questions`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from aotexport.capture.effects.grad_mode import history_of, recorded_in_regions
+from aotexport.torch_internals.tracing import REQUIRES_GRAD, node_of, traces_subgraph
+
+QUESTIONS = frozenset(("grad_fn", "is_leaf", "needs_input_grad", "requires_grad"))
+"""Names of attributes that ask whether a value requires grad."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """Whether one of some values requires grad.
+
+    Attributes:
+        sources: positions of the placeholders of the trace of which one must require grad for that; None: not known.
+        requires_grad: the answer at capture.
+        recording: whether only calls that record gradients depend on it.
+    """
+
+    sources: frozenset[int] | None
+    requires_grad: bool
+    recording: bool
+
+
+@dataclass
+class Questions:
+    """The questions of one trace.
+
+    Attributes:
+        grad: whether the program is for calls that record gradients.
+        reads: facts that the code read, see `Program.fixed`.
+        asked: the questions, without repetition.
+    """
+
+    grad: bool = True
+    reads: set[Any] = field(default_factory=set[Any])
+    asked: dict[Question, None] = field(default_factory=dict[Question, None])
+
+    def ask(self, tensor: torch.Tensor) -> bool:
+        """Record that the code reads whether autograd records a tensor; return whether it does in eager."""
+        computed = node_of(tensor)
+        answer = tensor.requires_grad
+        if answer and computed is not None and computed.op != "placeholder":
+            self.reads.add("grad_mode")
+            if not (self.grad or recorded_in_regions(computed)):
+                return False
+        self._record([tensor], recording=False)
+        return answer
+
+    def ask_for_gradients(self, tensors: Sequence[Any]) -> bool:
+        """Record that gradients depend on whether one of some values requires grad; return whether one does."""
+        self._record([each for each in tensors if isinstance(each, torch.Tensor)], recording=True)
+        return any(isinstance(each, torch.Tensor) and each.requires_grad for each in tensors)
+
+    def _record(self, tensors: Sequence[torch.Tensor], *, recording: bool) -> None:
+        answer = any(tensor.requires_grad for tensor in tensors)
+        nodes = [node for node in map(node_of, tensors) if node is not None]
+        sources = None if traces_subgraph() else _sources(nodes, answer)
+        # Below autograd the trace does not show which values have a history.
+        sources = None if answer and not sources and nodes else sources
+        if sources is None or sources:
+            self.asked[Question(sources, answer, recording)] = None
+
+
+def _sources(nodes: Sequence[torch.fx.Node], requires_grad: bool) -> frozenset[int]:
+    """Return the positions of the placeholders that decide whether one of some values requires grad.
+
+    Args:
+        nodes: compute the values.
+        requires_grad: whether one does in the trace. If none does, placeholders that cannot change that may be among
+            those returned.
+    """
+    pending, seen = [*nodes], set[torch.fx.Node]()
+    while pending:
+        each = pending.pop()
+        if each in seen or (requires_grad and not each.meta.get(REQUIRES_GRAD, True)):
+            continue
+        seen.add(each)
+        if each.op == "call_function" and each.target is not torch.ops.aten.detach.default:
+            pending += history_of(each)
+    if not seen:
+        return frozenset()
+    graph = next(iter(seen)).graph
+    return frozenset(place for place, node in enumerate(graph.find_nodes(op="placeholder")) if node in seen)
+
+
+current_questions: ContextVar[Questions] = ContextVar("current_questions")
+"""The questions of the trace that is going on."""

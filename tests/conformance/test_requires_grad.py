@@ -1,0 +1,156 @@
+"""Calls with other tensors that require grad than at capture: equal to eager, or refused by name."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import aotexport
+import aotexport_runtime
+from aotexport_runtime import CallInvalid
+
+pytestmark = pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad=True")
+
+TARGETS = ("auto", "portable", "autograd")
+PATTERNS = ["".join(each) for each in itertools.product(("", "x"), ("", "a"), ("", "b"))]
+"""Names of what requires grad: the argument and two layers."""
+
+
+class Layers(nn.Module):
+    """Two layers, called by a function of itself and the argument."""
+
+    def __init__(self, run):
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.run = run
+
+    def forward(self, x):
+        return self.run(self, x)
+
+
+def reentrant(m, x):
+    return checkpoint(m.b, m.a(x).tanh(), use_reentrant=True)
+
+
+def reentrant_of_the_argument(m, x):
+    return checkpoint(m.b, x, use_reentrant=True) * m.a(x)
+
+
+def reentrant_after_a_region(m, x):
+    with torch.no_grad():
+        hidden = m.a(x)
+    return checkpoint(m.b, hidden, use_reentrant=True) + x
+
+
+def not_reentrant(m, x):
+    return checkpoint(m.b, m.a(x).tanh(), use_reentrant=False)
+
+
+def reads_a_parameter(m, x):
+    return m.b(m.a(x)) if m.a.weight.requires_grad else m.b(x) * 2
+
+
+def reads_a_value(m, x):
+    hidden = m.a(x)
+    return m.b(hidden) * (2 if hidden.requires_grad else 3)
+
+
+def anything(names):
+    return True
+
+
+CASES = [
+    (reentrant, "ab", lambda names: "a" in names),
+    (reentrant, "b", lambda names: "x" not in names and "a" not in names),
+    (reentrant, "xab", lambda names: "x" in names or "a" in names),
+    (reentrant_of_the_argument, "ab", lambda names: "x" not in names),
+    (reentrant_of_the_argument, "xb", lambda names: "x" in names),
+    (reentrant_after_a_region, "ab", anything),
+    (not_reentrant, "b", anything),
+    (not_reentrant, "xab", anything),
+    (reads_a_parameter, "ab", lambda names: "a" in names),
+    (reads_a_parameter, "xb", lambda names: "a" not in names),
+    (reads_a_value, "ab", lambda names: "a" in names),
+    (reads_a_value, "b", lambda names: "x" not in names and "a" not in names),
+]
+"""What a model runs, what requires grad at capture, and the patterns that a bundle must serve."""
+
+
+def require(module, names):
+    for name in "ab":
+        for parameter in module.get_submodule(name).parameters():
+            parameter.requires_grad_(name in names)
+
+
+def gradients(module, x, names):
+    """Return the result and all gradients of a call in which these require grad."""
+    require(module, names)
+    module.zero_grad()
+    x = x.clone().requires_grad_("x" in names)
+    results = module(x)
+    results = results if isinstance(results, tuple) else (results,)
+    loss = sum(result.square().sum() for result in results)
+    if loss.requires_grad:
+        loss.backward()
+    return [*results, x.grad, *(parameter.grad for parameter in module.parameters())]
+
+
+def exported(tmp_path, run, names):
+    torch.manual_seed(0)
+    module = Layers(run)
+    require(module, names)
+    aotexport.export(module, (torch.randn(3, 4).requires_grad_("x" in names),), output=tmp_path / "b", verify=False)
+    return module
+
+
+@pytest.mark.parametrize(("run", "captured", "served"), CASES, ids=lambda each: getattr(each, "__name__", each))
+def test_call_with_another_pattern_of_requires_grad_equals_eager_or_is_refused(tmp_path, run, captured, served):
+    module = exported(tmp_path, run, captured)
+
+    for target in TARGETS:
+        loaded = aotexport_runtime.load(tmp_path / "b", target=target)
+        for names in PATTERNS:
+            x = torch.randn(3, 4)
+            if not served(names):
+                with pytest.raises(CallInvalid, match="expected requires_grad="):
+                    gradients(loaded, x, names)
+                continue
+            for found, expected in zip(gradients(loaded, x, names), gradients(module, x, names), strict=True):
+                assert (found is None) == (expected is None), (target, names)
+                if expected is not None:
+                    assert found.requires_grad == expected.requires_grad
+                    torch.testing.assert_close(found, expected)
+
+
+def test_layers_frozen_for_serving_are_served_where_only_gradients_depend_on_them(tmp_path):
+    module = exported(tmp_path, reentrant, "ab")
+    loaded = aotexport_runtime.load(tmp_path / "b").eval()
+
+    require(loaded, "")
+    x = torch.randn(3, 4)
+    with torch.no_grad():
+        torch.testing.assert_close(loaded(x), module(x))
+    with pytest.raises(CallInvalid) as caught:
+        loaded(x)
+    assert str(caught.value) == (
+        "the call does not fit program `infer`:\n"
+        "  - `a.weight` and `a.bias`: expected requires_grad=True of one of them, as at capture, since gradients of "
+        "the model depend on it; got False. Set it so, or export the model with it as it is now"
+    )
+
+
+def test_bundle_of_a_loaded_bundle_depends_on_the_same_layers(tmp_path):
+    exported(tmp_path, reads_a_parameter, "ab")
+    inner = aotexport_runtime.load(tmp_path / "b")
+    whole = nn.Sequential(nn.Linear(4, 4), inner)
+
+    for number, module in enumerate((inner, whole)):
+        aotexport.export(module, (torch.randn(3, 4),), output=tmp_path / str(number), verify=False)
+        loaded = aotexport_runtime.load(tmp_path / str(number))
+        loaded.get_submodule("1" if number else "").get_submodule("a").requires_grad_(False)
+        with pytest.raises(CallInvalid, match=r"a.weight`: expected requires_grad=True, as at capture"):
+            loaded(torch.randn(3, 4))
